@@ -1,0 +1,73 @@
+# The developer's commands; continuous integration calls these same ones.
+
+# Which build of torch is right depends on the machine, so it is installed first and is not in the locks.
+TORCH ?= torch==2.13.0
+PYTHON ?=
+ARGS ?=
+export TORCH PYTHON
+
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev up test test-fast lint format proto lock model docs clean
+
+# One thread a worker, no download, no fork warnings: the same results on every machine.
+test test-fast: export OMP_NUM_THREADS := 1
+test test-fast: export TOKENIZERS_PARALLELISM := false
+test test-fast: export HF_HUB_OFFLINE := 1
+
+help: ## List the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: ## Make .venv with what running needs
+	@scripts/install.sh run
+
+install-dev: ## Make .venv with what developing needs
+	@scripts/install.sh dev
+
+up: install ## Start the whole system on this machine (ARGS="..." is passed on)
+	@$(BIN)/baton up $(ARGS)
+
+test: lint ## Everything CI checks: style, types, imports, all tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-fast: install-dev ## Unit, property and contract tests only
+	@$(BIN)/python -m pytest tests/unit tests/property tests/contract $(ARGS)
+
+lint: install-dev ## Style, types and import rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: install-dev ## Rewrite the code in the house's style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+proto: install-dev ## Regenerate baton/rpc/gen from protos/
+	@$(BIN)/python scripts/generate_protos.py
+
+# torch is left out by requirements/overrides.txt. Every lock is resolved under the one for development, so that the
+# same package has the same version everywhere. Delete requirements/dev.txt first to take newer versions.
+COMPILE = $(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 \
+	--generate-hashes --no-header --no-annotate
+lock: TOOLS := .venv-tools
+lock: ## Resolve pyproject.toml into requirements/*.txt
+	@rm -rf $(TOOLS) && $(or $(PYTHON),python3.11) -m venv $(TOOLS)
+	@$(TOOLS)/bin/pip install --quiet --disable-pip-version-check uv
+	$(COMPILE) --override requirements/overrides.txt --all-extras pyproject.toml -o requirements/dev.txt
+	$(COMPILE) --override requirements/overrides.txt -c requirements/dev.txt \
+		--extra worker --extra nixl --extra embedded pyproject.toml -o requirements/worker.txt
+	$(COMPILE) --override requirements/overrides.txt -c requirements/dev.txt pyproject.toml -o requirements/router.txt
+	echo 'hatchling>=1.27' | $(COMPILE) -c requirements/dev.txt - -o requirements/build.txt
+	echo 'grpcio-tools==1.71.2' | $(COMPILE) --no-deps - -o requirements/proto.txt
+	@rm -rf $(TOOLS)
+
+model: install-dev ## Train the bundled model again
+	@$(BIN)/python scripts/train_bundled_model.py
+
+docs: install-dev ## Regenerate the generated pages of docs/
+	@if [ -f scripts/generate_docs.py ]; then $(BIN)/python scripts/generate_docs.py; fi
+
+clean: ## Remove .venv and every cache
+	rm -rf .venv .venv.lock .venv-tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
