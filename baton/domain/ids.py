@@ -1,0 +1,39 @@
+"""Identities. Messages between processes carry an `AttemptId` and, where memory is concerned, an `Incarnation`."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+"""One sequence that is generated. A client call with `n > 1` choices makes `n` of them."""
+
+WorkerId = NewType("WorkerId", str)
+"""Stable name of a worker process, e.g. `decode-0`; survives a restart."""
+
+Incarnation = NewType("Incarnation", int)
+"""Random 64-bit number drawn at process start: a restarted worker is a different one."""
+
+PromiseId = NewType("PromiseId", str)
+PageId = NewType("PageId", int)
+"""Index of a page in one worker's pool, in [0, num_pages)."""
+
+PageKey = NewType("PageKey", bytes)
+"""Chained digest of all tokens up to the end of a page (see `baton.kv.keys`)."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptId:
+    """One try at one request. `attempt` counts from 1 and is a fencing token: lower ones are refused."""
+
+    request_id: RequestId
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.request_id}/{self.attempt}"
+
+
+def new_incarnation() -> Incarnation:
+    """A fresh non-zero random incarnation."""
+    return Incarnation(secrets.randbits(63) | 1)

@@ -1,0 +1,72 @@
+"""A request's life as a table `(state, event) -> state`. The router drives it, Redis mirrors it, docs print it."""
+
+from __future__ import annotations
+
+import enum
+
+from baton.domain.errors import Broken
+
+
+class RequestState(enum.Enum):
+    """Where a request is. The last four are terminal."""
+
+    RECEIVED = "received"
+    QUEUED = "queued"
+    PROMISED = "promised"
+    PREFILLING = "prefilling"
+    SEALED = "sealed"
+    DECODING = "decoding"
+    INTERRUPTED = "interrupted"
+    FINISHED = "finished"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def terminal(self) -> bool:
+        return self in TERMINAL
+
+
+class RequestEvent(enum.Enum):
+    """What can happen to a request."""
+
+    ENQUEUE = "enqueue"
+    PROMISE = "promise"
+    PREFILL = "prefill"
+    SEAL = "seal"
+    DECODE = "decode"
+    FINISH = "finish"
+    INTERRUPT = "interrupt"
+    RETRY = "retry"
+    REFUSE = "refuse"
+    CANCEL = "cancel"
+    FAIL = "fail"
+
+
+TERMINAL = frozenset({RequestState.FINISHED, RequestState.REFUSED, RequestState.CANCELLED, RequestState.FAILED})
+_S, _E = RequestState, RequestEvent
+
+TABLE: dict[tuple[RequestState, RequestEvent], RequestState] = {
+    (_S.RECEIVED, _E.ENQUEUE): _S.QUEUED,
+    (_S.RECEIVED, _E.REFUSE): _S.REFUSED,
+    (_S.QUEUED, _E.REFUSE): _S.REFUSED,
+    (_S.QUEUED, _E.PROMISE): _S.PROMISED,
+    (_S.PROMISED, _E.PREFILL): _S.PREFILLING,
+    (_S.PROMISED, _E.DECODE): _S.DECODING,  # the decode worker prefills for itself
+    (_S.PREFILLING, _E.SEAL): _S.SEALED,
+    (_S.SEALED, _E.DECODE): _S.DECODING,
+    (_S.SEALED, _E.FINISH): _S.FINISHED,  # the first token was the last
+    (_S.DECODING, _E.FINISH): _S.FINISHED,
+    **{(s, _E.INTERRUPT): _S.INTERRUPTED for s in (_S.PROMISED, _S.PREFILLING, _S.SEALED, _S.DECODING)},
+    (_S.INTERRUPTED, _E.RETRY): _S.QUEUED,
+    **{(s, _E.CANCEL): _S.CANCELLED for s in _S if s not in TERMINAL},
+    **{(s, _E.FAIL): _S.FAILED for s in _S if s not in TERMINAL},
+}
+
+
+def advance(state: RequestState, event: RequestEvent) -> RequestState:
+    """The state after `event`. Raises `Broken` for a pair that is not in the table."""
+    try:
+        return TABLE[state, event]
+    except KeyError:
+        raise Broken(f"request in state {state.value} cannot {event.value}") from None
