@@ -1,0 +1,210 @@
+"""Domain values <-> protobuf messages, and errors <-> gRPC status: the only file that knows both.
+
+Called by the services' servers and clients. The wire carries single-precision floats; `single` below is the one place
+that rounds to them, so every process samples with bit-equal parameters.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NoReturn
+
+import grpc
+
+from baton.domain.errors import (
+    BatonError,
+    Broken,
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    Interrupted,
+    ModelNotFound,
+    NoWorkers,
+    Overloaded,
+    Refused,
+    Superseded,
+    WorkerLost,
+    from_code,
+)
+from baton.domain.ids import AttemptId, RequestId
+from baton.domain.request import (
+    EngineRequest,
+    FinishReason,
+    OutputToken,
+    SamplingParams,
+    StopParams,
+    TokenLogprobs,
+)
+from baton.rpc.gen import common_pb2 as pb
+
+CODE_METADATA_KEY = "baton-code"
+_SINGLE = struct.Struct("<f")
+
+# The first class that an error is an instance of decides.
+_STATUS: tuple[tuple[type[BatonError], grpc.StatusCode], ...] = (
+    (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (NoWorkers, grpc.StatusCode.UNAVAILABLE),
+    (Draining, grpc.StatusCode.UNAVAILABLE),
+    (ModelNotFound, grpc.StatusCode.NOT_FOUND),
+    (Refused, grpc.StatusCode.INVALID_ARGUMENT),
+    (Superseded, grpc.StatusCode.FAILED_PRECONDITION),
+    (Interrupted, grpc.StatusCode.ABORTED),
+    (Cancelled, grpc.StatusCode.CANCELLED),
+    (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (Broken, grpc.StatusCode.INTERNAL),
+    (BatonError, grpc.StatusCode.UNKNOWN),
+)
+
+_FINISH_TO_PB = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+_FINISH_FROM_PB = {value: reason for reason, value in _FINISH_TO_PB.items()}
+
+
+def single(value: float) -> float:
+    """`value` rounded to the nearest single-precision float. Raises `OverflowError` beyond its range."""
+    return float(_SINGLE.unpack(_SINGLE.pack(value))[0])
+
+
+def normalise(sampling: SamplingParams) -> SamplingParams:
+    """`sampling` as every worker sees it: floats rounded to single precision, `logit_bias` ordered by token."""
+    return decode_sampling(encode_sampling(sampling))
+
+
+def encode_id(id: AttemptId) -> pb.AttemptId:
+    """To the wire."""
+    return pb.AttemptId(request_id=id.request_id, attempt=id.attempt)
+
+
+def decode_id(message: pb.AttemptId) -> AttemptId:
+    """From the wire."""
+    return AttemptId(RequestId(message.request_id), message.attempt)
+
+
+def encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:
+    """To the wire, rounding floats."""
+    return pb.SamplingParams(
+        temperature=single(sampling.temperature),
+        top_k=sampling.top_k,
+        top_p=single(sampling.top_p),
+        min_p=single(sampling.min_p),
+        presence_penalty=single(sampling.presence_penalty),
+        frequency_penalty=single(sampling.frequency_penalty),
+        repetition_penalty=single(sampling.repetition_penalty),
+        seed=sampling.seed,
+        logit_bias={token: single(bias) for token, bias in sampling.logit_bias},
+        logprobs=sampling.logprobs,
+    )
+
+
+def decode_sampling(message: pb.SamplingParams) -> SamplingParams:
+    """From the wire."""
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        seed=message.seed,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
+
+
+def encode_stop(stop: StopParams) -> pb.StopParams:
+    """To the wire."""
+    return pb.StopParams(
+        max_tokens=stop.max_tokens, min_tokens=stop.min_tokens, stop_token_ids=sorted(stop.stop_token_ids)
+    )
+
+
+def decode_stop(message: pb.StopParams) -> StopParams:
+    """From the wire."""
+    return StopParams(message.max_tokens, message.min_tokens, frozenset(message.stop_token_ids))
+
+
+def encode_request(request: EngineRequest) -> pb.EngineRequest:
+    """To the wire."""
+    return pb.EngineRequest(
+        id=encode_id(request.id),
+        tokens=request.tokens,
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling=encode_sampling(request.sampling),
+        stop=encode_stop(request.stop),
+        salt=request.salt,
+    )
+
+
+def decode_request(message: pb.EngineRequest) -> EngineRequest:
+    """From the wire."""
+    return EngineRequest(
+        id=decode_id(message.id),
+        tokens=tuple(message.tokens),
+        num_prompt_tokens=message.num_prompt_tokens,
+        sampling=decode_sampling(message.sampling),
+        stop=decode_stop(message.stop),
+        salt=message.salt,
+    )
+
+
+def encode_token(token: OutputToken) -> pb.OutputToken:
+    """To the wire; log-probabilities are rounded to single precision."""
+    if token.logprobs is None:
+        return pb.OutputToken(index=token.index, token=token.token)
+    top = [pb.TokenLogprob(token=id, logprob=logprob) for id, logprob in token.logprobs.top]
+    return pb.OutputToken(index=token.index, token=token.token, logprob=token.logprobs.logprob, top=top)
+
+
+def decode_token(message: pb.OutputToken) -> OutputToken:
+    """From the wire."""
+    if not message.HasField("logprob"):
+        return OutputToken(message.index, message.token)
+    top = tuple((entry.token, entry.logprob) for entry in message.top)
+    return OutputToken(message.index, message.token, TokenLogprobs(message.logprob, top))
+
+
+def encode_finish(reason: FinishReason | None) -> pb.FinishReason:
+    """To the wire; None means not finished."""
+    return _FINISH_TO_PB[reason]
+
+
+def decode_finish(value: pb.FinishReason) -> FinishReason | None:
+    """From the wire; a reason this version does not know reads as LENGTH: the peer will send no more."""
+    return _FINISH_FROM_PB.get(value, FinishReason.LENGTH)
+
+
+def encode_failure(error: BatonError) -> pb.Failure:
+    """To the wire."""
+    return pb.Failure(code=error.code, message=str(error))
+
+
+def decode_failure(message: pb.Failure) -> BatonError:
+    """From the wire, to be raised or handled; an unknown code is a `WorkerLost`."""
+    return from_code(message.code, message.message)
+
+
+def status_of(error: BatonError) -> grpc.StatusCode:
+    """The gRPC status that stands for `error`."""
+    return next(status for kind, status in _STATUS if isinstance(error, kind))
+
+
+async def abort(context: grpc.aio.ServicerContext[object, object], error: BatonError) -> NoReturn:
+    """Ends a call with `error`; the caller gets it back from `error_of`. Never returns."""
+    await context.abort(status_of(error), str(error), ((CODE_METADATA_KEY, error.code),))
+    raise AssertionError("abort returned")
+
+
+def error_of(error: grpc.aio.AioRpcError) -> BatonError:
+    """The error that a failed call stands for: the one the peer named, otherwise `WorkerLost`.
+
+    A status without our code means that the peer or the way to it is gone, or that it did not answer in the time
+    this call was given, which is the same to the caller.
+    """
+    for key, value in error.trailing_metadata() or ():
+        if key == CODE_METADATA_KEY and isinstance(value, str):
+            return from_code(value, error.details() or "")
+    return WorkerLost(f"{error.code().name}: {error.details() or 'no details'}")

@@ -1,0 +1,89 @@
+from baton.rpc.gen import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PromiseRequest(_message.Message):
+    __slots__ = ("id", "num_tokens", "page_keys", "deadline_s")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    id: _common_pb2.AttemptId
+    num_tokens: int
+    page_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    deadline_s: float
+    def __init__(self, id: _Optional[_Union[_common_pb2.AttemptId, _Mapping]] = ..., num_tokens: _Optional[int] = ..., page_keys: _Optional[_Iterable[bytes]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class PromiseReply(_message.Message):
+    __slots__ = ("promised", "busy", "refused")
+    PROMISED_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    promised: Promised
+    busy: Busy
+    refused: _common_pb2.Failure
+    def __init__(self, promised: _Optional[_Union[Promised, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., refused: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class Promised(_message.Message):
+    __slots__ = ("promise_id", "decode_prefix_len")
+    PROMISE_ID_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PREFIX_LEN_FIELD_NUMBER: _ClassVar[int]
+    promise_id: str
+    decode_prefix_len: int
+    def __init__(self, promise_id: _Optional[str] = ..., decode_prefix_len: _Optional[int] = ...) -> None: ...
+
+class Busy(_message.Message):
+    __slots__ = ("retry_after_s", "queued_pages")
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    retry_after_s: float
+    queued_pages: int
+    def __init__(self, retry_after_s: _Optional[float] = ..., queued_pages: _Optional[int] = ...) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("request", "promise_id", "prefill_id", "prefill_incarnation", "deadline_s")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    request: _common_pb2.EngineRequest
+    promise_id: str
+    prefill_id: str
+    prefill_incarnation: int
+    deadline_s: float
+    def __init__(self, request: _Optional[_Union[_common_pb2.EngineRequest, _Mapping]] = ..., promise_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., prefill_incarnation: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class GenerateEvent(_message.Message):
+    __slots__ = ("landed", "tokens", "failed")
+    LANDED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    landed: Landed
+    tokens: Tokens
+    failed: _common_pb2.Failure
+    def __init__(self, landed: _Optional[_Union[Landed, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class Landed(_message.Message):
+    __slots__ = ("num_bytes_moved", "num_pages_moved", "pull_s", "exposed_s")
+    NUM_BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_MOVED_FIELD_NUMBER: _ClassVar[int]
+    PULL_S_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_S_FIELD_NUMBER: _ClassVar[int]
+    num_bytes_moved: int
+    num_pages_moved: int
+    pull_s: float
+    exposed_s: float
+    def __init__(self, num_bytes_moved: _Optional[int] = ..., num_pages_moved: _Optional[int] = ..., pull_s: _Optional[float] = ..., exposed_s: _Optional[float] = ...) -> None: ...
+
+class Tokens(_message.Message):
+    __slots__ = ("tokens", "finish_reason")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[_common_pb2.OutputToken]
+    finish_reason: _common_pb2.FinishReason
+    def __init__(self, tokens: _Optional[_Iterable[_Union[_common_pb2.OutputToken, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ...) -> None: ...

@@ -1,0 +1,135 @@
+from baton.rpc.gen import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HelloRequest(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "protocol_version", "fingerprint", "model", "transports")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: int
+    protocol_version: int
+    fingerprint: str
+    model: str
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("offer", "refused")
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    offer: LinkOffer
+    refused: _common_pb2.Failure
+    def __init__(self, offer: _Optional[_Union[LinkOffer, _Mapping]] = ..., refused: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class LinkOffer(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "transport", "metadata", "base_address", "num_pages", "page_bytes")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    BASE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: int
+    transport: str
+    metadata: bytes
+    base_address: int
+    num_pages: int
+    page_bytes: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., transport: _Optional[str] = ..., metadata: _Optional[bytes] = ..., base_address: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("id", "incarnation")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    id: _common_pb2.AttemptId
+    incarnation: int
+    def __init__(self, id: _Optional[_Union[_common_pb2.AttemptId, _Mapping]] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class HandoffEvent(_message.Message):
+    __slots__ = ("chunk", "seal", "failed")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    chunk: ChunkReady
+    seal: Seal
+    failed: _common_pb2.Failure
+    def __init__(self, chunk: _Optional[_Union[ChunkReady, _Mapping]] = ..., seal: _Optional[_Union[Seal, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class ChunkReady(_message.Message):
+    __slots__ = ("first_page", "pages", "digests")
+    FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    first_page: int
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first_page: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Seal(_message.Message):
+    __slots__ = ("first_token", "finish_reason", "num_cached_tokens", "num_pages")
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    first_token: _common_pb2.OutputToken
+    finish_reason: _common_pb2.FinishReason
+    num_cached_tokens: int
+    num_pages: int
+    def __init__(self, first_token: _Optional[_Union[_common_pb2.OutputToken, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., num_cached_tokens: _Optional[int] = ..., num_pages: _Optional[int] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("id", "incarnation")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    id: _common_pb2.AttemptId
+    incarnation: int
+    def __init__(self, id: _Optional[_Union[_common_pb2.AttemptId, _Mapping]] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class CommitReply(_message.Message):
+    __slots__ = ("valid", "reason")
+    VALID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    valid: bool
+    reason: str
+    def __init__(self, valid: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "ids")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: int
+    ids: _containers.RepeatedCompositeFieldContainer[_common_pb2.AttemptId]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., ids: _Optional[_Iterable[_Union[_common_pb2.AttemptId, _Mapping]]] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ("ended",)
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    ended: _containers.RepeatedCompositeFieldContainer[_common_pb2.AttemptId]
+    def __init__(self, ended: _Optional[_Iterable[_Union[_common_pb2.AttemptId, _Mapping]]] = ...) -> None: ...
+
+class ReadPagesRequest(_message.Message):
+    __slots__ = ("incarnation", "pages")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, incarnation: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PageBytes(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...

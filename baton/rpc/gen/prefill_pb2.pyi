@@ -1,0 +1,48 @@
+from baton.rpc.gen import common_pb2 as _common_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PrefillRequest(_message.Message):
+    __slots__ = ("request", "decode_prefix_len", "deadline_s")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PREFIX_LEN_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    request: _common_pb2.EngineRequest
+    decode_prefix_len: int
+    deadline_s: float
+    def __init__(self, request: _Optional[_Union[_common_pb2.EngineRequest, _Mapping]] = ..., decode_prefix_len: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class PrefillEvent(_message.Message):
+    __slots__ = ("accepted", "progress", "sealed", "failed")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    accepted: Accepted
+    progress: Progress
+    sealed: Sealed
+    failed: _common_pb2.Failure
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("num_computed_tokens",)
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_computed_tokens: int
+    def __init__(self, num_computed_tokens: _Optional[int] = ...) -> None: ...
+
+class Sealed(_message.Message):
+    __slots__ = ("first_token", "finish_reason", "num_cached_tokens")
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    first_token: _common_pb2.OutputToken
+    finish_reason: _common_pb2.FinishReason
+    num_cached_tokens: int
+    def __init__(self, first_token: _Optional[_Union[_common_pb2.OutputToken, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
