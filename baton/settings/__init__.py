@@ -1,0 +1,1 @@
+"""Settings: one frozen model a service, from flags and `BATON_*` variables; no one else reads the environment."""

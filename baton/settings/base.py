@@ -1,0 +1,72 @@
+"""How settings are read: explicit values first, then `BATON_*` environment variables, then defaults.
+
+Called once at process start by `services.cli`; everyone else receives a frozen settings object. Knows no service.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from baton.domain.errors import BatonError
+
+ENV_PREFIX = "BATON_"
+
+
+class SettingsError(BatonError):
+    """A setting that cannot work: what is wrong, why, and how to mend it. Raised at process start only."""
+
+    code: ClassVar[str] = "bad_settings"
+
+    def __init__(self, what: str, *, why: str, mend: str) -> None:
+        super().__init__(f"{what}: {why}. {mend}")
+        self.what = what
+        self.why = why
+        self.mend = mend
+
+
+class Settings(BaseSettings):
+    """Base of every service's settings: frozen, flat, unknown names refused, field docstrings are the help text."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+    )
+
+
+def env_name(field: str) -> str:
+    """The environment variable that sets `field`."""
+    return ENV_PREFIX + field.upper()
+
+
+def known_variables(models: Iterable[type[Settings]]) -> list[str]:
+    """Sorted names of all variables that any of `models` reads."""
+    return sorted({env_name(field) for model in models for field in model.model_fields})
+
+
+def refuse_unknown_variables(models: Iterable[type[Settings]], environ: Mapping[str, str] | None = None) -> None:
+    """Raises `SettingsError` for a `BATON_*` variable that none of `models` reads, naming the nearest that exists.
+
+    One environment file often serves all services, so callers pass the models of all of them.
+    """
+    known = known_variables(models)
+    present = os.environ if environ is None else environ
+    for name in sorted(present):
+        if name.startswith(ENV_PREFIX) and name not in known:
+            raise _unknown(name, known)
+
+
+def _unknown(name: str, known: list[str]) -> SettingsError:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    hint = f"Did you mean {nearest[0]}? " if nearest else ""
+    return SettingsError(
+        f"environment variable {name}", why="no setting has this name", mend=f"{hint}Rename it or unset it."
+    )

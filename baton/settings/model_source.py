@@ -1,0 +1,78 @@
+"""Where a model's files are: bundled, a directory, or the Hugging Face hub. Called by every service at start.
+
+Knows nothing of what is in the files.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from pathlib import Path
+
+from baton.settings.base import SettingsError
+
+BUNDLED = "bundled"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_TEXT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
+
+
+class ModelFiles(Enum):
+    """Which files a service needs, as patterns: the router only those for text, workers the weights too."""
+
+    TEXT = _TEXT_PATTERNS
+    ALL = (*_TEXT_PATTERNS, "*.safetensors")
+
+
+def resolve_model(name: str, files: ModelFiles = ModelFiles.ALL) -> Path:
+    """The directory that holds model `name`. Downloads a Hugging Face id (blocks). Raises `SettingsError`."""
+    if name == BUNDLED:
+        return _bundled()
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        return _checked(directory, name, files)
+    if _HUB_ID.fullmatch(name):
+        return _checked(_download(name, files), name, files)
+    raise SettingsError(f"model {name!r}", why="there is no such directory", mend=_CHOICES)
+
+
+def model_name(name: str) -> str:
+    """What clients may call model `name` by default: a directory's last part, otherwise the name itself."""
+    return Path(name).expanduser().resolve().name if Path(name).expanduser().is_dir() else name
+
+
+_CHOICES = "Give 'bundled', a directory with config.json, or a Hugging Face id such as Qwen/Qwen3-0.6B."
+
+
+def _bundled() -> Path:
+    from baton.bundled import MODEL_DIR
+
+    return _checked(Path(MODEL_DIR), BUNDLED, ModelFiles.ALL)
+
+
+def _checked(directory: Path, name: str, files: ModelFiles) -> Path:
+    if not (directory / "config.json").is_file():
+        raise SettingsError(f"model {name!r}", why=f"{directory} has no config.json", mend=_CHOICES)
+    if not (directory / "tokenizer.json").is_file():
+        why = f"{directory} has no tokenizer.json"
+        raise SettingsError(f"model {name!r}", why=why, mend="Save it there with a fast tokenizer's save_pretrained().")
+    if files is ModelFiles.ALL and not any(directory.glob("*.safetensors")):
+        why = f"{directory} has no *.safetensors"
+        raise SettingsError(f"model {name!r}", why=why, mend="Convert the weights with save_pretrained().")
+    return directory
+
+
+def _download(name: str, files: ModelFiles) -> Path:
+    # Slow to import, and not needed for local models.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(files.value)))
+    except GatedRepoError:
+        why, mend = "its owner must grant you access", "Ask for it on huggingface.co, then run `hf auth login`."
+    except (RepositoryNotFoundError, HFValidationError):
+        why, mend = "the Hugging Face hub has no such model, nor is there such a directory", _CHOICES
+    except (HfHubHTTPError, OSError) as error:  # LocalEntryNotFoundError and ConnectionError are OSErrors
+        why = f"it is not in the local cache and cannot be downloaded ({type(error).__name__})"
+        mend = "Check the network and HF_HUB_OFFLINE, or download it elsewhere and give its directory."
+    raise SettingsError(f"model {name!r}", why=why, mend=mend)

@@ -1,0 +1,1 @@
+"""What Baton says about itself: logs, metrics, and the timeline of a request that the latency metrics come from."""

@@ -1,0 +1,71 @@
+"""Structured logs on standard error, one line an event: `get_logger(__name__).info("sealed", request_id=...)`.
+
+`configure_logging` is called once a process by `services.cli`. Lines of other libraries take the same shape.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+_QUIET_LIBRARIES = ("asyncio", "filelock", "grpc", "httpcore2", "httpx2", "huggingface_hub", "urllib3")
+
+
+def configure_logging(service: str, level: str = "info", fmt: str = "console") -> None:
+    """Sends this process's log lines from `level` up to standard error, each naming `service`.
+
+    `fmt` is `console` or `json`. May be called again: the last call wins.
+    """
+    shared = _shared_processors(service)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(fmt)],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+    for library in _QUIET_LIBRARIES:
+        logging.getLogger(library).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+
+
+def get_logger(name: str = "baton") -> structlog.stdlib.BoundLogger:
+    """A logger; `bind(request_id=...)` gives one that repeats its fields on every line."""
+    return structlog.stdlib.get_logger(name)
+
+
+def _shared_processors(service: str) -> list[Processor]:
+    def add_service(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        event.setdefault("service", service)
+        return event
+
+    return [
+        structlog.contextvars.merge_contextvars,
+        add_service,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+
+
+def _renderers(fmt: str) -> list[Processor]:
+    if fmt == "json":
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+    colours = sys.stderr.isatty()
+    return [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)]

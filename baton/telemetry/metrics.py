@@ -1,0 +1,201 @@
+"""Every metric of every service, and the ways to show them. `docs/metrics.md` is generated from this file.
+
+A service touches only its own rows; a metric with labels shows nothing until it is used. Counters and gauges may be
+touched from any thread. Knows nothing of what is counted.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+    start_http_server,
+)
+from prometheus_client.metrics import MetricWrapperBase
+
+REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+PlatformCollector(registry=REGISTRY)
+
+_LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 5.0)
+_COUNT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+# --- requests (router) ---
+REQUESTS_IN_STATE = Gauge("baton_requests_in_state", "Requests now in a state.", ["state"], registry=REGISTRY)
+REQUESTS_TOTAL = Counter(
+    "baton_requests", "Requests that ended, by outcome and error code.", ["outcome", "code"], registry=REGISTRY
+)
+ADMISSION_TOTAL = Counter(
+    "baton_admission", "Decisions at the door.", ["decision", "reason", "tenant"], registry=REGISTRY
+)
+QUEUED_REQUESTS = Gauge("baton_queued_requests", "Requests waiting at the door.", registry=REGISTRY)
+QUEUED_TOKENS = Gauge("baton_queued_tokens", "Prompt tokens waiting at the door.", registry=REGISTRY)
+REPLAYS_TOTAL = Counter(
+    "baton_replays", "Attempts lost and tried again.", ["phase", "reason", "outcome"], registry=REGISTRY
+)
+ABORTS_TOTAL = Counter("baton_aborts", "Requests aborted, by the phase they were in.", ["phase"], registry=REGISTRY)
+HTTP_RESPONSES_TOTAL = Counter("baton_http_responses", "HTTP responses.", ["route", "status"], registry=REGISTRY)
+
+# --- latency (router, from timeline stamps only) ---
+REQUEST_STAGE_SECONDS = Histogram(
+    "baton_request_stage_seconds",
+    "Time in a stage; the stages up to `send` add up to TTFT, all of them to E2E.",
+    ["stage"],
+    buckets=_LATENCY_BUCKETS_S,
+    registry=REGISTRY,
+)
+TTFT_SECONDS = Histogram(
+    "baton_ttft_seconds",
+    "Arrival to first token sent.",
+    ["path"],
+    buckets=_LATENCY_BUCKETS_S,
+    registry=REGISTRY,
+)
+ITL_SECONDS = Histogram(
+    "baton_itl_seconds",
+    "Time between two consecutive tokens.",
+    ["path"],
+    buckets=_LATENCY_BUCKETS_S,
+    registry=REGISTRY,
+)
+FIRST_ITL_SECONDS = Histogram(
+    "baton_first_itl_seconds",
+    "First to second token: the gap in which the transfer's tail shows.",
+    ["path"],
+    buckets=_LATENCY_BUCKETS_S,
+    registry=REGISTRY,
+)
+E2E_SECONDS = Histogram("baton_e2e_seconds", "Arrival to end.", ["path"], buckets=_LATENCY_BUCKETS_S, registry=REGISTRY)
+
+# --- tokens and pages (workers) ---
+PROMPT_TOKENS_TOTAL = Counter("baton_prompt_tokens", "Prompt tokens taken in.", ["role"], registry=REGISTRY)
+CACHED_TOKENS_TOTAL = Counter(
+    "baton_cached_tokens", "Prompt tokens found in a prefix cache.", ["role", "tier"], registry=REGISTRY
+)
+GENERATED_TOKENS_TOTAL = Counter("baton_generated_tokens", "Tokens sampled.", ["role"], registry=REGISTRY)
+TOKENS_RECOMPUTED_TOTAL = Counter(
+    "baton_tokens_recomputed",
+    "Prompt tokens of a split request computed again by decode; must stay 0.",
+    registry=REGISTRY,
+)
+KV_PAGES = Gauge("baton_kv_pages", "Pages of the pool by owner.", ["owner"], registry=REGISTRY)
+
+# --- handoff and transfer (workers) ---
+TRANSFER_BYTES_TOTAL = Counter(
+    "baton_transfer_bytes", "Page bytes that landed.", ["link", "transport"], registry=REGISTRY
+)
+TRANSFER_SECONDS = Histogram(
+    "baton_transfer_seconds",
+    "Duration of one pull.",
+    ["link", "transport"],
+    buckets=_STEP_BUCKETS_S,
+    registry=REGISTRY,
+)
+TRANSFER_EXPOSED_SECONDS = Histogram(
+    "baton_transfer_exposed_seconds",
+    "Seal to commit: transfer time that no compute hid.",
+    ["link", "transport"],
+    buckets=_STEP_BUCKETS_S,
+    registry=REGISTRY,
+)
+TRANSFER_DESCRIPTORS = Histogram(
+    "baton_transfer_descriptors", "Pages in one pull.", ["link", "transport"], buckets=_COUNT_BUCKETS, registry=REGISTRY
+)
+LINK_STATE = Gauge("baton_link_state", "1: the link works; 0: broken.", ["source", "destination"], registry=REGISTRY)
+LINK_BANDWIDTH_BYTES_PER_SECOND = Gauge(
+    "baton_link_bandwidth_bytes_per_second", "As probed at link-up.", ["source", "destination"], registry=REGISTRY
+)
+LINK_TRANSPORT_INFO = Gauge(
+    "baton_link_transport_info",
+    "1 for the transport in use.",
+    ["source", "destination", "transport"],
+    registry=REGISTRY,
+)
+COMMIT_TOTAL = Counter(
+    "baton_commit",
+    "Handoffs validated: by v1 (pins), v2 (lease), v3 (digests), or invalid.",
+    ["result"],
+    registry=REGISTRY,
+)
+INTEGRITY_FAILURES_TOTAL = Counter(
+    "baton_integrity_failures", "Bytes that did not match their digest.", ["kind"], registry=REGISTRY
+)
+STALE_MESSAGES_TOTAL = Counter(
+    "baton_stale_messages", "Messages of an older attempt or incarnation, refused.", ["kind"], registry=REGISTRY
+)
+
+# --- engine (workers) ---
+STEP_SECONDS = Histogram(
+    "baton_step_seconds", "One step, from schedule to commit.", ["role"], buckets=_STEP_BUCKETS_S, registry=REGISTRY
+)
+STEP_HOST_SECONDS = Histogram(
+    "baton_step_host_seconds",
+    "The part of a step outside the forward pass.",
+    ["role"],
+    buckets=_STEP_BUCKETS_S,
+    registry=REGISTRY,
+)
+STEP_TOKENS = Histogram(
+    "baton_step_tokens", "Tokens extended in a step.", ["role"], buckets=_COUNT_BUCKETS, registry=REGISTRY
+)
+BATCH_ROWS = Gauge("baton_batch_rows", "Rows of the last step.", ["role"], registry=REGISTRY)
+WAITING_REQUESTS = Gauge(
+    "baton_waiting_requests", "Requests at this worker that are in no batch yet.", ["role"], registry=REGISTRY
+)
+PREEMPTIONS_TOTAL = Counter("baton_preemptions", "Rows that lost their pages.", ["reason"], registry=REGISTRY)
+
+# --- process (all) ---
+DEGRADED = Gauge("baton_degraded", "1: serving goes on without this component.", ["component"], registry=REGISTRY)
+BUILD_INFO = Gauge(
+    "baton_build_info", "Always 1; says what runs here.", ["version", "role", "model"], registry=REGISTRY
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsServer:
+    """A running /metrics endpoint; `port` is the bound one."""
+
+    port: int
+    _server: WSGIServer
+    _thread: Thread
+
+    def close(self) -> None:
+        """Stops serving and frees the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=5.0)
+
+
+def start_metrics_server(host: str, port: int) -> MetricsServer:
+    """Serves /metrics from a thread of its own; port 0 takes a free one. Raises `OSError` that names a busy port."""
+    try:
+        server, thread = start_http_server(port, addr=host, registry=REGISTRY)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise OSError(errno.EADDRINUSE, f"metrics port {port} on {host} is in use by another process") from None
+    return MetricsServer(server.server_port, server, thread)
+
+
+def render() -> tuple[bytes, str]:
+    """All metrics in Prometheus' text format, and its content type."""
+    return generate_latest(REGISTRY), CONTENT_TYPE_LATEST
+
+
+def declared() -> list[MetricWrapperBase]:
+    """Every metric declared here, in order; the documentation is generated from it."""
+    values: list[Any] = list(globals().values())
+    return [value for value in values if isinstance(value, MetricWrapperBase)]
