@@ -1,0 +1,1 @@
+"""The reception book: which requests there are and which workers live. Redis, or its in-memory twin."""

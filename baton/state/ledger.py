@@ -1,0 +1,90 @@
+"""The rules of the request book as pure functions over `baton.domain.lifecycle.TABLE`.
+
+`MemoryBook` and `BookWriter` call them; `scripts/advance.lua` keeps the same rules inside Redis and gets the table
+from `columns`. No clock, no I/O.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from dataclasses import replace
+
+from baton.domain.errors import Broken, Superseded
+from baton.domain.ids import AttemptId
+from baton.domain.lifecycle import TABLE, RequestEvent, RequestState, advance
+from baton.state.base import RequestRecord
+
+
+def num_opened(event: RequestEvent) -> int:
+    """How many attempts the event opens: a RETRY comes with the next attempt, everything else with the stored one."""
+    return 1 if event is RequestEvent.RETRY else 0
+
+
+def columns() -> dict[RequestEvent, dict[str, str]]:
+    """The table by event: `event -> {state: next state}`, states by their values."""
+    return {
+        event: {state.value: target.value for (state, step), target in TABLE.items() if step is event}
+        for event in RequestEvent
+    }
+
+
+def check_new(record: RequestRecord) -> None:
+    """Raises `Broken` unless the record may be entered: state RECEIVED, attempt counted from 1."""
+    if record.state is not RequestState.RECEIVED or record.attempt < 1:
+        raise Broken(f"request {record.id} cannot be entered in state {record.state.value}, attempt {record.attempt}")
+
+
+def moved(
+    record: RequestRecord, attempt: int, event: RequestEvent, *, num_emitted: int = 0, failure_code: str = ""
+) -> RequestRecord:
+    """The record after `event`; its failure code becomes that of this event.
+
+    Raises `Superseded` when `attempt` is lower than the one the event must carry, `Broken` when it is higher or the
+    table lacks the event.
+    """
+    expected = record.attempt + num_opened(event)
+    if attempt < expected:
+        raise Superseded(superseded_message(AttemptId(record.id, attempt), event, record.attempt))
+    if attempt > expected:
+        raise Broken(f"{event.value} of {record.id}/{attempt} must carry attempt {expected}")
+    return replace(
+        record,
+        attempt=attempt,
+        state=advance(record.state, event),
+        num_emitted=max(record.num_emitted, num_emitted),
+        failure_code=failure_code,
+    )
+
+
+def superseded_message(id: AttemptId, event: RequestEvent, stored_attempt: int) -> str:
+    """What a fenced-off caller is told, by every book in the same words."""
+    return f"{event.value} of {id} came late: the book is at attempt {stored_attempt}"
+
+
+def same_place(left: RequestRecord, right: RequestRecord) -> bool:
+    """Whether both stand at the same state of the same attempt."""
+    return (left.state, left.attempt) == (right.state, right.attempt)
+
+
+def route(held: RequestRecord, goal: RequestRecord) -> tuple[RequestEvent, ...] | None:
+    """The fewest events that bring `held` to `goal`'s state and attempt; None when there is no way."""
+    num_retries = goal.attempt - held.attempt
+    return _route(held.state, goal.state, num_retries) if num_retries >= 0 else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _route(start: RequestState, goal: RequestState, num_retries: int) -> tuple[RequestEvent, ...] | None:
+    """Breadth-first search over (state, retries left)."""
+    paths: dict[tuple[RequestState, int], tuple[RequestEvent, ...]] = {(start, num_retries): ()}
+    frontier = deque(paths)
+    while frontier:
+        state, left = frontier.popleft()
+        if (state, left) == (goal, 0):
+            return paths[state, left]
+        for (origin, event), target in TABLE.items():
+            node = (target, left - num_opened(event))
+            if origin is state and node[1] >= 0 and node not in paths:
+                paths[node] = (*paths[state, left], event)
+                frontier.append(node)
+    return None

@@ -1,0 +1,30 @@
+-- Enters or refreshes a worker, unless a newer incarnation of it has been seen.
+-- Incarnations are random, so their order is the order of arrival: the last one in the sorted set reigns.
+-- They are compared as strings: a Lua number cannot hold 64 bits.
+-- KEYS: 1 worker hash, 2 its incarnations (sorted set), 3 index of workers (sorted set: id -> expiry in ms).
+-- ARGV: 1 id, 2 incarnation, 3 status, 4 record, 5 ttl in ms, 6 retention in ms, 7 most incarnations remembered,
+--       8 channel of changes.
+-- Returns 1, or 0 when this incarnation has been replaced (nothing is changed).
+local newest = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+if newest[1] ~= ARGV[2] then
+  if redis.call('ZSCORE', KEYS[2], ARGV[2]) then
+    return 0
+  end
+  redis.call('ZADD', KEYS[2], tonumber(newest[2] or 0) + 1, ARGV[2])
+  redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -tonumber(ARGV[7]) - 1)
+end
+redis.call('PEXPIRE', KEYS[2], ARGV[6])
+
+local held = redis.call('HMGET', KEYS[1], 'incarnation', 'status')
+redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'status', ARGV[3], 'record', ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms)
+redis.call('ZADD', KEYS[3], now_ms + tonumber(ARGV[5]), ARGV[1])
+
+if held[1] ~= ARGV[2] or held[2] ~= ARGV[3] then
+  redis.call('PUBLISH', ARGV[8], ARGV[1])
+end
+return 1

@@ -1,0 +1,10 @@
+-- Removes a worker if the record is this incarnation's.
+-- KEYS: 1 worker hash, 2 index of workers.  ARGV: 1 id, 2 incarnation, 3 channel of changes.
+-- Returns 1 if something was removed, else 0.
+if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[2] then
+  return 0
+end
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('PUBLISH', ARGV[3], ARGV[1])
+return 1
