@@ -1,0 +1,67 @@
+"""Which transport a worker uses, and how it is made. Called by the workers' `app` and by the link handshake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.domain.errors import LinkBroken
+from baton.domain.ids import Incarnation, WorkerId
+from baton.kv.memory import PageMemory
+from baton.transfer import nixl, stream
+from baton.transfer.base import OnPullEvent
+from baton.transfer.nixl_agent import nixl_available
+from baton.transfer.puller import ThreadedPuller
+
+
+def usable_transports(setting: str) -> tuple[str, ...]:
+    """What `setting` ("auto", "nixl" or "stream") allows on this machine, best first.
+
+    "auto" is both where NIXL can be loaded, so that peers without it can still be reached.
+    Raises `LinkBroken` for "nixl" where it cannot, `ValueError` for another word.
+    """
+    if setting not in ("auto", nixl.TRANSPORT, stream.TRANSPORT):
+        raise ValueError(f"no transport is called {setting!r}")
+    if setting == stream.TRANSPORT:
+        return (stream.TRANSPORT,)
+    missing = nixl_available()
+    if setting == nixl.TRANSPORT and missing is not None:
+        raise LinkBroken(f"the transport is set to nixl, but: {missing}")
+    if setting == nixl.TRANSPORT:
+        return (nixl.TRANSPORT,)
+    return (nixl.TRANSPORT, stream.TRANSPORT) if missing is None else (stream.TRANSPORT,)
+
+
+def choose_transport(ours: Sequence[str], theirs: Sequence[str]) -> str:
+    """The first of `ours` that is among `theirs`. Raises `LinkBroken` when there is none."""
+    for transport in ours:
+        if transport in theirs:
+            return transport
+    raise LinkBroken(f"transports: {', '.join(ours)} here, {', '.join(theirs)} there")
+
+
+def make_source(
+    transport: str, worker_id: WorkerId, incarnation: Incarnation, memory: PageMemory
+) -> nixl.NixlSource | stream.StreamSource:
+    """Makes this process's pool readable. A `StreamSource` still has to be mounted in the Handoff service.
+
+    Raises `LinkBroken` when UCX cannot start, `ValueError` for an unknown transport.
+    """
+    if transport == nixl.TRANSPORT:
+        return nixl.NixlSource(worker_id, incarnation, memory)
+    if transport == stream.TRANSPORT:
+        return stream.StreamSource(incarnation, memory)
+    raise ValueError(f"no transport is called {transport!r}")
+
+
+def make_puller(
+    transport: str, worker_id: WorkerId, incarnation: Incarnation, memory: PageMemory, on_event: OnPullEvent
+) -> ThreadedPuller:
+    """Starts a transfer thread that pulls into `memory`.
+
+    Raises `LinkBroken` when UCX cannot start, `ValueError` for an unknown transport.
+    """
+    if transport == nixl.TRANSPORT:
+        return nixl.NixlPuller(worker_id, incarnation, memory, on_event)
+    if transport == stream.TRANSPORT:
+        return stream.StreamPuller(memory, on_event)
+    raise ValueError(f"no transport is called {transport!r}")

@@ -1,0 +1,69 @@
+"""Pages by one-sided reads over NIXL/UCX: kernel copies (CMA) on one host, TCP or RDMA between hosts.
+
+`NixlSource` is made by prefill's `app`, `NixlPuller` by decode's. What a read goes through is in `nixl_mover`.
+"""
+
+from __future__ import annotations
+
+from baton.domain.ids import Incarnation, WorkerId
+from baton.kv.memory import PageMemory
+from baton.transfer.base import OnPullEvent
+from baton.transfer.nixl_agent import NixlAgent
+from baton.transfer.nixl_metadata import agent_name, encode_metadata
+from baton.transfer.nixl_mover import UNKNOWN_PATH, NixlMover
+from baton.transfer.puller import Mover, ThreadedPuller
+from baton.transfer.region import MemoryRegion, region_of
+
+TRANSPORT = "nixl"
+
+
+class NixlSource:
+    """Prefill's side: registers the pool and lets a progress thread serve reads while the engine computes."""
+
+    transport = TRANSPORT
+
+    def __init__(self, worker_id: WorkerId, incarnation: Incarnation, memory: PageMemory | MemoryRegion) -> None:
+        """Raises `ImportError` without NIXL and `LinkBroken` when UCX cannot start."""
+        region = region_of(memory)
+        self._memory = memory  # peers hold its address: it may not be collected before the agent
+        self._agent: NixlAgent | None = NixlAgent(agent_name("prefill", worker_id, incarnation), progress_thread=True)
+        self._agent.register(region)
+        self._metadata = encode_metadata(self._agent.metadata(), region)
+
+    def metadata(self) -> bytes:
+        """Opaque bytes a puller needs to connect."""
+        return self._metadata
+
+    def close(self) -> None:
+        """Stops serving reads; idempotent."""
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None
+
+
+class NixlPuller(ThreadedPuller):
+    """Decode's side."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        incarnation: Incarnation,
+        memory: PageMemory | MemoryRegion,
+        on_event: OnPullEvent,
+    ) -> None:
+        """Raises `ImportError` without NIXL and `LinkBroken` when UCX cannot start."""
+        self._paths: dict[WorkerId, str] = {}
+        name = agent_name("decode", worker_id, incarnation)
+
+        def make_mover(_: object) -> Mover:
+            return NixlMover(NixlAgent(name, progress_thread=False), memory, self._paths)
+
+        super().__init__(TRANSPORT, memory.page_bytes, make_mover, on_event)
+
+    def path(self, source: WorkerId) -> str:
+        """`nixl/ucx (cma)` when the last large read was complete when its post returned, else `nixl/ucx`.
+
+        UCX does not say which transport it took. Of those it has for host memory only CMA, a copy by the kernel on one
+        host, ends inside the post.
+        """
+        return self._paths.get(source, UNKNOWN_PATH)

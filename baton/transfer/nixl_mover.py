@@ -1,0 +1,285 @@
+"""How NIXL moves pages: the links, posts and quarantine of one puller. Owns its agent; lives in the transfer thread.
+
+A read cannot be cancelled: releasing its handle does not stop late bytes. So a read that is past its deadline is
+polled until it is done or its peer is gone, and only then the flight ends. A peer that hangs never errors; the callers'
+deadlines and heartbeats notice it. A flight's life: start -> posts of at most 16 MiB -> digests of each post as it
+lands -> `land`, or `fail` once nothing of it moves any more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from baton.domain.errors import LinkBroken
+from baton.domain.ids import WorkerId
+from baton.kv.memory import PageMemory
+from baton.transfer.base import SourceInfo
+from baton.transfer.digest import mismatches
+from baton.transfer.flight import Flight, why_impossible
+from baton.transfer.nixl_agent import NixlAgent, ReadState
+from baton.transfer.nixl_metadata import NixlMetadata, agent_name, decode_metadata
+from baton.transfer.region import MemoryKind, MemoryRegion, region_of
+
+MAX_POST_BYTES = 16 * 1024 * 1024
+"""Over CMA a post blocks the transfer thread while it copies."""
+MAX_POSTS_PER_LINK = 4
+MIN_POLL_S = 0.0001
+MAX_POLL_S = 0.0005
+QUARANTINE_POLL_S = 0.01
+CLOSE_DRAIN_S = 1.0
+UNKNOWN_PATH = "nixl/ucx"
+CMA_PATH = "nixl/ucx (cma)"
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    """One incarnation of one source. `num_reads` posts and `num_flights` flights still need it."""
+
+    info: SourceInfo
+    peer: str
+    pages: Any
+    num_reads: int = 0
+    num_flights: int = 0
+    broken: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A flight on its link. Positions [0, next_position) have been posted, `num_reads` posts are still moving.
+
+    `failure` says why some of what was posted, or would have been next, will not arrive.
+    """
+
+    flight: Flight
+    link: _Link
+    next_position: int = 0
+    num_reads: int = 0
+    corrupt: list[int] = field(default_factory=list)
+    failure: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Nothing more is posted for it."""
+        return self.flight.late or self.failure is not None or self.link.broken is not None
+
+    @property
+    def unposted(self) -> bool:
+        return self.next_position < len(self.flight.pull.local_pages)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Read:
+    """One post: positions [start, stop) of a job."""
+
+    job: _Job
+    handle: Any
+    start: int
+    stop: int
+
+
+class NixlMover:
+    """See `baton.transfer.puller.Mover`."""
+
+    def __init__(self, agent: NixlAgent, memory: PageMemory | MemoryRegion, paths: dict[WorkerId, str]) -> None:
+        """`paths` is written here and read by others: how bytes of each source move, in words."""
+        self._memory = memory
+        self._region = region_of(memory)
+        self._paths = paths
+        self._agent = agent
+        self._agent.register(self._region)
+        self._pages = self._agent.local_pages(self._region)
+        self._max_post_pages = max(1, MAX_POST_BYTES // self._region.page_bytes)
+        self._links: dict[WorkerId, _Link] = {}
+        self._retired: list[_Link] = []
+        self._jobs: list[_Job] = []
+        self._reads: list[_Read] = []
+        self._poll_s = MIN_POLL_S
+
+    # ------------------------------------------------------------------ links
+
+    def link(self, source: SourceInfo) -> None:
+        metadata = decode_metadata(source)
+        self.unlink(source.worker_id)
+        in_use = next((link for link in self._retired if link.info == source and link.broken is None), None)
+        if in_use is not None:  # as good as a new one, and NIXL would not take the same peer twice
+            self._retired.remove(in_use)
+        self._links[source.worker_id] = in_use or self._open(source, metadata)
+
+    def unlink(self, source: WorkerId) -> None:
+        """The link goes when its last read has ended: removing a peer would hide the end of those that move."""
+        self._paths.pop(source, None)
+        link = self._links.pop(source, None)
+        if link is not None:
+            self._retired.append(link)
+            self._drop_drained()
+
+    def _open(self, source: SourceInfo, metadata: NixlMetadata) -> _Link:
+        expected = agent_name("prefill", source.worker_id, source.incarnation)
+        if any(link.peer == expected for link in self._retired):
+            raise LinkBroken(f"{source.worker_id}: reads of a broken link to this incarnation have not ended")
+        peer = self._agent.add_peer(metadata.agent)
+        try:
+            if peer != expected:
+                raise LinkBroken(f"{source.worker_id}: metadata of agent {peer}, not of {expected}")
+            region = MemoryRegion(
+                source.base_address, source.num_pages, source.page_bytes, metadata.device_id, MemoryKind(metadata.kind)
+            )
+            return _Link(source, peer, self._agent.remote_pages(peer, region))
+        except LinkBroken:
+            self._agent.remove_peer(peer)
+            raise
+
+    def _drop_drained(self) -> None:
+        for link in [link for link in self._retired if link.num_flights == 0]:
+            self._retired.remove(link)
+            self._agent.release(link.pages)
+            self._agent.remove_peer(link.peer)
+
+    def _break(self, link: _Link, reason: str) -> None:
+        """The peer is gone, or the connection is of no more use. New metadata, by `link`, starts afresh."""
+        if link.broken is None:
+            link.broken = reason
+            _log.warning("link broken", source=link.info.worker_id, incarnation=link.info.incarnation, reason=reason)
+        if self._links.get(link.info.worker_id) is link:
+            self.unlink(link.info.worker_id)
+
+    # ------------------------------------------------------------------ flights
+
+    def start(self, flight: Flight) -> None:
+        link = self._links.get(flight.pull.source)
+        if link is None:
+            flight.fail(f"no link to {flight.pull.source}")
+        elif reason := why_impossible(flight.pull, self._region.num_pages, link.info):
+            flight.fail(reason)
+        elif flight.pull.digests is not None and not isinstance(self._memory, PageMemory):
+            flight.fail("digests of device memory cannot be checked")
+        else:
+            link.num_flights += 1
+            self._jobs.append(_Job(flight, link))
+            self._poll_s = MIN_POLL_S
+
+    def progress(self) -> float | None:
+        moved = self._poll_all()
+        moved = self._post_next() or moved
+        self._end_finished()
+        if any(self._may_post(job) for job in self._jobs):
+            return 0.0
+        if not self._reads:
+            return None
+        self._poll_s = MIN_POLL_S if moved else min(2 * self._poll_s, MAX_POLL_S)
+        return QUARANTINE_POLL_S if all(read.job.flight.late for read in self._reads) else self._poll_s
+
+    def close(self) -> None:
+        """A TCP source can abort when its reader vanishes in the middle: wait a little, then part in good order."""
+        self._drain(CLOSE_DRAIN_S)
+        for read in self._reads:
+            self._agent.release(read.handle)
+        for link in [*self._links.values(), *self._retired]:
+            self._agent.release(link.pages)
+            self._agent.remove_peer(link.peer)
+        self._agent.release(self._pages)
+        # Handles keep the agent alive, and an exception's traceback may keep this mover.
+        self._reads, self._jobs, self._retired, self._pages = [], [], [], None
+        self._links.clear()
+        self._agent.close()
+
+    def _drain(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        pause = threading.Event()
+        moving = self._reads
+        while moving and time.monotonic() < deadline:
+            moving = [read for read in moving if self._agent.poll(read.handle) is ReadState.MOVING]
+            pause.wait(MIN_POLL_S if moving else 0.0)
+
+    def _poll_all(self) -> bool:
+        """Whether a read ended."""
+        still = [read for read in self._reads if not self._settle(read, self._agent.poll(read.handle))]
+        moved = len(still) < len(self._reads)
+        self._reads = still
+        return moved
+
+    def _may_post(self, job: _Job) -> bool:
+        return job.unposted and not job.stopped and job.link.num_reads < MAX_POSTS_PER_LINK
+
+    def _post_next(self) -> bool:
+        """One post a turn, as it may block while it copies, and of each job in turn, so that short ones get through."""
+        job = next((job for job in self._jobs if self._may_post(job)), None)
+        if job is None:
+            return False
+        self._jobs.remove(job)
+        self._jobs.append(job)
+        self._post(job)
+        return True
+
+    def _post(self, job: _Job) -> None:
+        pull, start = job.flight.pull, job.next_position
+        stop = min(start + self._max_post_pages, len(pull.local_pages))
+        try:
+            handle = self._agent.read(
+                self._pages, pull.local_pages[start:stop], job.link.pages, pull.remote_pages[start:stop]
+            )
+        except LinkBroken as error:
+            job.failure = str(error)
+            self._break(job.link, job.failure)
+            return
+        job.next_position = stop
+        job.num_reads += 1
+        job.link.num_reads += 1
+        read = _Read(job, handle, start, stop)
+        state = self._agent.post(handle)
+        self._note_path(read, state)
+        if not self._settle(read, state):
+            self._reads.append(read)
+
+    def _settle(self, read: _Read, state: ReadState) -> bool:
+        """Whether the read ended; takes note of what it brought."""
+        job = read.job
+        if state is ReadState.MOVING:
+            return False
+        if state is ReadState.UNPROVEN:  # it may still land: say so, and keep its pages
+            self._break(job.link, "NIXL reports an error that proves nothing")
+            job.flight.expire("the read's end cannot be proved")
+            return False
+        if state is ReadState.DISCONNECTED:
+            job.failure = "the source is gone"
+            self._break(job.link, job.failure)
+        else:
+            self._arrive(read)
+        job.num_reads -= 1
+        job.link.num_reads -= 1
+        self._agent.release(read.handle)
+        return True
+
+    def _arrive(self, read: _Read) -> None:
+        job, pull = read.job, read.job.flight.pull
+        job.flight.num_bytes += (read.stop - read.start) * self._region.page_bytes
+        if pull.digests is not None and not job.flight.late and isinstance(self._memory, PageMemory):
+            part = slice(read.start, read.stop)
+            wrong = mismatches(self._memory, pull.local_pages[part], pull.digests[part])
+            job.corrupt += [read.start + position for position in wrong]
+
+    def _note_path(self, read: _Read, state: ReadState) -> None:
+        if (read.stop - read.start) * self._region.page_bytes >= 1024 * 1024:
+            path = CMA_PATH if state is ReadState.DONE else UNKNOWN_PATH
+            self._paths[read.job.link.info.worker_id] = path
+
+    def _end_finished(self) -> None:
+        for job in list(self._finished()):
+            self._jobs.remove(job)
+            job.link.num_flights -= 1
+            if job.unposted or job.failure is not None:
+                job.flight.fail(job.failure or job.link.broken or "past its deadline")
+            else:
+                job.flight.land(job.corrupt)
+        self._drop_drained()
+
+    def _finished(self) -> Iterator[_Job]:
+        return (job for job in self._jobs if job.num_reads == 0 and (job.stopped or not job.unposted))

@@ -1,0 +1,232 @@
+"""The transfer thread: commands in, pull events out. It owns a mover, and with it every link and every flight.
+
+Called by decode (`connect`, `submit`, `disconnect`, `close`) from any thread. Knows no transport: a `Mover` does the
+moving and is only ever touched from here. It sleeps on its command queue: for ever when nothing moves, else until the
+mover wants another turn or the next deadline.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from baton.domain.errors import LinkBroken
+from baton.domain.ids import WorkerId
+from baton.transfer.base import OnPullEvent, Pull, SourceInfo
+from baton.transfer.flight import Flight
+
+OPEN_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 10.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Mover(Protocol):
+    """How bytes move. Every call comes from the transfer thread, and none blocks on the network."""
+
+    def link(self, source: SourceInfo) -> None:
+        """Makes a source readable, in place of an older incarnation of it. Raises `LinkBroken`."""
+        ...
+
+    def unlink(self, source: WorkerId) -> None:
+        """Forgets a source once its reads have ended; unknown ones are ignored."""
+        ...
+
+    def start(self, flight: Flight) -> None:
+        """Takes a flight on; from now on it owes the flight its `land` or `fail`."""
+        ...
+
+    def progress(self) -> float | None:
+        """Moves everything along. Seconds until it wants to be called again; None: when there is news."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of everything within seconds; the flights stay unanswered."""
+        ...
+
+
+MoverFactory = Callable[[Callable[[], None]], Mover]
+"""Makes the mover inside the transfer thread. Its argument wakes the thread and may be called from any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    pull: Pull
+    at: float
+    on_event: OnPullEvent
+
+
+@dataclass(frozen=True, slots=True)
+class _Connect:
+    source: SourceInfo
+    answer: Future[None] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class _Disconnect:
+    source: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class _Wake:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    pass
+
+
+_Command = _Submit | _Connect | _Disconnect | _Wake | _Close
+
+
+class ThreadedPuller:
+    """A `PagePuller` around one mover. A closed puller answers nothing."""
+
+    def __init__(self, transport: str, page_bytes: int, make_mover: MoverFactory, on_event: OnPullEvent) -> None:
+        """Returns when the mover is made. Raises what making it raised."""
+        self.transport = transport
+        self._page_bytes = page_bytes
+        self._on_event = on_event
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._flights: list[Flight] = []
+        self._closed = threading.Event()
+        opened: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(make_mover, opened), name=f"baton-pull-{transport}", daemon=True
+        )
+        self._thread.start()
+        opened.result(OPEN_TIMEOUT_S)
+
+    def connect(self, source: SourceInfo) -> None:
+        """Links to a source, replacing an older incarnation. Blocks (bounded). Raises `LinkBroken`.
+
+        It does not prove that the source can be reached; `baton.transfer.probe` does.
+        """
+        if source.transport != self.transport:
+            raise LinkBroken(f"{source.worker_id} speaks {source.transport}, not {self.transport}")
+        if source.page_bytes != self._page_bytes:
+            raise LinkBroken(f"{source.worker_id} has pages of {source.page_bytes} bytes, not {self._page_bytes}")
+        if self._closed.is_set():
+            raise LinkBroken("the puller is closed")
+        command = _Connect(source)
+        self._commands.put(command)
+        try:
+            command.answer.result(CONNECT_TIMEOUT_S)
+        except TimeoutError:
+            raise LinkBroken(f"no link to {source.worker_id} within {CONNECT_TIMEOUT_S} s") from None
+
+    def path(self, source: WorkerId) -> str:
+        """How bytes of this source travel, as far as it is known, for people to read."""
+        return self.transport
+
+    def submit(self, pull: Pull) -> None:
+        """Starts a pull; the outcome comes by event. An unknown source is a `FAILED` event, not an exception."""
+        self.submit_to(pull, self._on_event)
+
+    def submit_to(self, pull: Pull, on_event: OnPullEvent) -> None:
+        """Like `submit`, for a caller that wants this pull's events itself (the bandwidth probe)."""
+        self._commands.put(_Submit(pull, time.monotonic(), on_event))
+
+    def disconnect(self, source: WorkerId) -> None:
+        """Forgets a source once its reads have ended; idempotent, never blocks."""
+        self._commands.put(_Disconnect(source))
+
+    def close(self) -> None:
+        """Ends the transfer thread within seconds; pulls in flight get no further events. Idempotent."""
+        self._closed.set()
+        self._commands.put(_Close())
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_TIMEOUT_S)
+            if self._thread.is_alive():
+                _log.error("transfer thread did not end", transport=self.transport, timeout_s=CLOSE_TIMEOUT_S)
+
+    # ------------------------------------------------------------------ in the transfer thread
+
+    def _run(self, make_mover: MoverFactory, opened: Future[None]) -> None:
+        try:
+            mover = make_mover(lambda: self._commands.put(_Wake()))
+        except Exception as error:
+            opened.set_exception(error)
+            return
+        opened.set_result(None)
+        try:
+            self._serve(mover)
+        except Exception:
+            _log.exception("transfer thread failed; it takes no more pulls", transport=self.transport)
+            self._refuse()
+        finally:
+            mover.close()
+
+    def _serve(self, mover: Mover) -> None:
+        delay: float | None = None
+        while True:
+            for command in self._take(delay):
+                if isinstance(command, _Close):
+                    return
+                self._obey(command, mover)
+            self._expire()
+            delay = mover.progress()
+            self._flights = [flight for flight in self._flights if not flight.ended]
+            delay = self._until_deadline(delay)
+
+    def _take(self, delay: float | None) -> Iterator[_Command]:
+        """Waits at most `delay` seconds for a command, then hands out all there are."""
+        try:
+            yield self._commands.get(timeout=delay) if delay != 0.0 else self._commands.get_nowait()
+            while True:
+                yield self._commands.get_nowait()
+        except queue.Empty:
+            return
+
+    def _obey(self, command: _Submit | _Connect | _Disconnect | _Wake, mover: Mover) -> None:
+        match command:
+            case _Submit(pull, at, on_event):
+                flight = Flight(pull, at, on_event, time.monotonic)
+                self._flights.append(flight)
+                mover.start(flight)
+            case _Connect(source, answer):
+                try:
+                    mover.link(source)
+                except LinkBroken as error:
+                    answer.set_exception(error)
+                else:
+                    answer.set_result(None)
+            case _Disconnect(source_id):
+                mover.unlink(source_id)
+            case _Wake():
+                pass
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for flight in self._flights:
+            if now > flight.deadline:
+                flight.expire("past its deadline")
+
+    def _until_deadline(self, delay: float | None) -> float | None:
+        deadlines = [flight.deadline for flight in self._flights if not flight.late]
+        if not deadlines:
+            return delay
+        remaining = max(0.0, min(deadlines) - time.monotonic())
+        return remaining if delay is None else min(delay, remaining)
+
+    def _refuse(self) -> None:
+        """After a fault of ours: what was in flight may still land, so it stays late; what comes is refused."""
+        for flight in self._flights:
+            flight.expire("the transfer thread failed")
+        while not isinstance(command := self._commands.get(), _Close):
+            match command:
+                case _Submit(pull, at, on_event):
+                    Flight(pull, at, on_event, time.monotonic).fail("the transfer thread failed")
+                case _Connect(_, answer):
+                    answer.set_exception(LinkBroken("the transfer thread failed"))
+                case _:
+                    pass

@@ -1,0 +1,37 @@
+"""Where a pool's pages lie, as a value: in host memory, or on a device that only NIXL can reach."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from baton.kv.memory import PageMemory
+
+
+class MemoryKind(enum.Enum):
+    """NIXL's names for kinds of memory."""
+
+    DRAM = "DRAM"
+    VRAM = "VRAM"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRegion:
+    """`num_pages` x `page_bytes` from `address` on; `device_id` is the GPU's index, 0 for host memory."""
+
+    address: int
+    num_pages: int
+    page_bytes: int
+    device_id: int = 0
+    kind: MemoryKind = MemoryKind.DRAM
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_pages * self.page_bytes
+
+
+def region_of(memory: PageMemory | MemoryRegion) -> MemoryRegion:
+    """The region a pool occupies."""
+    if isinstance(memory, MemoryRegion):
+        return memory
+    return MemoryRegion(memory.address, memory.num_pages, memory.page_bytes)

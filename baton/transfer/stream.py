@@ -1,0 +1,221 @@
+"""Pages as bytes on a gRPC stream: for machines without NIXL. Slower (two copies a side), but it can be cancelled.
+
+`StreamSource.read_pages` is what prefill's Handoff service answers `ReadPages` with; `StreamPuller` is decode's side.
+Each link has a channel and two lanes (threads that read); flights end in the transfer thread. A call that was cancelled
+writes nothing any more, as a lane is what writes, so a late pull ends at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+import grpc.aio
+
+from baton.domain.ids import Incarnation, PageId, WorkerId
+from baton.kv.memory import PageMemory
+from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
+from baton.transfer.base import OnPullEvent, SourceInfo
+from baton.transfer.digest import mismatches
+from baton.transfer.flight import Flight, why_impossible
+from baton.transfer.puller import ThreadedPuller
+
+TRANSPORT = "stream"
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""Of page bytes in one message, or one page where that is more."""
+LANES_PER_LINK = 2
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),  # a page may be larger than the 4 MiB default
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # or a restarted source inherits the back-off of its dead self
+)
+
+
+class StreamSource:
+    """Prefill's side: answers `ReadPages` from the pool."""
+
+    transport = TRANSPORT
+
+    def __init__(self, incarnation: Incarnation, memory: PageMemory) -> None:
+        self._incarnation = incarnation
+        self._memory = memory
+        self._closed = False
+
+    def metadata(self) -> bytes:
+        """None is needed: the gRPC address says it all."""
+        return b""
+
+    def close(self) -> None:
+        """Stops serving reads; idempotent."""
+        self._closed = True
+
+    async def read_pages(
+        self,
+        request: handoff_pb2.ReadPagesRequest,
+        context: grpc.aio.ServicerContext[handoff_pb2.ReadPagesRequest, handoff_pb2.PageBytes],
+    ) -> AsyncIterator[handoff_pb2.PageBytes]:
+        """Yields `PageBytes`: the pages asked for, whole and in order, as many a message as fit in 1 MiB.
+
+        Aborts with FAILED_PRECONDITION for another incarnation, OUT_OF_RANGE for a page that
+        does not exist, UNAVAILABLE when closed.
+        """
+        if request.incarnation != self._incarnation:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another incarnation of this worker is meant")
+        if any(page >= self._memory.num_pages for page in request.pages):
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"a page is outside the pool of {self._memory.num_pages}")
+        step = max(1, MAX_MESSAGE_BYTES // self._memory.page_bytes)
+        for start in range(0, len(request.pages), step):
+            if self._closed:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the source is closed")
+            pages = request.pages[start : start + step]
+            yield handoff_pb2.PageBytes(data=b"".join(self._memory.page(page) for page in pages))
+
+
+class StreamPuller(ThreadedPuller):
+    """Decode's side."""
+
+    def __init__(self, memory: PageMemory, on_event: OnPullEvent) -> None:
+        super().__init__(TRANSPORT, memory.page_bytes, partial(StreamMover, memory), on_event)
+
+
+class _Link:
+    """One incarnation of one source."""
+
+    def __init__(self, info: SourceInfo) -> None:
+        self.info = info
+        self.num_flights = 0
+        self._channel = grpc.insecure_channel(info.address, options=_CHANNEL_OPTIONS)
+        self.stub = handoff_pb2_grpc.HandoffStub(self._channel)
+        self.lanes = ThreadPoolExecutor(LANES_PER_LINK, thread_name_prefix=f"baton-lane-{info.worker_id}")
+
+    def close(self) -> None:
+        """Cancels calls in progress, and returns when nothing of them can write any more."""
+        self._channel.close()
+        self.lanes.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Landed:
+    """What a lane brought home. `failure` None: every page."""
+
+    num_bytes: int
+    corrupt: tuple[int, ...]
+    failure: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    flight: Flight
+    link: _Link
+    outcome: Future[_Landed]
+
+
+class StreamMover:
+    """See `baton.transfer.puller.Mover`."""
+
+    def __init__(self, memory: PageMemory, wake: Callable[[], None]) -> None:
+        self._memory = memory
+        self._wake = wake
+        self._links: dict[WorkerId, _Link] = {}
+        self._retired: list[_Link] = []
+        self._jobs: list[_Job] = []
+
+    def link(self, source: SourceInfo) -> None:
+        self.unlink(source.worker_id)
+        self._links[source.worker_id] = _Link(source)
+
+    def unlink(self, source: WorkerId) -> None:
+        link = self._links.pop(source, None)
+        if link is not None:
+            self._retired.append(link)
+            self._drop_drained()
+
+    def start(self, flight: Flight) -> None:
+        link = self._links.get(flight.pull.source)
+        if link is None:
+            flight.fail(f"no link to {flight.pull.source}")
+        elif reason := why_impossible(flight.pull, self._memory.num_pages, link.info):
+            flight.fail(reason)
+        else:
+            link.num_flights += 1
+            outcome = link.lanes.submit(_read, link, flight, self._memory)
+            self._jobs.append(_Job(flight, link, outcome))
+            outcome.add_done_callback(lambda _: self._wake())
+
+    def progress(self) -> float | None:
+        for job in self._jobs:
+            if job.flight.late:
+                job.outcome.cancel()  # while it waits for a lane; one that reads has the same deadline in its call
+        self._jobs = [job for job in self._jobs if not self._end_if_done(job)]
+        self._drop_drained()
+        return None
+
+    def close(self) -> None:
+        for link in [*self._links.values(), *self._retired]:
+            link.close()
+        self._links.clear()
+        self._retired.clear()
+
+    def _end_if_done(self, job: _Job) -> bool:
+        if not job.outcome.done():
+            return False
+        job.link.num_flights -= 1
+        if job.outcome.cancelled():
+            job.flight.fail("past its deadline")
+            return True
+        landed = job.outcome.result()
+        job.flight.num_bytes = landed.num_bytes
+        if landed.failure is None:
+            job.flight.land(landed.corrupt)
+        else:
+            job.flight.fail(landed.failure)
+        return True
+
+    def _drop_drained(self) -> None:
+        for link in [link for link in self._retired if link.num_flights == 0]:
+            self._retired.remove(link)
+            link.close()
+
+
+def _read(link: _Link, flight: Flight, memory: PageMemory) -> _Landed:
+    """In a lane: reads the pages of a flight until they are all there, the deadline passes or the source fails."""
+    pull, num_pages = flight.pull, 0
+    corrupt: list[int] = []
+    request = handoff_pb2.ReadPagesRequest(incarnation=link.info.incarnation, pages=pull.remote_pages)
+    call = None
+    try:
+        call = link.stub.ReadPages(request, timeout=max(0.0, flight.deadline - time.monotonic()))
+        for message in call:
+            landed = slice(num_pages, num_pages + _store(message.data, pull.local_pages[num_pages:], memory))
+            num_pages = landed.stop
+            if pull.digests is not None:
+                wrong = mismatches(memory, pull.local_pages[landed], pull.digests[landed])
+                corrupt += [landed.start + position for position in wrong]
+        failure = None if num_pages == len(pull.local_pages) else f"the stream ended after {num_pages} pages"
+    except grpc.RpcError as error:
+        failure = _in_words(error)
+    except ValueError as error:  # bytes that fit no page, or the channel was closed meanwhile
+        failure = str(error)
+    finally:
+        if call is not None:
+            call.cancel()
+    return _Landed(num_pages * memory.page_bytes, tuple(corrupt), failure)
+
+
+def _store(data: bytes, pages: Sequence[PageId], memory: PageMemory) -> int:
+    """Copies whole pages of `data` to the first of `pages`; how many. Raises `ValueError` for bytes that do not fit."""
+    num_pages, rest = divmod(len(data), memory.page_bytes)
+    if rest or num_pages > len(pages):
+        raise ValueError(f"{len(data)} bytes are not at most {len(pages)} pages of {memory.page_bytes}")
+    with memoryview(data) as view:
+        for index, page in enumerate(pages[:num_pages]):
+            memory.page(page)[:] = view[index * memory.page_bytes : (index + 1) * memory.page_bytes]
+    return num_pages
+
+
+def _in_words(error: object) -> str:
+    return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
