@@ -1,0 +1,98 @@
+"""What attention is told: the step (built once, shared by all layers) and the call (one a layer).
+
+`StepMetadata` is built by the runner from its rows; backends read it. Knows no requests, only positions and pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """New tokens of one sequence at positions [start, start + num_tokens); `pages` is its table, from position 0.
+
+    In the step's flat tensors they are at [first, first + num_tokens).
+    """
+
+    first: int
+    start: int
+    num_tokens: int
+    pages: Sequence[int]
+
+    @property
+    def end(self) -> int:
+        """One past the last new position: the number of keys that the last new token sees."""
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetadata:
+    """One forward pass: [tokens] tensors that say where each new token's K and V go, and the segments they are of.
+
+    `part_filled` lists pages that this step begins and does not fill.
+    """
+
+    segments: tuple[Segment, ...]
+    page_size: int
+    token_pages: torch.Tensor
+    token_slots: torch.Tensor
+    part_filled: torch.Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_pages.shape[0]
+
+
+def plan_step(segments: Sequence[Segment], page_size: int, device: torch.device | str = "cpu") -> StepMetadata:
+    """Metadata of a step over adjacent segments."""
+    pages: list[int] = []
+    slots: list[int] = []
+    part_filled: list[int] = []
+    for segment in segments:
+        positions = range(segment.start, segment.end)
+        pages.extend(segment.pages[position // page_size] for position in positions)
+        slots.extend(position % page_size for position in positions)
+        last_edge = segment.end // page_size * page_size
+        if segment.start <= last_edge < segment.end:
+            part_filled.append(segment.pages[last_edge // page_size])
+    token_pages, token_slots, torn = (torch.tensor(x, dtype=torch.int64) for x in (pages, slots, part_filled))
+    return StepMetadata(tuple(segments), page_size, token_pages.to(device), token_slots.to(device), torn.to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One layer's question: `query` [tokens, num_heads, k_head_dim], of a causal model.
+
+    A key at position k is seen from position q iff q - window < k <= q (`window` None: no left edge). Scores are
+    `softcap * tanh(scores / softcap)` where `softcap` is set; `sinks` [num_heads] joins every softmax as one more
+    logit that carries no value.
+    """
+
+    layer: int
+    query: torch.Tensor
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but a softmax over scores."""
+        return self.softcap is None and self.sinks is None
+
+
+class AttentionBackend(Protocol):
+    """Answers calls from the pages of a storage it was built on. Used from one thread, one step at a time."""
+
+    def begin(self, step: StepMetadata) -> None:
+        """Prepare for a step's calls; what is planned here is shared by its layers."""
+        ...
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """[tokens, num_heads, v_head_dim] in the query's dtype; the new tokens' K and V are in place already."""
+        ...

@@ -1,0 +1,138 @@
+"""Paged attention in plain torch: right on every device, and the fast path on CPUs. Owned by one `LoadedModel`.
+
+Rows that extend by one token (decoding) are answered in groups of similar length: one gather and one fused softmax a
+group, so that many short rows do not pay many small calls and long rows are not padded to the longest. Longer
+segments (prompt chunks) are answered one by one, in tiles. Pages left of a layer's window are never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from baton.model.attention.base import AttentionCall, Segment, StepMetadata
+from baton.model.attention.dense import attend_chunk, attend_rows
+from baton.model.storage import PageSelection, PageStorage
+
+MAX_GROUP_PAGES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows of one new token each, padded to one number of pages. `rows` are places in the step's flat tensors."""
+
+    rows: torch.Tensor
+    pages: PageSelection
+    bias: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A segment of several new tokens and its pages from `keys_start` on."""
+
+    segment: Segment
+    pages: PageSelection
+    keys_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """A step as the layers of one window see it."""
+
+    groups: tuple[RowGroup, ...]
+    chunks: tuple[Chunk, ...]
+
+
+class TorchAttention:
+    """An `AttentionBackend` over `storage`."""
+
+    def __init__(self, storage: PageStorage) -> None:
+        self._storage = storage
+        self._plans: dict[int | None, WindowPlan] = {}
+        self._step: StepMetadata | None = None
+
+    def begin(self, step: StepMetadata) -> None:
+        self._step = step
+        self._plans.clear()
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        plan = self._plan(call.window)
+        v_head_dim = self._storage.geometry.layers[call.layer].v_head_dim
+        out = call.query.new_empty(*call.query.shape[:2], v_head_dim)
+        for group in plan.groups:
+            keys, values = group.pages.keys(call.layer), group.pages.values(call.layer)
+            out[group.rows] = attend_rows(call, call.query[group.rows], keys, values, group.bias)
+        for chunk in plan.chunks:
+            segment = chunk.segment
+            seen = slice(0, segment.end - chunk.keys_start)
+            place = slice(segment.first, segment.first + segment.num_tokens)
+            keys, values = chunk.pages.keys(call.layer)[0, :, seen], chunk.pages.values(call.layer)[0, :, seen]
+            out[place] = attend_chunk(call, call.query[place], keys, values, segment.start, chunk.keys_start)
+        return out
+
+    def _plan(self, window: int | None) -> WindowPlan:
+        if window not in self._plans:
+            assert self._step is not None, "attend before begin"
+            self._plans[window] = self._make_plan(self._step, window)
+        return self._plans[window]
+
+    def _make_plan(self, step: StepMetadata, window: int | None) -> WindowPlan:
+        spans = [_span(segment, step.page_size, window) for segment in step.segments]
+        rows = [span for span in spans if span.segment.num_tokens == 1]
+        return WindowPlan(
+            tuple(self._group(members, step.page_size, window) for members in _cut_groups(rows)),
+            tuple(
+                Chunk(span.segment, self._select([span.pages]), span.first_page * step.page_size)
+                for span in spans
+                if span.segment.num_tokens > 1
+            ),
+        )
+
+    def _group(self, members: Sequence[_Span], page_size: int, window: int | None) -> RowGroup:
+        """`members` come longest first; shorter tables are padded with their own first page, which the bias hides."""
+        num_pages = len(members[0].pages)
+        tables = [[*span.pages, *span.pages[:1] * (num_pages - len(span.pages))] for span in members]
+        ends = torch.tensor([span.segment.end for span in members])[:, None]
+        first_slots = torch.tensor([span.first_page * page_size for span in members])[:, None]
+        positions = first_slots + torch.arange(num_pages * page_size)
+        hidden = positions >= ends
+        if window is not None:
+            hidden |= positions < ends - window
+        bias = torch.zeros(hidden.shape, dtype=self._storage.keys(0).dtype).masked_fill_(hidden, -torch.inf)
+        rows = torch.tensor([span.segment.first for span in members])
+        device = self._storage.device
+        return RowGroup(rows.to(device), self._select(tables), bias[:, None, None].to(device))
+
+    def _select(self, tables: Sequence[Sequence[int]]) -> PageSelection:
+        return self._storage.select(torch.tensor(tables, dtype=torch.int64, device=self._storage.device))
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The pages of a segment that a window can see: the table from `first_page` to the last page in use."""
+
+    segment: Segment
+    first_page: int
+    pages: list[int]
+
+
+def _span(segment: Segment, page_size: int, window: int | None) -> _Span:
+    oldest = 0 if window is None else max(0, segment.start - window + 1)
+    first_page, end_page = oldest // page_size, -(-segment.end // page_size)
+    return _Span(segment, first_page, list(segment.pages[first_page:end_page]))
+
+
+def _cut_groups(rows: Sequence[_Span]) -> Iterator[list[_Span]]:
+    """Groups, longest row first, in which padding at most doubles the work and no group outgrows the caches."""
+    group: list[_Span] = []
+    for span in sorted(rows, key=lambda span: len(span.pages), reverse=True):
+        if group:
+            longest = len(group[0].pages)
+            if 2 * len(span.pages) < longest or (len(group) + 1) * longest > MAX_GROUP_PAGES:
+                yield group
+                group = []
+        group.append(span)
+    if group:
+        yield group

@@ -1,0 +1,126 @@
+"""From logits to the distribution that is sampled: edits by history, temperature, filters, and the draw.
+
+Pure functions of tensors in float64 on the CPU, called by `baton.model.sampler`. Everything is independent of the
+order of tokens with equal probability and of the other rows, so that a row gives the same token in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+
+from baton.domain.request import SamplingParams
+
+NUM_LIKELY_TOKENS = 1024
+"""A nucleus is looked for among this many tokens first: sorting a whole vocabulary costs more than the rest."""
+
+
+def edit_logits(
+    logits: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int], banned: frozenset[int]
+) -> None:
+    """Apply penalties, then `logit_bias`, then bans to one row [vocab_size], in place.
+
+    Repetition (CTRL, arXiv:1909.05858) divides positive and multiplies negative logits of every token in prompt or
+    output; presence and frequency (as in OpenAI's API) are subtracted for tokens of the output, once and per count.
+    """
+    if sampling.repetition_penalty != 1.0:
+        seen = torch.tensor([*prompt, *output]).unique()
+        old = logits[seen]
+        logits[seen] = torch.where(old > 0, old / sampling.repetition_penalty, old * sampling.repetition_penalty)
+    if output and (sampling.presence_penalty or sampling.frequency_penalty):
+        seen, counts = torch.tensor(output).unique(return_counts=True)
+        logits[seen] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+    if sampling.logit_bias:
+        tokens, biases = zip(*sampling.logit_bias, strict=True)
+        logits[list(tokens)] += torch.tensor(biases, dtype=logits.dtype)
+    if banned:
+        logits[list(banned)] = -torch.inf
+
+
+def changes_logits(sampling: SamplingParams, banned: frozenset[int]) -> bool:
+    """Whether `edit_logits` would do anything."""
+    return bool(
+        banned
+        or sampling.logit_bias
+        or sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Columns [rows, 1] of per-row parameters; neutral values let everything through."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[SamplingParams], vocab_size: int) -> Filters:
+        """`top_k` 0 means all."""
+        return cls(
+            _column([row.temperature for row in rows]),
+            _column([min(row.top_k or vocab_size, vocab_size) for row in rows]).long(),
+            _column([row.top_p for row in rows]),
+            _column([row.min_p for row in rows]),
+        )
+
+
+def filtered(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """Unnormalised probabilities [rows, vocab_size] after temperature, then top-k, then top-p, then min-p.
+
+    A token stays in the top k if fewer than k tokens are more probable; in the nucleus if the mass of all more
+    probable ones, of what top-k left, is below top-p; by min-p if it has that share of the most probable one's.
+    Equals stay or go together.
+    """
+    probs = (logits / filters.temperature).softmax(-1)
+    vocab_size = probs.shape[-1]
+    if bool((filters.top_k < vocab_size).any()):
+        best = probs.topk(int(filters.top_k[filters.top_k < vocab_size].max()), dim=-1).values
+        kth = best.gather(-1, (filters.top_k - 1).clamp(max=best.shape[-1] - 1))
+        probs = torch.where((probs >= kth) | (filters.top_k >= vocab_size), probs, 0.0)
+    if bool((filters.top_p < 1.0).any()):
+        probs = torch.where(probs >= _nucleus_edge(probs, filters.top_p), probs, 0.0)
+    if bool((filters.min_p > 0.0).any()):
+        probs = torch.where(probs >= filters.min_p * probs.amax(-1, keepdim=True), probs, 0.0)
+    return probs
+
+
+def _nucleus_edge(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """[rows, 1]: the probability of the last token of each row's nucleus; 0 where all tokens are in it."""
+    mass = probs.sum(-1, keepdim=True) * top_p
+    vocab_size = probs.shape[-1]
+    for num_best in (min(NUM_LIKELY_TOKENS, vocab_size), vocab_size):
+        best = probs.topk(num_best, dim=-1).values
+        inside = best.cumsum(-1) - best < mass
+        if num_best == vocab_size or not bool((inside[:, -1:] & (top_p < 1.0)).any()):
+            break
+    last = inside.sum(-1, keepdim=True).clamp(min=1) - 1
+    return torch.where(top_p < 1.0, best.gather(-1, last), 0.0)
+
+
+def uniform(seed: int, position: int) -> float:
+    """One number in [0, 1) for (seed, position): 53 bits of BLAKE2b, the same in every process and attempt."""
+    digest = blake2b(f"{seed}:{position}".encode(), digest_size=8, person=b"baton-sample").digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def draw(probs: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+    """[rows] token ids: the first, in order of id, at which a row's cumulated probability passes its number.
+
+    In the order of ids, and not of probability, a rounding difference in the logits moves the outcome only when it
+    moves a boundary past the number, never because two near-equal tokens change places.
+    """
+    cumulated = probs.cumsum(-1)
+    total = cumulated[:, -1:]
+    target = torch.minimum(_column(uniforms) * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulated, target, right=True).squeeze(-1).clamp(max=probs.shape[-1] - 1)
+
+
+def _column(values: Sequence[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)[:, None]

@@ -1,0 +1,161 @@
+"""The bytes of the page pool as tensors: writing new tokens, gathering a request's pages, copying pages to the host.
+
+Owns views, not pages: which page holds what is `baton.kv`'s business. Called by the attention hook and the runner.
+Inside a page the layers follow one another, and a layer's K is [num_kv_heads, page_size, head_dim] (HND), then its V:
+a page is one piece of memory, so that one descriptor moves it, and each head's slots are adjacent, as the CPU's
+caches and flashinfer like them (the shape that vLLM calls a "HND" block, with all layers inside).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from baton.kv.geometry import DTYPE_BYTES, KVGeometry
+from baton.kv.memory import PageMemory
+
+
+class PageStorage:
+    """`pool` is [num_pages, elements of a page], contiguous; `host`, if any, the tier that preempted rows go to."""
+
+    def __init__(self, geometry: KVGeometry, pool: torch.Tensor, host: PageMemory | None = None) -> None:
+        self.geometry = geometry
+        self.num_pages = pool.shape[0]
+        self._pool = pool
+        self._host = None if host is None else _as_pages(host, geometry)
+        spans = [
+            (offset, (layer.num_kv_heads, geometry.page_size, head_dim))
+            for layer, offsets in zip(geometry.layers, geometry.layer_offsets(), strict=True)
+            for offset, head_dim in zip(offsets, (layer.k_head_dim, layer.v_head_dim), strict=True)
+        ]
+        views = [_span(pool, offset, shape) for offset, shape in spans]
+        self._keys, self._values = views[0::2], views[1::2]
+        # The pool as rows of `unit` elements: every head's slots of a page are a whole number of adjacent rows, so
+        # gathering is one `index_select`, five times as fast as advanced indexing on the views.
+        self._unit = math.gcd(*(geometry.page_size * shape[2] for _, shape in spans))
+        self._rows = pool.view(-1, self._unit)
+        self._key_rows, self._value_rows = ([offset // self._unit for offset, _ in spans[i::2]] for i in (0, 1))
+
+    @classmethod
+    def on_memory(cls, geometry: KVGeometry, memory: PageMemory, host: PageMemory | None = None) -> PageStorage:
+        """Over host memory that a transfer may read and write at the same time."""
+        return cls(geometry, _as_pages(memory, geometry), host)
+
+    @classmethod
+    def allocate(
+        cls, geometry: KVGeometry, num_pages: int, device: str = "cpu", host: PageMemory | None = None
+    ) -> PageStorage:
+        """A zeroed pool on `device`, for GPUs (its address is then device memory) and for checks."""
+        num_elements = geometry.page_bytes // DTYPE_BYTES[geometry.dtype]
+        return cls(geometry, torch.zeros(num_pages, num_elements, dtype=_dtype(geometry), device=device), host)
+
+    @property
+    def address(self) -> int:
+        """Where page 0 starts, in host or device memory."""
+        return self._pool.data_ptr()
+
+    @property
+    def device(self) -> torch.device:
+        return self._pool.device
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """One layer's K over the whole pool: [num_pages, num_kv_heads, page_size, k_head_dim], strided."""
+        return self._keys[layer]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """One layer's V over the whole pool: [num_pages, num_kv_heads, page_size, v_head_dim], strided."""
+        return self._values[layer]
+
+    def write(
+        self, layer: int, pages: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Put new tokens in place. `pages` and `slots` are [tokens]; `keys`, `values` [tokens, num_kv_heads, dim]."""
+        self._keys[layer].transpose(1, 2)[pages, slots] = keys
+        self._values[layer].transpose(1, 2)[pages, slots] = values
+
+    def clear(self, pages: torch.Tensor) -> None:
+        """Zero whole pages. A page that begins part-filled must not show the last owner's numbers: a NaN among them
+        would survive masking, since 0 x NaN is NaN, and the page's digest would depend on them."""
+        self._pool.index_fill_(0, pages, 0)
+
+    def select(self, pages: torch.Tensor) -> PageSelection:
+        """Page tables [rows, pages a row], to be gathered layer by layer."""
+        return PageSelection(self, pages)
+
+    def gather_keys(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of `PageSelection` of one layer's K, [*, unit]."""
+        return self._rows.index_select(0, rows + self._key_rows[layer])
+
+    def gather_values(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of `PageSelection` of one layer's V, [*, unit]."""
+        return self._rows.index_select(0, rows + self._value_rows[layer])
+
+    def row_index(self, pages: torch.Tensor, num_kv_heads: int, head_dim: int) -> torch.Tensor:
+        """Flat row numbers, before a layer's offset, in the order [rows, heads, pages a row, units of a head]."""
+        num_units = self.geometry.page_size * head_dim // self._unit
+        arange = torch.arange(num_kv_heads * num_units, device=pages.device).view(1, num_kv_heads, 1, num_units)
+        num_rows_a_page = self._pool.shape[1] // self._unit
+        return (pages[:, None, :, None] * num_rows_a_page + arange).flatten()
+
+    def copy_to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy pages to host slots, pairwise. Raises `ValueError` without a host tier."""
+        self._host_tier()[list(slots)] = self._pool[list(pages)].cpu()
+
+    def copy_from_host(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        """Copy host slots back into pages, pairwise. Raises `ValueError` without a host tier."""
+        self._pool[list(pages)] = self._host_tier()[list(slots)].to(self.device)
+
+    def _host_tier(self) -> torch.Tensor:
+        if self._host is None:
+            raise ValueError("this storage has no host tier to copy pages to")
+        return self._host
+
+
+class PageSelection:
+    """Some rows' pages, gathered once a layer. Row numbers are shared by all layers of one shape."""
+
+    def __init__(self, storage: PageStorage, pages: torch.Tensor) -> None:
+        self._storage = storage
+        self._pages = pages
+        self._index: dict[tuple[int, int], torch.Tensor] = {}
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """[rows, num_kv_heads, token slots, k_head_dim], a copy."""
+        shape = self._storage.geometry.layers[layer]
+        rows = self._rows(shape.num_kv_heads, shape.k_head_dim)
+        return self._shaped(self._storage.gather_keys(layer, rows), shape.num_kv_heads, shape.k_head_dim)
+
+    def values(self, layer: int) -> torch.Tensor:
+        """[rows, num_kv_heads, token slots, v_head_dim], a copy."""
+        shape = self._storage.geometry.layers[layer]
+        rows = self._rows(shape.num_kv_heads, shape.v_head_dim)
+        return self._shaped(self._storage.gather_values(layer, rows), shape.num_kv_heads, shape.v_head_dim)
+
+    def _rows(self, num_kv_heads: int, head_dim: int) -> torch.Tensor:
+        known = self._index.get((num_kv_heads, head_dim))
+        if known is None:
+            known = self._storage.row_index(self._pages, num_kv_heads, head_dim)
+            self._index[num_kv_heads, head_dim] = known
+        return known
+
+    def _shaped(self, rows: torch.Tensor, num_kv_heads: int, head_dim: int) -> torch.Tensor:
+        return rows.view(self._pages.shape[0], num_kv_heads, -1, head_dim)
+
+
+def _dtype(geometry: KVGeometry) -> torch.dtype:
+    dtype = getattr(torch, geometry.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _as_pages(memory: PageMemory, geometry: KVGeometry) -> torch.Tensor:
+    """The memory as [num_pages, elements of a page]. Raises `ValueError` if its pages are of another size."""
+    if memory.page_bytes != geometry.page_bytes:
+        raise ValueError(f"memory has pages of {memory.page_bytes} bytes, the geometry of {geometry.page_bytes}")
+    return torch.frombuffer(memory.buffer, dtype=_dtype(geometry)).view(memory.num_pages, -1)
+
+
+def _span(pool: torch.Tensor, offset: int, shape: tuple[int, int, int]) -> torch.Tensor:
+    return pool[:, offset : offset + math.prod(shape)].view(pool.shape[0], *shape)
