@@ -1,0 +1,100 @@
+"""From settings to a working engine's parts: model, pool, prefix cache, runner. Called once, by a worker's `app`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from baton.engine.progress import loading_progress
+from baton.engine.runner import ModelRunner
+from baton.kv.geometry import KVGeometry
+from baton.kv.memory import PageMemory
+from baton.kv.pages import PagePool
+from baton.kv.radix import RadixCache
+from baton.model.config import DtypeChoice
+from baton.model.decoder import configure_threads
+from baton.model.loading import LoadedModel, load_model
+from baton.model.packed import Packing
+from baton.model.storage import PageStorage
+from baton.settings.base import SettingsError
+from baton.settings.groups import Device, WorkerSettings
+from baton.settings.model_source import resolve_model
+from baton.telemetry.logs import get_logger
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a loop runs on. `max_model_len`: what model and pool both allow, in tokens."""
+
+    geometry: KVGeometry
+    memory: PageMemory
+    cache: RadixCache
+    runner: ModelRunner
+    vocab_size: int
+    max_model_len: int
+
+
+def assemble(settings: WorkerSettings, num_host_pages: int | None) -> Engine:
+    """Loads and checks the model and lays out its pool; `num_host_pages` None: as many as the pool has.
+
+    Blocks for as long as loading takes. Raises `SettingsError`, `UnreadableModel` or `UnsupportedModel`.
+    """
+    configure_threads(settings.threads)
+    model = _load(settings)
+    num_pages = settings.pool_pages(model.geometry.page_bytes)
+    memory = PageMemory(num_pages, model.geometry.page_bytes)
+    num_host_pages = num_pages if num_host_pages is None else num_host_pages
+    host = PageMemory(num_host_pages, model.geometry.page_bytes) if num_host_pages else None
+    storage = PageStorage.on_memory(model.geometry, memory, host)
+    runner = ModelRunner(model, storage)
+    max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
+    _report(model, num_pages, max_model_len)
+    cache = RadixCache(PagePool(num_pages))
+    return Engine(model.geometry, memory, cache, runner, model.config.vocab_size, max_model_len)
+
+
+def _load(settings: WorkerSettings) -> LoadedModel:
+    directory = resolve_model(settings.model)
+    with loading_progress(settings.model) as on_progress:
+        return load_model(
+            directory,
+            dtype=DtypeChoice(settings.dtype.value),
+            page_size=settings.page_size,
+            max_model_len=settings.max_model_len,
+            device=_device(settings.device),
+            packing=Packing.AUTO if settings.pack_linears else Packing.NEVER,
+            on_progress=on_progress,
+        )
+
+
+def _device(device: Device) -> str:
+    if device is Device.CUDA:
+        why = "this version hands pages over from host memory only"
+        raise SettingsError("device=cuda", why=why, mend="Use --device cpu; the model's GPU backend is there to test.")
+    return "cpu"
+
+
+def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
+    report = model.report
+    log.info(
+        "model_loaded",
+        model_type=model.config.model_type,
+        parameters=report.num_parameters,
+        dtype=model.config.dtype,
+        seconds=round(report.seconds, 2),
+        packed_linears=report.num_packed_layers,
+        packing_note=report.packing_note or "all",
+        self_check_gap=f"{report.check.gap:.1e}",
+        torch=torch.__version__,
+    )
+    log.info(
+        "pool_ready",
+        pages=num_pages,
+        page_tokens=model.geometry.page_size,
+        page_kib=model.geometry.page_bytes // 1024,
+        geometry=model.geometry.digest(),
+        max_model_len=max_model_len,
+    )

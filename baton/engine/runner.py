@@ -1,0 +1,59 @@
+"""Performs a batch on the real model: page copies, one flat forward pass, sampling. Owned by the engine thread.
+
+Knows how a batch becomes tensors and nothing of why it was made.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from baton.domain.request import SampledToken
+from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
+from baton.model.attention.base import Segment, plan_step
+from baton.model.loading import LoadedModel
+from baton.model.sampler import sample
+from baton.model.storage import PageStorage
+
+
+class ModelRunner:
+    """A `Runner` over a loaded model and the pool it shares with the transfer."""
+
+    def __init__(self, model: LoadedModel, storage: PageStorage) -> None:
+        self._decoder = model.on(storage)
+        self._storage = storage
+
+    def run(self, batch: Batch) -> StepOutput:
+        """One step to its end. Rows attend to pages written before the step and to their own new tokens."""
+        self._copy(batch)
+        if not batch.rows:
+            return StepOutput(())
+        specs = [row.sample for row in batch.rows if row.sample is not None]
+        sampled = iter(self._extend(batch.rows, specs))
+        return StepOutput(tuple(None if row.sample is None else next(sampled) for row in batch.rows))
+
+    def _copy(self, batch: Batch) -> None:
+        for copy in batch.copies:
+            if copy.to_host:
+                self._storage.copy_to_host(copy.pages, copy.slots)
+            else:
+                self._storage.copy_from_host(copy.slots, copy.pages)
+
+    def _extend(self, rows: tuple[Row, ...], specs: list[SampleSpec]) -> tuple[SampledToken, ...]:
+        """Forward pass over all rows' new tokens; sampled tokens of the rows that asked, in order."""
+        ids: list[int] = []
+        positions: list[int] = []
+        segments: list[Segment] = []
+        keep: list[int] = []
+        for row in rows:
+            segments.append(Segment(len(ids), row.start, len(row.tokens), row.pages))
+            ids.extend(row.tokens)
+            positions.extend(range(row.start, row.start + len(row.tokens)))
+            if row.sample is not None:
+                keep.append(len(ids) - 1)
+        device = self._storage.device
+        step = plan_step(segments, self._storage.geometry.page_size, device)
+        # An output head over no rows at all is not something every model accepts, so one row is always kept.
+        places = keep or [len(ids) - 1]
+        flat_ids, flat_positions, flat_places = (torch.tensor(x, device=device) for x in (ids, positions, places))
+        logits = self._decoder.forward(flat_ids, flat_positions, step, flat_places)
+        return sample(logits[: len(keep)], specs)
