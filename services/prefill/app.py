@@ -1,0 +1,183 @@
+"""Wires a prefill worker and runs it until it is told to stop. Called by `services.cli.serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import AsyncExitStack
+
+import grpc
+
+from baton import __version__
+from baton.domain.errors import Cancelled
+from baton.domain.ids import Incarnation, WorkerId, new_incarnation
+from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.engine.assembly import Engine, assemble
+from baton.engine.lifetime import Lifetime, open_book
+from baton.engine.mailbox import Mailbox
+from baton.engine.presence import Presence
+from baton.engine.streams import Streams
+from baton.engine.thread import EngineThread
+from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
+from baton.rpc.server import start_server
+from baton.rpc.shutdown import shutdown_event
+from baton.settings.model_source import model_name
+from baton.settings.ucx import prepare_environment
+from baton.state.base import StateBook
+from baton.telemetry import metrics
+from baton.telemetry.logs import get_logger
+from baton.transfer.digest import digest_pages
+from baton.transfer.factory import make_source, usable_transports
+from baton.transfer.stream import StreamSource
+from services.prefill.commands import Announced, Ended, PrefillCommand, PrefillEvent
+from services.prefill.handoff_log import HandoffLog
+from services.prefill.handoff_server import HandoffServicer, LinkTerms
+from services.prefill.loop import PrefillLoop
+from services.prefill.offers import OfferBook
+from services.prefill.scheduler import Fail, PrefillLimits, PrefillScheduler, Seal, Unpinned
+from services.prefill.server import PrefillServicer, StreamEvent
+from services.prefill.settings import PrefillSettings
+
+log = get_logger()
+
+ENGINE_STOP_S = 10.0
+SERVER_GRACE_S = 1.0
+WATCH_TIMEOUT_S = 60.0
+"""Longest silence of a followed handoff; a waiting prompt is silent, so this is no measure of health."""
+
+
+async def serve(settings: PrefillSettings) -> int:
+    """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
+    prepare_environment({})
+    with shutdown_event() as stop:
+        engine = assemble(settings, num_host_pages=0)
+        async with AsyncExitStack() as stack:
+            book = await open_book(settings)
+            stack.push_async_callback(book.close)
+            lifetime = Lifetime(stop)
+            await _Worker(settings, engine, book, lifetime, stack).run()
+            return lifetime.exit_code
+
+
+class _Worker:
+    """The rooms of one prefill worker. `stack` takes what has to be closed, in reverse order of its making."""
+
+    def __init__(
+        self, settings: PrefillSettings, engine: Engine, book: StateBook, lifetime: Lifetime, stack: AsyncExitStack
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._lifetime = lifetime
+        self._stack = stack
+        self._id = WorkerId(settings.worker_id)
+        self._incarnation: Incarnation = new_incarnation()
+        self._model = model_name(settings.model)
+        self._mailbox: Mailbox[PrefillCommand] = Mailbox(1024)
+        self._streams: Streams[StreamEvent] = Streams()
+        self._handoffs = HandoffLog()
+        self._presence = Presence(book, self._record, settings.heartbeat_interval_s, lifetime.replaced)
+        names = usable_transports(settings.transport.value)
+        self._sources = {name: make_source(name, self._id, self._incarnation, engine.memory) for name in names}
+        for source in self._sources.values():
+            stack.callback(source.close)
+        self._asyncio = asyncio.get_running_loop()
+        self._loop = self._make_loop()
+        self._address = ""
+
+    async def run(self) -> None:
+        """Serves until stopped, then drains and closes."""
+        settings, stack = self._settings, self._stack
+        stack.callback(metrics.start_metrics_server(settings.host, settings.metrics_port).close)
+        metrics.BUILD_INFO.labels(__version__, "prefill", self._model).set(1)
+        thread = EngineThread(self._loop, "baton-engine", self._lifetime.crashed)
+        thread.start()
+        stack.callback(thread.stop, ENGINE_STOP_S)
+        server = await start_server(settings.host, settings.port, self._register)
+        self._address = settings.advertised(server.port)
+        log.info("prefill_serving", address=self._address, worker=self._id, transports=list(self._sources))
+        async with self._lifetime.background(self._presence.run()):
+            await self._lifetime.until_stopped()
+            drain = self._lifetime.drain(lambda: self._loop.num_requests, settings.drain_timeout_s)
+            self._presence.changed()
+            await drain
+            await server.stop(SERVER_GRACE_S)
+        await self._presence.leave()
+        log.info("prefill_stopped", exit_code=self._lifetime.exit_code)
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        memory = self._engine.memory
+        terms = LinkTerms(
+            worker_id=self._id,
+            incarnation=self._incarnation,
+            model=self._model,
+            fingerprint=self._engine.geometry.fingerprint(),
+            transports={name: source.metadata() for name, source in self._sources.items()},
+            base_address=memory.address,
+            num_pages=memory.num_pages,
+            page_bytes=memory.page_bytes,
+            watch_timeout_s=WATCH_TIMEOUT_S,
+        )
+        streams = [source for source in self._sources.values() if isinstance(source, StreamSource)]
+        read_pages = streams[0].read_pages if streams else None
+        handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, read_pages)
+        prefill = PrefillServicer(self._mailbox, self._streams, lambda: self._lifetime.draining)
+        prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, server)
+        handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
+
+    def _record(self) -> WorkerRecord:
+        return WorkerRecord(
+            id=self._id,
+            role=WorkerRole.PREFILL,
+            incarnation=self._incarnation,
+            address=self._address,
+            model=self._model,
+            fingerprint=self._engine.geometry.fingerprint(),
+            page_size=self._engine.geometry.page_size,
+            max_model_len=self._engine.max_model_len,
+            vocab_size=self._engine.vocab_size,
+            status=self._lifetime.status,
+            load=self._loop.load(),
+        )
+
+    def _make_loop(self) -> PrefillLoop:
+        settings, engine = self._settings, self._engine
+        num_pages = engine.cache.pool.num_pages
+        limits = PrefillLimits(
+            page_size=engine.geometry.page_size,
+            token_budget=settings.token_budget,
+            max_chunking=settings.max_chunking_requests,
+            max_pinned_pages=max(1, int(settings.pin_fraction * num_pages)),
+        )
+        offers = OfferBook(engine.cache.pool, settings.source_lease_s)
+        scheduler = PrefillScheduler(engine.cache, offers, limits)
+        digest = (lambda pages: digest_pages(engine.memory, pages)) if settings.digests else None
+        return PrefillLoop(
+            engine.cache, scheduler, offers, engine.runner, digest,
+            emit=self._emit, on_idle=self._lifetime.idle, mailbox=self._mailbox,
+        )  # fmt: skip
+
+    def _emit(self, events: list[PrefillEvent]) -> None:
+        """From the engine thread: one hop into the asyncio loop a turn."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
+            self._asyncio.call_soon_threadsafe(self._deliver, events)
+
+    def _deliver(self, events: list[PrefillEvent]) -> None:
+        """What decode follows goes to the handoff log, what the router waits for to its stream."""
+        for event in events:
+            match event:
+                case Announced(id):
+                    self._handoffs.append(id, event)
+                case Seal(id):
+                    self._handoffs.append(id, event)
+                    self._streams.deliver(id, event)
+                case Fail(id, error):
+                    self._handoffs.append(id, error)
+                    self._handoffs.end(id)
+                    self._streams.deliver(id, event)
+                case Ended(id, reason):
+                    self._handoffs.end(id)
+                    self._streams.deliver(id, Fail(id, Cancelled(reason)))
+                case Unpinned(id):
+                    self._handoffs.end(id)
+                case _:
+                    self._streams.deliver(event.id, event)

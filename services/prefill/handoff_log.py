@@ -1,0 +1,81 @@
+"""The handoff log: what has been announced of every open handoff, for decode workers to follow. Lives in the loop.
+
+A watcher may come before the prompt is here (router calls both workers at once) or after some chunks: it gets
+everything from the start, then follows. Entries go when their offer ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from baton.domain.errors import BatonError, Cancelled, DeadlineExceeded
+from baton.domain.ids import AttemptId
+from services.prefill.commands import Announced
+from services.prefill.scheduler import Seal
+
+HandoffEvent = Announced | Seal | BatonError
+"""An error is the last event of a handoff that ended without (or in spite of) a seal."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    events: list[HandoffEvent] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    num_followers: int = 0
+    ended: bool = False
+
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class HandoffLog:
+    """Announcements by attempt."""
+
+    def __init__(self) -> None:
+        self._entries: dict[AttemptId, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def append(self, id: AttemptId, event: HandoffEvent) -> None:
+        """Announces; followers wake."""
+        entry = self._entries.setdefault(id, _Entry())
+        entry.events.append(event)
+        entry.ended = entry.ended or not isinstance(event, Announced)
+        entry.wake()
+
+    def end(self, id: AttemptId, error: BatonError | None = None) -> None:
+        """The offer is over: those who still follow hear `error` (or that it was cancelled), then it is forgotten."""
+        entry = self._entries.pop(id, None)
+        if entry is None:
+            return
+        if not entry.ended:
+            entry.events.append(error or Cancelled(f"{id}: the handoff was aborted"))
+            entry.ended = True
+        entry.wake()
+
+    async def follow(self, id: AttemptId, timeout_s: float) -> AsyncGenerator[HandoffEvent, None]:
+        """All events of `id`, from the first, up to a seal or an error; `timeout_s` bounds the wait for each."""
+        entry = self._entries.setdefault(id, _Entry())
+        entry.num_followers += 1
+        num_seen = 0
+        try:
+            while True:
+                changed = entry.changed
+                while num_seen < len(entry.events):
+                    num_seen += 1
+                    yield entry.events[num_seen - 1]
+                if entry.ended:
+                    return
+                try:
+                    await asyncio.wait_for(changed.wait(), timeout_s)
+                except TimeoutError:
+                    yield DeadlineExceeded(f"{id}: nothing announced for {timeout_s} s")
+                    return
+        finally:
+            entry.num_followers -= 1
+            if not entry.events and not entry.num_followers and self._entries.get(id) is entry:
+                del self._entries[id]

@@ -1,0 +1,168 @@
+"""The prefill worker's side of links and handoffs: `Hello`, `Watch`, `Commit`, `Renew`, `Abort`, `ReadPages`.
+
+Called by decode workers. Translates messages; the offers decide, in the engine thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from baton.domain.errors import LinkBroken
+from baton.domain.ids import AttemptId, Incarnation, WorkerId
+from baton.domain.request import OutputToken
+from baton.engine.mailbox import Mailbox
+from baton.engine.reply import Reply
+from baton.kv.geometry import describe_difference
+from baton.rpc import codec
+from baton.rpc.gen import common_pb2, handoff_pb2, handoff_pb2_grpc
+from baton.rpc.version import PROTOCOL_VERSION
+from baton.telemetry import metrics
+from baton.telemetry.logs import get_logger
+from services.prefill.commands import Abort, Announced, Commit, PrefillCommand, Renew
+from services.prefill.handoff_log import HandoffEvent, HandoffLog
+from services.prefill.scheduler import Seal
+
+log = get_logger()
+
+ENGINE_TIMEOUT_S = 30.0
+"""Longest wait for the engine's answer: a step may be long, but not this long."""
+
+ReadPages = Callable[
+    [handoff_pb2.ReadPagesRequest, "grpc.aio.ServicerContext[Any, Any]"], AsyncIterator[handoff_pb2.PageBytes]
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTerms:
+    """What this worker is and offers; `transports`: name -> metadata that a puller needs, best first."""
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    model: str
+    fingerprint: str
+    transports: Mapping[str, bytes]
+    base_address: int
+    num_pages: int
+    page_bytes: int
+    watch_timeout_s: float
+
+
+class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
+    """Serves decode workers."""
+
+    def __init__(
+        self, terms: LinkTerms, mailbox: Mailbox[PrefillCommand], handoffs: HandoffLog, read_pages: ReadPages | None
+    ) -> None:
+        self._terms = terms
+        self._mailbox = mailbox
+        self._handoffs = handoffs
+        self._read_pages = read_pages
+
+    async def Hello(
+        self, request: handoff_pb2.HelloRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> handoff_pb2.HelloReply:
+        """See handoff.proto."""
+        difference = self._difference(request)
+        if difference is not None:
+            log.warning("link_refused", peer=request.worker_id, why=difference)
+            return handoff_pb2.HelloReply(refused=codec.encode_failure(LinkBroken(difference)))
+        terms = self._terms
+        transport = next(name for name in terms.transports if name in request.transports)
+        return handoff_pb2.HelloReply(
+            offer=handoff_pb2.LinkOffer(
+                worker_id=terms.worker_id,
+                incarnation=terms.incarnation,
+                transport=transport,
+                metadata=terms.transports[transport],
+                base_address=terms.base_address,
+                num_pages=terms.num_pages,
+                page_bytes=terms.page_bytes,
+            )
+        )
+
+    async def Watch(
+        self, request: handoff_pb2.WatchRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncGenerator[handoff_pb2.HandoffEvent, None]:
+        """See handoff.proto."""
+        if request.incarnation != self._terms.incarnation:
+            yield handoff_pb2.HandoffEvent(failed=codec.encode_failure(self._restarted("watch")))
+            return
+        async for event in self._handoffs.follow(codec.decode_id(request.id), self._terms.watch_timeout_s):
+            yield _encode(event)
+
+    async def Commit(
+        self, request: handoff_pb2.CommitRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> handoff_pb2.CommitReply:
+        """See handoff.proto."""
+        if request.incarnation != self._terms.incarnation:
+            return handoff_pb2.CommitReply(valid=False, reason=self._restarted("commit").code)
+        reply: Reply[bool] = Reply()
+        self._mailbox.post(Commit(codec.decode_id(request.id), reply))
+        valid = await reply.wait(ENGINE_TIMEOUT_S)
+        return handoff_pb2.CommitReply(valid=valid, reason="" if valid else "lease_ended")
+
+    async def Renew(
+        self, request: handoff_pb2.RenewRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> handoff_pb2.RenewReply:
+        """See handoff.proto."""
+        if request.incarnation != self._terms.incarnation:
+            self._restarted("renew")
+            return handoff_pb2.RenewReply(ended=request.ids)
+        reply: Reply[list[AttemptId]] = Reply()
+        self._mailbox.post(Renew(tuple(codec.decode_id(id) for id in request.ids), reply))
+        ended = await reply.wait(ENGINE_TIMEOUT_S)
+        return handoff_pb2.RenewReply(ended=[codec.encode_id(id) for id in ended])
+
+    async def Abort(
+        self, request: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> common_pb2.AbortReply:
+        """See handoff.proto."""
+        self._mailbox.post(Abort(codec.decode_id(request.id), request.reason))
+        return common_pb2.AbortReply()
+
+    async def ReadPages(
+        self, request: handoff_pb2.ReadPagesRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncGenerator[handoff_pb2.PageBytes, None]:
+        """See handoff.proto."""
+        if self._read_pages is None:
+            refusal = LinkBroken(f"transports: {', '.join(self._terms.transports)} here, stream there")
+            await codec.abort(context, refusal)
+        async for data in self._read_pages(request, context):
+            yield data
+
+    def _restarted(self, kind: str) -> LinkBroken:
+        metrics.STALE_MESSAGES_TOTAL.labels(kind).inc()
+        return LinkBroken(f"{self._terms.worker_id} has restarted: the message is for an older incarnation")
+
+    def _difference(self, request: handoff_pb2.HelloRequest) -> str | None:
+        """The first field in which the peer cannot be linked, in words."""
+        if request.protocol_version != PROTOCOL_VERSION:
+            return f"protocol_version: {PROTOCOL_VERSION} here, {request.protocol_version} there"
+        if request.model != self._terms.model:
+            return f"model: {self._terms.model!r} here, {request.model[:120]!r} there"
+        if not set(self._terms.transports) & set(request.transports):
+            ours, theirs = ", ".join(self._terms.transports), ", ".join(request.transports)[:120]
+            return f"transports: {ours} here, {theirs} there"
+        return describe_difference(self._terms.fingerprint, request.fingerprint)
+
+
+def _encode(event: HandoffEvent) -> handoff_pb2.HandoffEvent:
+    match event:
+        case Announced(_, first_page, pages, digests):
+            chunk = handoff_pb2.ChunkReady(first_page=first_page, pages=pages, digests=digests)
+            return handoff_pb2.HandoffEvent(chunk=chunk)
+        case Seal():
+            token = OutputToken(event.index, event.first_token.token, event.first_token.logprobs)
+            seal = handoff_pb2.Seal(
+                first_token=codec.encode_token(token),
+                finish_reason=codec.encode_finish(event.finish),
+                num_cached_tokens=event.num_cached_tokens,
+                num_pages=event.num_pages,
+            )
+            return handoff_pb2.HandoffEvent(seal=seal)
+        case _:
+            return handoff_pb2.HandoffEvent(failed=codec.encode_failure(event))

@@ -1,0 +1,134 @@
+"""Offers: prefill's side of a handoff. Which pages of which attempt are pinned, and until when. Pure.
+
+An offer's life (the table is `baton.domain.handoff.SOURCE_TABLE`):
+
+1. `open` when the request is added: a newer attempt of the same request ends the older one (fencing).
+2. `publish` pins each finished chunk's pages; the lease runs from here and every `renew` starts it afresh.
+3. `seal` after the last chunk.
+4. It ends by `commit` (decode has everything), `abort`, or `expire` (nobody renewed): the pins are dropped at once.
+   Full pages stay in the radix cache, the partial tail goes back to the free list.
+
+`commit` answers valid iff the pins were held from every publish to that moment, which is exactly: the offer is still
+open. Time is an argument; the engine thread owns this.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton.domain.errors import Superseded
+from baton.domain.handoff import SourceEvent, SourceState, advance_source
+from baton.domain.ids import AttemptId, PageId, RequestId
+from baton.kv.pages import Hold, PagePool
+
+_MAX_REMEMBERED = 4096
+"""Ended offers whose outcome is still known, to answer a repeated or late `commit`."""
+
+
+@dataclass(slots=True)
+class _Offer:
+    id: AttemptId
+    lease_ends_at: float | None = None  # None until the first publish
+    state: SourceState = SourceState.PINNED
+    pages: list[PageId] = field(default_factory=list)
+
+
+class OfferBook:
+    """All offers of one prefill worker."""
+
+    def __init__(self, pool: PagePool, lease_s: float) -> None:
+        self._pool = pool
+        self._lease_s = lease_s
+        self._open: dict[AttemptId, _Offer] = {}
+        self._ended: OrderedDict[AttemptId, SourceState] = OrderedDict()
+        self._newest: OrderedDict[RequestId, int] = OrderedDict()
+        self.num_pinned_pages = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, id: AttemptId) -> AttemptId | None:
+        """Begins an offer; returns the older attempt's, if that was still open and has been ended by this.
+
+        Raises `Superseded` unless `id` is newer than every attempt seen of its request.
+        """
+        newest = self._newest.get(id.request_id, 0)
+        if id.attempt <= newest:
+            raise Superseded(f"{id}: attempt {newest} was seen already")
+        older = AttemptId(id.request_id, newest)
+        was_open = self.abort(older)
+        self._newest[id.request_id] = id.attempt
+        self._newest.move_to_end(id.request_id)
+        while len(self._newest) > _MAX_REMEMBERED + len(self._open):
+            self._newest.popitem(last=False)
+        self._open[id] = _Offer(id)
+        return older if was_open else None
+
+    def is_open(self, id: AttemptId) -> bool:
+        return id in self._open
+
+    def publish(self, id: AttemptId, pages: Sequence[PageId], now: float) -> None:
+        """Pins `pages` (which the caller still holds) for the offer and starts its lease if it does not run yet."""
+        offer = self._open[id]
+        offer.state = advance_source(offer.state, SourceEvent.PUBLISH)
+        self._pool.hold(pages, Hold.PINNED)
+        offer.pages += pages
+        self.num_pinned_pages += len(pages)
+        if offer.lease_ends_at is None:
+            offer.lease_ends_at = now + self._lease_s
+
+    def seal(self, id: AttemptId) -> None:
+        """Nothing more will be published."""
+        offer = self._open[id]
+        offer.state = advance_source(offer.state, SourceEvent.SEAL)
+
+    def renew(self, ids: Sequence[AttemptId], now: float) -> list[AttemptId]:
+        """Starts the leases of `ids` afresh; returns those whose pins are not held any more."""
+        ended = []
+        for id in ids:
+            offer = self._open.get(id)
+            if offer is None:
+                ended.append(id)
+            elif offer.lease_ends_at is not None:
+                offer.state = advance_source(offer.state, SourceEvent.RENEW)
+                offer.lease_ends_at = now + self._lease_s
+        return ended
+
+    def commit(self, id: AttemptId) -> bool:
+        """Whether everything that was read under this offer was pinned all the while. Idempotent."""
+        offer = self._open.get(id)
+        if offer is None:
+            return self._ended.get(id) is SourceState.COMMITTED
+        if offer.state is not SourceState.SEALED:
+            return False
+        self._end(offer, SourceEvent.COMMIT)
+        return True
+
+    def abort(self, id: AttemptId) -> bool:
+        """Unpins now; False when there was nothing to end. Legal in every state."""
+        offer = self._open.get(id)
+        if offer is not None:
+            self._end(offer, SourceEvent.ABORT)
+        return offer is not None
+
+    def expire(self, now: float) -> list[AttemptId]:
+        """Ends the offers whose lease has run out."""
+        late = [o for o in self._open.values() if o.lease_ends_at is not None and o.lease_ends_at <= now]
+        for offer in late:
+            self._end(offer, SourceEvent.LEASE_END)
+        return [offer.id for offer in late]
+
+    def next_deadline(self) -> float | None:
+        """When the first lease runs out."""
+        return min((o.lease_ends_at for o in self._open.values() if o.lease_ends_at is not None), default=None)
+
+    def _end(self, offer: _Offer, event: SourceEvent) -> None:
+        offer.state = advance_source(offer.state, event)
+        self._pool.drop(offer.pages, Hold.PINNED)
+        self.num_pinned_pages -= len(offer.pages)
+        del self._open[offer.id]
+        self._ended[offer.id] = offer.state
+        while len(self._ended) > _MAX_REMEMBERED:
+            self._ended.popitem(last=False)

@@ -1,0 +1,255 @@
+"""The prefill scheduler. Scarce: tokens per step. Pure: time is an argument, pages are numbers, tokens are ids.
+
+A request's life here, queue by queue:
+
+1. *waiting*: `add` opens its offer and puts it at the end. A prompt that can never fit fails at once.
+2. *chunking*: admitted in order, when a seat, pages for the whole prompt and pin budget are there. The longest cached
+   prefix is matched (all but the last token at most: that one has to be computed, to be sampled from); the rest is cut
+   into chunks. Every step continues the half-done prompts in order before it admits, all under one token budget.
+3. Each finished chunk's full pages enter the radix cache and are published under the offer's pins; pages that decode
+   already has are not published.
+4. *sealed*: with the last chunk the first token is sampled, the partial tail page is published, the offer is sealed and
+   the request leaves the scheduler. Its pages now hang on the offer's pins alone, until commit, abort or lease end.
+
+At any point `abort`, a deadline or the end of the lease takes it out, and all its pages are given back in that call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from baton.domain.errors import BatonError, ContextOverflow, DeadlineExceeded, LeaseEnded
+from baton.domain.ids import AttemptId, PageId
+from baton.domain.request import EngineRequest, FinishReason, SampledToken, banned_tokens, finish_reason
+from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
+from baton.engine.chunking import cut
+from baton.kv.pages import Hold
+from baton.kv.radix import RadixCache
+from baton.kv.table import PageTable
+from services.prefill.offers import OfferBook
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLimits:
+    """What a step and the worker may hold at most."""
+
+    page_size: int
+    token_budget: int
+    max_chunking: int
+    max_pinned_pages: int
+
+    def __post_init__(self) -> None:
+        if self.token_budget < self.page_size:
+            raise ValueError(f"a token budget of {self.token_budget} does not reach one page of {self.page_size}")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishChunk:
+    """Pages [first_page, first_page + len(pages)) of the request's table are final and pinned."""
+
+    id: AttemptId
+    first_page: int
+    pages: tuple[PageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`num_tokens` of the prompt have their KV, cached ones included."""
+
+    id: AttemptId
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """The last chunk is published and the first token (of output index `index`) chosen."""
+
+    id: AttemptId
+    index: int
+    first_token: SampledToken
+    finish: FinishReason | None
+    num_cached_tokens: int
+    num_computed_tokens: int
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The request ended here without a seal."""
+
+    id: AttemptId
+    error: BatonError
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned:
+    """A sealed offer's lease ran out before its commit."""
+
+    id: AttemptId
+
+
+PrefillEffect = PublishChunk | Progress | Seal | Fail | Unpinned
+
+
+@dataclass(slots=True)
+class _Prompt:
+    request: EngineRequest
+    table: PageTable
+    deadline: float
+    decode_prefix_len: int
+    num_cached: int = 0
+    num_filled: int = 0
+    num_published: int = 0  # pages, those that decode already has included
+
+    @property
+    def num_left(self) -> int:
+        return len(self.request.tokens) - self.num_filled
+
+
+class PrefillScheduler:
+    """Queues *waiting -> chunking -> sealed* over one page pool."""
+
+    def __init__(self, cache: RadixCache, offers: OfferBook, limits: PrefillLimits) -> None:
+        self._cache = cache
+        self._offers = offers
+        self._limits = limits
+        self._waiting: deque[_Prompt] = deque()
+        self._chunking: list[_Prompt] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_chunking(self) -> int:
+        return len(self._chunking)
+
+    @property
+    def num_left_tokens(self) -> int:
+        """Prompt tokens still to compute, as far as is known before matching."""
+        return sum(p.num_left for p in (*self._waiting, *self._chunking))
+
+    def add(self, request: EngineRequest, decode_prefix_len: int, deadline: float) -> list[PrefillEffect]:
+        """Takes a request. Raises `Superseded` for an attempt that is not the newest."""
+        older = self._offers.open(request.id)
+        if older is not None:
+            self._forget(older)
+        size = self._limits.page_size
+        num_pages = -(-len(request.tokens) // size)
+        if num_pages > self._cache.pool.num_pages:
+            self._offers.abort(request.id)
+            message = f"the prompt needs {num_pages} pages, this worker has {self._cache.pool.num_pages}"
+            return [Fail(request.id, ContextOverflow(message))]
+        table = PageTable(self._cache, size, request.salt, Hold.LIVE)
+        prompt = _Prompt(request, table, deadline, decode_prefix_len, num_published=decode_prefix_len // size)
+        self._waiting.append(prompt)
+        return []
+
+    def abort(self, id: AttemptId) -> bool:
+        """Takes the request out, in whatever queue, and ends its offer. Idempotent; False when it was not here."""
+        known = self._offers.abort(id)
+        return self._forget(id) or known
+
+    def expire(self, now: float) -> list[PrefillEffect]:
+        """Ends what has outlived its deadline or its lease."""
+        effects: list[PrefillEffect] = []
+        for id in self._offers.expire(now):
+            ended = Fail(id, LeaseEnded(f"{id}: nobody renewed its lease")) if self._forget(id) else Unpinned(id)
+            effects.append(ended)
+        for prompt in [p for p in (*self._waiting, *self._chunking) if p.deadline <= now]:
+            self.abort(prompt.request.id)
+            effects.append(Fail(prompt.request.id, DeadlineExceeded(f"{prompt.request.id}: deadline before the seal")))
+        return effects
+
+    def next_wakeup(self) -> float | None:
+        """When `expire` has something to do next, if nothing else happens."""
+        times = [p.deadline for p in (*self._waiting, *self._chunking)]
+        lease = self._offers.next_deadline()
+        return min([*times, *([] if lease is None else [lease])], default=None)
+
+    def schedule(self, now: float) -> Batch | None:
+        """One step's rows: continue, then admit, all under the token budget."""
+        budget = self._limits.token_budget
+        rows: list[Row] = []
+        for prompt in self._chunking:
+            budget -= self._cut(prompt, budget, rows)
+        while budget >= self._limits.page_size and self._admit():
+            budget -= self._cut(self._chunking[-1], budget, rows)
+        return Batch(tuple(rows)) if rows else None
+
+    def commit(self, batch: Batch, output: StepOutput, now: float) -> list[PrefillEffect]:
+        """Books a finished step: settle pages, publish, seal."""
+        by_id = {p.request.id: p for p in self._chunking}
+        effects: list[PrefillEffect] = []
+        for row, sampled in zip(batch.rows, output.sampled, strict=True):
+            prompt = by_id.get(row.id)
+            if prompt is None:  # aborted while the step ran
+                continue
+            prompt.num_filled += len(row.tokens)
+            prompt.table.settle(prompt.request.tokens, prompt.num_filled)
+            effects += self._publish(prompt, now)
+            effects += self._seal(prompt, sampled) if sampled else [Progress(row.id, prompt.num_filled)]
+        return effects
+
+    def _admit(self) -> bool:
+        """Moves the first waiting prompt to *chunking*; False when there is none or it does not fit now."""
+        if not self._waiting or len(self._chunking) >= self._limits.max_chunking:
+            return False
+        if self._offers.num_pinned_pages >= self._limits.max_pinned_pages:  # each ends by commit, abort or lease
+            return False
+        prompt = self._waiting[0]
+        prompt.num_cached = prompt.num_filled = prompt.table.match_tokens(prompt.request.tokens[:-1])
+        if not prompt.table.extend(len(prompt.request.tokens)):
+            prompt.table.release()
+            prompt.num_cached = prompt.num_filled = 0
+            return False
+        self._chunking.append(self._waiting.popleft())
+        return True
+
+    def _cut(self, prompt: _Prompt, budget: int, rows: list[Row]) -> int:
+        """Adds the prompt's next chunk to `rows` and returns its tokens."""
+        tokens, start = prompt.request.tokens, prompt.num_filled
+        num_tokens = cut(start, len(tokens), budget, self._limits.page_size)
+        if num_tokens == 0:
+            return 0
+        end = start + num_tokens
+        spec = self._sample_spec(prompt.request) if end == len(tokens) else None
+        rows.append(Row(prompt.request.id, tokens[start:end], start, prompt.table.pages, spec))
+        return num_tokens
+
+    @staticmethod
+    def _sample_spec(request: EngineRequest) -> SampleSpec:
+        banned = banned_tokens(request.stop, request.num_emitted)
+        return SampleSpec(request.sampling, request.tokens, request.num_prompt_tokens, banned)
+
+    def _publish(self, prompt: _Prompt, now: float) -> list[PrefillEffect]:
+        done = prompt.num_left == 0
+        end = len(prompt.table.pages) if done else prompt.num_filled // self._limits.page_size
+        first = prompt.num_published
+        if end <= first:
+            return []
+        pages = tuple(prompt.table.pages[first:end])
+        self._offers.publish(prompt.request.id, pages, now)
+        prompt.num_published = end
+        return [PublishChunk(prompt.request.id, first, pages)]
+
+    def _seal(self, prompt: _Prompt, sampled: SampledToken) -> list[PrefillEffect]:
+        request = prompt.request
+        self._offers.seal(request.id)
+        num_pages = len(prompt.table.pages)
+        prompt.table.release()
+        self._chunking.remove(prompt)
+        finish = finish_reason(request.stop, sampled.token, request.num_emitted + 1)
+        num_computed = len(request.tokens) - prompt.num_cached
+        return [Seal(request.id, request.num_emitted, sampled, finish, prompt.num_cached, num_computed, num_pages)]
+
+    def _forget(self, id: AttemptId) -> bool:
+        """Takes a prompt out of its queue and gives its pages back; False when it is in neither queue."""
+        for queue in (self._waiting, self._chunking):
+            for prompt in queue:
+                if prompt.request.id == id:
+                    prompt.table.release()
+                    queue.remove(prompt)
+                    return True
+        return False

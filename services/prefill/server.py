@@ -1,0 +1,107 @@
+"""The prefill worker's gRPC surface: `Prefill` for routers. Translates messages; decides nothing.
+
+Lives in the asyncio loop; speaks to the engine through its mailbox and hears from it through `Streams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+
+import grpc
+
+from baton.domain.errors import BatonError, DeadlineExceeded, Draining, InvalidRequest, Overloaded
+from baton.domain.ids import AttemptId
+from baton.domain.request import OutputToken
+from baton.engine.mailbox import Mailbox
+from baton.engine.streams import Streams
+from baton.rpc import codec
+from baton.rpc.gen import common_pb2, prefill_pb2, prefill_pb2_grpc
+from services.prefill.commands import Abort, AddPrompt, PrefillCommand
+from services.prefill.scheduler import Fail, Progress, Seal
+
+StreamEvent = Progress | Seal | Fail
+GRACE_S = 5.0
+"""How much longer than its deadline a request's stream waits for the engine to say that the deadline has passed."""
+
+
+class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
+    """One stream a request; closing it before the seal aborts."""
+
+    def __init__(
+        self, mailbox: Mailbox[PrefillCommand], streams: Streams[StreamEvent], is_draining: Callable[[], bool]
+    ) -> None:
+        self._mailbox = mailbox
+        self._streams = streams
+        self._is_draining = is_draining
+
+    async def Prefill(
+        self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
+        """See prefill.proto."""
+        try:
+            self._check(request)
+            id = codec.decode_id(request.request.id)
+            self._streams.open(id)
+        except BatonError as error:
+            yield _failed(error)
+            return
+        ended = False
+        try:
+            add = AddPrompt(codec.decode_request(request.request), request.decode_prefix_len, request.deadline_s)
+            if not self._mailbox.offer(add):
+                ended = True
+                yield _failed(Overloaded("this prefill worker's mailbox is full", retry_after_s=1.0))
+                return
+            yield prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())
+            async for event in self._follow(id, request.deadline_s + GRACE_S):
+                ended = not event.HasField("progress")
+                yield event
+        finally:
+            self._streams.close(id)
+            if not ended:
+                self._mailbox.post(Abort(id, "the router closed the stream"))
+
+    async def Abort(
+        self, request: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> common_pb2.AbortReply:
+        """See prefill.proto."""
+        self._mailbox.post(Abort(codec.decode_id(request.id), request.reason))
+        return common_pb2.AbortReply()
+
+    async def _follow(self, id: AttemptId, timeout_s: float) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
+        while True:
+            try:
+                event = await self._streams.next(id, timeout_s)
+            except DeadlineExceeded as error:
+                event = Fail(id, error)
+            yield _encode(event)
+            if not isinstance(event, Progress):
+                return
+
+    def _check(self, request: prefill_pb2.PrefillRequest) -> None:
+        if self._is_draining():
+            raise Draining("this prefill worker is draining", retry_after_s=1.0)
+        if not request.request.tokens:
+            raise InvalidRequest("an empty prompt has nothing to prefill")
+
+
+def _failed(error: BatonError) -> prefill_pb2.PrefillEvent:
+    return prefill_pb2.PrefillEvent(failed=codec.encode_failure(error))
+
+
+def _encode(event: StreamEvent) -> prefill_pb2.PrefillEvent:
+    match event:
+        case Progress(_, num_tokens):
+            return prefill_pb2.PrefillEvent(progress=prefill_pb2.Progress(num_computed_tokens=num_tokens))
+        case Seal():
+            return prefill_pb2.PrefillEvent(
+                sealed=prefill_pb2.Sealed(
+                    first_token=codec.encode_token(
+                        OutputToken(event.index, event.first_token.token, event.first_token.logprobs)
+                    ),
+                    finish_reason=codec.encode_finish(event.finish),
+                    num_cached_tokens=event.num_cached_tokens,
+                )
+            )
+        case Fail(_, error):
+            return _failed(error)
