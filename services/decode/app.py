@@ -1,0 +1,152 @@
+"""Wires a decode worker and runs it until it is told to stop. Called by `services.cli.serve`."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from baton import __version__
+from baton.domain.ids import Incarnation, WorkerId, new_incarnation
+from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.engine.assembly import Engine, assemble
+from baton.engine.lifetime import Lifetime, open_book
+from baton.engine.mailbox import Mailbox
+from baton.engine.presence import Presence
+from baton.engine.streams import Streams
+from baton.engine.thread import EngineThread
+from baton.kv.tiers import HostTier
+from baton.rpc.client import Channels
+from baton.rpc.gen import decode_pb2_grpc
+from baton.rpc.server import start_server
+from baton.rpc.shutdown import shutdown_event
+from baton.settings.model_source import model_name
+from baton.settings.ucx import prepare_environment
+from baton.state.base import StateBook
+from baton.telemetry import metrics
+from baton.telemetry.logs import get_logger
+from baton.transfer.base import PullEvent
+from baton.transfer.factory import make_puller, usable_transports
+from services.decode.arrivals import ArrivalRules, Arrivals
+from services.decode.commands import DecodeCommand, Pulled
+from services.decode.handoffs import Handoffs
+from services.decode.landing import LandingBook, LandingLimits
+from services.decode.links import LinkIdentity, Links
+from services.decode.loop import DecodeLoop
+from services.decode.outbox import Outbox
+from services.decode.scheduler import DecodeScheduler
+from services.decode.server import DecodeServicer, StreamEvent
+from services.decode.settings import DecodeSettings
+
+log = get_logger()
+
+ENGINE_STOP_S = 10.0
+SERVER_GRACE_S = 1.0
+
+
+async def serve(settings: DecodeSettings) -> int:
+    """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
+    prepare_environment({})
+    with shutdown_event() as stop:
+        engine = assemble(settings, settings.host_pages)
+        async with AsyncExitStack() as stack:
+            book = await open_book(settings)
+            stack.push_async_callback(book.close)
+            lifetime = Lifetime(stop)
+            await _Worker(settings, engine, book, lifetime, stack).run()
+            return lifetime.exit_code
+
+
+class _Worker:
+    """The rooms of one decode worker. `stack` takes what has to be closed, in reverse order of its making."""
+
+    def __init__(
+        self, settings: DecodeSettings, engine: Engine, book: StateBook, lifetime: Lifetime, stack: AsyncExitStack
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._book = book
+        self._lifetime = lifetime
+        self._stack = stack
+        self._id = WorkerId(settings.worker_id)
+        self._incarnation: Incarnation = new_incarnation()
+        self._model = model_name(settings.model)
+        self._mailbox: Mailbox[DecodeCommand] = Mailbox(4 * settings.max_rows + 64)
+        self._streams: Streams[StreamEvent] = Streams()
+        self._presence = Presence(book, self._record, settings.heartbeat_interval_s, lifetime.replaced)
+        transport = usable_transports(settings.transport.value)[0]
+        memory = engine.memory
+        self._puller = make_puller(transport, self._id, self._incarnation, memory, self._pulled)
+        stack.callback(self._puller.close)
+        self._links = self._make_links()
+        self._handoffs = Handoffs(self._links, self._mailbox, settings.renew_interval_s)
+        self._outbox = Outbox(self._id, transport, self._streams, self._handoffs)
+        self._loop = self._make_loop()
+        self._address = ""
+
+    async def run(self) -> None:
+        """Serves until stopped, then drains and closes."""
+        settings, stack = self._settings, self._stack
+        stack.callback(metrics.start_metrics_server(settings.host, settings.metrics_port).close)
+        metrics.BUILD_INFO.labels(__version__, "decode", self._model).set(1)
+        thread = EngineThread(self._loop, "baton-engine", self._lifetime.crashed)
+        thread.start()
+        stack.callback(thread.stop, ENGINE_STOP_S)
+        servicer = DecodeServicer(
+            self._mailbox, self._streams, self._links, self._handoffs, lambda: self._lifetime.draining,
+            settings.promise_deadline_s,
+        )  # fmt: skip
+        server = await start_server(
+            settings.host, settings.port, lambda s: decode_pb2_grpc.add_DecodeServicer_to_server(servicer, s)
+        )
+        self._address = settings.advertised(server.port)
+        log.info("decode_serving", address=self._address, worker=self._id, transport=self._puller.transport)
+        work = (self._presence.run(), self._links.run(), self._handoffs.renew_forever())
+        async with self._lifetime.background(*work):
+            await self._lifetime.until_stopped()
+            drain = self._lifetime.drain(lambda: self._loop.num_requests, settings.drain_timeout_s)
+            self._presence.changed()
+            await drain
+            await server.stop(SERVER_GRACE_S)
+            await self._handoffs.close()
+        await self._presence.leave()
+        self._links.close()
+        log.info("decode_stopped", exit_code=self._lifetime.exit_code)
+
+    def _record(self) -> WorkerRecord:
+        return WorkerRecord(
+            id=self._id,
+            role=WorkerRole.DECODE,
+            incarnation=self._incarnation,
+            address=self._address,
+            model=self._model,
+            fingerprint=self._engine.geometry.fingerprint(),
+            page_size=self._engine.geometry.page_size,
+            max_model_len=self._engine.max_model_len,
+            vocab_size=self._engine.vocab_size,
+            status=self._lifetime.status,
+            load=self._loop.load(),
+            links=self._links.records(),
+        )
+
+    def _make_links(self) -> Links:
+        geometry = self._engine.geometry
+        identity = LinkIdentity(self._id, self._incarnation, self._model, geometry.fingerprint(), geometry.page_bytes)
+        channels = Channels()
+        self._stack.push_async_callback(channels.close)
+        return Links(identity, self._book, channels, self._puller, self._mailbox, self._presence.changed)
+
+    def _make_loop(self) -> DecodeLoop:
+        settings, engine = self._settings, self._engine
+        page_size = engine.geometry.page_size
+        limits = LandingLimits(page_size, settings.max_rows, settings.pull_window_pages, settings.pull_deadline_s)
+        landings = LandingBook(engine.cache, limits)
+        host = HostTier(settings.preemption_pages(engine.cache.pool.num_pages))
+        scheduler = DecodeScheduler(landings, host, page_size)
+        arrivals = Arrivals(engine.cache.pool, landings, scheduler, ArrivalRules(page_size, settings.digests))
+        return DecodeLoop(
+            engine.cache, landings, scheduler, arrivals, engine.runner, settings.max_rows,
+            emit=self._outbox.emit, submit=self._puller.submit, on_idle=self._lifetime.idle, mailbox=self._mailbox,
+        )  # fmt: skip
+
+    def _pulled(self, event: PullEvent) -> None:
+        self._outbox.count(event)
+        self._mailbox.post(Pulled(event))

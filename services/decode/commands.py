@@ -1,0 +1,111 @@
+"""What the decode engine can be told: the vocabulary of its mailbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.domain.errors import BatonError
+from baton.domain.ids import AttemptId, PageId, PageKey, PromiseId, WorkerId
+from baton.domain.request import EngineRequest
+from baton.engine.reply import Reply
+from baton.transfer.base import PullEvent
+from services.decode.landing import Busy, Promised, SealInfo
+
+
+@dataclass(frozen=True, slots=True)
+class AskPromise:
+    """A router asks for room."""
+
+    id: AttemptId
+    num_tokens: int
+    keys: tuple[PageKey, ...]
+    deadline_s: float
+    reply: Reply[Promised | Busy]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """`Generate` came; `deadline_s` for the landing, from when the engine takes it."""
+
+    promise_id: PromiseId
+    request: EngineRequest
+    source: WorkerId
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkArrived:
+    """Prefill announced pages."""
+
+    id: AttemptId
+    first_page: int
+    pages: tuple[PageId, ...]
+    digests: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SealArrived:
+    """Prefill announced its last."""
+
+    id: AttemptId
+    seal: SealInfo
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLost:
+    """The handoff cannot be followed any more."""
+
+    id: AttemptId
+    error: BatonError
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The transfer thread reports."""
+
+    event: PullEvent
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAnswered:
+    """Prefill's word on whether its pins held."""
+
+    id: AttemptId
+    valid: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Legal in every state; idempotent."""
+
+    id: AttemptId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakePages:
+    """Room for a link's probe: pages held as draining until `GivePages`; answered None when there is none."""
+
+    num_pages: int
+    reply: Reply[list[PageId] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class GivePages:
+    """The probe's pages back, after its last read."""
+
+    pages: tuple[PageId, ...]
+
+
+DecodeCommand = (
+    AskPromise
+    | Claim
+    | ChunkArrived
+    | SealArrived
+    | SourceLost
+    | Pulled
+    | CommitAnswered
+    | Abort
+    | TakePages
+    | GivePages
+)

@@ -1,0 +1,356 @@
+"""Landings: decode's side of a handoff, from the promise to the commit. Pure: it says what to pull, others pull.
+
+A landing's life (the table is `baton.domain.handoff.LANDING_TABLE`):
+
+1. *promised*: `promise` sets pages and a row aside by number. The prompt's cached prefix is matched and held, so that
+   what was promised to be here stays here; the missing pages keep serving the cache until they are needed.
+2. *bound*: the first `chunk` allocates the missing pages.
+3. *pulling*: published pages are read into ours, at most `max_window_pages` at a time. A page whose digest does not
+   match is read once more, then the landing fails.
+4. *committed*: the seal is here and every page landed and matched (V3), or, without digests, prefill confirmed that its
+   pins held (V1). The row may board.
+5. A landing that ends before that is *draining* until its last read is over: only then are its pages given back. The
+   leading pages that landed and matched stay in the prefix cache, so a replay computes only the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton.domain.errors import ContextOverflow, IntegrityFailure, LinkBroken, Superseded
+from baton.domain.handoff import LandingEvent, LandingState, advance_landing
+from baton.domain.ids import AttemptId, PageId, PageKey, PromiseId, RequestId, WorkerId
+from baton.domain.request import EngineRequest, FinishReason, SampledToken
+from baton.kv.pages import Hold
+from baton.kv.radix import RadixCache
+from baton.kv.table import PageTable
+from baton.transfer.base import Pull, PullEvent, PullOutcome
+
+_MAX_REMEMBERED = 4096
+"""Requests whose newest attempt is remembered, to refuse a message of an older one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LandingLimits:
+    """What landings may hold and how long they may take."""
+
+    page_size: int
+    max_rows: int
+    max_window_pages: int
+    pull_deadline_s: float
+    max_pull_attempts: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """Room is guaranteed until the deadline; `prefix_len` leading tokens are here already."""
+
+    id: PromiseId
+    prefix_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Not now; `queued_pages` are promised to others."""
+
+    queued_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealInfo:
+    """What prefill said last: the first token and how many pages the whole prompt has."""
+
+    first_token: SampledToken
+    finish: FinishReason | None
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Boarding:
+    """A landing that is validated: the scheduler takes over request, pages and first token."""
+
+    request: EngineRequest
+    table: PageTable
+    first_token: SampledToken
+    source: WorkerId
+    prefix_len: int
+    num_bytes: int
+    num_pages: int
+    pull_s: float
+    exposed_s: float
+
+
+@dataclass(slots=True)
+class Landing:
+    """One handoff being received. Internal to the book; tests and metrics may read it."""
+
+    id: AttemptId
+    promise_id: PromiseId
+    num_tokens: int
+    prefix_len: int
+    table: PageTable
+    num_reserved: int  # pages promised and not yet allocated
+    deadline: float
+    state: LandingState = LandingState.PROMISED
+    request: EngineRequest | None = None
+    source: WorkerId | None = None
+    waiting: deque[Pull] = field(default_factory=deque)
+    in_flight: dict[int, Pull] = field(default_factory=dict)
+    num_tries: dict[PageId, int] = field(default_factory=dict)  # local page -> reads started
+    landed: set[PageId] = field(default_factory=set)
+    seal: SealInfo | None = None
+    sealed_at: float = 0.0
+    first_pull_at: float | None = None
+    num_bytes: int = 0
+    num_pages: int = 0
+
+    @property
+    def num_in_flight_pages(self) -> int:
+        return sum(len(pull.local_pages) for pull in self.in_flight.values())
+
+
+class LandingBook:
+    """All landings of one decode worker. Owned by the engine thread."""
+
+    def __init__(self, cache: RadixCache, limits: LandingLimits) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._landings: dict[AttemptId, Landing] = {}
+        self._draining: list[Landing] = []
+        self._by_pull: dict[int, Landing] = {}
+        self._newest: OrderedDict[RequestId, int] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self.num_reserved_pages = 0
+
+    def __len__(self) -> int:
+        return len(self._landings)
+
+    @property
+    def num_draining(self) -> int:
+        return len(self._draining)
+
+    def get(self, id: AttemptId) -> Landing | None:
+        return self._landings.get(id)
+
+    def ids(self) -> list[AttemptId]:
+        """Every landing that is not draining."""
+        return list(self._landings)
+
+    def owner(self, pull_id: int) -> AttemptId | None:
+        """Whose read it is; None for one whose landing has ended (its pages may still be draining)."""
+        landing = self._by_pull.get(pull_id)
+        return landing.id if landing is not None and landing.id in self._landings else None
+
+    def promise(
+        self, id: AttemptId, num_tokens: int, keys: Sequence[PageKey], num_rows: int, now: float, deadline_s: float
+    ) -> Promised | Busy:
+        """Guarantees the pages of `num_tokens` + 1 slots and a row, beside `num_rows` rows that already run.
+
+        The same attempt asking again gets the same promise. Raises `Superseded` for an older attempt than one seen and
+        `ContextOverflow` for what could never fit.
+        """
+        known = self._landings.get(id)
+        if known is not None:
+            return Promised(known.promise_id, known.prefix_len)
+        self._fence(id)
+        size, total = self._limits.page_size, self._cache.pool.num_pages
+        if -(-(num_tokens + 1) // size) > total:
+            raise ContextOverflow(f"{num_tokens} tokens do not fit a pool of {total} pages of {size}")
+        table = PageTable(self._cache, size, "", Hold.PROMISED)
+        prefix_len = table.match(keys[: (num_tokens - 1) // size])
+        num_missing = table.num_missing(num_tokens + 1)
+        if num_rows + len(self._landings) >= self._limits.max_rows or num_missing > self.num_promisable:
+            table.release()
+            return Busy(self.num_reserved_pages)
+        promise_id = PromiseId(f"{id}#{next(self._numbers)}")
+        self._landings[id] = Landing(
+            id, promise_id, num_tokens, prefix_len, table, num_missing, now + deadline_s
+        )  # fmt: skip
+        self.num_reserved_pages += num_missing
+        return Promised(promise_id, prefix_len)
+
+    @property
+    def num_promisable(self) -> int:
+        """Pages that are available and promised to nobody."""
+        return self._cache.num_available - self.num_reserved_pages
+
+    def claim(self, promise_id: PromiseId, request: EngineRequest, source: WorkerId, deadline: float) -> bool:
+        """`Generate` has come: the promise gets its request. False when the promise has ended or was for another."""
+        landing = self._landings.get(request.id)
+        if landing is None or landing.promise_id != promise_id or landing.request is not None:
+            return False
+        if landing.num_tokens != len(request.tokens):
+            return False
+        landing.request, landing.source, landing.deadline = request, source, deadline
+        landing.table.salt = request.salt
+        return True
+
+    def chunk(
+        self, id: AttemptId, first_page: int, pages: Sequence[PageId], digests: Sequence[int] | None, now: float
+    ) -> list[Pull]:
+        """Published pages: returns the reads to start now. Chunks of unknown landings are ignored."""
+        landing = self._landings.get(id)
+        if landing is None or landing.source is None:
+            return []
+        if landing.state is LandingState.PROMISED:
+            self._bind(landing)
+        local = landing.table.pages[first_page : first_page + len(pages)]
+        if len(local) != len(pages):
+            raise LinkBroken(f"{id}: prefill published page {first_page + len(pages) - 1}, the prompt has fewer")
+        window = self._limits.max_window_pages
+        for at in range(0, len(pages), window):
+            part = slice(at, at + window)
+            landing.waiting.append(self._pull(landing, pages[part], local[part], digests[part] if digests else None))
+        return self._start(landing, now)
+
+    def sealed(self, id: AttemptId, seal: SealInfo, now: float) -> None:
+        """The last chunk has been announced."""
+        landing = self._landings.get(id)
+        if landing is None:
+            return
+        if landing.state is LandingState.PROMISED:
+            self._bind(landing)
+        landing.seal, landing.sealed_at = seal, now
+
+    def pulled(self, event: PullEvent, now: float) -> list[Pull]:
+        """A read's outcome; returns further reads to start. Raises `Interrupted` when the landing cannot go on: the
+        caller then aborts it."""
+        landing = self._by_pull.get(event.pull.id)
+        if landing is None:
+            return []
+        if event.outcome is PullOutcome.LATE:
+            raise LinkBroken(f"{landing.id}: a read was not over after {event.pull.deadline_s} s")
+        del self._by_pull[event.pull.id]
+        del landing.in_flight[event.pull.id]
+        if landing.state is LandingState.DRAINING:
+            self._reap(landing)
+            return []
+        landing.num_bytes += event.num_bytes
+        if event.outcome is PullOutcome.FAILED:
+            raise LinkBroken(f"{landing.id}: a read failed: {event.reason}")
+        self._book_landed(landing, event)
+        return self._start(landing, now)
+
+    def ready(self, id: AttemptId) -> bool:
+        """Whether the seal is here and every published page has landed."""
+        landing = self._landings.get(id)
+        return bool(landing and landing.seal and landing.request and not landing.waiting and not landing.in_flight)
+
+    def commit(self, id: AttemptId, now: float) -> Boarding:
+        """Hands a validated landing over; it must be `ready`."""
+        landing = self._landings[id]
+        if landing.request is None or landing.source is None or landing.seal is None:
+            raise Superseded(f"{id} is not ready")
+        landing.state = advance_landing(landing.state, LandingEvent.COMMIT)
+        del self._landings[id]
+        landing.table.rehold(Hold.LIVE)
+        landing.table.settle(landing.request.tokens, landing.num_tokens)
+        pull_s = 0.0 if landing.first_pull_at is None else now - landing.first_pull_at
+        return Boarding(
+            landing.request, landing.table, landing.seal.first_token, landing.source, landing.prefix_len,
+            landing.num_bytes, landing.num_pages, pull_s, now - landing.sealed_at,
+        )  # fmt: skip
+
+    def abort(self, id: AttemptId, keep_landed: bool) -> WorkerId | None:
+        """Ends a landing in any state; its pages go back when its last read is over. Idempotent.
+
+        `keep_landed`: digests matched, so the leading pages that landed may serve the cache. Returns the source that
+        should be told, if there is one.
+        """
+        landing = self._landings.pop(id, None)
+        if landing is None:
+            return None
+        self.num_reserved_pages -= landing.num_reserved
+        landing.num_reserved = 0
+        landing.waiting.clear()
+        landing.state = advance_landing(landing.state, LandingEvent.ABORT)
+        if keep_landed and landing.request is not None:
+            landing.table.settle(landing.request.tokens, self._num_validated_tokens(landing))
+        landing.table.rehold(Hold.DRAINING)
+        self._draining.append(landing)
+        self._reap(landing)
+        return landing.source
+
+    def expire(self, now: float) -> list[AttemptId]:
+        """Landings past their deadline; the caller aborts them and tells whom it concerns."""
+        return [landing.id for landing in self._landings.values() if landing.deadline <= now]
+
+    def next_deadline(self) -> float | None:
+        return min((landing.deadline for landing in self._landings.values()), default=None)
+
+    def _fence(self, id: AttemptId) -> None:
+        newest = self._newest.get(id.request_id, 0)
+        if id.attempt < newest:
+            raise Superseded(f"{id}: attempt {newest} was seen already")
+        self._newest[id.request_id] = id.attempt
+        self._newest.move_to_end(id.request_id)
+        while len(self._newest) > _MAX_REMEMBERED + len(self._landings):
+            self._newest.popitem(last=False)
+
+    def _bind(self, landing: Landing) -> None:
+        landing.state = advance_landing(landing.state, LandingEvent.BIND)
+        self.num_reserved_pages -= landing.num_reserved
+        landing.num_reserved = 0
+        if not landing.table.extend(landing.num_tokens + 1):
+            raise IntegrityFailure(f"{landing.id}: promised pages were not there")
+
+    def _pull(
+        self, landing: Landing, remote: Sequence[PageId], local: Sequence[PageId], digests: Sequence[int] | None
+    ) -> Pull:
+        assert landing.source is not None
+        for page in local:
+            landing.num_tries[page] = landing.num_tries.get(page, 0) + 1
+        return Pull(
+            next(self._numbers), landing.source, tuple(remote), tuple(local),
+            None if digests is None else tuple(digests), self._limits.pull_deadline_s,
+        )  # fmt: skip
+
+    def _start(self, landing: Landing, now: float) -> list[Pull]:
+        started: list[Pull] = []
+        while landing.waiting:
+            num_pages = len(landing.waiting[0].local_pages)
+            if landing.in_flight and landing.num_in_flight_pages + num_pages > self._limits.max_window_pages:
+                break
+            pull = landing.waiting.popleft()
+            landing.in_flight[pull.id] = pull
+            self._by_pull[pull.id] = landing
+            landing.state = advance_landing(landing.state, LandingEvent.PULL)
+            started.append(pull)
+        if started and landing.first_pull_at is None:
+            landing.first_pull_at = now
+        return started
+
+    def _book_landed(self, landing: Landing, event: PullEvent) -> None:
+        corrupt = set(event.corrupt)
+        for i, page in enumerate(event.pull.local_pages):
+            if i not in corrupt:
+                landing.landed.add(page)
+        landing.num_pages += len(event.pull.local_pages) - len(corrupt)
+        if event.outcome is not PullOutcome.CORRUPT:
+            return
+        again = [i for i in range(len(event.pull.local_pages)) if i in corrupt]
+        local = [event.pull.local_pages[i] for i in again]
+        if any(landing.num_tries[page] >= self._limits.max_pull_attempts for page in local):
+            raise IntegrityFailure(f"{landing.id}: {len(local)} pages did not match their digests, twice")
+        assert event.pull.digests is not None
+        remote = [event.pull.remote_pages[i] for i in again]
+        digests = [event.pull.digests[i] for i in again]
+        landing.waiting.appendleft(self._pull(landing, remote, local, digests))
+
+    def _num_validated_tokens(self, landing: Landing) -> int:
+        num_tokens = 0
+        for i, page in enumerate(landing.table.pages):
+            if i * self._limits.page_size >= landing.prefix_len and page not in landing.landed:
+                break
+            num_tokens += self._limits.page_size
+        return min(num_tokens, landing.num_tokens)
+
+    def _reap(self, landing: Landing) -> None:
+        if landing.in_flight:
+            return
+        landing.state = advance_landing(landing.state, LandingEvent.DRAINED)
+        landing.table.release()
+        self._draining.remove(landing)

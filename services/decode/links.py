@@ -1,0 +1,211 @@
+"""Links: this decode worker's working connections to prefill workers. Lives in the asyncio loop.
+
+Follows the registry. A prefill worker that appears (or restarts: another incarnation) is greeted with `Hello`,
+connected to the puller and probed with real pages; only then the link is up and announced. A worker that leaves is
+forgotten. A link that cannot be made is tried again at every change and every heartbeat; its reason is logged when it
+changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from baton.domain.errors import BatonError, LinkBroken
+from baton.domain.ids import Incarnation, PageId, WorkerId
+from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole
+from baton.engine.mailbox import Mailbox
+from baton.engine.reply import Reply
+from baton.rpc import codec
+from baton.rpc.client import Channels
+from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
+from baton.rpc.version import PROTOCOL_VERSION
+from baton.state.base import WorkerRegistry
+from baton.telemetry import metrics
+from baton.telemetry.logs import get_logger
+from baton.transfer.base import SourceInfo
+from baton.transfer.probe import probe_bandwidth
+from baton.transfer.puller import ThreadedPuller
+from services.decode.commands import DecodeCommand, GivePages, TakePages
+
+log = get_logger()
+
+PROBE_BYTES = 4 * 1024 * 1024
+HELLO_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkIdentity:
+    """Who we are to a prefill worker."""
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    model: str
+    fingerprint: str
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A prefill worker that pages have really come from."""
+
+    record: LinkRecord
+    address: str
+
+
+class Links:
+    """All links of one decode worker."""
+
+    def __init__(
+        self,
+        identity: LinkIdentity,
+        registry: WorkerRegistry,
+        channels: Channels,
+        puller: ThreadedPuller,
+        mailbox: Mailbox[DecodeCommand],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._identity = identity
+        self._registry = registry
+        self._channels = channels
+        self._puller = puller
+        self._mailbox = mailbox
+        self._on_change = on_change
+        self._links: dict[WorkerId, Link] = {}
+        self._failures: dict[WorkerId, str] = {}
+
+    def get(self, id: WorkerId, incarnation: Incarnation) -> Link:
+        """The link to exactly this process. Raises `LinkBroken` when there is none."""
+        link = self._links.get(id)
+        if link is None or link.record.prefill_incarnation != incarnation:
+            raise LinkBroken(
+                f"no link from {self._identity.worker_id} to {id}: {self._failures.get(id, 'not met yet')}"
+            )
+        return link
+
+    def find(self, id: WorkerId) -> Link | None:
+        """The present link to a worker, of whatever incarnation."""
+        return self._links.get(id)
+
+    def records(self) -> tuple[LinkRecord, ...]:
+        """What is announced."""
+        return tuple(link.record for link in self._links.values())
+
+    def stub(self, link: Link) -> handoff_pb2_grpc.HandoffStub:
+        """The peer's Handoff service."""
+        return handoff_pb2_grpc.HandoffStub(self._channels.get(link.address))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async for _ in self._registry.changes():
+            try:
+                workers = await self._registry.workers()
+            except BatonError:  # the book is away: what is linked stays linked
+                continue
+            await self._follow([w for w in workers if w.role is WorkerRole.PREFILL])
+
+    def close(self) -> None:
+        """Marks every link down."""
+        for id in list(self._links):
+            self._drop(id, "this worker leaves")
+
+    async def _follow(self, workers: list[WorkerRecord]) -> None:
+        known = {worker.id for worker in workers}
+        for id in [id for id in self._links if id not in known]:
+            self._drop(id, "its announcement ended")
+        new = [w for w in workers if not self._is_linked(w)]
+        await asyncio.gather(*(self._connect(worker) for worker in new))
+
+    def _is_linked(self, worker: WorkerRecord) -> bool:
+        link = self._links.get(worker.id)
+        return link is not None and link.record.prefill_incarnation == worker.incarnation
+
+    async def _connect(self, worker: WorkerRecord) -> None:
+        if worker.id in self._links:
+            self._drop(worker.id, "it restarted")
+        try:
+            source = await self._greet(worker)
+            await asyncio.to_thread(self._puller.connect, source)
+            num_bytes, seconds = await self._probe(source)
+        except BatonError as error:
+            self._fail(worker.id, str(error))
+            return
+        bandwidth = num_bytes / seconds if seconds else 0.0
+        record = LinkRecord(worker.id, source.incarnation, source.transport, bandwidth, num_bytes)
+        self._links[worker.id] = Link(record, worker.address)
+        self._failures.pop(worker.id, None)
+        self._report_up(record)
+        self._on_change()
+
+    async def _greet(self, worker: WorkerRecord) -> SourceInfo:
+        mine = self._identity
+        hello = handoff_pb2.HelloRequest(
+            worker_id=mine.worker_id,
+            incarnation=mine.incarnation,
+            protocol_version=PROTOCOL_VERSION,
+            fingerprint=mine.fingerprint,
+            model=mine.model,
+            transports=[self._puller.transport],
+        )
+        stub = handoff_pb2_grpc.HandoffStub(self._channels.get(worker.address))
+        try:
+            reply = await stub.Hello(hello, timeout=HELLO_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise codec.error_of(error) from error
+        if reply.WhichOneof("reply") != "offer":
+            raise codec.decode_failure(reply.refused)
+        offer = reply.offer
+        return SourceInfo(
+            WorkerId(offer.worker_id), Incarnation(offer.incarnation), worker.address, offer.transport,
+            offer.metadata, offer.base_address, offer.num_pages, offer.page_bytes,
+        )  # fmt: skip
+
+    async def _probe(self, source: SourceInfo) -> tuple[int, float]:
+        """(bytes, seconds) of a pull of real pages into pages taken from the pool for it."""
+        num_pages = max(1, min(source.num_pages, PROBE_BYTES // self._identity.page_bytes))
+        pages = await self._take_pages(num_pages)
+        return await asyncio.to_thread(
+            probe_bandwidth, self._puller, source, pages, len(pages),
+            on_pages_free=lambda: self._mailbox.post(GivePages(tuple(pages))),
+        )  # fmt: skip
+
+    async def _take_pages(self, num_pages: int) -> list[PageId]:
+        while num_pages:
+            reply: Reply[list[PageId] | None] = Reply()
+            self._mailbox.post(TakePages(num_pages, reply))
+            pages = await reply.wait(HELLO_TIMEOUT_S)
+            if pages is not None:
+                return pages
+            num_pages //= 2
+        raise LinkBroken("no page is free for a probe")
+
+    def _fail(self, id: WorkerId, why: str) -> None:
+        if self._failures.get(id) != why:
+            log.warning("link_failed", prefill=id, why=why)
+        self._failures[id] = why
+        metrics.LINK_STATE.labels(id, self._identity.worker_id).set(0)
+        self._puller.disconnect(id)
+
+    def _drop(self, id: WorkerId, why: str) -> None:
+        link = self._links.pop(id)
+        log.warning("link_down", prefill=id, why=why)
+        metrics.LINK_STATE.labels(id, self._identity.worker_id).set(0)
+        metrics.LINK_TRANSPORT_INFO.labels(id, self._identity.worker_id, link.record.transport).set(0)
+        self._puller.disconnect(id)
+        self._on_change()
+
+    def _report_up(self, record: LinkRecord) -> None:
+        me, peer = self._identity.worker_id, record.prefill_id
+        metrics.LINK_STATE.labels(peer, me).set(1)
+        metrics.LINK_BANDWIDTH_BYTES_PER_SECOND.labels(peer, me).set(record.bandwidth_bytes_per_s)
+        metrics.LINK_TRANSPORT_INFO.labels(peer, me, record.transport).set(1)
+        log.info(
+            "link_up",
+            prefill=peer,
+            transport=record.transport,
+            bandwidth_gb_per_s=round(record.bandwidth_bytes_per_s / 1e9, 2),
+            probe_bytes=record.num_probe_bytes,
+        )

@@ -1,0 +1,186 @@
+"""The decode scheduler. Scarce: pages and rows. Pure: time is an argument, pages are numbers, tokens are ids.
+
+A row's life here, queue by queue:
+
+1. *landed*: `add` takes a validated landing with its pages; room for it was promised, so it boards in the next step.
+2. *running*: every step computes one token for every row. A row that crosses a page edge takes a page first. When none
+   is left that is not promised, the newest row is *preempted*: its pages go to host memory and are given up.
+3. *preempted*: comes back, oldest first and before anything that landed later, as soon as its pages fit with one to
+   spare for every running row. When host memory is full too, the row is sent back to the door instead, with a typed
+   error: nothing is ever computed again in silence.
+4. The row ends with its last token, by `abort`, or sent back; its full pages stay in the prefix cache.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from baton.domain.errors import SentBack
+from baton.domain.ids import AttemptId
+from baton.domain.request import EngineRequest, OutputToken, SampledToken, banned_tokens, finish_reason
+from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, StepOutput
+from baton.kv.table import PageTable
+from baton.kv.tiers import HostTier
+from services.decode.effects import DecodeEffect, EmitTokens, Fail, Preempted
+from services.decode.landing import Boarding, LandingBook
+
+
+@dataclass(slots=True)
+class _Row:
+    number: int  # order of arrival
+    request: EngineRequest
+    table: PageTable
+    tokens: list[int]
+    num_filled: int  # positions whose KV is in place
+    host_slots: tuple[int, ...] = ()
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.request.num_prompt_tokens
+
+
+def _number(row: _Row) -> int:
+    return row.number
+
+
+class DecodeScheduler:
+    """Queues *landed -> running <-> preempted* over one page pool and one host tier."""
+
+    def __init__(self, landings: LandingBook, host: HostTier, page_size: int) -> None:
+        self._landings = landings
+        self._host = host
+        self._page_size = page_size
+        self._landed: deque[_Row] = deque()
+        self._running: list[_Row] = []  # oldest first
+        self._preempted: list[_Row] = []  # oldest first
+        self._pending: list[DecodeEffect] = []
+        self._numbers = itertools.count()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that count against the worker's row limit."""
+        return len(self._landed) + len(self._running) + len(self._preempted)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_preempted(self) -> int:
+        return len(self._preempted)
+
+    def ids(self) -> Iterator[AttemptId]:
+        """Every request here."""
+        return (row.request.id for queue in (self._landed, self._running, self._preempted) for row in queue)
+
+    def add(self, boarding: Boarding) -> None:
+        """Takes a validated landing over: its prompt's KV is in place, its first token is chosen and sent."""
+        request = boarding.request
+        tokens = [*request.tokens, boarding.first_token.token]
+        self._landed.append(_Row(next(self._numbers), request, boarding.table, tokens, len(request.tokens)))
+
+    def abort(self, id: AttemptId) -> bool:
+        """Takes the row out, in whatever queue, and gives its pages back. Idempotent; False when it was not here."""
+        for queue in (self._landed, self._running, self._preempted):
+            for row in queue:
+                if row.request.id == id:
+                    queue.remove(row)
+                    self._release(row)
+                    return True
+        return False
+
+    def schedule(self, now: float) -> Batch | None:
+        """One step: board, grow (preempting if need be), and everyone steps."""
+        copies: list[HostCopy] = []
+        self._resume(copies)
+        self._running += self._landed
+        self._landed.clear()
+        self._grow(copies)
+        rows = tuple(self._batch_row(row) for row in self._running)
+        return Batch(rows, tuple(copies)) if rows or copies else None
+
+    def commit(self, batch: Batch, output: StepOutput, now: float) -> list[DecodeEffect]:
+        """Books a finished step: one token a row, emitted in order."""
+        by_id = {row.request.id: row for row in self._running}
+        effects = self.take_pending()
+        for batch_row, sampled in zip(batch.rows, output.sampled, strict=True):
+            row = by_id.get(batch_row.id)
+            if row is not None and sampled is not None:  # else: aborted while the step ran
+                effects.append(self._book(row, sampled))
+        return effects
+
+    def take_pending(self) -> list[DecodeEffect]:
+        """Effects of decisions that `schedule` made: preemptions, rows sent back."""
+        pending, self._pending = self._pending, []
+        return pending
+
+    def next_wakeup(self) -> float | None:
+        """Rows do not wait for a time; they step, or they wait for pages that a message frees."""
+        return None
+
+    def _resume(self, copies: list[HostCopy]) -> None:
+        while self._preempted:
+            row = self._preempted[0]
+            num_missing = row.table.num_missing(len(row.tokens))
+            if self._running and num_missing + len(self._running) > self._landings.num_promisable:
+                return
+            if num_missing > self._landings.num_promisable or not row.table.extend(len(row.tokens)):
+                return
+            copies.append(HostCopy(tuple(row.table.pages[: len(row.host_slots)]), row.host_slots, to_host=False))
+            self._host.give(row.host_slots)
+            row.host_slots = ()
+            bisect.insort(self._running, self._preempted.pop(0), key=_number)
+
+    def _grow(self, copies: list[HostCopy]) -> None:
+        for row in list(self._running):
+            while row in self._running and not self._take_page(row):
+                self._preempt(self._running[-1], copies)
+
+    def _take_page(self, row: _Row) -> bool:
+        num_missing = row.table.num_missing(len(row.tokens))
+        if num_missing == 0:
+            return True
+        return num_missing <= self._landings.num_promisable and row.table.extend(len(row.tokens))
+
+    def _preempt(self, row: _Row, copies: list[HostCopy]) -> None:
+        """Moves a row's filled pages to the host tier, or sends it back when that is full."""
+        self._running.remove(row)
+        pages = row.table.pages[: -(-row.num_filled // self._page_size)]
+        slots = self._host.take(len(pages))
+        if slots is None:
+            self._release(row)
+            self._pending.append(Fail(row.request.id, SentBack(f"{row.request.id}: no page and no host memory left")))
+            return
+        copies.append(HostCopy(tuple(pages), slots, to_host=True))
+        row.host_slots = slots
+        row.table.release()
+        bisect.insort(self._preempted, row, key=_number)
+        self._pending.append(Preempted(row.request.id, len(pages)))
+
+    def _batch_row(self, row: _Row) -> Row:
+        request = row.request
+        banned = banned_tokens(request.stop, row.num_output_tokens)
+        spec = SampleSpec(request.sampling, row.tokens, request.num_prompt_tokens, banned)
+        return Row(request.id, row.tokens[-1:], len(row.tokens) - 1, row.table.pages, spec)
+
+    def _book(self, row: _Row, sampled: SampledToken) -> EmitTokens:
+        row.num_filled = len(row.tokens)
+        if row.num_filled % self._page_size == 0:
+            row.table.settle(row.tokens, row.num_filled)
+        token = OutputToken(row.num_output_tokens, sampled.token, sampled.logprobs)
+        row.tokens.append(sampled.token)
+        finish = finish_reason(row.request.stop, sampled.token, row.num_output_tokens)
+        if finish is not None:
+            self._running.remove(row)
+            self._release(row)
+        return EmitTokens(row.request.id, (token,), finish)
+
+    def _release(self, row: _Row) -> None:
+        row.table.release()
+        if row.host_slots:
+            self._host.give(row.host_slots)
+            row.host_slots = ()

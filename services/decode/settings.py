@@ -1,0 +1,53 @@
+"""The decode worker's settings. Read by `services.cli.serve`, passed to `services.decode.app.serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from baton.settings.groups import Count, Port, Seconds, WorkerSettings
+
+
+class DecodeSettings(WorkerSettings):
+    """Pulls prompts' pages and generates."""
+
+    worker_id: Annotated[str, Field(min_length=1)] = "decode-0"
+    """Stable name of this worker; survives a restart."""
+
+    port: Port = 50052
+    """gRPC port; 0 takes a free one."""
+
+    metrics_port: Port = 9102
+    """Port of Prometheus' /metrics; 0 takes a free one."""
+
+    max_rows: Count = 64
+    """Most sequences generated at once."""
+
+    promise_deadline_s: Seconds = 10.0
+    """Longest that a promise of room holds unused, whatever the router asks for."""
+
+    renew_interval_s: Seconds = 0.5
+    """How often the leases of handoffs are renewed."""
+
+    peer_timeout_s: Seconds = 1.5
+    """A prefill worker silent for longer is taken for dead."""
+
+    pull_deadline_s: Seconds = 5.0
+    """How long one pull may take."""
+
+    pull_window_pages: Count = 64
+    """Most pages in flight for one handoff."""
+
+    host_pages: Annotated[int, Field(ge=0)] | None = None
+    """Pages of host memory for preempted sequences; default: as many as the pool's."""
+
+    @model_validator(mode="after")
+    def _lease_outlives_renewals(self) -> Self:
+        if self.source_lease_s < 2 * self.renew_interval_s:
+            raise ValueError("source_lease_s must be at least twice renew_interval_s, or every lease would end")
+        return self
+
+    def preemption_pages(self, num_pages: int) -> int:
+        """Pages of the host tier beside a pool of `num_pages`."""
+        return num_pages if self.host_pages is None else self.host_pages
