@@ -1,0 +1,1 @@
+"""The router: OpenAI HTTP in front, admission and placement inside, prefill and decode behind. The only room with text."""

@@ -1,0 +1,64 @@
+"""The seam inside the router: text above (`api`), tokens below (`dispatch`). Values and one interface, no behaviour.
+
+`api` validates a client's call into `GenerationJob`s (one a choice) and turns `GenerationChunk`s into text; `dispatch`
+admits a job, places it, drives its attempts and yields its tokens. Neither knows the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.domain.ids import RequestId
+from baton.domain.request import FinishReason, OutputToken, SamplingParams, StopParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationJob:
+    """One sequence to generate, parsed once and trusted afterwards. `deadline_s` counts from admission."""
+
+    id: RequestId
+    prompt_tokens: tuple[int, ...]
+    sampling: SamplingParams
+    stop: StopParams
+    salt: str
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationChunk:
+    """Tokens in order, without gap or duplicate; `finish` comes with the last.
+
+    `num_cached_tokens` is known from the first chunk on: prompt tokens found in a prefix cache on either side.
+    """
+
+    tokens: tuple[OutputToken, ...]
+    num_cached_tokens: int
+    finish: FinishReason | None = None
+
+
+class Ticket(Protocol):
+    """A place at the door, held from `admit` to the end of `run`."""
+
+    @property
+    def job(self) -> GenerationJob: ...
+
+
+class Dispatcher(Protocol):
+    """The router's lower half as its upper half sees it."""
+
+    def admit(self, job: GenerationJob) -> Ticket:
+        """Takes the job or raises `Refused` (`Overloaded`, `NoWorkers`, `Draining`, `ContextOverflow`) at once."""
+        ...
+
+    def release(self, ticket: Ticket) -> None:
+        """Gives a ticket back that was never run; idempotent."""
+        ...
+
+    def run(self, ticket: Ticket) -> AsyncGenerator[GenerationChunk, None]:
+        """Yields chunks until `finish`. Raises `Interrupted` (retries exhausted), `DeadlineExceeded` or `Broken`.
+
+        Closing or cancelling it in any phase aborts the request on every worker and frees its ticket.
+        """
+        ...

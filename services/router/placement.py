@@ -1,0 +1,169 @@
+"""Which prefill worker computes a prompt and which decode worker continues it. Called by `fleet`; no I/O, no clock.
+
+A pair is eligible when both workers are ready, not stuck, large enough, and the decode worker's link to this very
+incarnation of the prefill worker is up and has moved bytes. Among the eligible the cheapest wins, all costs in prefill
+tokens: what waits at prefill, what prefill must still compute, what must be moved, and how crowded decode is. Workers
+that earlier attempts of the request were lost on come last, not never. Equal pairs take turns.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.domain.ids import Incarnation, PageKey
+from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
+
+MOVED_TOKENS_PER_COMPUTED = 16
+"""Moving a token's KV is taken for this many times cheaper than computing it."""
+
+CROWDED_TOKENS = 512
+"""A decode worker with all rows taken is worth this many prefill tokens less than an idle one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two linked workers."""
+
+    prefill: WorkerRecord
+    decode: WorkerRecord
+
+    @property
+    def incarnations(self) -> tuple[Incarnation, Incarnation]:
+        return self.prefill.incarnation, self.decode.incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Avoided:
+    """What earlier attempts of one request were lost on: worker incarnations, and (prefill, decode) links."""
+
+    workers: frozenset[Incarnation] = frozenset()
+    links: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
+
+    def with_worker(self, incarnation: Incarnation) -> Avoided:
+        return Avoided(self.workers | {incarnation}, self.links)
+
+    def with_link(self, pair: Pair) -> Avoided:
+        return Avoided(self.workers, self.links | {pair.incarnations})
+
+    def weight(self, pair: Pair) -> int:
+        """How much of the pair is to be avoided; 0 for none of it."""
+        return sum(incarnation in self.workers for incarnation in pair.incarnations) + (pair.incarnations in self.links)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a request needs. `num_tokens` are to be prefilled, `max_tokens` bounds them and all output together.
+
+    `keys` are those of the full pages of the tokens, by page size. `busy` decode workers have just said "not now".
+    """
+
+    num_tokens: int
+    max_tokens: int
+    keys: Mapping[int, Sequence[PageKey]]
+    avoided: Avoided = Avoided()
+    busy: frozenset[Incarnation] = frozenset()
+
+
+class PrefixIndex:
+    """Which worker incarnations probably hold which pages: a bounded memory of what was sent where.
+
+    Workers evict without telling, so this is a hint. Least recently used keys are forgotten beyond `max_keys`.
+    """
+
+    def __init__(self, max_keys: int) -> None:
+        self._max_keys = max_keys
+        self._holders: OrderedDict[PageKey, frozenset[Incarnation]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def remember(self, holder: Incarnation, keys: Sequence[PageKey]) -> None:
+        """`holder` now has the pages named by `keys`, given in chain order."""
+        for key in reversed(keys):  # the chain's root ends up the most recently used: it is the last to be forgotten
+            self._holders[key] = self._holders.pop(key, frozenset()) | {holder}
+        while len(self._holders) > self._max_keys:
+            self._holders.popitem(last=False)
+
+    def retain(self, alive: frozenset[Incarnation]) -> None:
+        """Forgets every holder that is not `alive`."""
+        kept = ((key, holders & alive) for key, holders in self._holders.items())
+        self._holders = OrderedDict((key, holders) for key, holders in kept if holders)
+
+    def num_hit_pages(self, holder: Incarnation, keys: Iterable[PageKey]) -> int:
+        """Length of the leading run of `keys` that `holder` probably has."""
+        num_pages = 0
+        for key in keys:
+            if holder not in self._holders.get(key, ()):
+                break
+            num_pages += 1
+        return num_pages
+
+
+def linked_pairs(records: Iterable[WorkerRecord]) -> list[Pair]:
+    """All pairs whose link is up between the incarnations that are alive now, ordered by worker ids."""
+    by_role: dict[WorkerRole, list[WorkerRecord]] = {role: [] for role in WorkerRole}
+    for record in sorted(records, key=lambda record: record.id):
+        by_role[record.role].append(record)
+    return [
+        Pair(prefill, decode)
+        for prefill in by_role[WorkerRole.PREFILL]
+        for decode in by_role[WorkerRole.DECODE]
+        if any(_joins(link, prefill) for link in decode.links)
+    ]
+
+
+def placeable(record: WorkerRecord, max_step_age_s: float) -> bool:
+    """Whether a worker may be given anything new: ready, and not stuck in one step."""
+    return record.status is WorkerStatus.READY and record.load.step_age_s <= max_step_age_s
+
+
+def capacity_tokens(pair: Pair) -> int:
+    """Most tokens of one request, prompt and output, that both of a pair can ever hold."""
+    return min(min(r.max_model_len, r.load.total_pages * r.page_size) for r in (pair.prefill, pair.decode))
+
+
+def choose(pairs: Sequence[Pair], ask: Ask, index: PrefixIndex, turn: int) -> Pair | None:
+    """The best of `pairs` for `ask`, or None when none can take it now; `turn` decides between equals."""
+    costs = [(_cost(pair, ask, index), pair) for pair in pairs if _can_take(pair, ask)]
+    if not costs:
+        return None
+    lowest = min(cost for cost, _ in costs)
+    best = [pair for cost, pair in costs if cost == lowest]
+    return best[turn % len(best)]
+
+
+def _joins(link: LinkRecord, prefill: WorkerRecord) -> bool:
+    return (
+        link.prefill_id == prefill.id and link.prefill_incarnation == prefill.incarnation and link.num_probe_bytes > 0
+    )
+
+
+def _can_take(pair: Pair, ask: Ask) -> bool:
+    return pair.decode.incarnation not in ask.busy and capacity_tokens(pair) >= ask.max_tokens
+
+
+def _cost(pair: Pair, ask: Ask, index: PrefixIndex) -> tuple[int, bool, float]:
+    """Compared in order: how much is to be avoided, whether decode has no room now, cost in prefill tokens."""
+    num_prefill_hit = _num_hit_tokens(pair.prefill, ask, index)
+    num_decode_hit = _num_hit_tokens(pair.decode, ask, index)
+    num_to_compute = pair.prefill.load.waiting_tokens + ask.num_tokens - num_prefill_hit
+    num_to_move = (ask.num_tokens - num_decode_hit) / MOVED_TOKENS_PER_COMPUTED
+    crowding = CROWDED_TOKENS * _crowding(pair.decode)
+    full = not _has_room(pair.decode, ask.num_tokens - num_decode_hit)
+    return ask.avoided.weight(pair), full, num_to_compute + num_to_move + crowding
+
+
+def _num_hit_tokens(record: WorkerRecord, ask: Ask, index: PrefixIndex) -> int:
+    keys = ask.keys.get(record.page_size, ())
+    return index.num_hit_pages(record.incarnation, keys) * record.page_size
+
+
+def _crowding(decode: WorkerRecord) -> float:
+    return (decode.load.running_rows + decode.load.waiting_requests) / max(1, decode.load.max_rows)
+
+
+def _has_room(decode: WorkerRecord, num_new_tokens: int) -> bool:
+    num_pages = -(-(num_new_tokens + 1) // decode.page_size)  # one more slot for the first output token
+    return decode.load.running_rows < decode.load.max_rows and decode.load.available_pages >= num_pages

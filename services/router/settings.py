@@ -1,0 +1,52 @@
+"""The router's settings. Read by `services.cli.serve`, passed to `services.router.app.serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from baton.settings.groups import MIB, Count, Port, Seconds, ServiceSettings
+from baton.settings.model_source import model_name
+
+
+class RouterSettings(ServiceSettings):
+    """OpenAI-compatible HTTP in front, placement and dispatch behind."""
+
+    port: Port = 8000
+    """HTTP port; 0 takes a free one."""
+
+    served_model_name: str | None = None
+    """The name clients use; default: the model's own."""
+
+    router_id: Annotated[str, Field(min_length=1)] = "router-0"
+    """Name of this router, unique among routers that share a reception book."""
+
+    max_queued_requests: Count = 256
+    """Most requests waiting at the door; more are answered 429."""
+
+    max_queued_tokens: Count = 262_144
+    """Most prompt tokens waiting at the door; more are answered 429."""
+
+    max_running_requests: Count = 256
+    """Most requests given to workers at once."""
+
+    request_deadline_s: Seconds = 600.0
+    """Longest life of a request, from admission to its last token."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    """How often a request is tried, the first time included."""
+
+    promise_timeout_s: Seconds = 5.0
+    """How long a decode worker may take to answer a promise, and how long the promise holds unused."""
+
+    max_step_age_s: Seconds = 30.0
+    """A worker whose engine has been in one step for longer is taken for dead."""
+
+    max_body_bytes: Annotated[int, Field(ge=1024, le=1024 * MIB)] = 4 * MIB
+    """Largest HTTP request body."""
+
+    @property
+    def public_model_name(self) -> str:
+        """The name clients use."""
+        return self.served_model_name or model_name(self.model)

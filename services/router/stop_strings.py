@@ -1,0 +1,51 @@
+"""Finds stop strings in text that arrives in pieces, holding back no more than the longest one needs.
+
+`relay` owns one matcher a sequence. It sees text only; tokens and finish reasons are not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Text that may be shown now; `stopped`: a stop string followed it, and nothing comes after."""
+
+    text: str
+    stopped: bool = False
+
+
+class StopMatcher:
+    """The stop that ends first wins; of those ending together, the longest. So the pieces' borders do not matter."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """`stops` are not empty strings; without any, all text passes at once."""
+        self._stops = tuple(stops)
+        self._prefixes = frozenset(stop[:size] for stop in stops for size in range(1, len(stop)))
+        self._max_held_chars = max((len(stop) - 1 for stop in stops), default=0)
+        self._held = ""
+
+    def push(self, piece: str) -> Released:
+        """Takes the next piece of text."""
+        text = self._held + piece
+        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if found:
+            self._held = ""
+            return Released(text[: min(found)[1]], stopped=True)
+        cut = len(text) - self._num_held(text)
+        self._held = text[cut:]
+        return Released(text[:cut])
+
+    def finish(self) -> str:
+        """What was held back for a stop that did not come."""
+        held, self._held = self._held, ""
+        return held
+
+    def _num_held(self, text: str) -> int:
+        """Length of the longest end of `text` that may be the beginning of a stop."""
+        for size in range(min(len(text), self._max_held_chars), 0, -1):
+            if text[-size:] in self._prefixes:
+                return size
+        return 0
