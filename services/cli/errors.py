@@ -1,0 +1,74 @@
+"""What a person reads when a command cannot go on: what, why, how to mend; never a traceback for a foreseen error.
+
+Called by `services.cli.main` alone. An error that nobody foresaw, or `Broken`, is not translated: it is a bug.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+import cyclopts
+import pydantic
+
+from baton.domain.errors import BatonError, Broken
+from baton.settings.base import env_name
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+
+_MEND_BY_ERRNO = {
+    errno.EADDRINUSE: "Stop the process that holds it, or choose another port.",
+    errno.EADDRNOTAVAIL: "Give an address of this machine.",
+    errno.EACCES: "Choose a port or directory that this user may use.",
+    errno.ENOENT: "Correct the path.",
+    errno.ENOSPC: "Free some space, or point TMPDIR elsewhere.",
+    errno.ENOMEM: "Lower --kv-memory-mib.",
+}
+
+Foreseen = BatonError | OSError | pydantic.ValidationError | cyclopts.CycloptsError
+FORESEEN = (BatonError, OSError, pydantic.ValidationError, cyclopts.CycloptsError)
+
+
+class StartFailed(BatonError):
+    """A system that was being started, or had started, stopped by itself."""
+
+    code = "start_failed"
+
+
+def explain(error: Foreseen) -> tuple[str, int]:
+    """The message for a person and the exit code. Raises `error` itself when it is a bug."""
+    if isinstance(error, Broken):
+        raise error
+    if isinstance(error, cyclopts.CycloptsError):
+        return _explain_flags(error), EXIT_REFUSED
+    if isinstance(error, pydantic.ValidationError):
+        return "\n".join(_problems(error)), EXIT_REFUSED
+    if isinstance(error, OSError):
+        return _explain_os(error), EXIT_REFUSED
+    return str(error), EXIT_FAILED if isinstance(error, StartFailed) else EXIT_REFUSED
+
+
+def _explain_flags(error: cyclopts.CycloptsError) -> str:
+    cause = error.__cause__
+    if isinstance(cause, pydantic.ValidationError):
+        return "\n".join(_problems(cause))
+    return f"{error} See --help."
+
+
+def _problems(error: pydantic.ValidationError) -> Iterator[str]:
+    for problem in error.errors(include_url=False):
+        text = problem["msg"].removeprefix("Value error, ")
+        field = str(problem["loc"][0]) if problem["loc"] else None
+        if field is None:
+            yield f"settings: {text}."
+        else:
+            flag = f"--{field.replace('_', '-')}"
+            yield f"{flag} {problem['input']!r:.80}: {text}. Set it with {flag} or {env_name(field)}."
+
+
+def _explain_os(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    what = error.strerror or str(error) or type(error).__name__
+    mend = _MEND_BY_ERRNO.get(error.errno or 0, "")
+    return f"{where}{what}. {mend}".rstrip()

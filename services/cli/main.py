@@ -1,0 +1,48 @@
+"""The `baton` command's root: its subcommands, and the one place where errors become words and an exit code."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App
+
+from services.cli.errors import FORESEEN, explain
+from services.cli.serve import serve_app
+from services.cli.up import up
+
+EXIT_INTERRUPTED = 130
+
+
+def build_app() -> App:
+    """All commands."""
+    app = App(
+        name="baton",
+        help="LLM serving with prefill and decode in separate services that hand requests over page by page.",
+        version=lambda: importlib.metadata.version("baton-serve"),
+    )
+    app.command(serve_app)
+    app.command(up)
+    return app
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Runs one command line (without the program's name) and returns its exit code; prints errors to stderr."""
+    try:
+        code = build_app()(list(tokens), exit_on_error=False, print_error=False, result_action="return_value")
+    except FORESEEN as error:
+        message, code = explain(error)
+        print(f"baton: {message}", file=sys.stderr)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """The entry point of the `baton` script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""From `baton up`'s settings to the command lines of its processes. Pure but for the search for free ports.
+
+Called by `services.cli.up`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.settings.groups import ServiceSettings
+from baton.settings.process import thread_variables
+from services.cli.settings import UpSettings
+from services.cli.supervisor import Command
+
+LOCALHOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that will run. Commands are in starting order; addresses are host:port."""
+
+    commands: tuple[Command, ...]
+    router_url: str
+    prefill_metrics: tuple[str, ...]
+    decode_metrics: tuple[str, ...]
+
+
+def make_plan(settings: UpSettings, redis_url: str, cores: Sequence[int]) -> Plan:
+    """Workers first, the router last. `cores` are those that this process may use. Raises `OSError` for a busy port."""
+    port = _claim_port(settings.host, settings.port)
+    num_workers = settings.prefill + settings.decode
+    ports = free_ports(2 * num_workers)
+    shares = share_cores(cores, num_workers, settings.threads)
+    commands, metrics = [], []
+    for index in range(num_workers):
+        role, number = ("prefill", index) if index < settings.prefill else ("decode", index - settings.prefill)
+        rpc_port, metrics_port = ports[2 * index : 2 * index + 2]
+        flags = _worker_flags(settings, f"{role}-{number}", rpc_port, metrics_port, shares[index])
+        commands.append(_serve(role, f"{role}-{number}", settings, redis_url, flags))
+        metrics.append(f"http://{LOCALHOST}:{metrics_port}/metrics")
+    router_flags = {"host": settings.host, "port": str(port)}
+    commands.append(_serve("router", "router", settings, redis_url, router_flags))
+    return Plan(
+        commands=tuple(commands),
+        router_url=f"http://{callable_host(settings.host)}:{port}",
+        prefill_metrics=tuple(metrics[: settings.prefill]),
+        decode_metrics=tuple(metrics[settings.prefill :]),
+    )
+
+
+def share_cores(cores: Sequence[int], num_workers: int, threads: int) -> list[str]:
+    """The cores of each worker, as `--cpu-affinity` takes them; shared round robin when there are too few."""
+    return [
+        ",".join(str(core) for core in sorted({cores[(index * threads + k) % len(cores)] for k in range(threads)}))
+        for index in range(num_workers)
+    ]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((LOCALHOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def callable_host(host: str) -> str:
+    """An address that reaches a server listening on `host`."""
+    return LOCALHOST if host in {"0.0.0.0", "::", ""} else host
+
+
+def _claim_port(host: str, port: int) -> int:
+    """`port`, or a free one for 0. Raises `OSError` at once, before anything is started, when it is busy."""
+    with socket.create_server((callable_host(host), 0)) if port == 0 else _listening(host, port) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise OSError(errno.EADDRINUSE, f"HTTP port {port} on {host} is in use by another process") from None
+
+
+def _worker_flags(settings: UpSettings, id: str, port: int, metrics_port: int, cores: str) -> dict[str, str]:
+    return {
+        "host": LOCALHOST,
+        "worker_id": id,
+        "port": str(port),
+        "metrics_port": str(metrics_port),
+        "advertise_address": f"{LOCALHOST}:{port}",
+        "dtype": settings.dtype,
+        "transport": settings.transport,
+        "page_size": str(settings.page_size),
+        "kv_memory_mib": str(settings.kv_memory_mib),
+        "threads": str(settings.threads),
+        "cpu_affinity": cores,
+    }
+
+
+def _serve(service: str, name: str, settings: UpSettings, redis_url: str, flags: dict[str, str]) -> Command:
+    shared = {
+        "model": settings.model,
+        "redis_url": redis_url,
+        "drain_timeout_s": str(settings.drain_timeout_s),
+        "log_level": settings.log_level,
+    }
+    assert shared.keys() <= ServiceSettings.model_fields.keys()
+    words = [f"--{field.replace('_', '-')}={value}" for field, value in {**shared, **flags}.items()]
+    arguments = (sys.executable, "-m", "services.cli.main", "serve", service, *words)
+    return Command(name, arguments, thread_variables(settings.threads))

@@ -1,0 +1,61 @@
+"""`baton serve router|prefill|decode`: one service in this process, with flags generated from its settings.
+
+A service's own modules are imported last: `baton serve router` needs no torch, and torch must find its cores and
+threads already set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, cast
+
+from cyclopts import App, Parameter
+
+from baton.settings.base import refuse_unknown_variables
+from baton.settings.groups import ServiceSettings, WorkerSettings
+from baton.settings.process import limit_cores, limit_threads
+from baton.telemetry.logs import configure_logging
+from services.cli.settings import COMMANDS
+from services.decode.settings import DecodeSettings
+from services.prefill.settings import PrefillSettings
+from services.router.settings import RouterSettings
+
+FLAT = Parameter(name="*")
+
+serve_app = App(name="serve", help="Run one service in this process.")
+
+
+@serve_app.command
+def router(*, settings: Annotated[RouterSettings | None, FLAT] = None) -> int:
+    """OpenAI-compatible HTTP in front, placement and dispatch behind."""
+    return _serve("router", settings or RouterSettings())
+
+
+@serve_app.command
+def prefill(*, settings: Annotated[PrefillSettings | None, FLAT] = None) -> int:
+    """A worker that computes prompts and offers their pages."""
+    return _serve("prefill", settings or PrefillSettings())
+
+
+@serve_app.command
+def decode(*, settings: Annotated[DecodeSettings | None, FLAT] = None) -> int:
+    """A worker that pulls prompts' pages and generates."""
+    return _serve("decode", settings or DecodeSettings())
+
+
+def _serve(name: str, settings: ServiceSettings) -> int:
+    """Prepares the process, then hands it to `services.<name>.app.serve(settings)`; returns the exit code."""
+    refuse_unknown_variables(COMMANDS.values())
+    configure_logging(name, settings.log_level, settings.log_format)
+    if isinstance(settings, WorkerSettings):
+        if settings.cores is not None:
+            limit_cores(settings.cores)
+        limit_threads(settings.threads)
+    return asyncio.run(_service(name)(settings))
+
+
+def _service(name: str) -> Callable[[ServiceSettings], Coroutine[Any, Any, int]]:
+    module = importlib.import_module(f"services.{name}.app")
+    return cast("Callable[[ServiceSettings], Coroutine[Any, Any, int]]", module.serve)

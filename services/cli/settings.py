@@ -1,0 +1,74 @@
+"""Settings of `baton up`, and the table of all settings. Read by `services.cli` and `scripts/generate_docs.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from baton.settings.base import Settings
+from baton.settings.groups import Count, Dtype, LogLevel, Port, RedisUrl, Seconds, Transport
+from services.decode.settings import DecodeSettings
+from services.prefill.settings import PrefillSettings
+from services.router.settings import RouterSettings
+
+
+class UpSettings(Settings):
+    """One machine's system: Redis, a router, prefill and decode workers."""
+
+    model: str = "bundled"
+    """`bundled`, a directory with a Hugging Face model, or a Hugging Face id such as `Qwen/Qwen3-0.6B`."""
+
+    prefill: Count = 1
+    """Number of prefill workers."""
+
+    decode: Count = 1
+    """Number of decode workers."""
+
+    host: str = "127.0.0.1"
+    """Interface of the router; workers always listen on 127.0.0.1."""
+
+    port: Port = 8000
+    """HTTP port of the router; 0 takes a free one."""
+
+    redis_url: RedisUrl | None = None
+    """A Redis that runs already; default: one is started and stopped with the system."""
+
+    dtype: Dtype = Dtype.AUTO
+    """Number format of weights and KV: auto, float32 or bfloat16."""
+
+    transport: Transport = Transport.AUTO
+    """How pages move: auto, nixl or stream."""
+
+    page_size: Count = 16
+    """Token slots of a page."""
+
+    kv_memory_mib: Count = 512
+    """Memory for each worker's pool, in MiB."""
+
+    threads: Count = 1
+    """Compute threads, and cores of its own, of each worker."""
+
+    log_dir: Path | None = None
+    """Where the processes' logs go; default: a temporary directory, removed at the end."""
+
+    log_level: LogLevel = LogLevel.INFO
+    """The least severe log line that is written."""
+
+    start_timeout_s: Seconds = 300.0
+    """How long all may take until the first request has been served."""
+
+    drain_timeout_s: Seconds = 10.0
+    """How long running requests may take to finish after Ctrl-C."""
+
+
+SERVICES: dict[str, type[Settings]] = {
+    "router": RouterSettings,
+    "prefill": PrefillSettings,
+    "decode": DecodeSettings,
+}
+"""Settings of `baton serve NAME`."""
+
+COMMANDS: dict[str, type[Settings]] = {
+    "up": UpSettings,
+    **{f"serve {name}": model for name, model in SERVICES.items()},
+}
+"""Settings of every command: the variables they read are the known ones."""

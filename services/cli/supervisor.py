@@ -1,0 +1,116 @@
+"""Child processes: started with a log file each, watched, stopped in order, and dead when this process is.
+
+Called by `services.cli.up`. Owned by one asyncio loop on the main thread. Knows no service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.settings.process import child_environment
+from baton.state import tether
+
+KILL_TIMEOUT_S = 5.0
+_TAIL_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run: a name for people, arguments (the program first), and variables on top of this environment."""
+
+    name: str
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str]
+
+
+class Child:
+    """A process that was started; its output goes to `log`."""
+
+    def __init__(self, command: Command, log: Path, process: asyncio.subprocess.Process) -> None:
+        self.command = command
+        self.name = command.name
+        self.log = log
+        self.process = process
+        self.exit = asyncio.create_task(process.wait(), name=f"exit of {command.name}")
+
+    @property
+    def running(self) -> bool:
+        return self.process.returncode is None
+
+    def log_tail(self, num_lines: int = 15) -> str:
+        """The last lines it wrote."""
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-num_lines:])
+
+    async def stop(self, grace_s: float) -> None:
+        """Asks it to end, waits `grace_s`, then kills it; returns when it is gone. Idempotent."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.terminate()
+            await asyncio.wait([self.exit], timeout=grace_s)
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+        await asyncio.wait_for(self.exit, KILL_TIMEOUT_S)
+
+
+class Supervisor:
+    """All children of this process. As a context manager it leaves none behind."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self.children: list[Child] = []
+
+    async def __aenter__(self) -> Supervisor:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(child.stop(grace_s=0.0) for child in self.children))
+
+    async def start(self, command: Command) -> Child:
+        """Starts a child in a session of its own: Ctrl-C in a terminal reaches only this process, which then stops
+        its children in order. Raises `OSError` when the log cannot be written or the program does not exist."""
+        log = self._log_dir / f"{command.name}.log"
+        tethered = (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *command.arguments)
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *tethered,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                env=child_environment(command.variables),
+                start_new_session=True,
+            )
+        child = Child(command, log, process)
+        self.children.append(child)
+        return child
+
+    async def restart(self, child: Child) -> Child:
+        """Starts a child that has ended once more, with the same command and the same log."""
+        self.children.remove(child)
+        return await self.start(child.command)
+
+    async def first_exit(self) -> Child:
+        """Waits until a child ends, and returns it."""
+        await asyncio.wait([child.exit for child in self.children], return_when=asyncio.FIRST_COMPLETED)
+        return next(child for child in self.children if not child.running)
+
+    async def stop(self, stages: Sequence[str], grace_s: float) -> list[str]:
+        """Stops children stage by stage: those whose name begins with the first prefix, then the next, then the rest.
+
+        Each stage takes at most `grace_s` and a few seconds. Returns the names of those that had to be killed.
+        """
+        killed: list[str] = []
+        for prefix in (*stages, ""):
+            stage = [child for child in self.children if child.running and child.name.startswith(prefix)]
+            await asyncio.gather(*(child.stop(grace_s) for child in stage))
+            killed += [child.name for child in stage if child.process.returncode == -9]
+        return killed

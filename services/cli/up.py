@@ -1,0 +1,191 @@
+"""`baton up`: a whole system on this machine, from nothing to the first answered request, and back to nothing.
+
+1. Check what can be checked first: variables, the model's files, Redis, the port.
+2. Start Redis unless one is given, then workers and router, the workers on cores of their own.
+3. Wait until the router is ready and a canary's pages have moved.
+4. Serve until Ctrl-C or SIGTERM; start a process that died once more, unless that happens too often.
+5. Stop the router (it drains), decode, prefill, Redis; leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import httpx2
+from cyclopts import Parameter
+from rich.console import Console
+
+from baton.rpc.shutdown import shutdown_event
+from baton.settings.base import refuse_unknown_variables
+from baton.settings.model_source import resolve_model
+from baton.settings.process import usable_cores
+from baton.state.connect import connect
+from baton.state.embedded import EmbeddedRedis
+from services.cli import canary
+from services.cli.errors import StartFailed
+from services.cli.plan import Plan, make_plan
+from services.cli.settings import COMMANDS, UpSettings
+from services.cli.supervisor import Child, Supervisor
+
+T = TypeVar("T")
+STOP_ORDER = ("router", "decode", "prefill")
+_STOP_SLACK_S = 5.0
+_HTTP_TIMEOUT_S = 60.0
+_OBITUARY_S = 1.0
+_MAX_RESTARTS = 5
+_RESTART_WINDOW_S = 60.0
+
+
+def up(
+    model: Annotated[str | None, Parameter(show=True, help="The model; the same as --model.")] = None,
+    /,
+    *,
+    settings: Annotated[UpSettings | None, Parameter(name="*")] = None,
+) -> int:
+    """Start the whole system on this machine, check it with a request, and serve until Ctrl-C."""
+    refuse_unknown_variables(COMMANDS.values())
+    chosen = settings or UpSettings()
+    if model is not None:
+        chosen = chosen.model_copy(update={"model": model})
+    console = Console(stderr=True)
+    with console.status(f"finding model {chosen.model}"):
+        resolve_model(chosen.model)
+    with _redis(chosen.redis_url, console) as redis_url, _log_dir(chosen.log_dir) as log_dir:
+        plan = make_plan(chosen, redis_url, usable_cores())
+        return asyncio.run(run_plan(plan, chosen, log_dir, console))
+
+
+async def run_plan(plan: Plan, settings: UpSettings, log_dir: Path, console: Console) -> int:
+    """Starts, checks, serves and stops. Returns 0 after a signal; raises `StartFailed` otherwise."""
+    with shutdown_event() as stop:
+        async with Supervisor(log_dir) as supervisor:
+            try:
+                for command in plan.commands:
+                    await supervisor.start(command)
+                async with _task(_first_death(supervisor, stop)) as watch:
+                    await _bring_up(plan, settings, watch, console)
+                await _keep_running(supervisor, stop, console)
+            finally:
+                await _stop(supervisor, settings, console)
+    return 0
+
+
+async def _first_death(supervisor: Supervisor, stop: asyncio.Event) -> Child | None:
+    """The first child that ends by itself; None when a signal asks to stop before that."""
+    async with _task(stop.wait()) as asked, _task(supervisor.first_exit()) as exit_:
+        await asyncio.wait([asked, exit_], return_when=asyncio.FIRST_COMPLETED)
+        return None if stop.is_set() else await exit_
+
+
+async def _keep_running(supervisor: Supervisor, stop: asyncio.Event, console: Console) -> None:
+    """Returns when a signal asks to stop. Raises `StartFailed` when children die more often than restarts are worth."""
+    deaths_s: list[float] = []
+    while (dead := await _first_death(supervisor, stop)) is not None:
+        now = time.monotonic()
+        deaths_s = [at for at in deaths_s if now - at < _RESTART_WINDOW_S] + [now]
+        if len(deaths_s) > _MAX_RESTARTS:
+            raise StartFailed(_obituary(dead))
+        console.print(_obituary(dead), "It is started again.", sep="\n", markup=False, highlight=False)
+        await supervisor.restart(dead)
+
+
+def _obituary(child: Child) -> str:
+    how = f"{child.name} ended by itself with exit code {child.process.returncode}. Its last words:"
+    return f"{how}\n{child.log_tail() or '(none)'}"
+
+
+async def _bring_up(plan: Plan, settings: UpSettings, watch: asyncio.Task[Child | None], console: Console) -> None:
+    """Returns when the system has answered or is to stop. Raises `StartFailed` when a child died or time is up."""
+    async with _task(_check(plan, watch, console)) as check:
+        await asyncio.wait([check, watch], timeout=settings.start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if check.done() and check.exception() is not None:
+            # The cause may be a process that died: its own last words say more than our failed call.
+            await asyncio.wait([watch], timeout=_OBITUARY_S)
+        if watch.done():
+            if (dead := await watch) is not None:
+                raise StartFailed(_obituary(dead))
+            return
+        if not check.done():
+            mend = "Read the logs (--log-dir keeps them), or raise --start-timeout-s."
+            raise StartFailed(f"no request was served within {settings.start_timeout_s:.0f} s. {mend}")
+        await check
+
+
+async def _check(plan: Plan, watch: asyncio.Task[Child | None], console: Console) -> None:
+    gone = asyncio.Event()
+    watch.add_done_callback(lambda _: gone.set())
+    async with httpx2.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False) as client:
+        with console.status(f"starting {len(plan.commands)} processes"):
+            await canary.wait_until_ready(client, plan.router_url, gone)
+        with console.status("sending a first request"):
+            model = await canary.model_served(client, plan.router_url)
+            moved = await canary.sing(client, plan.router_url, model, plan.decode_metrics)
+    console.print(f"a first request was answered; {moved} page bytes moved from prefill to decode")
+    print(_welcome(plan, model), flush=True)
+
+
+def _welcome(plan: Plan, model: str) -> str:
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
+    metrics = (f"{plan.router_url}/metrics", *plan.prefill_metrics, *plan.decode_metrics)
+    return "\n".join(
+        (
+            "Baton is up.",
+            f"API      {plan.router_url}/v1",
+            *(f"metrics  {url}" for url in metrics),
+            "",
+            f"curl -N {plan.router_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+            "",
+            "Ctrl-C stops everything.",
+        )
+    )
+
+
+async def _stop(supervisor: Supervisor, settings: UpSettings, console: Console) -> None:
+    with console.status("stopping: router first, then decode, then prefill"):
+        killed = await supervisor.stop(STOP_ORDER, settings.drain_timeout_s + _STOP_SLACK_S)
+    if killed:
+        console.print(f"did not stop in time and were killed: {', '.join(killed)}")
+
+
+@contextlib.asynccontextmanager
+async def _task(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """`work` as a task that does not outlive the context; whoever wants its error must await it inside."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _redis(url: str | None, console: Console) -> Iterator[str]:
+    """The given Redis, checked, or one of our own while the context lasts. Raises `StateUnavailable`."""
+    if url is None:
+        with EmbeddedRedis() as redis:
+            yield redis.url
+    else:
+        with console.status("calling Redis"):
+            asyncio.run(_check_redis(url))
+        yield url
+
+
+async def _check_redis(url: str) -> None:
+    book = await connect(url)
+    await book.close()
+
+
+@contextlib.contextmanager
+def _log_dir(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="baton-logs-") as directory:
+        yield Path(directory)
