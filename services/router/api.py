@@ -30,7 +30,7 @@ from services.router.body import parse_object, read_body
 from services.router.calls import ValidChat, ValidCompletion
 from services.router.chat import ChatShape
 from services.router.completions import CompletionShape
-from services.router.delivery import Answer, Kitchen
+from services.router.delivery import Answer, AnswerContext
 from services.router.envelope import Envelope
 from services.router.fields import shown
 from services.router.generation import Dispatcher
@@ -101,7 +101,7 @@ class _Api:
         self._readiness = readiness
         self._limits = limits
         self._observer = observer
-        self._kitchen = Kitchen(dispatcher, text, observer, limits.ping_interval_s)
+        self._context = AnswerContext(dispatcher, text, observer, limits.ping_interval_s)
         self._validator = Validator(text, limits.model_name, limits.max_model_len, limits.request_deadline_s)
         self._model = Model(id=limits.model_name, created=int(time.time()), max_model_len=limits.max_model_len)
 
@@ -109,13 +109,13 @@ class _Api:
         """POST /v1/chat/completions."""
         arrived_s = time.monotonic()
         call = await self._validate(request, "chatcmpl", self._validator.chat)
-        return Answer(self._kitchen, call, ChatShape(call, self._text, FINGERPRINT), arrived_s)
+        return Answer(self._context, call, ChatShape(call, self._text, FINGERPRINT), arrived_s)
 
     async def completion(self, request: Request) -> Response:
         """POST /v1/completions."""
         arrived_s = time.monotonic()
         call = await self._validate(request, "cmpl", self._validator.completion)
-        return Answer(self._kitchen, call, CompletionShape(call, self._text, FINGERPRINT), arrived_s)
+        return Answer(self._context, call, CompletionShape(call, self._text, FINGERPRINT), arrived_s)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""

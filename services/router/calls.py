@@ -36,6 +36,7 @@ class ValidCall:
     num_choices: int
     stop_strings: tuple[str, ...]
     skip_special_tokens: bool
+    return_token_ids: bool
     streaming: Streaming | None
 
     @property

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from services.router.calls import ValidChat
 from services.router.choice_text import TokenEvent
 from services.router.delivery import WholeChoice
-from services.router.logprobs import chat_logprobs
+from services.router.logprobs import chat_logprobs, token_ids
 from services.router.schemas import (
     ChatChoice,
     ChatChunkChoice,
@@ -36,11 +36,13 @@ class ChatShape:
         """One token; the first one of a choice names the role, never anything before it."""
         role: Literal["assistant"] | UnsetType = UNSET if event.choice in self._introduced else "assistant"
         self._introduced.add(event.choice)
+        tokens = [event.token] if event.token is not None else []
         choice = ChatChunkChoice(
             index=event.choice,
             delta=ChatDelta(event.text, role),
-            logprobs=chat_logprobs(self._text, [event.token] if event.token is not None else []),
+            logprobs=chat_logprobs(self._text, tokens),
             finish_reason=event.finish.value if event.finish is not None else None,
+            token_ids=token_ids(self._call.return_token_ids, tokens),
         )
         return self._chunk([choice], usage)
 
@@ -55,12 +57,14 @@ class ChatShape:
             created=self._call.created_s,
             model=self._call.model,
             system_fingerprint=self._fingerprint,
-            choices=[
-                ChatChoice(c.index, ChatMessage(c.text), chat_logprobs(self._text, c.tokens), c.finish.value)
-                for c in choices
-            ],
+            choices=[self._whole_choice(choice) for choice in choices],
             usage=usage,
         )
+
+    def _whole_choice(self, choice: WholeChoice) -> ChatChoice:
+        logprobs = chat_logprobs(self._text, choice.tokens)
+        ids = token_ids(self._call.return_token_ids, choice.tokens)
+        return ChatChoice(choice.index, ChatMessage(choice.text), logprobs, choice.finish.value, ids)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> ChatCompletionChunk:
         return ChatCompletionChunk(

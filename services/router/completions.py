@@ -9,7 +9,7 @@ from msgspec import UnsetType
 from services.router.calls import ValidCompletion
 from services.router.choice_text import TokenEvent
 from services.router.delivery import WholeChoice
-from services.router.logprobs import completion_logprobs
+from services.router.logprobs import completion_logprobs, token_ids
 from services.router.schemas import Completion, CompletionChoice, Usage
 from services.router.text import TextModel
 
@@ -34,6 +34,7 @@ class CompletionShape:
             text=echo + event.text,
             logprobs=completion_logprobs(self._text, tokens, offset),
             finish_reason=event.finish.value if event.finish is not None else None,
+            token_ids=token_ids(self._call.return_token_ids, tokens),
         )
         return self._completion([choice], usage)
 
@@ -48,7 +49,8 @@ class CompletionShape:
     def _whole_choice(self, choice: WholeChoice) -> CompletionChoice:
         echo = self._call.echoes[choice.index]
         logprobs = completion_logprobs(self._text, choice.tokens, len(echo))
-        return CompletionChoice(choice.index, echo + choice.text, logprobs, choice.finish.value)
+        ids = token_ids(self._call.return_token_ids, choice.tokens)
+        return CompletionChoice(choice.index, echo + choice.text, logprobs, choice.finish.value, ids)
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
         return Completion(

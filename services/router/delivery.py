@@ -67,7 +67,7 @@ class Shape(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kitchen:
+class AnswerContext:
     """What every answer is made with."""
 
     dispatcher: Dispatcher
@@ -97,16 +97,16 @@ class _Draft:
 class Answer(Response):
     """One call's answer. Raises what fails before the first byte."""
 
-    def __init__(self, kitchen: Kitchen, call: ValidCall, shape: Shape, arrived_s: float) -> None:
+    def __init__(self, context: AnswerContext, call: ValidCall, shape: Shape, arrived_s: float) -> None:
         """Takes the tickets, so that a refusal is raised here."""
-        self._kitchen = kitchen
+        self._context = context
         self._call = call
         self._shape = shape
         self._meter = UsageMeter(call)
-        self._report = CallReport(kitchen.observer, [job.id for job in call.jobs], arrived_s)
+        self._report = CallReport(context.observer, [job.id for job in call.jobs], arrived_s)
         self._started = False
         try:
-            self._tickets = admit_all(kitchen.dispatcher, call)
+            self._tickets = admit_all(context.dispatcher, call)
         except BaseException as error:
             self._report.ended(error)
             raise
@@ -140,7 +140,7 @@ class Answer(Response):
 
     async def _whole(self) -> Response:
         drafts = [_Draft() for _ in self._call.choices]
-        async with aclosing(self._events(self._kitchen.ping_interval_s)) as events:
+        async with aclosing(self._events(self._context.ping_interval_s)) as events:
             async for event in events:
                 if event is not None:
                     self._meter.count(event)
@@ -150,7 +150,7 @@ class Answer(Response):
         return Response(msgspec.json.encode(whole), media_type="application/json")
 
     async def _stream(self, send: Send, writer: sse.EventWriter, streaming: Streaming) -> None:
-        async with aclosing(self._events(min(HEADER_GRACE_S, self._kitchen.ping_interval_s))) as events:
+        async with aclosing(self._events(min(HEADER_GRACE_S, self._context.ping_interval_s))) as events:
             async for event in events:
                 if not self._started:
                     await self._start(send)
@@ -173,10 +173,10 @@ class Answer(Response):
                 yield TokenEvent(choice, None, "", 0, FinishReason.LENGTH)
             return
         silence_s = first_silence_s
-        async with Relay(self._kitchen.dispatcher, self._kitchen.text, self._call, self._tickets) as relay:
+        async with Relay(self._context.dispatcher, self._context.text, self._call, self._tickets) as relay:
             while not relay.finished:
                 yield await relay.next(silence_s)
-                silence_s = self._kitchen.ping_interval_s
+                silence_s = self._context.ping_interval_s
 
     async def _start(self, send: Send) -> None:
         self._started = True

@@ -1,6 +1,6 @@
 """The router's lower half: a job comes in at the door, tokens come out, whatever happens to workers in between.
 
-Called by `api` through `generation.Dispatcher`. Owns the door and the journeys; text, HTTP and Redis are unknown here.
+Called by `api` through `generation.Dispatcher`. Owns the lobby and the attempt loop; knows no text, HTTP or Redis.
 
     admit -> (called by the door) -> book a pair -> attempt -> finish
                                         ^             | lost
@@ -14,30 +14,22 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from baton.domain.errors import (
-    BatonError,
-    Broken,
-    ContextOverflow,
-    DeadlineExceeded,
-    Draining,
-    NoWorkers,
-    Refused,
-    WorkerLost,
-)
-from baton.domain.ids import RequestId
+from baton.domain.errors import BatonError, Broken, ContextOverflow, Draining, NoWorkers, Refused, WorkerLost
 from baton.domain.lifecycle import RequestState
+from baton.kv.keys import page_keys
 from baton.state.base import RequestRecord
 from baton.telemetry.logs import get_logger
-from baton.telemetry.metrics import ADMISSION_TOTAL, QUEUED_REQUESTS, QUEUED_TOKENS
+from baton.telemetry.metrics import ADMISSION_TOTAL
 from baton.telemetry.timeline import Moment
 from services.router.aborts import Aborts
-from services.router.admission import Door, DoorLimits
+from services.router.admission import DoorLimits, Place
 from services.router.attempt import Attempt
 from services.router.booking import Booker, Booking, BookingLimits, PromiseLost
-from services.router.conversation import Decoded, DecodeLanded, PrefillAccepted, PrefillSealed, Step
+from services.router.conversation import Decoded, DecodeLanded, PrefillAccepted, PrefillSealed, Step, finish_of
 from services.router.fleet import Fleet
 from services.router.generation import GenerationChunk, GenerationJob, Ticket
 from services.router.journey import Journey, Pen, Witness
+from services.router.lobby import Lobby
 from services.router.loss import AttemptLost
 
 log = get_logger(__name__)
@@ -74,12 +66,8 @@ class TokenDispatcher:
         self._witness = witness
         self._identity = identity
         self._limits = limits
-        self._door = Door(limits.door)
-        self._journeys: dict[RequestId, Journey] = {}
-        self._by_place: dict[int, Journey] = {}
+        self._lobby = Lobby(limits.door)
         self._draining = False
-        self._empty = asyncio.Event()
-        self._empty.set()
 
     @property
     def draining(self) -> bool:
@@ -88,30 +76,32 @@ class TokenDispatcher:
     @property
     def num_open(self) -> int:
         """Tickets that are out, waiting and running."""
-        return len(self._journeys)
+        return len(self._lobby)
 
     def admit(self, job: GenerationJob) -> Ticket:
         """See `Dispatcher.admit`. `max_tokens` is cut to what the largest pair holds beyond the prompt."""
         try:
-            journey = self._admit(job)
+            fitted = self._fitted(job)
+            journey = self._lobby.enter(len(job.prompt_tokens), lambda place: self._begin(fitted, place))
         except Refused as refusal:
             ADMISSION_TOTAL.labels("refused", refusal.code, "").inc()
             raise
         ADMISSION_TOTAL.labels("admitted", "", "").inc()
+        self._witness.on_moment(job.id, Moment.ADMITTED)
         return journey
 
     def release(self, ticket: Ticket) -> None:
         """See `Dispatcher.release`. A ticket that is being run is given back by its run."""
-        journey = self._journeys.get(ticket.job.id)
-        if journey is ticket and not journey.started:
+        journey = self._lobby.unstarted(ticket)
+        if journey is not None:
             journey.cancelled()
-            self._leave(journey)
+            self._lobby.leave(journey)
 
     async def run(self, ticket: Ticket) -> AsyncGenerator[GenerationChunk, None]:
         """See `Dispatcher.run`."""
-        journey = self._start(ticket)
+        journey = self._lobby.start(ticket)
         try:
-            await self._wait_for_call(journey)
+            await self._lobby.wait_for_call(journey)
             async with aclosing(self._attempts(journey)) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -120,7 +110,7 @@ class TokenDispatcher:
             raise
         finally:
             journey.cancelled()
-            self._leave(journey)
+            self._lobby.leave(journey)
 
     def drain(self) -> None:
         """Takes nothing new from now on."""
@@ -128,31 +118,13 @@ class TokenDispatcher:
 
     async def wait_empty(self) -> None:
         """Waits until no ticket is out."""
-        await self._empty.wait()
-
-    # --- the door ---
-
-    def _admit(self, job: GenerationJob) -> Journey:
-        job = self._fitted(job)
-        now = self._now()
-        place = self._door.admit(len(job.prompt_tokens), now)
-        record = RequestRecord(
-            job.id, 1, RequestState.RECEIVED, self._identity.router_id, self._identity.model, len(job.prompt_tokens)
-        )
-        journey = Journey(job, place, record, now + job.deadline_s, self._pen)
-        if self._door.may_run(place):
-            journey.called.set()
-        self._journeys[job.id] = self._by_place[place.number] = journey
-        self._empty.clear()
-        self._witness.on_moment(job.id, Moment.ADMITTED)
-        self._show_queue()
-        return journey
+        await self._lobby.wait_empty()
 
     def _fitted(self, job: GenerationJob) -> GenerationJob:
         """The job as the workers that are here can do it. Raises what `admit` raises for want of workers."""
         if self._draining:
             raise Draining("this router is shutting down", retry_after_s=self._limits.retry_after_s)
-        if job.id in self._journeys:
+        if job.id in self._lobby:
             raise Broken(f"a request with the id {job.id} is under way: attempts are fenced by it")
         max_request_tokens = self._fleet.max_request_tokens()
         if max_request_tokens is None:
@@ -165,35 +137,11 @@ class TokenDispatcher:
             raise ContextOverflow(f"{parts} do not fit: no worker here holds more than {max_request_tokens} tokens")
         return replace(job, stop=replace(job.stop, max_tokens=min(job.stop.max_tokens, room)))
 
-    def _start(self, ticket: Ticket) -> Journey:
-        journey = self._journeys.get(ticket.job.id)
-        if journey is None or journey is not ticket or journey.started:
-            raise Broken(f"ticket of {ticket.job.id} was run or released before")
-        journey.started = True
-        return journey
-
-    async def _wait_for_call(self, journey: Journey) -> None:
-        try:
-            async with asyncio.timeout_at(journey.deadline):
-                await journey.called.wait()
-        except TimeoutError:
-            raise DeadlineExceeded(f"request {journey.job.id} ran out of time in the queue") from None
-
-    def _leave(self, journey: Journey) -> None:
-        self._journeys.pop(journey.job.id, None)
-        self._by_place.pop(journey.place.number, None)
-        called = self._door.leave(journey.place, self._now())
-        if called is not None:
-            self._by_place[called.number].called.set()
-        if not self._journeys:
-            self._empty.set()
-        self._show_queue()
-
-    def _show_queue(self) -> None:
-        QUEUED_REQUESTS.set(self._door.num_waiting)
-        QUEUED_TOKENS.set(self._door.num_waiting_tokens)
-
-    # --- the attempts ---
+    def _begin(self, job: GenerationJob, place: Place) -> Journey:
+        identity, num_prompt_tokens = self._identity, len(job.prompt_tokens)
+        record = RequestRecord(job.id, 1, RequestState.RECEIVED, identity.router_id, identity.model, num_prompt_tokens)
+        deadline = asyncio.get_running_loop().time() + job.deadline_s
+        return Journey(job, place, record, deadline, self._pen)
 
     async def _attempts(self, journey: Journey) -> AsyncGenerator[GenerationChunk, None]:
         """One attempt after another, until one finishes or none may follow."""
@@ -227,8 +175,8 @@ class TokenDispatcher:
         try:
             async with aclosing(attempt.steps()) as steps:
                 async for step in steps:
-                    self._note(journey, booking, step)
                     chunk = journey.take(step)
+                    self._note(journey, booking, step)
                     if chunk is not None:
                         yield chunk
         finally:
@@ -249,18 +197,17 @@ class TokenDispatcher:
         self._witness.on_retry(journey.job.id)
 
     def _note(self, journey: Journey, booking: Booking, step: Step) -> None:
-        """Stamps the moment that a step is, and remembers who has which pages now."""
+        """Stamps the moment that a step was, and remembers who holds which pages now."""
+        prefill, decode = booking.pair.prefill, booking.pair.decode
         match step:
             case PrefillAccepted():
                 self._witness.on_moment(journey.job.id, Moment.PREFILL_ACCEPTED)
             case PrefillSealed():
                 self._witness.on_moment(journey.job.id, Moment.SEALED)
-                self._fleet.holds(booking.pair.prefill, booking.keys)
+                self._fleet.holds(prefill, booking.keys)
             case DecodeLanded():
                 self._witness.on_moment(journey.job.id, Moment.LANDED)
-                self._fleet.holds(booking.pair.decode, booking.keys)
-            case Decoded():
-                pass
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+                self._fleet.holds(decode, booking.keys)
+            case Decoded() if finish_of(step) is not None:
+                computed = journey.request().tokens[:-1]  # nobody asked for what follows the last one
+                self._fleet.holds(decode, page_keys(computed, decode.page_size, journey.job.salt))

@@ -1,6 +1,6 @@
 """What every HTTP exchange has: a request id, the time it took, and an answer even when our code fails.
 
-The outermost ASGI layer, put on by `api`. It knows no path and reads no body.
+The outermost ASGI layer, put on by `api`. It decides by no path and reads no body.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import time
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.telemetry import metrics
 from services.router.http_errors import reply_to
 
 MAX_REQUEST_ID_CHARS = 128
@@ -23,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 class Envelope:
-    """Adds `x-request-id` (the client's, sanitised, or a fresh one) and `openai-processing-ms` to every response."""
+    """Adds `x-request-id` (the client's, sanitised, or a fresh one) and `openai-processing-ms`; counts responses."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -41,6 +43,7 @@ class Envelope:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                metrics.HTTP_RESPONSES_TOTAL.labels(_route(scope), str(message["status"])).inc()
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 headers["openai-processing-ms"] = str(round((time.perf_counter() - arrived_s) * 1000))
@@ -53,6 +56,12 @@ class Envelope:
                 log.exception("request_failed", path=scope["path"])
                 if not started:
                     await reply_to(error).response()(scope, receive, send_enveloped)
+
+
+def _route(scope: Scope) -> str:
+    """The path as declared, so that clients cannot invent label values."""
+    route = scope.get("route")
+    return route.path if isinstance(route, Route) else "none"
 
 
 def sanitised(request_id: str) -> str:

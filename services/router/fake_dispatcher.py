@@ -1,7 +1,7 @@
 """A `Dispatcher` that follows a script instead of asking workers: the lower half's stand-in in tests of the upper one.
 
-A script says what a job does, act by act. Afterwards the fake knows which jobs were admitted, released, started, aborted
-and finished. No part of a running router.
+A script says what a job does, act by act. Afterwards the fake knows which jobs were admitted, released, started,
+aborted and finished. No part of a running router.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from baton.domain.errors import BatonError, Broken, Refused
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken
-from services.router.generation import GenerationChunk, GenerationJob
+from services.router.generation import GenerationChunk, GenerationJob, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class FakeDispatcher:
     started: list[RequestId] = field(default_factory=list)
     aborted: list[RequestId] = field(default_factory=list)
     finished: list[RequestId] = field(default_factory=list)
-    held: set[FakeTicket] = field(default_factory=set)
+    held: set[Ticket] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def admit(self, job: GenerationJob) -> FakeTicket:
+    def admit(self, job: GenerationJob) -> Ticket:
         """Takes the job, or raises the next of `refusals`."""
         refusal = self.refusals.pop(0) if self.refusals else None
         if refusal is not None:
@@ -72,7 +72,7 @@ class FakeDispatcher:
         self.held.add(ticket)
         return ticket
 
-    def release(self, ticket: FakeTicket) -> None:
+    def release(self, ticket: Ticket) -> None:
         """Gives a ticket back that was never run; idempotent."""
         if ticket.job.id in self.started:
             raise Broken(f"{ticket.job.id} was run and may not be released")
@@ -81,7 +81,7 @@ class FakeDispatcher:
             self.released.append(ticket.job.id)
             self.changed.set()
 
-    async def run(self, ticket: FakeTicket) -> AsyncGenerator[GenerationChunk, None]:
+    async def run(self, ticket: Ticket) -> AsyncGenerator[GenerationChunk, None]:
         """Plays the script. What ends it before a `finish`, but for its own failure, is an abort."""
         id = ticket.job.id
         if ticket not in self.held or id in self.started:

@@ -10,6 +10,7 @@ use. `booking` asks it for pairs, `attempt` for stubs and for news of a worker's
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,7 @@ class Fleet:
         model: str,
         limits: FleetLimits,
         on_degraded: Callable[[bool], None] = lambda degraded: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_degraded` hears after each look whether the registry could not be read."""
         self._registry = registry
@@ -55,6 +57,7 @@ class Fleet:
         self._model = model
         self._limits = limits
         self._on_degraded = on_degraded
+        self._now = clock
         self._records: dict[Incarnation, WorkerRecord] = {}
         self._announced: frozenset[Incarnation] = frozenset()
         self._seen_at: dict[Incarnation, float] = {}
@@ -218,6 +221,3 @@ class Fleet:
 
     def _trusted(self, record: WorkerRecord, now: float) -> bool:
         return self._suspected_until.get(record.incarnation, now) <= now
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()

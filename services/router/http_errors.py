@@ -89,9 +89,9 @@ _INTERNAL = _Kind(500, "server_error")
 _KINDS: dict[type[BatonError], _Kind] = {
     InvalidRequest: _Kind(400, "invalid_request_error"),
     ContextOverflow: _Kind(400, "invalid_request_error"),
-    BodyTooLarge: _Kind(413, "invalid_request_error", closes=True),
+    BodyTooLarge: _Kind(413, "invalid_request_error"),  # closing now would reset the client before it reads this
     BodyTooSlow: _Kind(408, "invalid_request_error", closes=True),
-    UnsupportedContentType: _Kind(415, "invalid_request_error", closes=True),
+    UnsupportedContentType: _Kind(415, "invalid_request_error"),
     ModelNotFound: _Kind(404, "invalid_request_error"),
     Overloaded: _Kind(429, "rate_limit_error", can_retry=True),
     NoWorkers: _Kind(503, "service_unavailable_error", can_retry=True),

@@ -1,8 +1,10 @@
-"""Log probabilities in the two shapes OpenAI has for them. `chat` and `completions` call it."""
+"""What an answer says of single tokens: log probabilities in OpenAI's two shapes, and ids. For both endpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType
 
 from baton.domain.request import OutputToken, TokenLogprobs
 from services.router.schemas import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
@@ -33,6 +35,11 @@ def completion_logprobs(text: TextModel, tokens: Sequence[OutputToken], offset: 
         top_logprobs=[_top_by_text(text, name, entry) for name, entry in shown],
         text_offset=offsets,
     )
+
+
+def token_ids(wanted: bool, tokens: Sequence[OutputToken]) -> list[int] | UnsetType:
+    """The ids of `tokens`, for the field that is there only if it was asked for (as vLLM has it)."""
+    return [token.token for token in tokens] if wanted else UNSET
 
 
 def _chat_entry(text: TextModel, token: int, entry: TokenLogprobs) -> TokenLogprob:

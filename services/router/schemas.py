@@ -68,6 +68,7 @@ class ChatChoice(Struct, frozen=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: Finish
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -96,6 +97,7 @@ class ChatChunkChoice(Struct, frozen=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: Finish | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
@@ -127,6 +129,7 @@ class CompletionChoice(Struct, frozen=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Finish | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):

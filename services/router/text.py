@@ -8,7 +8,7 @@ It may not know torch or transformers: the router's image is small.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
@@ -38,7 +38,6 @@ class TextModel:
         tokenizer.no_truncation()
         self._add_missing_special_tokens()
         self._template = ChatTemplate(template, self._special_tokens) if template is not None else None
-        self._frame = _frame(tokenizer_config)
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids: frozenset[int] = frozenset(token for token, entry in added.items() if entry.special)
         self._byte_level = _is_byte_level(tokenizer)
@@ -75,12 +74,11 @@ class TextModel:
         return self._template.render(messages)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Token ids of `text`; with `add_special_tokens` framed as the model was trained (a BOS, if it has one)."""
-        if self._frame is None:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        before, after = self._frame if add_special_tokens else ((), ())
-        return (*self._named_ids(before), *ids, *self._named_ids(after))
+        """Token ids of `text`; with `add_special_tokens` framed as tokenizer.json says (a BOS, if the model has one).
+
+        As in transformers, `add_bos_token` in tokenizer_config.json has no say where there is a tokenizer.json.
+        """
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of `tokens`; ids that the tokenizer does not know are nothing."""
@@ -129,19 +127,6 @@ class TextModel:
         known = {entry.content for entry in added if entry.special}
         missing = sorted({*self._special_tokens.values()} - known)
         self._tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
-
-    def _named_ids(self, names: Iterable[str]) -> list[int]:
-        tokens = (self._special_tokens.get(name) for name in names)
-        return [self._tokenizer.token_to_id(token) for token in tokens if token is not None]
-
-
-def _frame(config: Json) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Named tokens before and after a text, where tokenizer_config.json overrules tokenizer.json; None: it does not."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return None
-    before = ("bos_token",) if config.get("add_bos_token") is True else ()
-    after = ("eos_token",) if config.get("add_eos_token") is True else ()
-    return before, after
 
 
 def _special_tokens(config: Json) -> dict[str, str]:

@@ -35,6 +35,7 @@ class _Wishes:
     stop_token_ids: frozenset[int]
     salt: str
     skip_special_tokens: bool
+    return_token_ids: bool
     streaming: Streaming | None
 
 
@@ -65,6 +66,7 @@ class Validator:
             num_choices=wishes.num_choices,
             stop_strings=wishes.stop_strings,
             skip_special_tokens=wishes.skip_special_tokens,
+            return_token_ids=wishes.return_token_ids,
             streaming=wishes.streaming,
         )
 
@@ -88,6 +90,7 @@ class Validator:
             num_choices=wishes.num_choices,
             stop_strings=wishes.stop_strings,
             skip_special_tokens=wishes.skip_special_tokens,
+            return_token_ids=wishes.return_token_ids,
             streaming=wishes.streaming,
             echoes=tuple(self._echo(prompt) if echo else "" for prompt in texts for _ in range(wishes.num_choices)),
         )
@@ -108,6 +111,7 @@ class Validator:
             stop_token_ids=stop_token_ids,
             salt=parameters.read_salt(fields),
             skip_special_tokens=fields.flag("skip_special_tokens", True),
+            return_token_ids=fields.flag("return_token_ids", False),
             streaming=parameters.read_streaming(fields),
         )
 
