@@ -1,0 +1,225 @@
+"""A whole cluster of real processes for tests: real Redis, real workers, real router, real transfers.
+
+Every process is `baton serve ...`, as an operator would start it. Waits have deadlines; a process that dies unasked is
+a failure that shows its log. `Cluster` is a context manager and leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.cli.plan import free_ports
+from tests.redis_server import running_redis
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 40.0
+POLL_S = 0.02
+BUSY_OWNERS = ("pinned", "live", "promised", "draining")
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """The first true value of `condition`, asked again and again; fails after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(POLL_S)  # between two looks, not instead of one
+    return value
+
+
+@dataclass
+class Process:
+    """One `baton serve`."""
+
+    name: str
+    role: str
+    port: int
+    metrics_port: int
+    flags: list[str]
+    log: Path
+    popen: subprocess.Popen[bytes]
+    expected_to_live: bool = True
+
+    def signal(self, number: signal.Signals) -> None:
+        self.expected_to_live = self.expected_to_live and number == signal.SIGCONT
+        self.popen.send_signal(number)
+
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
+
+
+@dataclass
+class Cluster:
+    """`flags` go to both kinds of workers, `prefill_flags`, `decode_flags` and `router_flags` to one kind."""
+
+    directory: Path
+    model: str = "bundled"
+    num_prefill: int = 1
+    num_decode: int = 1
+    transport: str = "auto"
+    flags: dict[str, Any] = field(default_factory=dict)
+    prefill_flags: dict[str, Any] = field(default_factory=dict)
+    decode_flags: dict[str, Any] = field(default_factory=dict)
+    router_flags: dict[str, Any] = field(default_factory=dict)
+    processes: dict[str, Process] = field(default_factory=dict)
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self.redis = stack.enter_context(running_redis())
+            stack.callback(self._stop_all)
+            for i in range(self.num_prefill):
+                self.start("prefill", f"prefill-{i}")
+            for i in range(self.num_decode):
+                self.start("decode", f"decode-{i}")
+            self.start("router", "router-0")
+            self.client = stack.enter_context(httpx2.Client(base_url=self.url, timeout=60.0, trust_env=False))
+            self.wait_ready()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        dead = [p for p in self.processes.values() if p.expected_to_live and p.popen.poll() is not None]
+        tails = "\n".join(f"--- {p.name} exited with {p.popen.returncode}\n{p.tail()}" for p in dead)
+        self._stack.close()
+        assert not dead, tails
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.processes['router-0'].port}"
+
+    def start(self, role: str, name: str) -> Process:
+        """Starts one process more, or one that ended again (at the same ports)."""
+        port, metrics_port = free_ports(2)
+        flags = {"host": "127.0.0.1", "port": port, "redis-url": self.redis.url, "model": self.model}
+        if role == "router":
+            flags |= {"router-id": name, **self.router_flags}
+        else:
+            flags |= {"worker-id": name, "metrics-port": metrics_port, "transport": self.transport}
+            flags |= {"dtype": "float32", "kv-memory-mib": 64}
+            flags |= self.flags | (self.prefill_flags if role == "prefill" else self.decode_flags)
+        arguments = [f"--{key}={value}" for key, value in flags.items()]
+        log = self.directory / f"{name}-{time.monotonic_ns()}.log"
+        command = [sys.executable, "-m", "services.cli.main", "serve", role, *arguments]
+        with log.open("wb") as out:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+            popen = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment)
+        self.processes[name] = Process(name, role, port, metrics_port, arguments, log, popen)
+        return self.processes[name]
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until the router has a pair that moved pages."""
+        eventually(self._ready, timeout_s, "the router says ready")
+
+    def wait_links(self, num_links: int, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until that many links work."""
+
+        def count() -> bool:
+            links = [self.metric(p.name, "baton_link_state") for p in self.workers("decode")]
+            return sum(links) == num_links
+
+        eventually(count, timeout_s, f"{num_links} links")
+
+    def workers(self, *roles: str) -> list[Process]:
+        """Living workers."""
+        wanted = roles or ("prefill", "decode")
+        return [p for p in self.processes.values() if p.role in wanted and p.popen.poll() is None]
+
+    def metric(self, name: str, metric: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels, in one process."""
+        process = self.processes[name]
+        port = process.port if process.role == "router" else process.metrics_port
+        try:
+            text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=5.0, trust_env=False).text
+        except httpx2.TransportError:
+            return 0.0
+        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+        return sum(s.value for s in samples if s.name == metric and labels.items() <= s.labels.items())
+
+    def pages(self, name: str) -> dict[str, int]:
+        """A worker's pages by owner."""
+        owners = ("free", "cached", *BUSY_OWNERS)
+        return {owner: int(self.metric(name, "baton_kv_pages", owner=owner)) for owner in owners}
+
+    def page_bytes(self, name: str) -> int:
+        """Size of a page, as the worker's log reports its pool."""
+        found = re.search(r"page_bytes=(\d+)", self.processes[name].log.read_text(errors="replace"))
+        assert found is not None, "the worker reports its pool"
+        return int(found[1])
+
+    def busy_pages(self) -> int:
+        """Pages anywhere that are neither free nor cached."""
+        return sum(self.pages(p.name)[owner] for p in self.workers() for owner in BUSY_OWNERS)
+
+    def wait_pages_free(self, timeout_s: float) -> None:
+        """Until no worker holds a page for anybody."""
+        eventually(lambda: self.busy_pages() == 0, timeout_s, "all pages free")
+
+    @property
+    def bytes_moved(self) -> float:
+        return sum(self.metric(p.name, "baton_transfer_bytes_total") for p in self.workers("decode"))
+
+    @property
+    def tokens_recomputed(self) -> float:
+        return sum(self.metric(p.name, "baton_tokens_recomputed_total") for p in self.workers("decode"))
+
+    def complete(self, prompt: Any, **parameters: Any) -> dict[str, Any]:
+        """POST /v1/completions, not streamed; the decoded answer."""
+        body = {"model": self.model_name, "prompt": prompt, "temperature": 0, **parameters}
+        response = self.client.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    @property
+    def model_name(self) -> str:
+        return str(self.client.get("/v1/models").json()["data"][0]["id"])
+
+    def _ready(self) -> bool:
+        for process in self.processes.values():
+            if process.expected_to_live and process.popen.poll() is not None:
+                raise AssertionError(f"{process.name} exited with {process.popen.returncode}\n{process.tail()}")
+        try:
+            return bool(httpx2.get(f"{self.url}/ready", timeout=5.0, trust_env=False).status_code == 200)
+        except httpx2.TransportError:
+            return False
+
+    def _stop_all(self) -> None:
+        living = [p for p in self.processes.values() if p.popen.poll() is None]
+        for process in living:
+            process.popen.send_signal(signal.SIGCONT)
+            process.popen.terminate()
+        for process in living:
+            try:
+                process.popen.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+                process.popen.wait(5.0)
+
+
+def completion_tokens(answer: dict[str, Any], index: int = 0) -> list[int]:
+    """Token ids of a completion asked for with `return_token_ids`."""
+    return [int(token) for token in answer["choices"][index]["token_ids"]]
+
+
+def links_in(log: str) -> Iterator[str]:
+    """The transports that a decode worker's log reports at link-up."""
+    for line in log.splitlines():
+        if "link_up" in line and (found := re.search(r"transport=(\w+)", line)):
+            yield found[1]

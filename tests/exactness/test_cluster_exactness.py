@@ -1,0 +1,172 @@
+"""Through HTTP the cluster's greedy tokens are the model's own, token for token, over both transfers.
+
+Every cluster is real processes; every test asserts that page bytes moved and that decode computed no prompt token
+again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from baton.bundled import MODEL_DIR
+from baton.transfer.nixl_agent import nixl_available
+from tests.cluster import Cluster, completion_tokens
+from tests.exactness.reference import Reference
+from tests.models import FAMILIES, VOCAB_SIZE, add_tokenizer, save_random_model
+
+pytestmark = [pytest.mark.exactness, pytest.mark.integration]
+
+PAGE_SIZE = 8
+TOKEN_BUDGET = 24
+NUM_TOKENS = 12
+SMALL = {"page-size": PAGE_SIZE, "token-budget": TOKEN_BUDGET}
+RANDOM_FAMILIES = sorted(set(FAMILIES) - {"gemma2"})
+
+
+def random_prompt(rng: random.Random, num_tokens: int) -> list[int]:
+    return [rng.randrange(5, VOCAB_SIZE) for _ in range(num_tokens)]
+
+
+def shaped_prompts(seed: int) -> list[list[int]]:
+    """Shorter than a page, exact multiples, one off, many chunks, and two that share a long prefix."""
+    rng = random.Random(seed)
+    shared = random_prompt(rng, 5 * PAGE_SIZE + 3)
+    lengths = (1, PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1, 3 * PAGE_SIZE, 4 * TOKEN_BUDGET + 5)
+    prompts = [random_prompt(rng, n) for n in lengths]
+    return [*prompts, shared + random_prompt(rng, 4), shared + random_prompt(rng, 11)]
+
+
+def ask(cluster: Cluster, prompt: list[int], num_tokens: int = NUM_TOKENS) -> list[int]:
+    answer = cluster.complete(prompt, max_tokens=num_tokens, ignore_eos=True, return_token_ids=True)
+    return completion_tokens(answer)
+
+
+def assert_split(cluster: Cluster) -> None:
+    """Bytes really moved, nothing was computed twice, nothing is left behind."""
+    assert cluster.bytes_moved > 0
+    assert cluster.tokens_recomputed == 0
+    cluster.wait_pages_free(5.0)
+
+
+def transports() -> list[str]:
+    return ["stream"] if nixl_available() else ["nixl", "stream"]
+
+
+@pytest.fixture(scope="module", params=transports())
+def bundled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("bundled"), transport=request.param, flags=SMALL) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def bundled_reference() -> Reference:
+    return Reference(MODEL_DIR)
+
+
+def test_nixl_is_there() -> None:
+    assert nixl_available() is None, "NIXL is part of the locked set: without it half of these tests would not run"
+
+
+def test_prompts_of_every_shape(bundled: Cluster, bundled_reference: Reference) -> None:
+    for prompt in shaped_prompts(1):
+        assert ask(bundled, prompt) == bundled_reference.generate(prompt, NUM_TOKENS), f"{len(prompt)} tokens"
+    assert_split(bundled)
+
+
+def test_a_second_time_from_the_caches(bundled: Cluster, bundled_reference: Reference) -> None:
+    """The same prompts again: full pages come from the prefix cache on either side."""
+    prompts = shaped_prompts(2)[5:]
+    expected = [bundled_reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
+    assert [ask(bundled, prompt) for prompt in prompts] == expected
+    before = bundled.bytes_moved
+    for prompt, tokens in zip(prompts, expected, strict=True):
+        answer = bundled.complete(prompt, max_tokens=NUM_TOKENS, ignore_eos=True, return_token_ids=True)
+        assert completion_tokens(answer) == tokens
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached == (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE
+    moved = bundled.bytes_moved - before
+    assert 0 < moved <= 2 * len(prompts) * bundled.page_bytes("decode-0")
+    assert_split(bundled)
+
+
+def test_a_conversation_moves_only_what_is_new(bundled: Cluster, bundled_reference: Reference) -> None:
+    """Turn n+1 begins with turn n and its answer: decode has those pages, prefill computes only the rest."""
+    rng = random.Random(3)
+    tokens = random_prompt(rng, 4 * PAGE_SIZE)
+    for _ in range(3):
+        answer = ask(bundled, tokens, 2 * PAGE_SIZE)
+        assert answer == bundled_reference.generate(tokens, 2 * PAGE_SIZE)
+        tokens = tokens + answer + random_prompt(rng, PAGE_SIZE)
+    before = bundled.bytes_moved
+    ask(bundled, tokens)
+    pages_of_prompt = len(tokens) // PAGE_SIZE
+    assert bundled.bytes_moved - before < pages_of_prompt / 2 * bundled.page_bytes("decode-0")
+
+
+def test_32_at_once(bundled: Cluster, bundled_reference: Reference) -> None:
+    rng = random.Random(4)
+    prompts = [random_prompt(rng, rng.randrange(1, 90)) for _ in range(32)]
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(lambda prompt: ask(bundled, prompt), prompts))
+    assert answers == [bundled_reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
+    assert_split(bundled)
+
+
+@pytest.mark.parametrize("transport", transports())
+def test_forced_preemption(transport: str, tmp_path: Path, bundled_reference: Reference) -> None:
+    """Rows outgrow the pool: the newest go to host memory and come back, and nobody's tokens change."""
+    rng = random.Random(5)
+    prompts = [random_prompt(rng, 20) for _ in range(6)]
+    num_tokens = 60
+    tight = {"num-pages": 34, "max-rows": 8}
+    with Cluster(tmp_path, transport=transport, flags=SMALL, decode_flags=tight) as cluster:
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda prompt: ask(cluster, prompt, num_tokens), prompts))
+        assert cluster.metric("decode-0", "baton_preemptions_total") > 0
+        assert_split(cluster)
+    assert answers == [bundled_reference.generate(prompt, num_tokens) for prompt in prompts]
+
+
+@pytest.mark.parametrize("family", RANDOM_FAMILIES)
+def test_families(family: str, tmp_path: Path) -> None:
+    """Random weights of every supported kind of attention; the transfers take turns."""
+    directory = add_tokenizer(save_random_model(family, tmp_path / family))
+    reference = Reference(directory)
+    choices = transports()
+    transport = choices[RANDOM_FAMILIES.index(family) % len(choices)]
+    prompts = shaped_prompts(6)
+    with Cluster(tmp_path, model=str(directory), transport=transport, flags=SMALL) as cluster:
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda prompt: ask(cluster, prompt), prompts))
+        assert_split(cluster)
+    assert answers == [reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
+
+
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "frequency_penalty": 0.3, "seed": 1234}
+
+
+def sampled(cluster: Cluster) -> list[list[int]]:
+    rng = random.Random(7)
+    answers = []
+    for n in (3, PAGE_SIZE, 50):
+        prompt = random_prompt(rng, n)
+        answer = cluster.complete(prompt, max_tokens=24, ignore_eos=True, return_token_ids=True, n=2, **SAMPLED)
+        answers += [completion_tokens(answer, 0), completion_tokens(answer, 1)]
+    return answers
+
+
+_SAMPLED_BEFORE: dict[str, list[list[int]]] = {}
+
+
+def test_seeded_sampling_repeats(bundled: Cluster) -> None:
+    """The same seed, the same tokens: in two runs, and over every transfer."""
+    first, second = sampled(bundled), sampled(bundled)
+    assert first == second
+    assert first[0] != first[1], "choices of one request draw differently"
+    _SAMPLED_BEFORE[bundled.transport] = first
+    assert len({str(tokens) for tokens in _SAMPLED_BEFORE.values()}) == 1

@@ -1,0 +1,113 @@
+"""Greedy tokens of the real runner on pages equal those of the stock model's `generate()`, token for token."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from baton.bundled import MODEL_DIR
+from baton.domain.request import SamplingParams
+from baton.engine.runner import ModelRunner
+from baton.kv.memory import PageMemory
+from baton.model.config import DtypeChoice
+from baton.model.loading import LoadedModel, load_model
+from baton.model.packed import Packing
+from baton.model.storage import PageStorage
+from tests import models
+from tests.exactness.driver import Driver
+
+pytestmark = pytest.mark.exactness
+
+PAGE_SIZE = 8
+NUM_PAGES = 1500
+NUM_HOST_SLOTS = 16
+NUM_NEW_TOKENS = 12
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def make_prompts(page_size: int) -> list[list[int]]:
+    """Shorter than a page, exact multiples, one off, many chunks, and three that share a prefix of full pages."""
+    rng = random.Random(7)
+
+    def some(num_tokens: int) -> list[int]:
+        return [rng.randrange(3, models.VOCAB_SIZE) for _ in range(num_tokens)]
+
+    shared = some(4 * page_size)
+    lengths = (1, 3, page_size, 2 * page_size, 2 * page_size + 1, 3 * page_size - 1, 9 * page_size, 61, 70)
+    alone = [some(n) for n in lengths]
+    return [*alone[:4], *(shared + some(n) for n in (0, 5, page_size)), *alone[4:]]
+
+
+def stock_tokens(directory: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """One prompt at a time through the untouched model, which decodes with a cache of its own."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    ).eval()
+    outputs = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        generated = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=transformers.GenerationConfig(
+                do_sample=False,
+                max_new_tokens=NUM_NEW_TOKENS,
+                min_new_tokens=NUM_NEW_TOKENS,
+                pad_token_id=0,
+                eos_token_id=None,
+            ),
+        )
+        outputs.append(generated[0, len(prompt) :].tolist())
+    return outputs
+
+
+def paged_driver(model: LoadedModel, seed: int) -> Driver:
+    page_bytes = model.geometry.page_bytes
+    storage = PageStorage.on_memory(
+        model.geometry, PageMemory(NUM_PAGES, page_bytes), PageMemory(NUM_HOST_SLOTS, page_bytes)
+    )
+    return Driver(ModelRunner(model, storage), NUM_PAGES, model.geometry.page_size, NUM_HOST_SLOTS, seed)
+
+
+def assert_exact(directory: Path, packing: Packing, page_size: int = PAGE_SIZE) -> None:
+    model = load_model(directory, dtype=DtypeChoice.FLOAT32, page_size=page_size, packing=packing)
+    prompts = make_prompts(page_size)
+    driver = paged_driver(model, seed=11)
+    expected = stock_tokens(directory, prompts)
+    assert driver.generate(prompts, NUM_NEW_TOKENS, GREEDY) == expected
+    assert len({token for output in expected for token in output}) > NUM_NEW_TOKENS, "greedy output is degenerate"
+    tally = driver.tally
+    assert min(tally.mixed_steps, tally.chunked_prompts, tally.shared_pages, tally.swapped_rows) > 2, tally
+
+
+@pytest.mark.parametrize("family", sorted(models.FAMILIES))
+def test_random_models_give_the_stock_models_tokens(family: str, tmp_path: Path) -> None:
+    assert_exact(models.save_random_model(family, tmp_path), Packing.NEVER)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_oss"])
+def test_packed_layers_give_the_stock_models_tokens(family: str, tmp_path: Path) -> None:
+    assert_exact(models.save_random_model(family, tmp_path), Packing.ALWAYS)
+
+
+@pytest.mark.parametrize("page_size", [1, 5, 16])
+def test_any_page_size_gives_the_stock_models_tokens(page_size: int, tmp_path: Path) -> None:
+    assert_exact(models.save_random_model("mistral", tmp_path), Packing.NEVER, page_size)
+
+
+def test_the_bundled_model_gives_the_stock_models_tokens() -> None:
+    assert_exact(MODEL_DIR, Packing.AUTO)
+
+
+def test_sampled_tokens_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    model = load_model(models.save_random_model("llama", tmp_path), page_size=PAGE_SIZE, packing=Packing.NEVER)
+    prompts = make_prompts(PAGE_SIZE)
+    sampling = SamplingParams(temperature=0.8, top_p=0.9, seed=1234)
+    together = paged_driver(model, seed=1).generate(prompts, NUM_NEW_TOKENS, sampling)
+    alone = [paged_driver(model, seed=2).generate([prompt], NUM_NEW_TOKENS, sampling)[0] for prompt in prompts]
+    assert together == alone
+    assert together != paged_driver(model, seed=1).generate(prompts, NUM_NEW_TOKENS, SamplingParams(temperature=0.0))

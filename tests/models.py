@@ -1,0 +1,81 @@
+"""Tiny random models of real architectures, saved as Hugging Face directories: what tests serve instead of downloads.
+
+Weights are spread so that greedy decoding depends on the whole context. The vocabulary is the bundled model's, whose
+tokenizer `add_tokenizer` puts beside the weights, so that a router can serve such a directory too.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from baton.bundled import MODEL_DIR
+
+VOCAB_SIZE: int = json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+WINDOW = 24
+MAX_POSITIONS = 1024
+_SPREAD = 0.08
+
+
+def _shape(**more: Any) -> dict[str, Any]:
+    shape = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": MAX_POSITIONS,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 2,
+    }
+    return {**shape, **more}
+
+
+_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+_EXPERTS = {"num_experts_per_tok": 2, "num_hidden_layers": 2}
+
+FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+    "llama": lambda: transformers.LlamaConfig(**_shape()),
+    "qwen2": lambda: transformers.Qwen2Config(**_shape()),
+    "qwen3": lambda: transformers.Qwen3Config(**_shape(tie_word_embeddings=True)),
+    "mistral": lambda: transformers.MistralConfig(**_shape(sliding_window=WINDOW)),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **_shape(sliding_window=WINDOW, layer_types=_LAYERS, query_pre_attn_scalar=16)
+    ),
+    "gemma3_text": lambda: transformers.Gemma3TextConfig(
+        **_shape(sliding_window=WINDOW, layer_types=_LAYERS, query_pre_attn_scalar=16)
+    ),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **_shape(**_EXPERTS, num_local_experts=4, sliding_window=WINDOW, layer_types=_LAYERS[:2])
+    ),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**_shape(**_EXPERTS, num_experts=4, moe_intermediate_size=32)),
+}
+
+
+def save_random_model(family: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+    """Write a random model of `family` into `directory` (made if need be), which is returned."""
+    config = FAMILIES[family]()
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * _SPREAD
+            parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
+    model.save_pretrained(directory)
+    return directory
+
+
+def add_tokenizer(directory: Path) -> Path:
+    """Put the bundled tokenizer and chat template into a model directory, which is returned."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        shutil.copy(MODEL_DIR / name, directory / name)
+    return directory
