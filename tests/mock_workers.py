@@ -1,0 +1,314 @@
+"""Scriptable prefill and decode workers: real gRPC servers in this process that compute nothing.
+
+Tokens are a function of their index, so any attempt on any worker continues alike. A script is a list of `At`: what to
+do when a phase is reached. Every call, abort and phase is recorded and can be waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+
+from baton.domain.ids import AttemptId, Incarnation, PromiseId, WorkerId, new_incarnation
+from baton.domain.request import EngineRequest, FinishReason, OutputToken
+from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
+from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_token
+from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from baton.rpc.server import RunningServer, start_server
+from baton.state.base import WorkerRegistry
+
+WAIT_S = 5.0
+PAGE_SIZE = 4
+MODEL = "mock"
+
+
+class Phase(enum.Enum):
+    """Where a script may step in: before each of these, and once more after the seal."""
+
+    PROMISE = "promise"
+    ACCEPT = "accept"
+    SEAL = "seal"
+    SEALED = "sealed"
+    LAND = "land"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Go no further until `release`, or until the peer ends the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Report a failure by its code."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Say "not now" (to a promise)."""
+
+    retry_after_s: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Die:
+    """Stop the server at once, breaking every call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Leave out one token index."""
+
+
+Action = Hold | Fail | Busy | Die | Skip
+
+
+@dataclass(slots=True)
+class At:
+    """Do `action` on reaching `phase`, `times` times; DECODE is reached before each token, this before `index`."""
+
+    phase: Phase
+    action: Action
+    times: int = 1
+    index: int | None = None
+
+
+def token_at(index: int) -> int:
+    """The output token every worker produces at an absolute index."""
+    return 1000 + index
+
+
+class MockWorker:
+    """What both kinds share: a server, a record, a script, and a memory of calls."""
+
+    role: WorkerRole
+
+    def __init__(self, id: str, script: Sequence[At] = ()) -> None:
+        self.id = WorkerId(id)
+        self.incarnation: Incarnation = new_incarnation()
+        self.script = list(script)
+        self.load = WorkerLoad(max_rows=8, available_pages=64, total_pages=64)
+        self.status = WorkerStatus.READY
+        self.requests: list[EngineRequest] = []
+        self.aborts: list[tuple[AttemptId, str]] = []
+        self._reached: dict[Phase, int] = dict.fromkeys(Phase, 0)
+        self._news = asyncio.Condition()
+        self._released = asyncio.Event()
+        self._running: RunningServer | None = None
+        self._death: asyncio.Task[None] | None = None
+
+    async def start(self, port: int = 0) -> None:
+        self._running = await start_server("127.0.0.1", port, self._register)
+
+    async def stop(self) -> None:
+        """Ends every call at once; idempotent."""
+        if self._running is not None:
+            await self._running.stop(0.0)
+
+    def release(self) -> None:
+        """Ends all holds, present and future."""
+        self._released.set()
+
+    @property
+    def port(self) -> int:
+        assert self._running is not None
+        return self._running.port
+
+    def record(self, links: Sequence[LinkRecord] = ()) -> WorkerRecord:
+        return WorkerRecord(
+            id=self.id,
+            role=self.role,
+            incarnation=self.incarnation,
+            address=f"127.0.0.1:{self.port}",
+            model=MODEL,
+            fingerprint="mock",
+            page_size=PAGE_SIZE,
+            max_model_len=200,
+            vocab_size=2000,
+            status=self.status,
+            load=self.load,
+            links=tuple(links),
+        )
+
+    async def reached(self, phase: Phase, times: int = 1) -> None:
+        """Waits until a phase was reached so often."""
+        await self._wait_for(lambda: self._reached[phase] >= times)
+
+    async def aborted(self, id: AttemptId, within_s: float = WAIT_S) -> str:
+        """Waits for the abort of an attempt; returns its reason."""
+        await self._wait_for(lambda: any(aborted == id for aborted, _ in self.aborts), within_s)
+        return next(reason for aborted, reason in self.aborts if aborted == id)
+
+    async def Abort(  # gRPC's name
+        self, message: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> common_pb2.AbortReply:
+        async with self._news:
+            self.aborts.append((decode_id(message.id), message.reason))
+            self._news.notify_all()
+        return common_pb2.AbortReply()
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        raise NotImplementedError
+
+    async def _wait_for(self, condition: Callable[[], bool], within_s: float = WAIT_S) -> None:
+        async with asyncio.timeout(within_s), self._news:
+            await self._news.wait_for(condition)
+
+    async def _reach(self, phase: Phase, index: int | None = None) -> Action | None:
+        """Notes the phase; performs Hold and Die, returns what the caller must do itself."""
+        async with self._news:
+            self._reached[phase] += 1
+            self._news.notify_all()
+        action = self._take(phase, index)
+        if isinstance(action, Die):
+            self._death = asyncio.create_task(self.stop())
+        if isinstance(action, Die | Hold):
+            await self._released.wait()  # or until the call is cancelled
+        return action
+
+    def _take(self, phase: Phase, index: int | None) -> Action | None:
+        for at in self.script:
+            if at.phase is phase and at.times > 0 and at.index in (None, index):
+                at.times -= 1
+                return at.action
+        return None
+
+
+class MockPrefill(MockWorker, prefill_pb2_grpc.PrefillServicer):
+    """Accepts, seals with the next token, ends."""
+
+    role = WorkerRole.PREFILL
+    num_cached_tokens = 0
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        prefill_pb2_grpc.add_PrefillServicer_to_server(self, server)
+
+    async def Prefill(  # gRPC's name
+        self, message: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+        request = decode_request(message.request)
+        self.requests.append(request)
+        for phase, event in (
+            (Phase.ACCEPT, prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())),
+            (Phase.SEAL, prefill_pb2.PrefillEvent(sealed=self._sealed(request))),
+        ):
+            action = await self._reach(phase)
+            if isinstance(action, Fail):
+                yield prefill_pb2.PrefillEvent(failed=failure(action))
+                return
+            yield event
+        await self._reach(Phase.SEALED)
+
+    def _sealed(self, request: EngineRequest) -> prefill_pb2.Sealed:
+        index = request.num_emitted
+        return prefill_pb2.Sealed(
+            first_token=encode_token(OutputToken(index, token_at(index))),
+            finish_reason=encode_finish(finish_at(request, index)),
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+
+class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
+    """Promises, lands at once, and sends one token a message."""
+
+    role = WorkerRole.DECODE
+    decode_prefix_len = 0
+
+    def __init__(self, id: str, script: Sequence[At] = ()) -> None:
+        super().__init__(id, script)
+        self.promises: list[decode_pb2.PromiseRequest] = []
+        self.generates: list[decode_pb2.GenerateRequest] = []
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        decode_pb2_grpc.add_DecodeServicer_to_server(self, server)
+
+    async def Promise(  # gRPC's name
+        self, message: decode_pb2.PromiseRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> decode_pb2.PromiseReply:
+        self.promises.append(message)
+        match await self._reach(Phase.PROMISE):
+            case Busy(retry_after_s):
+                return decode_pb2.PromiseReply(busy=decode_pb2.Busy(retry_after_s=retry_after_s))
+            case Fail() as fail:
+                return decode_pb2.PromiseReply(refused=failure(fail))
+        promise_id = PromiseId(f"{self.id}-{len(self.promises)}")
+        promised = decode_pb2.Promised(promise_id=promise_id, decode_prefix_len=self.decode_prefix_len)
+        return decode_pb2.PromiseReply(promised=promised)
+
+    async def Generate(  # gRPC's name
+        self, message: decode_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[decode_pb2.GenerateEvent]:
+        request = decode_request(message.request)
+        self.requests.append(request)
+        self.generates.append(message)
+        action = await self._reach(Phase.LAND)
+        if isinstance(action, Fail):
+            yield decode_pb2.GenerateEvent(failed=failure(action))
+            return
+        yield decode_pb2.GenerateEvent(landed=decode_pb2.Landed(num_bytes_moved=1, num_pages_moved=1))
+        for index in range(request.num_emitted + 1, request.stop.max_tokens):
+            action = await self._reach(Phase.DECODE, index)
+            if isinstance(action, Fail):
+                yield decode_pb2.GenerateEvent(failed=failure(action))
+                return
+            if not isinstance(action, Skip):
+                yield self._tokens(request, index)
+
+    def _tokens(self, request: EngineRequest, index: int) -> decode_pb2.GenerateEvent:
+        token = encode_token(OutputToken(index, token_at(index)))
+        finish = encode_finish(finish_at(request, index))
+        return decode_pb2.GenerateEvent(tokens=decode_pb2.Tokens(tokens=[token], finish_reason=finish))
+
+
+def finish_at(request: EngineRequest, index: int) -> FinishReason | None:
+    """The end that a worker announces with the token at `index`."""
+    return FinishReason.LENGTH if index + 1 >= request.stop.max_tokens else None
+
+
+def failure(action: Fail) -> common_pb2.Failure:
+    return common_pb2.Failure(code=action.code, message="scripted")
+
+
+@dataclass(slots=True)
+class MockCluster:
+    """Workers and their announcements; every decode worker is linked to every prefill worker."""
+
+    registry: WorkerRegistry
+    prefills: list[MockPrefill] = field(default_factory=list)
+    decodes: list[MockDecode] = field(default_factory=list)
+    num_probe_bytes: int = 4096
+
+    @property
+    def workers(self) -> list[MockWorker]:
+        return [*self.prefills, *self.decodes]
+
+    async def start(self) -> None:
+        for worker in self.workers:
+            await worker.start()
+        await self.announce()
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(worker.stop() for worker in self.workers))
+
+    async def announce(self) -> None:
+        """Enters or refreshes every worker's record."""
+        links = [
+            LinkRecord(prefill.id, prefill.incarnation, "stream", 1e9, self.num_probe_bytes)
+            for prefill in self.prefills
+        ]
+        for prefill in self.prefills:
+            await self.registry.announce(prefill.record())
+        for decode in self.decodes:
+            await self.registry.announce(decode.record(links))
+
+    async def change_load(self, worker: MockWorker, **load: Any) -> None:
+        """Changes parts of a worker's load and announces it."""
+        worker.load = replace(worker.load, **load)
+        await self.announce()

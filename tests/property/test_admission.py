@@ -1,0 +1,94 @@
+"""Conservation at the door: every admitted request is waiting, running or gone, in order and within the bounds."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from baton.domain.errors import Overloaded
+from services.router.admission import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, Door, DoorLimits, Place
+
+LIMITS = DoorLimits(max_running_requests=2, max_queued_requests=3, max_queued_tokens=8)
+
+
+class DoorMachine(RuleBasedStateMachine):
+    """Compares the door with two plain lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.door = Door(LIMITS)
+        self.waiting: list[Place] = []
+        self.running: list[Place] = []
+        self.gone: list[Place] = []
+        self.now = 0.0
+        self.retry_after_s = 0.0
+
+    @rule(seconds=st.floats(0.0, 1000.0))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(num_tokens=st.integers(1, 10))
+    def admit(self, num_tokens: int) -> None:
+        starts_at_once = len(self.running) < LIMITS.max_running_requests
+        fits = (
+            len(self.waiting) < LIMITS.max_queued_requests
+            and sum(place.num_tokens for place in self.waiting) + num_tokens <= LIMITS.max_queued_tokens
+        )
+        place = self._try(num_tokens)
+        if place is None:
+            assert not starts_at_once
+            assert not fits
+            assert MIN_RETRY_AFTER_S <= self.retry_after_s <= MAX_RETRY_AFTER_S
+            return
+        assert starts_at_once or fits
+        (self.running if starts_at_once else self.waiting).append(place)
+
+    def _try(self, num_tokens: int) -> Place | None:
+        try:
+            return self.door.admit(num_tokens, self.now)
+        except Overloaded as refusal:
+            self.retry_after_s = refusal.retry_after_s or 0.0
+            return None
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def a_running_one_leaves(self, data: st.DataObject) -> None:
+        place = data.draw(st.sampled_from(self.running))
+        self.running.remove(place)
+        self.gone.append(place)
+        called = self.door.leave(place, self.now)
+        expected = self.waiting.pop(0) if self.waiting else None
+        assert called == expected, "first come, first served"
+        if called is not None:
+            self.running.append(called)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def a_waiting_one_leaves(self, data: st.DataObject) -> None:
+        place = data.draw(st.sampled_from(self.waiting))
+        self.waiting.remove(place)
+        self.gone.append(place)
+        assert self.door.leave(place, self.now) is None
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data())
+    def leaving_twice_changes_nothing(self, data: st.DataObject) -> None:
+        assert self.door.leave(data.draw(st.sampled_from(self.gone)), self.now) is None
+
+    @invariant()
+    def nobody_is_lost(self) -> None:
+        assert self.door.num_waiting == len(self.waiting) <= LIMITS.max_queued_requests
+        assert self.door.num_running == len(self.running) <= LIMITS.max_running_requests
+        tokens = sum(place.num_tokens for place in self.waiting)
+        assert self.door.num_waiting_tokens == tokens <= LIMITS.max_queued_tokens
+        assert all(self.door.may_run(place) for place in self.running)
+        assert not any(self.door.may_run(place) for place in (*self.waiting, *self.gone))
+
+    @invariant()
+    def nobody_waits_without_need(self) -> None:
+        assert not self.waiting or len(self.running) == LIMITS.max_running_requests
+
+
+DoorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDoor = DoorMachine.TestCase

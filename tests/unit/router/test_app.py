@@ -1,0 +1,161 @@
+"""The whole router over mock workers and a book in memory: HTTP in, tokens out, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx2
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from baton.state.memory import MemoryBook
+from baton.state.options import BookOptions
+from baton.telemetry.metrics import REGISTRY
+from services.router.app import listen, run
+from services.router.settings import RouterSettings
+from services.router.text import TextModel
+from tests.mock_workers import MODEL, At, Fail, Hold, MockCluster, MockDecode, MockPrefill, Phase, token_at
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@dataclass(slots=True)
+class Running:
+    """A router process's insides."""
+
+    client: httpx2.AsyncClient
+    cluster: MockCluster
+    stop: asyncio.Event
+    task: asyncio.Task[int]
+
+    async def complete(self, **body: object) -> httpx2.Response:
+        return await self.client.post("/v1/completions", json={"model": MODEL, "prompt": [1, 2, 3], **body})
+
+
+@pytest.fixture
+def text(tmp_path) -> TextModel:
+    vocab = {f"w{n}": n for n in range(2000)}
+    Tokenizer(WordLevel(vocab, unk_token="w0")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 2000, "max_position_embeddings": 150}))
+    return TextModel.load(tmp_path)
+
+
+@asynccontextmanager
+async def router(text: TextModel, decode: Sequence[At] = (), drain_timeout_s: float = 5.0) -> AsyncIterator[Running]:
+    book = MemoryBook(BookOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
+    cluster = MockCluster(book, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)])
+    settings = RouterSettings(model=MODEL, port=0, heartbeat_interval_s=0.05, drain_timeout_s=drain_timeout_s)
+    stop, sock = asyncio.Event(), listen("127.0.0.1", 0)
+    await cluster.start()
+    task = asyncio.create_task(run(settings, text, book, sock, stop))
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    try:
+        async with httpx2.AsyncClient(base_url=url, timeout=10.0) as client:
+            yield Running(client, cluster, stop, task)
+    finally:
+        stop.set()
+        async with asyncio.timeout(10):
+            await task
+        await cluster.stop()
+    left = [t.get_name() for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+    assert left == []
+
+
+async def ready(running: Running) -> None:
+    async with asyncio.timeout(5):
+        while (await running.client.get("/ready")).status_code != 200:
+            pass
+
+
+def sample(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+async def test_a_completion_goes_all_the_way_and_is_measured(text):
+    before = sample("baton_ttft_seconds_count", path="split")
+    async with router(text) as running:
+        await ready(running)
+        response = await running.complete(max_tokens=4)
+        assert response.status_code == 200
+        body = response.json()
+        assert body["usage"]["completion_tokens"] == 4
+        assert body["choices"][0]["finish_reason"] == "length"
+        assert body["choices"][0]["text"].split() == [f"w{token_at(index)}" for index in range(4)]
+        assert sample("baton_ttft_seconds_count", path="split") == before + 1
+        assert sample("baton_degraded", component="redis") == 0
+        metrics = (await running.client.get("/metrics")).text
+        assert 'baton_requests_in_state{state="decoding"} 0.0' in metrics
+    assert running.task.result() == 0
+
+
+async def test_without_workers_it_is_alive_but_not_ready(text):
+    async with router(text) as running:
+        decode = running.cluster.decodes[0]
+        await running.cluster.registry.withdraw(decode.id, decode.incarnation)
+        async with asyncio.timeout(5):
+            while (response := await running.client.get("/ready")).status_code != 503:
+                pass
+        assert "1 prefill, 0 decode ready" in response.json()["error"]["message"]
+        assert (await running.client.get("/health")).status_code == 200
+        refused = await running.complete()
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "no_workers"
+        assert int(refused.headers["retry-after"]) >= 1
+
+
+async def test_sigterm_refuses_new_requests_and_finishes_running_ones(text):
+    async with router(text, [At(Phase.DECODE, Hold(), index=2)], drain_timeout_s=10.0) as running:
+        await ready(running)
+        decode = running.cluster.decodes[0]
+        answer = asyncio.create_task(running.complete(max_tokens=4))
+        await decode.reached(Phase.DECODE, times=2)
+        running.stop.set()
+        refused = await running.complete()
+        async with asyncio.timeout(5):
+            while refused.status_code == 200:
+                refused = await running.complete(max_tokens=1)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert (await running.client.get("/ready")).status_code == 503
+        decode.release()
+        assert (await answer).json()["usage"]["completion_tokens"] == 4
+        async with asyncio.timeout(5):
+            assert await running.task == 0
+
+
+async def test_a_drain_that_takes_too_long_aborts_what_still_runs(text):
+    async with router(text, [At(Phase.DECODE, Hold(), index=2)], drain_timeout_s=0.1) as running:
+        await ready(running)
+        decode = running.cluster.decodes[0]
+        answer = asyncio.create_task(running.complete(max_tokens=4))
+        await decode.reached(Phase.DECODE, times=2)
+        running.stop.set()
+        async with asyncio.timeout(10):
+            assert await running.task == 0
+        await asyncio.gather(answer, return_exceptions=True)
+        assert [reason for _, reason in decode.aborts] == ["cancelled"]
+
+
+async def test_a_request_whose_attempts_are_used_up_is_answered_503(text):
+    async with router(text, [At(Phase.LAND, Fail("link_broken"), times=9)]) as running:
+        await ready(running)
+        response = await running.complete()
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "link_broken"
+
+
+def test_a_busy_port_is_named():
+    with listen("127.0.0.1", 0) as sock, pytest.raises(OSError, match=r"HTTP port .* is in use") as failure:
+        listen("127.0.0.1", sock.getsockname()[1])
+    assert failure.value.errno == errno.EADDRINUSE
+
+
+def test_a_host_that_is_not_ours_is_named():
+    with pytest.raises(OSError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        listen("192.0.2.1", 0)

@@ -1,0 +1,199 @@
+"""What the fleet believes of its workers as announcements come, stop and change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from baton.domain.errors import WorkerLost
+from baton.domain.ids import Incarnation, WorkerId
+from baton.domain.worker import WorkerRecord, WorkerStatus
+from baton.rpc.client import Channels
+from baton.state.base import StateUnavailable
+from services.router.fleet import Fleet, FleetLimits
+from tests.unit.router.test_placement import ASK, decode, link, prefill
+
+P0 = replace(prefill(0), address="127.0.0.1:1")
+D0 = replace(decode(0), address="127.0.0.1:2", links=(link(P0),))
+
+
+@dataclass(slots=True)
+class Announcements:
+    """A registry that a test writes; `looks` are answered one by one."""
+
+    records: list[WorkerRecord] | StateUnavailable = field(default_factory=list)
+    looks: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
+
+    async def announce(self, record: WorkerRecord) -> bool:
+        raise NotImplementedError
+
+    async def withdraw(self, id: WorkerId, incarnation: Incarnation) -> None:
+        raise NotImplementedError
+
+    async def workers(self) -> list[WorkerRecord]:
+        if isinstance(self.records, StateUnavailable):
+            raise self.records
+        return self.records
+
+    async def changes(self) -> AsyncIterator[None]:
+        while True:
+            await self.looks.get()
+            yield
+
+
+@dataclass(slots=True)
+class Watched:
+    """A fleet on a clock that the test moves."""
+
+    fleet: Fleet
+    registry: Announcements
+    degraded: list[bool]
+    now: float = 0.0
+
+    async def look(self, *records: WorkerRecord, at: float) -> None:
+        self.registry.records = list(records)
+        await self._look(at)
+
+    async def fail_to_look(self, at: float) -> None:
+        self.registry.records = StateUnavailable("away")
+        await self._look(at)
+
+    async def _look(self, at: float) -> None:
+        self.now = at
+        changed = asyncio.ensure_future(self.fleet.changed())
+        await asyncio.wait([changed], timeout=0)
+        self.registry.looks.put_nowait(None)
+        async with asyncio.timeout(5):
+            await changed
+
+    def ready(self) -> bool:
+        return self.fleet.readiness()[0]
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[Watched]:
+    registry, channels, degraded = Announcements(), Channels(), list[bool]()
+    limits = FleetLimits(worker_ttl_s=2.0, heartbeat_interval_s=0.5, max_step_age_s=30.0)
+    fleet = Fleet(registry, channels, "m", limits, degraded.append, clock=lambda: seen.now)
+    seen = Watched(fleet, registry, degraded)
+    fleet.start()
+    try:
+        yield seen
+    finally:
+        await fleet.close()
+        await channels.close()
+
+
+async def test_a_linked_pair_is_ready_and_a_missing_half_is_named():
+    async with watched() as w:
+        await w.look(P0, at=0.0)
+        assert w.fleet.readiness() == (False, "no linked prefill/decode pair (1 prefill, 0 decode ready)")
+        assert w.fleet.max_request_tokens() is None
+        await w.look(D0, P0, at=0.5)
+        assert w.fleet.readiness() == (True, "1 linked prefill/decode pairs")
+        assert w.fleet.max_request_tokens() == 200
+        assert w.fleet.records == (D0, P0)
+
+
+async def test_workers_of_another_model_are_not_used_and_the_reason_is_told():
+    async with watched() as w:
+        await w.look(replace(P0, model="x"), replace(D0, model="x"), at=0.0)
+        ready, detail = w.fleet.readiness()
+        assert not ready
+        assert detail.endswith("workers announced x instead of m)")
+
+
+async def test_records_stay_in_use_while_the_book_is_away_and_for_a_ttl_after():
+    async with watched() as w:
+        await w.look(P0, D0, at=0.0)
+        lost: list[str] = []
+        w.fleet.watch(D0.incarnation, lambda: lost.append("decode"))
+        await w.fail_to_look(at=100.0)
+        assert w.ready()
+        await w.look(at=101.0)  # the book came back empty
+        assert not w.ready()
+        assert lost == []
+        await w.look(P0, D0, at=102.0)
+        assert w.ready()
+        assert w.degraded == [False, True, False, False]
+
+
+async def test_a_silent_worker_is_out_of_placement_at_once_and_lost_after_a_ttl():
+    async with watched() as w:
+        lost: list[str] = []
+        await w.look(P0, D0, at=0.0)
+        w.fleet.watch(P0.incarnation, lambda: lost.append("prefill"))
+        w.fleet.watch(D0.incarnation, lambda: lost.append("decode"))
+        await w.look(D0, at=2.0)
+        assert not w.ready()
+        assert lost == []
+        await w.look(D0, at=2.1)
+        assert lost == ["prefill"]
+        assert w.fleet.records == (D0,)
+
+
+async def test_a_new_incarnation_ends_the_old_one_at_once():
+    async with watched() as w:
+        lost: list[str] = []
+        await w.look(P0, D0, at=0.0)
+        w.fleet.watch(D0.incarnation, lambda: lost.append("watched"))
+        unwatch = w.fleet.watch(D0.incarnation, lambda: lost.append("unwatched"))
+        unwatch()
+        newer = replace(D0, incarnation=Incarnation(999))
+        await w.look(P0, newer, at=0.1)
+        assert lost == ["watched"]
+        assert w.fleet.records == (newer, P0)
+        unwatch()
+
+
+async def test_a_draining_worker_takes_nothing_new_but_is_not_lost():
+    async with watched() as w:
+        lost: list[str] = []
+        await w.look(P0, D0, at=0.0)
+        w.fleet.watch(D0.incarnation, lambda: lost.append("decode"))
+        for at in (1.0, 5.0):
+            await w.look(P0, replace(D0, status=WorkerStatus.DRAINING), at=at)
+        assert not w.ready()
+        assert lost == []
+
+
+async def test_a_stuck_worker_loses_its_attempts_and_comes_back_when_its_step_ends():
+    async with watched() as w:
+        lost: list[str] = []
+        await w.look(P0, D0, at=0.0)
+        w.fleet.watch(D0.incarnation, lambda: lost.append("decode"))
+        stuck = replace(D0, load=replace(D0.load, step_age_s=31.0))
+        await w.look(P0, stuck, at=31.0)
+        assert lost == ["decode"]
+        assert not w.ready()
+        await w.look(P0, D0, at=32.0)
+        assert w.ready()
+
+
+async def test_a_suspected_worker_is_not_chosen_for_a_ttl_but_keeps_the_router_ready():
+    async with watched() as w:
+        await w.look(P0, D0, at=0.0)
+        assert w.fleet.choose(ASK) is not None
+        w.fleet.suspect(D0, WorkerLost("connection refused"))
+        assert w.ready()
+        await w.look(P0, D0, at=1.9)
+        assert w.fleet.choose(ASK) is None
+        await w.look(P0, D0, at=2.0)
+        assert w.fleet.choose(ASK) is not None
+
+
+async def test_the_end_of_the_registry_is_heard_by_the_owner():
+    class Broken(Announcements):
+        async def workers(self) -> list[WorkerRecord]:
+            raise ValueError("a bug")
+
+    registry, channels = Broken(), Channels()
+    fleet = Fleet(registry, channels, "m", FleetLimits(2.0, 0.5, 30.0))
+    following = fleet.start()
+    registry.looks.put_nowait(None)
+    await asyncio.wait([following], timeout=5)
+    assert isinstance(following.exception(), ValueError)
+    await fleet.close()
+    await channels.close()

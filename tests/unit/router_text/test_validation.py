@@ -1,0 +1,261 @@
+"""Every parameter's rule: what is taken, what is refused, and with which words."""
+
+import pytest
+
+from baton.domain.errors import ContextOverflow, InvalidRequest, ModelNotFound
+from baton.domain.ids import RequestId
+from services.router.calls import Streaming, ValidChat, ValidCompletion
+from services.router.validation import Validator
+from tests.unit.router_text.worlds import bundled
+
+MODEL_LEN = 64
+RID = RequestId("call")
+HELLO = [{"role": "user", "content": "hello"}]
+VALIDATOR = Validator(bundled(), "m", MODEL_LEN, deadline_s=9.0)
+
+
+def chat(**body) -> ValidChat:
+    return VALIDATOR.chat({"model": "m", "messages": HELLO, **body}, RID, 7)
+
+
+def completion(**body) -> ValidCompletion:
+    return VALIDATOR.completion({"model": "m", "prompt": "hello", **body}, RID, 7)
+
+
+def test_defaults():
+    call = chat()
+    [job] = call.jobs
+    [prompt] = call.prompts
+    assert job.prompt_tokens == prompt == bundled().encode(bundled().render_chat(HELLO), add_special_tokens=False)
+    assert (job.id, job.deadline_s, job.salt, call.streaming, call.stop_strings) == (RID, 9.0, "", None, ())
+    assert (job.sampling.temperature, job.sampling.top_p, job.sampling.top_k, job.sampling.logprobs) == (
+        1.0,
+        1.0,
+        0,
+        None,
+    )
+    assert job.stop.max_tokens == MODEL_LEN - len(prompt)
+    assert job.stop.stop_token_ids == bundled().eos_token_ids
+    assert call.created_s == 7
+
+
+def test_null_is_absent_and_unknown_fields_are_ignored():
+    names = ("temperature", "top_p", "n", "stop", "seed", "logit_bias", "stream_options", "tools", "response_format")
+    assert chat(**dict.fromkeys(names), user="me", metadata={}, store=True, service_tier="auto", unheard_of=[1])
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("temperature", [0, 2, 0.5], [-0.1, 2.1, "1", True, [], float("1e300")]),
+        ("top_p", [0.01, 1], [0, 1.01, "x"]),
+        ("top_k", [-1, 0, 5, 2**31 - 1], [-2, 1.5, 2**31, True]),
+        ("min_p", [0, 1], [-0.01, 1.01]),
+        ("presence_penalty", [-2, 2], [-2.1, 2.1]),
+        ("frequency_penalty", [-2, 2], [-2.1, 2.1]),
+        ("repetition_penalty", [0.1, 2], [0, 2.1]),
+        ("seed", [-(2**63), 2**63 - 1], [2**63, -(2**63) - 1, 0.5, 10**400]),
+        ("n", [1, 16], [0, 17, "2", 1.0]),
+        ("max_tokens", [1, 5], [0, -1, 1.5, "5"]),
+        ("max_completion_tokens", [1], [0]),
+        ("min_tokens", [0, 1], [-1]),
+        ("stop", ["a", [], ["a"] * 16, "x" * 256], ["", [""], ["a"] * 17, "x" * 257, [1], 5, {}]),
+        ("stop_token_ids", [[], [0, 2047]], [[2048], [-1], ["1"], [True], 5]),
+        ("logit_bias", [{}, {"5": 1}, {"5": -1e9}], [{"2048": 1}, {"x": 1}, {"-1": 1}, {"5": "1"}, [], {"1" * 30: 1}]),
+        ("logprobs", [False], ["yes", 1]),
+        ("stream", [True], ["true", 1]),
+        ("stream_options", [], [{}, {"include_usage": True}, []]),
+        ("ignore_eos", [True], ["x"]),
+        ("skip_special_tokens", [False], [0]),
+        ("priority", [-5, 5], ["high"]),
+        ("cache_salt", ["tenant"], ["", 5]),
+        ("prompt_cache_key", ["k"], [5]),
+        (
+            "response_format",
+            [{"type": "text"}],
+            [{"type": "json_object"}, {"type": "json_schema"}, {"type": "x"}, "text", {}],
+        ),
+        ("structured_outputs", [], [{"regex": "a"}]),
+        ("tools", [], [[], [{"type": "function"}]]),
+        ("tool_choice", [], ["auto"]),
+        ("prompt_logprobs", [], [0, 1]),
+        ("best_of", [1], [2, "1", 0]),
+        (
+            "messages",
+            [],
+            [[], {}, "hi", [5], [{"role": "user"}], [{"role": "king", "content": "x"}], [{"content": "x"}]],
+        ),
+    ],
+)
+def test_ranges(field: str, good: list, bad: list):
+    for value in good:
+        assert chat(**{field: value}).jobs
+    for value in bad:
+        with pytest.raises(InvalidRequest) as refusal:
+            chat(**{field: value})
+        assert (refusal.value.param or "").startswith(field)
+        assert len(str(refusal.value)) < 600
+
+
+def test_problems_are_bounded():
+    messages = [{"role": "x" * 10_000, "content": 5} for _ in range(50)]
+    with pytest.raises(InvalidRequest) as refusal:
+        chat(messages=messages, temperature="y" * 100_000)
+    text = str(refusal.value)
+    assert text.count("must be") == 10
+    assert "and 91 more" in text
+    assert len(text) < 10 * 400
+
+
+def test_a_better_word_for_what_is_not_there_yet():
+    for field in ("tools", "structured_outputs", "prompt_logprobs"):
+        with pytest.raises(InvalidRequest, match="not supported yet"):
+            chat(**{field: [{"a": 1}] if field == "tools" else 1})
+    with pytest.raises(InvalidRequest, match="json_schema is not supported yet"):
+        chat(response_format={"type": "json_schema", "json_schema": {}})
+    with pytest.raises(InvalidRequest, match="echo is not supported yet"):
+        completion(echo=True, logprobs=1)
+
+
+def test_the_model_is_ours_or_nobodys():
+    with pytest.raises(ModelNotFound) as refusal:
+        chat(model="gpt", temperature=9)
+    assert refusal.value.param == "model"
+    for wrong in (None, 5, ""):
+        with pytest.raises(InvalidRequest):
+            chat(model=wrong)
+
+
+def test_content_parts_become_lines():
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert chat(messages=[{"role": "user", "content": parts}]).prompts == (
+        chat(messages=[{"role": "user", "content": "one\ntwo"}]).prompts
+    )
+    with pytest.raises(InvalidRequest, match="reads nothing else"):
+        chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+
+
+def test_an_assistant_that_called_tools_may_have_said_nothing():
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "5"}]
+    with pytest.raises(ContextOverflow):  # the template has taken it
+        chat(messages=messages * 5)
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].content"):
+        chat(messages=[{"role": "assistant", "content": None}])
+
+
+def test_choices_have_ids_and_seeds_of_their_own():
+    jobs = chat(n=3, seed=2**63 - 2, temperature=0).jobs
+    assert [job.id for job in jobs] == ["call", "call-1", "call-2"]
+    assert [job.sampling.seed for job in jobs] == [2**63 - 2, 2**63 - 1, -(2**63)]
+    drawn = {chat().jobs[0].sampling.seed for _ in range(4)}
+    assert len(drawn) == 4
+    assert all(0 <= seed < 2**63 for seed in drawn)
+
+
+def test_every_prompt_has_its_choices():
+    call = completion(prompt=["hello", "goodbye"], n=2, seed=1)
+    assert [job.id for job in call.jobs] == ["call", "call-1", "call-2", "call-3"]
+    assert [job.prompt_tokens for job in call.jobs] == [p for p in call.prompts for _ in range(2)]
+    assert [job.sampling.seed for job in call.jobs] == [1, 2, 1, 2]
+    assert [call.leader(choice) for choice in call.choices] == [0, 0, 2, 2]
+    assert list(call.context(3)) == list(call.prompts[1])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ([5, 6], ((5, 6),)),
+        ([[5], [6, 7]], ((5,), (6, 7))),
+        (["hello"], (bundled().encode("hello", add_special_tokens=True),)),
+    ],
+)
+def test_prompts_of_every_shape(prompt, prompts):
+    assert completion(prompt=prompt).prompts == prompts
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "",
+        [],
+        [[]],
+        [""],
+        {},
+        None,
+        5,
+        ["a", [1]],
+        [[1], "a"],
+        [1, "a"],
+        [1, None],
+        [None],
+        [2048],
+        [-1],
+        [True, 1],
+        [[1.5]],
+    ],
+)
+def test_prompts_of_no_shape(prompt):
+    with pytest.raises(InvalidRequest) as refusal:
+        completion(prompt=prompt)
+    assert refusal.value.param == "prompt"
+
+
+def test_a_token_out_of_the_vocabulary_is_named():
+    with pytest.raises(InvalidRequest, match=r"token id 99999 is out of the vocabulary \[0, 2048\)"):
+        completion(prompt=[1, 99999])
+
+
+def test_the_context_holds_prompt_and_answer():
+    assert completion(prompt=[5] * 60, max_tokens=4).jobs[0].stop.max_tokens == 4
+    assert completion(prompt=[5] * 63).jobs[0].stop.max_tokens == 1
+    for body in ({"max_tokens": 5}, {"min_tokens": 5}):
+        with pytest.raises(ContextOverflow, match=r"64 tokens.*60.*5.*65 in all"):
+            completion(prompt=[5] * 60, **body)
+    with pytest.raises(ContextOverflow, match="at least 1: 65 in all") as refusal:
+        completion(prompt=[5] * 64)
+    assert refusal.value.param == "prompt"
+
+
+def test_the_newer_name_of_the_length_wins():
+    assert chat(max_tokens=3, max_completion_tokens=5).jobs[0].stop.max_tokens == 5
+    with pytest.raises(InvalidRequest, match="min_tokens"):
+        chat(max_tokens=3, min_tokens=4)
+
+
+def test_no_tokens_only_with_echo():
+    call = completion(max_tokens=0, echo=True, prompt=["hello", "you"], n=2)
+    assert call.jobs == ()
+    assert call.echoes == ("hello", "hello", "you", "you")
+    with pytest.raises(InvalidRequest):
+        completion(max_tokens=0)
+    ids = list(bundled().encode("hello", add_special_tokens=False))
+    assert completion(prompt=ids, echo=True).echoes == ("hello",)
+
+
+def test_sampling_arrives():
+    body = {"logit_bias": {"7": 500, "3": -0.5}, "top_k": 10**6, "temperature": 0, "logprobs": True, "top_logprobs": 20}
+    sampling = chat(**body).jobs[0].sampling
+    assert sampling.logit_bias == ((3, -0.5), (7, 100.0))
+    assert (sampling.top_k, sampling.greedy, sampling.logprobs) == (2048, True, 20)
+    assert chat(logprobs=True).jobs[0].sampling.logprobs == 0
+    assert completion(logprobs=5).jobs[0].sampling.logprobs == 5
+    for wrong in ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 21}):
+        with pytest.raises(InvalidRequest):
+            chat(**wrong)
+
+
+def test_stopping_arrives():
+    call = chat(stop=["a", "b"], stop_token_ids=[9], ignore_eos=True, min_tokens=2)
+    assert call.stop_strings == ("a", "b")
+    assert call.jobs[0].stop.stop_token_ids == {9}
+    assert call.jobs[0].stop.min_tokens == 2
+    assert chat(stop="a", stop_token_ids=[9]).jobs[0].stop.stop_token_ids == {9, *bundled().eos_token_ids}
+
+
+def test_streaming_arrives():
+    assert chat(stream=True).streaming == Streaming()
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    assert chat(stream=True, stream_options=options).streaming == Streaming(True, True)
+    assert chat(stream=False).streaming is None
+    assert chat(cache_salt="s").jobs[0].salt == "s"
