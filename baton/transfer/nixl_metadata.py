@@ -10,12 +10,13 @@ from baton.domain.ids import Incarnation, WorkerId
 from baton.transfer.base import SourceInfo
 from baton.transfer.region import MemoryKind, MemoryRegion
 
+_DIGEST_BYTES = 8
+
 
 class NixlMetadata(msgspec.Struct, frozen=True):
-    """NIXL itself accepted a flipped byte in `agent`, its own metadata; hence `digest`, the xxh3-64 of that."""
+    """`agent` is NIXL's own metadata; NIXL accepted a flipped byte in it, hence the digest in front of all this."""
 
     agent: bytes
-    digest: int
     kind: MemoryKind
     device_id: int
 
@@ -27,16 +28,16 @@ def agent_name(role: str, worker_id: WorkerId, incarnation: Incarnation) -> str:
 
 def encode_metadata(agent: bytes, region: MemoryRegion) -> bytes:
     """For a source whose agent describes itself by `agent` and serves `region`."""
-    digest = xxhash.xxh3_64_intdigest(agent)
-    return msgspec.msgpack.encode(NixlMetadata(agent, digest, region.kind, region.device_id))
+    body = msgspec.msgpack.encode(NixlMetadata(agent, region.kind, region.device_id))
+    return xxhash.xxh3_64_digest(body) + body
 
 
 def decode_metadata(source: SourceInfo) -> NixlMetadata:
     """Raises `LinkBroken` for bytes that `encode_metadata` did not make."""
-    try:
-        metadata = msgspec.msgpack.decode(source.metadata, type=NixlMetadata)
-    except msgspec.DecodeError as error:
-        raise LinkBroken(f"{source.worker_id}: metadata cannot be read: {error}") from error
-    if xxhash.xxh3_64_intdigest(metadata.agent) != metadata.digest:
+    digest, body = source.metadata[:_DIGEST_BYTES], source.metadata[_DIGEST_BYTES:]
+    if xxhash.xxh3_64_digest(body) != digest:
         raise LinkBroken(f"{source.worker_id}: metadata was damaged on its way")
-    return metadata
+    try:
+        return msgspec.msgpack.decode(body, type=NixlMetadata)
+    except msgspec.DecodeError as error:  # a source of another version
+        raise LinkBroken(f"{source.worker_id}: metadata cannot be read: {error}") from error

@@ -24,7 +24,7 @@ from baton.transfer.digest import mismatches
 from baton.transfer.flight import Flight, why_impossible
 from baton.transfer.nixl_agent import NixlAgent, ReadState
 from baton.transfer.nixl_metadata import NixlMetadata, agent_name, decode_metadata
-from baton.transfer.region import MemoryKind, MemoryRegion, region_of
+from baton.transfer.region import MemoryRegion, region_of
 
 MAX_POST_BYTES = 16 * 1024 * 1024
 """Over CMA a post blocks the transfer thread while it copies."""
@@ -130,7 +130,7 @@ class NixlMover:
             if peer != expected:
                 raise LinkBroken(f"{source.worker_id}: metadata of agent {peer}, not of {expected}")
             region = MemoryRegion(
-                source.base_address, source.num_pages, source.page_bytes, metadata.device_id, MemoryKind(metadata.kind)
+                source.base_address, source.num_pages, source.page_bytes, metadata.device_id, metadata.kind
             )
             return _Link(source, peer, self._agent.remote_pages(peer, region))
         except LinkBroken:
@@ -178,7 +178,10 @@ class NixlMover:
         return QUARANTINE_POLL_S if all(read.job.flight.late for read in self._reads) else self._poll_s
 
     def close(self) -> None:
-        """A TCP source can abort when its reader vanishes in the middle: wait a little, then part in good order."""
+        """Waits a little for moving reads: UCX aborts a TCP source that finds a read's reader gone.
+
+        A source that is stopped for longer than that cannot be spared; workers run under a restarting supervisor.
+        """
         self._drain(CLOSE_DRAIN_S)
         for read in self._reads:
             self._agent.release(read.handle)

@@ -28,6 +28,8 @@ TRANSPORT = "stream"
 MAX_MESSAGE_BYTES = 1024 * 1024
 """Of page bytes in one message, or one page where that is more."""
 LANES_PER_LINK = 2
+GRACE_S = 0.02
+"""A call outlives its pull's deadline by this, so that it is the transfer thread that calls the pull late."""
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),  # a page may be larger than the 4 MiB default
     ("grpc.enable_http_proxy", 0),
@@ -188,7 +190,7 @@ def _read(link: _Link, flight: Flight, memory: PageMemory) -> _Landed:
     request = handoff_pb2.ReadPagesRequest(incarnation=link.info.incarnation, pages=pull.remote_pages)
     call = None
     try:
-        call = link.stub.ReadPages(request, timeout=max(0.0, flight.deadline - time.monotonic()))
+        call = link.stub.ReadPages(request, timeout=max(0.0, flight.deadline + GRACE_S - time.monotonic()))
         for message in call:
             landed = slice(num_pages, num_pages + _store(message.data, pull.local_pages[num_pages:], memory))
             num_pages = landed.stop

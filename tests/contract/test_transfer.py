@@ -1,0 +1,353 @@
+"""One suite for every transport: what `baton.transfer.base` promises, kept by the fake, the stream and NIXL alike.
+
+Sources of `stream` and `nixl` are processes of their own; `nixl` copies through CMA where the kernel allows it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from baton.domain.errors import LinkBroken
+from baton.domain.ids import Incarnation, WorkerId
+from baton.kv.memory import PageMemory
+from baton.transfer.base import Pull, PullOutcome
+from baton.transfer.digest import digest_pages
+from baton.transfer.nixl_agent import nixl_available
+from baton.transfer.probe import probe_bandwidth
+from baton.transfer.puller import ThreadedPuller
+from tests.unit.transfer.rigs import ENVIRONMENTS, WAIT_S, EventBook, Rig, RunningSource, page_ids
+from tests.unit.transfer.source_process import SourceSpec, filled_memory
+
+NUM_PAGES = 256
+PAGE_BYTES = 64 * 1024
+SEED = 20
+PREFILL = WorkerId("prefill-0")
+LONG_S = 20.0
+
+needs_nixl = pytest.mark.skipif(nixl_available() is not None, reason=f"NIXL: {nixl_available()}")
+
+
+@dataclass
+class Side:
+    """A puller with its pool and its events."""
+
+    puller: ThreadedPuller
+    memory: PageMemory
+    events: EventBook
+    pulls: list[Pull] = field(default_factory=list)
+
+    def pull(self, remote, local, digests=None, deadline_s=LONG_S, source=PREFILL) -> Pull:
+        pull = Pull(len(self.pulls), source, page_ids(remote), page_ids(local), digests, deadline_s)
+        self.pulls.append(pull)
+        self.puller.submit(pull)
+        return pull
+
+
+@pytest.fixture(
+    scope="module",
+    params=["fake", "stream", pytest.param("nixl", marks=needs_nixl), pytest.param("nixl-tcp", marks=needs_nixl)],
+)
+def kind(request) -> Iterator[str]:
+    """A transport; UCX reads `UCX_TLS` whenever an agent is made, so one test process can have both kinds of NIXL."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENTS.get(request.param, {}).items():
+            patch.setenv(name, value)
+        yield request.param
+
+
+@pytest.fixture(scope="module")
+def shared(kind) -> Iterator[tuple[Rig, RunningSource]]:
+    """A source for the tests that do it no lasting harm."""
+    rig = Rig(kind)
+    try:
+        yield rig, rig.source(spec())
+    finally:
+        rig.close()
+
+
+@pytest.fixture(scope="module")
+def expected() -> PageMemory:
+    return filled_memory(NUM_PAGES, PAGE_BYTES, SEED)
+
+
+@pytest.fixture
+def rig(kind) -> Iterator[Rig]:
+    """For sources that a test kills."""
+    rig = Rig(kind)
+    try:
+        yield rig
+    finally:
+        rig.close()
+
+
+def spec(incarnation: int = 1) -> SourceSpec:
+    return SourceSpec("", PREFILL, Incarnation(incarnation), NUM_PAGES, PAGE_BYTES, SEED, {})
+
+
+def new_side(rig: Rig) -> Side:
+    memory, events = PageMemory(NUM_PAGES, PAGE_BYTES), EventBook()
+    return Side(rig.puller(memory, events), memory, events)
+
+
+@pytest.fixture
+def side(shared) -> Iterator[Side]:
+    """A puller that is linked to the shared source."""
+    rig, source = shared
+    side = new_side(rig)
+    side.puller.connect(source.info)
+    try:
+        yield side
+        side.events.assert_orderly()
+    finally:
+        side.puller.close()
+
+
+def same(side: Side, expected: PageMemory, pull: Pull) -> bool:
+    pairs = zip(pull.remote_pages, pull.local_pages, strict=True)
+    return all(side.memory.page(local) == expected.page(remote) for remote, local in pairs)
+
+
+def test_bytes_arrive_in_the_pages_asked_for(side, expected):
+    dice = random.Random(1)
+    for num_pages in (1, 2, 15, 16, 17, 100, NUM_PAGES):
+        remote, local = (dice.sample(range(NUM_PAGES), num_pages) for _ in range(2))
+        pull = side.pull(remote, local, digest_pages(expected, page_ids(remote)))
+        event = side.events.terminal(pull)
+        assert (event.outcome, event.reason) == (PullOutcome.DONE, "")
+        assert event.num_bytes == num_pages * PAGE_BYTES
+        assert 0 < event.seconds < LONG_S
+        assert same(side, expected, pull)
+
+
+def test_other_pages_stay_untouched(side):
+    pull = side.pull([3, 4], [10, 20])
+    assert side.events.terminal(pull).outcome is PullOutcome.DONE
+    zero = bytes(PAGE_BYTES)
+    assert [page for page in range(NUM_PAGES) if side.memory.page(page) != zero] == [10, 20]
+
+
+def test_many_pulls_at_once(side, expected):
+    remote, local = (random.Random(seed).sample(range(NUM_PAGES), NUM_PAGES) for seed in (2, 3))
+    parts = [slice(start, start + 4) for start in range(0, NUM_PAGES, 4)]
+    pulls = [side.pull(remote[part], local[part], digest_pages(expected, page_ids(remote[part]))) for part in parts]
+    assert {side.events.terminal(pull).outcome for pull in pulls} == {PullOutcome.DONE}
+    assert all(same(side, expected, pull) for pull in pulls)
+
+
+def test_any_thread_may_submit(side, expected):
+    def submit(first: int) -> None:
+        side.pull(range(first, first + 8), range(first, first + 8))
+
+    threads = [threading.Thread(target=submit, args=(first,)) for first in range(0, 64, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(side.pulls) == 8
+    assert {side.events.terminal(pull).outcome for pull in side.pulls} == {PullOutcome.DONE}
+    assert all(same(side, expected, pull) for pull in side.pulls)
+
+
+def test_a_flipped_bit_is_found_and_named(shared, side, expected):
+    _, source = shared
+    remote = random.Random(4).sample(range(NUM_PAGES), 40)
+    digests = digest_pages(expected, page_ids(remote))
+    source.flip(remote[33], PAGE_BYTES - 1)
+    try:
+        event = side.events.terminal(side.pull(remote, range(40), digests))
+    finally:
+        source.flip(remote[33], PAGE_BYTES - 1)
+    assert (event.outcome, event.corrupt) == (PullOutcome.CORRUPT, (33,))
+    assert side.events.terminal(side.pull(remote, range(40), digests)).outcome is PullOutcome.DONE
+
+
+def test_an_unknown_source_is_a_failure(side):
+    event = side.events.terminal(side.pull([0], [0], source=WorkerId("nobody")))
+    assert event.outcome is PullOutcome.FAILED
+    assert "nobody" in event.reason
+
+
+@pytest.mark.parametrize(
+    ("remote", "local", "digests"),
+    [([NUM_PAGES], [0], None), ([0], [NUM_PAGES], None), ([0, 1], [0], None), ([0], [0], (1, 2))],
+    ids=["remote page", "local page", "lengths", "digests"],
+)
+def test_an_impossible_pull_is_a_failure_and_harms_no_other(side, remote, local, digests):
+    wrong, right = side.pull(remote, local, digests), side.pull([0], [1])
+    assert side.events.terminal(wrong).outcome is PullOutcome.FAILED
+    assert side.events.terminal(right).outcome is PullOutcome.DONE
+
+
+def test_nothing_to_pull_is_done(side):
+    event = side.events.terminal(side.pull([], [], ()))
+    assert (event.outcome, event.num_bytes) == (PullOutcome.DONE, 0)
+
+
+def test_a_source_of_another_shape_is_refused(shared, side):
+    _, source = shared
+    with pytest.raises(LinkBroken, match="pages of 4096 bytes"):
+        side.puller.connect(replace(source.info, page_bytes=4096))
+    with pytest.raises(LinkBroken, match="speaks pigeon"):
+        side.puller.connect(replace(source.info, transport="pigeon"))
+    assert side.events.terminal(side.pull([0], [0])).outcome is PullOutcome.DONE
+
+
+def test_disconnect_lets_reads_end_and_can_be_repeated(shared, side, expected):
+    _, source = shared
+    before = side.pull(range(NUM_PAGES), range(NUM_PAGES))
+    side.puller.disconnect(PREFILL)
+    side.puller.disconnect(PREFILL)
+    side.puller.disconnect(WorkerId("nobody"))
+    after = side.pull([0], [0])
+    assert side.events.terminal(after).outcome is PullOutcome.FAILED
+    assert side.events.terminal(before).outcome is PullOutcome.DONE
+    assert same(side, expected, before)
+    side.puller.connect(source.info)
+    assert side.events.terminal(side.pull([0], [0])).outcome is PullOutcome.DONE
+
+
+def test_connecting_again_in_the_middle_of_a_read(shared, side, expected):
+    _, source = shared
+    pulls = [side.pull(range(NUM_PAGES), range(NUM_PAGES)) for _ in range(4)]
+    side.puller.connect(source.info)
+    assert {side.events.terminal(pull).outcome for pull in pulls} == {PullOutcome.DONE}
+    assert side.events.terminal(side.pull([1], [0])).outcome is PullOutcome.DONE
+
+
+def test_close_ends_every_thread_and_can_be_repeated(shared):
+    rig, source = shared
+    before = set(threading.enumerate())
+    side = new_side(rig)
+    side.puller.connect(source.info)
+    side.pull(range(NUM_PAGES), range(NUM_PAGES))
+    side.puller.close()
+    side.puller.close()
+    for thread in set(threading.enumerate()) - before:  # gRPC's own, which is told to end but not waited for
+        assert not thread.name.startswith("baton")
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    told = len(side.events.of(side.pulls[0]))
+    side.pull([0], [0])
+    side.puller.disconnect(PREFILL)
+    assert len(side.events.of(side.pulls[0])) == told
+    assert side.events.of(side.pulls[1]) == []
+    with pytest.raises(LinkBroken, match="closed"):
+        side.puller.connect(source.info)
+
+
+def test_the_probe_measures_real_bytes(shared, side):
+    _, source = shared
+    free = threading.Event()
+    num_bytes, seconds = probe_bandwidth(side.puller, source.info, page_ids(range(32)), 32, on_pages_free=free.set)
+    assert num_bytes == 32 * PAGE_BYTES
+    assert 0 < seconds < LONG_S
+    assert free.is_set()
+
+
+def test_a_source_that_is_dead_before_the_first_read(rig):
+    source, side = rig.source(spec()), new_side(rig)
+    source.kill()
+    free = threading.Event()
+    try:
+        side.puller.connect(source.info)
+    except LinkBroken:
+        return  # better still
+    event = side.events.terminal(side.pull(range(8), range(8)))
+    assert event.outcome is PullOutcome.FAILED
+    assert event.seconds < 5.0
+    with pytest.raises(LinkBroken):
+        probe_bandwidth(side.puller, source.info, page_ids([0]), 1, on_pages_free=free.set)
+    assert free.is_set()
+
+
+def test_a_source_killed_while_idle_comes_back_as_another_incarnation(rig, expected):
+    source, side = rig.source(spec()), new_side(rig)
+    side.puller.connect(source.info)
+    assert side.events.terminal(side.pull([0], [0])).outcome is PullOutcome.DONE
+    source.kill()
+    event = side.events.terminal(side.pull(range(8), range(8)))
+    assert event.outcome is PullOutcome.FAILED
+    assert event.seconds < 5.0
+    side.puller.connect(rig.source(spec(incarnation=2)).info)
+    pull = side.pull(range(8), range(8), digest_pages(expected, page_ids(range(8))))
+    assert side.events.terminal(pull).outcome is PullOutcome.DONE
+    side.events.assert_orderly()
+
+
+def test_a_source_killed_in_the_middle_fails_what_was_left(rig, expected):
+    source, side = rig.source(spec()), new_side(rig)
+    side.puller.connect(source.info)
+    digests = digest_pages(expected, page_ids(range(NUM_PAGES)))
+    pulls = [side.pull(range(NUM_PAGES), range(NUM_PAGES), digests) for _ in range(60)]
+    side.events.terminal(pulls[0])
+    source.kill()
+    outcomes = [side.events.terminal(pull).outcome for pull in pulls]
+    assert set(outcomes) <= {PullOutcome.DONE, PullOutcome.FAILED}
+    assert outcomes[0] is PullOutcome.DONE
+    if rig.name != "fake":  # which copies everything in one turn
+        assert outcomes[-1] is PullOutcome.FAILED
+    side.puller.connect(rig.source(spec(incarnation=2)).info)
+    assert side.events.terminal(side.pull([5], [6])).outcome is PullOutcome.DONE
+    side.events.assert_orderly()
+
+
+def test_a_stopped_source_is_late_at_the_deadline_and_ends_after_it_goes_on(rig, expected):
+    source, side = rig.source(spec()), new_side(rig)
+    side.puller.connect(source.info)
+    assert side.events.terminal(side.pull([0], [0])).outcome is PullOutcome.DONE
+    source.pause()
+    pull = side.pull(range(NUM_PAGES), range(NUM_PAGES), deadline_s=0.3)
+    first = side.events.first(pull)
+    if rig.name == "nixl" and first.outcome is PullOutcome.DONE:
+        assert first.seconds <= 0.3  # over CMA the kernel copies; the source need not run
+    else:
+        assert first.outcome is PullOutcome.LATE
+        assert 0.3 <= first.seconds < 2.0
+    source.resume()
+    assert side.events.terminal(pull).outcome in {PullOutcome.FAILED, first.outcome}
+    again = side.pull([7], [8])
+    assert side.events.terminal(again).outcome is PullOutcome.DONE
+    assert same(side, expected, again)
+    side.events.assert_orderly()
+
+
+def test_a_stopped_source_holds_up_no_other(rig):
+    stopped, side = rig.source(spec()), new_side(rig)
+    other = rig.source(replace(spec(), worker_id=WorkerId("prefill-1")))
+    for source in (stopped, other):
+        side.puller.connect(source.info)
+        probe_bandwidth(side.puller, source.info, page_ids([0]), 1, on_pages_free=lambda: None)
+    stopped.pause()
+    stuck = [side.pull(range(NUM_PAGES), range(NUM_PAGES), deadline_s=0.2) for _ in range(8)]
+    assert {side.events.first(pull).outcome for pull in stuck} <= {PullOutcome.LATE, PullOutcome.DONE}
+    event = side.events.terminal(side.pull([1], [2], source=WorkerId("prefill-1")))
+    assert event.outcome is PullOutcome.DONE
+    stopped.resume()
+    assert all(side.events.terminal(pull).outcome in {PullOutcome.FAILED, PullOutcome.DONE} for pull in stuck)
+    side.events.assert_orderly()
+
+
+def test_closing_while_a_source_hangs_is_quick(rig):
+    source, side = rig.source(spec()), new_side(rig)
+    side.puller.connect(source.info)
+    assert side.events.terminal(side.pull([0], [0])).outcome is PullOutcome.DONE
+    source.pause()
+    stuck = side.pull(range(NUM_PAGES), range(NUM_PAGES), deadline_s=0.1)
+    side.events.first(stuck)
+    started = time.monotonic()
+    side.puller.close()
+    assert time.monotonic() - started < 5.0
+    if rig.name == "nixl-tcp":
+        # UCX aborts a process that wakes up to a queued read whose reader has gone; a supervisor restarts it.
+        source.kill()
+        return
+    source.resume()
+    other = new_side(rig)
+    other.puller.connect(source.info)
+    assert other.events.terminal(other.pull([1], [2])).outcome is PullOutcome.DONE

@@ -1,0 +1,135 @@
+"""What the contract suite stands on: for each transport a way to start sources and pullers, and a book of events."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from baton.domain.ids import Incarnation, PageId, WorkerId
+from baton.kv.memory import PageMemory
+from baton.transfer.base import OnPullEvent, Pull, PullEvent, PullOutcome, SourceInfo
+from baton.transfer.factory import make_puller
+from baton.transfer.fake import TRANSPORT, FakeFabric, FakePuller, FakeSource
+from baton.transfer.puller import ThreadedPuller
+from tests.unit.transfer.source_process import SourceProcess, SourceSpec, filled_memory, source_info
+
+WAIT_S = 30.0
+"""How long a test waits for what must come."""
+
+ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
+    "stream": {},
+    "nixl": {"UCX_NET_DEVICES": "lo"},
+    "nixl-tcp": {"UCX_NET_DEVICES": "lo", "UCX_TLS": "tcp"},
+}
+
+
+class RunningSource(Protocol):
+    """A source that a test can hurt."""
+
+    info: SourceInfo
+
+    def flip(self, page: int, offset: int) -> None: ...
+    def kill(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class FakeRunningSource:
+    """A `FakeSource` with the verbs of a process."""
+
+    def __init__(self, fabric: FakeFabric, spec: SourceSpec) -> None:
+        self._memory = filled_memory(spec.num_pages, spec.page_bytes, spec.seed)
+        self._source = FakeSource(fabric, spec.worker_id, spec.incarnation, self._memory)
+        self.info = source_info(spec, self._memory, "", self._source.metadata())
+
+    def flip(self, page: int, offset: int) -> None:
+        self._memory.page(page)[offset] ^= 1
+
+    def kill(self) -> None:
+        self._source.close()
+
+    def pause(self) -> None:
+        self._source.paused = True
+
+    def resume(self) -> None:
+        self._source.paused = False
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class Rig:
+    """One transport: starts sources (real processes, but for the fake) and pullers."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.transport = name.split("-")[0]
+        self._fabric = FakeFabric()
+        self._closers: list[Callable[[], None]] = []
+
+    def source(self, spec: SourceSpec) -> RunningSource:
+        spec = replace(spec, transport=self.transport, environment=ENVIRONMENTS.get(self.name, {}))
+        fake = self.transport == TRANSPORT
+        source: RunningSource = FakeRunningSource(self._fabric, spec) if fake else SourceProcess(spec)
+        self._closers.append(source.close)
+        return source
+
+    def puller(self, memory: PageMemory, on_event: OnPullEvent) -> ThreadedPuller:
+        if self.transport == TRANSPORT:
+            puller: ThreadedPuller = FakePuller(self._fabric, memory, on_event)
+        else:
+            puller = make_puller(self.transport, WorkerId("decode-0"), Incarnation(0xD), memory, on_event)
+        self._closers.append(puller.close)
+        return puller
+
+    def close(self) -> None:
+        """Pullers first: a reader that vanishes can hurt a source, and sources are asked for a good end."""
+        while self._closers:
+            self._closers.pop()()
+
+
+class EventBook:
+    """Everything a puller said, by pull, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self._events: list[PullEvent] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, event: PullEvent) -> None:
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+
+    def terminal(self, pull: Pull) -> PullEvent:
+        """Waits for the pull's end."""
+        return self._wait(lambda: next((event for event in self.of(pull) if is_terminal(event)), None))
+
+    def first(self, pull: Pull) -> PullEvent:
+        """Waits for whatever comes first."""
+        return self._wait(lambda: next(iter(self.of(pull)), None))
+
+    def of(self, pull: Pull) -> list[PullEvent]:
+        return [event for event in self._events if event.pull is pull]
+
+    def assert_orderly(self) -> None:
+        """Of every pull at most one `LATE`, then at most one end, and never a `DONE` after `LATE`."""
+        legal = [[outcome] for outcome in PullOutcome] + [[PullOutcome.LATE, PullOutcome.FAILED]]
+        for pull in {id(event.pull): event.pull for event in self._events}.values():
+            assert [event.outcome for event in self.of(pull)] in legal
+
+    def _wait(self, find: Callable[[], PullEvent | None]) -> PullEvent:
+        with self._changed:
+            found = self._changed.wait_for(find, WAIT_S)
+            assert found is not None, "an event that must come did not"
+            return found
+
+
+def is_terminal(event: PullEvent) -> bool:
+    return event.outcome is not PullOutcome.LATE
+
+
+def page_ids(pages: range | list[int]) -> tuple[PageId, ...]:
+    return tuple(PageId(page) for page in pages)

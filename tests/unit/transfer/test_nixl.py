@@ -1,0 +1,120 @@
+"""What only real NIXL can show: names, idle cost, refusals, and that closing takes its native threads away."""
+
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.errors import Broken, LinkBroken
+from baton.domain.ids import Incarnation, WorkerId
+from baton.kv.memory import PageMemory
+from baton.settings import ucx
+from baton.transfer.base import Pull, PullOutcome, SourceInfo
+from baton.transfer.nixl import NixlPuller, NixlSource
+from baton.transfer.nixl_agent import NixlAgent, load_nixl, nixl_available
+from baton.transfer.region import region_of
+from tests.unit.transfer.rigs import EventBook, page_ids
+
+needs_nixl = pytest.mark.skipif(nixl_available() is not None, reason=f"NIXL: {nixl_available()}")
+DECODE, PREFILL = WorkerId("decode-0"), WorkerId("prefill-0")
+
+
+def test_the_environment_is_set_but_not_against_the_user(monkeypatch):
+    environ = {"UCX_LOG_LEVEL": "info", "UCX_NET_DEVICES": "eth7"}
+    monkeypatch.setattr(os, "environ", environ)
+    for library in ("nixl_cu12", "nixl_cu13"):
+        monkeypatch.delitem(sys.modules, library, raising=False)
+    ucx.prepare_environment({"UCX_NET_DEVICES": "lo"})
+    assert environ == {**ucx.DEFAULTS, "UCX_LOG_LEVEL": "info", "UCX_NET_DEVICES": "lo"}
+
+
+def test_the_environment_cannot_be_changed_after_the_library_was_loaded(monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(ucx.DEFAULTS))
+    monkeypatch.setitem(sys.modules, "nixl_cu12", sys)
+    ucx.prepare_environment({})
+    with pytest.raises(Broken, match="UCX_TLS"):
+        ucx.prepare_environment({"UCX_TLS": "tcp"})
+
+
+def test_a_missing_library_is_a_reason_not_a_crash(monkeypatch):
+    monkeypatch.setattr("baton.transfer.nixl_agent._PACKAGES", ("nixl_cu0",))
+    assert "nixl_cu0" in (nixl_available() or "")
+    with pytest.raises(ImportError, match="nixl_cu0"):
+        NixlPuller(DECODE, Incarnation(1), PageMemory(1, 64), EventBook())
+
+
+@needs_nixl
+def test_patching_the_progress_delay_leaves_the_library_as_it_was():
+    bindings = load_nixl().nixlBind
+    before = bindings.nixlAgentConfig
+    agent = NixlAgent("prefill:p:1", progress_thread=True)
+    assert bindings.nixlAgentConfig is before
+    agent.close()
+
+
+@needs_nixl
+def test_an_idle_pair_burns_no_core():
+    memory = PageMemory(4, 4096)
+    source = NixlSource(PREFILL, Incarnation(1), memory)
+    puller = NixlPuller(DECODE, Incarnation(2), memory, EventBook())
+    try:
+        before = time.process_time()
+        threading.Event().wait(0.5)
+        assert time.process_time() - before < 0.15  # an untamed progress thread would use 0.4 s and more
+    finally:
+        puller.close()
+        source.close()
+
+
+@needs_nixl
+def test_closing_ends_native_threads_too():
+    def num_threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    memory = PageMemory(4, 4096)
+    before = num_threads()
+    source = NixlSource(PREFILL, Incarnation(1), memory)
+    puller = NixlPuller(DECODE, Incarnation(2), memory, EventBook())
+    assert num_threads() > before
+    puller.close()
+    source.close()
+    source.close()
+    assert num_threads() <= before
+
+
+@needs_nixl
+def test_memory_that_a_source_has_not_registered_is_refused_at_connect():
+    memory = PageMemory(4, 4096)
+    source = NixlSource(PREFILL, Incarnation(1), memory)
+    puller = NixlPuller(DECODE, Incarnation(2), memory, EventBook())
+    info = SourceInfo(PREFILL, Incarnation(1), "", "nixl", source.metadata(), memory.address, 4, 4096)
+    try:
+        with pytest.raises(LinkBroken, match="cannot be addressed"):
+            puller.connect(replace(info, num_pages=10_000))
+        with pytest.raises(LinkBroken, match="damaged"):
+            puller.connect(replace(info, metadata=b"junk"))
+        puller.connect(info)
+    finally:
+        puller.close()
+        source.close()
+
+
+@needs_nixl
+def test_a_region_is_as_good_as_a_pool():
+    remote, local, events = PageMemory(4, 4096), PageMemory(4, 4096), EventBook()
+    remote.buffer[:] = os.urandom(4 * 4096)
+    source = NixlSource(PREFILL, Incarnation(1), region_of(remote))
+    puller = NixlPuller(DECODE, Incarnation(2), region_of(local), events)
+    try:
+        puller.connect(SourceInfo(PREFILL, Incarnation(1), "", "nixl", source.metadata(), remote.address, 4, 4096))
+        pull = Pull(1, PREFILL, page_ids([0, 1, 2, 3]), page_ids([3, 2, 1, 0]), None, 10.0)
+        puller.submit(pull)
+        assert events.terminal(pull).outcome is PullOutcome.DONE
+        assert [local.page(3 - page) == remote.page(page) for page in range(4)] == [True] * 4
+        assert puller.path(PREFILL) == "nixl/ucx"  # too few bytes to tell
+    finally:
+        puller.close()
+        source.close()

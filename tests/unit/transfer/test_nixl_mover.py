@@ -1,0 +1,278 @@
+"""What NIXL's mover decides, against an agent whose reads end when and how the test says. No NIXL is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from baton.domain.errors import LinkBroken
+from baton.domain.ids import Incarnation, WorkerId
+from baton.kv.memory import PageMemory
+from baton.transfer.base import Pull, PullEvent, PullOutcome, SourceInfo
+from baton.transfer.flight import Flight
+from baton.transfer.nixl_agent import NixlAgent, ReadState
+from baton.transfer.nixl_metadata import agent_name, encode_metadata
+from baton.transfer.nixl_mover import MAX_POSTS_PER_LINK, QUARANTINE_POLL_S, NixlMover
+from baton.transfer.region import MemoryKind, MemoryRegion
+from tests.unit.transfer.rigs import page_ids
+
+PREFILL = WorkerId("p")
+PAGE_BYTES = 4 * 1024 * 1024
+NUM_PAGES = 40
+PAGES_PER_POST = 4
+
+
+class Read:
+    def __init__(self, local: Sequence[int], remote: Sequence[int]) -> None:
+        self.local, self.remote = list(local), list(remote)
+        self.state = ReadState.MOVING
+        self.released = False
+
+
+class ScriptedAgent:
+    """Every read stays `post_state` until the test changes it."""
+
+    def __init__(self) -> None:
+        self.reads: list[Read] = []
+        self.peers: list[str] = []
+        self.post_state = ReadState.MOVING
+        self.closed = False
+
+    def register(self, region: MemoryRegion) -> None: ...
+
+    def local_pages(self, region: MemoryRegion) -> str:
+        return "ours"
+
+    def remote_pages(self, peer: str, region: MemoryRegion) -> str:
+        return f"pages of {peer}"
+
+    def add_peer(self, metadata: bytes) -> str:
+        self.peers.append(metadata.decode())
+        return self.peers[-1]
+
+    def remove_peer(self, name: str) -> None:
+        self.peers.remove(name)
+
+    def read(self, local: Any, local_pages: Sequence[int], remote: Any, remote_pages: Sequence[int]) -> Read:
+        self.reads.append(Read(local_pages, remote_pages))
+        return self.reads[-1]
+
+    def post(self, read: Read) -> ReadState:
+        read.state = self.post_state
+        return read.state
+
+    def poll(self, read: Read) -> ReadState:
+        return read.state
+
+    def release(self, handle: Any) -> None:
+        if isinstance(handle, Read):
+            handle.released = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.agent = ScriptedAgent()
+        self.paths: dict[WorkerId, str] = {}
+        self.memory = PageMemory(NUM_PAGES, PAGE_BYTES)
+        self.mover = NixlMover(cast(NixlAgent, self.agent), self.memory, self.paths)
+        self.events: list[PullEvent] = []
+
+    def start(self, num_pages: int, digests: Sequence[int] | None = None, source: WorkerId = PREFILL) -> Flight:
+        pages = page_ids(range(num_pages))
+        pull = Pull(len(self.events), source, pages, pages, digests, 10.0)
+        flight = Flight(pull, self.now, self.events.append, lambda: self.now)
+        self.mover.start(flight)
+        return flight
+
+    def turns(self, state: ReadState | None = None, count: int = 20) -> float | None:
+        """Sets all reads to `state` and lets the mover work."""
+        delay = None
+        for _ in range(count):
+            for read in self.agent.reads:
+                read.state = read.state if state is None or read.released else state
+            delay = self.mover.progress()
+        return delay
+
+    def outcomes(self) -> list[PullOutcome]:
+        return [event.outcome for event in self.events]
+
+
+def info(incarnation: int = 1, worker_id: WorkerId = PREFILL) -> SourceInfo:
+    number = Incarnation(incarnation)
+    blob = agent_name("prefill", worker_id, number).encode()
+    metadata = encode_metadata(blob, MemoryRegion(0, NUM_PAGES, PAGE_BYTES))
+    return SourceInfo(worker_id, number, "", "nixl", metadata, 4096, NUM_PAGES, PAGE_BYTES)
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.mover.link(info())
+    return world
+
+
+def test_a_long_pull_is_posted_in_pieces_within_a_window(world):
+    world.start(30)
+    world.turns()
+    assert [len(read.local) for read in world.agent.reads] == [PAGES_PER_POST] * MAX_POSTS_PER_LINK
+    assert world.turns(ReadState.DONE) is None
+    assert [page for read in world.agent.reads for page in read.local] == list(range(30))
+    assert max(len(read.local) for read in world.agent.reads) == PAGES_PER_POST
+    assert world.outcomes() == [PullOutcome.DONE]
+    assert world.events[0].num_bytes == 30 * PAGE_BYTES
+    assert all(read.released for read in world.agent.reads)
+
+
+def test_a_short_pull_gets_through_beside_a_long_one(world):
+    world.agent.post_state = ReadState.DONE
+    long, short = world.start(40), world.start(1)
+    world.turns(count=2)
+    assert (short.ended, long.ended) == (True, False)
+
+
+def test_nothing_more_is_posted_for_a_late_pull_and_its_pages_stay_taken(world):
+    flight = world.start(40)
+    world.turns()
+    flight.expire("past its deadline")
+    world.agent.reads[0].state = ReadState.DONE
+    assert world.turns() == QUARANTINE_POLL_S
+    assert len(world.agent.reads) == MAX_POSTS_PER_LINK
+    assert world.outcomes() == [PullOutcome.LATE]
+    world.turns(ReadState.DONE)
+    assert world.outcomes() == [PullOutcome.LATE, PullOutcome.FAILED]
+
+
+def test_a_late_pull_of_which_nothing_was_posted_ends_at_once(world):
+    world.start(40)
+    world.turns()
+    waiting = world.start(1)
+    waiting.expire("past its deadline")
+    world.turns()
+    assert world.outcomes() == [PullOutcome.LATE, PullOutcome.FAILED]
+    assert world.events[1].pull is waiting.pull
+
+
+def test_a_disconnect_fails_each_pull_when_its_own_reads_have_ended(world):
+    world.start(4)
+    world.start(4)
+    world.turns()
+    world.agent.reads[0].state = ReadState.DISCONNECTED
+    world.turns()
+    assert world.outcomes() == [PullOutcome.FAILED]
+    assert world.agent.peers == ["prefill:p:1"]  # still asked for the other read
+    world.agent.reads[1].state = ReadState.DISCONNECTED
+    world.turns()
+    assert world.outcomes() == [PullOutcome.FAILED] * 2
+    assert world.agent.peers == []
+    world.start(1)
+    assert "no link" in world.events[-1].reason
+
+
+def test_an_error_that_proves_nothing_keeps_the_pages(world):
+    world.start(4)
+    world.turns()
+    world.turns(ReadState.UNPROVEN)
+    assert world.outcomes() == [PullOutcome.LATE]
+    with pytest.raises(LinkBroken, match="have not ended"):
+        world.mover.link(info())
+    world.mover.link(info(incarnation=2))
+    world.turns(ReadState.DISCONNECTED)
+    assert world.outcomes() == [PullOutcome.LATE, PullOutcome.FAILED]
+    assert world.agent.peers == ["prefill:p:2"]
+
+
+def test_a_new_incarnation_takes_over_while_old_reads_end(world):
+    world.start(4)
+    world.turns()
+    world.mover.link(info(incarnation=2))
+    world.start(4)
+    world.turns()
+    assert sorted(world.agent.peers) == ["prefill:p:1", "prefill:p:2"]
+    world.turns(ReadState.DONE)
+    assert world.outcomes() == [PullOutcome.DONE] * 2
+    assert world.agent.peers == ["prefill:p:2"]
+
+
+def test_connecting_again_keeps_a_link_that_is_in_use_and_renews_an_idle_one(world):
+    world.start(4)
+    world.turns()
+    world.mover.link(info())
+    assert world.agent.peers == ["prefill:p:1"]
+    world.turns(ReadState.DONE)
+    assert world.outcomes() == [PullOutcome.DONE]
+    world.mover.link(info())
+    assert world.agent.peers == ["prefill:p:1"]
+
+
+def test_a_stuck_source_holds_up_no_other(world):
+    other = WorkerId("q")
+    world.mover.link(info(worker_id=other))
+    world.start(40)
+    world.turns()
+    flight = world.start(2, source=other)
+    world.turns()
+    world.agent.reads[-1].state = ReadState.DONE
+    world.turns()
+    assert flight.ended
+
+
+def test_positions_of_corrupt_pages_count_from_the_start_of_the_pull(world):
+    world.agent.post_state = ReadState.DONE
+    digest = 0x1234  # of no page of zeros
+    world.start(9, [digest] * 9)
+    world.turns()
+    assert world.outcomes() == [PullOutcome.CORRUPT]
+    assert world.events[0].corrupt == tuple(range(9))
+
+
+def test_the_path_is_named_only_when_it_was_seen(world):
+    world.start(1)
+    world.turns()
+    assert world.paths[PREFILL] == "nixl/ucx"
+    world.agent.post_state = ReadState.DONE
+    world.turns(ReadState.DONE)
+    world.start(1)
+    world.turns()
+    assert world.paths[PREFILL] == "nixl/ucx (cma)"
+
+
+@pytest.mark.parametrize("position", [0, 8, 20, -1])
+def test_damaged_metadata_is_refused(world, position):
+    metadata = bytearray(info().metadata)
+    metadata[position] ^= 1
+    damaged = SourceInfo(PREFILL, Incarnation(1), "", "nixl", bytes(metadata), 4096, NUM_PAGES, PAGE_BYTES)
+    with pytest.raises(LinkBroken, match="damaged"):
+        World().mover.link(damaged)
+
+
+def test_metadata_of_another_incarnation_is_refused(world):
+    mixed = SourceInfo(PREFILL, Incarnation(9), "", "nixl", info().metadata, 4096, NUM_PAGES, PAGE_BYTES)
+    with pytest.raises(LinkBroken, match="not of prefill:p:9"):
+        world.mover.link(mixed)
+    assert world.agent.peers == []
+
+
+def test_digests_of_device_memory_are_not_pretended():
+    world = World()
+    region = MemoryRegion(0, NUM_PAGES, PAGE_BYTES, 0, MemoryKind.VRAM)
+    world.mover = NixlMover(cast(NixlAgent, world.agent), region, world.paths)
+    world.mover.link(info())
+    world.start(1, [7])
+    assert world.outcomes() == [PullOutcome.FAILED]
+
+
+def test_close_leaves_nothing_behind_and_says_nothing(world):
+    world.start(4)
+    world.turns()
+    world.agent.reads[0].state = ReadState.DONE
+    world.mover.close()
+    assert world.agent.closed
+    assert world.agent.peers == []
+    assert world.agent.reads[0].released
+    assert world.events == []

@@ -1,0 +1,73 @@
+"""The probe: what it returns, what it raises, and when its pages are free again."""
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from baton.domain.errors import LinkBroken
+from baton.domain.ids import Incarnation, WorkerId
+from baton.kv.memory import PageMemory
+from baton.transfer.base import SourceInfo
+from baton.transfer.fake import TRANSPORT, FakeFabric, FakePuller, FakeSource, Fault, FaultKind
+from baton.transfer.probe import probe_bandwidth
+from tests.unit.transfer.rigs import WAIT_S, EventBook, page_ids
+from tests.unit.transfer.source_process import filled_memory
+
+PREFILL = WorkerId("prefill-0")
+
+
+@dataclass
+class Pair:
+    fabric: FakeFabric = field(default_factory=FakeFabric)
+    events: EventBook = field(default_factory=EventBook)
+    free: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.source = FakeSource(self.fabric, PREFILL, Incarnation(1), filled_memory(8, 64, seed=1))
+        self.puller = FakePuller(self.fabric, PageMemory(8, 64), self.events)
+        self.info = SourceInfo(PREFILL, Incarnation(1), "", TRANSPORT, self.source.metadata(), 0, 8, 64)
+        self.puller.connect(self.info)
+
+    def probe(self, num_local: int = 8, num_pages: int = 8, deadline_s: float = WAIT_S) -> tuple[int, float]:
+        local = page_ids(range(num_local))
+        return probe_bandwidth(
+            self.puller, self.info, local, num_pages, deadline_s=deadline_s, on_pages_free=self.free.set
+        )
+
+
+@pytest.fixture
+def pair():
+    pair = Pair()
+    yield pair
+    pair.puller.close()
+
+
+def test_bytes_really_moved_and_pages_are_free(pair):
+    num_bytes, seconds = pair.probe()
+    assert num_bytes == 8 * 64
+    assert seconds > 0
+    assert pair.free.is_set()
+
+
+@pytest.mark.parametrize(("num_local", "num_pages", "moved"), [(3, 8, 3), (8, 2, 2), (8, 100, 8)])
+def test_it_moves_no_more_than_there_is(pair, num_local, num_pages, moved):
+    assert pair.probe(num_local, num_pages)[0] == moved * 64
+
+
+def test_a_failure_in_either_round_is_a_broken_link(pair):
+    for faults in ([Fault(FaultKind.FAIL)], [Fault(), Fault(FaultKind.FAIL)]):
+        pair.free.clear()
+        pair.fabric.script(faults)
+        with pytest.raises(LinkBroken, match="scripted"):
+            pair.probe()
+        assert pair.free.is_set()
+
+
+def test_a_hanging_probe_gives_up_but_keeps_its_pages_until_the_read_ends(pair):
+    pair.fabric.script([Fault(FaultKind.HANG)])
+    with pytest.raises(LinkBroken, match="nothing within"):
+        pair.probe(deadline_s=0.05)
+    assert not pair.free.is_set()
+    pair.source.close()
+    assert pair.free.wait(WAIT_S)

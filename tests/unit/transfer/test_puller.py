@@ -1,0 +1,135 @@
+"""The transfer thread around a mover that does only what the test says."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from baton.domain.errors import LinkBroken
+from baton.domain.ids import Incarnation, WorkerId
+from baton.transfer.base import Pull, PullOutcome, SourceInfo
+from baton.transfer.flight import Flight
+from baton.transfer.puller import ThreadedPuller
+from tests.unit.transfer.rigs import WAIT_S, EventBook, page_ids
+
+SOURCE = SourceInfo(WorkerId("p"), Incarnation(1), "", "still", b"", 0, 8, 64)
+
+
+class StillMover:
+    """Moves nothing by itself."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        self.flights: list[Flight] = []
+        self.land_next = threading.Event()
+        self.fault: Exception | None = None
+        self.closed = threading.Event()
+
+    def link(self, source: SourceInfo) -> None:
+        if source.incarnation == 2:
+            raise LinkBroken("not that one")
+
+    def unlink(self, source: WorkerId) -> None: ...
+
+    def start(self, flight: Flight) -> None:
+        self.flights.append(flight)
+
+    def progress(self) -> float | None:
+        if self.fault is not None:
+            raise self.fault
+        if self.land_next.is_set():
+            self.land_next.clear()
+            self.flights.pop(0).land()
+        return None
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.events = EventBook()
+        self.mover: StillMover
+        self.puller = ThreadedPuller("still", 64, self._make, self.events)
+
+    def _make(self, wake: Callable[[], None]) -> StillMover:
+        self.mover = StillMover(wake)
+        return self.mover
+
+    def pull(self, deadline_s: float = WAIT_S) -> Pull:
+        pull = Pull(1, WorkerId("p"), page_ids([0]), page_ids([0]), None, deadline_s)
+        self.puller.submit(pull)
+        return pull
+
+
+@pytest.fixture
+def desk():
+    desk = Desk()
+    yield desk
+    desk.puller.close()
+    assert desk.mover.closed.is_set()
+
+
+def test_a_deadline_is_noticed_while_the_mover_is_silent(desk):
+    pull = desk.pull(deadline_s=0.05)
+    event = desk.events.first(pull)
+    assert event.outcome is PullOutcome.LATE
+    assert 0.05 <= event.seconds < 5.0
+
+
+def test_the_mover_can_wake_the_thread_from_any_other(desk):
+    pull = desk.pull()
+    desk.puller.connect(SOURCE)  # answered after the pull was taken
+    desk.mover.land_next.set()
+    desk.mover.wake()
+    assert desk.events.terminal(pull).outcome is PullOutcome.DONE
+
+
+def test_a_refused_link_is_the_callers_error_and_nobody_elses(desk):
+    with pytest.raises(LinkBroken, match="not that one"):
+        desk.puller.connect(SourceInfo(WorkerId("p"), Incarnation(2), "", "still", b"", 0, 8, 64))
+    desk.puller.connect(SOURCE)
+
+
+def test_a_callers_own_events_go_to_no_one_else(desk):
+    mine = EventBook()
+    pull = Pull(1, WorkerId("p"), page_ids([0]), page_ids([0]), None, WAIT_S)
+    desk.puller.submit_to(pull, mine)
+    desk.mover.land_next.set()
+    desk.mover.wake()
+    assert mine.terminal(pull).outcome is PullOutcome.DONE
+    assert desk.events.of(pull) == []
+
+
+def test_a_fault_of_ours_leaves_pages_late_and_refuses_what_comes(desk):
+    before = desk.pull()
+    desk.puller.connect(SOURCE)
+    desk.mover.fault = RuntimeError("a bug")
+    desk.mover.wake()
+    assert desk.events.first(before).outcome is PullOutcome.LATE
+    assert desk.events.terminal(desk.pull()).outcome is PullOutcome.FAILED
+    with pytest.raises(LinkBroken, match="failed"):
+        desk.puller.connect(SOURCE)
+
+
+def test_a_mover_that_cannot_be_made_is_the_constructors_error():
+    def broken(wake: Callable[[], None]) -> StillMover:
+        raise LinkBroken("no UCX here")
+
+    before = threading.active_count()
+    with pytest.raises(LinkBroken, match="no UCX here"):
+        ThreadedPuller("still", 64, broken, EventBook())
+    assert threading.active_count() <= before + 1
+
+
+def test_close_may_be_called_from_an_event():
+    closed = threading.Event()
+    desk = Desk()
+
+    def close(_: object) -> None:
+        desk.puller.close()
+        closed.set()
+
+    desk.puller.submit_to(Pull(1, WorkerId("p"), page_ids([0]), page_ids([0]), None, 0.01), close)
+    assert closed.wait(WAIT_S)
+    assert desk.mover.closed.wait(WAIT_S)

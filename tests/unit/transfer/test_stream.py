@@ -1,0 +1,130 @@
+"""The stream's two ends alone: what the source refuses and how it cuts messages, and a puller given wrong bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.domain.ids import Incarnation, WorkerId
+from baton.kv.memory import PageMemory
+from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
+from baton.transfer.base import Pull, PullEvent, PullOutcome, SourceInfo
+from baton.transfer.stream import MAX_MESSAGE_BYTES, StreamPuller, StreamSource
+from tests.unit.transfer.rigs import EventBook, page_ids
+from tests.unit.transfer.source_process import filled_memory
+
+INCARNATION = Incarnation(7)
+
+
+class Aborted(Exception):
+    pass
+
+
+class Context:
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
+        raise Aborted(code.name)
+
+
+async def messages(source: StreamSource, pages: list[int], incarnation: int = INCARNATION) -> list[bytes]:
+    request = handoff_pb2.ReadPagesRequest(incarnation=incarnation, pages=pages)
+    context: Any = Context()
+    return [message.data async for message in source.read_pages(request, context)]
+
+
+@pytest.mark.parametrize(
+    ("page_bytes", "num_messages"), [(MAX_MESSAGE_BYTES // 4, 3), (300_000, 3), (MAX_MESSAGE_BYTES + 8, 9)]
+)
+async def test_messages_hold_whole_pages_in_order(page_bytes, num_messages):
+    memory = filled_memory(10, page_bytes, seed=1)
+    pages = [9, 0, 3, 3, 1, 2, 4, 5, 8]
+    got = await messages(StreamSource(INCARNATION, memory), pages)
+    assert b"".join(got) == b"".join(memory.page(page) for page in pages)
+    assert len(got) == num_messages
+    assert all(len(data) % page_bytes == 0 for data in got)
+    assert all(len(data) <= max(MAX_MESSAGE_BYTES, page_bytes) for data in got)
+
+
+async def test_what_cannot_be_served_is_refused():
+    source = StreamSource(INCARNATION, PageMemory(4, 64))
+    with pytest.raises(Aborted, match="FAILED_PRECONDITION"):
+        await messages(source, [0], incarnation=8)
+    with pytest.raises(Aborted, match="OUT_OF_RANGE"):
+        await messages(source, [0, 4])
+    assert await messages(source, []) == []
+    source.close()
+    source.close()
+    with pytest.raises(Aborted, match="UNAVAILABLE"):
+        await messages(source, [0])
+
+
+class WrongServicer(handoff_pb2_grpc.HandoffServicer):
+    """Answers every read with the same messages."""
+
+    def __init__(self, answers: list[bytes]) -> None:
+        self.answers = answers
+
+    def ReadPages(self, request: Any, context: Any) -> Iterator[handoff_pb2.PageBytes]:
+        return (handoff_pb2.PageBytes(data=data) for data in self.answers)
+
+
+@contextmanager
+def served(answers: list[bytes]) -> Iterator[str]:
+    """The address of a server of wrong bytes."""
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads)
+        handoff_pb2_grpc.add_HandoffServicer_to_server(WrongServicer(answers), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(grace=None).wait()
+
+
+def pull_from(address: str, memory: PageMemory) -> PullEvent:
+    events, prefill = EventBook(), WorkerId("p")
+    puller = StreamPuller(memory, events)
+    try:
+        puller.connect(SourceInfo(prefill, INCARNATION, address, "stream", b"", 0, 4, 64))
+        pull = Pull(1, prefill, page_ids([0, 1]), page_ids([0, 1]), None, 10.0)
+        puller.submit(pull)
+        return events.terminal(pull)
+    finally:
+        puller.close()
+
+
+@pytest.mark.parametrize(
+    ("answers", "problem"),
+    [
+        ([bytes(64)], "ended after 1 pages"),
+        ([bytes(65)], "65 bytes are not"),
+        ([bytes(64)] * 3, "not at most 0 pages"),
+        ([], "ended after 0 pages"),
+    ],
+    ids=["too few", "not whole", "too many", "none"],
+)
+def test_wrong_bytes_are_a_failure(answers, problem):
+    with served(answers) as address:
+        event = pull_from(address, PageMemory(4, 64))
+    assert event.outcome is PullOutcome.FAILED
+    assert problem in event.reason
+
+
+def test_right_bytes_land():
+    memory = PageMemory(4, 64)
+    with served([b"a" * 64, b"b" * 64]) as address:
+        assert pull_from(address, memory).outcome is PullOutcome.DONE
+    assert memory.buffer == b"a" * 64 + b"b" * 64 + bytes(128)
+
+
+def test_nobody_there_is_a_failure():
+    with served([]) as address:
+        pass
+    event = pull_from(address, PageMemory(4, 64))
+    assert event.outcome is PullOutcome.FAILED
+    assert event.seconds < 5.0
