@@ -14,6 +14,7 @@ from baton.kv.pages import PagePool
 from baton.kv.radix import RadixCache
 from baton.model.config import DtypeChoice
 from baton.model.decoder import configure_threads
+from baton.model.identity import weights_digest
 from baton.model.loading import LoadedModel, load_model
 from baton.model.packed import Packing
 from baton.model.storage import PageStorage
@@ -27,9 +28,13 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What a loop runs on. `max_model_len`: what model and pool both allow, in tokens."""
+    """What a loop runs on. `max_model_len`: what model and pool both allow, in tokens.
+
+    `fingerprint`: weights and geometry; only workers with equal ones may exchange pages.
+    """
 
     geometry: KVGeometry
+    fingerprint: str
     memory: PageMemory
     cache: RadixCache
     runner: ModelRunner
@@ -45,7 +50,7 @@ def assemble(settings: WorkerSettings, num_host_pages: int | None) -> Engine:
     configure_threads(settings.threads)
     model = _load(settings)
     num_pages = settings.pool_pages(model.geometry.page_bytes)
-    memory = PageMemory(num_pages, model.geometry.page_bytes)
+    memory = PageMemory(num_pages, model.geometry.page_bytes, prefault=True)
     num_host_pages = num_pages if num_host_pages is None else num_host_pages
     host = PageMemory(num_host_pages, model.geometry.page_bytes) if num_host_pages else None
     storage = PageStorage.on_memory(model.geometry, memory, host)
@@ -53,7 +58,8 @@ def assemble(settings: WorkerSettings, num_host_pages: int | None) -> Engine:
     max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
     _report(model, num_pages, max_model_len)
     cache = RadixCache(PagePool(num_pages))
-    return Engine(model.geometry, memory, cache, runner, model.config.vocab_size, max_model_len)
+    fingerprint = model.geometry.fingerprint(weights=weights_digest(model.config.directory))
+    return Engine(model.geometry, fingerprint, memory, cache, runner, model.config.vocab_size, max_model_len)
 
 
 def _load(settings: WorkerSettings) -> LoadedModel:
@@ -94,7 +100,6 @@ def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
         "pool_ready",
         pages=num_pages,
         page_tokens=model.geometry.page_size,
-        page_kib=model.geometry.page_bytes // 1024,
-        geometry=model.geometry.digest(),
+        page_bytes=model.geometry.page_bytes,
         max_model_len=max_model_len,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from baton.domain.errors import BatonError, DeadlineExceeded
@@ -11,9 +12,13 @@ Answer = TypeVar("Answer")
 
 
 class Reply(Generic[Answer]):
-    """Made in the loop, sent along with a command, answered once from the engine thread."""
+    """Made in the loop, sent along with a command, answered once from the engine thread.
 
-    def __init__(self) -> None:
+    `on_late` gets an answer that nobody waits for any more (in the loop), where such an answer must not be lost.
+    """
+
+    def __init__(self, on_late: Callable[[Answer], None] | None = None) -> None:
+        self._on_late = on_late
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[Answer] = self._loop.create_future()
 
@@ -33,8 +38,9 @@ class Reply(Generic[Answer]):
 
     def _resolve(self, answer: Answer | BatonError) -> None:
         if self._future.done():
-            return
-        if isinstance(answer, BatonError):
+            if self._on_late is not None and not isinstance(answer, BatonError):
+                self._on_late(answer)
+        elif isinstance(answer, BatonError):
             self._future.set_exception(answer)
         else:
             self._future.set_result(answer)

@@ -1,8 +1,7 @@
-"""The shape of a KV page. Two workers can exchange pages iff their geometries' fingerprints are equal."""
+"""The shape of a KV page. Two workers can exchange pages iff their fingerprints, geometry and weights, are equal."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 
@@ -52,13 +51,9 @@ class KVGeometry:
         """Pages needed for `num_tokens` token slots."""
         return -(-num_tokens // self.page_size)
 
-    def fingerprint(self) -> str:
-        """Canonical JSON of every field: comparable, and readable enough to name the field that differs."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
-
-    def digest(self) -> str:
-        """A short name for logs and labels."""
-        return hashlib.blake2b(self.fingerprint().encode(), digest_size=6).hexdigest()
+    def fingerprint(self, weights: str) -> str:
+        """Canonical JSON of every field and of the weights' name: comparable, and it can tell which field differs."""
+        return json.dumps({**asdict(self), "weights": weights}, sort_keys=True, separators=(",", ":"))
 
 
 def describe_difference(ours: str, theirs: str) -> str | None:

@@ -64,6 +64,10 @@ class PagePool:
         """Pages that only the prefix cache wants; all of them can be evicted."""
         return self._num_owned[Owner.CACHED]
 
+    def num_owned(self, owner: Owner) -> int:
+        """Pages booked to `owner`."""
+        return self._num_owned[owner]
+
     def counts(self) -> dict[Owner, int]:
         """Pages by owner; the values add up to `num_pages`."""
         return {owner: self._num_owned[owner] for owner in Owner}

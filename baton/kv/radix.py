@@ -89,7 +89,7 @@ class RadixCache:
         return num_pages
 
     def check(self) -> None:
-        """Raises `Broken` if the tree is not closed towards its root or disagrees with itself."""
+        """Raises `Broken` if the tree or the holds on it are not closed towards its root, or it disagrees with itself."""
         children: dict[PageKey, int] = {}
         for node in self._nodes.values():
             if node.parent is not None:
@@ -97,10 +97,15 @@ class RadixCache:
         for key, node in self._nodes.items():
             if node.parent is not None and node.parent not in self._nodes:
                 raise Broken(f"page {node.page} is cached without the page before it")
+            if node.parent is not None and self._is_held(key) and not self._is_held(node.parent):
+                raise Broken(f"page {node.page} is held, the page before it is not")
             if node.num_children != children.get(key, 0):
                 raise Broken(f"page {node.page} counts {node.num_children} children, has {children.get(key, 0)}")
         if len({node.page for node in self._nodes.values()}) != len(self._nodes):
             raise Broken("one page is cached under two keys")
+
+    def _is_held(self, key: PageKey) -> bool:
+        return self.pool.owner(self._nodes[key].page) != Owner.CACHED
 
     def _adopt_one(self, key: PageKey, parent: PageKey | None, page: PageId, hold: Hold) -> PageId:
         node = self._nodes.get(key)

@@ -143,7 +143,7 @@ def _context_length(config: Any, wanted: int | None) -> int:
 
 def _resolve_dtype(choice: DtypeChoice, raw: Mapping[str, Any], device: str) -> str:
     if choice is not DtypeChoice.AUTO:
-        return choice.value
+        return str(choice.value)
     stored = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
     if stored not in ("float32", "float16", "bfloat16"):
         raise UnsupportedModel(f"weights of type {stored} are not known here; choose dtype float32 or bfloat16")

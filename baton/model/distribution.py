@@ -1,7 +1,8 @@
 """From logits to the distribution that is sampled: edits by history, temperature, filters, and the draw.
 
-Pure functions of tensors in float64 on the CPU, called by `baton.model.sampler`. Everything is independent of the
-order of tokens with equal probability and of the other rows, so that a row gives the same token in any batch.
+Pure functions of tensors on the CPU, called by `baton.model.sampler`. Weights are float32, sums of them float64.
+Everything is independent of the order of tokens with equal probability and of the other rows, so that a row gives the
+same token in any batch.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 
 from baton.domain.request import SamplingParams
 
-NUM_LIKELY_TOKENS = 1024
-"""A nucleus is looked for among this many tokens first: sorting a whole vocabulary costs more than the rest."""
+NUCLEUS_SIZES = (1024, 8192)
+"""A nucleus is looked for among this many of the likeliest tokens first: sorting a vocabulary costs more than a row."""
 
 
 def edit_logits(
@@ -65,40 +66,41 @@ class Filters:
         """`top_k` 0 means all."""
         return cls(
             _column([row.temperature for row in rows]),
-            _column([min(row.top_k or vocab_size, vocab_size) for row in rows]).long(),
+            _column([min(row.top_k or vocab_size, vocab_size) for row in rows], torch.int64),
             _column([row.top_p for row in rows]),
             _column([row.min_p for row in rows]),
         )
 
 
 def filtered(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """Unnormalised probabilities [rows, vocab_size] after temperature, then top-k, then top-p, then min-p.
+    """Weights (probabilities times a row's constant) [rows, vocab_size] after temperature, top-k, top-p and min-p.
 
     A token stays in the top k if fewer than k tokens are more probable; in the nucleus if the mass of all more
     probable ones, of what top-k left, is below top-p; by min-p if it has that share of the most probable one's.
     Equals stay or go together.
     """
-    probs = (logits / filters.temperature).softmax(-1)
-    vocab_size = probs.shape[-1]
+    scaled = logits.float() / filters.temperature
+    weights = (scaled - scaled.amax(-1, keepdim=True)).exp_()  # the most probable token's is 1
+    vocab_size = weights.shape[-1]
     if bool((filters.top_k < vocab_size).any()):
-        best = probs.topk(int(filters.top_k[filters.top_k < vocab_size].max()), dim=-1).values
+        best = weights.topk(int(filters.top_k[filters.top_k < vocab_size].max()), dim=-1).values
         kth = best.gather(-1, (filters.top_k - 1).clamp(max=best.shape[-1] - 1))
-        probs = torch.where((probs >= kth) | (filters.top_k >= vocab_size), probs, 0.0)
+        weights.masked_fill_((weights < kth) & (filters.top_k < vocab_size), 0.0)
     if bool((filters.top_p < 1.0).any()):
-        probs = torch.where(probs >= _nucleus_edge(probs, filters.top_p), probs, 0.0)
+        weights.masked_fill_(weights < _nucleus_edge(weights, filters.top_p), 0.0)
     if bool((filters.min_p > 0.0).any()):
-        probs = torch.where(probs >= filters.min_p * probs.amax(-1, keepdim=True), probs, 0.0)
-    return probs
+        weights.masked_fill_(weights < filters.min_p, 0.0)
+    return weights
 
 
-def _nucleus_edge(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """[rows, 1]: the probability of the last token of each row's nucleus; 0 where all tokens are in it."""
-    mass = probs.sum(-1, keepdim=True) * top_p
-    vocab_size = probs.shape[-1]
-    for num_best in (min(NUM_LIKELY_TOKENS, vocab_size), vocab_size):
-        best = probs.topk(num_best, dim=-1).values
-        inside = best.cumsum(-1) - best < mass
-        if num_best == vocab_size or not bool((inside[:, -1:] & (top_p < 1.0)).any()):
+def _nucleus_edge(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """[rows, 1]: the weight of the last token of each row's nucleus; 0 where all tokens are in it."""
+    mass = weights.sum(-1, keepdim=True, dtype=torch.float64) * top_p
+    vocab_size = weights.shape[-1]
+    for num_best in (*(size for size in NUCLEUS_SIZES if size < vocab_size), vocab_size):
+        best = weights.topk(num_best, dim=-1).values
+        inside = best.cumsum(-1, dtype=torch.float64) - best < mass
+        if not bool((inside[:, -1:] & (top_p < 1.0)).any()):
             break
     last = inside.sum(-1, keepdim=True).clamp(min=1) - 1
     return torch.where(top_p < 1.0, best.gather(-1, last), 0.0)
@@ -110,17 +112,17 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def draw(probs: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+def draw(weights: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
     """[rows] token ids: the first, in order of id, at which a row's cumulated probability passes its number.
 
     In the order of ids, and not of probability, a rounding difference in the logits moves the outcome only when it
     moves a boundary past the number, never because two near-equal tokens change places.
     """
-    cumulated = probs.cumsum(-1)
+    cumulated = weights.cumsum(-1, dtype=torch.float64)
     total = cumulated[:, -1:]
-    target = torch.minimum(_column(uniforms) * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulated, target, right=True).squeeze(-1).clamp(max=probs.shape[-1] - 1)
+    target = torch.minimum(_column(uniforms, torch.float64) * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulated, target, right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
 
 
-def _column(values: Sequence[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)[:, None]
+def _column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype)[:, None]

@@ -45,17 +45,15 @@ def _choose(logits: torch.Tensor, rows: Sequence[SampledRow]) -> list[int]:
     edited = [index for index, row in enumerate(rows) if changes_logits(row.sampling, row.banned)]
     drawn = [index for index, row in enumerate(rows) if not row.sampling.greedy]
     if edited:
-        logits = logits.to("cpu", torch.float64, copy=True)
+        logits = logits.to("cpu", torch.float32, copy=True)
         for index in edited:
             _edit(logits[index], rows[index])
     tokens: list[int] = logits.argmax(-1).tolist() if len(drawn) < len(rows) else [0] * len(rows)
     if drawn:
-        probs = filtered(
-            logits[drawn].to("cpu", torch.float64),
-            Filters.of([rows[index].sampling for index in drawn], logits.shape[-1]),
-        )
+        filters = Filters.of([rows[index].sampling for index in drawn], logits.shape[-1])
+        weights = filtered(logits[drawn].cpu(), filters)
         numbers = [uniform(rows[index].sampling.seed, len(rows[index].history)) for index in drawn]
-        for index, token in zip(drawn, draw(probs, numbers).tolist(), strict=True):
+        for index, token in zip(drawn, draw(weights, numbers).tolist(), strict=True):
             tokens[index] = token
     return tokens
 

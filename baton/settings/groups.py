@@ -143,12 +143,6 @@ class WorkerSettings(ServiceSettings):
     max_model_len: Count | None = None
     """Most tokens of prompt and output together; default: what the model was made for."""
 
-    token_budget: Count = 512
-    """Most prompt tokens extended in one step."""
-
-    max_chunking_requests: Count = 8
-    """Most half-done prompts at once."""
-
     source_lease_s: Seconds = 5.0
     """How long prefill keeps a handoff's pages without hearing from decode; equal on all workers."""
 
@@ -167,9 +161,6 @@ class WorkerSettings(ServiceSettings):
     pack_linears: bool = True
     """Repack weight matrices for speed on CPU; needs their memory once more while starting."""
 
-    self_check: bool = True
-    """Before serving, compare the paged model with the plain one on one prompt."""
-
     @field_validator("cpu_affinity")
     @classmethod
     def _readable(cls, cores: str | None) -> str | None:
@@ -181,12 +172,6 @@ class WorkerSettings(ServiceSettings):
     def _reachable(self) -> Self:
         if self.host in _ANY_ADDRESS and self.advertise_address is None:
             raise ValueError(f"host {self.host!r} is not an address that others can call: set advertise_address")
-        return self
-
-    @model_validator(mode="after")
-    def _budget_reaches_a_page_edge(self) -> Self:
-        if self.token_budget < self.page_size:
-            raise ValueError("token_budget must be at least page_size, or a long prompt would never advance")
         return self
 
     @property

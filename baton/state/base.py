@@ -1,4 +1,4 @@
-"""What the reception book promises; `redis` and `memory` keep it under one contract suite (`tests/contract/test_state.py`).
+"""What the reception book promises. `redis_book` and `memory` keep it, under one contract suite.
 
 Callers: the router (requests, list of workers) and the workers' heartbeats. Never called from inside an engine step.
 """

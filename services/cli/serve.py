@@ -6,11 +6,11 @@ threads already set.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, cast
 
+import uvloop
 from cyclopts import App, Parameter
 
 from baton.settings.base import refuse_unknown_variables
@@ -53,7 +53,7 @@ def _serve(name: str, settings: ServiceSettings) -> int:
         if settings.cores is not None:
             limit_cores(settings.cores)
         limit_threads(settings.threads)
-    return asyncio.run(_service(name)(settings))
+    return uvloop.run(_service(name)(settings))
 
 
 def _service(name: str) -> Callable[[ServiceSettings], Coroutine[Any, Any, int]]:

@@ -118,7 +118,7 @@ class _Worker:
             incarnation=self._incarnation,
             address=self._address,
             model=self._model,
-            fingerprint=self._engine.geometry.fingerprint(),
+            fingerprint=self._engine.fingerprint,
             page_size=self._engine.geometry.page_size,
             max_model_len=self._engine.max_model_len,
             vocab_size=self._engine.vocab_size,
@@ -129,7 +129,7 @@ class _Worker:
 
     def _make_links(self) -> Links:
         geometry = self._engine.geometry
-        identity = LinkIdentity(self._id, self._incarnation, self._model, geometry.fingerprint(), geometry.page_bytes)
+        identity = LinkIdentity(self._id, self._incarnation, self._model, self._engine.fingerprint, geometry.page_bytes)
         channels = Channels()
         self._stack.push_async_callback(channels.close)
         return Links(identity, self._book, channels, self._puller, self._mailbox, self._presence.changed)

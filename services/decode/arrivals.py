@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.domain.errors import BatonError, ContextOverflow, DeadlineExceeded, Interrupted, LeaseEnded, WorkerLost
+from baton.domain.errors import (
+    BatonError,
+    ContextOverflow,
+    DeadlineExceeded,
+    Interrupted,
+    LeaseEnded,
+    LinkBroken,
+    Superseded,
+    WorkerLost,
+)
 from baton.domain.ids import AttemptId, PageId, PageKey, PromiseId, WorkerId
 from baton.domain.request import EngineRequest
 from baton.kv.pages import PagePool
@@ -47,7 +56,10 @@ class Arrivals:
     def promise(
         self, id: AttemptId, num_tokens: int, keys: Sequence[PageKey], now: float, deadline_s: float
     ) -> tuple[Promised | Busy, list[DecodeEffect]]:
-        """Room for one attempt; an older attempt of the same request that is still here ends. Raises `Superseded`."""
+        """Room for one attempt; an older attempt of the same request that is still here ends. Raises `Superseded`,
+        also for an attempt that is decoding here already."""
+        if id in self._scheduler.ids():
+            raise Superseded(f"{id} is decoding here already")
         effects = self._end_older(id)
         if self._scheduler.num_preempted:  # who was here first comes back first
             return Busy(self._landings.num_reserved_pages), effects
@@ -71,6 +83,8 @@ class Arrivals:
         self, id: AttemptId, first_page: int, pages: Sequence[PageId], digests: Sequence[int] | None, now: float
     ) -> list[DecodeEffect]:
         """Prefill published pages."""
+        if self._rules.digests and digests is None and self._landings.get(id) is not None:
+            return self.fail(id, LinkBroken(f"{id}: pages came without digests, which are checked here"))
         try:
             checked = digests if self._rules.digests else None
             return _starts(self._landings.chunk(id, first_page, pages, checked, now))
@@ -81,7 +95,10 @@ class Arrivals:
         """Prefill published its last. A first token that is also the last leaves nothing to decode."""
         if seal.finish is not None:
             return self.abort(id)
-        self._landings.sealed(id, seal, now)
+        try:
+            self._landings.sealed(id, seal, now)
+        except Interrupted as error:
+            return self.fail(id, error)
         return self._advance(id, now)
 
     def source_lost(self, id: AttemptId, error: BatonError) -> list[DecodeEffect]:

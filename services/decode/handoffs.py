@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass
 
 import grpc
 
 from baton.domain.errors import BatonError, WorkerLost
-from baton.domain.ids import AttemptId, PageId, WorkerId
+from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import SampledToken
 from baton.engine.mailbox import Mailbox
 from baton.rpc import codec
@@ -29,6 +30,14 @@ COMMIT_TIMEOUT_S = 30.0
 """A commit waits for prefill's step to end."""
 
 
+@dataclass(slots=True)
+class _Held:
+    """A handoff in progress. Its lease runs, and can be renewed, from the first announced chunk on."""
+
+    link: Link
+    leased: bool = False
+
+
 class Handoffs:
     """One task a followed handoff, one for all renewals, one a message that ends a handoff."""
 
@@ -36,7 +45,7 @@ class Handoffs:
         self._links = links
         self._mailbox = mailbox
         self._renew_interval_s = renew_interval_s
-        self._held: dict[AttemptId, Link] = {}
+        self._held: dict[AttemptId, _Held] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -44,7 +53,7 @@ class Handoffs:
 
     async def follow(self, id: AttemptId, link: Link) -> None:
         """Posts every announcement of `id` to the engine, until the seal or the stream's end. Never raises."""
-        self._held[id] = link
+        self._held[id] = _Held(link)
         request = handoff_pb2.WatchRequest(id=codec.encode_id(id), incarnation=link.record.prefill_incarnation)
         try:
             async for event in self._links.stub(link).Watch(request):
@@ -57,26 +66,27 @@ class Handoffs:
 
     def commit(self, id: AttemptId, answer: bool) -> None:
         """Tells the source that everything was read; with `answer` the engine hears what it said (V1)."""
-        link = self._held.pop(id, None)
-        if link is not None:
-            self._start(self._commit(id, link, answer))
+        held = self._held.pop(id, None)
+        if held is not None:
+            self._start(self._commit(id, held.link, answer))
         elif answer:
             self._mailbox.post(CommitAnswered(id, False))
 
     def abort(self, id: AttemptId) -> None:
         """Tells the source that nothing more will be read, so that it unpins at once. Idempotent."""
-        link = self._held.pop(id, None)
-        if link is not None:
-            self._start(self._abort(id, link))
+        held = self._held.pop(id, None)
+        if held is not None:
+            self._start(self._abort(id, held.link))
 
     async def renew_forever(self) -> None:
-        """Renews all leases, one message a prefill worker, until cancelled."""
+        """Renews all leases, one message a link, until cancelled."""
         while True:
             await asyncio.sleep(self._renew_interval_s)
-            by_worker: dict[WorkerId, list[AttemptId]] = {}
-            for id, link in self._held.items():
-                by_worker.setdefault(link.record.prefill_id, []).append(id)
-            await asyncio.gather(*(self._renew(self._held[ids[0]], ids) for ids in by_worker.values()))
+            by_link: dict[Link, list[AttemptId]] = {}
+            for id, held in self._held.items():
+                if held.leased:
+                    by_link.setdefault(held.link, []).append(id)
+            await asyncio.gather(*(self._renew(link, ids) for link, ids in by_link.items()))
 
     async def close(self) -> None:
         """Waits, bounded, for the last words to be delivered."""
@@ -86,6 +96,8 @@ class Handoffs:
     def _post(self, id: AttemptId, event: handoff_pb2.HandoffEvent) -> None:
         match event.WhichOneof("event"):
             case "chunk":
+                if id in self._held:
+                    self._held[id].leased = True
                 pages = tuple(PageId(page) for page in event.chunk.pages)
                 digests = tuple(event.chunk.digests) or None
                 self._mailbox.post(ChunkArrived(id, event.chunk.first_page, pages, digests))

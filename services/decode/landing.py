@@ -101,6 +101,7 @@ class Landing:
     in_flight: dict[int, Pull] = field(default_factory=dict)
     num_tries: dict[PageId, int] = field(default_factory=dict)  # local page -> reads started
     landed: set[PageId] = field(default_factory=set)
+    num_announced: int = 0  # leading pages that are here already or were published
     seal: SealInfo | None = None
     sealed_at: float = 0.0
     first_pull_at: float | None = None
@@ -167,7 +168,8 @@ class LandingBook:
             return Busy(self.num_reserved_pages)
         promise_id = PromiseId(f"{id}#{next(self._numbers)}")
         self._landings[id] = Landing(
-            id, promise_id, num_tokens, prefix_len, table, num_missing, now + deadline_s
+            id, promise_id, num_tokens, prefix_len, table, num_missing, now + deadline_s,
+            num_announced=prefix_len // size,
         )  # fmt: skip
         self.num_reserved_pages += num_missing
         return Promised(promise_id, prefix_len)
@@ -191,28 +193,33 @@ class LandingBook:
     def chunk(
         self, id: AttemptId, first_page: int, pages: Sequence[PageId], digests: Sequence[int] | None, now: float
     ) -> list[Pull]:
-        """Published pages: returns the reads to start now. Chunks of unknown landings are ignored."""
+        """Published pages: returns the reads to start now. Chunks of unknown landings are ignored, and so are pages
+        that are here or were published before. Raises `LinkBroken` for a chunk that does not continue them."""
         landing = self._landings.get(id)
         if landing is None or landing.source is None:
             return []
         if landing.state is LandingState.PROMISED:
             self._bind(landing)
-        local = landing.table.pages[first_page : first_page + len(pages)]
-        if len(local) != len(pages):
-            raise LinkBroken(f"{id}: prefill published page {first_page + len(pages) - 1}, the prompt has fewer")
-        window = self._limits.max_window_pages
-        for at in range(0, len(pages), window):
+        end = first_page + len(pages)
+        if first_page > landing.num_announced or end > self._num_prompt_pages(landing):
+            raise LinkBroken(f"{id}: pages [{first_page}, {end}) do not continue the first {landing.num_announced}")
+        if digests is not None and len(digests) != len(pages):
+            raise LinkBroken(f"{id}: {len(digests)} digests came with {len(pages)} pages")
+        local, window = landing.table.pages[first_page:end], self._limits.max_window_pages
+        for at in range(landing.num_announced - first_page, len(pages), window):
             part = slice(at, at + window)
             landing.waiting.append(self._pull(landing, pages[part], local[part], digests[part] if digests else None))
+        landing.num_announced = max(landing.num_announced, end)
         return self._start(landing, now)
 
     def sealed(self, id: AttemptId, seal: SealInfo, now: float) -> None:
-        """The last chunk has been announced."""
+        """The last chunk has been announced. Raises `LinkBroken` when pages of the prompt have not."""
         landing = self._landings.get(id)
         if landing is None:
             return
-        if landing.state is LandingState.PROMISED:
-            self._bind(landing)
+        num_pages = self._num_prompt_pages(landing)
+        if landing.num_announced != num_pages:
+            raise LinkBroken(f"{id}: sealed with {landing.num_announced} of {num_pages} pages published")
         landing.seal, landing.sealed_at = seal, now
 
     def pulled(self, event: PullEvent, now: float) -> list[Pull]:
@@ -296,6 +303,9 @@ class LandingBook:
         landing.num_reserved = 0
         if not landing.table.extend(landing.num_tokens + 1):
             raise IntegrityFailure(f"{landing.id}: promised pages were not there")
+
+    def _num_prompt_pages(self, landing: Landing) -> int:
+        return -(-landing.num_tokens // self._limits.page_size)
 
     def _pull(
         self, landing: Landing, remote: Sequence[PageId], local: Sequence[PageId], digests: Sequence[int] | None

@@ -169,18 +169,22 @@ class Links:
         pages = await self._take_pages(num_pages)
         return await asyncio.to_thread(
             probe_bandwidth, self._puller, source, pages, len(pages),
-            on_pages_free=lambda: self._mailbox.post(GivePages(tuple(pages))),
+            on_pages_free=lambda: self._give_pages(pages),
         )  # fmt: skip
 
     async def _take_pages(self, num_pages: int) -> list[PageId]:
         while num_pages:
-            reply: Reply[list[PageId] | None] = Reply()
+            reply: Reply[list[PageId] | None] = Reply(on_late=self._give_pages)
             self._mailbox.post(TakePages(num_pages, reply))
             pages = await reply.wait(HELLO_TIMEOUT_S)
             if pages is not None:
                 return pages
             num_pages //= 2
         raise LinkBroken("no page is free for a probe")
+
+    def _give_pages(self, pages: list[PageId] | None) -> None:
+        if pages is not None:
+            self._mailbox.post(GivePages(tuple(pages)))
 
     def _fail(self, id: WorkerId, why: str) -> None:
         if self._failures.get(id) != why:

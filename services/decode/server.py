@@ -119,6 +119,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             try:
                 event = await self._streams.next(id, EVENT_TIMEOUT_S)
             except DeadlineExceeded as error:
+                self._mailbox.post(Abort(id, str(error)))
                 event = Fail(id, error)
             yield _encode(event)
             if isinstance(event, Fail) or (isinstance(event, EmitTokens) and event.finish is not None):

@@ -30,9 +30,6 @@ class DecodeSettings(WorkerSettings):
     renew_interval_s: Seconds = 0.5
     """How often the leases of handoffs are renewed."""
 
-    peer_timeout_s: Seconds = 1.5
-    """A prefill worker silent for longer is taken for dead."""
-
     pull_deadline_s: Seconds = 5.0
     """How long one pull may take."""
 

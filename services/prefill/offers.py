@@ -44,7 +44,6 @@ class OfferBook:
         self._open: dict[AttemptId, _Offer] = {}
         self._ended: OrderedDict[AttemptId, SourceState] = OrderedDict()
         self._newest: OrderedDict[RequestId, int] = OrderedDict()
-        self.num_pinned_pages = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -75,7 +74,6 @@ class OfferBook:
         offer.state = advance_source(offer.state, SourceEvent.PUBLISH)
         self._pool.hold(pages, Hold.PINNED)
         offer.pages += pages
-        self.num_pinned_pages += len(pages)
         if offer.lease_ends_at is None:
             offer.lease_ends_at = now + self._lease_s
 
@@ -127,7 +125,6 @@ class OfferBook:
     def _end(self, offer: _Offer, event: SourceEvent) -> None:
         offer.state = advance_source(offer.state, event)
         self._pool.drop(offer.pages, Hold.PINNED)
-        self.num_pinned_pages -= len(offer.pages)
         del self._open[offer.id]
         self._ended[offer.id] = offer.state
         while len(self._ended) > _MAX_REMEMBERED:

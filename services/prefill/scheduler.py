@@ -7,7 +7,7 @@ A request's life here, queue by queue:
    prefix is matched (all but the last token at most: that one has to be computed, to be sampled from); the rest is cut
    into chunks. Every step continues the half-done prompts in order before it admits, all under one token budget.
 3. Each finished chunk's full pages enter the radix cache and are published under the offer's pins; pages that decode
-   already has are not published.
+   already has are pinned with them but not published.
 4. *sealed*: with the last chunk the first token is sampled, the partial tail page is published, the offer is sealed and
    the request leaves the scheduler. Its pages now hang on the offer's pins alone, until commit, abort or lease end.
 
@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from baton.domain.errors import BatonError, ContextOverflow, DeadlineExceeded, LeaseEnded
+from baton.domain.errors import BatonError, ContextOverflow, DeadlineExceeded, LeaseEnded, Superseded
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken, banned_tokens, finish_reason
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.chunking import cut
-from baton.kv.pages import Hold
+from baton.kv.pages import Hold, Owner
 from baton.kv.radix import RadixCache
 from baton.kv.table import PageTable
 from services.prefill.offers import OfferBook
@@ -97,10 +97,10 @@ class _Prompt:
     request: EngineRequest
     table: PageTable
     deadline: float
-    decode_prefix_len: int
     num_cached: int = 0
     num_filled: int = 0
     num_published: int = 0  # pages, those that decode already has included
+    num_pinned: int = 0
 
     @property
     def num_left(self) -> int:
@@ -131,20 +131,22 @@ class PrefillScheduler:
         return sum(p.num_left for p in (*self._waiting, *self._chunking))
 
     def add(self, request: EngineRequest, decode_prefix_len: int, deadline: float) -> list[PrefillEffect]:
-        """Takes a request. Raises `Superseded` for an attempt that is not the newest."""
+        """Takes a request; an older attempt that was still here fails. Raises `Superseded` if it is not the newest."""
+        effects: list[PrefillEffect] = []
         older = self._offers.open(request.id)
         if older is not None:
             self._forget(older)
+            effects.append(Fail(older, Superseded(f"{older}: attempt {request.id.attempt} has come")))
         size = self._limits.page_size
         num_pages = -(-len(request.tokens) // size)
         if num_pages > self._cache.pool.num_pages:
             self._offers.abort(request.id)
             message = f"the prompt needs {num_pages} pages, this worker has {self._cache.pool.num_pages}"
-            return [Fail(request.id, ContextOverflow(message))]
+            return [*effects, Fail(request.id, ContextOverflow(message))]
         table = PageTable(self._cache, size, request.salt, Hold.LIVE)
-        prompt = _Prompt(request, table, deadline, decode_prefix_len, num_published=decode_prefix_len // size)
-        self._waiting.append(prompt)
-        return []
+        num_there = min(decode_prefix_len, len(request.tokens) - 1) // size  # the last page is always published
+        self._waiting.append(_Prompt(request, table, deadline, num_published=num_there))
+        return effects
 
     def abort(self, id: AttemptId) -> bool:
         """Takes the request out, in whatever queue, and ends its offer. Idempotent; False when it was not here."""
@@ -196,7 +198,7 @@ class PrefillScheduler:
         """Moves the first waiting prompt to *chunking*; False when there is none or it does not fit now."""
         if not self._waiting or len(self._chunking) >= self._limits.max_chunking:
             return False
-        if self._offers.num_pinned_pages >= self._limits.max_pinned_pages:  # each ends by commit, abort or lease
+        if self._cache.pool.num_owned(Owner.PINNED) >= self._limits.max_pinned_pages:  # ends: commit, abort or lease
             return False
         prompt = self._waiting[0]
         prompt.num_cached = prompt.num_filled = prompt.table.match_tokens(prompt.request.tokens[:-1])
@@ -229,10 +231,10 @@ class PrefillScheduler:
         first = prompt.num_published
         if end <= first:
             return []
-        pages = tuple(prompt.table.pages[first:end])
-        self._offers.publish(prompt.request.id, pages, now)
-        prompt.num_published = end
-        return [PublishChunk(prompt.request.id, first, pages)]
+        # From the root on, whatever decode has already: holds are closed towards the root (`baton.kv.radix`).
+        self._offers.publish(prompt.request.id, prompt.table.pages[prompt.num_pinned : end], now)
+        prompt.num_published = prompt.num_pinned = end
+        return [PublishChunk(prompt.request.id, first, tuple(prompt.table.pages[first:end]))]
 
     def _seal(self, prompt: _Prompt, sampled: SampledToken) -> list[PrefillEffect]:
         request = prompt.request

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from baton.settings.groups import Port, WorkerSettings
+from baton.settings.groups import Count, Port, WorkerSettings
 
 
 class PrefillSettings(WorkerSettings):
@@ -21,5 +21,17 @@ class PrefillSettings(WorkerSettings):
     metrics_port: Port = 9101
     """Port of Prometheus' /metrics; 0 takes a free one."""
 
+    token_budget: Count = 512
+    """Most prompt tokens extended in one step."""
+
+    max_chunking_requests: Count = 8
+    """Most half-done prompts at once."""
+
     pin_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Share of the pool that handoffs may pin; beyond it no new prompt is started."""
+
+    @model_validator(mode="after")
+    def _budget_reaches_a_page_edge(self) -> Self:
+        if self.token_budget < self.page_size:
+            raise ValueError("token_budget must be at least page_size, or a long prompt would never advance")
+        return self
