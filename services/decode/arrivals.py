@@ -62,6 +62,7 @@ class Arrivals:
             raise Superseded(f"{id} is decoding here already")
         effects = self._end_older(id)
         if self._scheduler.num_preempted:  # who was here first comes back first
+            self._landings.fence(id)
             return Busy(self._landings.num_reserved_pages), effects
         reply = self._landings.promise(id, num_tokens, keys, self._scheduler.num_rows, now, deadline_s)
         return reply, effects

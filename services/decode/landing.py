@@ -156,7 +156,7 @@ class LandingBook:
         known = self._landings.get(id)
         if known is not None:
             return Promised(known.promise_id, known.prefix_len)
-        self._fence(id)
+        self.fence(id)
         size, total = self._limits.page_size, self._cache.pool.num_pages
         if -(-(num_tokens + 1) // size) > total:
             raise ContextOverflow(f"{num_tokens} tokens do not fit a pool of {total} pages of {size}")
@@ -288,7 +288,8 @@ class LandingBook:
     def next_deadline(self) -> float | None:
         return min((landing.deadline for landing in self._landings.values()), default=None)
 
-    def _fence(self, id: AttemptId) -> None:
+    def fence(self, id: AttemptId) -> None:
+        """Remembers the newest attempt of the request. Raises `Superseded` for one that is older."""
         newest = self._newest.get(id.request_id, 0)
         if id.attempt < newest:
             raise Superseded(f"{id}: attempt {newest} was seen already")

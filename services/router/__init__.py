@@ -1,1 +1,1 @@
-"""The router: OpenAI HTTP in front, admission and placement inside, workers behind. The only room with text."""
+"""The router: OpenAI HTTP in `api`, text in `text`, workers behind `dispatch`; `generation` is the seam between."""

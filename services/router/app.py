@@ -25,15 +25,15 @@ from baton.state.options import BookOptions
 from baton.state.writer import BookWriter
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import BUILD_INFO, DEGRADED
-from services.router.aborts import Aborts
-from services.router.admission import DoorLimits
-from services.router.api import ApiLimits, make_app
-from services.router.booking import BookingLimits
-from services.router.dispatch import DispatchLimits, Identity, TokenDispatcher
-from services.router.fleet import Fleet, FleetLimits
-from services.router.settings import RouterSettings
+from services.router.api.routes import ApiLimits, make_app
+from services.router.dispatch.aborts import Aborts
+from services.router.dispatch.admission import DoorLimits
+from services.router.dispatch.booking import BookingLimits
+from services.router.dispatch.dispatcher import DispatchLimits, Identity, TokenDispatcher
+from services.router.dispatch.fleet import Fleet, FleetLimits
 from services.router.stopwatch import Stopwatch
-from services.router.text import TextModel
+from services.router.settings import RouterSettings
+from services.router.text.model import TextModel
 
 BACKLOG = 2048
 LAST_WORDS_S = 1

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from baton.domain.ids import RequestId
 from baton.telemetry.metrics import REQUESTS_TOTAL
 from baton.telemetry.timeline import Moment, Timeline, observe
-from services.router.observer import Outcome
+from services.router.api.observer import Outcome
 
 
 class Stopwatch:

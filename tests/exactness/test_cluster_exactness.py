@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.exactness, pytest.mark.integration]
 PAGE_SIZE = 8
 TOKEN_BUDGET = 24
 NUM_TOKENS = 12
-SMALL = {"page-size": PAGE_SIZE, "token-budget": TOKEN_BUDGET}
+PAGES = {"page-size": PAGE_SIZE}
+CHUNKS = {"token-budget": TOKEN_BUDGET}
 RANDOM_FAMILIES = sorted(set(FAMILIES) - {"gemma2"})
 
 
@@ -59,7 +60,9 @@ def transports() -> list[str]:
 
 @pytest.fixture(scope="module", params=transports())
 def bundled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("bundled"), transport=request.param, flags=SMALL) as cluster:
+    with Cluster(
+        tmp_path_factory.mktemp("bundled"), transport=request.param, flags=PAGES, prefill_flags=CHUNKS
+    ) as cluster:
         yield cluster
 
 
@@ -124,7 +127,7 @@ def test_forced_preemption(transport: str, tmp_path: Path, bundled_reference: Re
     prompts = [random_prompt(rng, 20) for _ in range(6)]
     num_tokens = 60
     tight = {"num-pages": 34, "max-rows": 8}
-    with Cluster(tmp_path, transport=transport, flags=SMALL, decode_flags=tight) as cluster:
+    with Cluster(tmp_path, transport=transport, flags=PAGES, prefill_flags=CHUNKS, decode_flags=tight) as cluster:
         with ThreadPoolExecutor(6) as pool:
             answers = list(pool.map(lambda prompt: ask(cluster, prompt, num_tokens), prompts))
         assert cluster.metric("decode-0", "baton_preemptions_total") > 0
@@ -140,7 +143,7 @@ def test_families(family: str, tmp_path: Path) -> None:
     choices = transports()
     transport = choices[RANDOM_FAMILIES.index(family) % len(choices)]
     prompts = shaped_prompts(6)
-    with Cluster(tmp_path, model=str(directory), transport=transport, flags=SMALL) as cluster:
+    with Cluster(tmp_path, model=str(directory), transport=transport, flags=PAGES, prefill_flags=CHUNKS) as cluster:
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda prompt: ask(cluster, prompt), prompts))
         assert_split(cluster)

@@ -47,21 +47,16 @@ def stock_tokens(directory: Path, prompts: list[list[int]]) -> list[list[int]]:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager", local_files_only=True
     ).eval()
+    # The checkpoint's own generation config would end a sequence, or forbid its end, at the end-of-text token.
+    model.generation_config = transformers.GenerationConfig(
+        do_sample=False, max_new_tokens=NUM_NEW_TOKENS, pad_token_id=0
+    )
     outputs = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        generated = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            generation_config=transformers.GenerationConfig(
-                do_sample=False,
-                max_new_tokens=NUM_NEW_TOKENS,
-                min_new_tokens=NUM_NEW_TOKENS,
-                pad_token_id=0,
-                eos_token_id=None,
-            ),
-        )
+        generated = model.generate(ids, attention_mask=torch.ones_like(ids))
         outputs.append(generated[0, len(prompt) :].tolist())
+    assert {len(output) for output in outputs} == {NUM_NEW_TOKENS}
     return outputs
 
 

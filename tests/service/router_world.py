@@ -16,9 +16,9 @@ import uvicorn
 from openai import AsyncOpenAI
 
 from baton.domain.ids import RequestId
-from services.router.api import ApiLimits, make_app
-from services.router.fake_dispatcher import FakeDispatcher, Script, one_by_one
-from services.router.observer import Outcome
+from services.router.api.fake_dispatcher import FakeDispatcher, Script, one_by_one
+from services.router.api.observer import Outcome
+from services.router.api.routes import ApiLimits, make_app
 from tests.unit.router_text.worlds import bundled
 
 MODEL = "tiny"

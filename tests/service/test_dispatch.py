@@ -30,11 +30,11 @@ from baton.state.memory import MemoryBook
 from baton.state.options import BookOptions
 from baton.state.writer import BookWriter
 from baton.telemetry.timeline import Moment
-from services.router.aborts import Aborts
-from services.router.admission import DoorLimits
-from services.router.booking import BookingLimits
-from services.router.dispatch import DispatchLimits, Identity, TokenDispatcher
-from services.router.fleet import Fleet, FleetLimits
+from services.router.dispatch.aborts import Aborts
+from services.router.dispatch.admission import DoorLimits
+from services.router.dispatch.booking import BookingLimits
+from services.router.dispatch.dispatcher import DispatchLimits, Identity, TokenDispatcher
+from services.router.dispatch.fleet import Fleet, FleetLimits
 from services.router.generation import GenerationChunk, GenerationJob
 from tests.mock_workers import (
     MODEL,

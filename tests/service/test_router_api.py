@@ -7,7 +7,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
-from services.router.fake_dispatcher import Hold, Say, one_by_one
+from services.router.api.fake_dispatcher import Hold, Say, one_by_one
 from services.router.generation import GenerationChunk
 from tests.service.router_world import MODEL, error_of, events_of, router, says, text_of, tokens_of
 

@@ -16,7 +16,7 @@ from baton.domain.errors import (
     Overloaded,
     WorkerLost,
 )
-from services.router.fake_dispatcher import Fail, Hold, failing, one_by_one
+from services.router.api.fake_dispatcher import Fail, Hold, failing, one_by_one
 from tests.service.router_world import MODEL, error_of, events_of, router, says, tokens_of
 
 
@@ -121,7 +121,7 @@ async def test_an_end_without_a_reason_is_our_bug():
 
 
 async def test_a_dispatcher_that_forgets_its_deadline_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("services.router.relay.DEADLINE_GRACE_S", 0.0)
+    monkeypatch.setattr("services.router.api.relay.DEADLINE_GRACE_S", 0.0)
     gate = asyncio.Event()
     async with router(lambda job: [Hold(gate)], request_deadline_s=0.05, ping_interval_s=0.01) as world:
         assert error_of(await world.chat(n=2))["code"] == "deadline_exceeded"

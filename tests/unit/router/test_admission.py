@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.domain.errors import Overloaded
-from services.router.admission import Door, DoorLimits
+from services.router.dispatch.admission import Door, DoorLimits
 
 ONE_AT_A_TIME = DoorLimits(max_running_requests=1, max_queued_requests=2, max_queued_tokens=100)
 

@@ -19,7 +19,7 @@ from baton.state.options import BookOptions
 from baton.telemetry.metrics import REGISTRY
 from services.router.app import listen, run
 from services.router.settings import RouterSettings
-from services.router.text import TextModel
+from services.router.text.model import TextModel
 from tests.mock_workers import MODEL, At, Fail, Hold, MockCluster, MockDecode, MockPrefill, Phase, token_at
 
 pytestmark = pytest.mark.timeout(30)

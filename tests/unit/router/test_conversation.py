@@ -8,7 +8,7 @@ from baton.domain.errors import ContextOverflow, DeadlineExceeded, Superseded
 from baton.domain.request import FinishReason, OutputToken
 from baton.rpc.codec import encode_finish, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
-from services.router.conversation import (
+from services.router.dispatch.conversation import (
     Conversation,
     Decoded,
     DecodeLanded,
@@ -17,7 +17,7 @@ from services.router.conversation import (
     Step,
     finish_of,
 )
-from services.router.loss import AttemptLost, Fault, Side, silent
+from services.router.dispatch.loss import AttemptLost, Fault, Side, silent
 
 ACCEPTED = prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())
 PROGRESS = prefill_pb2.PrefillEvent(progress=prefill_pb2.Progress(num_computed_tokens=3))

@@ -12,7 +12,7 @@ from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import WorkerRecord, WorkerStatus
 from baton.rpc.client import Channels
 from baton.state.base import StateUnavailable
-from services.router.fleet import Fleet, FleetLimits
+from services.router.dispatch.fleet import Fleet, FleetLimits
 from tests.unit.router.test_placement import ASK, decode, link, prefill
 
 P0 = replace(prefill(0), address="127.0.0.1:1")

@@ -8,7 +8,7 @@ import pytest
 
 from baton.domain.ids import Incarnation, PageKey, WorkerId
 from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
-from services.router.placement import (
+from services.router.dispatch.placement import (
     Ask,
     Avoided,
     Pair,

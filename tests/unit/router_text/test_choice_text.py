@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.domain.request import FinishReason, OutputToken, StopParams
-from services.router.choice_text import ChoiceText, TokenEvent
 from services.router.generation import GenerationChunk
+from services.router.text.choice_text import ChoiceText, TokenEvent
 from tests.unit.router_text.worlds import bundled
 
 EOS = 2

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.detokenizer import REPLACEMENT, WindowDetokenizer
-from services.router.text import TextModel
+from services.router.text.detokenizer import REPLACEMENT, WindowDetokenizer
+from services.router.text.model import TextModel
 from tests.unit.router_text.worlds import TEMPLATE, bundled, byte_level_tokenizer, sentencepiece
 
 

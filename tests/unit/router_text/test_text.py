@@ -8,8 +8,8 @@ from jinja2 import TemplateSyntaxError
 
 from baton.bundled import MODEL_DIR
 from baton.domain.errors import InvalidRequest
-from services.router.chat_template import ChatTemplate
-from services.router.text import TextModel
+from services.router.text.chat_template import ChatTemplate
+from services.router.text.model import TextModel
 from tests.unit.router_text.worlds import TEMPLATE, bundled, sentencepiece, sentencepiece_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]

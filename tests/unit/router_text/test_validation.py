@@ -4,8 +4,8 @@ import pytest
 
 from baton.domain.errors import ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
-from services.router.calls import Streaming, ValidChat, ValidCompletion
-from services.router.validation import Validator
+from services.router.api.calls import Streaming, ValidChat, ValidCompletion
+from services.router.api.validation import Validator
 from tests.unit.router_text.worlds import bundled
 
 MODEL_LEN = 64

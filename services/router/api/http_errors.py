@@ -1,0 +1,143 @@
+"""The one place where an error becomes HTTP: a status and headers before the first byte, an event after it.
+
+`routes` and `delivery` hand it whatever was raised. What is not of our tree is a bug: whoever caught it logs it, and the
+client hears "internal error" and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from baton.domain.errors import (
+    BatonError,
+    Broken,
+    Cancelled,
+    ContextOverflow,
+    DeadlineExceeded,
+    Draining,
+    Interrupted,
+    InvalidRequest,
+    ModelNotFound,
+    NoWorkers,
+    Overloaded,
+    Refused,
+)
+from services.router.api.schemas import ErrorBody, ErrorEnvelope
+
+MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 1, 120
+MAX_MESSAGE_CHARS = 4096
+
+
+class BodyTooLarge(InvalidRequest):
+    """More bytes than a request may have."""
+
+    code = "body_too_large"
+
+
+class BodyTooSlow(InvalidRequest):
+    """The body did not arrive in time."""
+
+    code = "body_timeout"
+
+
+class UnsupportedContentType(InvalidRequest):
+    """The body is said not to be JSON."""
+
+    code = "unsupported_content_type"
+
+
+class NotReady(NoWorkers):
+    """`GET /ready` before a pair of workers has moved a page."""
+
+    code = "not_ready"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """An error as a client sees it."""
+
+    status: int
+    body: ErrorBody
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def response(self) -> Response:
+        """For when no byte has been sent."""
+        return Response(self.json(), self.status, dict(self.headers), "application/json")
+
+    def json(self) -> bytes:
+        """The envelope, also the data of an error event."""
+        return msgspec.json.encode(ErrorEnvelope(self.body))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    status: int
+    type: str
+    can_retry: bool = False
+    closes: bool = False
+
+
+_INTERNAL = _Kind(500, "server_error")
+
+# The nearest base class counts.
+_KINDS: dict[type[BatonError], _Kind] = {
+    InvalidRequest: _Kind(400, "invalid_request_error"),
+    ContextOverflow: _Kind(400, "invalid_request_error"),
+    BodyTooLarge: _Kind(413, "invalid_request_error"),  # closing now would reset the client before it reads this
+    BodyTooSlow: _Kind(408, "invalid_request_error", closes=True),
+    UnsupportedContentType: _Kind(415, "invalid_request_error"),
+    ModelNotFound: _Kind(404, "invalid_request_error"),
+    Overloaded: _Kind(429, "rate_limit_error", can_retry=True),
+    NoWorkers: _Kind(503, "service_unavailable_error", can_retry=True),
+    Draining: _Kind(503, "service_unavailable_error", can_retry=True),
+    Refused: _Kind(503, "service_unavailable_error", can_retry=True),
+    Interrupted: _Kind(
+        503, "service_unavailable_error", can_retry=True
+    ),  # every attempt was lost; nothing is wrong with it
+    Cancelled: _Kind(499, "cancelled_error"),  # nobody reads it
+    DeadlineExceeded: _Kind(504, "timeout_error"),
+    Broken: _INTERNAL,
+}
+
+
+def reply_to(error: BaseException) -> ErrorReply:
+    """How to answer `error`."""
+    if isinstance(error, HTTPException):
+        return _http_reply(error)
+    kind = next((_KINDS[base] for base in type(error).__mro__ if base in _KINDS), _INTERNAL)
+    if kind is _INTERNAL or not isinstance(error, BatonError):
+        return ErrorReply(500, ErrorBody("internal error", "server_error", None, "internal_error"))
+    param = error.param if isinstance(error, Refused) else None
+    body = ErrorBody(str(error)[:MAX_MESSAGE_CHARS] or error.code, kind.type, param, error.code)
+    return ErrorReply(kind.status, body, _headers(kind, error))
+
+
+def is_bug(error: BaseException) -> bool:
+    """Whether the answer is a 500 and the error belongs in the log."""
+    return reply_to(error).status == 500
+
+
+def _headers(kind: _Kind, error: BatonError) -> dict[str, str]:
+    headers = {"connection": "close"} if kind.closes else {}
+    if kind.can_retry:
+        after_s = error.retry_after_s if isinstance(error, Refused) else None
+        headers["retry-after"] = str(_clamped(after_s))
+    return headers
+
+
+def _clamped(retry_after_s: float | None) -> int:
+    wanted = math.ceil(retry_after_s) if retry_after_s is not None else MIN_RETRY_AFTER_S
+    return min(max(wanted, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+
+
+def _http_reply(error: HTTPException) -> ErrorReply:
+    """No such path, or not this method."""
+    messages = {404: ("no such path", "not_found"), 405: ("this path does not take this method", "method_not_allowed")}
+    message, code = messages.get(error.status_code, (error.detail, "http_error"))
+    return ErrorReply(error.status_code, ErrorBody(message, "invalid_request_error", None, code), error.headers or {})

@@ -1,0 +1,160 @@
+"""The parameters that chats and completions share: sampling, stopping, streaming.
+
+`validation` calls it with the fields of a body. Types and ranges are the contract's; problems are noted, not raised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.domain.request import SamplingParams
+from services.router.api.calls import Streaming
+from services.router.api.fields import Fields, is_integer, is_number, shown
+
+MAX_CHOICES = 16
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_LOGIT_BIASES = 1024
+MAX_LOGIT_BIAS = 100.0
+MAX_TOP_LOGPROBS = 20
+INT32_MAX = 2**31 - 1
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+_NOT_YET = ("tools", "functions", "function_call", "structured_outputs", "prompt_logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long an answer may and must be; `max_tokens` None: to the end of the context."""
+
+    max_tokens: int | None
+    min_tokens: int
+
+
+def read_sampling(fields: Fields, vocab_size: int, logprobs: int | None) -> SamplingParams:
+    """Everything but the seed, which differs between choices."""
+    return SamplingParams(
+        temperature=fields.number("temperature", 1.0, 0.0, 2.0),
+        top_k=min(max(fields.integer("top_k", -1, INT32_MAX) or 0, 0), vocab_size),
+        top_p=fields.number("top_p", 1.0, 0.0, 1.0, above_low=True),
+        min_p=fields.number("min_p", 0.0, 0.0, 1.0),
+        presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
+        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.0, 2.0, above_low=True),
+        logit_bias=_read_logit_bias(fields, vocab_size),
+        logprobs=logprobs,
+    )
+
+
+def read_seed(fields: Fields) -> int | None:
+    """The client's seed, an int64."""
+    return fields.integer("seed", INT64_MIN, INT64_MAX)
+
+
+def seed_of_choice(seed: int, choice: int) -> int:
+    """Choices count up from the seed; past the largest int64 they go on from the smallest."""
+    return (seed + choice - INT64_MIN) % 2**64 + INT64_MIN
+
+
+def read_num_choices(fields: Fields) -> int:
+    """`n`; `best_of` may only repeat it."""
+    num_choices = fields.integer("n", 1, MAX_CHOICES) or 1
+    if fields.has("best_of") and fields.raw("best_of") != num_choices:
+        fields.note("best_of", f"must equal n ({num_choices}), not {shown(fields.raw('best_of'))}")
+    return num_choices
+
+
+def read_length(fields: Fields, *, least_tokens: int) -> Length:
+    """`max_completion_tokens`, or the older `max_tokens`; and `min_tokens`."""
+    older = fields.integer("max_tokens", least_tokens, INT32_MAX)
+    newer = fields.integer("max_completion_tokens", least_tokens, INT32_MAX)
+    max_tokens = older if newer is None else newer
+    min_tokens = fields.integer("min_tokens", 0, INT32_MAX) or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        fields.note("min_tokens", f"must not be over max_tokens ({max_tokens}), not {min_tokens}")
+    return Length(max_tokens, min_tokens)
+
+
+def read_stop_strings(fields: Fields) -> tuple[str, ...]:
+    """A string or a list of them."""
+    value = fields.raw("stop")
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return ()
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        fields.expected("stop", f"a string or a list of at most {MAX_STOPS} strings")
+        return ()
+    valid = [stop for stop in stops if isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_CHARS]
+    if len(valid) < len(stops):
+        fields.expected("stop", f"made of strings of 1 to {MAX_STOP_CHARS} characters")
+    return tuple(valid)
+
+
+def read_stop_token_ids(fields: Fields, vocab_size: int) -> frozenset[int]:
+    """Token ids that end the sequence, besides the model's own."""
+    value = fields.raw("stop_token_ids")
+    if value is None:
+        return frozenset()
+    if not isinstance(value, list) or not all(is_integer(token) and 0 <= token < vocab_size for token in value):
+        fields.expected("stop_token_ids", f"a list of token ids in [0, {vocab_size})")
+        return frozenset()
+    return frozenset(value)
+
+
+def read_streaming(fields: Fields) -> Streaming | None:
+    """`stream` and `stream_options`."""
+    stream = fields.flag("stream", False)
+    options = fields.mapping("stream_options")
+    if options is None:
+        return Streaming() if stream else None
+    if not stream:
+        fields.note("stream_options", "needs stream: true")
+    continuous = options.flag("continuous_usage_stats", False)
+    return Streaming(options.flag("include_usage", False), continuous) if stream else None
+
+
+def read_salt(fields: Fields) -> str:
+    """Requests with different salts share no cached page. The default is shared by all who give none."""
+    return fields.string("cache_salt") or ""
+
+
+def read_ignored(fields: Fields) -> None:
+    """What is checked although nothing depends on it yet, and what is refused because an answer would be wrong."""
+    fields.integer("priority", -INT32_MAX, INT32_MAX)
+    fields.string("prompt_cache_key")
+    _refuse_tools(fields)
+    response_format = fields.mapping("response_format")
+    if response_format is not None and response_format.raw("type") != "text":
+        kind = response_format.raw("type")
+        if kind in ("json_object", "json_schema"):
+            response_format.note("type", f"{kind} is not supported yet; only text is")
+        else:
+            response_format.expected("type", "text, json_object or json_schema")
+
+
+def _refuse_tools(fields: Fields) -> None:
+    if fields.raw("tools") == []:
+        fields.note("tools", "must not be an empty list")
+        return
+    for name in _NOT_YET:
+        if fields.has(name):
+            fields.note(name, "is not supported yet")
+    if fields.has("tool_choice") and not fields.has("tools"):
+        fields.note("tool_choice", "needs tools")
+
+
+def _read_logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """Token id (a JSON key, so a string) -> bias, clamped."""
+    value = fields.raw("logit_bias")
+    if value is None:
+        return ()
+    if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIASES:
+        fields.expected("logit_bias", f"an object of at most {MAX_LOGIT_BIASES} entries")
+        return ()
+    biases = []
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size and is_number(bias)):
+            fields.note("logit_bias", f"must map token ids in [0, {vocab_size}) to numbers, not {shown({key: bias})}")
+            return ()
+        biases.append((int(key), min(max(float(bias), -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS)))
+    return tuple(sorted(biases))

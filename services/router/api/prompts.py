@@ -1,0 +1,84 @@
+"""Reads what the model shall go on from: the messages of a chat, the prompts of a completion. `validation` calls it."""
+
+from __future__ import annotations
+
+from services.router.api.fields import Fields, is_integer, shown
+from services.router.text.chat_template import Message
+
+MAX_PROMPTS = 256
+MAX_MESSAGES = 4096
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+Prompt = str | tuple[int, ...]
+"""Text, or token ids."""
+
+
+def read_messages(fields: Fields) -> list[Message]:
+    """The messages with `content` as one string; other fields stay as they came, for the template to use."""
+    value = fields.raw("messages")
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_MESSAGES:
+        fields.expected("messages", f"a list of 1 to {MAX_MESSAGES} messages")
+        return []
+    return [_read_message(fields, index, entry) for index, entry in enumerate(value)]
+
+
+def _read_message(fields: Fields, index: int, entry: object) -> Message:
+    at = f"messages[{index}]"
+    if not isinstance(entry, dict):
+        fields.note(at, f"must be an object, not {shown(entry)}")
+        return {}
+    message = Fields(entry, fields.problems, f"{at}.")
+    if message.raw("role") not in _ROLES:
+        message.expected("role", f"one of {', '.join(_ROLES)}")
+    content = _read_content(message)
+    if content is None and not (message.raw("role") == "assistant" and message.has("tool_calls")):
+        return entry
+    return {**entry, "content": content}
+
+
+def _read_content(message: Fields) -> str | None:
+    """A string, or text parts, which become lines. Only an assistant that calls tools may say nothing."""
+    content = message.raw("content")
+    if isinstance(content, str):
+        return content
+    if content is None and message.raw("role") == "assistant" and message.has("tool_calls"):
+        return None
+    if not isinstance(content, list):
+        message.expected("content", "a string or a list of text parts")
+        return None
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+    parts = [text for text in texts if isinstance(text, str)]
+    if len(parts) < len(texts):
+        message.expected("content", 'made of {"type": "text", "text": ...} parts; this model reads nothing else')
+    return "\n".join(parts)
+
+
+def read_prompts(fields: Fields, vocab_size: int) -> list[Prompt]:
+    """One prompt or several; a list of integers is one prompt of token ids."""
+    value = fields.raw("prompt")
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value and is_integer(value[0]):
+        value = [value]
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_PROMPTS:
+        fields.expected("prompt", f"a string, token ids, or a list of 1 to {MAX_PROMPTS} of either")
+        return []
+    if all(isinstance(prompt, str) for prompt in value):
+        return list(value)
+    if all(isinstance(prompt, list) for prompt in value):
+        return [_read_tokens(fields, prompt, vocab_size) for prompt in value]
+    fields.expected("prompt", "all strings or all lists of token ids")
+    return []
+
+
+def _read_tokens(fields: Fields, prompt: list[object], vocab_size: int) -> tuple[int, ...]:
+    wrong = next((token for token in prompt if not is_integer(token)), None)
+    if wrong is not None or None in prompt:
+        fields.note("prompt", f"a token id must be an integer, not {shown(wrong)}")
+        return ()
+    tokens = tuple(token for token in prompt if is_integer(token))
+    outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        fields.note("prompt", f"token id {shown(outside)} is out of the vocabulary [0, {vocab_size})")
+    return tokens

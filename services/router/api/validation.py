@@ -1,0 +1,173 @@
+"""From a JSON object to a `ValidChat` or `ValidCompletion`, or to one `Refused` that names what is wrong.
+
+`routes` calls `Validator` (in a thread when the body is large: tokenising takes time). Types and ranges first, all
+problems together; then the text becomes tokens; then the context must hold prompt and answer. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from baton.domain.errors import ContextOverflow, InvalidRequest, ModelNotFound
+from baton.domain.ids import RequestId
+from baton.domain.request import SamplingParams, StopParams
+from services.router.api import parameters
+from services.router.api.calls import Streaming, ValidChat, ValidCompletion
+from services.router.api.fields import Fields, Problems, shown
+from services.router.api.prompts import Prompt, read_messages, read_prompts
+from services.router.generation import GenerationJob
+from services.router.text.model import TextModel
+
+Body = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wishes:
+    """The shared parameters of a body whose prompts are not tokenised yet."""
+
+    num_choices: int
+    sampling: SamplingParams
+    seed: int | None
+    length: parameters.Length
+    stop_strings: tuple[str, ...]
+    stop_token_ids: frozenset[int]
+    salt: str
+    skip_special_tokens: bool
+    return_token_ids: bool
+    streaming: Streaming | None
+
+
+class Validator:
+    """What a request is held against: one model and its bounds. Thread-safe."""
+
+    def __init__(self, text: TextModel, model_name: str, max_model_len: int, deadline_s: float) -> None:
+        """`max_model_len` in tokens, prompt and answer together."""
+        self._text = text
+        self._model_name = model_name
+        self._max_model_len = max_model_len
+        self._deadline_s = deadline_s
+
+    def chat(self, body: Body, id: RequestId, created_s: int) -> ValidChat:
+        """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
+        fields = Fields(body, Problems())
+        wishes = self._read_wishes(fields, _chat_logprobs(fields), least_tokens=1)
+        messages = read_messages(fields)
+        fields.problems.raise_if_any()
+        tokens = self._text.encode(self._text.render_chat(messages), add_special_tokens=False)
+        jobs = self._jobs(id, (tokens,), wishes, "messages")
+        return ValidChat(
+            id=id,
+            model=self._model_name,
+            created_s=created_s,
+            prompts=(tokens,),
+            jobs=jobs,
+            num_choices=wishes.num_choices,
+            stop_strings=wishes.stop_strings,
+            skip_special_tokens=wishes.skip_special_tokens,
+            return_token_ids=wishes.return_token_ids,
+            streaming=wishes.streaming,
+        )
+
+    def completion(self, body: Body, id: RequestId, created_s: int) -> ValidCompletion:
+        """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
+        fields = Fields(body, Problems())
+        echo = fields.flag("echo", False)
+        logprobs = fields.integer("logprobs", 0, parameters.MAX_TOP_LOGPROBS)
+        if echo and logprobs is not None:
+            fields.note("logprobs", "together with echo is not supported yet")
+        wishes = self._read_wishes(fields, logprobs, least_tokens=0 if echo else 1)
+        texts = read_prompts(fields, self._text.vocab_size)
+        fields.problems.raise_if_any()
+        prompts = tuple(self._encode(prompt) for prompt in texts)
+        return ValidCompletion(
+            id=id,
+            model=self._model_name,
+            created_s=created_s,
+            prompts=prompts,
+            jobs=self._jobs(id, prompts, wishes, "prompt"),
+            num_choices=wishes.num_choices,
+            stop_strings=wishes.stop_strings,
+            skip_special_tokens=wishes.skip_special_tokens,
+            return_token_ids=wishes.return_token_ids,
+            streaming=wishes.streaming,
+            echoes=tuple(self._echo(prompt) if echo else "" for prompt in texts for _ in range(wishes.num_choices)),
+        )
+
+    def _read_wishes(self, fields: Fields, logprobs: int | None, *, least_tokens: int) -> _Wishes:
+        self._check_model(fields)
+        parameters.read_ignored(fields)
+        vocab_size = self._text.vocab_size
+        stop_token_ids = parameters.read_stop_token_ids(fields, vocab_size)
+        if not fields.flag("ignore_eos", False):
+            stop_token_ids |= self._text.eos_token_ids
+        return _Wishes(
+            num_choices=parameters.read_num_choices(fields),
+            sampling=parameters.read_sampling(fields, vocab_size, logprobs),
+            seed=parameters.read_seed(fields),
+            length=parameters.read_length(fields, least_tokens=least_tokens),
+            stop_strings=parameters.read_stop_strings(fields),
+            stop_token_ids=stop_token_ids,
+            salt=parameters.read_salt(fields),
+            skip_special_tokens=fields.flag("skip_special_tokens", True),
+            return_token_ids=fields.flag("return_token_ids", False),
+            streaming=parameters.read_streaming(fields),
+        )
+
+    def _check_model(self, fields: Fields) -> None:
+        """A name that is not ours is refused at once: nothing else in the body can be judged then."""
+        model = fields.raw("model")
+        if model == self._model_name:
+            return
+        if isinstance(model, str) and model:
+            raise ModelNotFound(f"the model {shown(model)} does not exist here", param="model")
+        fields.expected("model", "the name of a model")
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        tokens = self._text.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        if not tokens:
+            raise InvalidRequest("prompt: has no tokens", param="prompt")
+        return tokens
+
+    def _echo(self, prompt: Prompt) -> str:
+        return prompt if isinstance(prompt, str) else self._text.decode(prompt, skip_special_tokens=True)
+
+    def _jobs(
+        self, id: RequestId, prompts: Sequence[tuple[int, ...]], wishes: _Wishes, param: str
+    ) -> tuple[GenerationJob, ...]:
+        """One job a choice; the call's id names the first, `-1`, `-2`, ... the others."""
+        stops = [self._stop(prompt, wishes, param) for prompt in prompts]
+        if wishes.length.max_tokens == 0:
+            return ()
+        jobs: list[GenerationJob] = []
+        for prompt, stop in zip(prompts, stops, strict=True):
+            seed = secrets.randbits(63) if wishes.seed is None else wishes.seed
+            for choice in range(wishes.num_choices):
+                job_id = RequestId(f"{id}-{len(jobs)}") if jobs else id
+                sampling = replace(wishes.sampling, seed=parameters.seed_of_choice(seed, choice))
+                jobs.append(GenerationJob(job_id, prompt, sampling, stop, wishes.salt, self._deadline_s))
+        return tuple(jobs)
+
+    def _stop(self, prompt: Sequence[int], wishes: _Wishes, param: str) -> StopParams:
+        """Bounds the answer by the context. Raises `ContextOverflow` with the numbers."""
+        length = wishes.length
+        least = max(1, length.min_tokens) if length.max_tokens is None else length.max_tokens
+        room = self._max_model_len - len(prompt)
+        if least > room:
+            raise ContextOverflow(
+                f"this model's context is {self._max_model_len} tokens; the prompt has {len(prompt)} and the answer "
+                f"asks for {'at least ' if length.max_tokens is None else ''}{least}: {len(prompt) + least} in all",
+                param=param,
+            )
+        max_tokens = room if length.max_tokens is None else length.max_tokens
+        return StopParams(max_tokens, length.min_tokens, wishes.stop_token_ids)
+
+
+def _chat_logprobs(fields: Fields) -> int | None:
+    """None: not wanted; k: the chosen token's and the k best."""
+    wanted = fields.flag("logprobs", False)
+    num_top = fields.integer("top_logprobs", 0, parameters.MAX_TOP_LOGPROBS)
+    if num_top is not None and not wanted:
+        fields.note("top_logprobs", "needs logprobs: true")
+    return (num_top or 0) if wanted else None

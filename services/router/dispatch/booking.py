@@ -1,0 +1,173 @@
+"""Finds a pair of workers for an attempt, and room on its decode worker. Called by `dispatcher`; `placement` chooses.
+
+"Not now" from one decode worker sends the attempt to another, or to wait until that one said it is worth asking again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import grpc
+
+from baton.domain.errors import DeadlineExceeded, Draining, Overloaded, WorkerLost
+from baton.domain.ids import Incarnation, PageKey
+from baton.domain.request import EngineRequest
+from baton.kv.keys import page_keys
+from baton.rpc.codec import decode_failure, encode_id
+from baton.rpc.gen import decode_pb2
+from services.router.dispatch.aborts import Aborts
+from services.router.dispatch.fleet import Fleet
+from services.router.dispatch.loss import AttemptLost, Side, broken, silent, told
+from services.router.dispatch.placement import Ask, Avoided, Pair
+
+DRAINING_RETRY_S = 1.0
+"""How long a decode worker is left alone that refuses a promise because it drains: its announcement will say so too."""
+
+MIN_BUSY_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """Room on `pair.decode`, for as long as the promise holds; decode has the first `decode_prefix_len` tokens."""
+
+    pair: Pair
+    promise_id: str
+    decode_prefix_len: int
+    keys: tuple[PageKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotNow:
+    """The decode worker has no room; ask again after `retry_after_s`."""
+
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BookingLimits:
+    """`promise_timeout_s`: for an answer, and for the promise to be used. `patience_s`: without any pair to ask."""
+
+    promise_timeout_s: float
+    patience_s: float
+
+
+class PromiseLost(AttemptLost):
+    """A promise may have been given on `pair`, but the answer did not arrive."""
+
+    def __init__(self, loss: AttemptLost, pair: Pair) -> None:
+        super().__init__(loss.error, loss.fault)
+        self.pair = pair
+
+
+class Booker:
+    """Makes bookings. Owned by one event loop."""
+
+    def __init__(self, fleet: Fleet, aborts: Aborts, limits: BookingLimits) -> None:
+        self._fleet = fleet
+        self._aborts = aborts
+        self._limits = limits
+
+    async def book(self, request: EngineRequest, avoided: Avoided, deadline: float) -> Booking | None:
+        """A promise on the best pair that has room, waiting for one until `deadline` (of the loop's clock).
+
+        None when for `patience_s` there was no pair to ask at all. Raises `DeadlineExceeded`, `PromiseLost`, or what a
+        worker said is final.
+        """
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._book(request, avoided)
+        except TimeoutError:
+            raise DeadlineExceeded(f"request {request.id.request_id} found no room in time") from None
+
+    async def _book(self, request: EngineRequest, avoided: Avoided) -> Booking | None:
+        ask = self._ask(request, avoided)
+        busy_until: dict[Incarnation, float] = {}
+        asked_at = self._now()
+        while True:
+            now = self._now()
+            busy_until = {incarnation: until for incarnation, until in busy_until.items() if until > now}
+            pair = self._fleet.choose(replace(ask, busy=frozenset(busy_until)))
+            if pair is not None:
+                answer = await self._promise(request, ask, pair)
+                if isinstance(answer, Booking):
+                    return answer
+                asked_at = self._now()
+                busy_until[pair.decode.incarnation] = asked_at + max(MIN_BUSY_S, answer.retry_after_s)
+            elif not busy_until and now - asked_at >= self._limits.patience_s:
+                return None
+            else:
+                wake_at = min(busy_until.values(), default=asked_at + self._limits.patience_s)
+                await self._fleet_change_until(wake_at)
+
+    def _ask(self, request: EngineRequest, avoided: Avoided) -> Ask:
+        max_tokens = request.num_prompt_tokens + request.stop.max_tokens
+        keys = {size: page_keys(request.tokens, size, request.salt) for size in self._fleet.page_sizes()}
+        return Ask(len(request.tokens), max_tokens, keys, avoided)
+
+    async def _promise(self, request: EngineRequest, ask: Ask, pair: Pair) -> Booking | NotNow:
+        """Asks one decode worker. Whatever goes wrong while it is asked, it is told to forget the promise."""
+        keys = tuple(ask.keys.get(pair.decode.page_size, ()))
+        self._fleet.placed(request.id, pair, len(request.tokens))
+        answered = False
+        try:
+            reply = await self._fleet.decode_stub(pair.decode).Promise(
+                self._promise_request(request, keys), timeout=self._limits.promise_timeout_s
+            )
+            answered = True
+        except grpc.aio.AioRpcError as error:
+            raise self._lost(broken(error, Side.DECODE), pair) from None
+        except asyncio.CancelledError:
+            if _cancelled_by_us():
+                raise
+            raise self._lost(silent(Side.DECODE, "was taken for dead while it was asked"), pair) from None
+        finally:
+            if not answered:
+                self._fleet.settled(request.id)
+                self._aborts.send(request.id, pair.decode, "promise unanswered")
+        return self._read(reply, request, pair, keys)
+
+    def _read(
+        self, reply: decode_pb2.PromiseReply, request: EngineRequest, pair: Pair, keys: tuple[PageKey, ...]
+    ) -> Booking | NotNow:
+        if reply.HasField("promised"):
+            promised = reply.promised
+            return Booking(pair, promised.promise_id, promised.decode_prefix_len, keys)
+        self._fleet.settled(request.id)
+        if reply.HasField("busy"):
+            return NotNow(reply.busy.retry_after_s)
+        error = decode_failure(reply.refused)
+        if isinstance(error, Draining | Overloaded):
+            return NotNow(error.retry_after_s or DRAINING_RETRY_S)
+        raise self._lost(told(error, Side.DECODE), pair)
+
+    def _lost(self, reason: Exception, pair: Pair) -> Exception:
+        if not isinstance(reason, AttemptLost):
+            return reason
+        if isinstance(reason.error, WorkerLost):
+            self._fleet.suspect(pair.decode, reason.error)
+        return PromiseLost(reason, pair)
+
+    def _promise_request(self, request: EngineRequest, keys: tuple[PageKey, ...]) -> decode_pb2.PromiseRequest:
+        return decode_pb2.PromiseRequest(
+            id=encode_id(request.id),
+            num_tokens=len(request.tokens),
+            page_keys=keys,
+            deadline_s=self._limits.promise_timeout_s,
+        )
+
+    async def _fleet_change_until(self, wake_at: float) -> None:
+        try:
+            async with asyncio.timeout_at(wake_at):
+                await self._fleet.changed()
+        except TimeoutError:
+            return
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _cancelled_by_us() -> bool:
+    """Whether this task was cancelled, rather than its call by the closing of a lost worker's channel."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

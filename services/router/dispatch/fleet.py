@@ -1,0 +1,223 @@
+"""The workers as this router knows them: their last announcements, channels to them, and who is out of use.
+
+Follows the registry from a task of its own; when the reception book cannot be reached the last known records stay in
+use. `booking` asks it for pairs, `attempt` for stubs and for news of a worker's end. Knows no request.
+
+    announced and ready --(a call to it broke)--> suspected, for one TTL --(still announced)--> ready
+        `--(replaced by a new incarnation, or silent for two TTLs, or stuck in a step)--> lost: its attempts end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from baton.domain.errors import Interrupted
+from baton.domain.ids import AttemptId, Incarnation, PageKey
+from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.rpc.client import Channels
+from baton.rpc.gen.decode_pb2_grpc import DecodeStub
+from baton.rpc.gen.prefill_pb2_grpc import PrefillStub
+from baton.state.base import StateUnavailable, WorkerRegistry
+from baton.telemetry.logs import get_logger
+from services.router.dispatch.in_flight import InFlight
+from services.router.dispatch.placement import Ask, Pair, PrefixIndex, capacity_tokens, choose, linked_pairs, placeable
+
+MAX_INDEXED_PAGES = 1 << 18
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLimits:
+    """`worker_ttl_s`: how long an announcement is believed. `max_step_age_s`: a longer step is a stuck engine."""
+
+    worker_ttl_s: float
+    heartbeat_interval_s: float
+    max_step_age_s: float
+
+
+class Fleet:
+    """Current workers of one model. Owned by one event loop; `start` before use, `close` after."""
+
+    def __init__(
+        self,
+        registry: WorkerRegistry,
+        channels: Channels,
+        model: str,
+        limits: FleetLimits,
+        on_degraded: Callable[[bool], None] = lambda degraded: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`on_degraded` hears after each look whether the registry could not be read."""
+        self._registry = registry
+        self._channels = channels
+        self._model = model
+        self._limits = limits
+        self._on_degraded = on_degraded
+        self._now = clock
+        self._records: dict[Incarnation, WorkerRecord] = {}
+        self._announced: frozenset[Incarnation] = frozenset()
+        self._seen_at: dict[Incarnation, float] = {}
+        self._suspected_until: dict[Incarnation, float] = {}
+        self._watchers: dict[Incarnation, set[Callable[[], None]]] = {}
+        self._index = PrefixIndex(MAX_INDEXED_PAGES)
+        self._in_flight = InFlight(memory_s=2 * limits.heartbeat_interval_s)
+        self._changed = asyncio.Event()
+        self._num_choices = 0
+        self._following: asyncio.Task[None] | None = None
+
+    def start(self) -> asyncio.Task[None]:
+        """Begins to follow the registry; the task ends only with `close`, or by a bug that its owner must hear of."""
+        self._following = asyncio.create_task(self._follow(), name="fleet")
+        return self._following
+
+    async def close(self) -> None:
+        """Stops following; idempotent. Channels belong to the caller."""
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    @property
+    def records(self) -> tuple[WorkerRecord, ...]:
+        """All workers not known to be lost, by id."""
+        return tuple(sorted(self._records.values(), key=lambda record: record.id))
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether a pair has moved bytes and takes requests, and in words what is there or missing."""
+        pairs = self._announced_pairs()
+        if pairs:
+            return True, f"{len(pairs)} linked prefill/decode pairs"
+        eligible = [record.role for record in self._records.values() if self._eligible(record)]
+        counts = ", ".join(f"{eligible.count(role)} {role.value}" for role in WorkerRole)
+        strangers = sorted({r.model for r in self._records.values() if r.model != self._model})
+        others = f"; workers announced {', '.join(strangers)} instead of {self._model}" if strangers else ""
+        return False, f"no linked prefill/decode pair ({counts} ready{others})"
+
+    def max_request_tokens(self) -> int | None:
+        """Most tokens, prompt and output, that some pair can hold; None without a linked pair."""
+        return max(map(capacity_tokens, self._announced_pairs()), default=None)
+
+    def page_sizes(self) -> frozenset[int]:
+        """Page sizes in use (one, unless workers are being exchanged)."""
+        return frozenset(record.page_size for record in self._records.values())
+
+    def choose(self, ask: Ask) -> Pair | None:
+        """The best pair now, with loads that include what was just sent; None when no pair can take `ask`."""
+        now = self._now()
+        records = [r for r in self._records.values() if self._eligible(r) and self._trusted(r, now)]
+        pairs = linked_pairs(self._in_flight.adjust(record, now) for record in records)
+        self._num_choices += 1
+        return choose(pairs, ask, self._index, self._num_choices)
+
+    def placed(self, id: AttemptId, pair: Pair, num_tokens: int) -> None:
+        """An attempt was given to a pair: counts as load until announcements show it."""
+        self._in_flight.place(id, pair, num_tokens, self._now())
+
+    def settled(self, id: AttemptId) -> None:
+        """The attempt is over."""
+        self._in_flight.settle(id)
+
+    def holds(self, record: WorkerRecord, keys: Sequence[PageKey]) -> None:
+        """The worker has just computed or received these pages."""
+        self._index.remember(record.incarnation, keys)
+
+    def prefill_stub(self, record: WorkerRecord) -> PrefillStub:
+        return PrefillStub(self._channels.get(record.address))
+
+    def decode_stub(self, record: WorkerRecord) -> DecodeStub:
+        return DecodeStub(self._channels.get(record.address))
+
+    def suspect(self, record: WorkerRecord, reason: Interrupted) -> None:
+        """A call to the worker broke: no new requests for it until its announcement has had time to expire."""
+        self._suspected_until[record.incarnation] = self._now() + self._limits.worker_ttl_s
+        log.warning("worker_suspected", worker=record.id, code=reason.code, reason=str(reason))
+
+    def watch(self, incarnation: Incarnation, on_lost: Callable[[], None]) -> Callable[[], None]:
+        """Calls `on_lost` once when this worker process is known to be gone; returns what ends the watch."""
+        watchers = self._watchers.setdefault(incarnation, set())
+        watchers.add(on_lost)
+
+        def unwatch() -> None:
+            watchers.discard(on_lost)
+            if not watchers:
+                self._watchers.pop(incarnation, None)
+
+        return unwatch
+
+    async def changed(self) -> None:
+        """Waits for the next look at the registry, which comes at the latest every heartbeat interval."""
+        await self._changed.wait()
+
+    async def _follow(self) -> None:
+        changes = self._registry.changes()
+        try:
+            await self._look_at(changes)
+        finally:
+            if isinstance(changes, AsyncGenerator):
+                await changes.aclose()
+
+    async def _look_at(self, changes: AsyncIterator[None]) -> None:
+        async for _ in changes:
+            try:
+                announced = await self._registry.workers()
+            except StateUnavailable as error:
+                self._keep_all(error)
+            else:
+                self._on_degraded(False)
+                await self._update(announced)
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+    def _keep_all(self, error: StateUnavailable) -> None:
+        """The book's silence says nothing of the workers: they get a new TTL to announce themselves after it."""
+        self._on_degraded(True)
+        log.warning("registry_unavailable", reason=str(error))
+        self._seen_at = dict.fromkeys(self._seen_at, self._now())
+
+    async def _update(self, announced: list[WorkerRecord]) -> None:
+        now = self._now()
+        current = {record.id: record.incarnation for record in announced}
+        lost = [r for r in self._records.values() if self._is_lost(r, current.get(r.id), now)]
+        for record in lost:
+            self._forget(record)
+        # A restarted worker may have the old address: the old channel goes before the new record can be chosen.
+        await asyncio.gather(*(self._channels.forget(record.address) for record in lost))
+        for record in announced:
+            self._records[record.incarnation] = record
+            self._seen_at[record.incarnation] = now
+            if record.load.step_age_s > self._limits.max_step_age_s:
+                self._tell_watchers(record.incarnation)
+        self._announced = frozenset(current.values())
+
+    def _is_lost(self, record: WorkerRecord, current: Incarnation | None, now: float) -> bool:
+        if current is None:
+            return now - self._seen_at[record.incarnation] > self._limits.worker_ttl_s
+        return current != record.incarnation
+
+    def _forget(self, record: WorkerRecord) -> None:
+        log.warning("worker_lost", worker=record.id, incarnation=record.incarnation)
+        for table in (self._records, self._seen_at, self._suspected_until):
+            table.pop(record.incarnation, None)
+        self._index.retain(frozenset(self._records))
+        self._tell_watchers(record.incarnation)
+
+    def _tell_watchers(self, incarnation: Incarnation) -> None:
+        for on_lost in self._watchers.pop(incarnation, set()):
+            on_lost()
+
+    def _announced_pairs(self) -> list[Pair]:
+        return linked_pairs(record for record in self._records.values() if self._eligible(record))
+
+    def _eligible(self, record: WorkerRecord) -> bool:
+        return (
+            record.incarnation in self._announced
+            and record.model == self._model
+            and placeable(record, self._limits.max_step_age_s)
+        )
+
+    def _trusted(self, record: WorkerRecord, now: float) -> bool:
+        return self._suspected_until.get(record.incarnation, now) <= now

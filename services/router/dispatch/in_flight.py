@@ -1,0 +1,71 @@
+"""What was sent to workers too recently to show in the loads they announce. Owned by `fleet`; pure, time is given.
+
+An announced load is up to a heartbeat old, so without this a burst that arrives between two heartbeats would all go
+to the worker that was idle at the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from baton.domain.ids import AttemptId, Incarnation
+from baton.domain.worker import WorkerLoad, WorkerRecord, WorkerRole
+from services.router.dispatch.placement import Pair
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    prefill: Incarnation
+    decode: Incarnation
+    num_tokens: int
+    placed_at: float
+
+
+class InFlight:
+    """Attempts placed within the last `memory_s` seconds: longer than an announcement takes to arrive."""
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
+        self._placed: dict[AttemptId, _Placed] = {}  # in order of time
+
+    def place(self, id: AttemptId, pair: Pair, num_tokens: int, now: float) -> None:
+        """An attempt of `num_tokens` was given to `pair`; a second placement of it replaces the first."""
+        self._placed.pop(id, None)
+        self._placed[id] = _Placed(*pair.incarnations, num_tokens, now)
+
+    def settle(self, id: AttemptId) -> None:
+        """The attempt is over, or was refused; idempotent."""
+        self._placed.pop(id, None)
+
+    def adjust(self, record: WorkerRecord, now: float) -> WorkerRecord:
+        """`record` with the recent attempts added to its load."""
+        self._forget(now)
+        if record.role is WorkerRole.PREFILL:
+            recent = [p.num_tokens for p in self._placed.values() if p.prefill == record.incarnation]
+            return replace(record, load=_with_prompts(record.load, recent)) if recent else record
+        recent = [p.num_tokens for p in self._placed.values() if p.decode == record.incarnation]
+        return replace(record, load=_with_rows(record.load, recent, record.page_size)) if recent else record
+
+    def _forget(self, now: float) -> None:
+        while self._placed:
+            id, oldest = next(iter(self._placed.items()))
+            if now - oldest.placed_at <= self._memory_s:
+                return
+            del self._placed[id]
+
+
+def _with_prompts(load: WorkerLoad, prompts: list[int]) -> WorkerLoad:
+    return replace(
+        load,
+        waiting_requests=load.waiting_requests + len(prompts),
+        waiting_tokens=load.waiting_tokens + sum(prompts),
+    )
+
+
+def _with_rows(load: WorkerLoad, prompts: list[int], page_size: int) -> WorkerLoad:
+    num_pages = sum(-(-(num_tokens + 1) // page_size) for num_tokens in prompts)
+    return replace(
+        load,
+        running_rows=load.running_rows + len(prompts),
+        available_pages=max(0, load.available_pages - num_pages),
+    )

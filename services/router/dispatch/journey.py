@@ -1,0 +1,160 @@
+"""One admitted request on its way: its ticket, its state, and what its attempts have made of it. Owned by `dispatcher`.
+
+Drives `baton.domain.lifecycle`, mirrors every step into the reception book through the `BookWriter` (which never
+waits), and stamps the request's timeline. Does no I/O of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from baton.domain.errors import BatonError, Cancelled, Interrupted
+from baton.domain.ids import AttemptId, RequestId
+from baton.domain.lifecycle import RequestEvent, RequestState, advance
+from baton.domain.request import EngineRequest, OutputToken
+from baton.state.base import RequestRecord
+from baton.telemetry.metrics import ABORTS_TOTAL, REPLAYS_TOTAL, REQUESTS_IN_STATE
+from baton.telemetry.timeline import Moment
+from services.router.dispatch.admission import Place
+from services.router.dispatch.booking import Booking
+from services.router.dispatch.conversation import Decoded, DecodeLanded, PrefillAccepted, PrefillSealed, Step, finish_of
+from services.router.dispatch.loss import AttemptLost
+from services.router.dispatch.placement import Avoided, Pair
+from services.router.generation import GenerationChunk, GenerationJob
+
+
+class Witness(Protocol):
+    """Hears when a request reached a moment, and that it starts over."""
+
+    def on_moment(self, id: RequestId, moment: Moment) -> None: ...
+
+    def on_retry(self, id: RequestId) -> None: ...
+
+
+class Pen(Protocol):
+    """The part of `BookWriter` that is used here."""
+
+    def create(self, record: RequestRecord) -> None: ...
+
+    def advance(
+        self, id: AttemptId, event: RequestEvent, *, num_emitted: int = 0, failure_code: str = ""
+    ) -> RequestState: ...
+
+
+class Journey:
+    """A ticket (see `generation.Ticket`). `deadline` is of the loop's clock; `called` is set when it may run."""
+
+    def __init__(self, job: GenerationJob, place: Place, record: RequestRecord, deadline: float, pen: Pen) -> None:
+        self.place = place
+        self.deadline = deadline
+        self.called = asyncio.Event()
+        self.started = False
+        self.avoided = Avoided()
+        self.last_error: Interrupted | None = None
+        self._job = job
+        self._pair: Pair | None = None
+        self._pen = pen
+        self._attempt = record.attempt
+        self._state = record.state
+        self._emitted: list[int] = []
+        self._num_cached_tokens = 0
+        pen.create(record)
+        REQUESTS_IN_STATE.labels(self._state.value).inc()
+        self._happen(RequestEvent.ENQUEUE)
+
+    @property
+    def job(self) -> GenerationJob:
+        return self._job
+
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
+    @property
+    def state(self) -> RequestState:
+        return self._state
+
+    def request(self) -> EngineRequest:
+        """What the current attempt asks for: the prompt and all tokens emitted so far."""
+        job = self._job
+        tokens = (*job.prompt_tokens, *self._emitted)
+        return EngineRequest(self._id(), tokens, len(job.prompt_tokens), job.sampling, job.stop, job.salt)
+
+    def promised(self, booking: Booking) -> None:
+        """The attempt has its workers."""
+        self._pair = booking.pair
+        self._happen(RequestEvent.PROMISE)
+        self._happen(RequestEvent.PREFILL)
+        if not self._emitted:
+            self._num_cached_tokens = booking.decode_prefix_len
+
+    def take(self, step: Step) -> GenerationChunk | None:
+        """Moves on by one step of the attempt; returns what the client gets of it."""
+        match step:
+            case PrefillAccepted():
+                return None
+            case PrefillSealed(token, num_cached_tokens):
+                if not self._emitted:
+                    num_cached = max(self._num_cached_tokens, num_cached_tokens)
+                    self._num_cached_tokens = min(num_cached, len(self._job.prompt_tokens))
+                self._happen(RequestEvent.SEAL)
+                return self._chunk((token,), step)
+            case DecodeLanded():
+                self._begin_decoding()
+                return None
+            case Decoded(tokens):
+                self._begin_decoding()
+                return self._chunk(tokens, step)
+
+    def lost(self, loss: AttemptLost, may_retry: bool) -> None:
+        """The attempt is lost: the next one begins, or the error stands. Raises it if not `may_retry`."""
+        REPLAYS_TOTAL.labels(self._state.value, loss.error.code, "retried" if may_retry else "given_up").inc()
+        if not may_retry:
+            raise loss.error
+        self._happen(RequestEvent.INTERRUPT, loss.error.code)
+        self._attempt += 1
+        self._happen(RequestEvent.RETRY)
+        if self._pair is not None:
+            self.avoided = loss.avoid(self.avoided, self._pair)
+        self.last_error = loss.error
+
+    def promise_lost(self, pair: Pair) -> None:
+        """A promise may have been given that nobody heard of."""
+        self._pair = pair
+        self._happen(RequestEvent.PROMISE)
+
+    def failed(self, error: BatonError) -> None:
+        """The request ends with an error. No effect after the end."""
+        if not self._state.terminal:
+            self._end(RequestEvent.FAIL, error.code)
+
+    def cancelled(self) -> None:
+        """The client went away. No effect after the end."""
+        if not self._state.terminal:
+            ABORTS_TOTAL.labels(self._state.value).inc()
+            self._end(RequestEvent.CANCEL, Cancelled.code)
+
+    def _begin_decoding(self) -> None:
+        if self._state is RequestState.SEALED:
+            self._happen(RequestEvent.DECODE)
+
+    def _chunk(self, tokens: tuple[OutputToken, ...], step: Step) -> GenerationChunk:
+        self._emitted.extend(token.token for token in tokens)
+        finish = finish_of(step)
+        if finish is not None:
+            self._end(RequestEvent.FINISH, "")
+        return GenerationChunk(tokens, self._num_cached_tokens, finish)
+
+    def _end(self, event: RequestEvent, failure_code: str) -> None:
+        self._happen(event, failure_code)
+        REQUESTS_IN_STATE.labels(self._state.value).dec()
+
+    def _happen(self, event: RequestEvent, failure_code: str = "") -> None:
+        before, self._state = self._state, advance(self._state, event)
+        self._pen.advance(self._id(), event, num_emitted=len(self._emitted), failure_code=failure_code)
+        REQUESTS_IN_STATE.labels(before.value).dec()
+        REQUESTS_IN_STATE.labels(self._state.value).inc()
+
+    def _id(self) -> AttemptId:
+        return AttemptId(self._job.id, self._attempt)
