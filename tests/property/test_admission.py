@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.domain.errors import Overloaded
-from services.router.admission import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, Door, DoorLimits, Place
+from services.router.dispatch.admission import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, Door, DoorLimits, Place
 
 LIMITS = DoorLimits(max_running_requests=2, max_queued_requests=3, max_queued_tokens=8)
 

@@ -1,0 +1,21 @@
+"""The committed stubs are what the pinned protoc makes of `protos/` today."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+STUBS = ROOT / "baton" / "rpc" / "gen"
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in {".py", ".pyi"}}
+
+
+def test_committed_stubs_match_the_protos(tmp_path: Path):
+    # In a process of its own, as `make proto` does.
+    command = [sys.executable, str(ROOT / "scripts" / "generate_protos.py"), str(tmp_path / "gen")]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    committed, fresh = contents(STUBS), contents(tmp_path / "gen")
+    assert sorted(committed) == sorted(fresh), "run `make proto`"
+    assert [name for name in fresh if committed[name] != fresh[name]] == [], "run `make proto`"

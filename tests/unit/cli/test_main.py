@@ -1,0 +1,139 @@
+"""What a person sees: flags, settings and errors of the `baton` command, without a traceback."""
+
+import errno
+import socket
+import subprocess
+import sys
+import types
+
+import pytest
+
+from baton.domain.errors import Broken
+from baton.settings.base import SettingsError, known_variables
+from baton.state import embedded
+from services.cli import serve
+from services.cli.errors import StartFailed, explain
+from services.cli.main import run
+from services.cli.settings import COMMANDS
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in known_variables(COMMANDS.values()):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def service(monkeypatch):
+    """Stand-ins for `services.*.app`; returns what they were served, in order, with what the process was set to."""
+    seen = []
+
+    async def serve_settings(settings):
+        seen.append(settings)
+        return 3
+
+    for name in ("router", "prefill", "decode"):
+        module = types.ModuleType(f"services.{name}.app")
+        monkeypatch.setattr(module, "serve", serve_settings, raising=False)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(serve, "configure_logging", lambda *args: seen.append(args))
+    monkeypatch.setattr(serve, "limit_cores", lambda cores: seen.append(cores))
+    monkeypatch.setattr(serve, "limit_threads", lambda threads: seen.append(threads))
+    return seen
+
+
+def test_flags_beat_variables_and_the_exit_code_is_the_services(service, monkeypatch):
+    monkeypatch.setenv("BATON_MAX_ROWS", "9")
+    monkeypatch.setenv("BATON_PAGE_SIZE", "8")
+    assert run(["serve", "decode", "--page-size", "32", "--no-digests", "--log-format", "json"]) == 3
+    log, threads, settings = service
+    assert log == ("decode", "info", "json")
+    assert threads == 1
+    assert (settings.max_rows, settings.page_size, settings.digests) == (9, 32, False)
+
+
+def test_cores_and_threads_are_set_before_a_worker_is_imported(service):
+    assert run(["serve", "prefill", "--cpu-affinity", "0", "--threads", "2"]) == 3
+    assert service[1:3] == [{0}, 2]
+
+
+def test_variables_suffice(service, monkeypatch):
+    monkeypatch.setenv("BATON_PORT", "1234")
+    assert run(["serve", "router"]) == 3
+    assert service[-1].port == 1234
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["serve", "decode", "--page-sise", "1"], "Did you mean --page-size?"),
+        (["serve", "decode", "--page-size", "0"], "--page-size '0': Input should be greater than or equal to 1"),
+        (["serve", "router", "--redis-url", "ftp://x"], "redis://"),
+        (["serve", "prefill", "--host", "0.0.0.0"], "advertise_address"),
+        (["srve"], "srve"),
+        (["up", "/no/such/model"], "there is no such directory. Give 'bundled'"),
+        (["up", "--redis-url", "redis://127.0.0.1:1/0"], "127.0.0.1:1"),
+        (["up", "--decode", "0"], "--decode '0'"),
+    ],
+)
+def test_wrong_commands_are_explained(tokens, words, service, capsys):
+    assert run(tokens) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.startswith("baton: ")
+    assert "Traceback" not in error
+    assert service == []
+
+
+def test_a_wrong_variable_is_explained_with_its_name(service, monkeypatch, capsys):
+    monkeypatch.setenv("BATON_MAX_ROWS", "many")
+    assert run(["serve", "decode"]) == 2
+    assert "BATON_MAX_ROWS" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tokens", [["serve", "router"], ["up"]])
+def test_an_unknown_variable_is_refused_naming_the_nearest(tokens, service, monkeypatch, capsys):
+    monkeypatch.setenv("BATON_PAGESIZE", "16")
+    assert run(tokens) == 2
+    assert "Did you mean BATON_PAGE_SIZE?" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(embedded.find_server() is None, reason="no redis-server")
+def test_a_busy_port_is_explained_and_redis_stops_again(capsys, monkeypatch):
+    stopped = []
+    stop = embedded.EmbeddedRedis.stop
+
+    def stop_and_note(self) -> None:
+        stop(self)
+        stopped.append(self.pid)
+
+    monkeypatch.setattr(embedded.EmbeddedRedis, "stop", stop_and_note)
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        assert run(["up", "--port", str(port)]) == 2
+    assert f"HTTP port {port} on 127.0.0.1 is in use by another process. Stop the process" in capsys.readouterr().err
+    assert stopped == [None]
+
+
+def test_errors_become_words_and_codes():
+    assert explain(SettingsError("x", why="y", mend="Z.")) == ("x: y. Z.", 2)
+    assert explain(StartFailed("router ended")) == ("router ended", 1)
+    assert explain(PermissionError(errno.EACCES, "Permission denied", "/log"))[0].startswith("/log: Permission denied.")
+    with pytest.raises(Broken):
+        explain(Broken("a bug keeps its traceback"))
+
+
+def test_the_router_needs_no_torch():
+    program = (
+        "import sys, services.cli.main; print([m for m in ('torch', 'transformers', 'nixl_cu12') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_version_and_help(capsys):
+    assert run(["--version"]) == 0
+    assert run(["serve", "decode", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "0.1" in out
+    assert "Most sequences generated at once" in out

@@ -1,0 +1,117 @@
+"""Child processes: their logs, the order in which they stop, and that none outlives this process."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.cli.supervisor import Child, Command, Supervisor
+
+DEADLINE_S = 20.0
+
+# Says hello, waits for SIGTERM, notes its name in a shared file.
+POLITE = """
+import os, signal, sys
+def stop(*_):
+    with open(sys.argv[2], "a") as file:
+        file.write(sys.argv[1] + "\\n")
+    os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("hello from", sys.argv[1], os.environ["MARK"], flush=True)
+while True:
+    signal.pause()
+"""
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('hello', flush=True); signal.pause()"
+
+ORPHANING = """
+import asyncio, os, sys
+from pathlib import Path
+from services.cli.supervisor import Command, Supervisor
+
+async def main():
+    supervisor = Supervisor(Path(sys.argv[1]))
+    child = await supervisor.start(Command("child", (sys.executable, "-c", "import signal; signal.pause()"), {}))
+    print(child.process.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def polite(name: str, notes: Path) -> Command:
+    return Command(name, (sys.executable, "-c", POLITE, name, str(notes)), {"MARK": "marked"})
+
+
+async def wait_for_log(child, text: str) -> None:
+    """The log is a file: look, and between two looks wait for the child's end."""
+
+    async def look() -> None:
+        while text not in child.log_tail():
+            done, _ = await asyncio.wait([child.exit], timeout=0.02)
+            assert not done, child.log_tail()
+
+    await asyncio.wait_for(look(), DEADLINE_S)
+
+
+async def test_children_stop_stage_by_stage(tmp_path):
+    notes = tmp_path / "notes"
+    async with Supervisor(tmp_path) as supervisor:
+        for name in ("prefill-0", "decode-0", "decode-1", "router"):
+            await supervisor.start(polite(name, notes))
+        for child in supervisor.children:
+            await wait_for_log(child, f"hello from {child.name} marked")
+        assert await supervisor.stop(("router", "decode"), grace_s=DEADLINE_S) == []
+    order = notes.read_text().split()
+    assert order[0] == "router"
+    assert set(order[1:3]) == {"decode-0", "decode-1"}
+    assert order[3] == "prefill-0"
+
+
+async def test_a_child_that_will_not_stop_is_killed_and_named(tmp_path):
+    async with Supervisor(tmp_path) as supervisor:
+        child = await supervisor.start(Command("mule", (sys.executable, "-c", STUBBORN), {}))
+        await wait_for_log(child, "hello")
+        assert await supervisor.stop((), grace_s=0.1) == ["mule"]
+    assert child.process.returncode == -signal.SIGKILL
+
+
+async def test_the_first_child_to_end_is_returned_with_its_last_words(tmp_path):
+    async with Supervisor(tmp_path) as supervisor:
+        await supervisor.start(polite("lasting", tmp_path / "notes"))
+        program = "import sys; [print('line', i) for i in range(100)]; sys.exit(7)"
+        await supervisor.start(Command("short", (sys.executable, "-c", program), {}))
+        child = await asyncio.wait_for(supervisor.first_exit(), DEADLINE_S)
+        assert (child.name, child.process.returncode) == ("short", 7)
+        assert child.log_tail(2) == "line 98\nline 99"
+
+
+async def test_leaving_the_context_leaves_no_child(tmp_path):
+    async def start_and_fail() -> None:
+        async with Supervisor(tmp_path) as supervisor:
+            children.append(await supervisor.start(Command("mule", (sys.executable, "-c", STUBBORN), {})))
+            raise ZeroDivisionError
+
+    children: list[Child] = []
+    with pytest.raises(ZeroDivisionError):
+        await start_and_fail()
+    assert children[0].process.returncode is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+def test_children_die_when_their_supervisor_is_killed(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHANING, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        try:
+            parent.kill()
+            readable, _, _ = select.select([child], [], [], DEADLINE_S)
+            assert readable == [child]
+        finally:
+            os.close(child)

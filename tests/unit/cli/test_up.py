@@ -1,0 +1,156 @@
+"""`baton up` around tiny services: the good day, and every way in which a start can fail."""
+
+import asyncio
+import io
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from services.cli import up as up_module
+from services.cli.errors import StartFailed
+from services.cli.plan import Plan, free_ports
+from services.cli.settings import UpSettings
+from services.cli.supervisor import Child, Command, Supervisor
+from services.cli.up import run_plan
+
+TINY = Path(__file__).with_name("tiny_service.py")
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def arrivals(monkeypatch) -> asyncio.Queue[Child]:
+    """Every child, as it is started."""
+    queue: asyncio.Queue[Child] = asyncio.Queue()
+    start = Supervisor.start
+
+    async def announce(self, command):
+        child = await start(self, command)
+        queue.put_nowait(child)
+        return child
+
+    monkeypatch.setattr(Supervisor, "start", announce)
+    return queue
+
+
+def exit_codes(arrivals: asyncio.Queue[Child]) -> list[int | None]:
+    """Of all children that nobody has taken from the queue; None for one that still runs."""
+    return [arrivals.get_nowait().process.returncode for _ in range(arrivals.qsize())]
+
+
+def plan_of(flaws: str, **extra: str) -> Plan:
+    """One tiny service plays both router and decode worker; `extra` are programs beside it."""
+    port = free_ports(1)[0]
+    commands = [Command(name, (sys.executable, "-c", program), {}) for name, program in extra.items()]
+    commands.append(Command("router", (sys.executable, str(TINY), str(port), flaws), {}))
+    url = f"http://127.0.0.1:{port}"
+    return Plan(tuple(commands), url, (), (f"{url}/metrics",))
+
+
+async def run(plan: Plan, tmp_path: Path, start_timeout_s: float = DEADLINE_S) -> int:
+    settings = UpSettings(start_timeout_s=start_timeout_s, drain_timeout_s=5)
+    return await asyncio.wait_for(run_plan(plan, settings, tmp_path, Console(file=io.StringIO())), DEADLINE_S)
+
+
+async def test_it_comes_up_says_so_and_goes_down_on_sigterm(arrivals, tmp_path, monkeypatch, capsys):
+    welcome = up_module._welcome
+
+    def welcome_then_sigterm(plan, model):
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+        return welcome(plan, model)
+
+    monkeypatch.setattr(up_module, "_welcome", welcome_then_sigterm)
+    plan = plan_of("")
+    assert await run(plan, tmp_path) == 0
+    out = capsys.readouterr().out
+    assert f"curl -N {plan.router_url}/v1/chat/completions" in out
+    assert '"model": "tiny"' in out
+    assert plan.decode_metrics[0] in out
+    assert exit_codes(arrivals) == [0]
+
+
+async def kill_each(arrivals: asyncio.Queue[Child], name: str, times: int) -> None:
+    """Kills the child of that name as often as told, each time once it has been started again; then SIGTERM."""
+    for count in range(times + 1):
+        while (child := await arrivals.get()).name != name:
+            pass
+        if count < times:
+            child.process.kill()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("times", "survives"), [(1, True), (up_module._MAX_RESTARTS + 1, False)])
+async def test_a_worker_that_dies_later_is_started_again_but_not_for_ever(
+    arrivals, tmp_path, monkeypatch, times, survives
+):
+    tasks = []
+
+    def disturb(plan, model):
+        tasks.append(asyncio.create_task(kill_each(arrivals, "decode-0", times)))
+        return "up"
+
+    monkeypatch.setattr(up_module, "_welcome", disturb)
+    plan = plan_of("", **{"decode-0": "import signal; signal.pause()"})
+    try:
+        if survives:
+            assert await run(plan, tmp_path) == 0
+        else:
+            with pytest.raises(StartFailed, match="decode-0 ended by itself with exit code -9"):
+                await run(plan, tmp_path)
+    finally:
+        assert tasks[0].done() is survives
+        tasks[0].cancel()
+    assert None not in exit_codes(arrivals)
+
+
+@pytest.mark.parametrize(
+    ("flaws", "words"),
+    [
+        ("dies at start", r"router ended by itself with exit code 1[\s\S]*no such weights"),
+        ("dies of requests", r"router ended by itself with exit code 5[\s\S]*the request killed me"),
+        ("fails requests", "first completion: HTTP 500"),
+        ("moves nothing", "no page moved"),
+    ],
+)
+async def test_a_system_that_does_not_work_is_not_up(arrivals, tmp_path, capsys, flaws, words):
+    with pytest.raises(StartFailed, match=words):
+        await run(plan_of(flaws), tmp_path)
+    assert capsys.readouterr().out == ""
+    assert None not in exit_codes(arrivals)
+
+
+async def test_one_dead_worker_stops_everything(arrivals, tmp_path):
+    plan = plan_of("never ready", **{"decode-0": "import sys; sys.exit('out of pages')"})
+    with pytest.raises(StartFailed, match=r"decode-0 ended by itself with exit code 1[\s\S]*out of pages"):
+        await run(plan, tmp_path)
+    codes = exit_codes(arrivals)
+    assert len(codes) == 2
+    assert None not in codes
+
+
+async def test_a_system_that_is_never_ready_ends_at_its_deadline(arrivals, tmp_path):
+    with pytest.raises(StartFailed, match="no request was served within 1 s"):
+        await run(plan_of("never ready"), tmp_path, start_timeout_s=1.0)
+    assert None not in exit_codes(arrivals)
+
+
+async def test_a_signal_while_starting_is_a_clean_end(arrivals, tmp_path):
+    task = asyncio.create_task(run(plan_of("never ready"), tmp_path))
+    child = await asyncio.wait_for(arrivals.get(), DEADLINE_S)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert await task == 0
+    assert child.process.returncode is not None
+
+
+def test_temporary_logs_are_removed_and_kept_ones_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with up_module._log_dir(None) as directory:
+        (directory / "router.log").write_text("x")
+    assert list(tmp_path.iterdir()) == []
+    with up_module._log_dir(tmp_path / "a" / "b") as directory:
+        assert directory.is_dir()
+    assert (tmp_path / "a" / "b").is_dir()

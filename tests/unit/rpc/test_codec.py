@@ -1,0 +1,125 @@
+"""Round trips between domain and wire; the wire's only loss is the documented rounding to single precision."""
+
+import grpc
+import numpy as np
+import pytest
+from grpc.aio import AioRpcError, Metadata
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain import errors
+from baton.domain.ids import AttemptId, RequestId
+from baton.domain.request import EngineRequest, FinishReason, OutputToken, SamplingParams, StopParams, TokenLogprobs
+from baton.rpc import codec
+from baton.rpc.gen import common_pb2 as pb
+
+uint32 = st.integers(0, 2**32 - 1)
+singles = st.floats(-(2.0**100), 2.0**100, width=32)
+doubles = st.floats(-(2.0**100), 2.0**100)
+ids = st.builds(AttemptId, st.text(max_size=20).map(RequestId), uint32)
+
+
+def samplings(floats: st.SearchStrategy[float]) -> st.SearchStrategy[SamplingParams]:
+    biases = st.dictionaries(uint32, floats, max_size=5).map(lambda bias: tuple(sorted(bias.items())))
+    return st.builds(
+        SamplingParams,
+        temperature=floats,
+        top_k=st.integers(0, 2**31 - 1),
+        top_p=floats,
+        min_p=floats,
+        presence_penalty=floats,
+        frequency_penalty=floats,
+        repetition_penalty=floats,
+        seed=st.integers(-(2**63), 2**63 - 1),
+        logit_bias=biases,
+        logprobs=st.none() | st.integers(0, 20),
+    )
+
+
+stops = st.builds(StopParams, uint32, uint32, st.frozensets(uint32, max_size=5))
+requests = st.builds(
+    EngineRequest,
+    id=ids,
+    tokens=st.lists(uint32, max_size=20).map(tuple),
+    num_prompt_tokens=uint32,
+    sampling=samplings(singles),
+    stop=stops,
+    salt=st.text(max_size=10),
+)
+logprobs = st.builds(TokenLogprobs, singles, st.lists(st.tuples(uint32, singles), max_size=5).map(tuple))
+tokens = st.builds(OutputToken, uint32, uint32, st.none() | logprobs)
+
+
+@given(requests)
+def test_requests_survive_the_wire(request):
+    wire = codec.encode_request(request).SerializeToString()
+    assert codec.decode_request(pb.EngineRequest.FromString(wire)) == request
+
+
+@given(tokens)
+def test_tokens_survive_the_wire(token):
+    wire = codec.encode_token(token).SerializeToString()
+    assert codec.decode_token(pb.OutputToken.FromString(wire)) == token
+
+
+@given(doubles)
+def test_rounding_is_that_of_single_precision(value):
+    assert codec.single(value) == float(np.float32(value))
+    assert codec.single(codec.single(value)) == codec.single(value)
+
+
+@given(samplings(doubles))
+def test_every_process_sees_the_normalised_sampling(sampling):
+    normal = codec.normalise(sampling)
+    wire = codec.encode_sampling(sampling).SerializeToString()
+    assert codec.decode_sampling(pb.SamplingParams.FromString(wire)) == normal
+    assert codec.normalise(normal) == normal
+    assert normal.temperature == float(np.float32(sampling.temperature))
+
+
+def test_a_float_beyond_single_precision_is_refused():
+    with pytest.raises(OverflowError):
+        codec.single(1e300)
+
+
+@pytest.mark.parametrize("reason", [None, *FinishReason])
+def test_finish_reasons_survive(reason):
+    assert codec.decode_finish(codec.encode_finish(reason)) is reason
+
+
+def leaves(kind: type[errors.BatonError]) -> list[type[errors.BatonError]]:
+    below = [leaf for child in kind.__subclasses__() for leaf in leaves(child)]
+    return [kind, *below]
+
+
+DOMAIN_ERRORS = [kind for kind in leaves(errors.BatonError) if kind.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("kind", DOMAIN_ERRORS)
+def test_failures_keep_their_class_and_words(kind):
+    back = codec.decode_failure(codec.encode_failure(kind("what happened")))
+    assert type(back) is kind
+    assert str(back) == "what happened"
+
+
+@pytest.mark.parametrize("kind", DOMAIN_ERRORS)
+def test_statuses_keep_their_class_and_words(kind):
+    trailing = Metadata((codec.CODE_METADATA_KEY, kind.code))
+    failed = AioRpcError(codec.status_of(kind("x")), Metadata(), trailing, details="what happened")
+    back = codec.error_of(failed)
+    assert type(back) is kind
+    assert str(back) == "what happened"
+
+
+def test_statuses_tell_refusal_from_overload_and_loss():
+    assert codec.status_of(errors.ContextOverflow("x")) is grpc.StatusCode.INVALID_ARGUMENT
+    assert codec.status_of(errors.Overloaded("x")) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert codec.status_of(errors.Superseded("x")) is grpc.StatusCode.FAILED_PRECONDITION
+    assert codec.status_of(errors.WorkerLost("x")) is grpc.StatusCode.ABORTED
+
+
+def test_a_status_that_nobody_named_is_a_lost_worker():
+    failed = AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), details="connection refused")
+    back = codec.error_of(failed)
+    assert type(back) is errors.WorkerLost
+    assert "connection refused" in str(back)

@@ -1,0 +1,76 @@
+"""A server, a channel to it, and the errors that pass between them."""
+
+import errno
+
+import grpc
+import pytest
+
+from baton.domain.errors import Overloaded, WorkerLost
+from baton.domain.ids import AttemptId, RequestId
+from baton.rpc import codec
+from baton.rpc.client import Channels
+from baton.rpc.gen import common_pb2, prefill_pb2_grpc
+from baton.rpc.server import start_server
+
+DEADLINE_S = 20.0
+
+
+class FullServicer(prefill_pb2_grpc.PrefillServicer):
+    """Answers aborts of attempt 1 and refuses the others."""
+
+    async def Abort(self, request, context):
+        if request.id.attempt > 1:
+            await codec.abort(context, Overloaded("full up"))
+        return common_pb2.AbortReply()
+
+
+def register(server: grpc.aio.Server) -> None:
+    prefill_pb2_grpc.add_PrefillServicer_to_server(FullServicer(), server)
+
+
+def request(attempt: int) -> common_pb2.AbortRequest:
+    return common_pb2.AbortRequest(id=codec.encode_id(AttemptId(RequestId("r"), attempt)))
+
+
+async def test_calls_and_typed_errors_pass_and_a_stopped_server_is_lost():
+    server = await start_server("127.0.0.1", 0, register)
+    channels = Channels()
+    try:
+        stub = prefill_pb2_grpc.PrefillStub(channels.get(f"127.0.0.1:{server.port}"))
+        assert await stub.Abort(request(1), timeout=DEADLINE_S) == common_pb2.AbortReply()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Abort(request(2), timeout=DEADLINE_S)
+        error = codec.error_of(refused.value)
+        assert isinstance(error, Overloaded)
+        assert str(error) == "full up"
+        await server.stop()
+        with pytest.raises(grpc.aio.AioRpcError) as lost:
+            await stub.Abort(request(1), timeout=DEADLINE_S)
+        assert isinstance(codec.error_of(lost.value), WorkerLost)
+    finally:
+        await channels.close()
+        await server.stop()
+
+
+async def test_a_busy_port_is_named():
+    first = await start_server("127.0.0.1", 0, register)
+    try:
+        with pytest.raises(OSError, match=f"port {first.port}") as caught:
+            await start_server("127.0.0.1", first.port, register)
+        assert caught.value.errno == errno.EADDRINUSE
+    finally:
+        await first.stop()
+
+
+async def test_channels_are_kept_by_address_until_forgotten():
+    channels = Channels()
+    try:
+        first = channels.get("127.0.0.1:1")
+        assert channels.get("127.0.0.1:1") is first
+        assert channels.get("127.0.0.1:2") is not first
+        await channels.forget("127.0.0.1:1")
+        await channels.forget("127.0.0.1:1")
+        assert channels.get("127.0.0.1:1") is not first
+    finally:
+        await channels.close()
+        await channels.close()

@@ -1,0 +1,43 @@
+"""Signals: the first asks, the second ends."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from baton.rpc.shutdown import shutdown_event
+
+STUBBORN = """
+import asyncio
+from baton.rpc.shutdown import shutdown_event
+
+async def main():
+    with shutdown_event() as event:
+        print("ready", flush=True)
+        await event.wait()
+        print("draining", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_first_signal_sets_the_event(number):
+    with shutdown_event() as event:
+        assert not event.is_set()
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(event.wait(), 10)
+
+
+def test_the_second_signal_ends_a_process_that_will_not_drain():
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "draining\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM

@@ -1,0 +1,70 @@
+"""Finding a model's files, and saying what is wrong when they cannot be found."""
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from baton.settings.base import SettingsError
+from baton.settings.model_source import ModelFiles, resolve_model
+
+
+def make_model(directory: Path, *names: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    for name in names:
+        (directory / name).write_text("{}")
+    return directory
+
+
+def test_a_directory_is_taken_as_it_is(tmp_path):
+    model = make_model(tmp_path / "m", "config.json", "tokenizer.json", "model.safetensors")
+    assert resolve_model(str(model)) == model
+
+
+def test_the_router_needs_no_weights(tmp_path):
+    model = make_model(tmp_path / "m", "config.json", "tokenizer.json")
+    assert resolve_model(str(model), ModelFiles.TEXT) == model
+    with pytest.raises(SettingsError, match="safetensors"):
+        resolve_model(str(model))
+
+
+@pytest.mark.parametrize(
+    ("names", "words"), [((), "no config.json"), (("config.json", "model.safetensors"), "no tokenizer.json")]
+)
+def test_an_incomplete_directory_is_refused(tmp_path, names, words):
+    with pytest.raises(SettingsError, match=words):
+        resolve_model(str(make_model(tmp_path / "m", *names)))
+
+
+def test_a_missing_directory_is_refused_without_asking_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
+    with pytest.raises(SettingsError, match="no such directory"):
+        resolve_model(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(("files", "weights"), [(ModelFiles.TEXT, False), (ModelFiles.ALL, True)])
+def test_a_hub_id_is_downloaded_with_only_the_files_needed(tmp_path, monkeypatch, files, weights):
+    asked = {}
+
+    def download(name, *, allow_patterns):
+        asked[name] = allow_patterns
+        return str(make_model(tmp_path / "m", "config.json", "tokenizer.json", "model.safetensors"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model("org/name", files) == tmp_path / "m"
+    assert ("*.safetensors" in asked["org/name"]) is weights
+
+
+def test_a_failed_download_says_what_to_do(monkeypatch):
+    def offline(name, *, allow_patterns):
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(SettingsError, match=r"org/name.*cannot be downloaded.*Check the network"):
+        resolve_model("org/name")
+
+
+def test_the_bundled_model_needs_no_network(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
+    assert (resolve_model("bundled") / "config.json").is_file()

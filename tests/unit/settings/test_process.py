@@ -1,0 +1,32 @@
+"""Cores and threads of a process; what changes a process is tried in one of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+from baton.settings.base import SettingsError
+from baton.settings.process import child_environment, limit_cores, thread_variables, usable_cores
+
+
+def test_a_core_the_machine_lacks_is_refused():
+    with pytest.raises(SettingsError, match="100000"):
+        limit_cores([100000])
+
+
+def test_a_process_binds_itself_and_sizes_its_pools():
+    core = usable_cores()[-1]
+    program = (
+        "import os; from baton.settings.process import limit_cores, limit_threads;"
+        f"limit_cores([{core}]); limit_threads(3);"
+        "print(os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'])"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.split("\n")[0] == f"{{{core}}} 3"
+
+
+def test_a_child_gets_this_environment_and_more(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "9")
+    monkeypatch.setenv("SOMETHING", "kept")
+    environment = child_environment(thread_variables(2))
+    assert (environment["OMP_NUM_THREADS"], environment["SOMETHING"]) == ("2", "kept")

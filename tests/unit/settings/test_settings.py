@@ -1,0 +1,125 @@
+"""Reading settings: precedence, refusals, and the small computations on them."""
+
+import pytest
+from pydantic import ValidationError
+
+from baton.settings.base import SettingsError, known_variables, refuse_unknown_variables
+from baton.settings.groups import Dtype, WorkerSettings, parse_cores
+from services.decode.settings import DecodeSettings
+from services.prefill.settings import PrefillSettings
+from services.router.settings import RouterSettings
+
+MODELS = (RouterSettings, PrefillSettings, DecodeSettings)
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in known_variables(MODELS):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_field_is_documented_and_there_are_fewer_than_forty(model):
+    assert all(field.description for field in model.model_fields.values())
+    assert len(model.model_fields) < 40
+
+
+def test_given_values_beat_the_environment_which_beats_defaults(monkeypatch):
+    assert PrefillSettings().page_size == 16
+    monkeypatch.setenv("BATON_PAGE_SIZE", "32")
+    assert PrefillSettings().page_size == 32
+    assert PrefillSettings(page_size=64).page_size == 64
+
+
+def test_an_empty_variable_counts_as_unset(monkeypatch):
+    monkeypatch.setenv("BATON_NUM_PAGES", "")
+    assert DecodeSettings().num_pages is None
+
+
+def test_enums_read_from_the_environment_compare_as_strings(monkeypatch):
+    monkeypatch.setenv("BATON_DTYPE", "float32")
+    dtype = DecodeSettings().dtype
+    assert (dtype, type(dtype)) == ("float32", Dtype)
+
+
+def test_settings_are_frozen():
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(RouterSettings(), "port", 1)  # noqa: B010  (mypy sees what this test is about)
+
+
+def test_an_unknown_flag_is_refused():
+    with pytest.raises(ValidationError, match="max_rowz"):
+        DecodeSettings.model_validate({"max_rowz": 3})
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "words"),
+    [
+        (RouterSettings, {"port": 70000}, "65535"),
+        (RouterSettings, {"redis_url": "http://x"}, "redis://"),
+        (RouterSettings, {"worker_ttl_s": 0.6}, "twice"),
+        (PrefillSettings, {"host": "0.0.0.0"}, "advertise_address"),
+        (PrefillSettings, {"token_budget": 8}, "page_size"),
+        (PrefillSettings, {"pin_fraction": 0.0}, "greater than 0"),
+        (PrefillSettings, {"cpu_affinity": "a-b"}, "0-3,8"),
+        (DecodeSettings, {"source_lease_s": 0.5}, "renew_interval_s"),
+        (DecodeSettings, {"dtype": "int8"}, "float32"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_in_words(model, values, words):
+    with pytest.raises(ValidationError, match=words):
+        model(**values)
+
+
+def test_unknown_variables_are_refused_naming_the_nearest():
+    with pytest.raises(SettingsError, match=r"BATON_PAGESIZE.*BATON_PAGE_SIZE"):
+        refuse_unknown_variables(MODELS, {"BATON_PAGESIZE": "16"})
+
+
+def test_variables_of_a_neighbour_and_of_others_are_not_refused():
+    refuse_unknown_variables(MODELS, {"BATON_MAX_ROWS": "2", "BATON_MAX_ATTEMPTS": "1", "PATH": "/bin"})
+
+
+def test_unknown_variables_of_this_process_are_seen(monkeypatch):
+    monkeypatch.setenv("BATON_MODLE", "x")
+    with pytest.raises(SettingsError, match="BATON_MODEL"):
+        refuse_unknown_variables([RouterSettings])
+
+
+def test_pool_pages_come_from_the_number_or_from_the_memory():
+    assert PrefillSettings(num_pages=7).pool_pages(page_bytes=1 << 20) == 7
+    assert PrefillSettings(kv_memory_mib=3).pool_pages(page_bytes=1 << 20) == 3
+    with pytest.raises(SettingsError, match="kv-memory-mib"):
+        PrefillSettings(kv_memory_mib=1).pool_pages(page_bytes=(1 << 20) + 1)
+
+
+def test_host_pages_default_to_the_pool():
+    assert DecodeSettings().preemption_pages(5) == 5
+    assert DecodeSettings(host_pages=0).preemption_pages(5) == 0
+
+
+def test_the_advertised_address_names_the_bound_port():
+    assert PrefillSettings(port=0).advertised(4711) == "127.0.0.1:4711"
+    elsewhere = PrefillSettings(host="0.0.0.0", advertise_address="prefill:50051")
+    assert elsewhere.advertised(50051) == "prefill:50051"
+
+
+def test_cores():
+    assert parse_cores("0-2, 5") == {0, 1, 2, 5}
+    assert DecodeSettings(cpu_affinity="1").cores == frozenset({1})
+    assert DecodeSettings().cores is None
+    for text in ("", "3-1", "1-", "-1", "1,,2"):
+        with pytest.raises(ValueError, match=r"core|given"):
+            parse_cores(text)
+
+
+def test_the_public_name_of_a_directory_is_its_last_part(tmp_path):
+    assert RouterSettings().public_model_name == "bundled"
+    assert RouterSettings(model=str(tmp_path)).public_model_name == tmp_path.name
+    assert RouterSettings(model="org/name").public_model_name == "org/name"
+    assert RouterSettings(served_model_name="mine").public_model_name == "mine"
+
+
+def test_workers_need_a_name_of_their_own():
+    with pytest.raises(ValidationError):
+        WorkerSettings()

@@ -1,0 +1,49 @@
+"""The metrics' names, and the endpoint that shows them."""
+
+import errno
+import urllib.request
+
+import pytest
+
+from baton.telemetry import metrics
+
+
+def test_every_metric_has_a_name_help_and_a_constant_like_its_name():
+    declared = metrics.declared()
+    assert len(declared) > 30
+    for metric in declared:
+        family = next(iter(metric.describe()))
+        assert family.name.startswith("baton_")
+        assert family.documentation.endswith(".")
+        constant = family.name.removeprefix("baton_").upper()
+        suffix = "_TOTAL" if family.type == "counter" else ""
+        assert getattr(metrics, constant + suffix) is metric
+
+
+def test_recomputed_tokens_are_shown_from_the_start():
+    text, content_type = metrics.render()
+    assert b"baton_tokens_recomputed_total 0.0" in text
+    assert content_type.startswith("text/plain")
+
+
+def test_the_endpoint_serves_until_closed():
+    metrics.DEGRADED.labels("test").set(1)
+    server = metrics.start_metrics_server("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.port}/metrics"
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            assert b'baton_degraded{component="test"} 1.0' in response.read()
+    finally:
+        server.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=10)
+
+
+def test_a_busy_port_is_named():
+    server = metrics.start_metrics_server("127.0.0.1", 0)
+    try:
+        with pytest.raises(OSError, match=f"metrics port {server.port}") as caught:
+            metrics.start_metrics_server("127.0.0.1", server.port)
+        assert caught.value.errno == errno.EADDRINUSE
+    finally:
+        server.close()
