@@ -1,0 +1,208 @@
+"""What the dispatcher does when an attempt is lost, in every way one can be."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.errors import (
+    Interrupted,
+    Superseded,
+    WorkerLost,
+)
+from baton.domain.ids import AttemptId, RequestId, new_incarnation
+from baton.domain.lifecycle import RequestState
+from services.router.dispatch.booking import BookingLimits
+from tests.mock_workers import (
+    At,
+    Busy,
+    Die,
+    Fail,
+    Hold,
+    MockDecode,
+    Phase,
+    Skip,
+    token_at,
+)
+from tests.service.dispatch_world import (
+    LIMITS,
+    PROMPT,
+    job,
+    scripted,
+    tokens,
+    two_looks,
+    world,
+)
+
+pytestmark = pytest.mark.timeout(30)
+
+
+async def test_a_decode_worker_that_dies_while_decoding_is_replaced_without_gap_or_duplicate():
+    async with world(decode=[(At(Phase.DECODE, Hold(), index=3),), ()]) as w:
+        first, second = w.cluster.decodes
+        await w.cluster.change_load(second, running_rows=4)  # second choice
+        await two_looks(w)
+        chunks = w.dispatcher.run(w.dispatcher.admit(job(max_tokens=7)))
+        seen = [await anext(chunks) for _ in range(3)]
+        await first.stop()
+        seen += [chunk async for chunk in chunks]
+        assert tokens(seen) == scripted(7)
+        replay = second.requests[0]
+        assert replay.id == AttemptId(RequestId("r"), 2)
+        assert replay.tokens == (*PROMPT, token_at(0), token_at(1), token_at(2))
+        assert replay.num_prompt_tokens == len(PROMPT)
+        assert w.diary.entries.count("retry") == 1
+        assert await w.prefill.aborted(AttemptId(RequestId("r"), 1)) == "worker_lost"
+        assert await w.state(job()) is RequestState.FINISHED
+
+
+async def test_a_prefill_worker_that_dies_before_the_seal_is_replaced():
+    async with world(prefill=[(At(Phase.SEAL, Die()),), ()]) as w:
+        await w.cluster.change_load(w.cluster.prefills[1], waiting_tokens=100)
+        await two_looks(w)
+        assert tokens(await w.generate(job())) == scripted(5)
+        assert w.cluster.prefills[1].requests[0].id.attempt == 2
+        assert await w.decode.aborted(AttemptId(RequestId("r"), 1)) == "worker_lost"
+
+
+async def test_a_prefill_worker_that_dies_after_the_seal_is_not_missed():
+    async with world([(At(Phase.SEALED, Die()),)], [(At(Phase.DECODE, Hold(), index=1),)]) as w:
+        run = asyncio.create_task(w.generate(job()))
+        await w.prefill.reached(Phase.SEALED)
+        await w.decode.reached(Phase.DECODE)
+        await w.prefill.stop()
+        w.prefill.incarnation = new_incarnation()  # it is even known to be gone
+        await w.cluster.announce()
+        await two_looks(w)
+        w.decode.release()
+        assert tokens(await run) == scripted(5)
+        assert len(w.decode.requests) == len(w.prefill.requests) == 1
+
+
+@pytest.mark.parametrize("code", ["link_broken", "lease_ended", "integrity_failure", "sent_back", "worker_lost", "odd"])
+async def test_a_failure_that_decode_reports_is_replayed(code):
+    async with world(decode=[(At(Phase.DECODE, Fail(code), index=2),)]) as w:
+        assert tokens(await w.generate(job())) == scripted(5)
+        assert [request.id.attempt for request in w.decode.requests] == [1, 2]
+
+
+@pytest.mark.parametrize("code", ["sent_back", "link_broken"])
+async def test_a_replay_avoids_what_the_attempt_was_lost_on(code):
+    async with world(decode=[(At(Phase.DECODE, Fail(code), index=2),), ()]) as w:
+        first, second = w.cluster.decodes
+        await w.cluster.change_load(second, running_rows=4)  # otherwise second choice
+        await two_looks(w)
+        assert tokens(await w.generate(job())) == scripted(5)
+        assert [len(decode.requests) for decode in (first, second)] == [1, 1]
+
+
+async def test_a_worker_stuck_in_a_step_loses_its_attempts():
+    async with world(decode=[(At(Phase.DECODE, Hold(), index=2),), ()]) as w:
+        first, second = w.cluster.decodes
+        await w.cluster.change_load(second, running_rows=4)
+        await two_looks(w)
+        run = asyncio.create_task(w.generate(job()))
+        await first.reached(Phase.DECODE, times=2)
+        await w.cluster.change_load(first, step_age_s=31.0)
+        assert tokens(await run) == scripted(5)
+        assert await first.aborted(AttemptId(RequestId("r"), 1)) == "worker_lost"
+        assert second.requests[0].id.attempt == 2
+
+
+async def test_a_missing_token_index_is_never_passed_on():
+    async with world(decode=[(At(Phase.DECODE, Skip(), index=2),)]) as w:
+        assert tokens(await w.generate(job())) == scripted(5)
+        assert await w.decode.aborted(AttemptId(RequestId("r"), 1)) == "integrity_failure"
+
+
+async def test_attempts_are_bounded_and_the_last_error_is_raised():
+    async with world(decode=[(At(Phase.LAND, Fail("link_broken"), times=9),)]) as w:
+        with pytest.raises(Interrupted) as failure:
+            await w.generate(job())
+        assert failure.value.code == "link_broken"
+        assert [request.id.attempt for request in w.decode.requests] == [1, 2, 3]
+        assert await w.state(job()) is RequestState.FAILED
+
+
+async def test_a_fenced_attempt_is_not_tried_again():
+    async with world(decode=[(At(Phase.PROMISE, Fail("superseded")),)]) as w:
+        with pytest.raises(Superseded):
+            await w.generate(job())
+        assert len(w.decode.promises) == 1
+
+
+async def test_busy_is_asked_again_until_there_is_room():
+    async with world(decode=[(At(Phase.PROMISE, Busy(), times=3),)]) as w:
+        assert tokens(await w.generate(job())) == scripted(5)
+        assert [promise.id.attempt for promise in w.decode.promises] == [1, 1, 1, 1]
+
+
+async def test_a_busy_worker_sends_the_attempt_to_another():
+    scripts = [(At(Phase.PROMISE, Busy(60.0)),), (At(Phase.PROMISE, Busy(60.0)),)]
+    async with world(decode=scripts) as w:
+        first, second = w.cluster.decodes
+        run = asyncio.create_task(w.generate(job()))
+        await first.reached(Phase.PROMISE)
+        await second.reached(Phase.PROMISE)
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+        assert len(first.promises) == len(second.promises) == 1
+
+
+async def test_a_worker_that_drains_is_left_alone():
+    async with world(decode=[(At(Phase.PROMISE, Fail("draining"), times=9),), ()]) as w:
+        for name in ("a", "b"):
+            assert tokens(await w.generate(job(name))) == scripted(5)
+        assert len(w.cluster.decodes[1].requests) == 2
+
+
+async def test_a_lost_answer_to_a_promise_is_aborted_and_counts_as_an_attempt():
+    async with world(decode=[(At(Phase.PROMISE, Die()),), ()]) as w:
+        await w.cluster.change_load(w.cluster.decodes[1], running_rows=4)
+        await two_looks(w)
+        assert tokens(await w.generate(job())) == scripted(5)
+        assert w.cluster.decodes[1].requests[0].id.attempt == 2
+        assert await w.state(job()) is RequestState.FINISHED
+
+
+async def test_a_restarted_worker_ends_the_attempts_of_its_former_life():
+    async with world(decode=[(At(Phase.DECODE, Hold(), index=2),)]) as w:
+        run = asyncio.create_task(w.generate(job()))
+        await w.decode.reached(Phase.DECODE, times=2)
+        w.decode.incarnation = new_incarnation()
+        await w.cluster.announce()
+        assert tokens(await run) == scripted(5)
+        assert [request.id.attempt for request in w.decode.requests] == [1, 2]
+
+
+async def test_a_worker_restarted_while_it_is_asked_for_a_promise_is_asked_again():
+    async with world(decode=[(At(Phase.PROMISE, Hold()),)]) as w:
+        run = asyncio.create_task(w.generate(job()))
+        await w.decode.reached(Phase.PROMISE)
+        w.decode.incarnation = new_incarnation()
+        await w.cluster.announce()
+        assert tokens(await run) == scripted(5)
+        assert [promise.id.attempt for promise in w.decode.promises] == [1, 2]
+
+
+async def test_a_worker_that_vanished_is_waited_for_and_then_the_loss_is_told():
+    async with world(decode=[(At(Phase.DECODE, Die(), index=2),)]) as w:
+        with pytest.raises(WorkerLost):
+            await w.generate(job())
+        assert await w.state(job()) is RequestState.FAILED
+
+
+async def test_a_worker_that_comes_back_in_time_continues_the_request():
+    patient = replace(LIMITS, booking=BookingLimits(promise_timeout_s=2.0, patience_s=5.0))
+    async with world(decode=[(At(Phase.DECODE, Die(), index=2),)], limits=patient) as w:
+        run = asyncio.create_task(w.generate(job()))
+        await w.decode.reached(Phase.DECODE, times=2)
+        await w.prefill.aborted(AttemptId(RequestId("r"), 1))
+        newcomer = MockDecode("decode-9")
+        w.cluster.decodes.append(newcomer)
+        await newcomer.start()
+        await w.cluster.announce()
+        assert tokens(await run) == scripted(5)
+        assert newcomer.requests[0].id.attempt == 2
