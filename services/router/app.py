@@ -31,8 +31,8 @@ from services.router.dispatch.admission import DoorLimits
 from services.router.dispatch.booking import BookingLimits
 from services.router.dispatch.dispatcher import DispatchLimits, Identity, TokenDispatcher
 from services.router.dispatch.fleet import Fleet, FleetLimits
-from services.router.stopwatch import Stopwatch
 from services.router.settings import RouterSettings
+from services.router.stopwatch import Stopwatch
 from services.router.text.model import TextModel
 
 BACKLOG = 2048

@@ -2,8 +2,8 @@
 
 Life of a streamed answer: tickets are taken (a refusal is still a real status) -> choices run -> headers go out with
 the first token, or after `HEADER_GRACE_S` without one -> an event a token, a ping in silence -> usage -> [DONE]. A
-failure before the headers is raised and becomes a status in `routes`; after them it becomes an error event and the end. A
-hang-up at any point cancels everything.
+failure before the headers is raised and becomes a status in `routes`; after them it becomes an error event and the end.
+A hang-up at any point cancels everything.
 """
 
 from __future__ import annotations

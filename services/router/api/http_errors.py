@@ -1,7 +1,7 @@
 """The one place where an error becomes HTTP: a status and headers before the first byte, an event after it.
 
-`routes` and `delivery` hand it whatever was raised. What is not of our tree is a bug: whoever caught it logs it, and the
-client hears "internal error" and nothing else.
+`routes` and `delivery` hand it whatever was raised. What is not of our tree is a bug: whoever caught it logs it, and
+the client hears "internal error" and nothing else.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from baton.domain.request import SamplingParams
 from services.router.api.calls import Streaming
 from services.router.api.fields import Fields, is_integer, is_number, shown
+from services.router.text.sampling_defaults import SamplingDefaults
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
@@ -31,16 +32,17 @@ class Length:
     min_tokens: int
 
 
-def read_sampling(fields: Fields, vocab_size: int, logprobs: int | None) -> SamplingParams:
-    """Everything but the seed, which differs between choices."""
+def read_sampling(fields: Fields, vocab_size: int, logprobs: int | None, defaults: SamplingDefaults) -> SamplingParams:
+    """Everything but the seed, which differs between choices; what the client leaves out is the model's default."""
+    top_k = fields.integer("top_k", -1, INT32_MAX)
     return SamplingParams(
-        temperature=fields.number("temperature", 1.0, 0.0, 2.0),
-        top_k=min(max(fields.integer("top_k", -1, INT32_MAX) or 0, 0), vocab_size),
-        top_p=fields.number("top_p", 1.0, 0.0, 1.0, above_low=True),
-        min_p=fields.number("min_p", 0.0, 0.0, 1.0),
+        temperature=fields.number("temperature", defaults.temperature, 0.0, 2.0),
+        top_k=min(max(defaults.top_k if top_k is None else top_k, 0), vocab_size),
+        top_p=fields.number("top_p", defaults.top_p, 0.0, 1.0, above_low=True),
+        min_p=fields.number("min_p", defaults.min_p, 0.0, 1.0),
         presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.0, 2.0, above_low=True),
+        repetition_penalty=fields.number("repetition_penalty", defaults.repetition_penalty, 0.0, 2.0, above_low=True),
         logit_bias=_read_logit_bias(fields, vocab_size),
         logprobs=logprobs,
     )

@@ -1,7 +1,7 @@
 """The OpenAI objects that go out, field by field, as msgspec structs (an SSE chunk is encoded in under a microsecond).
 
-`chat`, `completions`, `routes` and `http_errors` fill them. A field that is `UNSET` is left out of the JSON, one that is
-None is null. What comes in is read by `validation`.
+`chat`, `completions`, `routes` and `http_errors` fill them. A field that is `UNSET` is left out of the JSON, one that
+is None is null. What comes in is read by `validation`.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Validator:
             stop_token_ids |= self._text.eos_token_ids
         return _Wishes(
             num_choices=parameters.read_num_choices(fields),
-            sampling=parameters.read_sampling(fields, vocab_size, logprobs),
+            sampling=parameters.read_sampling(fields, vocab_size, logprobs, self._text.sampling_defaults),
             seed=parameters.read_seed(fields),
             length=parameters.read_length(fields, least_tokens=least_tokens),
             stop_strings=parameters.read_stop_strings(fields),

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 from baton.domain.errors import InvalidRequest
 from services.router.text.chat_template import ChatTemplate, Message
 from services.router.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from services.router.text.sampling_defaults import SamplingDefaults
 
 Json = Mapping[str, object]
 
@@ -31,7 +32,15 @@ class TextModel:
     `vocab_size` bounds the ids that a request may name; `max_position_tokens` is None where the config gives none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, tokenizer_config: Json, config: Json, template: str | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tokenizer_config: Json,
+        config: Json,
+        template: str | None,
+        sampling_defaults: SamplingDefaults = SamplingDefaults(),
+    ) -> None:
+        self.sampling_defaults = sampling_defaults
         self._tokenizer = tokenizer
         self._special_tokens = _special_tokens(tokenizer_config)
         tokenizer.no_padding()
@@ -54,13 +63,16 @@ class TextModel:
         config = _read_json(directory / "config.json")
         text_config = config.get("text_config")
         merged = {**config, **text_config} if isinstance(text_config, dict) else dict(config)
+        defaults = SamplingDefaults()
         if (directory / "generation_config.json").is_file():
             generation = _read_json(directory / "generation_config.json")
             merged["eos_token_id"] = generation.get("eos_token_id", merged.get("eos_token_id"))
+            defaults = SamplingDefaults.read(generation)
         tokenizer_json = (directory / "tokenizer.json").read_text(encoding="utf-8")
         path = directory / "tokenizer_config.json"
         tokenizer_config = _read_json(path) if path.is_file() else {}
-        return cls(Tokenizer.from_str(tokenizer_json), tokenizer_config, merged, _template(directory, tokenizer_config))
+        template = _template(directory, tokenizer_config)
+        return cls(Tokenizer.from_str(tokenizer_json), tokenizer_config, merged, template, defaults)
 
     @property
     def has_chat_template(self) -> bool:
