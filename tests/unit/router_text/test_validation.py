@@ -29,7 +29,7 @@ def test_defaults():
     assert job.prompt_tokens == prompt == bundled().encode(bundled().render_chat(HELLO), add_special_tokens=False)
     assert (job.id, job.deadline_s, job.salt, call.streaming, call.stop_strings) == (RID, 9.0, "", None, ())
     assert (job.sampling.temperature, job.sampling.top_p, job.sampling.top_k, job.sampling.logprobs) == (
-        1.0,
+        0.2,  # the bundled model's own
         1.0,
         0,
         None,

@@ -1,0 +1,87 @@
+"""`baton up`, as a new user runs it: one command, a first answer, and Ctrl-C leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from queue import Empty, Queue
+from typing import IO
+
+import httpx2
+import pytest
+
+from services.cli.plan import free_ports
+from tests.cluster import START_TIMEOUT_S, eventually
+
+pytestmark = pytest.mark.integration
+
+
+def read_lines(stream: IO[str], printed: Queue[str]) -> None:
+    for line in stream:
+        printed.put(line)
+    stream.close()
+
+
+def lines_until(stream: IO[str], last: str, timeout_s: float) -> list[str]:
+    """What is printed up to a line that begins with `last`."""
+    printed: Queue[str] = Queue()
+    threading.Thread(target=read_lines, args=(stream, printed), daemon=True).start()
+    lines: list[str] = []
+    while not lines or not lines[-1].startswith(last):
+        try:
+            lines.append(printed.get(timeout=timeout_s).rstrip())
+        except Empty:
+            raise AssertionError(f"no line begins with {last!r}: {lines}") from None
+    return lines
+
+
+def children_of(pid: int) -> list[int]:
+    """Living children of a process."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(child) for child in found.stdout.split()]
+
+
+def exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_up_answers_and_leaves_nothing(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "services.cli.main", "up", f"--port={port}", "--kv-memory-mib=64"]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with (tmp_path / "stderr").open("wb") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
+    assert process.stdout is not None
+    try:
+        lines = lines_until(process.stdout, "Ctrl-C", START_TIMEOUT_S)
+        [curl] = [line for line in lines if line.startswith("curl")]
+        url = re.search(r"http://\S+/v1/chat/completions", curl)
+        body = re.search(r"-d '(.*)'", curl)
+        assert url is not None
+        assert body is not None
+        response = httpx2.post(
+            url[0], content=body[1], headers={"content-type": "application/json"}, timeout=60.0, trust_env=False
+        )
+        assert response.status_code == 200
+        assert response.text.rstrip().endswith("data: [DONE]")
+        endpoints = [line.split()[1] for line in lines if line.startswith("metrics")]
+        assert len(endpoints) == 3
+        for endpoint in endpoints:
+            assert "baton_build_info" in httpx2.get(endpoint, timeout=10.0, trust_env=False).text
+        family = children_of(process.pid)
+        assert len(family) >= 4, "Redis, prefill, decode, router"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60.0) == 0
+    finally:
+        process.kill()
+        process.wait(10.0)
+    eventually(lambda: not any(map(exists, family)), 5.0, "every child has gone")
+    left = [path.name for path in temporary.iterdir() if path.name.startswith("baton")]
+    assert left == [], "no socket, no folder (torch keeps a cache of its own there)"

@@ -1,0 +1,207 @@
+"""Loading: what is accepted, what is refused and in which words, and that the self-check sees a wrong model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from baton.kv.geometry import LayerGeometry
+from baton.model import loading, packed
+from baton.model.allow_list import TOKEN_EXACT
+from baton.model.attention import hf, torch_backend
+from baton.model.attention.base import AttentionCall
+from baton.model.config import DtypeChoice, has_bfloat16_arithmetic, read_config
+from baton.model.errors import UnreadableModel, UnsupportedModel
+from baton.model.loading import load_model
+from baton.model.packed import PackedLinear, Packing, pack_linears, packing_pays, unpack_linears
+from baton.model.storage import PageStorage
+from tests import models
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.save_random_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+def with_config(directory: Path, source: Path, **changes: Any) -> Path:
+    """A copy of `source`'s config with some fields changed; no weights."""
+    config = json.loads((source / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_a_config_is_read(llama):
+    config = read_config(llama, max_model_len=100)
+    assert (config.model_type, config.max_model_len, config.vocab_size) == ("llama", 100, models.VOCAB_SIZE)
+    assert config.dtype == "float32"
+    assert read_config(llama).max_model_len == models.MAX_POSITIONS
+
+
+def test_auto_dtype_is_the_checkpoints_where_the_machine_can(tmp_path, llama):
+    stored = with_config(tmp_path, llama, dtype="bfloat16")
+    assert read_config(stored).dtype == ("bfloat16" if has_bfloat16_arithmetic() else "float32")
+    assert read_config(stored, device="cuda").dtype == "bfloat16"
+    assert read_config(stored, dtype=DtypeChoice.FLOAT32).dtype == "float32"
+    assert read_config(stored, dtype=DtypeChoice.BFLOAT16).torch_dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "mamba"}, "'mamba' has not been seen"),
+        ({"model_type": "roberta"}, "'roberta' has not been seen"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"attention_chunk_size": 128}, "attention_chunk_size"),
+        ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear_attention"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+    ],
+)
+def test_models_that_pages_get_wrong_are_refused(tmp_path, llama, changes, reason):
+    with pytest.raises(UnsupportedModel, match=reason):
+        read_config(with_config(tmp_path, llama, **changes))
+
+
+def test_the_context_may_be_lowered_but_not_raised(llama):
+    with pytest.raises(UnsupportedModel, match="lower it"):
+        read_config(llama, max_model_len=models.MAX_POSITIONS + 1)
+
+
+def test_missing_and_torn_directories_are_refused_in_words(tmp_path, llama):
+    with pytest.raises(UnreadableModel, match="no model in"):
+        load_model(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UnreadableModel, match="not JSON"):
+        load_model(tmp_path)
+    with_config(tmp_path, llama)
+    with pytest.raises(UnreadableModel, match="weights in"):
+        load_model(tmp_path)
+    weights = (llama / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(UnreadableModel, match="weights in"):
+        load_model(tmp_path)
+
+
+def test_a_checkpoint_that_does_not_fill_the_architecture_is_refused(tmp_path, llama):
+    deeper = with_config(tmp_path, llama, num_hidden_layers=4)
+    (tmp_path / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes())
+    with pytest.raises(UnreadableModel, match="missing"):
+        load_model(deeper)
+
+
+def test_the_geometry_is_what_the_layers_were_seen_to_use(tmp_path):
+    model = load_model(models.save_random_model("gemma3_text", tmp_path), page_size=8)
+    assert model.geometry.layers == (LayerGeometry(2, 16, 16),) * 3
+    assert (model.geometry.dtype, model.geometry.page_size) == ("float32", 8)
+    assert [layer.window for layer in model.layers] == [models.WINDOW, None, models.WINDOW]
+    with pytest.raises(ValueError, match="another geometry"):
+        model.on(PageStorage.allocate(load_model(tmp_path, page_size=4).geometry, 2))
+
+
+def test_progress_counts_up_to_all_tensors(llama, capfd):
+    calls = []
+    load_model(llama, on_progress=lambda done, total: calls.append((done, total)))
+    done, total = zip(*calls, strict=True)
+    assert list(done) == list(range(1, total[0] + 1))
+    assert capfd.readouterr().err == ""
+
+
+def test_bfloat16_passes_its_own_check(tmp_path):
+    directory = models.save_random_model("qwen3", tmp_path, dtype=torch.bfloat16)
+    result = load_model(directory, dtype=DtypeChoice.BFLOAT16).report.check
+    assert 0.0 < result.gap <= result.bound < 0.2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "dtype"),
+    [
+        ("window", DtypeChoice.FLOAT32),  # in bfloat16 one more key is within the rounding
+        ("scale", DtypeChoice.FLOAT32),
+        ("scale", DtypeChoice.BFLOAT16),
+        ("sinks", DtypeChoice.FLOAT32),
+        ("sinks", DtypeChoice.BFLOAT16),
+    ],
+)
+def test_the_self_check_sees_a_wrong_attention(wrong, dtype, tmp_path, monkeypatch):
+    changes = {"window": models.WINDOW + 1, "scale": 0.27, "sinks": None}
+    attend = torch_backend.TorchAttention.attend
+
+    def spoiled(self, call: AttentionCall) -> torch.Tensor:
+        fields = {name: getattr(call, name) for name in AttentionCall.__dataclass_fields__}
+        if wrong != "window" or call.window is not None:
+            fields[wrong] = changes[wrong]
+        return attend(self, AttentionCall(**fields))
+
+    monkeypatch.setattr(torch_backend.TorchAttention, "attend", spoiled)
+    directory = models.save_random_model("gpt_oss", tmp_path)
+    with pytest.raises(UnsupportedModel, match="standard deviations"):
+        load_model(directory, dtype=dtype)
+
+
+def test_a_model_with_a_layer_that_skips_attention_is_refused(llama, monkeypatch):
+    monkeypatch.setattr(loading, "_text_config", lambda module: _OneLayerMore(module.config))
+    with pytest.raises(UnsupportedModel, match="4 layers should call"):
+        load_model(llama)
+
+
+class _OneLayerMore:
+    def __init__(self, config: Any) -> None:
+        self._attn_implementation = hf.ATTENTION_NAME
+        self.num_hidden_layers = config.num_hidden_layers + 1
+
+
+def test_packing_replaces_linear_layers_and_can_be_undone(llama):
+    model = load_model(llama, packing=Packing.NEVER).module
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    num_packed = pack_linears(model)
+    assert num_packed == 3 * 7 + 1
+    assert not any(type(module) is nn.Linear for module in model.modules())
+    assert sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in before.values()) / 2
+    unpack_linears(model)
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_tied_head_is_packed_and_the_embedding_keeps_its_weight(tmp_path):
+    loaded = load_model(models.save_random_model("qwen3", tmp_path), packing=Packing.ALWAYS)
+    assert isinstance(loaded.module.get_submodule("lm_head"), PackedLinear)
+    assert loaded.module.get_submodule("model.embed_tokens").weight.shape == (models.VOCAB_SIZE, 64)
+    assert loaded.report.num_packed_layers > 0
+    assert loaded.report.check.passed
+
+
+def test_packing_is_off_where_it_is_unwanted_absent_or_wrong(monkeypatch):
+    assert not packing_pays(torch.float32, "cpu", Packing.NEVER)
+    assert not packing_pays(torch.float32, "cuda", Packing.ALWAYS)
+    assert not packing_pays(torch.float16, "cpu", Packing.ALWAYS)
+    assert packing_pays(torch.float32, "cpu", Packing.ALWAYS)
+    monkeypatch.setattr(PackedLinear, "forward", lambda self, inputs: inputs.new_ones(1, inputs.shape[1], 80))
+    assert not packing_pays(torch.float32, "cpu", Packing.ALWAYS)
+
+    def missing(weight: torch.Tensor) -> torch.Tensor:
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(packed, "_pack", missing)
+    assert not packing_pays(torch.float32, "cpu", Packing.ALWAYS)
+
+
+def test_a_packed_model_that_fails_is_unpacked_again(llama, monkeypatch):
+    monkeypatch.setattr(loading, "packing_pays", lambda *_: True)
+    monkeypatch.setattr(
+        PackedLinear, "forward", lambda self, inputs: inputs.new_ones(1, inputs.shape[1], self.out_features)
+    )
+    loaded = load_model(llama)
+    assert loaded.report.num_packed_layers == 0
+    assert "packed logits differ" in loaded.report.packing_note
+    assert loaded.report.check.passed
+    assert any(type(module) is nn.Linear for module in loaded.module.modules())
+
+
+def test_the_allow_list_holds_the_families_that_the_exactness_tests_cover():
+    assert models.FAMILIES.keys() <= TOKEN_EXACT

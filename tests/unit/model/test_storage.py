@@ -1,0 +1,94 @@
+"""Where the bytes of a token are in a page, and that gathering, clearing and host copies find them again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.kv.memory import PageMemory
+from baton.model.storage import PageStorage
+
+UNEVEN = KVGeometry((LayerGeometry(2, 6, 4), LayerGeometry(1, 8, 8), LayerGeometry(3, 6, 4)), "float32", 4)
+EVEN = KVGeometry((LayerGeometry(2, 8, 8), LayerGeometry(2, 8, 8)), "bfloat16", 4)
+
+
+def filled(geometry: KVGeometry, num_pages: int = 6, num_host_slots: int = 3) -> tuple[PageStorage, PageMemory]:
+    memory = PageMemory(num_pages, geometry.page_bytes)
+    host = PageMemory(num_host_slots, geometry.page_bytes)
+    storage = PageStorage.on_memory(geometry, memory, host)
+    generator = torch.Generator().manual_seed(0)
+    for layer in range(len(geometry.layers)):
+        for view in (storage.keys(layer), storage.values(layer)):
+            view.copy_(torch.randn(view.shape, generator=generator))
+    return storage, memory
+
+
+@pytest.mark.parametrize("geometry", [UNEVEN, EVEN])
+def test_views_tile_the_page_without_gap_or_overlap(geometry):
+    memory = PageMemory(3, geometry.page_bytes)
+    storage = PageStorage.on_memory(geometry, memory)
+    views = [view for n in range(len(geometry.layers)) for view in (storage.keys(n), storage.values(n))]
+    for view in views:
+        view.add_(1)
+    item_bytes = views[0].element_size()
+    flat = torch.frombuffer(memory.buffer, dtype=views[0].dtype)
+    assert torch.equal(flat, torch.ones_like(flat))
+    assert sum(view.numel() for view in views) * item_bytes == 3 * geometry.page_bytes
+    assert storage.address == memory.address
+
+
+@pytest.mark.parametrize("geometry", [UNEVEN, EVEN])
+def test_a_written_token_is_in_its_page_at_its_slot_under_its_head(geometry):
+    storage, memory = filled(geometry)
+    layer = 1
+    shape = geometry.layers[layer]
+    before = bytes(memory.buffer)
+    keys = torch.full((2, shape.num_kv_heads, shape.k_head_dim), 7.0, dtype=storage.keys(0).dtype)
+    values = torch.full((2, shape.num_kv_heads, shape.v_head_dim), 9.0, dtype=storage.keys(0).dtype)
+    storage.write(layer, torch.tensor([4, 1]), torch.tensor([3, 0]), keys, values)
+    assert storage.keys(layer)[4, :, 3].eq(7).all()
+    assert storage.values(layer)[1, :, 0].eq(9).all()
+    changed = sum(a != b for a, b in zip(before, memory.buffer, strict=True))
+    assert 0 < changed <= 2 * geometry.layers[layer].num_elements_per_token * keys.element_size()
+
+
+@pytest.mark.parametrize("geometry", [UNEVEN, EVEN])
+def test_gathering_equals_indexing_the_views(geometry):
+    storage, _ = filled(geometry)
+    tables = torch.tensor([[5, 0, 3], [2, 2, 4]])
+    selection = storage.select(tables)
+    for layer, shape in enumerate(geometry.layers):
+        for got, view, dim in (
+            (selection.keys(layer), storage.keys(layer), shape.k_head_dim),
+            (selection.values(layer), storage.values(layer), shape.v_head_dim),
+        ):
+            assert torch.equal(got, view[tables].transpose(1, 2).reshape(2, shape.num_kv_heads, -1, dim))
+
+
+def test_clearing_touches_only_the_named_pages():
+    storage, memory = filled(UNEVEN)
+    before = [bytes(memory.page(page)) for page in range(6)]
+    storage.clear(torch.tensor([1, 4]))
+    for page in range(6):
+        assert bytes(memory.page(page)) == (bytes(UNEVEN.page_bytes) if page in (1, 4) else before[page])
+
+
+def test_a_round_trip_over_the_host_moves_whole_pages():
+    storage, memory = filled(EVEN)
+    before = [bytes(memory.page(page)) for page in range(6)]
+    storage.copy_to_host([5, 2], [0, 2])
+    storage.clear(torch.tensor([5, 2]))
+    storage.copy_from_host([2, 0], [3, 5])
+    assert [bytes(memory.page(page)) for page in (3, 5, 0)] == [before[2], before[5], before[0]]
+
+
+def test_without_a_host_tier_copies_are_refused():
+    storage = PageStorage.allocate(EVEN, 2)
+    with pytest.raises(ValueError, match="no host tier"):
+        storage.copy_to_host([0], [0])
+
+
+def test_memory_of_another_page_size_is_refused():
+    with pytest.raises(ValueError, match="pages of"):
+        PageStorage.on_memory(EVEN, PageMemory(2, EVEN.page_bytes * 2))

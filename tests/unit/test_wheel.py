@@ -1,0 +1,25 @@
+"""What ships: a wheel with the bundled model, the Lua scripts and the stubs, and nothing of the tests."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+from hatchling.builders.wheel import WheelBuilder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_wheel_is_whole(tmp_path: Path) -> None:
+    [wheel] = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    names = zipfile.ZipFile(wheel).namelist()
+    wanted = {
+        "baton/bundled/model/model.safetensors",
+        "baton/bundled/model/tokenizer.json",
+        "baton/state/scripts/advance.lua",
+        "baton/rpc/gen/handoff_pb2.py",
+        "services/cli/main.py",
+        "services/router/app.py",
+    }
+    assert wanted <= set(names)
+    assert not [name for name in names if name.startswith(("tests/", "docs/", "scripts/"))]
