@@ -59,6 +59,16 @@ class Batch:
     def num_tokens(self) -> int:
         return sum(len(row.tokens) for row in self.rows)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of this step that belong to a prompt; a decode worker that only ever continues has none."""
+        return sum(_num_prompt_tokens(row) for row in self.rows)
+
+
+def _num_prompt_tokens(row: Row) -> int:
+    end = row.start + len(row.tokens)
+    return end - row.start if row.sample is None else max(0, min(end, row.sample.num_prompt_tokens) - row.start)
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:

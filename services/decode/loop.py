@@ -82,6 +82,7 @@ class DecodeLoop:
         if batch is not None:
             with self._observer.step():
                 output = self._observer.run(self._runner, batch)
+                metrics.TOKENS_RECOMPUTED_TOTAL.inc(batch.num_prompt_tokens)
                 effects += self._scheduler.commit(batch, output, Clock())
         effects += self._scheduler.take_pending()
         self._finish_turn(effects, idle=not commands and batch is None)
