@@ -64,6 +64,8 @@ def describe_difference(ours: str, theirs: str) -> str | None:
         mine, other = json.loads(ours), json.loads(theirs)
     except ValueError:
         return "fingerprint: not readable"
+    if not isinstance(mine, dict) or not isinstance(other, dict):
+        return "fingerprint: not readable"
     for field in sorted({*mine, *other}):
         if mine.get(field) != other.get(field):
             return f"{field}: {_short(mine.get(field))} here, {_short(other.get(field))} there"

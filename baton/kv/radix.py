@@ -89,7 +89,7 @@ class RadixCache:
         return num_pages
 
     def check(self) -> None:
-        """Raises `Broken` if the tree or the holds on it are not closed towards its root, or it disagrees with itself."""
+        """Raises `Broken` if the tree or the holds on it are not closed towards its root, or its books disagree."""
         children: dict[PageKey, int] = {}
         for node in self._nodes.values():
             if node.parent is not None:

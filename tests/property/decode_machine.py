@@ -1,0 +1,277 @@
+"""Any sequence of calls on decode's arrivals, landings, scheduler and host tier; prefill is a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from baton.domain.errors import ContextOverflow, Superseded, WorkerLost
+from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
+from baton.domain.request import EngineRequest, SampledToken, StopParams
+from baton.kv.keys import page_keys
+from baton.transfer.base import PullOutcome
+from services.decode.effects import (
+    StartPull,
+)
+from services.decode.landing import Busy, Promised, SealInfo
+from tests.property.decode_watch import MAX_ROWS, Case, Client, WatchedDecode
+from tests.worlds import (
+    NUM_PAGES,
+    PAGE_SIZE,
+    assert_idle,
+    engine_request,
+    next_token,
+    page_bytes,
+)
+
+SOURCE = WorkerId("prefill-0")
+MAX_OUTPUT = 8
+SHARED = [0, 1, 1, 0, 1, 0, 0, 1, 1, 1]
+PROMPTS = st.builds(
+    lambda num_shared, tail: SHARED[:num_shared] + tail,
+    st.sampled_from([0, 2, 4, 7]),
+    st.lists(st.integers(0, 1), min_size=1, max_size=4),
+)
+
+
+class DecodeMachine(WatchedDecode):
+    """Rules are what routers, prefill, the transfer and the clock may do."""
+
+    @initialize(digests=st.booleans(), num_host_pages=st.sampled_from([0, 3, 8]))
+    def begin(self, digests: bool, num_host_pages: int) -> None:
+        self.digests = digests
+        self.world = self._make(digests, num_host_pages)
+
+    # -- the router
+
+    @rule(prompt=PROMPTS, max_tokens=st.integers(1, MAX_OUTPUT), stops=st.booleans(), seed=st.integers(0, 3))
+    def new_client(self, prompt: list[int], max_tokens: int, stops: bool, seed: int) -> None:
+        name = RequestId(f"r{next(self.names)}")
+        stop = StopParams(max_tokens, min_tokens=seed, stop_token_ids=frozenset({1}) if stops else frozenset())
+        self.clients[name] = Client(prompt, stop, seed)
+        self._promise(name)
+
+    @precondition(lambda self: self._unfinished())
+    @rule(data=st.data())
+    def new_attempt(self, data: st.DataObject) -> None:
+        """At any time, the one before may still be in any room; what was received becomes part of the prompt."""
+        self._promise(data.draw(st.sampled_from(self._unfinished())))
+
+    @precondition(lambda self: self._stale())
+    @rule(data=st.data())
+    def old_attempt(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(self._stale()))
+        try:
+            self.world.arrivals.promise(id, 3, [], self.now, 5.0)
+        except Superseded:
+            return
+        raise AssertionError(f"{id} was promised room although a newer attempt was seen")
+
+    @precondition(lambda self: self._ids(lambda case: not case.claimed))
+    @rule(data=st.data())
+    def claim(self, data: st.DataObject) -> None:
+        self._claim(data.draw(st.sampled_from(self._ids(lambda case: not case.claimed))))
+
+    def _claim(self, id: AttemptId) -> None:
+        case = self.cases[id]
+        case.claimed, case.deadline = True, self.now + 20
+        self._hear(self.world.arrivals.claim(case.promise_id, case.request, SOURCE, self.now + 20))
+        fits = case.request.num_prompt_tokens + case.request.stop.max_tokens <= PAGE_SIZE * NUM_PAGES
+        assert fits or case.ended
+
+    @precondition(lambda self: self._ids(lambda case: not case.ended))
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(self._ids(lambda case: not case.ended)))
+        self._hear(self.world.arrivals.abort(id))
+        self.cases[id].ended = True
+        assert self.world.arrivals.abort(id) == []  # idempotent
+
+    # -- prefill
+
+    @precondition(lambda self: self._ids(lambda case: case.announcing))
+    @rule(data=st.data(), count=st.integers(1, 8), again=st.integers(0, 2))
+    def announce(self, data: st.DataObject, count: int, again: int) -> None:
+        """The next pages; `again` of those before may be repeated, and are not read a second time."""
+        self._announce(data.draw(st.sampled_from(self._ids(lambda case: case.announcing))), count, again)
+
+    def _announce(self, id: AttemptId, count: int, again: int) -> None:
+        case = self.cases[id]
+        end = min(case.next_page + count, case.num_pages)
+        first = max(0, case.next_page - again)
+        pages = [PageId(i) for i in range(first, end)]
+        digests = [0] * len(pages) if self.digests else None
+        effects = self.world.arrivals.chunk(id, first, pages, digests, self.now)
+        read = [page for effect in effects if isinstance(effect, StartPull) for page in effect.pull.remote_pages]
+        assert all(page >= case.next_page for page in read)
+        case.next_page = end
+        self._hear(effects)
+
+    @precondition(lambda self: self._ids(lambda case: case.landing and case.announcing))
+    @rule(data=st.data())
+    def seal_too_early(self, data: st.DataObject) -> None:
+        """A seal that comes before the last page was announced must not board the request."""
+        id = data.draw(st.sampled_from(self._ids(lambda case: case.landing and case.announcing)))
+        case = self.cases[id]
+        token, _ = next_token(case.request, list(case.request.tokens))
+        self._hear(self.world.arrivals.sealed(id, SealInfo(SampledToken(token), None, 0), self.now))
+        assert case.ended
+
+    @precondition(lambda self: self._ids(lambda case: case.sealable))
+    @rule(data=st.data())
+    def seal(self, data: st.DataObject) -> None:
+        self._seal(data.draw(st.sampled_from(self._ids(lambda case: case.sealable))))
+
+    def _seal(self, id: AttemptId) -> None:
+        case, client = self.cases[id], self.clients[id.request_id]
+        case.sealed = True
+        token, finish = next_token(case.request, list(case.request.tokens))
+        if id.attempt == client.attempt and len(client.received) == case.request.num_emitted:
+            client.received.append(token)
+            client.done = finish is not None
+        self._hear(self.world.arrivals.sealed(id, SealInfo(SampledToken(token), finish, case.num_pages), self.now))
+        case.ended = case.ended or finish is not None
+
+    @precondition(lambda self: not self.digests and self._ids(lambda case: case.landing))
+    @rule(data=st.data())
+    def lose_pins(self, data: st.DataObject) -> None:
+        """Prefill's lease ends: what is read from now on may be anything, and the commit will be refused."""
+        self.cases[data.draw(st.sampled_from(self._ids(lambda case: case.landing)))].pins_lost = True
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def answer_commit(self, data: st.DataObject) -> None:
+        id = self.asked.pop(data.draw(st.integers(0, len(self.asked) - 1)))
+        case = self.cases[id]
+        self._hear(self.world.arrivals.commit_answer(id, not case.pins_lost, self.now))
+        assert case.ended or not case.pins_lost
+
+    @precondition(lambda self: self._ids(lambda case: case.landing))
+    @rule(data=st.data())
+    def lose_source(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(self._ids(lambda case: case.landing)))
+        self._hear(self.world.arrivals.source_lost(id, WorkerLost("prefill is gone")))
+        assert self.cases[id].ended or self.cases[id].sealed
+
+    # -- transfer, clock, engine
+
+    @rule(prompt=PROMPTS, max_tokens=st.integers(4, MAX_OUTPUT), seed=st.integers(0, 3))
+    def land(self, prompt: list[int], max_tokens: int, seed: int) -> None:
+        """A whole landing without a mishap, so that there are rows to disturb."""
+        name = RequestId(f"r{next(self.names)}")
+        self.clients[name] = Client(prompt, StopParams(max_tokens), seed)
+        self._promise(name)
+        id = AttemptId(name, 1)
+        if id not in self.cases:
+            return
+        self._claim(id)
+        self._announce(id, NUM_PAGES, 0)
+        self._seal(id)
+        while mine := [pull for pull in self.pulls if self.cases_by_pull[pull.id] is self.cases[id]]:
+            self._end_pull(mine[0], PullOutcome.DONE)
+        if id in self.asked:
+            self.asked.remove(id)
+            self._hear(self.world.arrivals.commit_answer(id, True, self.now))
+
+    @precondition(lambda self: self.pulls)
+    @rule(data=st.data(), outcome=st.sampled_from([*[PullOutcome.DONE] * 4, *PullOutcome]))
+    def end_pull(self, data: st.DataObject, outcome: PullOutcome) -> None:
+        pull = data.draw(st.sampled_from(self.pulls))
+        if outcome is PullOutcome.CORRUPT and not self.digests:
+            outcome = PullOutcome.FAILED
+        if outcome is PullOutcome.LATE and pull.id in self.late:
+            outcome = PullOutcome.FAILED
+        if pull.id in self.late and outcome is PullOutcome.DONE:
+            outcome = PullOutcome.FAILED  # the contract: a late DONE is reported as FAILED, its bytes have come
+        self._end_pull(pull, outcome)
+
+    @rule(dt=st.sampled_from([0.5, 2.0, 8.0]))
+    def wait(self, dt: float) -> None:
+        self.now += dt
+        self._hear(self.world.arrivals.expire(self.now))
+        for case in self.cases.values():
+            assert case.landed or case.ended or case.deadline > self.now
+
+    @precondition(lambda self: self.world.scheduler.num_rows)
+    @rule(num_steps=st.integers(1, 4))
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._step(None)
+            self.books_agree()
+
+    @precondition(lambda self: self.world.scheduler.num_rows)
+    @rule(position=st.integers(0, MAX_ROWS))
+    def abort_while_the_step_runs(self, position: int) -> None:
+        self._step(position)
+
+    def _step(self, disturbed: int | None) -> None:
+        num_rows = self.world.scheduler.num_rows
+        batch = self.world.scheduler.schedule(self.now)
+        if batch is not None:
+            output = self.world.runner.run(batch)
+            if disturbed is not None and batch.rows:
+                id = batch.rows[disturbed % len(batch.rows)].id
+                self._hear(self.world.arrivals.abort(id))
+                self.cases[id].ended = True
+            self._hear(self.world.scheduler.commit(batch, output, self.now))
+        self._hear(self.world.scheduler.take_pending())
+        waits_for_pages = len(self.world.landings) + self.world.landings.num_draining > 0
+        assert batch is not None or num_rows == 0 or waits_for_pages, "rows stand still although nobody else is here"
+
+    def teardown(self) -> None:
+        """Landings are given up and rows run: everything ends, and every page comes back."""
+        for id in self.world.landings.ids():
+            self._hear(self.world.arrivals.abort(id))
+            self.cases[id].ended = True
+        while self.pulls:
+            self._end_pull(self.pulls[0], PullOutcome.FAILED)
+        for _ in range(MAX_ROWS * MAX_OUTPUT):
+            self._step(None)
+        assert all(case.ended for case in self.cases.values()), "a row never finished"
+        assert self.world.landings.num_draining == 0
+        assert self.world.host.num_free == self.world.host.num_slots
+        assert_idle(self.world.cache)
+
+    # -- the rules' words
+
+    def _unfinished(self) -> list[RequestId]:
+        return [name for name, client in self.clients.items() if not client.done]
+
+    def _stale(self) -> list[AttemptId]:
+        return [id for id in self.cases if id.attempt < self.clients[id.request_id].attempt]
+
+    def _ids(self, wanted: Callable[[Case], bool]) -> list[AttemptId]:
+        return [id for id, case in self.cases.items() if wanted(case)]
+
+    def _promise(self, name: RequestId) -> None:
+        client = self.clients[name]
+        client.attempt += 1
+        request = engine_request(
+            name, client.prompt, attempt=client.attempt, emitted=client.received, stop=client.stop, seed=client.seed
+        )
+        for id, case in self.cases.items():
+            if id.request_id == name:
+                case.ended = True
+        keys = page_keys(request.tokens, PAGE_SIZE, request.salt)
+        try:
+            answer, effects = self.world.arrivals.promise(request.id, len(request.tokens), keys, self.now, 5.0)
+        except ContextOverflow:
+            assert len(request.tokens) >= PAGE_SIZE * NUM_PAGES
+            return
+        self._hear(effects)
+        if isinstance(answer, Busy):
+            return
+        self.cases[request.id] = Case(request, answer.id, self.now + 5.0, answer.prefix_len // PAGE_SIZE)
+        self._check_promise(request, keys, answer)
+
+    def _check_promise(self, request: EngineRequest, keys: list, answer: Promised) -> None:
+        assert answer.prefix_len < len(request.tokens)
+        landing = self.world.landings.get(request.id)
+        assert landing is not None
+        for index, page in enumerate(landing.table.pages):
+            assert bytes(self.world.memory.page(page)) == page_bytes(request.tokens, index)
+        assert self.world.arrivals.promise(request.id, len(request.tokens), keys, self.now, 9.0) in (
+            (answer, []), (Busy(self.world.landings.num_reserved_pages), []),
+        )  # fmt: skip

@@ -1,0 +1,36 @@
+"""What the files of docker/ say, read once for the tests of this folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCKER = ROOT / "docker"
+SERVICES = ("router", "prefill", "decode")
+
+_VARIABLE = re.compile(r"\$\{\w+:?-([^}]*)\}")
+
+
+def read_yaml(path: Path) -> Any:
+    """A YAML file, anchors merged, with the defaults of compose's `${NAME:-default}` put in."""
+    return yaml.safe_load(_VARIABLE.sub(r"\1", path.read_text(encoding="utf-8")))
+
+
+COMPOSE: dict[str, Any] = read_yaml(DOCKER / "compose.yaml")
+SHARED: dict[str, Any] = read_yaml(DOCKER / "compose.cma.yaml")
+PROMETHEUS: dict[str, Any] = read_yaml(DOCKER / "prometheus" / "prometheus.yml")
+ALERTS: dict[str, Any] = read_yaml(DOCKER / "prometheus" / "alerts.yml")
+
+
+def environment(service: str) -> dict[str, str]:
+    """The variables that compose gives to a service."""
+    return {name: str(value) for name, value in COMPOSE["services"][service]["environment"].items()}
+
+
+def seconds(duration: str) -> float:
+    """`50s` as 50.0."""
+    return float(duration.removesuffix("s"))

@@ -1,0 +1,94 @@
+"""compose.yaml agrees with the services' settings, with the Dockerfile and with what Prometheus looks for."""
+
+import ast
+
+import pytest
+
+from baton.settings.base import known_variables, refuse_unknown_variables
+from baton.settings.groups import ServiceSettings, WorkerSettings
+from services.cli.settings import COMMANDS, SERVICES
+from tests.unit.docker.stack import COMPOSE, DOCKER, PROMETHEUS, SHARED, environment, seconds
+
+WORKERS = ("prefill", "decode")
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in known_variables(COMMANDS.values()):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def settings(monkeypatch, request) -> ServiceSettings:
+    for name, value in environment(request.param).items():
+        monkeypatch.setenv(name, value)
+    model = SERVICES[request.param]
+    loaded = model()
+    assert isinstance(loaded, ServiceSettings)
+    return loaded
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_is_given_only_variables_that_exist(service):
+    refuse_unknown_variables(COMMANDS.values(), environment(service))
+
+
+@pytest.mark.parametrize(("settings", "service"), [(name, name) for name in SERVICES], indirect=["settings"])
+def test_a_service_may_drain_before_it_is_killed(settings, service):
+    assert COMPOSE["services"][service]["command"] == ["serve", service]
+    assert settings.drain_timeout_s + 10 < seconds(COMPOSE["services"][service]["stop_grace_period"])
+    assert COMPOSE["services"][service]["restart"] == "unless-stopped"
+
+
+@pytest.mark.parametrize(("settings", "service"), [(name, name) for name in WORKERS], indirect=["settings"])
+def test_a_worker_is_reached_by_its_service_name(settings, service):
+    assert isinstance(settings, WorkerSettings)
+    assert settings.advertised(settings.port) == f"{service}:{settings.port}"
+    assert settings.threads == 1
+
+
+@pytest.mark.parametrize(("settings", "service"), [(name, name) for name in SERVICES], indirect=["settings"])
+def test_health_is_asked_where_the_service_listens(settings, service):
+    kind, command, flag, program = COMPOSE["services"][service]["healthcheck"]["test"]
+    ast.parse(program)
+    is_worker = isinstance(settings, WorkerSettings)
+    port, path = (settings.metrics_port, "metrics") if is_worker else (int(environment(service)["BATON_PORT"]), "ready")
+    assert (kind, command, flag) == ("CMD", "python", "-c")
+    assert f"'http://127.0.0.1:{port}/{path}'" in program
+
+
+@pytest.mark.parametrize("settings", WORKERS, indirect=True)
+def test_prometheus_scrapes_every_worker(settings):
+    jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in PROMETHEUS["scrape_configs"]}
+    host, _, _ = settings.advertised(settings.port).partition(":")
+    assert jobs[host] == [f"{host}:{settings.metrics_port}"]
+    assert jobs.keys() == set(SERVICES)
+
+
+def test_the_router_stops_before_the_workers_that_it_drains_into():
+    needs = {name: set(service.get("depends_on", ())) for name, service in COMPOSE["services"].items()}
+    assert needs["router"] == {"redis", "decode"}
+    assert needs["decode"] == {"redis", "prefill"}
+    for service in COMPOSE["services"].values():
+        assert all(wait["condition"] == "service_healthy" for wait in service.get("depends_on", {}).values())
+
+
+def test_only_this_machine_reaches_what_asks_for_no_key():
+    ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
+    assert len(ports) == 3
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_every_mounted_file_is_there():
+    mounts = [volume for service in COMPOSE["services"].values() for volume in service.get("volumes", [])]
+    folders = [DOCKER / mount.split(":")[0] for mount in mounts if mount.startswith("./")]
+    volumes = {mount.split(":")[0] for mount in mounts if not mount.startswith("./")}
+    assert len(folders) == 3
+    assert all(folder.is_dir() for folder in folders)
+    assert volumes == COMPOSE["volumes"].keys()
+
+
+def test_workers_share_namespaces_that_outlive_either():
+    for name in WORKERS:
+        assert SHARED["services"][name]["pid"] == SHARED["services"][name]["ipc"] == "service:pod"
+    assert SHARED["services"]["pod"]["ipc"] == "shareable"

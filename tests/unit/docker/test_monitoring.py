@@ -1,0 +1,132 @@
+"""Dashboard and alerts speak of metrics that exist; the script that proves a dashboard finds what is wrong with it."""
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from baton.telemetry.metrics import declared
+from tests.unit.docker.stack import ALERTS, DOCKER, read_yaml
+
+CHECK = runpy.run_path(str(DOCKER / "check_dashboard.py"))
+BOARD = json.loads((DOCKER / "grafana" / "boards" / "baton.json").read_text(encoding="utf-8"))
+PROVISIONING = DOCKER / "grafana" / "provisioning"
+EXPRESSIONS = [target.expression for target in CHECK["targets"]()]
+RULES = [rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]]
+
+SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+# What Prometheus adds to every series.
+ADDED_LABELS = {"instance", "job", "le"}
+
+
+def series() -> dict[str, set[str]]:
+    """name of a series -> its labels, for all metrics of all services."""
+    return {
+        metric._name + suffix: set(metric._labelnames) | ADDED_LABELS
+        for metric in declared()
+        for suffix in SUFFIXES[str(metric._type)]
+    }
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS + RULES)
+def test_an_expression_names_only_metrics_and_labels_that_exist(expression):
+    names = set(re.findall(r"\bbaton_\w+", expression))
+    assert names or expression.startswith("up")
+    assert names <= series().keys()
+    grouped = re.findall(r"by \(([^)]*)\) \((?:\w+\()?(baton_\w+)", expression)
+    matched = re.findall(r"(baton_\w+){([^}]*)}", expression)
+    assert len(grouped) == expression.count(" by (")
+    assert all(set(labels.split(", ")) <= series()[name] for labels, name in grouped)
+    assert all(set(re.findall(r"(\w+)[=!]", labels)) <= series()[name] for name, labels in matched)
+
+
+@pytest.mark.parametrize("panel", [each for each in BOARD["panels"] if each["type"] != "row"], ids=lambda p: p["title"])
+def test_a_legend_names_only_labels_that_the_panel_has(panel):
+    for target in panel["targets"]:
+        labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+        names = re.findall(r"\bbaton_\w+", target["expr"])
+        assert labels <= set.intersection(*(series()[name] for name in names))
+
+
+def test_the_dashboard_shows_what_operators_ask_for():
+    shown = " ".join(EXPRESSIONS)
+    wanted = """
+        requests_total requests_in_state admission_total ttft_seconds_bucket itl_seconds_bucket first_itl_seconds_bucket
+        request_stage_seconds_sum kv_pages transfer_bytes_total transfer_seconds_bucket link_bandwidth_bytes_per_second
+        transfer_exposed_seconds_bucket step_seconds_count preemptions_total replays_total aborts_total degraded
+    """
+    assert [name for name in wanted.split() if f"baton_{name}" not in shown] == []
+
+
+def test_panels_lie_side_by_side_and_use_the_provisioned_source():
+    source = read_yaml(PROVISIONING / "datasources" / "prometheus.yaml")["datasources"][0]
+    cells: set[tuple[int, int]] = set()
+    for panel in BOARD["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        mine = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
+        assert not cells & mine
+        cells |= mine
+        assert panel["type"] == "row" or panel["datasource"] == {"type": source["type"], "uid": source["uid"]}
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_configuration_and_alerts():
+    for command in (
+        ["check", "config", "--syntax-only", "prometheus.yml"],
+        ["check", "rules", "alerts.yml"],
+        ["test", "rules", "alerts_test.yml"],
+    ):
+        done = subprocess.run(
+            ["promtool", *command], cwd=DOCKER / "prometheus", capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+ANSWERS = {"good": ["NaN", "1.5"], "idle": ["NaN"], "none": []}
+
+
+class FakePrometheus(BaseHTTPRequestHandler):
+    """Knows the expressions of `ANSWERS`; to all others it answers with an error."""
+
+    def do_GET(self):
+        expression = parse_qs(urlsplit(self.path).query)["query"][0]
+        values = ANSWERS.get(expression)
+        results = [{"metric": {}, "value": [0, value]} for value in values or []]
+        self.send_response(400 if values is None else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"error": "parse error", "data": {"result": results}}).encode())
+
+    def log_message(self, format, *args):
+        """A test writes no log."""
+
+
+@pytest.fixture
+def prometheus():
+    with HTTPServer(("127.0.0.1", 0), FakePrometheus) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("expression", "found"), [("good", None), ("idle", "not a number"), ("none", "empty"), ("rate(", "parse error")]
+)
+def test_a_panel_that_shows_nothing_is_found(prometheus, expression, found):
+    fault = CHECK["fault"](prometheus, CHECK["Target"]("panel", expression))
+    assert (fault is None) if found is None else (found in fault)
+
+
+def test_a_dashboard_that_shows_nothing_is_a_failure(prometheus, capsys):
+    assert CHECK["main"]([prometheus]) == 1
+    assert f"0 of {len(EXPRESSIONS)} expressions" in capsys.readouterr().out
+    assert CHECK["main"]([]) == 2

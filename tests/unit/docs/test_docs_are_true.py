@@ -1,0 +1,144 @@
+"""What the hand-written pages say of the repository holds: paths exist, links lead somewhere, commands parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from baton.model.allow_list import TOKEN_EXACT
+from services.cli.main import build_app
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+ROOMS = ("baton", "services", "protos", "tests", "docs", "scripts", "docker", "requirements", "bench", ".ci", ".github")
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+SHELLS = ("sh", "bash", "shell", "console")
+
+everywhere = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@cache
+def prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def named_paths(page: Path) -> Iterator[str]:
+    """Inline code that looks like a place in this repository: `baton/kv`, `services/router/app.py`."""
+    for text in INLINE.findall(prose(page)):
+        if re.fullmatch(r"[\w.\-/]+", text) and text.split("/")[0] in ROOMS and "/" in text:
+            yield text
+
+
+def relative_links(page: Path) -> Iterator[str]:
+    for target in LINK.findall(prose(page)):
+        if not re.match(r"[a-z]+:", target):
+            yield target
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors as GitHub makes them."""
+    lines = [line.lstrip("#").strip().lower() for line in prose(page).splitlines() if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", line).replace(" ", "-") for line in lines}
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The arguments of every `baton ...` in the shell blocks of `text`."""
+    for language, block in FENCE.findall(text):
+        if language in SHELLS:
+            for line in block.replace("\\\n", " ").splitlines():
+                yield from _baton_arguments(shlex.split(line, comments=True))
+
+
+def _baton_arguments(words: list[str]) -> Iterator[list[str]]:
+    for at, word in enumerate(words):
+        if Path(word).name == "baton":
+            rest = words[at + 1 :]
+            ends = [i for i, other in enumerate(rest) if other in {"&", "&&", "|", ";"}]
+            yield rest[: ends[0]] if ends else rest
+            return
+
+
+def parses(arguments: list[str]) -> None:
+    """Raises what the command line would print. `$VARIABLES` are taken for a word without blanks."""
+    words = [re.sub(r"\$\([^)]*\)|\$\w+", "x", word) for word in arguments]
+    build_app().parse_args(words, exit_on_error=False, print_error=False)
+
+
+def make_targets() -> set[str]:
+    lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+    return {found[1] for line in lines if (found := re.match(r"([a-z-]+):(?!=).*##", line))}
+
+
+@everywhere
+def test_named_paths_exist(page: Path):
+    missing = [path for path in named_paths(page) if not (ROOT / path).exists()]
+    assert missing == []
+
+
+@everywhere
+def test_links_lead_somewhere(page: Path):
+    broken = []
+    for link in relative_links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in headings(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@everywhere
+def test_commands_parse(page: Path):
+    for arguments in commands(page.read_text(encoding="utf-8")):
+        parses(arguments)
+
+
+@everywhere
+def test_make_targets_exist(page: Path):
+    named = set(re.findall(r"`?\bmake ([a-z][a-z-]*)\b(?=[`\s])", "\n".join(_code(page))))
+    assert named - make_targets() == set()
+
+
+def _code(page: Path) -> Iterator[str]:
+    text = page.read_text(encoding="utf-8")
+    yield from (block + "\n" for language, block in FENCE.findall(text) if language in SHELLS)
+    yield from (f"{text}`" for text in INLINE.findall(prose(page)))
+
+
+def test_the_models_page_names_listed_types():
+    page = prose(ROOT / "docs" / "models.md")
+    (listed,) = re.findall(r"^Among the types on the list.*?\n\n(.*?)\n\n", page, re.MULTILINE | re.DOTALL)
+    named = set(INLINE.findall(listed))
+    assert named
+    assert named - TOKEN_EXACT == set()
+
+
+def test_every_decision_is_listed():
+    folder = ROOT / "docs" / "adr"
+    listed = set(relative_links(folder / "README.md"))
+    assert listed == {path.name for path in folder.glob("[0-9]*.md")}
+
+
+def test_the_readme_shows_the_commands():
+    """The checks above check nothing on a page that they cannot read."""
+    found = list(commands((ROOT / "README.md").read_text(encoding="utf-8")))
+    assert {tuple(words[:2]) for words in found} >= {("serve", name) for name in ("router", "prefill", "decode")}
+    assert len(list(named_paths(ROOT / "README.md"))) > 10
+
+
+@pytest.mark.parametrize("line", ["baton serv router", "baton serve router --prot 1", "baton up --prefill none"])
+def test_a_command_that_does_not_exist_is_found(line: str):
+    (arguments,) = commands(f"```sh\n{line}\n```\n")
+    with pytest.raises(Exception):  # noqa: B017, PT011 - whichever error the command line has for it
+        parses(arguments)

@@ -1,0 +1,57 @@
+"""When a sequence ends, and which stop tokens may not be said yet."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain.ids import AttemptId, RequestId, new_incarnation
+from baton.domain.request import FinishReason, StopParams, banned_tokens, finish_reason
+from tests.worlds import REPRODUCIBLE, engine_request
+
+STOP = StopParams(max_tokens=3, min_tokens=1, stop_token_ids=frozenset({7}))
+
+
+@pytest.mark.parametrize(
+    ("token", "num_output_tokens", "expected"),
+    [
+        (7, 1, None),  # too early: min_tokens come first
+        (7, 2, FinishReason.STOP),
+        (5, 2, None),
+        (5, 3, FinishReason.LENGTH),
+        (7, 3, FinishReason.STOP),  # a stop token as the last allowed one is still a stop
+        (5, 4, FinishReason.LENGTH),
+    ],
+)
+def test_finish_reason(token: int, num_output_tokens: int, expected: FinishReason | None):
+    assert finish_reason(STOP, token, num_output_tokens) is expected
+
+
+def test_banned_until_min_tokens_are_there():
+    assert [banned_tokens(STOP, num_outputs) for num_outputs in range(3)] == [{7}, set(), set()]
+
+
+@REPRODUCIBLE
+@given(st.integers(1, 6), st.integers(0, 6), st.integers(0, 7))
+def test_a_token_that_would_not_stop_is_exactly_one_that_was_banned(max_tokens: int, min_tokens: int, num_outputs: int):
+    stop = StopParams(max_tokens, min_tokens, frozenset({7}))
+    stops = finish_reason(stop, 7, num_outputs + 1) is FinishReason.STOP
+    assert stops != (7 in banned_tokens(stop, num_outputs))
+
+
+def test_what_earlier_attempts_emitted_counts():
+    request = engine_request("r", [1, 0, 1], attempt=2, emitted=[1, 1])
+    assert (request.num_emitted, len(request.tokens)) == (2, 5)
+
+
+def test_attempts_are_ordered_within_a_request():
+    first, second = (AttemptId(RequestId("r"), n) for n in (1, 2))
+    assert first < second
+    assert str(second) == "r/2"
+
+
+def test_incarnations_are_odd_63_bit_numbers_and_differ():
+    drawn = {new_incarnation() for _ in range(8)}
+    assert len(drawn) == 8
+    assert all(0 < one < 2**63 and one % 2 for one in drawn)

@@ -1,0 +1,73 @@
+"""The engine thread: turns until closed, and says so when it breaks."""
+
+from __future__ import annotations
+
+import threading
+
+from baton.domain.errors import Broken
+from baton.engine.mailbox import Mailbox
+from baton.engine.thread import EngineThread
+
+
+class Loop:
+    """Turns on commands; `broken` in the mailbox breaks it, `stuck` holds it until released."""
+
+    def __init__(self) -> None:
+        self.mailbox: Mailbox[str] = Mailbox(8)
+        self.turned = threading.Event()
+        self.released = threading.Event()
+
+    def turn(self) -> bool:
+        commands = self.mailbox.take(10.0)
+        if self.mailbox.closed:
+            return False
+        self.turned.set()
+        if "broken" in commands:
+            raise Broken("page 3 is booked twice")
+        if "stuck" in commands:
+            self.released.wait(10.0)
+        return True
+
+    def close(self) -> None:
+        self.mailbox.close()
+
+
+def no_crash(error: BaseException) -> None:
+    raise AssertionError(f"crashed: {error}")
+
+
+def test_turns_until_stopped():
+    loop = Loop()
+    thread = EngineThread(loop, "engine", no_crash)
+    thread.start()
+    loop.mailbox.post("work")
+    assert loop.turned.wait(10.0)
+    assert thread.stop(10.0)
+
+
+def test_a_broken_loop_is_reported_from_the_thread_and_turns_no_more():
+    loop, crashes, reported = Loop(), [], threading.Event()
+
+    def on_crash(error: BaseException) -> None:
+        crashes.append((error, threading.current_thread().name))
+        reported.set()
+
+    thread = EngineThread(loop, "engine", on_crash)
+    thread.start()
+    loop.mailbox.post("broken")
+    assert reported.wait(10.0)
+    assert thread.stop(10.0)
+    ((error, name),) = crashes
+    assert isinstance(error, Broken)
+    assert name == "engine"
+
+
+def test_a_step_that_outlasts_the_stop_is_told():
+    loop = Loop()
+    thread = EngineThread(loop, "engine", no_crash)
+    thread.start()
+    loop.mailbox.post("stuck")
+    assert loop.turned.wait(10.0)
+    assert not thread.stop(0.01)
+    loop.released.set()
+    assert thread.stop(10.0)

@@ -1,0 +1,33 @@
+"""Host memory slots: all or none, and never given back twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.domain.errors import Broken
+from baton.kv.tiers import HostTier
+
+
+def test_all_or_none():
+    host = HostTier(3)
+    two = host.take(2)
+    assert two is not None
+    assert host.take(2) is None
+    assert host.num_free == 1
+    host.give(two)
+    assert host.num_free == 3
+
+
+@pytest.mark.parametrize("slots", [(0,), (3,), (-1,)])
+def test_a_slot_that_was_not_out(slots: tuple[int, ...]):
+    with pytest.raises(Broken, match="not taken"):
+        HostTier(3).give(slots)
+
+
+def test_one_slot_twice_in_one_hand():
+    host = HostTier(3)
+    taken = host.take(2)
+    assert taken is not None
+    with pytest.raises(Broken, match="not taken"):
+        host.give((taken[0], taken[0]))
+    assert host.num_free == 1
