@@ -189,7 +189,7 @@ class Muon:
 
 def orthogonal(matrices: torch.Tensor, iterations: int = 5) -> torch.Tensor:
     """Push all singular values of ``matrices`` [n, out, in] to about one (Newton-Schulz, Jordan's coefficients)."""
-    x = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x: torch.Tensor = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     for _ in range(iterations):
@@ -260,7 +260,8 @@ def answer(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, question
     prompt = render([{"role": "user", "content": question}]) + f"{START}assistant\n"
     ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]])
     output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False)
-    return tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+    text: str = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+    return text
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path, card: str) -> None:

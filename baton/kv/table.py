@@ -39,6 +39,16 @@ class PageTable:
         """`match` for all full pages of `tokens`."""
         return self.match(page_keys(tokens, self._page_size, self.salt))
 
+    def begins(self, tokens: Sequence[int], salt: str, num_pages: int) -> bool:
+        """Whether the first `num_pages` pages, matched by keys alone, are those of `tokens` under `salt`.
+
+        If so the table goes on under that salt: keys came with the promise, tokens only come with the request.
+        """
+        if page_keys(tokens[: num_pages * self._page_size], self._page_size, salt) != self._keys[:num_pages]:
+            return False
+        self.salt = salt
+        return True
+
     def num_missing(self, num_tokens: int) -> int:
         """Pages that are still needed to cover `num_tokens` slots."""
         return max(0, -(-num_tokens // self._page_size) - len(self.pages))

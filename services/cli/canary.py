@@ -6,7 +6,7 @@ Called by `services.cli.up`, which bounds the time by a deadline and by the proc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,9 +19,14 @@ _TRANSFER_BYTES = "baton_transfer_bytes_total"
 _PROMPT = "A canary sings in the mine, and the miners listen: " + " ".join(str(n) for n in range(48))
 
 
-async def wait_until_ready(client: httpx2.AsyncClient, router_url: str, gone: asyncio.Event) -> None:
-    """Asks /ready until it says yes. Waits between questions for `gone`, and raises `StartFailed` when that is set."""
-    while not await _is_ready(client, router_url):
+async def wait_until_ready(
+    client: httpx2.AsyncClient, router_url: str, metrics_urls: Sequence[str], gone: asyncio.Event
+) -> None:
+    """Asks /ready, and every worker's metrics, until all answer.
+
+    Waits between questions for `gone`, and raises `StartFailed` when that is set.
+    """
+    while not all([await _answers(client, url) for url in (f"{router_url}/ready", *metrics_urls)]):
         try:
             await asyncio.wait_for(gone.wait(), _ASK_INTERVAL_S)
         except TimeoutError:
@@ -59,9 +64,9 @@ async def sing(client: httpx2.AsyncClient, router_url: str, model: str, metrics_
     return moved
 
 
-async def _is_ready(client: httpx2.AsyncClient, router_url: str) -> bool:
+async def _answers(client: httpx2.AsyncClient, url: str) -> bool:
     try:
-        return (await client.get(f"{router_url}/ready")).status_code == httpx2.codes.OK
+        return (await client.get(url)).status_code == httpx2.codes.OK
     except httpx2.TransportError:
         return False
 

@@ -122,7 +122,7 @@ async def _check(plan: Plan, watch: asyncio.Task[Child | None], console: Console
     watch.add_done_callback(lambda _: gone.set())
     async with httpx2.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False) as client:
         with console.status(f"starting {len(plan.commands)} processes"):
-            await canary.wait_until_ready(client, plan.router_url, gone)
+            await canary.wait_until_ready(client, plan.router_url, (*plan.prefill_metrics, *plan.decode_metrics), gone)
         with console.status("sending a first request"):
             model = await canary.model_served(client, plan.router_url)
             moved = await canary.sing(client, plan.router_url, model, plan.decode_metrics)

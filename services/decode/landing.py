@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.domain.errors import ContextOverflow, IntegrityFailure, LinkBroken, Superseded
+from baton.domain.errors import Broken, ContextOverflow, IntegrityFailure, LinkBroken, Superseded
 from baton.domain.handoff import LandingEvent, LandingState, advance_landing
 from baton.domain.ids import AttemptId, PageId, PageKey, PromiseId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken
@@ -184,10 +184,12 @@ class LandingBook:
         landing = self._landings.get(request.id)
         if landing is None or landing.promise_id != promise_id or landing.request is not None:
             return False
+        num_cached_pages = landing.prefix_len // self._limits.page_size
         if landing.num_tokens != len(request.tokens):
             return False
+        if not landing.table.begins(request.tokens, request.salt, num_cached_pages):
+            return False
         landing.request, landing.source, landing.deadline = request, source, deadline
-        landing.table.salt = request.salt
         return True
 
     def chunk(
@@ -303,7 +305,7 @@ class LandingBook:
         self.num_reserved_pages -= landing.num_reserved
         landing.num_reserved = 0
         if not landing.table.extend(landing.num_tokens + 1):
-            raise IntegrityFailure(f"{landing.id}: promised pages were not there")
+            raise Broken(f"{landing.id}: promised pages were not there")
 
     def _num_prompt_pages(self, landing: Landing) -> int:
         return -(-landing.num_tokens // self._limits.page_size)

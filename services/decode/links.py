@@ -50,10 +50,11 @@ class LinkIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A prefill worker that pages have really come from."""
+    """A prefill worker that pages have really come from; `path`: how its bytes travel, as far as can be told."""
 
     record: LinkRecord
     address: str
+    path: str
 
 
 class Links:
@@ -135,9 +136,9 @@ class Links:
             return
         bandwidth = num_bytes / seconds if seconds else 0.0
         record = LinkRecord(worker.id, source.incarnation, source.transport, bandwidth, num_bytes)
-        self._links[worker.id] = Link(record, worker.address)
+        self._links[worker.id] = link = Link(record, worker.address, self._puller.path(worker.id))
         self._failures.pop(worker.id, None)
-        self._report_up(record)
+        self._report_up(link)
         self._on_change()
 
     async def _greet(self, worker: WorkerRecord) -> SourceInfo:
@@ -197,19 +198,21 @@ class Links:
         link = self._links.pop(id)
         log.warning("link_down", prefill=id, why=why)
         metrics.LINK_STATE.labels(id, self._identity.worker_id).set(0)
-        metrics.LINK_TRANSPORT_INFO.labels(id, self._identity.worker_id, link.record.transport).set(0)
+        metrics.LINK_TRANSPORT_INFO.labels(id, self._identity.worker_id, link.path).set(0)
         self._puller.disconnect(id)
         self._on_change()
 
-    def _report_up(self, record: LinkRecord) -> None:
+    def _report_up(self, link: Link) -> None:
+        record = link.record
         me, peer = self._identity.worker_id, record.prefill_id
         metrics.LINK_STATE.labels(peer, me).set(1)
         metrics.LINK_BANDWIDTH_BYTES_PER_SECOND.labels(peer, me).set(record.bandwidth_bytes_per_s)
-        metrics.LINK_TRANSPORT_INFO.labels(peer, me, record.transport).set(1)
+        metrics.LINK_TRANSPORT_INFO.labels(peer, me, link.path).set(1)
         log.info(
             "link_up",
             prefill=peer,
             transport=record.transport,
+            path=link.path,
             bandwidth_gb_per_s=round(record.bandwidth_bytes_per_s / 1e9, 2),
             probe_bytes=record.num_probe_bytes,
         )

@@ -31,7 +31,15 @@ from services.decode.commands import (
     SourceLost,
     TakePages,
 )
-from services.decode.effects import DecodeEffect, EmitTokens, OutwardEffect, Preempted, ReportLanded, StartPull
+from services.decode.effects import (
+    ConfirmCommit,
+    DecodeEffect,
+    EmitTokens,
+    OutwardEffect,
+    Preempted,
+    ReportLanded,
+    StartPull,
+)
 from services.decode.landing import LandingBook
 from services.decode.scheduler import DecodeScheduler
 
@@ -167,10 +175,11 @@ class DecodeLoop:
 
     def _count(self, effect: OutwardEffect) -> None:
         match effect:
+            case ConfirmCommit():
+                metrics.COMMIT_TOTAL.labels("v3").inc()
             case EmitTokens(_, tokens):
                 metrics.GENERATED_TOKENS_TOTAL.labels("decode").inc(len(tokens))
             case ReportLanded():
-                metrics.COMMIT_TOTAL.labels("v3").inc()
                 metrics.PROMPT_TOKENS_TOTAL.labels("decode").inc(effect.num_prompt_tokens)
                 metrics.CACHED_TOKENS_TOTAL.labels("decode", "device").inc(effect.num_cached_tokens)
             case Preempted():

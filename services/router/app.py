@@ -18,7 +18,7 @@ import uvicorn
 from baton import __version__
 from baton.rpc.client import Channels
 from baton.rpc.shutdown import shutdown_event
-from baton.settings.model_source import ModelFiles, resolve_model
+from baton.settings.model_source import ModelFiles, model_name, resolve_model
 from baton.state.base import StateBook
 from baton.state.connect import connect
 from baton.state.options import BookOptions
@@ -39,8 +39,8 @@ BACKLOG = 2048
 LAST_WORDS_S = 1
 """How long connections may take to close once requests are finished, or given up."""
 
-WORKER_PATIENCE_S = 10.0
-"""How long an interrupted request waits for a worker to be there again."""
+WORKER_PATIENCE_S = 30.0
+"""How long an interrupted request waits for a worker to be there again: long enough for one to be restarted."""
 
 UNBOUNDED_MODEL_TOKENS = 1 << 20
 """For a model that names no longest context: the workers' pools are the bound."""
@@ -127,7 +127,7 @@ async def run(
 async def open_lower_half(settings: RouterSettings, book: StateBook) -> AsyncIterator[LowerHalf]:
     """Everything below HTTP, started; closed in reverse order, the book last."""
     health, channels = BookHealth(), Channels()
-    fleet = Fleet(book, channels, settings.model, fleet_limits(settings), health.reporter("fleet"))
+    fleet = Fleet(book, channels, model_name(settings.model), fleet_limits(settings), health.reporter("fleet"))
     aborts = Aborts(fleet)
     stopwatch = Stopwatch()
     async with AsyncExitStack() as stack:

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 from baton.domain.errors import InvalidRequest
 from services.router.text.chat_template import ChatTemplate, Message
 from services.router.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from services.router.text.sampling_defaults import SamplingDefaults
+from services.router.text.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 
 Json = Mapping[str, object]
 
@@ -38,7 +38,7 @@ class TextModel:
         tokenizer_config: Json,
         config: Json,
         template: str | None,
-        sampling_defaults: SamplingDefaults = SamplingDefaults(),
+        sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
     ) -> None:
         self.sampling_defaults = sampling_defaults
         self._tokenizer = tokenizer
@@ -63,7 +63,7 @@ class TextModel:
         config = _read_json(directory / "config.json")
         text_config = config.get("text_config")
         merged = {**config, **text_config} if isinstance(text_config, dict) else dict(config)
-        defaults = SamplingDefaults()
+        defaults = OPENAI_DEFAULTS
         if (directory / "generation_config.json").is_file():
             generation = _read_json(directory / "generation_config.json")
             merged["eos_token_id"] = generation.get("eos_token_id", merged.get("eos_token_id"))

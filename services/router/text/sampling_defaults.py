@@ -28,6 +28,9 @@ class SamplingDefaults:
         )
 
 
+OPENAI_DEFAULTS = SamplingDefaults()
+
+
 def _number(values: Mapping[str, object], name: str, default: float, low: float, high: float) -> float:
     value = values.get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

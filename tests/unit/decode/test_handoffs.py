@@ -24,7 +24,7 @@ CHUNK = handoff_pb2.HandoffEvent(chunk=handoff_pb2.ChunkReady(first_page=0, page
 
 def link(incarnation: int) -> Link:
     record = LinkRecord(WorkerId("prefill-0"), Incarnation(incarnation), "stream", 1e9, 64)
-    return Link(record, f"address-{incarnation}")
+    return Link(record, f"address-{incarnation}", "stream")
 
 
 class Prefill:
