@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App
 
+from services.cli.bench.commands import bench_app
 from services.cli.errors import FORESEEN, explain
 from services.cli.serve import serve_app
 from services.cli.up import up
@@ -22,6 +23,7 @@ def build_app() -> App:
         help="LLM serving with prefill and decode in separate services that hand requests over page by page.",
         version=lambda: importlib.metadata.version("baton-serve"),
     )
+    app.command(bench_app)
     app.command(serve_app)
     app.command(up)
     return app

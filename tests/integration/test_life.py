@@ -183,10 +183,10 @@ def _holds_nothing(cluster: Cluster, name: str) -> bool:
     return pages["free"] > 0 and sum(pages[owner] for owner in ("pinned", "live", "promised", "draining")) == 0
 
 
-@pytest.mark.parametrize("victim", ["prefill", "decode"])
-def test_kill_one_of_two(victim: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("victim", "num_prompt_tokens", "num_tokens"), [("prefill", 3500, 20), ("decode", 100, 400)])
+def test_kill_one_of_two(victim: str, num_prompt_tokens: int, num_tokens: int, tmp_path: Path) -> None:
     """With another worker the stream goes on: a pause, no gap, no duplicate, the undisturbed run's tokens."""
-    prompt, num_tokens = long_prompt(3500, salt=6), 400
+    prompt = long_prompt(num_prompt_tokens, salt=6)
     expected = Reference(MODEL_DIR).generate(prompt, num_tokens)
     counts = {f"num_{victim}": 2}
     with Cluster(tmp_path, prefill_flags=SLOW_PREFILL, **counts) as cluster:  # type: ignore[arg-type]

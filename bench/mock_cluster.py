@@ -1,0 +1,133 @@
+"""A router between mock workers, each in a process of its own: what `bench.router_overhead` measures.
+
+The workers are the tests' own, which compute nothing, so that all that is left is the road to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+
+from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord
+from baton.state.base import StateBook
+from baton.state.connect import connect
+from baton.state.embedded import EmbeddedRedis
+from baton.state.options import BookOptions
+from tests.mock_workers import MockDecode, MockPrefill, MockWorker
+
+MODEL = "bundled"
+_START_S = 60.0
+_STOP_S = 20.0
+_TTL_S = 3600.0
+_ROOMY = WorkerLoad(max_rows=4096, available_pages=1 << 20, total_pages=1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Addresses of what runs, and the router's process."""
+
+    prefill_address: str
+    decode_address: str
+    prefill_id: str
+    prefill_incarnation: int
+    router_url: str
+    router_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Workers:
+    prefill: WorkerRecord
+    decode: WorkerRecord
+
+
+@contextlib.contextmanager
+def running_cluster() -> Iterator[Cluster]:
+    """Redis, a prefill and a decode mock in one process, and a router in another; all gone at the end."""
+    with EmbeddedRedis() as redis, _mock_workers(redis.url) as workers, _router(redis.url) as (url, pid):
+        prefill, decode = workers.prefill, workers.decode
+        yield Cluster(prefill.address, decode.address, prefill.id, prefill.incarnation, url, pid)
+
+
+@contextlib.contextmanager
+def _mock_workers(redis_url: str) -> Iterator[_Workers]:
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=_workers_main, args=(theirs, redis_url), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_START_S):
+            raise TimeoutError("the mock workers did not start")
+        yield ours.recv()
+    finally:
+        ours.close()  # which ends the process
+        process.join(_STOP_S)
+        process.close()
+
+
+def _workers_main(pipe: Connection, redis_url: str) -> None:
+    asyncio.run(_serve_workers(pipe, redis_url))
+
+
+async def _serve_workers(pipe: Connection, redis_url: str) -> None:
+    """Serves until the other end of the pipe is closed."""
+    book = await connect(redis_url, BookOptions(worker_ttl_s=_TTL_S))
+    prefill, decode = MockPrefill("prefill-0"), MockDecode("decode-0")
+    try:
+        await asyncio.gather(prefill.start(), decode.start())
+        pipe.send(await _announce(book, prefill, decode))
+        with contextlib.suppress(EOFError):
+            await asyncio.to_thread(pipe.recv)
+    finally:
+        await asyncio.gather(prefill.stop(), decode.stop())
+        await book.close()
+
+
+async def _announce(book: StateBook, prefill: MockPrefill, decode: MockDecode) -> _Workers:
+    link = LinkRecord(prefill.id, prefill.incarnation, "stream", 1e9, 4096)
+    workers = _Workers(_record(prefill, ()), _record(decode, (link,)))
+    await book.announce(workers.prefill)
+    await book.announce(workers.decode)
+    return workers
+
+
+def _record(worker: MockWorker, links: tuple[LinkRecord, ...]) -> WorkerRecord:
+    return replace(worker.record(links), model=MODEL, page_size=16, max_model_len=2048, vocab_size=2048, load=_ROOMY)
+
+
+@contextlib.contextmanager
+def _router(redis_url: str) -> Iterator[tuple[str, int]]:
+    """The real router, started as an operator would; yields its URL and process id."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = ["--port", str(port), "--redis-url", redis_url, "--worker-ttl-s", str(_TTL_S), "--log-level", "warning"]
+    process = subprocess.Popen([sys.executable, "-m", "services.cli.main", "serve", "router", *flags])
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_ready(url, process)
+        yield url, process.pid
+    finally:
+        process.terminate()
+        process.wait(_STOP_S)
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Asks until the router says yes. Raises `RuntimeError` when it ended, `TimeoutError` when it never does."""
+    deadline_s = time.monotonic() + _START_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(f"{url}/ready", timeout=5.0):
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+            raise RuntimeError("the router ended by itself")
+    raise TimeoutError(f"the router was not ready within {_START_S} s")

@@ -1,0 +1,115 @@
+"""Interleaved arms: every rotation runs each arm once in a random order, between two readings of a probe.
+
+Called by the experiments. Only ratios inside one rotation mean anything on a machine with neighbours; a rotation in
+which the machine changed is dropped, and how many were kept is part of every report.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from services.cli.bench.intervals import Interval, bootstrap_median, is_steady
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One arm in one rotation. `values`: what was measured, sample by sample, in the experiment's unit."""
+
+    rotation: int
+    arm: str
+    probe_before: float
+    probe_after: float
+    values: tuple[float, ...]
+
+    @property
+    def probe(self) -> float:
+        """The machine during the block."""
+        return (self.probe_before + self.probe_after) / 2.0
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the machine stayed the same around the block."""
+        return is_steady(self.probe_before, self.probe_after)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of an experiment's table: over all rotations, and over those in which the machine was steady."""
+
+    name: str
+    unit: str
+    num_rotations: int
+    num_kept: int
+    over_all: Interval
+    over_kept: Interval | None
+
+
+def rotate(
+    arms: Mapping[str, Callable[[], Sequence[float]]],
+    probe: Callable[[str], float],
+    *,
+    num_rotations: int,
+    seed: int,
+    console: Console,
+) -> list[Block]:
+    """All blocks in the order they ran. `probe` is given the arm's name and returns its yardstick."""
+    rng = random.Random(seed)
+    blocks: list[Block] = []
+    for rotation in track(range(num_rotations), "rotations", console=console):
+        order = list(arms)
+        rng.shuffle(order)
+        for name in order:
+            before = probe(name)
+            values = tuple(arms[name]())
+            blocks.append(Block(rotation, name, before, probe(name), values))
+    return blocks
+
+
+def find(
+    name: str, unit: str, blocks: Sequence[Block], arms: Sequence[str], figure: Callable[[tuple[Block, ...]], float]
+) -> Finding:
+    """The median, with its interval, of `figure` of each rotation's blocks of `arms`, given in that order."""
+    by_place = {(block.rotation, block.arm): block for block in blocks}
+    groups = [tuple(by_place[rotation, arm] for arm in arms) for rotation in sorted({b.rotation for b in blocks})]
+    steady = [group for group in groups if all(block.is_steady for block in group)]
+    return Finding(
+        name=name,
+        unit=unit,
+        num_rotations=len(groups),
+        num_kept=len(steady),
+        over_all=bootstrap_median([figure(group) for group in groups]),
+        over_kept=bootstrap_median([figure(group) for group in steady]) if steady else None,
+    )
+
+
+def table_of(findings: Sequence[Finding]) -> Table:
+    """For the terminal."""
+    table = Table("", "unit", "all rotations", "steady rotations", "kept")
+    for found in findings:
+        share = f"{found.num_kept}/{found.num_rotations}"
+        table.add_row(found.name, found.unit, _shown(found.over_all), _shown(found.over_kept), share)
+    return table
+
+
+def _shown(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.median:.4g} [{interval.low:.4g}, {interval.high:.4g}]"
+
+
+def save(path: Path, experiment: str, blocks: Sequence[Block], findings: Sequence[Finding]) -> None:
+    """One JSON: every block with every sample, and what was found. Raises `OSError`."""
+    record = {
+        "experiment": experiment,
+        "ended": datetime.datetime.now(datetime.UTC),
+        "findings": [asdict(finding) for finding in findings],
+        "blocks": [asdict(block) for block in blocks],
+    }
+    path.write_bytes(msgspec.json.encode(record))
