@@ -4,11 +4,12 @@
 TORCH ?= torch==2.13.0
 PYTHON ?=
 ARGS ?=
+SEEDS ?= 200
 export TORCH PYTHON
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev up test test-fast lint format proto lock model docs clean
+.PHONY: help install install-dev up test test-fast lint format proto lock model docs sim clean
 
 # One thread a worker, no download, no fork warnings: the same results on every machine.
 test test-fast: export OMP_NUM_THREADS := 1
@@ -32,6 +33,9 @@ test: lint ## Everything CI checks: style, types, imports, all tests
 
 test-fast: install-dev ## Unit, property and contract tests only
 	@$(BIN)/python -m pytest tests/unit tests/property tests/contract $(ARGS)
+
+sim: install-dev ## Simulate the cluster under faults (SEEDS=200; nightly 10000)
+	@$(BIN)/python -m simulation --seeds $(SEEDS)
 
 lint: install-dev ## Style, types and import rules
 	@$(BIN)/ruff check .

@@ -63,8 +63,10 @@ class Errand:
         _log.warning("request_record_forsaken", request_id=self.goal.id, reason=str(reason))
 
     async def _bring(self, store: RequestStore) -> None:
-        """One look, if need be, then event after event. The goal may move on meanwhile: this run keeps to its own."""
-        goal, held = self.goal, await self._held(store)
+        """One look, if need be, then event after event. The goal may move on meanwhile: this run keeps to the one
+        of after the look, which is no older than what the look may enter."""
+        held = await self._held(store)
+        goal = self.goal
         events = ledger.route(held, goal)
         if events is None:
             raise Superseded(f"no way from {held.state.value}/{held.attempt} to {goal.state.value}/{goal.attempt}")

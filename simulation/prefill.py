@@ -1,0 +1,138 @@
+"""A simulated prefill worker: every room of the real one, wired as `services.prefill.app._Worker` wires them.
+
+Real: loop, scheduler, offers, handoff log, both servicers, presence. Simulated: thread, sockets, memory, model.
+`_deliver` and `_record` mirror the methods of the same names there, and `make` mirrors `_make_loop` and `_register`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from baton.domain.errors import Cancelled
+from baton.domain.ids import WorkerId
+from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.engine.fake_runner import SLOT_BYTES
+from baton.engine.presence import Presence
+from baton.engine.streams import Streams
+from baton.kv.pages import PagePool
+from baton.kv.radix import RadixCache
+from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
+from baton.state.base import StateBook
+from baton.transfer.digest import digest_pages
+from baton.transfer.fake import TRANSPORT
+from services.prefill.commands import AddPrompt, Announced, Ended, PrefillCommand, PrefillEvent
+from services.prefill.handoff_log import HandoffLog
+from services.prefill.handoff_server import HandoffServicer, LinkTerms
+from services.prefill.loop import PrefillLoop
+from services.prefill.scheduler import Fail, PrefillLimits, Seal, Unpinned
+from services.prefill.server import PrefillServicer, StreamEvent
+from simulation.book import SimBook
+from simulation.calls import SimServer
+from simulation.engine import Engine, SimMailbox, SimRunner
+from simulation.memory import SimMemory
+from simulation.network import Host, Network
+from simulation.oracle import Emissions, check_idle, check_pages
+from simulation.parts import FINGERPRINT, MODEL, SIZES, Parts
+from simulation.process import OnCrash, Process
+from simulation.reads import Wires
+from simulation.scenario import VOCAB_SIZE
+
+WATCH_TIMEOUT_S = 60.0
+"""As in `services.prefill.app`, which would import the model."""
+
+
+class SimPrefill:
+    """One life of one prefill worker. Made inside its own process."""
+
+    def __init__(
+        self, process: Process, network: Network, wires: Wires, book: StateBook, parts: Parts, digests: bool,
+        on_crash: OnCrash,
+    ) -> None:  # fmt: skip
+        self.process = process
+        self._network = network
+        self._emissions = Emissions(process.name)
+        self._memory = SimMemory(SIZES.num_prefill_pages, SIZES.page_size * SLOT_BYTES)
+        self._cache = RadixCache(PagePool(SIZES.num_prefill_pages))
+        self._offers = parts.offer_book(self._cache.pool, SIZES.lease_s)
+        limits = PrefillLimits(SIZES.page_size, SIZES.token_budget, SIZES.max_chunking, SIZES.max_pinned_pages)
+        scheduler = parts.prefill_scheduler(self._cache, self._offers, limits)
+        runner = SimRunner(self._memory, SIZES.page_size, VOCAB_SIZE)
+        self._mailbox: SimMailbox[PrefillCommand] = SimMailbox(1024, self._seen)
+        self._streams: Streams[StreamEvent] = Streams()
+        self._handoffs = HandoffLog()
+        self._engine = Engine(process, runner, self._mailbox.time_out, lambda: check_pages(self._cache), on_crash)
+        self._loop = PrefillLoop(
+            self._cache, scheduler, self._offers, runner, partial(digest_pages, self._memory) if digests else None,
+            emit=self._emit, on_idle=lambda: None, mailbox=self._mailbox,
+        )  # fmt: skip
+        self._mailbox.on_arrival = self._engine.wake
+        self._listen(wires.add_source(process, self._memory))
+        sim_book = SimBook(book, network, process, SIZES.heartbeat_s)
+        presence = Presence(sim_book, self._record, SIZES.heartbeat_s, process.kill)
+        self._engine.begin(self._loop)
+        process.spawn(presence.run(), f"{process.name} presence")
+
+    def check_idle(self) -> None:
+        """Raises `Violation` if anything is left behind."""
+        left = {"offers": len(self._offers), "handoffs": len(self._handoffs), "streams": len(self._streams)}
+        check_idle(self.process.name, self._cache.pool, left)
+
+    def _listen(self, metadata: bytes) -> None:
+        worker_id, memory = WorkerId(self.process.name), self._memory
+        terms = LinkTerms(
+            worker_id, self.process.incarnation, MODEL, FINGERPRINT, {TRANSPORT: metadata}, memory.address,
+            memory.num_pages, memory.page_bytes, WATCH_TIMEOUT_S,
+        )  # fmt: skip
+        server = SimServer()
+        handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, None)
+        prefill = PrefillServicer(self._mailbox, self._streams, lambda: False)
+        prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, cast(Any, server))
+        handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
+        self._network.hosts[self.process.name] = Host(self.process, server.handlers)
+
+    def _record(self) -> WorkerRecord:
+        return WorkerRecord(
+            id=WorkerId(self.process.name),
+            role=WorkerRole.PREFILL,
+            incarnation=self.process.incarnation,
+            address=self.process.name,
+            model=MODEL,
+            fingerprint=FINGERPRINT,
+            page_size=SIZES.page_size,
+            max_model_len=SIZES.max_model_len,
+            vocab_size=VOCAB_SIZE,
+            load=replace(self._loop.load(), step_age_s=self._engine.step_age_s()),
+        )
+
+    def _seen(self, command: PrefillCommand) -> None:
+        if isinstance(command, AddPrompt):
+            self._emissions.seen(command.request.id)
+
+    def _emit(self, events: list[PrefillEvent]) -> None:
+        for event in events:
+            self._network.trace.note(self.process.name, f"{type(event).__name__} {event.id}", event.id.request_id)
+            if isinstance(event, Seal):
+                self._emissions.emitted(event.id, event.index)
+        self._engine.after_step(partial(self._deliver, events))
+
+    def _deliver(self, events: list[PrefillEvent]) -> None:
+        for event in events:
+            match event:
+                case Announced(id):
+                    self._handoffs.append(id, event)
+                case Seal(id):
+                    self._handoffs.append(id, event)
+                    self._streams.deliver(id, event)
+                case Fail(id, error):
+                    self._handoffs.append(id, error)
+                    self._handoffs.end(id)
+                    self._streams.deliver(id, event)
+                case Ended(id, reason):
+                    self._handoffs.end(id)
+                    self._streams.deliver(id, Fail(id, Cancelled(reason)))
+                case Unpinned(id):
+                    self._handoffs.end(id)
+                case _:
+                    self._streams.deliver(event.id, event)

@@ -1,0 +1,38 @@
+"""Makes a failing scenario small: takes out faults, clients and noise for as long as it fails the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+
+from simulation.scenario import Noise, Scenario
+from simulation.world import Verdict
+
+Run = Callable[[Scenario], Verdict]
+
+
+def shrink(failing: Verdict, run: Run, max_runs: int = 60) -> Verdict:
+    """A verdict with the same rule broken, from a scenario of which nothing more can be taken out within `max_runs`."""
+    smallest = failing
+    candidates = _smaller(smallest.scenario)
+    for _ in range(max_runs):
+        candidate = next(candidates, None)
+        if candidate is None:
+            break
+        verdict = run(candidate)
+        if verdict.violation is not None and failing.violation is not None:
+            if verdict.violation.rule != failing.violation.rule:
+                continue
+            smallest, candidates = verdict, _smaller(candidate)
+    return smallest
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    """Every scenario with one thing less."""
+    for i in range(len(scenario.faults)):
+        yield replace(scenario, faults=scenario.faults[:i] + scenario.faults[i + 1 :])
+    for i in range(len(scenario.clients)):
+        yield replace(scenario, clients=scenario.clients[:i] + scenario.clients[i + 1 :])
+    for field in fields(Noise):
+        if field.name != "mean_delay_s" and getattr(scenario.noise, field.name):
+            yield replace(scenario, noise=replace(scenario.noise, **{field.name: 0.0}))
