@@ -51,7 +51,7 @@ def reference(logits: list[float], row: SampleSpec, slack: float) -> list[float]
         probs = [p if sum(q > p + slack for q in probs) < params.top_k else 0.0 for p in probs]
     total = sum(probs)
     if params.top_p < 1.0:
-        probs = [p if sum(q for q in probs if q > p) < params.top_p * total + slack else 0.0 for p in probs]
+        probs = [p if sum(q for q in probs if q > p + slack) < params.top_p * total + slack else 0.0 for p in probs]
     floor = params.min_p * max(probs) - slack
     return [p if p >= floor else 0.0 for p in probs]
 
