@@ -9,7 +9,7 @@ export TORCH PYTHON
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev up test test-fast lint format proto lock model docs sim clean
+.PHONY: help install install-dev up test test-fast lint format proto lock model docs promtool sim clean
 
 # One thread a worker, no download, no fork warnings: the same results on every machine.
 test test-fast: export OMP_NUM_THREADS := 1
@@ -33,6 +33,9 @@ test: lint ## Everything CI checks: style, types, imports, all tests
 
 test-fast: install-dev ## Unit, property and contract tests only
 	@$(BIN)/python -m pytest tests/unit tests/property tests/contract $(ARGS)
+
+promtool: install-dev ## Put Debian's promtool into .venv, for the tests of docker/prometheus
+	@scripts/fetch_promtool.sh
 
 sim: install-dev ## Simulate the cluster under faults (SEEDS=200; nightly 10000)
 	@$(BIN)/python -m simulation --seeds $(SEEDS)
