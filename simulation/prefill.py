@@ -1,7 +1,7 @@
 """A simulated prefill worker: every room of the real one, wired as `services.prefill.app._Worker` wires them.
 
 Real: loop, scheduler, offers, handoff log, both servicers, presence. Simulated: thread, sockets, memory, model.
-`_deliver` and `_record` mirror the methods of the same names there, and `make` mirrors `_make_loop` and `_register`.
+`_record` mirrors the method of the same name there, and `make` mirrors `_make_loop` and `_register`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from baton.domain.errors import Cancelled
 from baton.domain.ids import WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.fake_runner import SLOT_BYTES
@@ -22,11 +21,12 @@ from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
 from baton.state.base import StateBook
 from baton.transfer.digest import digest_pages
 from baton.transfer.fake import TRANSPORT
-from services.prefill.commands import AddPrompt, Announced, Ended, PrefillCommand, PrefillEvent
+from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
 from services.prefill.handoff_log import HandoffLog
 from services.prefill.handoff_server import HandoffServicer, LinkTerms
 from services.prefill.loop import PrefillLoop
-from services.prefill.scheduler import Fail, PrefillLimits, Seal, Unpinned
+from services.prefill.outbox import Outbox
+from services.prefill.scheduler import PrefillLimits, Seal
 from services.prefill.server import PrefillServicer, StreamEvent
 from simulation.book import SimBook
 from simulation.calls import SimServer
@@ -62,6 +62,7 @@ class SimPrefill:
         self._mailbox: SimMailbox[PrefillCommand] = SimMailbox(1024, self._seen)
         self._streams: Streams[StreamEvent] = Streams()
         self._handoffs = HandoffLog()
+        self._outbox = Outbox(self._handoffs, self._streams)
         self._engine = Engine(process, runner, self._mailbox.time_out, lambda: check_pages(self._cache), on_crash)
         self._loop = PrefillLoop(
             self._cache, scheduler, self._offers, runner, partial(digest_pages, self._memory) if digests else None,
@@ -115,24 +116,4 @@ class SimPrefill:
             self._network.trace.note(self.process.name, f"{type(event).__name__} {event.id}", event.id.request_id)
             if isinstance(event, Seal):
                 self._emissions.emitted(event.id, event.index)
-        self._engine.after_step(partial(self._deliver, events))
-
-    def _deliver(self, events: list[PrefillEvent]) -> None:
-        for event in events:
-            match event:
-                case Announced(id):
-                    self._handoffs.append(id, event)
-                case Seal(id):
-                    self._handoffs.append(id, event)
-                    self._streams.deliver(id, event)
-                case Fail(id, error):
-                    self._handoffs.append(id, error)
-                    self._handoffs.end(id)
-                    self._streams.deliver(id, event)
-                case Ended(id, reason):
-                    self._handoffs.end(id)
-                    self._streams.deliver(id, Fail(id, Cancelled(reason)))
-                case Unpinned(id):
-                    self._handoffs.end(id)
-                case _:
-                    self._streams.deliver(event.id, event)
+        self._engine.after_step(partial(self._outbox.deliver, events))

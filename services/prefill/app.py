@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from contextlib import AsyncExitStack
 
 import grpc
 
 from baton import __version__
-from baton.domain.errors import Cancelled
 from baton.domain.ids import Incarnation, WorkerId, new_incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.assembly import Engine, assemble
@@ -29,12 +26,13 @@ from baton.telemetry.logs import get_logger
 from baton.transfer.digest import digest_pages
 from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream import StreamSource
-from services.prefill.commands import Announced, Ended, PrefillCommand, PrefillEvent
+from services.prefill.commands import PrefillCommand
 from services.prefill.handoff_log import HandoffLog
 from services.prefill.handoff_server import HandoffServicer, LinkTerms
 from services.prefill.loop import PrefillLoop
 from services.prefill.offers import OfferBook
-from services.prefill.scheduler import Fail, PrefillLimits, PrefillScheduler, Seal, Unpinned
+from services.prefill.outbox import Outbox
+from services.prefill.scheduler import PrefillLimits, PrefillScheduler
 from services.prefill.server import PrefillServicer, StreamEvent
 from services.prefill.settings import PrefillSettings
 
@@ -75,12 +73,12 @@ class _Worker:
         self._mailbox: Mailbox[PrefillCommand] = Mailbox(1024)
         self._streams: Streams[StreamEvent] = Streams()
         self._handoffs = HandoffLog()
+        self._outbox = Outbox(self._handoffs, self._streams)
         self._presence = Presence(book, self._record, settings.heartbeat_interval_s, lifetime.replaced)
         names = usable_transports(settings.transport.value)
         self._sources = {name: make_source(name, self._id, self._incarnation, engine.memory) for name in names}
         for source in self._sources.values():
             stack.callback(source.close)
-        self._asyncio = asyncio.get_running_loop()
         self._loop = self._make_loop()
         self._address = ""
 
@@ -153,31 +151,5 @@ class _Worker:
         digest = (lambda pages: digest_pages(engine.memory, pages)) if settings.digests else None
         return PrefillLoop(
             engine.cache, scheduler, offers, engine.runner, digest,
-            emit=self._emit, on_idle=self._lifetime.idle, mailbox=self._mailbox,
+            emit=self._outbox.emit, on_idle=self._lifetime.idle, mailbox=self._mailbox,
         )  # fmt: skip
-
-    def _emit(self, events: list[PrefillEvent]) -> None:
-        """From the engine thread: one hop into the asyncio loop a turn."""
-        with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
-            self._asyncio.call_soon_threadsafe(self._deliver, events)
-
-    def _deliver(self, events: list[PrefillEvent]) -> None:
-        """What decode follows goes to the handoff log, what the router waits for to its stream."""
-        for event in events:
-            match event:
-                case Announced(id):
-                    self._handoffs.append(id, event)
-                case Seal(id):
-                    self._handoffs.append(id, event)
-                    self._streams.deliver(id, event)
-                case Fail(id, error):
-                    self._handoffs.append(id, error)
-                    self._handoffs.end(id)
-                    self._streams.deliver(id, event)
-                case Ended(id, reason):
-                    self._handoffs.end(id)
-                    self._streams.deliver(id, Fail(id, Cancelled(reason)))
-                case Unpinned(id):
-                    self._handoffs.end(id)
-                case _:
-                    self._streams.deliver(event.id, event)

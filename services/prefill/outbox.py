@@ -1,0 +1,51 @@
+"""The outbox: carries the prefill engine's events to the rooms that want them. Called from the engine thread.
+
+What decode follows goes to the handoff log, what the router waits for to its stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from baton.domain.errors import Cancelled
+from baton.engine.streams import Streams
+from services.prefill.commands import Announced, Ended, PrefillEvent
+from services.prefill.handoff_log import HandoffLog
+from services.prefill.scheduler import Fail, Seal, Unpinned
+from services.prefill.server import StreamEvent
+
+
+class Outbox:
+    """One hop into the asyncio loop a turn."""
+
+    def __init__(self, handoffs: HandoffLog, streams: Streams[StreamEvent]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._handoffs = handoffs
+        self._streams = streams
+
+    def emit(self, events: list[PrefillEvent]) -> None:
+        """From the engine thread; never blocks."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
+            self._loop.call_soon_threadsafe(self.deliver, events)
+
+    def deliver(self, events: list[PrefillEvent]) -> None:
+        """In the loop."""
+        for event in events:
+            match event:
+                case Announced(id):
+                    self._handoffs.append(id, event)
+                case Seal(id):
+                    self._handoffs.append(id, event)
+                    self._streams.deliver(id, event)
+                case Fail(id, error):
+                    self._handoffs.append(id, error)
+                    self._handoffs.end(id)
+                    self._streams.deliver(id, event)
+                case Ended(id, reason):
+                    self._handoffs.end(id)
+                    self._streams.deliver(id, Fail(id, Cancelled(reason)))
+                case Unpinned(id):
+                    self._handoffs.end(id)
+                case _:
+                    self._streams.deliver(event.id, event)
