@@ -56,7 +56,8 @@ async def sing(client: httpx2.AsyncClient, router_url: str, model: str, metrics_
     """Sends one completion and returns how many page bytes moved for it. Raises `StartFailed` when none did."""
     urls = tuple(metrics_urls)
     before = await transferred_bytes(client, urls)
-    body = {"model": model, "prompt": _PROMPT, "max_tokens": 4, "temperature": 0}
+    # Not to be ended by its first token: decode would have nothing to pull pages for.
+    body = {"model": model, "prompt": _PROMPT, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     await _ok(client.post(f"{router_url}/v1/completions", json=body), "the first completion")
     moved = int(await transferred_bytes(client, urls) - before)
     if moved <= 0:

@@ -69,15 +69,15 @@ async def test_a_prefill_worker_that_dies_before_the_seal_is_replaced():
 
 async def test_a_prefill_worker_that_dies_after_the_seal_is_not_missed():
     async with world([(At(Phase.SEALED, Die()),)], [(At(Phase.DECODE, Hold(), index=1),)]) as w:
-        run = asyncio.create_task(w.generate(job()))
-        await w.prefill.reached(Phase.SEALED)
+        run = w.dispatcher.run(w.dispatcher.admit(job()))
+        first = await anext(run)  # the seal has been heard; that it was sent would not be enough
         await w.decode.reached(Phase.DECODE)
         await w.prefill.stop()
         w.prefill.incarnation = new_incarnation()  # it is even known to be gone
         await w.cluster.announce()
         await two_looks(w)
         w.decode.release()
-        assert tokens(await run) == scripted(5)
+        assert tokens([first, *[chunk async for chunk in run]]) == scripted(5)
         assert len(w.decode.requests) == len(w.prefill.requests) == 1
 
 
