@@ -252,7 +252,7 @@ class LandingBook:
         """Hands a validated landing over; it must be `ready`."""
         landing = self._landings[id]
         if landing.request is None or landing.source is None or landing.seal is None:
-            raise Superseded(f"{id} is not ready")
+            raise Broken(f"{id} was committed before it was ready")
         landing.state = advance_landing(landing.state, LandingEvent.COMMIT)
         del self._landings[id]
         landing.table.rehold(Hold.LIVE)

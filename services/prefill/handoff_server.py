@@ -22,6 +22,7 @@ from baton.rpc.gen import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.version import PROTOCOL_VERSION
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
+from baton.transfer.factory import choose_transport
 from services.prefill.commands import Abort, Announced, Commit, PrefillCommand, Renew
 from services.prefill.handoff_log import HandoffEvent, HandoffLog
 from services.prefill.scheduler import Seal
@@ -66,12 +67,13 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
         self, request: handoff_pb2.HelloRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> handoff_pb2.HelloReply:
         """See handoff.proto."""
-        difference = self._difference(request)
-        if difference is not None:
-            log.warning("link_refused", peer=request.worker_id, why=difference)
-            return handoff_pb2.HelloReply(refused=codec.encode_failure(LinkBroken(difference)))
         terms = self._terms
-        transport = next(name for name in terms.transports if name in request.transports)
+        try:
+            self._check_peer(request)
+            transport = choose_transport(tuple(terms.transports), request.transports)
+        except LinkBroken as error:
+            log.warning("link_refused", peer=request.worker_id, why=str(error))
+            return handoff_pb2.HelloReply(refused=codec.encode_failure(error))
         return handoff_pb2.HelloReply(
             offer=handoff_pb2.LinkOffer(
                 worker_id=terms.worker_id,
@@ -138,16 +140,15 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
         metrics.STALE_MESSAGES_TOTAL.labels(kind).inc()
         return LinkBroken(f"{self._terms.worker_id} has restarted: the message is for an older incarnation")
 
-    def _difference(self, request: handoff_pb2.HelloRequest) -> str | None:
-        """The first field in which the peer cannot be linked, in words."""
+    def _check_peer(self, request: handoff_pb2.HelloRequest) -> None:
+        """Raises `LinkBroken`, naming the first field that differs, for a peer that must not be linked."""
         if request.protocol_version != PROTOCOL_VERSION:
-            return f"protocol_version: {PROTOCOL_VERSION} here, {request.protocol_version} there"
+            raise LinkBroken(f"protocol_version: {PROTOCOL_VERSION} here, {request.protocol_version} there")
         if request.model != self._terms.model:
-            return f"model: {self._terms.model!r} here, {request.model[:120]!r} there"
-        if not set(self._terms.transports) & set(request.transports):
-            ours, theirs = ", ".join(self._terms.transports), ", ".join(request.transports)[:120]
-            return f"transports: {ours} here, {theirs} there"
-        return describe_difference(self._terms.fingerprint, request.fingerprint)
+            raise LinkBroken(f"model: {self._terms.model!r} here, {request.model[:120]!r} there")
+        difference = describe_difference(self._terms.fingerprint, request.fingerprint)
+        if difference is not None:
+            raise LinkBroken(difference)
 
 
 def _encode(event: HandoffEvent) -> handoff_pb2.HandoffEvent:

@@ -106,7 +106,6 @@ class PrefillLoop:
             case Commit(id, commit_reply):
                 valid = self._offers.commit(id)
                 commit_reply.send(valid)
-                metrics.COMMIT_TOTAL.labels("v1" if valid else "invalid").inc()
                 return [Ended(id, "committed")] if valid else []
 
     def _perform(self, effects: Sequence[PrefillEffect]) -> list[PrefillEvent]:
