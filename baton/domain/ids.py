@@ -9,6 +9,9 @@ from typing import NewType
 RequestId = NewType("RequestId", str)
 """One sequence that is generated. A client call with `n > 1` choices makes `n` of them."""
 
+OwnerId = NewType("OwnerId", str)
+"""One router process, `<router id>/<incarnation>`: who owns a call. A restarted router is another owner."""
+
 WorkerId = NewType("WorkerId", str)
 """Stable name of a worker process, e.g. `decode-0`; survives a restart."""
 

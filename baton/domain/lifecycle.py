@@ -38,6 +38,7 @@ class RequestEvent(enum.Enum):
     FINISH = "finish"
     INTERRUPT = "interrupt"
     RETRY = "retry"
+    RESUME = "resume"
     REFUSE = "refuse"
     CANCEL = "cancel"
     FAIL = "fail"
@@ -59,6 +60,8 @@ TABLE: dict[tuple[RequestState, RequestEvent], RequestState] = {
     (_S.DECODING, _E.FINISH): _S.FINISHED,
     **{(s, _E.INTERRUPT): _S.INTERRUPTED for s in (_S.PROMISED, _S.PREFILLING, _S.SEALED, _S.DECODING)},
     (_S.INTERRUPTED, _E.RETRY): _S.QUEUED,
+    # A router carries on what another one lost, or what was cancelled because its client went away and came back.
+    **{(s, _E.RESUME): _S.QUEUED for s in _S if s not in TERMINAL or s is _S.CANCELLED},
     **{(s, _E.CANCEL): _S.CANCELLED for s in _S if s not in TERMINAL},
     **{(s, _E.FAIL): _S.FAILED for s in _S if s not in TERMINAL},
 }

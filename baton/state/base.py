@@ -5,13 +5,15 @@ Callers: the router (requests, list of workers) and the workers' heartbeats. Nev
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import enum
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from baton.domain.errors import BatonError
-from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
+from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.request import FinishReason, OutputToken
 from baton.domain.worker import WorkerRecord
 
 
@@ -35,6 +37,68 @@ class RequestRecord:
     failure_code: str = ""
 
 
+class CallStatus(enum.Enum):
+    """Whether somebody answers a call: its owner does; nobody, since its client went away; nobody needs to any more."""
+
+    OPEN = "open"
+    ABANDONED = "abandoned"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One client call: all that any router needs to carry its answer on.
+
+    `owner` answers it, while it is OPEN; `epoch` counts owners from 1 and fences them. `body` is the client's JSON and
+    `endpoint` what it was posted to, so that it is parsed again as it was; `seed` stands in where the client gave none.
+    `jobs` are the ids of its sequences, one a choice, in order. `tenant` is whose call it is ("" without API keys).
+    """
+
+    id: RequestId
+    owner: OwnerId
+    epoch: int
+    status: CallStatus
+    endpoint: str
+    body: bytes
+    tenant: str
+    created_s: int
+    seed: int
+    jobs: tuple[RequestId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """Output tokens of one job to be written down. Indices are contiguous; `finish` or `failure_code` end the journal.
+
+    A journal that holds some of them already keeps its own: a later attempt computes the same tokens again.
+    """
+
+    id: AttemptId
+    tokens: tuple[OutputToken, ...]
+    num_cached_tokens: int = 0
+    finish: FinishReason | None = None
+    failure_code: str = ""
+
+
+class Written(enum.Enum):
+    """What became of a journal entry: written; refused, a newer attempt being in the book; or not in order, the
+    journal having been lost or ending before the entry begins (write it again from token 0)."""
+
+    DONE = "done"
+    SUPERSEDED = "superseded"
+    GAP = "gap"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPart:
+    """What a journal holds from a given index on, in order; the end, if it is there, with its last token."""
+
+    tokens: tuple[OutputToken, ...]
+    num_cached_tokens: int
+    finish: FinishReason | None
+    failure_code: str
+
+
 class RequestStore(Protocol):
     """Request records with compare-and-set along `baton.domain.lifecycle.TABLE`."""
 
@@ -47,14 +111,63 @@ class RequestStore(Protocol):
     ) -> RequestState:
         """Moves a record along the table and returns its new state.
 
-        RETRY must come with the next attempt (stored attempt + 1) and raises the stored one; every other event must
-        carry the stored attempt. `num_emitted` never goes down. Raises `Superseded` for a lower attempt, `Broken` for
+        RETRY and RESUME must come with the next attempt (stored attempt + 1) and raise the stored one; every other
+        event must carry the stored attempt. `num_emitted` never goes down. Raises `Superseded` for a lower attempt, `Broken` for
         an event the table does not have, or an unknown id.
         """
         ...
 
     async def get(self, id: RequestId) -> RequestRecord | None:
         """The record, or None when unknown or past its retention."""
+        ...
+
+
+class CallStore(Protocol):
+    """Calls, who owns them, and the journal of their tokens: what resume and takeover stand on.
+
+    An owner holds a lease that it renews; a call whose owner has let its lease end is an orphan, and whoever claims it
+    first carries it on. All is forgotten some time (the book's retention) after it was last touched.
+    """
+
+    async def open_call(self, record: CallRecord) -> bool:
+        """Enters an OPEN call; False if the id is taken (nothing is changed)."""
+        ...
+
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
+        """Marks a call ENDED or ABANDONED; False, without effect, when it is unknown or has a newer epoch."""
+        ...
+
+    async def get_call(self, id: RequestId) -> CallRecord | None:
+        """The call, or None when unknown or past its retention."""
+        ...
+
+    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+        """Compare-and-set on `epoch`: the call as it is now, OPEN, owned by `owner`, with the next epoch.
+
+        None, without effect, when the epoch is another, or the call has ENDED or is unknown. In the same step every
+        job that may be RESUMEd (see `baton.domain.lifecycle.TABLE`) is, so that its old attempt is fenced off.
+        """
+        ...
+
+    async def hold(self, owner: OwnerId) -> None:
+        """Renews the owner's lease."""
+        ...
+
+    async def let_go(self, owner: OwnerId) -> None:
+        """Ends the owner's lease now; idempotent."""
+        ...
+
+    async def orphans(self) -> list[CallRecord]:
+        """OPEN calls whose owner holds no lease: the oldest first, a bounded number."""
+        ...
+
+    async def write_journal(self, entries: Sequence[JournalEntry]) -> list[Written]:
+        """Appends to journals, in one round trip; what became of each entry. The attempt fences."""
+        ...
+
+    async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
+        """What the job's journal holds from token `start` on. With nothing new there, waits for it up to `wait_s`,
+        then returns an empty part. An unknown job's journal is empty."""
         ...
 
 
@@ -80,8 +193,8 @@ class WorkerRegistry(Protocol):
         ...
 
 
-class StateBook(RequestStore, WorkerRegistry, Protocol):
-    """Both halves, as one connection gives them."""
+class StateBook(RequestStore, CallStore, WorkerRegistry, Protocol):
+    """All of it, as one connection gives it."""
 
     async def ping(self) -> None:
         """Raises `StateUnavailable` when the book cannot be reached."""

@@ -17,8 +17,8 @@ from baton.state.base import RequestRecord
 
 
 def num_opened(event: RequestEvent) -> int:
-    """How many attempts the event opens: a RETRY comes with the next attempt, everything else with the stored one."""
-    return 1 if event is RequestEvent.RETRY else 0
+    """How many attempts the event opens: RETRY and RESUME come with the next attempt, the others with the stored one."""
+    return 1 if event in (RequestEvent.RETRY, RequestEvent.RESUME) else 0
 
 
 def columns() -> dict[RequestEvent, dict[str, str]]:

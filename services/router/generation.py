@@ -16,7 +16,11 @@ from baton.domain.request import FinishReason, OutputToken, SamplingParams, Stop
 
 @dataclass(frozen=True, slots=True)
 class GenerationJob:
-    """One sequence to generate, parsed once and trusted afterwards. `deadline_s` counts from admission."""
+    """One sequence to generate, parsed once and trusted afterwards. `deadline_s` counts from admission.
+
+    A job that is carried on brings what earlier attempts emitted (`dispatch` yields only what follows), how many prompt
+    tokens were cached then, and the attempt that the book has opened for it.
+    """
 
     id: RequestId
     prompt_tokens: tuple[int, ...]
@@ -24,6 +28,9 @@ class GenerationJob:
     stop: StopParams
     salt: str
     deadline_s: float
+    attempt: int = 1
+    emitted: tuple[OutputToken, ...] = ()
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
