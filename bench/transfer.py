@@ -32,10 +32,13 @@ DEADLINE_S = 60.0
 
 
 class PoolPuller:
-    """Pulls a source's whole pool into a pool of the same shape."""
+    """Pulls a source's whole pool into a pool of the same shape; checks every page where `digests` are given."""
 
-    def __init__(self, puller: ThreadedPuller, source: WorkerId, num_pages: int) -> None:
+    def __init__(
+        self, puller: ThreadedPuller, source: WorkerId, num_pages: int, digests: Sequence[int] | None = None
+    ) -> None:
         self._puller = puller
+        self._digests = digests
         self._source = source
         self._pages = tuple(PageId(page) for page in range(num_pages))
         self._num_pulls = 0
@@ -50,7 +53,7 @@ class PoolPuller:
             ended.set()
 
         self._num_pulls += 1
-        pull = Pull(self._num_pulls, self._source, self._pages, self._pages, None, DEADLINE_S)
+        pull = Pull(self._num_pulls, self._source, self._pages, self._pages, self._digests, DEADLINE_S)
         self._puller.submit_to(pull, on_event)
         if not ended.wait(DEADLINE_S + 1.0) or events[0].outcome is not PullOutcome.DONE:
             raise RuntimeError(f"a pull of {self._source} failed: {events[0].reason if events else 'no event'}")
