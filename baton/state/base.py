@@ -79,10 +79,15 @@ class JournalEntry:
     finish: FinishReason | None = None
     failure_code: str = ""
 
+    @property
+    def ends(self) -> bool:
+        """Whether the journal ends with it."""
+        return self.finish is not None or bool(self.failure_code)
+
 
 class Written(enum.Enum):
     """What became of a journal entry: written; refused, a newer attempt being in the book; or not in order, the
-    journal having been lost or ending before the entry begins (write it again from token 0)."""
+    request or its journal having been lost, or ending before the entry begins (write it again from token 0)."""
 
     DONE = "done"
     SUPERSEDED = "superseded"
@@ -112,8 +117,8 @@ class RequestStore(Protocol):
         """Moves a record along the table and returns its new state.
 
         RETRY and RESUME must come with the next attempt (stored attempt + 1) and raise the stored one; every other
-        event must carry the stored attempt. `num_emitted` never goes down. Raises `Superseded` for a lower attempt, `Broken` for
-        an event the table does not have, or an unknown id.
+        event must carry the stored attempt. `num_emitted` never goes down. Raises `Superseded` for a lower attempt,
+        `Broken` for an event the table does not have, or an unknown id.
         """
         ...
 
@@ -130,7 +135,7 @@ class CallStore(Protocol):
     """
 
     async def open_call(self, record: CallRecord) -> bool:
-        """Enters an OPEN call; False if the id is taken (nothing is changed)."""
+        """Enters an OPEN call; False if the id is taken (nothing is changed). An owner without a lease gets one."""
         ...
 
     async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:

@@ -1,4 +1,4 @@
-"""Records to what Redis stores, and back. Called by `RedisBook` only; knows no connection.
+"""Records to what Redis stores, and back. Called by `RedisBook` and its parts only; knows no connection.
 
 Fields that this version does not know are skipped, so that services of two versions can share a book.
 """
@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+import structlog
 
+from baton.domain.ids import OwnerId, RequestId
 from baton.domain.worker import WorkerRecord
-from baton.state.base import RequestRecord, StateUnavailable
+from baton.state.base import CallRecord, CallStatus, RequestRecord, StateUnavailable
+
+_log = structlog.get_logger(__name__)
 
 
 def request_to_fields(record: RequestRecord) -> dict[str, str]:
@@ -37,3 +41,56 @@ def worker_from_json(payload: str) -> WorkerRecord:
         return msgspec.json.decode(payload, type=WorkerRecord)
     except msgspec.DecodeError as error:
         raise StateUnavailable(f"a worker record cannot be read by this version: {error}") from error
+
+
+def readable_worker(payload: str) -> WorkerRecord | None:
+    """One worker of another version must not hide all the others."""
+    try:
+        return worker_from_json(payload)
+    except StateUnavailable as error:
+        _log.warning("worker_record_unreadable", reason=str(error))
+        return None
+
+
+def call_to_fields(record: CallRecord) -> dict[str, str | bytes | int]:
+    """One hash field for each field of the record; the body as it is."""
+    return {
+        "id": record.id,
+        "owner": record.owner,
+        "epoch": record.epoch,
+        "status": record.status.value,
+        "endpoint": record.endpoint,
+        "body": record.body,
+        "tenant": record.tenant,
+        "created_s": record.created_s,
+        "seed": record.seed,
+        "jobs": msgspec.json.encode(record.jobs),
+    }
+
+
+def call_from_fields(fields: Mapping[bytes, bytes]) -> CallRecord:
+    """The record in a hash. Raises `StateUnavailable` when another version wrote what this one cannot read."""
+    try:
+        return CallRecord(
+            id=RequestId(fields[b"id"].decode()),
+            owner=OwnerId(fields[b"owner"].decode()),
+            epoch=int(fields[b"epoch"]),
+            status=CallStatus(fields[b"status"].decode()),
+            endpoint=fields[b"endpoint"].decode(),
+            body=fields[b"body"],
+            tenant=fields[b"tenant"].decode(),
+            created_s=int(fields[b"created_s"]),
+            seed=int(fields[b"seed"]),
+            jobs=tuple(msgspec.json.decode(fields[b"jobs"], type=list[RequestId])),
+        )
+    except (KeyError, ValueError) as error:  # msgspec's errors are ValueErrors
+        raise StateUnavailable(f"a call cannot be read by this version: {error}") from error
+
+
+def readable_call(fields: Mapping[bytes, bytes]) -> CallRecord | None:
+    """One call of another version must not hide all the others."""
+    try:
+        return call_from_fields(fields)
+    except StateUnavailable as error:
+        _log.warning("call_record_unreadable", reason=str(error))
+        return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from baton.state.base import StateBook, StateUnavailable
+from baton.state.line import without_password
 from baton.state.memory import MemoryBook
 from baton.state.options import BookOptions
-from baton.state.redis_book import RedisBook, without_password
+from baton.state.redis_book import RedisBook
 
 _SCHEMES = ("redis", "rediss", "unix")
 

@@ -1,19 +1,24 @@
 """The names of everything the book keeps in Redis.
 
     <prefix>request:<id>               hash    one RequestRecord, a field each; expires after its retention
+    <prefix>call:<id>                  hash    one CallRecord, a field each, and when it was opened; as long as requests
+    <prefix>owners                     set     owners that may have open calls
+    <prefix>calls:<owner>              zset    the owner's open calls -> when opened, in us on the server's clock
+    <prefix>lease:<owner>              string  there while the owner lives; expires after its TTL
+    <prefix>journal:<id>               stream  output tokens of a request (see write_journal.lua); as long as requests
     <prefix>worker:<id>                hash    incarnation, status, record (JSON); expires after its TTL
     <prefix>worker:<id>:incarnations   zset    incarnations in order of arrival; the last one reigns
     <prefix>workers                    zset    worker id -> expiry in ms on the server's clock
     <prefix>changes                    channel a worker joined, left or changed its status; carries its id
 
-`RedisBook` is the only caller.
+`RedisBook` and its parts are the only callers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.domain.ids import RequestId, WorkerId
+from baton.domain.ids import OwnerId, RequestId, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,22 @@ class Keys:
 
     def request(self, id: RequestId) -> str:
         return f"{self.prefix}request:{id}"
+
+    def call(self, id: RequestId) -> str:
+        return f"{self.prefix}call:{id}"
+
+    def journal(self, id: RequestId) -> str:
+        return f"{self.prefix}journal:{id}"
+
+    def lease(self, owner: OwnerId) -> str:
+        return f"{self.prefix}lease:{owner}"
+
+    def calls_of(self, owner: OwnerId) -> str:
+        return f"{self.prefix}calls:{owner}"
+
+    @property
+    def owners(self) -> str:
+        return f"{self.prefix}owners"
 
     def worker(self, id: WorkerId) -> str:
         return f"{self.prefix}worker:{id}"

@@ -11,13 +11,13 @@ from collections import deque
 from dataclasses import replace
 
 from baton.domain.errors import Broken, Superseded
-from baton.domain.ids import AttemptId
+from baton.domain.ids import AttemptId, OwnerId, RequestId
 from baton.domain.lifecycle import TABLE, RequestEvent, RequestState, advance
-from baton.state.base import RequestRecord
+from baton.state.base import CallRecord, CallStatus, JournalEntry, RequestRecord
 
 
 def num_opened(event: RequestEvent) -> int:
-    """How many attempts the event opens: RETRY and RESUME come with the next attempt, the others with the stored one."""
+    """How many attempts the event opens: RETRY and RESUME come with the next one, the others with the stored one."""
     return 1 if event in (RequestEvent.RETRY, RequestEvent.RESUME) else 0
 
 
@@ -57,6 +57,38 @@ def moved(
     )
 
 
+def resumed(record: RequestRecord, router_id: str) -> RequestRecord | None:
+    """The record as `router_id` carries it on, under the next attempt; None when it may not be resumed."""
+    if (record.state, RequestEvent.RESUME) not in TABLE:
+        return None
+    after = moved(record, record.attempt + 1, RequestEvent.RESUME)
+    return replace(after, router_id=router_id)
+
+
+def router_of(owner: OwnerId) -> str:
+    """The router whose process an owner is (see `baton.domain.ids.OwnerId`)."""
+    return owner.rpartition("/")[0] or owner
+
+
+def check_opened(record: CallRecord) -> None:
+    """Raises `Broken` unless the call may be entered: OPEN, epoch counted from 1."""
+    if record.status is not CallStatus.OPEN or record.epoch < 1:
+        raise Broken(f"call {record.id} cannot be entered as {record.status.value}, epoch {record.epoch}")
+
+
+def check_ended(id: RequestId, status: CallStatus) -> None:
+    """Raises `Broken` unless `status` is one that a call may end in."""
+    if status is CallStatus.OPEN:
+        raise Broken(f"call {id} cannot end by being open")
+
+
+def check_entry(entry: JournalEntry) -> None:
+    """Raises `Broken` unless the entry's tokens follow each other."""
+    tokens = entry.tokens
+    if tokens and any(token.index != index for index, token in enumerate(tokens, tokens[0].index)):
+        raise Broken(f"the tokens of a journal entry of {entry.id} do not follow each other")
+
+
 def superseded_message(id: AttemptId, event: RequestEvent, stored_attempt: int) -> str:
     """What a fenced-off caller is told, by every book in the same words."""
     return f"{event.value} of {id} came late: the book is at attempt {stored_attempt}"
@@ -68,7 +100,11 @@ def same_place(left: RequestRecord, right: RequestRecord) -> bool:
 
 
 def route(held: RequestRecord, goal: RequestRecord) -> tuple[RequestEvent, ...] | None:
-    """The fewest events that bring `held` to `goal`'s state and attempt; None when there is no way."""
+    """The fewest events that bring `held` to `goal`'s state and attempt; None when there is no way.
+
+    RESUME is never among them: it belongs to whoever claims a call. A record that is caught up with walks the life that
+    its request has lived, and a cancelled one that somebody else resumes is theirs.
+    """
     num_retries = goal.attempt - held.attempt
     return _route(held.state, goal.state, num_retries) if num_retries >= 0 else None
 
@@ -84,7 +120,7 @@ def _route(start: RequestState, goal: RequestState, num_retries: int) -> tuple[R
             return paths[state, left]
         for (origin, event), target in TABLE.items():
             node = (target, left - num_opened(event))
-            if origin is state and node[1] >= 0 and node not in paths:
+            if event is not RequestEvent.RESUME and origin is state and node[1] >= 0 and node not in paths:
                 paths[node] = (*paths[state, left], event)
                 frontier.append(node)
     return None

@@ -6,16 +6,17 @@ Keeps the same contract (`tests/contract/test_state.py`). Lifetimes run on the i
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.domain.errors import Broken
-from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
+from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.worker import WorkerRecord
 from baton.state import ledger
-from baton.state.base import RequestRecord, StateUnavailable
+from baton.state.base import CallRecord, CallStatus, JournalEntry, JournalPart, RequestRecord, StateUnavailable, Written
 from baton.state.bell import Bell
+from baton.state.memory_calls import MemoryCalls
 from baton.state.options import BookOptions
 
 
@@ -38,13 +39,34 @@ class _KeptWorker:
         return self.record if now < self.expires_at else None
 
 
+class _Requests:
+    """Request records until they expire."""
+
+    def __init__(self, retention_s: float, clock: Callable[[], float]) -> None:
+        self._retention_s = retention_s
+        self._clock = clock
+        self._kept: dict[RequestId, _KeptRequest] = {}  # ordered by expiry: every write moves to the end
+
+    def find(self, id: RequestId) -> RequestRecord | None:
+        kept = self._kept.get(id)
+        return kept.record if kept and self._clock() < kept.expires_at else None
+
+    def keep(self, record: RequestRecord) -> None:
+        now = self._clock()
+        self._kept.pop(record.id, None)
+        self._kept[record.id] = _KeptRequest(record, now + self._retention_s)
+        while (oldest := next(iter(self._kept.values()))).expires_at <= now:
+            del self._kept[oldest.record.id]
+
+
 class MemoryBook:
     """A `StateBook` without a server. One event loop; not shared between threads."""
 
     def __init__(self, options: BookOptions | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options or BookOptions()
         self._clock = clock
-        self._requests: dict[RequestId, _KeptRequest] = {}  # ordered by expiry: every write moves to the end
+        self._requests = _Requests(self._options.retention_s, clock)
+        self._calls = MemoryCalls(self._requests, self._options, clock)
         self._workers: dict[WorkerId, _KeptWorker] = {}
         self._bell = Bell(self._options.heartbeat_s)
         self._closed = False
@@ -53,7 +75,7 @@ class MemoryBook:
         ledger.check_new(record)
         if self._find(record.id) is not None:
             return False
-        self._keep(record)
+        self._requests.keep(record)
         return True
 
     async def advance(
@@ -63,11 +85,49 @@ class MemoryBook:
         if record is None:
             raise Broken(f"{event.value} of {id}: no such request in the book")
         after = ledger.moved(record, id.attempt, event, num_emitted=num_emitted, failure_code=failure_code)
-        self._keep(after)
+        self._requests.keep(after)
         return after.state
 
     async def get(self, id: RequestId) -> RequestRecord | None:
         return self._find(id)
+
+    async def open_call(self, record: CallRecord) -> bool:
+        self._check_open()
+        return self._calls.open(record)
+
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
+        self._check_open()
+        return self._calls.end(id, epoch, status)
+
+    async def get_call(self, id: RequestId) -> CallRecord | None:
+        self._check_open()
+        return self._calls.find(id)
+
+    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+        self._check_open()
+        return self._calls.claim(id, epoch, owner)
+
+    async def hold(self, owner: OwnerId) -> None:
+        self._check_open()
+        self._calls.hold(owner)
+
+    async def let_go(self, owner: OwnerId) -> None:
+        self._check_open()
+        self._calls.let_go(owner)
+
+    async def orphans(self) -> list[CallRecord]:
+        self._check_open()
+        return self._calls.orphans()
+
+    async def write_journal(self, entries: Sequence[JournalEntry]) -> list[Written]:
+        self._check_open()
+        return self._calls.write(entries)
+
+    async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
+        self._check_open()
+        part = await self._calls.read(id, start, wait_s)
+        self._check_open()
+        return part
 
     async def announce(self, record: WorkerRecord) -> bool:
         now = self._check_open()
@@ -106,6 +166,7 @@ class MemoryBook:
     async def close(self) -> None:
         self._closed = True
         self._bell.close()
+        self._calls.close()
 
     def _check_open(self) -> float:
         """The time now, if the book is open."""
@@ -114,16 +175,8 @@ class MemoryBook:
         return self._clock()
 
     def _find(self, id: RequestId) -> RequestRecord | None:
-        now = self._check_open()
-        kept = self._requests.get(id)
-        return kept.record if kept and now < kept.expires_at else None
-
-    def _keep(self, record: RequestRecord) -> None:
-        now = self._clock()
-        self._requests.pop(record.id, None)
-        self._requests[record.id] = _KeptRequest(record, now + self._options.retention_s)
-        while (oldest := next(iter(self._requests.values()))).expires_at <= now:
-            del self._requests[oldest.record.id]
+        self._check_open()
+        return self._requests.find(id)
 
     def _forget(self, now: float) -> None:
         """Drops ids that have been silent for the retention, their incarnations included."""

@@ -10,8 +10,7 @@ import contextlib
 import signal
 import subprocess
 import sys
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -29,12 +28,10 @@ from baton.state.connect import connect
 from baton.state.embedded import EmbeddedRedis
 from baton.state.keys import Keys
 from baton.state.options import BookOptions
+from tests.contract.books import DEADLINE_S, OpenBook
 from tests.redis_server import ends_within, frozen, running_redis
 
 E = RequestEvent
-OpenBook = Callable[[BookOptions], Awaitable[StateBook]]
-DEADLINE_S = 10.0
-RARE = BookOptions(heartbeat_s=60.0, worker_ttl_s=60.0, timeout_s=5.0)  # so that only news wakes a listener
 BRISK = BookOptions(heartbeat_s=0.02, worker_ttl_s=0.1, retention_s=0.1, timeout_s=5.0)
 OUTAGE = BookOptions(heartbeat_s=0.02, timeout_s=1.0)
 REQUEST = RequestRecord(RequestId("r"), 1, RequestState.RECEIVED, "router-0", "tiny", num_prompt_tokens=7)
@@ -45,30 +42,6 @@ WORKER = WorkerRecord(
 
 def attempt(number: int, id: RequestId = REQUEST.id) -> AttemptId:
     return AttemptId(id, number)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedRedis]:
-    with running_redis() as server:
-        yield server
-
-
-@pytest.fixture(params=["memory", "redis"])
-async def open_book(request: pytest.FixtureRequest) -> AsyncIterator[OpenBook]:
-    url = "memory://" if request.param == "memory" else request.getfixturevalue("server").url
-    async with contextlib.AsyncExitStack() as stack:
-
-        async def open_it(options: BookOptions) -> StateBook:
-            book = await connect(url, replace(options, prefix=f"test:{uuid.uuid4().hex}:"))
-            stack.push_async_callback(book.close)
-            return book
-
-        yield open_it
-
-
-@pytest.fixture
-async def book(open_book: OpenBook) -> StateBook:
-    return await open_book(RARE)
 
 
 @contextlib.asynccontextmanager
@@ -241,16 +214,6 @@ async def test_a_closed_book_says_so(book: StateBook) -> None:
 
 
 # What only Redis can get wrong
-
-
-@pytest.fixture
-async def redis_book(server: EmbeddedRedis) -> AsyncIterator[tuple[StateBook, Keys, Redis]]:
-    """A book, the names it uses, and a way to look at them from outside."""
-    prefix = f"test:{uuid.uuid4().hex}:"
-    book, outside = await connect(server.url, replace(RARE, prefix=prefix)), Redis.from_url(server.url)
-    yield book, Keys(prefix), outside
-    await outside.aclose()
-    await book.close()
 
 
 async def test_everything_in_redis_expires_but_the_index(redis_book: tuple[StateBook, Keys, Redis]) -> None:

@@ -31,6 +31,7 @@ OPTIONS = BookOptions(retention_s=60.0, worker_ttl_s=20.0, timeout_s=10.0)
 REQUEST_IDS = st.sampled_from([RequestId("a"), RequestId("b")])
 WORKER_IDS = st.sampled_from([WorkerId("v"), WorkerId("w")])
 INCARNATIONS = st.sampled_from([Incarnation(2**62), Incarnation(2**62 + 1), Incarnation(2**62 + 2)])
+OPENING = (RequestEvent.RETRY, RequestEvent.RESUME)  # events that come with the next attempt
 T = TypeVar("T")
 
 
@@ -75,7 +76,7 @@ class Model:
         held = await self.get(id.request_id)
         if held is None:
             raise Broken
-        allowed = held.attempt + 1 if event is RequestEvent.RETRY else held.attempt
+        allowed = held.attempt + 1 if event in OPENING else held.attempt
         if id.attempt < allowed:
             raise Superseded
         if id.attempt > allowed or (held.state, event) not in TABLE:
@@ -157,7 +158,7 @@ class Comparison(RuleBasedStateMachine):
         steps = [event for state, event in TABLE if held is not None and state is held.state]
         if held is not None and steps:
             event = data.draw(st.sampled_from(steps))
-            self.advance(id, held.attempt + (event is RequestEvent.RETRY), event, 0, "")
+            self.advance(id, held.attempt + (event in OPENING), event, 0, "")
 
     @rule(id=REQUEST_IDS)
     def get(self, id: RequestId) -> None:

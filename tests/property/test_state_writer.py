@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import enum
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -15,92 +13,17 @@ from hypothesis import strategies as st
 from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import TABLE, RequestEvent, RequestState
-from baton.state.base import RequestRecord, StateBook, StateUnavailable
+from baton.state.base import RequestRecord, StateBook
 from baton.state.connect import connect
 from baton.state.memory import MemoryBook
 from baton.state.options import BookOptions
 from baton.state.writer import BookWriter
+from tests.property.faulty_book import OPTIONS, Fault, FaultyBook
 from tests.redis_server import running_redis
-
-OPTIONS = BookOptions()
-T = TypeVar("T")
 
 
 def new_request(id: RequestId) -> RequestRecord:
     return RequestRecord(id, 1, RequestState.RECEIVED, "router", "tiny", num_prompt_tokens=3)
-
-
-class Fault(enum.Enum):
-    """What becomes of one call."""
-
-    NONE = "none"
-    NOT_HEARD = "not heard"
-    ANSWER_LOST = "answer lost"
-    RECORDS_LOST = "records lost"
-
-
-class FaultyBook:
-    """Memory behind a bad line: meets the scripted faults, one a call, and is well ever after.
-
-    While its gate is shut, calls wait at it until `let_pass`; while it is open, they do not wait.
-    """
-
-    def __init__(self, faults: Sequence[Fault] = (), *, shut: bool = False) -> None:
-        self.inner = MemoryBook(OPTIONS)
-        self.faults = list(faults)
-        self.num_calls = 0
-        self.shut = shut
-        self._arrived = asyncio.Event()
-        self._left = asyncio.Event()
-        self._passes = asyncio.Semaphore(0)
-
-    async def next_call(self) -> None:
-        """Waits until a call stands at the gate."""
-        await self._arrived.wait()
-
-    async def let_pass(self) -> None:
-        """Lets the call pass that is at the gate, or the next one to get there; returns when it has been answered."""
-        await self.next_call()
-        self._arrived.clear()
-        self._left.clear()
-        self._passes.release()
-        await self._left.wait()
-
-    def open(self) -> None:
-        self.shut = False
-        self._passes.release()
-
-    async def _meet(self, call: Callable[[MemoryBook], Awaitable[T]]) -> T:
-        self.num_calls += 1
-        if self.shut:
-            self._arrived.set()
-            await self._passes.acquire()
-        try:
-            return await self._answer(call, self.faults.pop(0) if self.faults else Fault.NONE)
-        finally:
-            self._left.set()
-
-    async def _answer(self, call: Callable[[MemoryBook], Awaitable[T]], fault: Fault) -> T:
-        if fault is Fault.NOT_HEARD:
-            raise StateUnavailable("not heard")
-        if fault is Fault.RECORDS_LOST:
-            self.inner = MemoryBook(OPTIONS)
-        answer = await call(self.inner)
-        if fault is Fault.ANSWER_LOST:
-            raise StateUnavailable("answer lost")
-        return answer
-
-    async def create(self, record: RequestRecord) -> bool:
-        return await self._meet(lambda book: book.create(record))
-
-    async def advance(self, id: AttemptId, event: RequestEvent, **news: Any) -> RequestState:
-        return await self._meet(lambda book: book.advance(id, event, **news))
-
-    async def get(self, id: RequestId) -> RequestRecord | None:
-        return await self._meet(lambda book: book.get(id))
-
-    async def ping(self) -> None:
-        await self._meet(lambda book: book.ping())
 
 
 def new_writer(book: FaultyBook, heard: list[bool], **bounds: Any) -> BookWriter:
@@ -144,12 +67,12 @@ async def _live_through(script: list[tuple[int, int] | None], faults: list[Fault
 
 
 def _events(goal: RequestRecord) -> list[RequestEvent]:
-    return [event for state, event in TABLE if state is goal.state]
+    return [event for state, event in TABLE if state is goal.state and not state.terminal]
 
 
 def _step(writer: BookWriter, goal: RequestRecord, event: RequestEvent) -> RequestRecord:
     code = "worker_lost" if event is RequestEvent.INTERRUPT else ""
-    number = goal.attempt + (event is RequestEvent.RETRY)
+    number = goal.attempt + (event in (RequestEvent.RETRY, RequestEvent.RESUME))
     after = replace(
         goal,
         attempt=number,

@@ -6,10 +6,14 @@
 --       8 channel of changes.
 -- Returns 1, or 0 when this incarnation has been replaced (nothing is changed).
 local newest = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+if newest[1] ~= ARGV[2] and redis.call('ZSCORE', KEYS[2], ARGV[2]) then
+  return 0
+end
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+-- A server that is full refuses growth only before a script's first write: this one needs no memory.
+redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms)
 if newest[1] ~= ARGV[2] then
-  if redis.call('ZSCORE', KEYS[2], ARGV[2]) then
-    return 0
-  end
   redis.call('ZADD', KEYS[2], tonumber(newest[2] or 0) + 1, ARGV[2])
   redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -tonumber(ARGV[7]) - 1)
 end
@@ -18,10 +22,6 @@ redis.call('PEXPIRE', KEYS[2], ARGV[6])
 local held = redis.call('HMGET', KEYS[1], 'incarnation', 'status')
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'status', ARGV[3], 'record', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
-
-local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms)
 redis.call('ZADD', KEYS[3], now_ms + tonumber(ARGV[5]), ARGV[1])
 
 if held[1] ~= ARGV[2] or held[2] ~= ARGV[3] then

@@ -1,0 +1,29 @@
+-- Open calls whose owner holds no lease, the oldest first. Looks at calls only of owners that are gone.
+-- KEYS: 1 set of owners.
+-- ARGV: 1 start of the names of leases, 2 start of the names of owners' open calls, 3 start of the names of call
+--       hashes, 4 how many to return at most.
+-- Returns a list of calls, each as a list of fields and values.
+local limit, found = tonumber(ARGV[4]), {}
+for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  if redis.call('EXISTS', ARGV[1] .. owner) == 0 then
+    local index = ARGV[2] .. owner
+    local ids = redis.call('ZRANGE', index, 0, limit - 1)
+    if #ids == 0 then
+      redis.call('SREM', KEYS[1], owner)
+    end
+    for _, id in ipairs(ids) do
+      local held = redis.call('HMGET', ARGV[3] .. id, 'status', 'owner', 'opened')
+      if held[1] == 'open' and held[2] == owner then
+        found[#found + 1] = {id, tonumber(held[3])}
+      else
+        redis.call('ZREM', index, id)  -- past its retention
+      end
+    end
+  end
+end
+table.sort(found, function(left, right) return left[2] < right[2] end)
+local calls = {}
+for position = 1, math.min(limit, #found) do
+  calls[position] = redis.call('HGETALL', ARGV[3] .. found[position][1])
+end
+return calls

@@ -1,0 +1,134 @@
+"""A Redis server without memory left: workers stay, leases hold, calls end and are claimed; only what is new waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import OutOfMemoryError
+
+from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.request import OutputToken
+from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.state.base import CallRecord, CallStatus, JournalEntry, RequestRecord, StateBook, StateUnavailable, Written
+from baton.state.connect import connect
+from baton.state.options import BookOptions
+from baton.state.writer import BookWriter
+from tests.contract.books import DEADLINE_S
+from tests.redis_server import running_redis
+
+OURS, THEIRS = OwnerId("router-0/a"), OwnerId("router-1/b")
+WORKER = WorkerRecord(
+    WorkerId("decode-0"), WorkerRole.DECODE, Incarnation(1), "10.0.0.1:7", "tiny", "f00d", 16, 4096, 32000
+)  # fmt: skip
+
+
+def new_request(id: str) -> RequestRecord:
+    return RequestRecord(RequestId(id), 1, RequestState.RECEIVED, "router-0", "tiny", num_prompt_tokens=7)
+
+
+def new_call(id: str) -> CallRecord:
+    body = b"{}" + b" " * 1000
+    job = RequestId(f"{id}-0")
+    return CallRecord(RequestId(id), OURS, 1, CallStatus.OPEN, "/v1/completions", body, "", 17, 5, (job,))
+
+
+@dataclass(slots=True)
+class SmallServer:
+    """A book on a server of its own, whose memory can be filled and given back."""
+
+    book: StateBook
+    outside: Redis
+
+    async def fill(self) -> None:
+        """From here on the server has less memory than it holds, as when its data has grown to its bound."""
+        await self.outside.config_set("maxmemory-policy", "noeviction")
+        await self.outside.config_set("maxmemory", 1)
+        with pytest.raises(OutOfMemoryError):
+            await self.outside.set("more", "x")
+
+    async def make_space(self) -> None:
+        await self.outside.config_set("maxmemory", 0)
+
+
+@pytest.fixture
+async def small() -> AsyncIterator[SmallServer]:
+    with running_redis() as server:
+        book, outside = await connect(server.url, BookOptions(timeout_s=5.0)), Redis.from_url(server.url)
+        yield SmallServer(book, outside)
+        await outside.aclose()
+        await book.close()
+
+
+async def test_a_full_server_still_knows_who_lives(small: SmallServer) -> None:
+    book = small.book
+    await book.open_call(new_call("c"))
+    await book.open_call(new_call("d"))
+    await book.create(new_request("c-0"))
+    await book.announce(WORKER)
+    await small.fill()
+
+    assert await book.announce(WORKER)
+    newcomers = [replace(WORKER, id=WorkerId(f"decode-{n}")) for n in range(1, 4)]
+    for worker in newcomers:
+        assert await book.announce(worker)
+    await book.withdraw(WORKER.id, WORKER.incarnation)
+    assert await book.workers() == newcomers
+
+    await book.hold(OURS)
+    await book.hold(THEIRS)
+    assert await book.orphans() == []
+    await book.let_go(OURS)
+    assert [call.id for call in await book.orphans()] == ["c", "d"]
+    assert await book.claim_call(RequestId("c"), 1, THEIRS) is not None
+    record = await book.get(RequestId("c-0"))
+    assert record is not None
+    assert (record.state, record.attempt) == (RequestState.QUEUED, 2)
+    assert await book.end_call(RequestId("d"), 1, CallStatus.ENDED)
+    assert await book.orphans() == []
+
+
+async def test_a_full_server_refuses_what_is_new_as_a_whole(small: SmallServer) -> None:
+    book = small.book
+    await book.create(new_request("c-0"))
+    await small.fill()
+    entries = [JournalEntry(AttemptId(RequestId("c-0"), 1), (OutputToken(index, 5),)) for index in range(3)]
+    for call in (
+        book.create(new_request("new")),
+        book.open_call(new_call("new")),
+        book.write_journal(entries),
+    ):
+        with pytest.raises(StateUnavailable, match="maxmemory"):
+            await call
+    assert (await book.read_journal(RequestId("c-0"), 0, 0.0)).tokens == ()
+    assert await book.get(RequestId("new")) is None
+    assert await book.get_call(RequestId("new")) is None
+    await small.make_space()
+    assert await book.write_journal(entries) == [Written.DONE] * 3
+
+
+async def test_when_there_is_space_again_everything_is_written(small: SmallServer) -> None:
+    book, heard = small.book, asyncio.Queue[bool]()
+    await small.fill()
+    writer = BookWriter(book, on_degraded=heard.put_nowait, retry_s=0.02)
+    async with asyncio.timeout(2 * DEADLINE_S), writer:
+        assert writer.open_call(new_call("c"))
+        writer.create(new_request("c-0"))
+        id = AttemptId(RequestId("c-0"), 1)
+        for event in (RequestEvent.ENQUEUE, RequestEvent.PROMISE, RequestEvent.DECODE):
+            writer.advance(id, event)
+        writer.write_tokens(id, [OutputToken(index, 5) for index in range(100)], num_cached_tokens=0)
+        assert await heard.get() is True
+        await small.make_space()
+        assert await heard.get() is False
+        assert await writer.flush(DEADLINE_S) == 0
+        part = await book.read_journal(RequestId("c-0"), 0, 0.0)
+        record = await book.get(RequestId("c-0"))
+    assert [token.index for token in part.tokens] == list(range(100))
+    assert record is not None
+    assert record.state is RequestState.DECODING
+    assert await book.get_call(RequestId("c")) == new_call("c")

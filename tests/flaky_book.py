@@ -1,0 +1,88 @@
+"""A reception book that a test can part from one of its users: the others go on as if nothing had happened."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.worker import WorkerRecord
+from baton.state.base import (
+    CallRecord,
+    CallStatus,
+    JournalEntry,
+    JournalPart,
+    RequestRecord,
+    StateBook,
+    StateUnavailable,
+    Written,
+)
+
+
+class PartedBook:
+    """One user's view of a shared `StateBook`; closing the view leaves the book open. While `away` nothing answers."""
+
+    def __init__(self, book: StateBook) -> None:
+        self._book = book
+        self.away = False
+
+    async def create(self, record: RequestRecord) -> bool:
+        return await self._there().create(record)
+
+    async def advance(
+        self, id: AttemptId, event: RequestEvent, *, num_emitted: int = 0, failure_code: str = ""
+    ) -> RequestState:
+        return await self._there().advance(id, event, num_emitted=num_emitted, failure_code=failure_code)
+
+    async def get(self, id: RequestId) -> RequestRecord | None:
+        return await self._there().get(id)
+
+    async def open_call(self, record: CallRecord) -> bool:
+        return await self._there().open_call(record)
+
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
+        return await self._there().end_call(id, epoch, status)
+
+    async def get_call(self, id: RequestId) -> CallRecord | None:
+        return await self._there().get_call(id)
+
+    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+        return await self._there().claim_call(id, epoch, owner)
+
+    async def hold(self, owner: OwnerId) -> None:
+        await self._there().hold(owner)
+
+    async def let_go(self, owner: OwnerId) -> None:
+        await self._there().let_go(owner)
+
+    async def orphans(self) -> list[CallRecord]:
+        return await self._there().orphans()
+
+    async def write_journal(self, entries: Sequence[JournalEntry]) -> list[Written]:
+        return await self._there().write_journal(entries)
+
+    async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
+        return await self._there().read_journal(id, start, wait_s)
+
+    async def announce(self, record: WorkerRecord) -> bool:
+        return await self._there().announce(record)
+
+    async def withdraw(self, id: WorkerId, incarnation: Incarnation) -> None:
+        await self._there().withdraw(id, incarnation)
+
+    async def workers(self) -> list[WorkerRecord]:
+        return await self._there().workers()
+
+    def changes(self) -> AsyncIterator[None]:
+        return self._book.changes()
+
+    async def ping(self) -> None:
+        await self._there().ping()
+
+    async def close(self) -> None:
+        return
+
+    def _there(self) -> StateBook:
+        if self.away:
+            raise StateUnavailable("parted by the test")
+        return self._book
