@@ -18,6 +18,9 @@ from baton.domain.request import SamplingParams
 NUCLEUS_SIZES = (1024, 8192)
 """A nucleus is looked for among this many of the likeliest tokens first: sorting a vocabulary costs more than a row."""
 
+MIN_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""What a temperature that float32 cannot hold counts as: as good as greedy."""
+
 
 def edit_logits(
     logits: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int], banned: frozenset[int]
@@ -79,8 +82,9 @@ def filtered(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
     probable ones, of what top-k left, is below top-p; by min-p if it has that share of the most probable one's.
     Equals stay or go together.
     """
-    scaled = logits.float() / filters.temperature
-    weights = (scaled - scaled.amax(-1, keepdim=True)).exp_()  # the most probable token's is 1
+    below_best = logits.float() - logits.amax(-1, keepdim=True).float()
+    # Subtracted before it is divided: a tiny temperature must not make infinities of which nothing can be subtracted.
+    weights = (below_best / filters.temperature.clamp(min=MIN_TEMPERATURE)).exp_()  # the most probable token's is 1
     vocab_size = weights.shape[-1]
     if bool((filters.top_k < vocab_size).any()):
         best = weights.topk(int(filters.top_k[filters.top_k < vocab_size].max()), dim=-1).values

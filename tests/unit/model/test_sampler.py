@@ -157,6 +157,14 @@ def test_the_ends_of_the_unit_interval_never_draw_a_filtered_token(number):
     assert draw(probs, [number]).item() == (2 if number == 0.0 else 4)
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-37, 1e-40, 5e-324])
+def test_a_tiny_temperature_is_greedy(temperature):
+    logits = torch.tensor([[40.0, -1e4, 41.0, 0.0]])
+    row = SamplingParams(temperature=temperature)
+    assert filtered(logits, Filters.of([row], logits.shape[-1])).tolist() == [[0.0, 0.0, 1.0, 0.0]]
+    assert sample(logits, [spec(temperature=temperature)])[0].token == 2
+
+
 def test_logprobs_are_of_the_raw_distribution():
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
     wanted = logits.log_softmax(-1)[0]
