@@ -8,10 +8,14 @@ from baton.domain.errors import Broken
 
 
 class SourceState(enum.Enum):
-    """An offer on the prefill side. Pages are pinned in the first two states only."""
+    """An offer on the prefill side. Pages are pinned in the first three states only.
+
+    FORSAKEN: given up, but decode was granted a lease and may be reading until that is over or it says otherwise.
+    """
 
     PINNED = "pinned"
     SEALED = "sealed"
+    FORSAKEN = "forsaken"
     COMMITTED = "committed"
     EXPIRED = "expired"
     ABORTED = "aborted"
@@ -26,6 +30,7 @@ class SourceEvent(enum.Enum):
     COMMIT = "commit"
     LEASE_END = "lease_end"
     ABORT = "abort"
+    FORSAKE = "forsake"
 
 
 class LandingState(enum.Enum):
@@ -56,8 +61,9 @@ SOURCE_TABLE: dict[tuple[SourceState, SourceEvent], SourceState] = {
     (_S.PINNED, _SE.SEAL): _S.SEALED,
     **{(s, _SE.RENEW): s for s in (_S.PINNED, _S.SEALED)},
     (_S.SEALED, _SE.COMMIT): _S.COMMITTED,
-    **{(s, _SE.LEASE_END): _S.EXPIRED for s in (_S.PINNED, _S.SEALED)},
-    **{(s, _SE.ABORT): _S.ABORTED for s in (_S.PINNED, _S.SEALED)},
+    **{(s, _SE.FORSAKE): _S.FORSAKEN for s in (_S.PINNED, _S.SEALED)},
+    **{(s, _SE.LEASE_END): _S.EXPIRED for s in (_S.PINNED, _S.SEALED, _S.FORSAKEN)},
+    **{(s, _SE.ABORT): _S.ABORTED for s in (_S.PINNED, _S.SEALED, _S.FORSAKEN)},
 }
 
 LANDING_TABLE: dict[tuple[LandingState, LandingEvent], LandingState] = {

@@ -48,7 +48,10 @@ class LinkRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """One live worker process. `fingerprint` is its KV geometry's; workers that differ cannot be linked."""
+    """One live worker process. `fingerprint` is its KV geometry's; workers that differ cannot be linked.
+
+    `badge`: proof that it holds the cluster's secret, see `baton.domain.trust`; empty in an open cluster.
+    """
 
     id: WorkerId
     role: WorkerRole
@@ -62,3 +65,4 @@ class WorkerRecord:
     status: WorkerStatus = WorkerStatus.READY
     load: WorkerLoad = WorkerLoad()
     links: tuple[LinkRecord, ...] = ()
+    badge: str = ""

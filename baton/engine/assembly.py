@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from baton.engine.intake import Intake
 from baton.engine.progress import loading_progress
 from baton.engine.runner import ModelRunner
 from baton.kv.geometry import KVGeometry
@@ -40,6 +41,11 @@ class Engine:
     runner: ModelRunner
     vocab_size: int
     max_model_len: int
+
+    @property
+    def intake(self) -> Intake:
+        """What messages are checked against."""
+        return Intake(self.vocab_size, self.max_model_len)
 
 
 def assemble(settings: WorkerSettings, num_host_pages: int | None) -> Engine:

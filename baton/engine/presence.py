@@ -32,6 +32,7 @@ class Presence:
         self._interval_s = interval_s
         self._on_replaced = on_replaced
         self._changed = asyncio.Event()
+        self._announcing = asyncio.Lock()  # the later record must be the one that stays
         self._reachable = True
 
     def changed(self) -> None:
@@ -42,7 +43,7 @@ class Presence:
         """Until cancelled."""
         while True:
             self._changed.clear()
-            await self._announce()
+            await self.announce()
             try:
                 await asyncio.wait_for(self._changed.wait(), self._interval_s)
             except TimeoutError:
@@ -56,9 +57,11 @@ class Presence:
         except StateUnavailable:
             log.warning("withdraw_failed", worker=record.id)
 
-    async def _announce(self) -> None:
+    async def announce(self) -> None:
+        """Tells the book how things are now. Bounded; an unreachable book is reported and outlived, not raised."""
         try:
-            current = await self._registry.announce(self._record())
+            async with self._announcing:
+                current = await self._registry.announce(self._record())
         except StateUnavailable as error:
             if self._reachable:
                 log.warning("book_unreachable", why=str(error))

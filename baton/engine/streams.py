@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from baton.domain.errors import DeadlineExceeded, Superseded
@@ -14,7 +15,8 @@ Event = TypeVar("Event")
 class Streams(Generic[Event]):
     """Delivers events by attempt; an event nobody listens to is dropped: its reader has gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_empty: Callable[[], None] = lambda: None) -> None:
+        self._on_empty = on_empty
         self._queues: dict[AttemptId, asyncio.Queue[Event]] = {}
 
     def __len__(self) -> int:
@@ -40,5 +42,7 @@ class Streams(Generic[Event]):
             raise DeadlineExceeded(f"{id}: no event within {timeout_s:.1f} s") from None
 
     def close(self, id: AttemptId) -> None:
-        """Stops collecting; idempotent."""
+        """Stops collecting; idempotent. `on_empty` hears of it when nobody else is served."""
         self._queues.pop(id, None)
+        if not self._queues:
+            self._on_empty()

@@ -68,11 +68,6 @@ def single(value: float) -> float:
     return float(_SINGLE.unpack(_SINGLE.pack(value))[0])
 
 
-def normalise(sampling: SamplingParams) -> SamplingParams:
-    """`sampling` as every worker sees it: floats rounded to single precision, `logit_bias` ordered by token."""
-    return decode_sampling(encode_sampling(sampling))
-
-
 def encode_id(id: AttemptId) -> pb.AttemptId:
     """To the wire."""
     return pb.AttemptId(request_id=id.request_id, attempt=id.attempt)

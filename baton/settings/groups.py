@@ -6,6 +6,7 @@ Called by `services/*/settings.py`. Knows no single service.
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -96,6 +97,18 @@ class ServiceSettings(Settings):
 
     drain_timeout_s: Seconds = 30.0
     """How long running requests may take to finish after SIGTERM."""
+
+    cluster_secret_file: Path | None = None
+    """File with the secret that router and workers share, 32 bytes or more; without it a worker serves any caller."""
+
+    tls_cert_file: Path | None = None
+    """This process's certificate (PEM) for calls between router and workers; goes with tls_key_file and tls_ca_file."""
+
+    tls_key_file: Path | None = None
+    """The certificate's private key (PEM, without a password)."""
+
+    tls_ca_file: Path | None = None
+    """Authorities (PEM) that the certificates of peers must come from; a peer without one gets no connection."""
 
     log_level: LogLevel = LogLevel.INFO
     """The least severe log line that is written."""

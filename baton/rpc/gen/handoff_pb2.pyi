@@ -115,10 +115,12 @@ class RenewRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., ids: _Optional[_Iterable[_Union[_common_pb2.AttemptId, _Mapping]]] = ...) -> None: ...
 
 class RenewReply(_message.Message):
-    __slots__ = ("ended",)
+    __slots__ = ("ended", "lease_s")
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
     ended: _containers.RepeatedCompositeFieldContainer[_common_pb2.AttemptId]
-    def __init__(self, ended: _Optional[_Iterable[_Union[_common_pb2.AttemptId, _Mapping]]] = ...) -> None: ...
+    lease_s: float
+    def __init__(self, ended: _Optional[_Iterable[_Union[_common_pb2.AttemptId, _Mapping]]] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class ReadPagesRequest(_message.Message):
     __slots__ = ("incarnation", "pages")

@@ -6,13 +6,15 @@ import grpc
 import pytest
 
 from baton.domain.errors import Overloaded, WorkerLost
-from baton.domain.ids import AttemptId, RequestId
+from baton.domain.ids import AttemptId, Incarnation, RequestId
 from baton.rpc import codec
 from baton.rpc.client import Channels
 from baton.rpc.gen import common_pb2, prefill_pb2_grpc
-from baton.rpc.server import start_server
+from baton.rpc.server import Entrance, start_server
 
 DEADLINE_S = 20.0
+WORKER = Incarnation(7)
+ENTRANCE = Entrance(WORKER)
 
 
 class FullServicer(prefill_pb2_grpc.PrefillServicer):
@@ -33,10 +35,10 @@ def request(attempt: int) -> common_pb2.AbortRequest:
 
 
 async def test_calls_and_typed_errors_pass_and_a_stopped_server_is_lost():
-    server = await start_server("127.0.0.1", 0, register)
+    server = await start_server("127.0.0.1", 0, register, ENTRANCE)
     channels = Channels()
     try:
-        stub = prefill_pb2_grpc.PrefillStub(channels.get(f"127.0.0.1:{server.port}"))
+        stub = prefill_pb2_grpc.PrefillStub(channels.get(f"127.0.0.1:{server.port}", WORKER))
         assert await stub.Abort(request(1), timeout=DEADLINE_S) == common_pb2.AbortReply()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Abort(request(2), timeout=DEADLINE_S)
@@ -53,10 +55,10 @@ async def test_calls_and_typed_errors_pass_and_a_stopped_server_is_lost():
 
 
 async def test_a_busy_port_is_named():
-    first = await start_server("127.0.0.1", 0, register)
+    first = await start_server("127.0.0.1", 0, register, ENTRANCE)
     try:
         with pytest.raises(OSError, match=f"port {first.port}") as caught:
-            await start_server("127.0.0.1", first.port, register)
+            await start_server("127.0.0.1", first.port, register, ENTRANCE)
         assert caught.value.errno == errno.EADDRINUSE
     finally:
         await first.stop()
@@ -65,12 +67,12 @@ async def test_a_busy_port_is_named():
 async def test_channels_are_kept_by_address_until_forgotten():
     channels = Channels()
     try:
-        first = channels.get("127.0.0.1:1")
-        assert channels.get("127.0.0.1:1") is first
-        assert channels.get("127.0.0.1:2") is not first
+        first = channels.get("127.0.0.1:1", WORKER)
+        assert channels.get("127.0.0.1:1", WORKER) is first
+        assert channels.get("127.0.0.1:2", WORKER) is not first
         await channels.forget("127.0.0.1:1")
         await channels.forget("127.0.0.1:1")
-        assert channels.get("127.0.0.1:1") is not first
+        assert channels.get("127.0.0.1:1", WORKER) is not first
     finally:
         await channels.close()
         await channels.close()

@@ -1,0 +1,90 @@
+"""How one channel is opened: in the clear or with certificates, and with a ticket on every call if there is a secret.
+
+Called by `baton.rpc.client` (asyncio) and by the `stream` transport (threads). Knows no message. The ticket is put on
+by a channel of our own rather than by an interceptor, because it is over the very bytes that travel: protobuf promises
+no second serialisation with the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import grpc
+
+from baton.domain.ids import Incarnation
+from baton.domain.trust import ClusterTrust
+from baton.rpc.ticket import TICKET_METADATA_KEY, TicketIssuer
+
+Options = Sequence[tuple[str, Any]]
+AnyChannel = TypeVar("AnyChannel", grpc.aio.Channel, grpc.Channel)
+
+
+def open_channel(address: str, trust: ClusterTrust, options: Options) -> grpc.aio.Channel:
+    """A channel to host:port `address`; with TLS the peer's certificate must name `host`. Connects when first used."""
+    credentials = channel_credentials(trust)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def open_sync_channel(address: str, trust: ClusterTrust, options: Options) -> grpc.Channel:
+    """Like `open_channel`, for threads."""
+    credentials = channel_credentials(trust)
+    if credentials is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def channel_credentials(trust: ClusterTrust) -> grpc.ChannelCredentials | None:
+    """What a caller shows, and whom it believes; None without certificates."""
+    if trust.tls is None:
+        return None
+    return grpc.ssl_channel_credentials(trust.tls.authorities, trust.tls.key, trust.tls.certificate)
+
+
+def server_credentials(trust: ClusterTrust) -> grpc.ServerCredentials | None:
+    """What a server shows; callers without a certificate of the same authorities get no connection."""
+    if trust.tls is None:
+        return None
+    pair = (trust.tls.key, trust.tls.certificate)
+    return grpc.ssl_server_credentials([pair], trust.tls.authorities, require_client_auth=True)
+
+
+class TicketedChannel:
+    """What a stub needs of a channel, with a ticket for the worker of one incarnation on every call.
+
+    `channel` may be one for asyncio or one for threads; whoever opened it closes it.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel | grpc.Channel, issuer: TicketIssuer) -> None:
+        self._channel: Any = channel
+        self._issuer = issuer
+
+    def unary_unary(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **options: Any
+    ) -> Callable[..., Any]:
+        """As in `grpc.Channel`; what is returned is called with a request."""
+        call = self._channel.unary_unary(method, None, response_deserializer, **options)
+        return self._ticketed(method, request_serializer, call)
+
+    def unary_stream(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **options: Any
+    ) -> Callable[..., Any]:
+        """As in `grpc.Channel`; what is returned is called with a request."""
+        call = self._channel.unary_stream(method, None, response_deserializer, **options)
+        return self._ticketed(method, request_serializer, call)
+
+    def _ticketed(self, method: str, serialise: Callable[[Any], bytes], call: Callable[..., Any]) -> Callable[..., Any]:
+        def start(request: Any, timeout: float | None = None, **options: Any) -> Any:
+            body = serialise(request)
+            ticket = (TICKET_METADATA_KEY, self._issuer.issue(method, body))
+            return call(body, timeout=timeout, metadata=(ticket,), **options)
+
+        return start
+
+
+def ticketed(channel: AnyChannel, trust: ClusterTrust, incarnation: Incarnation) -> AnyChannel | TicketedChannel:
+    """`channel` for stubs that call the worker of this incarnation; as it is in an open cluster."""
+    key = trust.key("ticket")
+    return channel if key is None else TicketedChannel(channel, TicketIssuer(key, incarnation))

@@ -1,0 +1,122 @@
+"""Reads the files that settings name into a `ClusterTrust`, once, at process start. Called by every service's `app`.
+
+What cannot work is refused here, with the way to mend it. Nothing of a file's contents is in a message.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+import stat
+from pathlib import Path
+from typing import Protocol
+
+from baton.domain.trust import ClusterTrust, TlsIdentity
+from baton.settings.base import SettingsError
+from baton.settings.groups import ServiceSettings
+
+MIN_SECRET_BYTES = 32
+MAX_SECRET_BYTES = 4096
+_MAX_PEM_BYTES = 1024 * 1024
+_FOR_OTHERS = stat.S_IRWXO | stat.S_IWGRP
+
+
+class TrustFiles(Protocol):
+    """Settings that name them; see `ServiceSettings`."""
+
+    @property
+    def cluster_secret_file(self) -> Path | None: ...
+    @property
+    def tls_cert_file(self) -> Path | None: ...
+    @property
+    def tls_key_file(self) -> Path | None: ...
+    @property
+    def tls_ca_file(self) -> Path | None: ...
+
+
+def read_trust(settings: TrustFiles) -> ClusterTrust:
+    """What this process shows its peers. Raises `SettingsError` for files that are missing, open to others or unfit."""
+    secret = None if settings.cluster_secret_file is None else _read_secret(settings.cluster_secret_file)
+    return ClusterTrust(secret, _read_identity(settings))
+
+
+def why_open(settings: ServiceSettings) -> str | None:
+    """What to warn of at start: that this process can be reached from elsewhere and asks nobody who they are."""
+    if settings.cluster_secret_file is not None or _is_loopback(settings.host):
+        return None
+    return f"{settings.host} may be reached by others, and without --cluster-secret-file workers serve whoever calls"
+
+
+def _read_secret(path: Path) -> bytes:
+    secret = _read_private(path, "cluster_secret_file", MAX_SECRET_BYTES).strip()
+    if len(secret) < MIN_SECRET_BYTES:
+        why = f"it holds {len(secret)} bytes, at least {MIN_SECRET_BYTES} are needed"
+        raise SettingsError(f"cluster_secret_file {path}", why=why, mend="Make one: openssl rand -hex 32.")
+    return secret
+
+
+def _read_identity(settings: TrustFiles) -> TlsIdentity | None:
+    certificate, key, authorities = settings.tls_cert_file, settings.tls_key_file, settings.tls_ca_file
+    if certificate is None and key is None and authorities is None:
+        return None
+    if certificate is None or key is None or authorities is None:
+        why = "one or two of tls_cert_file, tls_key_file and tls_ca_file are missing"
+        raise SettingsError("certificates", why=why, mend="Give all three, or none.")
+    identity = TlsIdentity(
+        _read(certificate, "tls_cert_file", _MAX_PEM_BYTES),
+        _read_private(key, "tls_key_file", _MAX_PEM_BYTES),
+        _read(authorities, "tls_ca_file", _MAX_PEM_BYTES),
+    )
+    _check_pair(certificate, key, authorities)
+    return identity
+
+
+def _check_pair(certificate: Path, key: Path, authorities: Path) -> None:
+    """gRPC would take anything and then fail every handshake without saying why."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        why = f"certificate and key {key} do not fit together or cannot be read ({_reason(error)})"
+        raise SettingsError(f"tls_cert_file {certificate}", why=why, mend="Give PEM files of one pair.") from None
+    try:
+        context.load_verify_locations(authorities)
+    except ssl.SSLError as error:
+        why = f"it holds no certificate ({_reason(error)})"
+        raise SettingsError(f"tls_ca_file {authorities}", why=why, mend="Give the authority's PEM file.") from None
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")
+
+
+def _reason(error: Exception) -> str:
+    return (error.reason if isinstance(error, ssl.SSLError) else None) or str(error)
+
+
+def _read_private(path: Path, setting: str, max_bytes: int) -> bytes:
+    content = _read(path, setting, max_bytes)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & _FOR_OTHERS:
+        why = f"its mode is {mode:04o}, others may read or change it"
+        raise SettingsError(f"{setting} {path}", why=why, mend=f"chmod 600 {path}, or 640 for its group.")
+    return content
+
+
+def _read(path: Path, setting: str, max_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise SettingsError(f"{setting} {path}", why=why, mend="Correct the path, or who may read it.") from None
+    if len(content) > max_bytes:
+        raise SettingsError(f"{setting} {path}", why=f"it is larger than {max_bytes} bytes", mend="Correct the path.")
+    return content
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

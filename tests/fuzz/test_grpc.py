@@ -1,0 +1,325 @@
+"""Garbage at the gRPC doors of both workers: typed errors, no crash, no hang, no page left held."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.domain.errors import Broken, from_code
+from baton.domain.ids import AttemptId, RequestId
+from baton.rpc import codec
+from baton.rpc.gen import (
+    common_pb2,
+    decode_pb2,
+    decode_pb2_grpc,
+    handoff_pb2,
+    handoff_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+)
+from services.decode.loop import IDLE_CHECK_S
+from tests.fuzz.grpc_messages import FUZZ, absurd, damaged
+from tests.fuzz.workers import (
+    CALM_S,
+    NUM_PAGES,
+    PREFILL_LIFE,
+    VOCAB_SIZE,
+    Pair,
+    eventually,
+    running_pair,
+)
+
+LISTEN_S = 0.03
+"""How long a stream is followed that has a right to be silent: it may wait for its peer."""
+UNHANDLED = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED}
+GONE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+
+METHODS = {
+    f"/{service.full_name}/{method.name}": method
+    for file in (decode_pb2, handoff_pb2, prefill_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+ID = common_pb2.AttemptId(request_id="r", attempt=1)
+SEQUENCE = common_pb2.EngineRequest(
+    id=ID,
+    tokens=[1, 2, 3, 4],
+    num_prompt_tokens=4,
+    sampling=common_pb2.SamplingParams(top_p=1.0, repetition_penalty=1.0, logit_bias={3: 1.0}),
+    stop=common_pb2.StopParams(max_tokens=3, stop_token_ids=[5]),
+    salt="s",
+)
+GOOD: dict[str, Message] = {
+    "Promise": decode_pb2.PromiseRequest(id=ID, num_tokens=4, page_keys=[b"k" * 16], deadline_s=1.0),
+    "Generate": decode_pb2.GenerateRequest(
+        request=SEQUENCE, promise_id="r/1#1", prefill_id="prefill-0", prefill_incarnation=PREFILL_LIFE, deadline_s=1.0
+    ),
+    "Abort": common_pb2.AbortRequest(id=ID, reason="because"),
+    "Hello": handoff_pb2.HelloRequest(worker_id="d", protocol_version=1, model="fake", transports=["stream"]),
+    "Watch": handoff_pb2.WatchRequest(id=ID, incarnation=PREFILL_LIFE),
+    "Commit": handoff_pb2.CommitRequest(id=ID, incarnation=PREFILL_LIFE),
+    "Renew": handoff_pb2.RenewRequest(worker_id="d", incarnation=PREFILL_LIFE, ids=[ID, ID]),
+    "ReadPages": handoff_pb2.ReadPagesRequest(incarnation=PREFILL_LIFE, pages=[0, 1, NUM_PAGES - 1]),
+    "Prefill": prefill_pb2.PrefillRequest(request=SEQUENCE, decode_prefix_len=2, deadline_s=1.0),
+}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with running_pair() as pair:
+        yield pair
+
+
+@pytest.fixture(autouse=True)
+def unharmed(pair: Pair) -> Iterator[None]:
+    """After every test: nobody crashed, nobody holds anything, and a good request is served."""
+    yield
+    pair.run(pair.still_serves())
+
+
+async def send(pair: Pair, name: str, body: bytes, listen_s: float = LISTEN_S) -> grpc.StatusCode:
+    """How a call ends, or OK for a stream that is silent by right; checks that it is a decent end."""
+    method = METHODS[name]
+    channel: Any = pair.to_decode if ".Decode/" in name else pair.to_prefill
+    code, why = grpc.StatusCode.OK, None
+    try:
+        if method.server_streaming:
+            await _listen(channel.unary_stream(name)(body, timeout=CALM_S), listen_s)
+        else:
+            await channel.unary_unary(name)(body, timeout=CALM_S)
+    except grpc.aio.AioRpcError as error:
+        code, why = error.code(), error.details()
+    assert code not in UNHANDLED | GONE, f"{name}: {code}: {why}"
+    pair.check_alive()
+    return code
+
+
+async def _listen(call: Any, listen_s: float) -> None:
+    try:
+        async with asyncio.timeout(listen_s):
+            async for _ in call:
+                pass
+    except TimeoutError:
+        call.cancel()
+
+
+async def ends_well(pair: Pair, name: str, message: Message) -> None:
+    """As `send`; and what a reply says of a failure is one of our errors, but no fault of our own."""
+    stub = decode_pb2_grpc.DecodeStub(pair.to_decode) if ".Decode/" in name else None
+    if name.endswith("/Promise") and stub is not None:
+        reply = await stub.Promise(message, timeout=CALM_S)
+        if reply.HasField("refused"):
+            assert not isinstance(from_code(reply.refused.code, ""), Broken), reply
+        if reply.HasField("promised"):  # nobody will come for it
+            await stub.Abort(common_pb2.AbortRequest(id=message.id), timeout=CALM_S)  # type: ignore[attr-defined]
+        pair.check_alive()
+    else:
+        await send(pair, name, message.SerializeToString())
+
+
+@FUZZ
+@given(st.sampled_from(sorted(METHODS)), st.binary(max_size=200))
+def test_random_bytes(pair: Pair, name: str, body: bytes) -> None:
+    pair.run(send(pair, name, body))
+
+
+@FUZZ
+@given(st.sampled_from(sorted(METHODS)), st.data())
+def test_damaged_messages(pair: Pair, name: str, data: st.DataObject) -> None:
+    good = GOOD[METHODS[name].name].SerializeToString()
+    pair.run(send(pair, name, data.draw(damaged(good))))
+
+
+@settings(FUZZ, max_examples=200)
+@given(st.sampled_from(sorted(METHODS)), st.data())
+def test_absurd_values(pair: Pair, name: str, data: st.DataObject) -> None:
+    pair.run(ends_well(pair, name, data.draw(absurd(METHODS[name].input_type))))
+
+
+@settings(FUZZ, max_examples=100)
+@given(st.sampled_from(["Promise", "Generate", "Prefill", "Renew", "ReadPages"]), st.data())
+def test_one_absurd_value_in_a_good_message(pair: Pair, kind: str, data: st.DataObject) -> None:
+    """Fields are merged over those of a good message, so that what comes after the first check is reached too."""
+    name = next(name for name in METHODS if name.endswith(f"/{kind}"))
+    message = type(GOOD[kind])()
+    message.CopyFrom(GOOD[kind])
+    wild = data.draw(absurd(METHODS[name].input_type))
+    fields = [field for field, _ in wild.ListFields()]
+    kept = data.draw(st.sampled_from(fields)) if fields else None
+    for field in fields:
+        if field is not kept:
+            wild.ClearField(field.name)
+    message.MergeFrom(wild)
+    message.MergeFrom(_unique_id(message, data.draw(st.integers(0, 2**31))))
+    pair.run(ends_well(pair, name, message))
+
+
+def _unique_id(message: Message, number: int) -> Message:
+    """The part of `message` that gives it an id of its own: most would be fenced off as old attempts otherwise."""
+    id = common_pb2.AttemptId(request_id=f"r{number}", attempt=1)
+    match message:
+        case decode_pb2.PromiseRequest():
+            return decode_pb2.PromiseRequest(id=id)
+        case decode_pb2.GenerateRequest():
+            return decode_pb2.GenerateRequest(request=common_pb2.EngineRequest(id=id))
+        case prefill_pb2.PrefillRequest():
+            return prefill_pb2.PrefillRequest(request=common_pb2.EngineRequest(id=id))
+        case _:
+            return type(message)()
+
+
+@settings(FUZZ, max_examples=60)
+@given(st.data())
+def test_a_claim_with_absurd_values_of_a_promise_that_was_given(pair: Pair, data: st.DataObject) -> None:
+    wild: Any = data.draw(absurd(decode_pb2.GenerateRequest.DESCRIPTOR))
+
+    async def claim() -> None:
+        request = pair.next_request()
+        promised = await pair.promise(request)
+        message = pair.generate(request, promised.promise_id)
+        for field in data.draw(st.sets(st.sampled_from(["deadline_s", "prefill_id", "prefill_incarnation"]))):
+            message.ClearField(field)
+        message.MergeFrom(wild)
+        message.request.id.CopyFrom(codec.encode_id(request.id))
+        await send(pair, "/baton.v1.Decode/Generate", message.SerializeToString())
+        stub = decode_pb2_grpc.DecodeStub(pair.to_decode)
+        await stub.Abort(common_pb2.AbortRequest(id=message.request.id), timeout=CALM_S)
+
+    pair.run(claim())
+
+
+NOT_TAKEN: list[tuple[str, dict[str, Any]]] = [
+    ("a token outside the vocabulary", {"tokens": [VOCAB_SIZE]}),
+    ("no token", {"tokens": []}),
+    ("a prompt longer than its tokens", {"num_prompt_tokens": 5}),
+    ("no prompt", {"num_prompt_tokens": 0}),
+    ("nothing to generate", {"stop": common_pb2.StopParams()}),
+    ("a stop id outside the vocabulary", {"stop": common_pb2.StopParams(max_tokens=3, stop_token_ids=[2**31])}),
+    ("a temperature that is no number", {"sampling": common_pb2.SamplingParams(temperature=float("nan"))}),
+    ("a bias outside the vocabulary", {"sampling": common_pb2.SamplingParams(logit_bias={VOCAB_SIZE: 1.0})}),
+    ("a bias that is no number", {"sampling": common_pb2.SamplingParams(logit_bias={1: float("inf")})}),
+    ("too many logprobs", {"sampling": common_pb2.SamplingParams(logprobs=VOCAB_SIZE + 1)}),
+    ("a negative top_k", {"sampling": common_pb2.SamplingParams(top_k=-1)}),
+    ("no name", {"id": common_pb2.AttemptId(attempt=1)}),
+    ("attempt 0", {"id": common_pb2.AttemptId(request_id="r")}),
+    ("a name of a megabyte", {"id": common_pb2.AttemptId(request_id="r" * 1_000_000, attempt=1)}),
+    ("a salt of a megabyte", {"salt": "s" * 1_000_000}),
+]
+
+
+def spoilt(**fields: Any) -> common_pb2.EngineRequest:
+    """`SEQUENCE` with fields exchanged."""
+    request = common_pb2.EngineRequest()
+    request.CopyFrom(SEQUENCE)
+    for name in fields:
+        request.ClearField(name)
+    neutral = common_pb2.SamplingParams(top_p=1.0, repetition_penalty=1.0)
+    if "sampling" in fields:
+        request.sampling.CopyFrom(neutral)
+    request.MergeFrom(common_pb2.EngineRequest(**fields))
+    return request
+
+
+@pytest.mark.parametrize(("what", "fields"), NOT_TAKEN, ids=[what for what, _ in NOT_TAKEN])
+def test_no_engine_is_given(pair: Pair, what: str, fields: dict[str, Any]) -> None:
+    request = spoilt(**fields)
+
+    async def refusals() -> set[str]:
+        prefill = prefill_pb2_grpc.PrefillStub(pair.to_prefill).Prefill(
+            prefill_pb2.PrefillRequest(request=request, deadline_s=1.0), timeout=CALM_S
+        )
+        generate = decode_pb2_grpc.DecodeStub(pair.to_decode).Generate(
+            decode_pb2.GenerateRequest(request=request, promise_id="p", deadline_s=1.0), timeout=CALM_S
+        )
+        return {event.failed.code for call in (prefill, generate) for event in [event async for event in call]}
+
+    assert pair.run(refusals()) == {"invalid_request"}
+
+
+@pytest.mark.parametrize("deadline_s", [float("nan"), float("inf"), -1.0, 0.0, 1e308, -float("inf")])
+def test_deadlines_that_are_none(pair: Pair, deadline_s: float) -> None:
+    """No engine waits for a time that never comes, or spins until it does."""
+
+    async def call() -> None:
+        request = pair.next_request()
+        message = codec.encode_request(request)
+        for name, body in {
+            "/baton.v1.Prefill/Prefill": prefill_pb2.PrefillRequest(request=message, deadline_s=deadline_s),
+            "/baton.v1.Decode/Promise": decode_pb2.PromiseRequest(id=message.id, num_tokens=5, deadline_s=deadline_s),
+        }.items():
+            await send(pair, name, body.SerializeToString())
+        await pair.settle()
+        promised = await pair.promise(other := pair.next_request())
+        claim = pair.generate(other, promised.promise_id)
+        claim.deadline_s = deadline_s
+        # Long enough for the engine to find that it has nothing to do until then, and to go to sleep.
+        await send(pair, "/baton.v1.Decode/Generate", claim.SerializeToString(), listen_s=3 * IDLE_CHECK_S)
+
+    pair.run(call())
+
+
+def test_a_storm_of_aborts_disturbs_nobody_else(pair: Pair) -> None:
+    async def storm() -> None:
+        strange = [
+            stub.Abort(common_pb2.AbortRequest(id=common_pb2.AttemptId(request_id=f"x{n}", attempt=1 + n % 3)))
+            for n in range(300)
+            for stub in (
+                prefill_pb2_grpc.PrefillStub(pair.to_prefill),
+                handoff_pb2_grpc.HandoffStub(pair.to_prefill),
+                decode_pb2_grpc.DecodeStub(pair.to_decode),
+            )
+        ]
+        request = pair.next_request(max_tokens=12)
+        tokens, *_ = await asyncio.gather(pair.serve(request), *strange)
+        assert len(tokens) == 12
+
+    pair.run(storm())
+
+
+def test_aborts_of_a_request_in_every_phase(pair: Pair) -> None:
+    async def aborted(delay_s: float) -> None:
+        request = pair.next_request(max_tokens=16)
+        promised = await pair.promise(request)
+        message = codec.encode_request(request)
+        generate = decode_pb2_grpc.DecodeStub(pair.to_decode).Generate(
+            pair.generate(request, promised.promise_id), timeout=CALM_S
+        )
+        prefill = prefill_pb2_grpc.PrefillStub(pair.to_prefill).Prefill(
+            prefill_pb2.PrefillRequest(request=message, deadline_s=10.0), timeout=CALM_S
+        )
+        reads = [asyncio.create_task(_read(call)) for call in (prefill, generate)]
+        await asyncio.sleep(delay_s)  # a place in the request's life, wherever that is on this machine
+        abort = common_pb2.AbortRequest(id=message.id, reason="x" * 10_000)
+        for stub in (prefill_pb2_grpc.PrefillStub(pair.to_prefill), decode_pb2_grpc.DecodeStub(pair.to_decode)):
+            await asyncio.gather(*(stub.Abort(abort, timeout=CALM_S) for _ in range(10)))
+        await asyncio.gather(*reads)
+
+    async def _read(call: Any) -> None:
+        async for event in call:
+            assert event.failed.code in ("", "cancelled"), event
+
+    for step in range(12):
+        pair.run(aborted(step * 0.001))
+        pair.run(pair.settle())
+
+
+def test_watchers_of_handoffs_that_never_come_leave_nothing(pair: Pair) -> None:
+    async def watch() -> None:
+        stub = handoff_pb2_grpc.HandoffStub(pair.to_prefill)
+        calls = [
+            stub.Watch(handoff_pb2.WatchRequest(id=codec.encode_id(id), incarnation=PREFILL_LIFE), timeout=CALM_S)
+            for id in (AttemptId(RequestId(f"unknown-{n}"), 1) for n in range(200))
+        ]
+        await eventually(lambda: len(pair.prefill.handoffs) == 200, "all are waiting")
+        for call in calls:
+            call.cancel()
+        await eventually(lambda: len(pair.prefill.handoffs) == 0, "all are forgotten")
+
+    pair.run(watch())

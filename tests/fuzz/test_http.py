@@ -1,0 +1,247 @@
+"""Whatever a client sends, the API answers soon, in one shape, within bounds, and is never itself at fault.
+
+Bodies come from three places: from the API's own OpenAPI document by schemathesis, from right bodies that were changed,
+and from bytes. The document is the oracle of who is right: what it allows is answered, what it forbids is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+
+from services.router.api.bounds import MAX_CALL_CHOICES
+from tests.fuzz.http_bodies import BASES, PATHS, near, pieces, raw
+from tests.fuzz.http_world import JSON_TYPE, VOCAB_SIZE, Door, Reply, openapi, validator
+
+pytestmark = pytest.mark.timeout(240)
+
+SCHEMA = schemathesis.openapi.from_dict(openapi())
+FEW, SOME, MANY = (
+    settings(
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    )
+    for examples in (25, 60, 200)
+)
+BEYOND_THE_SCHEMA = {"context_length_exceeded"}
+
+each_post = pytest.mark.parametrize("path", sorted(PATHS))
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[Door]:
+    opened = Door()
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def cases(path: str, mode: GenerationMode) -> st.SearchStrategy[Any]:
+    """The bodies that schemathesis makes of the document."""
+    return SCHEMA[path]["POST"].as_strategy(generation_mode=mode).map(lambda case: case.body)
+
+
+def agreeing(body: dict[str, Any]) -> dict[str, Any]:
+    """The body without what only its fields together make wrong, which a schema cannot say."""
+    agreed = dict(body)
+    if not agreed.get("stream"):
+        agreed.pop("stream_options", None)
+    if agreed.get("echo") or not isinstance(agreed.get("logprobs"), bool):
+        agreed.pop("top_logprobs", None)
+    if not agreed.get("logprobs"):
+        agreed.pop("top_logprobs", None)
+    if agreed.get("echo"):
+        agreed.pop("logprobs", None)
+    for name in ("max_tokens", "max_completion_tokens"):
+        if agreed.get(name) == 0 and not agreed.get("echo"):
+            agreed.pop(name)
+    prompt = agreed.get("prompt")
+    if isinstance(prompt, list) and not isinstance(prompt[0], int) and len(prompt) > MAX_CALL_CHOICES // 16:
+        agreed["prompt"] = prompt[: MAX_CALL_CHOICES // 16]
+    agreed.pop("best_of", None)
+    agreed.pop("min_tokens", None)
+    biases = agreed.get("logit_bias") or {}
+    agreed["logit_bias"] = {str(int(key) % VOCAB_SIZE): bias for key, bias in biases.items()}
+    return agreed
+
+
+def says_nothing(reply: Reply) -> bool:
+    """A text without a token is refused, and only the tokenizer knows."""
+    return reply.status == 400 and "has no tokens" in reply.error["message"]
+
+
+def plain(value: Any) -> Any:
+    """Whole numbers without a fraction, as the document asks for: to JSON Schema 1.0 is an integer, to us it is not."""
+    if isinstance(value, dict):
+        return {name: plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def judge(door: Door, path: str, body: Any) -> Reply:
+    """Sends a body and holds the answer against the document."""
+    reply = door.post(path, body)
+    is_allowed = validator(PATHS[path]).is_valid(body)
+    if not is_allowed:
+        assert reply.status in (400, 404), f"forbidden by the document, but answered {reply.status}: {body}"
+    elif reply.status != 200 and not says_nothing(reply) and reply.error["code"] not in BEYOND_THE_SCHEMA:
+        again = door.post(path, agreeing(body))
+        fine = again.status == 200 or says_nothing(again) or again.error["code"] in BEYOND_THE_SCHEMA
+        assert fine, f"allowed by the document, but refused: {again.error['message']}"
+    assert str(reply.status) in openapi()["paths"][path]["post"]["responses"]
+    if reply.status == 200 and reply.headers["content-type"] == "application/json":
+        whole = "ChatCompletion" if path == "/v1/chat/completions" else "Completion"
+        validator(whole).validate(json.loads(reply.body))
+    return reply
+
+
+@each_post
+@FEW
+@given(data=st.data())
+def test_what_the_document_allows_is_answered(door: Door, path: str, data: st.DataObject):
+    body = data.draw(cases(path, GenerationMode.POSITIVE))
+    judge(door, path, plain(body))
+
+
+@each_post
+@FEW
+@given(data=st.data())
+def test_what_the_document_forbids_is_refused(door: Door, path: str, data: st.DataObject):
+    body = data.draw(cases(path, GenerationMode.NEGATIVE))
+    try:
+        json.dumps(body)
+    except (TypeError, ValueError):
+        return  # schemathesis knows bodies that JSON does not
+    judge(door, path, plain(body))
+
+
+@each_post
+@MANY
+@given(data=st.data())
+def test_nearly_right_bodies(door: Door, path: str, data: st.DataObject):
+    judge(door, path, plain(data.draw(near(path))))
+
+
+@each_post
+@MANY
+@given(data=st.data())
+def test_bytes_of_every_kind(door: Door, path: str, data: st.DataObject):
+    content = data.draw(raw(path))
+    reply = door.send("POST", path, data.draw(pieces(content)))
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        assert reply.status in (400, 413)
+
+
+@each_post
+@SOME
+@given(data=st.data())
+def test_clients_that_leave_in_the_middle_of_their_body(door: Door, path: str, data: st.DataObject):
+    parts = data.draw(pieces(json.dumps(BASES[path]).encode()))
+    door.send("POST", path, parts[: data.draw(st.integers(0, len(parts)))], hangs_up=True)
+    assert not door.dispatcher.finished, "half a request was answered"
+
+
+HEADER_NAMES = st.sampled_from(
+    [
+        b"content-type",
+        b"content-length",
+        b"accept",
+        b"authorization",
+        b"x-request-id",
+        b"last-event-id",
+        b"expect",
+        b"host",
+        b"cookie",
+        b"traceparent",
+        b"transfer-encoding",
+        b"content-encoding",
+        b"x",
+    ]
+)
+HEADER_VALUES = st.one_of(
+    st.sampled_from(
+        [
+            b"",
+            b"application/json",
+            b"application/json; charset=utf-16",
+            b"text/plain",
+            b"text/event-stream",
+            b"*/*",
+            b"multipart/form-data",
+            b"-1",
+            b"99999999999999999999999",
+            "²".encode("latin-1"),
+            b"\xff\xfe",
+            b"a" * 5000,
+            b"bytes=0-",
+            b"[::",
+            b"chatcmpl-1:0.0",
+            b"gzip",
+            b"Bearer x",
+        ]
+    ),
+    st.binary(max_size=20).map(lambda value: value.translate(None, b"\r\n\0")),
+)
+PATHS_OF_ANY_KIND = st.one_of(
+    st.sampled_from([*openapi()["paths"], "/v1/models/tiny", "/v1/models/a/b", "/v1/requests/x", "/v1/", ""]),
+    st.text(max_size=30).map(lambda text: "/" + text),
+    st.text(max_size=30).map(lambda text: "/v1/models/" + text),
+    st.text(max_size=30).map(lambda text: "/v1/requests/" + text),
+    st.just("/" + "a" * 60_000),
+)
+METHODS = st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT", "get", "X"])
+
+
+@MANY
+@given(
+    method=METHODS,
+    path=PATHS_OF_ANY_KIND,
+    headers=st.lists(st.tuples(HEADER_NAMES, HEADER_VALUES), max_size=5),
+    query=st.binary(max_size=30),
+    body=st.sampled_from([b"", b"{}", json.dumps(BASES["/v1/completions"]).encode(), b"x" * 70_000]),
+)
+def test_methods_paths_and_headers(door: Door, method: str, path: str, headers: Any, query: bytes, body: bytes):
+    reply = door.send(method, path, [body], headers, query=query)
+    declared = openapi()["paths"].get(path, {}).get(method.lower())
+    if declared and method.isupper():
+        assert str(reply.status) in declared["responses"]
+
+
+@FEW
+@given(
+    content_type=st.one_of(
+        st.sampled_from(["application/json", "Application/JSON; charset=utf-8", "application/x+json", "text/plain"]),
+        st.from_regex(r"\A[a-z/+;= ]{0,30}\Z"),
+    )
+)
+def test_only_json_is_read(door: Door, content_type: str):
+    body = [json.dumps(BASES["/v1/completions"]).encode()]
+    reply = door.send("POST", "/v1/completions", body, [(b"content-type", content_type.encode())])
+    media_type = content_type.split(";")[0].strip().lower()
+    assert reply.status == (200 if media_type in ("", "application/json") or media_type.endswith("+json") else 415)
+
+
+def test_the_fuzz_would_notice(door: Door):
+    """The oracle itself: a right body is answered, and each lie about the document is found."""
+    assert judge(door, "/v1/completions", BASES["/v1/completions"]).status == 200
+    with pytest.raises(AssertionError, match="tell"):
+        door.check(Reply(500, {}, b"tell"), hangs_up=False)
+    with pytest.raises(AssertionError):
+        door.check(
+            Reply(400, {"content-type": "application/json", "x-request-id": "x"}, b'{"error": {}}'), hangs_up=False
+        )
+    assert door.send("POST", "/v1/completions", [b"{}"], [JSON_TYPE]).status == 400

@@ -1,0 +1,177 @@
+"""A cluster of real processes with a secret and certificates: who holds both is served, who lacks either is not."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx2
+import pytest
+
+from baton.domain.ids import Incarnation
+from baton.domain.trust import ClusterTrust
+from baton.rpc.channel import open_sync_channel, ticketed
+from baton.rpc.gen import common_pb2, handoff_pb2, handoff_pb2_grpc, prefill_pb2_grpc
+from baton.settings.trust import read_trust
+from services.router.settings import RouterSettings
+from tests.certificates import Authority, Certificate
+from tests.cluster import START_TIMEOUT_S, Cluster, Process, eventually, links_in
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_S = 10.0
+LOST = grpc.StatusCode.UNAVAILABLE
+
+
+@dataclass
+class World:
+    cluster: Cluster
+    directory: Path
+    authority: Authority
+    secret: Path
+
+    @property
+    def prefill(self) -> Process:
+        return self.cluster.processes["prefill-0"]
+
+    def trust(self, secret: Path | None, certificate: Certificate | None) -> ClusterTrust:
+        files: dict[str, Any] = {"cluster_secret_file": secret, **(certificate.settings if certificate else {})}
+        return read_trust(RouterSettings(**files))
+
+
+def secret_file(directory: Path, name: str) -> Path:
+    path = directory / name
+    path.write_text(secrets.token_hex(32))
+    path.chmod(0o600)
+    return path
+
+
+def flags(secret: Path, certificate: Certificate) -> dict[str, Any]:
+    named = {"cluster_secret_file": secret, **certificate.settings}
+    return {name.replace("_", "-"): path for name, path in named.items()}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    directory = tmp_path_factory.mktemp("security")
+    authority, secret = Authority.make(directory), secret_file(directory, "cluster.secret")
+    of = {role: flags(secret, authority.issue(role)) for role in ("prefill", "decode", "router")}
+    with Cluster(
+        directory,
+        transport="stream",
+        prefill_flags=of["prefill"],
+        decode_flags=of["decode"],
+        router_flags=of["router"],
+    ) as cluster:
+        yield World(cluster, directory, authority, secret)
+
+
+@contextmanager
+def prefill_channel(world: World, trust: ClusterTrust) -> Iterator[Any]:
+    """As a caller that shows `trust`; the incarnation is a guess, which a worker tells apart from a wrong secret."""
+    channel = open_sync_channel(f"127.0.0.1:{world.prefill.port}", trust, ())
+    try:
+        yield ticketed(channel, trust, Incarnation(1))
+    finally:
+        channel.close()
+
+
+def refusal(world: World, trust: ClusterTrust) -> tuple[grpc.StatusCode, str]:
+    with prefill_channel(world, trust) as channel, pytest.raises(grpc.RpcError) as refused:
+        prefill_pb2_grpc.PrefillStub(channel).Abort(common_pb2.AbortRequest(), timeout=DEADLINE_S)
+    return refused.value.code(), str(refused.value.details())
+
+
+def test_holders_of_both_move_pages_over_tls(world: World) -> None:
+    cluster = world.cluster
+    answer = cluster.complete("The conductor hands over the baton", max_tokens=8, ignore_eos=True)
+    assert answer["usage"]["completion_tokens"] == 8
+    assert cluster.bytes_moved > 0
+    assert cluster.tokens_recomputed == 0
+    assert list(links_in(cluster.processes["decode-0"].log.read_text())) == ["stream"]
+    for process in cluster.workers():
+        assert cluster.metric(process.name, "baton_calls_turned_away_total") == 0
+    cluster.wait_pages_free(5.0)
+
+
+def test_without_a_certificate_of_the_authority_there_is_no_connection(world: World, tmp_path: Path) -> None:
+    stranger = Authority.make(tmp_path).issue("stranger")
+    believing = world.trust(world.secret, world.authority.issue("visitor"))
+    assert believing.tls is not None
+    unknown = world.trust(world.secret, stranger)
+    assert unknown.tls is not None
+    shows_unknown = type(believing.tls)(unknown.tls.certificate, unknown.tls.key, believing.tls.authorities)
+    assert refusal(world, world.trust(world.secret, None))[0] is LOST
+    assert refusal(world, unknown)[0] is LOST
+    assert refusal(world, ClusterTrust(believing.secret, shows_unknown))[0] is LOST
+    anonymous = grpc.ssl_channel_credentials(believing.tls.authorities)
+    with grpc.secure_channel(f"127.0.0.1:{world.prefill.port}", anonymous) as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            prefill_pb2_grpc.PrefillStub(channel).Abort(common_pb2.AbortRequest(), timeout=DEADLINE_S)
+        assert refused.value.code() is LOST
+
+
+def test_without_the_secret_no_call_is_served_and_the_worker_counts_it(world: World) -> None:
+    certificate = world.authority.issue("insider")
+    code, details = refusal(world, world.trust(None, certificate))
+    assert code is grpc.StatusCode.UNAUTHENTICATED
+    assert "no ticket" in details
+    code, details = refusal(world, world.trust(secret_file(world.directory, "wrong.secret"), certificate))
+    assert code is grpc.StatusCode.UNAUTHENTICATED
+    assert "cluster secrets of caller and worker differ" in details
+    code, details = refusal(world, world.trust(world.secret, certificate))
+    assert "earlier incarnation" in details
+    read = handoff_pb2.ReadPagesRequest(pages=[0])
+    with prefill_channel(world, world.trust(None, certificate)) as channel, pytest.raises(grpc.RpcError) as refused:
+        next(handoff_pb2_grpc.HandoffStub(channel).ReadPages(read, timeout=DEADLINE_S))
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    counts = {
+        reason: world.cluster.metric("prefill-0", "baton_calls_turned_away_total", reason=reason)
+        for reason in ("missing", "forged", "other_incarnation", "replayed")
+    }
+    assert counts == {"missing": 2, "forged": 1, "other_incarnation": 1, "replayed": 0}
+    assert "call_turned_away" in world.prefill.log.read_text()
+
+
+def test_a_worker_and_a_router_with_another_secret_stay_outside_and_say_why(world: World) -> None:
+    cluster = world.cluster
+    wrong = flags(secret_file(world.directory, "other.secret"), world.authority.issue("outsider"))
+    cluster.decode_flags, cluster.router_flags = wrong, wrong
+    decode, router = cluster.start("decode", "decode-1"), cluster.start("router", "router-1")
+    why = "is not trusted: a cluster secret here, another one there"
+
+    def unready() -> str | None:
+        try:
+            answer = httpx2.get(f"http://127.0.0.1:{router.port}/ready", timeout=5.0, trust_env=False)
+        except httpx2.TransportError:
+            return None
+        assert answer.status_code == 503
+        return answer.text if "prefill-0" in answer.text and "decode-0" in answer.text else None
+
+    assert why in eventually(unready, START_TIMEOUT_S, "the strange router says why it is not ready")
+    eventually(lambda: "link_failed" in decode.log.read_text(), START_TIMEOUT_S, "the strange worker says why")
+    assert why in decode.log.read_text()
+    assert "worker_not_trusted" in router.log.read_text()
+    assert cluster.metric("decode-1", "baton_link_state") == 0
+    before = cluster.metric("decode-1", "baton_prompt_tokens_total")
+    for n in range(4):
+        cluster.complete(f"Request number {n}", max_tokens=2)
+    assert cluster.metric("decode-1", "baton_prompt_tokens_total") == before
+    eventually(lambda: "decode-1 at" in cluster.processes["router-0"].log.read_text(), 5.0, "the router names it")
+
+
+def test_a_secret_that_cannot_be_used_ends_a_service_at_once(world: World, tmp_path: Path) -> None:
+    short = tmp_path / "short.secret"
+    short.write_text("short")
+    short.chmod(0o600)
+    cluster = world.cluster
+    cluster.router_flags = {"cluster-secret-file": short}
+    router = cluster.start("router", "router-2")
+    router.expected_to_live = False
+    assert router.popen.wait(START_TIMEOUT_S) == 2
+    assert "at least 32 are needed" in router.tail()

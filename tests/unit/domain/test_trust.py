@@ -1,0 +1,63 @@
+"""Badges: an announcement says who a worker is and where, and only a holder of the secret can make it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.domain.ids import Incarnation, WorkerId
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
+from baton.domain.worker import WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
+
+OURS, THEIRS = ClusterTrust(b"o" * 32), ClusterTrust(b"t" * 32)
+RECORD = WorkerRecord(WorkerId("p"), WorkerRole.PREFILL, Incarnation(5), "10.0.0.1:50051", "m", "f", 16, 100, 100)
+
+
+def wearing(badge: str) -> WorkerRecord:
+    return replace(RECORD, badge=badge)
+
+
+def test_holders_of_one_secret_vouch_for_each_other():
+    assert OURS.vouches(wearing(OURS.badge(RECORD)))
+    assert OPEN_CLUSTER.vouches(RECORD)
+
+
+@pytest.mark.parametrize(
+    ("here", "badge", "why"),
+    [
+        (OURS, THEIRS.badge(RECORD), "a cluster secret here, another one there"),
+        (OURS, "ünï", "a cluster secret here, another one there"),
+        (OURS, "", "a cluster secret here, none there"),
+        (OPEN_CLUSTER, OURS.badge(RECORD), "no cluster secret here, one there"),
+    ],
+)
+def test_all_others_are_strangers_and_hear_why(here: ClusterTrust, badge: str, why: str):
+    assert not here.vouches(wearing(badge))
+    assert why in here.complaint(wearing(badge))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": WorkerId("q")},
+        {"role": WorkerRole.DECODE},
+        {"incarnation": Incarnation(6)},
+        {"address": "10.6.6.6:50051"},
+    ],
+    ids=str,
+)
+def test_a_badge_is_nobody_elses(change: dict[str, Any]):
+    assert not OURS.vouches(replace(wearing(OURS.badge(RECORD)), **change))
+
+
+def test_a_badge_stays_while_load_and_status_change():
+    later = replace(wearing(OURS.badge(RECORD)), load=WorkerLoad(running_rows=3), status=WorkerStatus.DRAINING)
+    assert OURS.vouches(later)
+
+
+def test_one_secret_makes_a_key_for_each_purpose():
+    assert OURS.key("ticket") != OURS.key("badge")
+    assert OURS.key("ticket") != THEIRS.key("ticket")
+    assert OPEN_CLUSTER.key("ticket") is None

@@ -1,0 +1,104 @@
+"""Files that settings name become what a process shows its peers, or a refusal that says how to mend it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from baton.settings.base import SettingsError
+from baton.settings.trust import read_trust, why_open
+from services.router.settings import RouterSettings
+from tests.certificates import Authority
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.secret"
+    path.write_bytes(SECRET + b"\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.make(tmp_path_factory.mktemp("authority"))
+
+
+def refusal(**files: Path) -> str:
+    with pytest.raises(SettingsError) as refused:
+        read_trust(RouterSettings(**files))  # type: ignore[arg-type]
+    return str(refused.value)
+
+
+def test_the_secret_is_what_is_in_the_file(secret: Path):
+    assert read_trust(RouterSettings(cluster_secret_file=secret)).secret == SECRET
+    assert read_trust(RouterSettings()).secret is None
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o606, 0o620, 0o601])
+def test_a_secret_that_others_may_touch_is_refused(secret: Path, mode: int):
+    secret.chmod(mode)
+    message = refusal(cluster_secret_file=secret)
+    assert f"{mode:04o}" in message
+    assert "chmod 600" in message
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o440, 0o600, 0o640])
+def test_a_secret_may_be_read_by_its_group(secret: Path, mode: int):
+    secret.chmod(mode)
+    assert read_trust(RouterSettings(cluster_secret_file=secret)).secret == SECRET
+
+
+@pytest.mark.parametrize(("content", "why"), [(SECRET[:31], "31 bytes"), (b"", "0 bytes"), (b"x" * 5000, "larger")])
+def test_a_secret_too_short_or_too_long_is_refused_and_not_shown(secret: Path, content: bytes, why: str):
+    secret.write_bytes(content)
+    message = refusal(cluster_secret_file=secret)
+    assert why in message
+    assert SECRET[:31].decode() not in message
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    assert str(tmp_path / "nowhere") in refusal(cluster_secret_file=tmp_path / "nowhere")
+
+
+def test_certificates_come_together(authority: Authority):
+    files = authority.issue("router")
+    for name, path in files.settings.items():
+        assert "are missing" in refusal(**{name: path})
+        assert "are missing" in refusal(**{other: path for other, path in files.settings.items() if other != name})
+    tls = read_trust(RouterSettings(**files.settings)).tls  # type: ignore[arg-type]
+    assert tls is not None
+    assert (tls.certificate, tls.key) == (files.certificate.read_bytes(), files.key.read_bytes())
+    assert tls.key.decode().splitlines()[1] not in repr(tls)
+
+
+def test_certificates_that_cannot_work_are_refused_by_name(authority: Authority, tmp_path: Path):
+    mine, other = authority.issue("mine"), authority.issue("other")
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("no certificate\n")
+    garbage.chmod(0o600)
+    assert "do not fit together" in refusal(**{**mine.settings, "tls_key_file": other.key})
+    assert "do not fit together" in refusal(**{**mine.settings, "tls_cert_file": garbage})
+    assert "holds no certificate" in refusal(**{**mine.settings, "tls_ca_file": garbage})
+    mine.key.chmod(0o644)
+    assert "0644" in refusal(**mine.settings)
+
+
+def test_a_key_with_a_password_is_refused_and_asks_nobody(authority: Authority, tmp_path: Path):
+    files, locked = authority.issue("locked"), tmp_path / "locked.key"
+    command = ["openssl", "pkey", "-in", str(files.key), "-out", str(locked), "-aes256", "-passout", "pass:secret"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+    locked.chmod(0o600)
+    assert "password" in refusal(**{**files.settings, "tls_key_file": locked})
+
+
+@pytest.mark.parametrize(
+    ("host", "open_"), [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("node-3", True)]
+)
+def test_an_open_cluster_is_warned_about_where_others_can_reach_it(host: str, open_: bool, secret: Path):
+    assert (why_open(RouterSettings(host=host)) is not None) is open_
+    assert why_open(RouterSettings(host=host, cluster_secret_file=secret)) is None
