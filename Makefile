@@ -5,11 +5,12 @@ TORCH ?= torch==2.13.0
 PYTHON ?=
 ARGS ?=
 SEEDS ?= 200
+MINUTES ?= 20
 export TORCH PYTHON
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev up test test-fast lint format proto lock model docs promtool sim clean
+.PHONY: help install install-dev up test test-fast lint format proto lock model docs promtool sim sim-nightly chaos soak clean
 
 # One thread a worker, no download, no fork warnings: the same results on every machine.
 test test-fast: export OMP_NUM_THREADS := 1
@@ -37,8 +38,20 @@ test-fast: install-dev ## Unit, property and contract tests only
 promtool: install-dev ## Put Debian's promtool into .venv, for the tests of docker/prometheus
 	@scripts/fetch_promtool.sh
 
-sim: install-dev ## Simulate the cluster under faults (SEEDS=200; nightly 10000)
+sim: install-dev ## Simulate the cluster under faults (SEEDS=200)
 	@$(BIN)/python -m simulation --seeds $(SEEDS)
+
+sim-nightly: SEEDS := 10000
+sim-nightly: FIRST ?= 0
+sim-nightly: JOBS ?= 0
+sim-nightly: install-dev ## Many more seeds, one process a core (SEEDS=10000 FIRST=0: where to go on; JOBS=0)
+	@$(BIN)/python -m simulation --first $(FIRST) --seeds $(SEEDS) --jobs $(JOBS)
+
+chaos: install-dev ## Every phase of a request with every fault, on real processes (ARGS="...")
+	@$(BIN)/python -m chaos matrix $(ARGS)
+
+soak: install-dev ## Mixed load under random faults, and what grows (MINUTES=20)
+	@$(BIN)/python -m chaos soak --minutes $(MINUTES) $(ARGS)
 
 lint: install-dev ## Style, types and import rules
 	@$(BIN)/ruff check .

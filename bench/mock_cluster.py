@@ -1,6 +1,7 @@
-"""A router between mock workers, each in a process of its own: what `bench.router_overhead` measures.
+"""A router between mock workers, each in a process of its own: what `router_overhead` and `overload` measure.
 
-The workers are the tests' own, which compute nothing, so that all that is left is the road to them.
+The workers are the tests' own, which compute nothing, so that all that is left is the road to them. Where they are to
+be a bottleneck they have few rows and take their time for every token.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from typing import Any
+
+import grpc
 
 from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord
+from baton.rpc.gen import decode_pb2
 from baton.state.base import StateBook
 from baton.state.connect import connect
 from baton.state.embedded import EmbeddedRedis
@@ -30,16 +35,55 @@ _START_S = 60.0
 _STOP_S = 20.0
 _TTL_S = 3600.0
 _ROOMY = WorkerLoad(max_rows=4096, available_pages=1 << 20, total_pages=1 << 20)
+BUSY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What the decode worker can do: requests at once, and seconds that each of their tokens takes."""
+
+    num_rows: int
+    token_s: float
+
+    def rate(self, num_tokens: int) -> float:
+        """Requests of so many tokens a second; the first token is prefill's."""
+        return self.num_rows / ((num_tokens - 1) * self.token_s)
+
+
+class PacedDecode(MockDecode):
+    """Promises no more than its rows, and takes its time."""
+
+    def __init__(self, id: str, pace: Pace) -> None:
+        super().__init__(id)
+        self._pace = pace
+        self._num_running = 0
+
+    async def Promise(  # gRPC's name
+        self, message: decode_pb2.PromiseRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> decode_pb2.PromiseReply:
+        if self._num_running >= self._pace.num_rows:
+            return decode_pb2.PromiseReply(busy=decode_pb2.Busy(retry_after_s=BUSY_S))
+        return await super().Promise(message, context)
+
+    async def Generate(  # gRPC's name
+        self, message: decode_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[decode_pb2.GenerateEvent]:
+        self._num_running += 1
+        try:
+            async for event in super().Generate(message, context):
+                if event.HasField("tokens"):
+                    await asyncio.sleep(self._pace.token_s)
+                yield event
+        finally:
+            self._num_running -= 1
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Addresses of what runs, and the router's process."""
+    """What the workers announced, and where the router is and its process."""
 
-    prefill_address: str
-    decode_address: str
-    prefill_id: str
-    prefill_incarnation: int
+    prefill: WorkerRecord
+    decode: WorkerRecord
     router_url: str
     router_pid: int
 
@@ -51,18 +95,21 @@ class _Workers:
 
 
 @contextlib.contextmanager
-def running_cluster() -> Iterator[Cluster]:
+def running_cluster(pace: Pace | None = None, router_flags: Sequence[str] = ()) -> Iterator[Cluster]:
     """Redis, a prefill and a decode mock in one process, and a router in another; all gone at the end."""
-    with EmbeddedRedis() as redis, _mock_workers(redis.url) as workers, _router(redis.url) as (url, pid):
-        prefill, decode = workers.prefill, workers.decode
-        yield Cluster(prefill.address, decode.address, prefill.id, prefill.incarnation, url, pid)
+    with (
+        EmbeddedRedis() as redis,
+        _mock_workers(redis.url, pace) as workers,
+        _router(redis.url, router_flags) as (url, pid),
+    ):
+        yield Cluster(workers.prefill, workers.decode, url, pid)
 
 
 @contextlib.contextmanager
-def _mock_workers(redis_url: str) -> Iterator[_Workers]:
+def _mock_workers(redis_url: str, pace: Pace | None) -> Iterator[_Workers]:
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_workers_main, args=(theirs, redis_url), daemon=True)
+    process = spawn.Process(target=_workers_main, args=(theirs, redis_url, pace), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -75,17 +122,19 @@ def _mock_workers(redis_url: str) -> Iterator[_Workers]:
         process.close()
 
 
-def _workers_main(pipe: Connection, redis_url: str) -> None:
-    asyncio.run(_serve_workers(pipe, redis_url))
+def _workers_main(pipe: Connection, redis_url: str, pace: Pace | None) -> None:
+    asyncio.run(_serve_workers(pipe, redis_url, pace))
 
 
-async def _serve_workers(pipe: Connection, redis_url: str) -> None:
+async def _serve_workers(pipe: Connection, redis_url: str, pace: Pace | None) -> None:
     """Serves until the other end of the pipe is closed."""
     book = await connect(redis_url, BookOptions(worker_ttl_s=_TTL_S))
-    prefill, decode = MockPrefill("prefill-0"), MockDecode("decode-0")
+    prefill = MockPrefill("prefill-0")
+    decode = MockDecode("decode-0") if pace is None else PacedDecode("decode-0", pace)
+    load = _ROOMY if pace is None else replace(_ROOMY, max_rows=pace.num_rows)
     try:
         await asyncio.gather(prefill.start(), decode.start())
-        pipe.send(await _announce(book, prefill, decode))
+        pipe.send(await _announce(book, prefill, decode, load))
         with contextlib.suppress(EOFError):
             await asyncio.to_thread(pipe.recv)
     finally:
@@ -93,25 +142,25 @@ async def _serve_workers(pipe: Connection, redis_url: str) -> None:
         await book.close()
 
 
-async def _announce(book: StateBook, prefill: MockPrefill, decode: MockDecode) -> _Workers:
+async def _announce(book: StateBook, prefill: MockPrefill, decode: MockDecode, load: WorkerLoad) -> _Workers:
     link = LinkRecord(prefill.id, prefill.incarnation, "stream", 1e9, 4096)
-    workers = _Workers(_record(prefill, ()), _record(decode, (link,)))
+    workers = _Workers(_record(prefill, (), _ROOMY), _record(decode, (link,), load))
     await book.announce(workers.prefill)
     await book.announce(workers.decode)
     return workers
 
 
-def _record(worker: MockWorker, links: tuple[LinkRecord, ...]) -> WorkerRecord:
-    return replace(worker.record(links), model=MODEL, page_size=16, max_model_len=2048, vocab_size=2048, load=_ROOMY)
+def _record(worker: MockWorker, links: tuple[LinkRecord, ...], load: WorkerLoad) -> WorkerRecord:
+    return replace(worker.record(links), model=MODEL, page_size=16, max_model_len=2048, vocab_size=2048, load=load)
 
 
 @contextlib.contextmanager
-def _router(redis_url: str) -> Iterator[tuple[str, int]]:
+def _router(redis_url: str, more_flags: Sequence[str]) -> Iterator[tuple[str, int]]:
     """The real router, started as an operator would; yields its URL and process id."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     flags = ["--port", str(port), "--redis-url", redis_url, "--worker-ttl-s", str(_TTL_S), "--log-level", "warning"]
-    process = subprocess.Popen([sys.executable, "-m", "services.cli.main", "serve", "router", *flags])
+    process = subprocess.Popen([sys.executable, "-m", "services.cli.main", "serve", "router", *flags, *more_flags])
     try:
         url = f"http://127.0.0.1:{port}"
         _wait_until_ready(url, process)

@@ -6,6 +6,7 @@ Called by the experiments before and after every block. Each probe takes some te
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 import threading
 import time
@@ -64,6 +65,12 @@ class LoopbackProbe:
         while received := receiver.recv_into(into):
             num_bytes += received
         return num_bytes / (time.perf_counter() - began_s)
+
+
+def process_rss_bytes(pid: int) -> int:
+    """Memory of a process that is resident now. Linux only; raises `OSError`."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def process_cpu_s(pid: int) -> float:

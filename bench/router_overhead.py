@@ -55,16 +55,17 @@ class DirectClient:
         """Seconds from the promise to the last token."""
         id = AttemptId(RequestId(f"direct-{next(self._numbers)}"), 0)
         request = encode_request(EngineRequest(id, PROMPT, len(PROMPT), SamplingParams(), StopParams(num_tokens)))
-        prefill = prefill_pb2_grpc.PrefillStub(self.channels.get(self.cluster.prefill_address))
-        decode = decode_pb2_grpc.DecodeStub(self.channels.get(self.cluster.decode_address))
+        to_prefill, to_decode = self.cluster.prefill, self.cluster.decode
+        prefill = prefill_pb2_grpc.PrefillStub(self.channels.get(to_prefill.address, to_prefill.incarnation))
+        decode = decode_pb2_grpc.DecodeStub(self.channels.get(to_decode.address, to_decode.incarnation))
         began_s = time.perf_counter()
         promise = decode_pb2.PromiseRequest(id=request.id, num_tokens=len(PROMPT), deadline_s=DEADLINE_S)
         promised = (await decode.Promise(promise, timeout=DEADLINE_S)).promised
         generate = decode_pb2.GenerateRequest(
             request=request,
             promise_id=promised.promise_id,
-            prefill_id=self.cluster.prefill_id,
-            prefill_incarnation=self.cluster.prefill_incarnation,
+            prefill_id=to_prefill.id,
+            prefill_incarnation=to_prefill.incarnation,
             deadline_s=DEADLINE_S,
         )
         await asyncio.gather(

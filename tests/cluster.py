@@ -104,8 +104,9 @@ class Cluster:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.processes['router-0'].port}"
 
-    def start(self, role: str, name: str) -> Process:
-        """Starts one process more, or one that ended again (at the same ports)."""
+    def start(self, role: str, name: str, flags: dict[str, Any] | None = None) -> Process:
+        """Starts one process more, or one that ended again. `flags` are for it alone, and go before all others."""
+        own = flags or {}
         port, metrics_port = free_ports(2)
         flags = {"host": "127.0.0.1", "port": port, "redis-url": self.redis.url, "model": self.model}
         if role == "router":
@@ -114,7 +115,7 @@ class Cluster:
             flags |= {"worker-id": name, "metrics-port": metrics_port, "transport": self.transport}
             flags |= {"dtype": "float32", "kv-memory-mib": 64}
             flags |= self.flags | (self.prefill_flags if role == "prefill" else self.decode_flags)
-        arguments = [f"--{key}={value}" for key, value in flags.items()]
+        arguments = [f"--{key}={value}" for key, value in (flags | own).items()]
         log = self.directory / f"{name}-{time.monotonic_ns()}.log"
         command = [sys.executable, "-m", "services.cli.main", "serve", role, *arguments]
         with log.open("wb") as out:
@@ -131,7 +132,10 @@ class Cluster:
         """Until that many links work."""
 
         def count() -> bool:
-            links = [self.metric(p.name, "baton_link_state") for p in self.workers("decode")]
+            try:
+                links = [self.metric(p.name, "baton_link_state") for p in self.workers("decode")]
+            except httpx2.TransportError:  # one that does not serve its metrics yet
+                return False
             return sum(links) == num_links
 
         eventually(count, timeout_s, f"{num_links} links")
@@ -142,13 +146,11 @@ class Cluster:
         return [p for p in self.processes.values() if p.role in wanted and p.popen.poll() is None]
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
-        """The sum of a metric's samples with these labels, in one process."""
+        """The sum of a metric's samples with these labels, in one process. Raises `httpx2.TransportError`: a process
+        that cannot be asked has no value, not 0."""
         process = self.processes[name]
         port = process.port if process.role == "router" else process.metrics_port
-        try:
-            text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=5.0, trust_env=False).text
-        except httpx2.TransportError:
-            return 0.0
+        text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=5.0, trust_env=False).text
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
         return sum(s.value for s in samples if s.name == metric and labels.items() <= s.labels.items())
 
@@ -166,6 +168,11 @@ class Cluster:
     def busy_pages(self) -> int:
         """Pages anywhere that are neither free nor cached."""
         return sum(self.pages(p.name)[owner] for p in self.workers() for owner in BUSY_OWNERS)
+
+    def holds_nothing(self, name: str) -> bool:
+        """Whether a worker has pages, and every one of them is free or cached."""
+        pages = self.pages(name)
+        return pages["free"] > 0 and not any(pages[owner] for owner in BUSY_OWNERS)
 
     def wait_pages_free(self, timeout_s: float) -> None:
         """Until no worker holds a page for anybody."""

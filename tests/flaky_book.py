@@ -20,11 +20,15 @@ from baton.state.base import (
 
 
 class PartedBook:
-    """One user's view of a shared `StateBook`; closing the view leaves the book open. While `away` nothing answers."""
+    """One user's view of a shared `StateBook`; closing the view leaves the book open.
+
+    While `away` nothing answers. The answers to the next `num_claims_lost` claims are lost, but not the claims.
+    """
 
     def __init__(self, book: StateBook) -> None:
-        self._book = book
+        self.shared = book
         self.away = False
+        self.num_claims_lost = 0
 
     async def create(self, record: RequestRecord) -> bool:
         return await self._there().create(record)
@@ -47,7 +51,11 @@ class PartedBook:
         return await self._there().get_call(id)
 
     async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
-        return await self._there().claim_call(id, epoch, owner)
+        claimed = await self._there().claim_call(id, epoch, owner)
+        if self.num_claims_lost > 0:
+            self.num_claims_lost -= 1
+            raise StateUnavailable("the answer was lost by the test")
+        return claimed
 
     async def hold(self, owner: OwnerId) -> None:
         await self._there().hold(owner)
@@ -74,7 +82,7 @@ class PartedBook:
         return await self._there().workers()
 
     def changes(self) -> AsyncIterator[None]:
-        return self._book.changes()
+        return self.shared.changes()
 
     async def ping(self) -> None:
         await self._there().ping()
@@ -85,4 +93,4 @@ class PartedBook:
     def _there(self) -> StateBook:
         if self.away:
             raise StateUnavailable("parted by the test")
-        return self._book
+        return self.shared

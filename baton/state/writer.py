@@ -108,6 +108,10 @@ class BookWriter:
             call.goal = replace(call.goal, status=status)
             self._note(call)
 
+    def writes_call(self, id: RequestId) -> bool:
+        """Whether the call is open here, or its end is not in the book yet."""
+        return self._backlog.call(id) is not None
+
     def create(self, record: RequestRecord) -> None:
         """Notes a new job. Raises `Broken` unless it is in state RECEIVED and its id is not in use here."""
         ledger.check_new(record)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import PageMemory
 from baton.transfer import nixl, stream
 from baton.transfer.base import OnPullEvent
@@ -40,28 +41,37 @@ def choose_transport(ours: Sequence[str], theirs: Sequence[str]) -> str:
 
 
 def make_source(
-    transport: str, worker_id: WorkerId, incarnation: Incarnation, memory: PageMemory
+    transport: str,
+    worker_id: WorkerId,
+    incarnation: Incarnation,
+    memory: PageMemory,
+    trust: ClusterTrust = OPEN_CLUSTER,
 ) -> nixl.NixlSource | stream.StreamSource:
     """Makes this process's pool readable. A `StreamSource` still has to be mounted in the Handoff service.
 
     Raises `LinkBroken` when UCX cannot start, `ValueError` for an unknown transport.
     """
     if transport == nixl.TRANSPORT:
-        return nixl.NixlSource(worker_id, incarnation, memory)
+        return nixl.NixlSource(worker_id, incarnation, memory, trust)
     if transport == stream.TRANSPORT:
         return stream.StreamSource(incarnation, memory)
     raise ValueError(f"no transport is called {transport!r}")
 
 
 def make_puller(
-    transport: str, worker_id: WorkerId, incarnation: Incarnation, memory: PageMemory, on_event: OnPullEvent
+    transport: str,
+    worker_id: WorkerId,
+    incarnation: Incarnation,
+    memory: PageMemory,
+    on_event: OnPullEvent,
+    trust: ClusterTrust = OPEN_CLUSTER,
 ) -> ThreadedPuller:
     """Starts a transfer thread that pulls into `memory`.
 
     Raises `LinkBroken` when UCX cannot start, `ValueError` for an unknown transport.
     """
     if transport == nixl.TRANSPORT:
-        return nixl.NixlPuller(worker_id, incarnation, memory, on_event)
+        return nixl.NixlPuller(worker_id, incarnation, memory, on_event, trust)
     if transport == stream.TRANSPORT:
-        return stream.StreamPuller(memory, on_event)
+        return stream.StreamPuller(memory, on_event, trust)
     raise ValueError(f"no transport is called {transport!r}")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from baton.domain.ids import Incarnation, WorkerId
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import PageMemory
 from baton.transfer.base import OnPullEvent
 from baton.transfer.nixl_agent import NixlAgent
@@ -22,13 +23,19 @@ class NixlSource:
 
     transport = TRANSPORT
 
-    def __init__(self, worker_id: WorkerId, incarnation: Incarnation, memory: PageMemory | MemoryRegion) -> None:
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        incarnation: Incarnation,
+        memory: PageMemory | MemoryRegion,
+        trust: ClusterTrust = OPEN_CLUSTER,
+    ) -> None:
         """Raises `ImportError` without NIXL and `LinkBroken` when UCX cannot start."""
         region = region_of(memory)
         self._memory = memory  # peers hold its address: it may not be collected before the agent
         self._agent: NixlAgent | None = NixlAgent(agent_name("prefill", worker_id, incarnation), progress_thread=True)
         self._agent.register(region)
-        self._metadata = encode_metadata(self._agent.metadata(), region)
+        self._metadata = encode_metadata(self._agent.metadata(), region, trust)
 
     def metadata(self) -> bytes:
         """Opaque bytes a puller needs to connect."""
@@ -50,13 +57,14 @@ class NixlPuller(ThreadedPuller):
         incarnation: Incarnation,
         memory: PageMemory | MemoryRegion,
         on_event: OnPullEvent,
+        trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:
         """Raises `ImportError` without NIXL and `LinkBroken` when UCX cannot start."""
         self._paths: dict[WorkerId, str] = {}
         name = agent_name("decode", worker_id, incarnation)
 
         def make_mover(_: object) -> Mover:
-            return NixlMover(NixlAgent(name, progress_thread=False), memory, self._paths)
+            return NixlMover(NixlAgent(name, progress_thread=False), memory, self._paths, trust)
 
         super().__init__(TRANSPORT, memory.page_bytes, make_mover, on_event)
 

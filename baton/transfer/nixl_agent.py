@@ -96,7 +96,7 @@ class NixlAgent:
         """The peer's name. Adding one that is known with the same metadata changes nothing."""
         with self._named("peer metadata refused"):
             name = self._agent.add_remote_agent(metadata)
-        return name.decode() if isinstance(name, bytes) else str(name)
+        return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
     def remove_peer(self, name: str) -> None:
         """Forgets a peer. Does not stop its reads, only hides their end: to be called when there are none."""

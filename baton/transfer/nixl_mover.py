@@ -18,6 +18,7 @@ import structlog
 
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import WorkerId
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import PageMemory
 from baton.transfer.base import SourceInfo
 from baton.transfer.digest import mismatches
@@ -88,8 +89,15 @@ class _Read:
 class NixlMover:
     """See `baton.transfer.puller.Mover`."""
 
-    def __init__(self, agent: NixlAgent, memory: PageMemory | MemoryRegion, paths: dict[WorkerId, str]) -> None:
+    def __init__(
+        self,
+        agent: NixlAgent,
+        memory: PageMemory | MemoryRegion,
+        paths: dict[WorkerId, str],
+        trust: ClusterTrust = OPEN_CLUSTER,
+    ) -> None:
         """`paths` is written here and read by others: how bytes of each source move, in words."""
+        self._trust = trust
         self._memory = memory
         self._region = region_of(memory)
         self._paths = paths
@@ -106,7 +114,7 @@ class NixlMover:
     # ------------------------------------------------------------------ links
 
     def link(self, source: SourceInfo) -> None:
-        metadata = decode_metadata(source)
+        metadata = decode_metadata(source, self._trust)
         self.unlink(source.worker_id)
         in_use = next((link for link in self._retired if link.info == source and link.broken is None), None)
         if in_use is not None:  # as good as a new one, and NIXL would not take the same peer twice

@@ -25,6 +25,7 @@ from baton.transfer.flight import Flight
 OPEN_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 10.0
+_ADDRESS_SPACE_BYTES = 1 << 64
 
 _log = structlog.get_logger(__name__)
 
@@ -115,6 +116,8 @@ class ThreadedPuller:
             raise LinkBroken(f"{source.worker_id} speaks {source.transport}, not {self.transport}")
         if source.page_bytes != self._page_bytes:
             raise LinkBroken(f"{source.worker_id} has pages of {source.page_bytes} bytes, not {self._page_bytes}")
+        if not 0 < source.num_pages * source.page_bytes < _ADDRESS_SPACE_BYTES - source.base_address:
+            raise LinkBroken(f"{source.worker_id} has {source.num_pages} pages at an address that cannot hold them")
         if self._closed.is_set():
             raise LinkBroken("the puller is closed")
         command = _Connect(source)

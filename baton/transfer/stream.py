@@ -11,13 +11,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import grpc
 import grpc.aio
 
 from baton.domain.ids import Incarnation, PageId, WorkerId
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import PageMemory
+from baton.rpc.channel import open_sync_channel, ticketed
 from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
 from baton.transfer.base import OnPullEvent, SourceInfo
 from baton.transfer.digest import mismatches
@@ -80,18 +81,21 @@ class StreamSource:
 class StreamPuller(ThreadedPuller):
     """Decode's side."""
 
-    def __init__(self, memory: PageMemory, on_event: OnPullEvent) -> None:
-        super().__init__(TRANSPORT, memory.page_bytes, partial(StreamMover, memory), on_event)
+    def __init__(self, memory: PageMemory, on_event: OnPullEvent, trust: ClusterTrust = OPEN_CLUSTER) -> None:
+        def make_mover(wake: Callable[[], None]) -> StreamMover:
+            return StreamMover(memory, wake, trust)
+
+        super().__init__(TRANSPORT, memory.page_bytes, make_mover, on_event)
 
 
 class _Link:
     """One incarnation of one source."""
 
-    def __init__(self, info: SourceInfo) -> None:
+    def __init__(self, info: SourceInfo, trust: ClusterTrust) -> None:
         self.info = info
         self.num_flights = 0
-        self._channel = grpc.insecure_channel(info.address, options=_CHANNEL_OPTIONS)
-        self.stub = handoff_pb2_grpc.HandoffStub(self._channel)
+        self._channel = open_sync_channel(info.address, trust, _CHANNEL_OPTIONS)
+        self.stub = handoff_pb2_grpc.HandoffStub(ticketed(self._channel, trust, info.incarnation))
         self.lanes = ThreadPoolExecutor(LANES_PER_LINK, thread_name_prefix=f"baton-lane-{info.worker_id}")
 
     def close(self) -> None:
@@ -119,16 +123,17 @@ class _Job:
 class StreamMover:
     """See `baton.transfer.puller.Mover`."""
 
-    def __init__(self, memory: PageMemory, wake: Callable[[], None]) -> None:
+    def __init__(self, memory: PageMemory, wake: Callable[[], None], trust: ClusterTrust = OPEN_CLUSTER) -> None:
         self._memory = memory
         self._wake = wake
+        self._trust = trust
         self._links: dict[WorkerId, _Link] = {}
         self._retired: list[_Link] = []
         self._jobs: list[_Job] = []
 
     def link(self, source: SourceInfo) -> None:
         self.unlink(source.worker_id)
-        self._links[source.worker_id] = _Link(source)
+        self._links[source.worker_id] = _Link(source, self._trust)
 
     def unlink(self, source: WorkerId) -> None:
         link = self._links.pop(source, None)

@@ -36,6 +36,12 @@ class StartFailed(BatonError):
     code = "start_failed"
 
 
+class NotDrained(BatonError):
+    """A worker was asked to leave and has not, or not without giving something up."""
+
+    code = "not_drained"
+
+
 def explain(error: Foreseen) -> tuple[str, int]:
     """The message for a person and the exit code. Raises `error` itself when it is a bug."""
     if isinstance(error, Broken):
@@ -46,7 +52,7 @@ def explain(error: Foreseen) -> tuple[str, int]:
         return "\n".join(_problems(error)), EXIT_REFUSED
     if isinstance(error, OSError):
         return _explain_os(error), EXIT_REFUSED
-    return str(error), EXIT_FAILED if isinstance(error, StartFailed) else EXIT_REFUSED
+    return str(error), EXIT_FAILED if isinstance(error, StartFailed | NotDrained) else EXIT_REFUSED
 
 
 def _explain_flags(error: cyclopts.CycloptsError) -> str:

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from cyclopts import App
 
 from services.cli.bench.commands import bench_app
+from services.cli.drain import drain
 from services.cli.errors import FORESEEN, explain
+from services.cli.key import key
 from services.cli.serve import serve_app
 from services.cli.up import up
 
@@ -24,6 +26,8 @@ def build_app() -> App:
         version=lambda: importlib.metadata.version("baton-serve"),
     )
     app.command(bench_app)
+    app.command(drain)
+    app.command(key)
     app.command(serve_app)
     app.command(up)
     return app

@@ -10,10 +10,12 @@ import errno
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from baton.settings.groups import ServiceSettings
 from baton.settings.process import thread_variables
+from services.cli.key import OwnKeys
 from services.cli.settings import UpSettings
 from services.cli.supervisor import Command
 
@@ -28,9 +30,19 @@ class Plan:
     router_url: str
     prefill_metrics: tuple[str, ...]
     decode_metrics: tuple[str, ...]
+    own_key: str | None = field(default=None, repr=False)
+    """An API key for the first request, where the router asks for one."""
 
 
-def make_plan(settings: UpSettings, redis_url: str, cores: Sequence[int]) -> Plan:
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all processes of one system are given alike."""
+
+    redis_url: str
+    secret_file: Path
+
+
+def make_plan(settings: UpSettings, shared: Shared, cores: Sequence[int], keys: OwnKeys | None = None) -> Plan:
     """Workers first, the router last. `cores` are those that this process may use. Raises `OSError` for a busy port."""
     port = _claim_port(settings.host, settings.port)
     num_workers = settings.prefill + settings.decode
@@ -41,15 +53,18 @@ def make_plan(settings: UpSettings, redis_url: str, cores: Sequence[int]) -> Pla
         role, number = ("prefill", index) if index < settings.prefill else ("decode", index - settings.prefill)
         rpc_port, metrics_port = ports[2 * index : 2 * index + 2]
         flags = _worker_flags(settings, f"{role}-{number}", rpc_port, metrics_port, shares[index])
-        commands.append(_serve(role, f"{role}-{number}", settings, redis_url, flags))
+        commands.append(_serve(role, f"{role}-{number}", settings, shared, flags))
         metrics.append(f"http://{LOCALHOST}:{metrics_port}/metrics")
     router_flags = {"host": settings.host, "port": str(port)}
-    commands.append(_serve("router", "router", settings, redis_url, router_flags))
+    if keys is not None:
+        router_flags["api_keys_file"] = str(keys.file)
+    commands.append(_serve("router", "router", settings, shared, router_flags))
     return Plan(
         commands=tuple(commands),
         router_url=f"http://{callable_host(settings.host)}:{port}",
         prefill_metrics=tuple(metrics[: settings.prefill]),
         decode_metrics=tuple(metrics[settings.prefill :]),
+        own_key=keys.key if keys is not None else None,
     )
 
 
@@ -106,14 +121,15 @@ def _worker_flags(settings: UpSettings, id: str, port: int, metrics_port: int, c
     }
 
 
-def _serve(service: str, name: str, settings: UpSettings, redis_url: str, flags: dict[str, str]) -> Command:
-    shared = {
+def _serve(service: str, name: str, settings: UpSettings, shared: Shared, flags: dict[str, str]) -> Command:
+    common = {
         "model": settings.model,
-        "redis_url": redis_url,
+        "redis_url": shared.redis_url,
+        "cluster_secret_file": str(shared.secret_file),
         "drain_timeout_s": str(settings.drain_timeout_s),
         "log_level": settings.log_level,
     }
-    assert shared.keys() <= ServiceSettings.model_fields.keys()
-    words = [f"--{field.replace('_', '-')}={value}" for field, value in {**shared, **flags}.items()]
+    assert common.keys() <= ServiceSettings.model_fields.keys()
+    words = [f"--{field.replace('_', '-')}={value}" for field, value in {**common, **flags}.items()]
     arguments = (sys.executable, "-m", "services.cli.main", "serve", service, *words)
     return Command(name, arguments, thread_variables(settings.threads))

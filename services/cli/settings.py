@@ -32,6 +32,12 @@ class UpSettings(Settings):
     redis_url: RedisUrl | None = None
     """A Redis that runs already; default: one is started and stopped with the system."""
 
+    cluster_secret_file: Path | None = None
+    """File with the secret that router and workers share; default: a random one, removed at the end."""
+
+    api_keys_file: Path | None = None
+    """File of API keys, as `baton key` prints them; default: the router asks nobody for one."""
+
     dtype: Dtype = Dtype.AUTO
     """Number format of weights and KV: auto, float32 or bfloat16."""
 
@@ -60,6 +66,28 @@ class UpSettings(Settings):
     """How long running requests may take to finish after Ctrl-C."""
 
 
+class DrainSettings(Settings):
+    """Take a worker out of service without losing a request."""
+
+    redis_url: RedisUrl = "redis://127.0.0.1:6379/0"
+    """The reception book in which the worker is announced: redis://, rediss:// or unix://."""
+
+    wait_s: Seconds = 120.0
+    """How long the worker may take to finish and exit; it goes on draining after that."""
+
+    cluster_secret_file: Path | None = None
+    """File with the secret that the cluster shares, where it has one."""
+
+    tls_cert_file: Path | None = None
+    """A certificate (PEM) that workers accept, where they ask for one; with tls_key_file and tls_ca_file, or none."""
+
+    tls_key_file: Path | None = None
+    """The certificate's private key (PEM, without a password)."""
+
+    tls_ca_file: Path | None = None
+    """Authorities (PEM) that a worker's certificate must come from."""
+
+
 SERVICES: dict[str, type[Settings]] = {
     "router": RouterSettings,
     "prefill": PrefillSettings,
@@ -69,6 +97,7 @@ SERVICES: dict[str, type[Settings]] = {
 
 COMMANDS: dict[str, type[Settings]] = {
     "up": UpSettings,
+    "drain": DrainSettings,
     **{f"serve {name}": model for name, model in SERVICES.items()},
 }
 """Settings of every command: the variables they read are the known ones."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -29,11 +30,13 @@ from baton.state.connect import connect
 from baton.state.embedded import EmbeddedRedis
 from services.cli import canary
 from services.cli.errors import StartFailed
-from services.cli.plan import Plan, make_plan
+from services.cli.key import own_keys
+from services.cli.plan import Plan, Shared, make_plan
 from services.cli.settings import COMMANDS, UpSettings
 from services.cli.supervisor import Child, Supervisor
 
 T = TypeVar("T")
+SECRET_BYTES = 32
 STOP_ORDER = ("router", "decode", "prefill")
 _STOP_SLACK_S = 5.0
 _HTTP_TIMEOUT_S = 60.0
@@ -56,8 +59,13 @@ def up(
     console = Console(stderr=True)
     with console.status(f"finding model {chosen.model}"):
         resolve_model(chosen.model)
-    with _redis(chosen.redis_url, console) as redis_url, _log_dir(chosen.log_dir) as log_dir:
-        plan = make_plan(chosen, redis_url, usable_cores())
+    with (
+        _redis(chosen.redis_url, console) as redis_url,
+        _secret_file(chosen.cluster_secret_file) as secret_file,
+        own_keys(chosen.api_keys_file) as keys,
+        _log_dir(chosen.log_dir) as log_dir,
+    ):
+        plan = make_plan(chosen, Shared(redis_url, secret_file), usable_cores(), keys)
         return asyncio.run(run_plan(plan, chosen, log_dir, console))
 
 
@@ -120,7 +128,8 @@ async def _bring_up(plan: Plan, settings: UpSettings, watch: asyncio.Task[Child 
 async def _check(plan: Plan, watch: asyncio.Task[Child | None], console: Console) -> None:
     gone = asyncio.Event()
     watch.add_done_callback(lambda _: gone.set())
-    async with httpx2.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False) as client:
+    headers = {"authorization": f"Bearer {plan.own_key}"} if plan.own_key is not None else {}
+    async with httpx2.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False, headers=headers) as client:
         with console.status(f"starting {len(plan.commands)} processes"):
             await canary.wait_until_ready(client, plan.router_url, (*plan.prefill_metrics, *plan.decode_metrics), gone)
         with console.status("sending a first request"):
@@ -132,6 +141,7 @@ async def _check(plan: Plan, watch: asyncio.Task[Child | None], console: Console
 
 def _welcome(plan: Plan, model: str) -> str:
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
+    key = ' -H "Authorization: Bearer $KEY"' if plan.own_key is not None else ""
     metrics = (f"{plan.router_url}/metrics", *plan.prefill_metrics, *plan.decode_metrics)
     return "\n".join(
         (
@@ -139,7 +149,7 @@ def _welcome(plan: Plan, model: str) -> str:
             f"API      {plan.router_url}/v1",
             *(f"metrics  {url}" for url in metrics),
             "",
-            f"curl -N {plan.router_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+            f"curl -N {plan.router_url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
             "",
             "Ctrl-C stops everything.",
         )
@@ -179,6 +189,18 @@ def _redis(url: str | None, console: Console) -> Iterator[str]:
 async def _check_redis(url: str) -> None:
     book = await connect(url)
     await book.close()
+
+
+@contextlib.contextmanager
+def _secret_file(given: Path | None) -> Iterator[Path]:
+    """The given file, or one of our own that only this user can read and that goes with the context."""
+    if given is not None:
+        yield given
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="baton-secret-") as file:  # made with mode 0600
+        file.write(secrets.token_hex(SECRET_BYTES))
+        file.flush()
+        yield Path(file.name)
 
 
 @contextlib.contextmanager

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+
+import grpc
 
 from baton import __version__
 from baton.domain.ids import Incarnation, WorkerId, new_incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.assembly import Engine, assemble
-from baton.engine.lifetime import Lifetime, open_book
+from baton.engine.drain import DrainServicer
+from baton.engine.lifetime import Premises, serve_worker
 from baton.engine.mailbox import Mailbox
 from baton.engine.presence import Presence
+from baton.engine.reception import Reception
 from baton.engine.streams import Streams
 from baton.engine.thread import EngineThread
 from baton.kv.tiers import HostTier
 from baton.rpc.client import Channels
-from baton.rpc.gen import decode_pb2_grpc
-from baton.rpc.server import start_server
-from baton.rpc.shutdown import shutdown_event
+from baton.rpc.gen import decode_pb2_grpc, worker_pb2_grpc
+from baton.rpc.server import Entrance, RunningServer, start_server
 from baton.settings.model_source import model_name
-from baton.settings.ucx import prepare_environment
-from baton.state.base import StateBook
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.transfer.base import PullEvent
@@ -44,40 +46,31 @@ SERVER_GRACE_S = 1.0
 
 async def serve(settings: DecodeSettings) -> int:
     """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
-    prepare_environment({})
-    with shutdown_event() as stop:
-        engine = assemble(settings, settings.host_pages)
-        async with AsyncExitStack() as stack:
-            book = await open_book(settings)
-            stack.push_async_callback(book.close)
-            lifetime = Lifetime(stop)
-            await _Worker(settings, engine, book, lifetime, stack).run()
-            return lifetime.exit_code
+    return await serve_worker(settings, lambda: assemble(settings, settings.host_pages), partial(_Worker, settings))
 
 
 class _Worker:
-    """The rooms of one decode worker. `stack` takes what has to be closed, in reverse order of its making."""
+    """The rooms of one decode worker."""
 
-    def __init__(
-        self, settings: DecodeSettings, engine: Engine, book: StateBook, lifetime: Lifetime, stack: AsyncExitStack
-    ) -> None:
+    def __init__(self, settings: DecodeSettings, engine: Engine, premises: Premises) -> None:
         self._settings = settings
+        self._trust = premises.trust
         self._engine = engine
-        self._book = book
-        self._lifetime = lifetime
-        self._stack = stack
+        self._book = premises.book
+        self._lifetime = lifetime = premises.lifetime
+        self._stack = stack = premises.stack
         self._id = WorkerId(settings.worker_id)
         self._incarnation: Incarnation = new_incarnation()
         self._model = model_name(settings.model)
         self._mailbox: Mailbox[DecodeCommand] = Mailbox(4 * settings.max_rows + 64)
-        self._streams: Streams[StreamEvent] = Streams()
-        self._presence = Presence(book, self._record, settings.heartbeat_interval_s, lifetime.replaced)
+        self._streams: Streams[StreamEvent] = Streams(on_empty=lifetime.idle)
+        self._presence = Presence(premises.book, self._record, settings.heartbeat_interval_s, lifetime.replaced)
         transport = usable_transports(settings.transport.value)[0]
         memory = engine.memory
-        self._puller = make_puller(transport, self._id, self._incarnation, memory, self._pulled)
+        self._puller = make_puller(transport, self._id, self._incarnation, memory, self._pulled, premises.trust)
         stack.callback(self._puller.close)
         self._links = self._make_links()
-        self._handoffs = Handoffs(self._links, self._mailbox, settings.renew_interval_s)
+        self._handoffs = Handoffs(self._links, self._mailbox, settings.renew_interval_s, engine.intake)
         self._outbox = Outbox(self._id, transport, self._streams, self._handoffs)
         self._loop = self._make_loop()
         self._address = ""
@@ -90,29 +83,40 @@ class _Worker:
         thread = EngineThread(self._loop, "baton-engine", self._lifetime.crashed)
         thread.start()
         stack.callback(thread.stop, ENGINE_STOP_S)
-        servicer = DecodeServicer(
-            self._mailbox, self._streams, self._links, self._handoffs, lambda: self._lifetime.draining,
-            settings.promise_deadline_s,
-        )  # fmt: skip
-        server = await start_server(
-            settings.host, settings.port, lambda s: decode_pb2_grpc.add_DecodeServicer_to_server(servicer, s)
-        )
+        entrance = Entrance(self._incarnation, self._trust, Reception().turned)
+        server = await start_server(settings.host, settings.port, self._register, entrance)
         self._address = settings.advertised(server.port)
         log.info("decode_serving", address=self._address, worker=self._id, transport=self._puller.transport)
-        work = (self._presence.run(), self._links.run(), self._handoffs.renew_forever())
-        async with self._lifetime.background(*work):
-            await self._lifetime.until_stopped()
-            drain = self._lifetime.drain(lambda: self._loop.num_requests, settings.drain_timeout_s)
-            self._presence.changed()
-            await drain
-            await server.stop(SERVER_GRACE_S)
-            await self._handoffs.close()
-        await self._presence.leave()
+        await self._lifetime.live(
+            self._presence,
+            self._links.run(),
+            self._handoffs.renew_forever(),
+            num_requests=self._num_requests,
+            drain_timeout_s=settings.drain_timeout_s,
+            close=partial(self._close, server),
+        )
         self._links.close()
         log.info("decode_stopped", exit_code=self._lifetime.exit_code)
 
+    async def _close(self, server: RunningServer) -> None:
+        await server.stop(SERVER_GRACE_S)
+        await self._handoffs.close()
+
+    def _num_requests(self) -> int:
+        """What a drain waits for: landings, rows, streams that a router follows."""
+        return max(self._loop.num_requests, len(self._streams))
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        servicer = DecodeServicer(
+            self._mailbox, self._streams, self._links, self._handoffs, lambda: self._lifetime.draining,
+            self._settings.promise_deadline_s, self._engine.intake,
+        )  # fmt: skip
+        drain = DrainServicer(self._incarnation, self._lifetime, self._num_requests)
+        decode_pb2_grpc.add_DecodeServicer_to_server(servicer, server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(drain, server)
+
     def _record(self) -> WorkerRecord:
-        return WorkerRecord(
+        record = WorkerRecord(
             id=self._id,
             role=WorkerRole.DECODE,
             incarnation=self._incarnation,
@@ -126,13 +130,14 @@ class _Worker:
             load=self._loop.load(),
             links=self._links.records(),
         )
+        return replace(record, badge=self._trust.badge(record))
 
     def _make_links(self) -> Links:
         geometry = self._engine.geometry
         identity = LinkIdentity(self._id, self._incarnation, self._model, self._engine.fingerprint, geometry.page_bytes)
-        channels = Channels()
+        channels = Channels(self._trust)
         self._stack.push_async_callback(channels.close)
-        return Links(identity, self._book, channels, self._puller, self._mailbox, self._presence.changed)
+        return Links(identity, self._book, channels, self._puller, self._mailbox, self._presence.changed, self._trust)
 
     def _make_loop(self) -> DecodeLoop:
         settings, engine = self._settings, self._engine

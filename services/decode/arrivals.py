@@ -32,13 +32,14 @@ from services.decode.effects import (
     ReportLanded,
     StartPull,
 )
+from services.decode.evidence import Proof
 from services.decode.landing import Busy, LandingBook, Promised, SealInfo
 from services.decode.scheduler import DecodeScheduler
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalRules:
-    """`digests`: pages are checked here (V3), so a commit need not ask the source (V1)."""
+    """`digests`: pages are checked here (V3), so a commit need not ask the source (V1) or count on leases (V2)."""
 
     page_size: int
     digests: bool
@@ -118,18 +119,30 @@ class Arrivals:
             return [] if id is None else self.fail(id, error)
         return effects if id is None else effects + self._advance(id, now)
 
-    def commit_answer(self, id: AttemptId, valid: bool, now: float) -> list[DecodeEffect]:
-        """The source's word on an `AskCommit`."""
+    def renewed(self, ids: Sequence[AttemptId], lease_ends_at: float) -> None:
+        """The source has promised to hold its pins until then, on our clock."""
+        self._landings.renewed(ids, lease_ends_at)
+
+    def source_replaced(self, source: WorkerId) -> list[DecodeEffect]:
+        """A new process has taken the source's name: a read that has not ended may find anything there."""
+        lost = WorkerLost(f"{source} restarted in the middle of a handoff")
+        return [effect for id in self._landings.unfinished(source) for effect in self.fail(id, lost)]
+
+    def commit_answer(self, id: AttemptId, valid: bool | None, now: float) -> list[DecodeEffect]:
+        """The source's word on an `AskCommit`; None when it could not be asked, and its leases have to prove it."""
         if not self._landings.ready(id):
             return []
-        if not valid:
-            return self.fail(id, LeaseEnded(f"{id}: prefill's pins were not held until the commit"))
-        return self._board(id, now)
+        if valid:
+            return self._board(id, Proof.PINS, now)
+        if valid is None and self._landings.proven(id):
+            return self._board(id, Proof.LEASE, now)
+        why = "were not held" if valid is False else "cannot be asked for, and no lease covers every read"
+        return self.fail(id, LeaseEnded(f"{id}: prefill's pins {why}"))
 
     def abort(self, id: AttemptId) -> list[DecodeEffect]:
         """Ends an attempt in whatever room it is. Idempotent, legal in every state."""
         self._scheduler.abort(id)
-        source = self._landings.abort(id, keep_landed=self._rules.digests)
+        source = self._landings.abort(id)
         return [] if source is None else [AbortHandoff(id, source)]
 
     def fail(self, id: AttemptId, error: BatonError) -> list[DecodeEffect]:
@@ -152,16 +165,17 @@ class Arrivals:
         if not self._landings.ready(id):
             return []
         if self._rules.digests:
-            return self._board(id, now)
+            return self._board(id, Proof.DIGESTS, now)
         landing = self._landings.get(id)
         return [] if landing is None or landing.source is None else [AskCommit(id, landing.source)]
 
-    def _board(self, id: AttemptId, now: float) -> list[DecodeEffect]:
+    def _board(self, id: AttemptId, proof: Proof, now: float) -> list[DecodeEffect]:
         boarding = self._landings.commit(id, now)
         self._scheduler.add(boarding)
         report = ReportLanded(
             id,
             source=boarding.source,
+            proof=proof,
             num_prompt_tokens=len(boarding.request.tokens),
             num_cached_tokens=boarding.prefix_len,
             num_bytes=boarding.num_bytes,

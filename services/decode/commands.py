@@ -67,11 +67,26 @@ class Pulled:
 
 
 @dataclass(frozen=True, slots=True)
+class LeasesRenewed:
+    """Prefill holds its pins for these until `lease_ends_at`, on this worker's clock, whatever happens."""
+
+    ids: tuple[AttemptId, ...]
+    lease_ends_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReplaced:
+    """Another process runs under a prefill worker's name: what is read there from now on is not what was published."""
+
+    source: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
 class CommitAnswered:
-    """Prefill's word on whether its pins held."""
+    """Prefill's word on whether its pins held; None: it could not be asked."""
 
     id: AttemptId
-    valid: bool
+    valid: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +118,8 @@ DecodeCommand = (
     | ChunkArrived
     | SealArrived
     | SourceLost
+    | SourceReplaced
+    | LeasesRenewed
     | Pulled
     | CommitAnswered
     | Abort

@@ -8,6 +8,7 @@ from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, WorkerId
 from baton.domain.request import FinishReason, OutputToken
 from baton.transfer.base import Pull
+from services.decode.evidence import Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,11 @@ class AbortHandoff:
 
 @dataclass(frozen=True, slots=True)
 class ReportLanded:
-    """The landing committed; figures for the client's router and the metrics."""
+    """The landing committed, by `proof`; figures for the client's router and the metrics."""
 
     id: AttemptId
     source: WorkerId
+    proof: Proof
     num_prompt_tokens: int
     num_cached_tokens: int
     num_bytes: int

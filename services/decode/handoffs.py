@@ -11,15 +11,24 @@ from dataclasses import dataclass
 
 import grpc
 
-from baton.domain.errors import BatonError, WorkerLost
+from baton.domain.errors import BatonError, LinkBroken, WorkerLost
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import SampledToken
+from baton.engine.intake import Intake
 from baton.engine.mailbox import Mailbox
+from baton.engine.observe import Clock
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
-from services.decode.commands import ChunkArrived, CommitAnswered, DecodeCommand, SealArrived, SourceLost
+from services.decode.commands import (
+    ChunkArrived,
+    CommitAnswered,
+    DecodeCommand,
+    LeasesRenewed,
+    SealArrived,
+    SourceLost,
+)
 from services.decode.landing import SealInfo
 from services.decode.links import Link, Links
 
@@ -41,7 +50,8 @@ class _Held:
 class Handoffs:
     """One task a followed handoff, one for all renewals, one a message that ends a handoff."""
 
-    def __init__(self, links: Links, mailbox: Mailbox[DecodeCommand], renew_interval_s: float) -> None:
+    def __init__(self, links: Links, mailbox: Mailbox[DecodeCommand], renew_interval_s: float, intake: Intake) -> None:
+        self._intake = intake
         self._links = links
         self._mailbox = mailbox
         self._renew_interval_s = renew_interval_s
@@ -65,7 +75,7 @@ class Handoffs:
             self._lost(id, codec.error_of(error))
 
     def commit(self, id: AttemptId, answer: bool) -> None:
-        """Tells the source that everything was read; with `answer` the engine hears what it said (V1)."""
+        """Tells the source that everything was read; with `answer` the engine hears what it said (V1), if anything."""
         held = self._held.pop(id, None)
         if held is not None:
             self._start(self._commit(id, held.link, answer))
@@ -103,6 +113,8 @@ class Handoffs:
                 self._mailbox.post(ChunkArrived(id, event.chunk.first_page, pages, digests))
             case "seal":
                 first = codec.decode_token(event.seal.first_token)
+                if not self._intake.is_token(first.token):
+                    return self._lost(id, LinkBroken(f"{id}: sealed with token {first.token}, which does not exist"))
                 token = SampledToken(first.token, first.logprobs)
                 finish = codec.decode_finish(event.seal.finish_reason)
                 self._mailbox.post(SealArrived(id, SealInfo(token, finish, event.seal.num_pages)))
@@ -119,7 +131,7 @@ class Handoffs:
 
     async def _commit(self, id: AttemptId, link: Link, answer: bool) -> None:
         request = handoff_pb2.CommitRequest(id=codec.encode_id(id), incarnation=link.record.prefill_incarnation)
-        valid = False
+        valid: bool | None = None
         try:
             reply = await self._links.stub(link).Commit(request, timeout=COMMIT_TIMEOUT_S)
             valid = reply.valid
@@ -141,11 +153,16 @@ class Handoffs:
             incarnation=link.record.prefill_incarnation,
             ids=[codec.encode_id(id) for id in ids],
         )
+        sent_at = Clock()
         try:
             reply = await self._links.stub(link).Renew(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             log.warning("renew_failed", prefill=link.record.prefill_id, why=str(codec.error_of(error)))
             return
-        for id in reply.ended:
-            if self._held.pop(codec.decode_id(id), None) is not None:
+        ended = {codec.decode_id(id) for id in reply.ended}
+        for id in ended:
+            if self._held.pop(id, None) is not None:
                 metrics.STALE_MESSAGES_TOTAL.labels("renew").inc()
+        held = tuple(id for id in ids if id not in ended)
+        if held and reply.HasField("lease_s"):
+            self._mailbox.post(LeasesRenewed(held, sent_at + reply.lease_s))

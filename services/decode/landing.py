@@ -7,10 +7,10 @@ A landing's life (the table is `baton.domain.handoff.LANDING_TABLE`):
 2. *bound*: the first `chunk` allocates the missing pages.
 3. *pulling*: published pages are read into ours, at most `max_window_pages` at a time. A page whose digest does not
    match is read once more, then the landing fails.
-4. *committed*: the seal is here and every page landed and matched (V3), or, without digests, prefill confirmed that its
-   pins held (V1). The row may board.
+4. *committed*: the seal is here, every page landed, and there is a proof (`services.decode.evidence`) that the bytes
+   were right. The row may board.
 5. A landing that ends before that is *draining* until its last read is over: only then are its pages given back. The
-   leading pages that landed and matched stay in the prefix cache, so a replay computes only the rest.
+   leading pages that are proven stay in the prefix cache, so that a replay moves only the rest.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from baton.kv.pages import Hold
 from baton.kv.radix import RadixCache
 from baton.kv.table import PageTable
 from baton.transfer.base import Pull, PullEvent, PullOutcome
+from services.decode.evidence import Evidence
 
 _MAX_REMEMBERED = 4096
 """Requests whose newest attempt is remembered, to refuse a message of an older one."""
@@ -100,7 +101,7 @@ class Landing:
     waiting: deque[Pull] = field(default_factory=deque)
     in_flight: dict[int, Pull] = field(default_factory=dict)
     num_tries: dict[PageId, int] = field(default_factory=dict)  # local page -> reads started
-    landed: set[PageId] = field(default_factory=set)
+    evidence: Evidence = field(default_factory=Evidence)
     num_announced: int = 0  # leading pages that are here already or were published
     seal: SealInfo | None = None
     sealed_at: float = 0.0
@@ -240,13 +241,28 @@ class LandingBook:
         landing.num_bytes += event.num_bytes
         if event.outcome is PullOutcome.FAILED:
             raise LinkBroken(f"{landing.id}: a read failed: {event.reason}")
-        self._book_landed(landing, event)
+        self._book_landed(landing, event, now)
         return self._start(landing, now)
 
     def ready(self, id: AttemptId) -> bool:
         """Whether the seal is here and every published page has landed."""
         landing = self._landings.get(id)
         return bool(landing and landing.seal and landing.request and not landing.waiting and not landing.in_flight)
+
+    def renewed(self, ids: Sequence[AttemptId], lease_ends_at: float) -> None:
+        """The source has granted these landings a lease, on our clock."""
+        for id in ids:
+            if (landing := self._landings.get(id)) is not None:
+                landing.evidence.renewed(lease_ends_at)
+
+    def proven(self, id: AttemptId) -> bool:
+        """Whether there is evidence for every page of a landing that is `ready`."""
+        landing = self._landings[id]
+        return self._num_proven_tokens(landing) == landing.num_tokens
+
+    def unfinished(self, source: WorkerId) -> list[AttemptId]:
+        """Landings that still have something to hear from a source or to read there."""
+        return [one.id for one in self._landings.values() if one.source == source and not self.ready(one.id)]
 
     def commit(self, id: AttemptId, now: float) -> Boarding:
         """Hands a validated landing over; it must be `ready`."""
@@ -263,11 +279,10 @@ class LandingBook:
             landing.num_bytes, landing.num_pages, pull_s, now - landing.sealed_at,
         )  # fmt: skip
 
-    def abort(self, id: AttemptId, keep_landed: bool) -> WorkerId | None:
+    def abort(self, id: AttemptId) -> WorkerId | None:
         """Ends a landing in any state; its pages go back when its last read is over. Idempotent.
 
-        `keep_landed`: digests matched, so the leading pages that landed may serve the cache. Returns the source that
-        should be told, if there is one.
+        The leading pages that are proven may serve the cache. Returns the source that should be told, if there is one.
         """
         landing = self._landings.pop(id, None)
         if landing is None:
@@ -276,8 +291,8 @@ class LandingBook:
         landing.num_reserved = 0
         landing.waiting.clear()
         landing.state = advance_landing(landing.state, LandingEvent.ABORT)
-        if keep_landed and landing.request is not None:
-            landing.table.settle(landing.request.tokens, self._num_validated_tokens(landing))
+        if landing.request is not None:
+            landing.table.settle(landing.request.tokens, self._num_proven_tokens(landing))
         landing.table.rehold(Hold.DRAINING)
         self._draining.append(landing)
         self._reap(landing)
@@ -336,12 +351,11 @@ class LandingBook:
             landing.first_pull_at = now
         return started
 
-    def _book_landed(self, landing: Landing, event: PullEvent) -> None:
+    def _book_landed(self, landing: Landing, event: PullEvent, now: float) -> None:
         corrupt = set(event.corrupt)
-        for i, page in enumerate(event.pull.local_pages):
-            if i not in corrupt:
-                landing.landed.add(page)
-        landing.num_pages += len(event.pull.local_pages) - len(corrupt)
+        landed = [page for i, page in enumerate(event.pull.local_pages) if i not in corrupt]
+        landing.evidence.read(landed, now, matched=event.pull.digests is not None)
+        landing.num_pages += len(landed)
         if event.outcome is not PullOutcome.CORRUPT:
             return
         again = [i for i in range(len(event.pull.local_pages)) if i in corrupt]
@@ -353,10 +367,10 @@ class LandingBook:
         digests = [event.pull.digests[i] for i in again]
         landing.waiting.appendleft(self._pull(landing, remote, local, digests))
 
-    def _num_validated_tokens(self, landing: Landing) -> int:
+    def _num_proven_tokens(self, landing: Landing) -> int:
         num_tokens = 0
         for i, page in enumerate(landing.table.pages):
-            if i * self._limits.page_size >= landing.prefix_len and page not in landing.landed:
+            if i * self._limits.page_size >= landing.prefix_len and not landing.evidence.proves(page):
                 break
             num_tokens += self._limits.page_size
         return min(num_tokens, landing.num_tokens)

@@ -16,6 +16,7 @@ import grpc
 
 from baton.domain.errors import BatonError, LinkBroken
 from baton.domain.ids import Incarnation, PageId, WorkerId
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole
 from baton.engine.mailbox import Mailbox
 from baton.engine.reply import Reply
@@ -29,7 +30,7 @@ from baton.telemetry.logs import get_logger
 from baton.transfer.base import SourceInfo
 from baton.transfer.probe import probe_bandwidth
 from baton.transfer.puller import ThreadedPuller
-from services.decode.commands import DecodeCommand, GivePages, TakePages
+from services.decode.commands import DecodeCommand, GivePages, SourceReplaced, TakePages
 
 log = get_logger()
 
@@ -68,6 +69,7 @@ class Links:
         puller: ThreadedPuller,
         mailbox: Mailbox[DecodeCommand],
         on_change: Callable[[], None],
+        trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:
         self._identity = identity
         self._registry = registry
@@ -75,8 +77,10 @@ class Links:
         self._puller = puller
         self._mailbox = mailbox
         self._on_change = on_change
+        self._trust = trust
         self._links: dict[WorkerId, Link] = {}
         self._failures: dict[WorkerId, str] = {}
+        self._known: dict[WorkerId, Incarnation] = {}  # whom the puller has last been connected to
 
     def get(self, id: WorkerId, incarnation: Incarnation) -> Link:
         """The link to exactly this process. Raises `LinkBroken` when there is none."""
@@ -87,17 +91,13 @@ class Links:
             )
         return link
 
-    def find(self, id: WorkerId) -> Link | None:
-        """The present link to a worker, of whatever incarnation."""
-        return self._links.get(id)
-
     def records(self) -> tuple[LinkRecord, ...]:
         """What is announced."""
         return tuple(link.record for link in self._links.values())
 
     def stub(self, link: Link) -> handoff_pb2_grpc.HandoffStub:
         """The peer's Handoff service."""
-        return handoff_pb2_grpc.HandoffStub(self._channels.get(link.address))
+        return handoff_pb2_grpc.HandoffStub(self._channels.get(link.address, link.record.prefill_incarnation))
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -129,6 +129,7 @@ class Links:
             self._drop(worker.id, "it restarted")
         try:
             source = await self._greet(worker)
+            self._announce_replacement(source)
             await asyncio.to_thread(self._puller.connect, source)
             num_bytes, seconds = await self._probe(source)
         except BatonError as error:
@@ -141,7 +142,16 @@ class Links:
         self._report_up(link)
         self._on_change()
 
+    def _announce_replacement(self, source: SourceInfo) -> None:
+        """Before the puller can read a new process's pages, landings from the old one end."""
+        id = source.worker_id
+        if self._known.setdefault(id, source.incarnation) != source.incarnation:
+            self._known[id] = source.incarnation
+            self._mailbox.post(SourceReplaced(id))
+
     async def _greet(self, worker: WorkerRecord) -> SourceInfo:
+        if not self._trust.vouches(worker):
+            raise LinkBroken(self._trust.complaint(worker))
         mine = self._identity
         hello = handoff_pb2.HelloRequest(
             worker_id=mine.worker_id,
@@ -151,16 +161,21 @@ class Links:
             model=mine.model,
             transports=[self._puller.transport],
         )
-        stub = handoff_pb2_grpc.HandoffStub(self._channels.get(worker.address))
+        stub = handoff_pb2_grpc.HandoffStub(self._channels.get(worker.address, worker.incarnation))
         try:
             reply = await stub.Hello(hello, timeout=HELLO_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise codec.error_of(error) from error
         if reply.WhichOneof("reply") != "offer":
             raise codec.decode_failure(reply.refused)
-        offer = reply.offer
+        return self._checked(reply.offer, worker)
+
+    def _checked(self, offer: handoff_pb2.LinkOffer, worker: WorkerRecord) -> SourceInfo:
+        """What the peer offers, if it is the one that was greeted. The puller checks what is about pages."""
+        if (offer.worker_id, offer.incarnation) != (worker.id, worker.incarnation):
+            raise LinkBroken(f"{worker.id} answered as another worker, {offer.worker_id[:120]!r}")
         return SourceInfo(
-            WorkerId(offer.worker_id), Incarnation(offer.incarnation), worker.address, offer.transport,
+            worker.id, worker.incarnation, worker.address, offer.transport,
             offer.metadata, offer.base_address, offer.num_pages, offer.page_bytes,
         )  # fmt: skip
 

@@ -26,15 +26,17 @@ from services.decode.commands import (
     CommitAnswered,
     DecodeCommand,
     GivePages,
+    LeasesRenewed,
     Pulled,
     SealArrived,
     SourceLost,
+    SourceReplaced,
     TakePages,
 )
 from services.decode.effects import (
-    ConfirmCommit,
     DecodeEffect,
     EmitTokens,
+    Fail,
     OutwardEffect,
     Preempted,
     ReportLanded,
@@ -128,13 +130,20 @@ class DecodeLoop:
                 return self._arrivals.sealed(id, seal, Clock())
             case SourceLost(id, error):
                 return self._arrivals.source_lost(id, error)
+            case SourceReplaced(source):
+                return self._arrivals.source_replaced(source)
+            case LeasesRenewed(ids, lease_ends_at):
+                self._arrivals.renewed(ids, lease_ends_at)
+                return []
             case Pulled(event):
                 if event.outcome is PullOutcome.CORRUPT:
                     metrics.INTEGRITY_FAILURES_TOTAL.labels("page_digest").inc(len(event.corrupt))
                 return self._arrivals.pulled(event, Clock())
             case CommitAnswered(id, valid):
-                metrics.COMMIT_TOTAL.labels("v1" if valid else "invalid").inc()
-                return self._arrivals.commit_answer(id, valid, Clock())
+                effects = self._arrivals.commit_answer(id, valid, Clock())
+                if any(isinstance(effect, Fail) for effect in effects):
+                    metrics.COMMIT_TOTAL.labels("invalid").inc()
+                return effects
             case Abort(id, reason):
                 return self._arrivals.fail(id, Cancelled(reason))
             case TakePages(num_pages, reply):
@@ -175,11 +184,10 @@ class DecodeLoop:
 
     def _count(self, effect: OutwardEffect) -> None:
         match effect:
-            case ConfirmCommit():
-                metrics.COMMIT_TOTAL.labels("v3").inc()
             case EmitTokens(_, tokens):
                 metrics.GENERATED_TOKENS_TOTAL.labels("decode").inc(len(tokens))
             case ReportLanded():
+                metrics.COMMIT_TOTAL.labels(effect.proof.value).inc()
                 metrics.PROMPT_TOKENS_TOTAL.labels("decode").inc(effect.num_prompt_tokens)
                 metrics.CACHED_TOKENS_TOTAL.labels("decode", "device").inc(effect.num_cached_tokens)
             case Preempted():

@@ -12,6 +12,7 @@ import grpc
 
 from baton.domain.errors import BatonError, DeadlineExceeded, Draining, InvalidRequest, Overloaded
 from baton.domain.ids import AttemptId, Incarnation, PageKey, PromiseId, WorkerId
+from baton.engine.intake import MAX_NAME_CHARS, Intake, read_duration, read_id
 from baton.engine.mailbox import Mailbox
 from baton.engine.reply import Reply
 from baton.engine.streams import Streams
@@ -42,6 +43,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         handoffs: Handoffs,
         is_draining: Callable[[], bool],
         max_promise_s: float,
+        intake: Intake,
     ) -> None:
         self._mailbox = mailbox
         self._streams = streams
@@ -49,6 +51,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self._handoffs = handoffs
         self._is_draining = is_draining
         self._max_promise_s = max_promise_s
+        self._intake = intake
 
     async def Promise(
         self, request: decode_pb2.PromiseRequest, context: grpc.aio.ServicerContext[object, object]
@@ -65,6 +68,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         """See decode.proto."""
         id = codec.decode_id(request.request.id)
         try:
+            claim = self._read(request)
             self._streams.open(id)
         except BatonError as error:
             yield _encode(Fail(id, error))
@@ -72,7 +76,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         ended = False
         watch: asyncio.Task[None] | None = None
         try:
-            watch = self._land(id, request)
+            watch = self._land(claim, Incarnation(request.prefill_incarnation))
             async for event in self._follow(id):
                 ended = event.HasField("failed") or event.tokens.finish_reason != 0
                 yield event
@@ -90,7 +94,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self, request: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> common_pb2.AbortReply:
         """See decode.proto."""
-        self._mailbox.post(Abort(codec.decode_id(request.id), request.reason))
+        self._mailbox.post(Abort(read_id(request.id), request.reason[:MAX_NAME_CHARS]))
         return common_pb2.AbortReply()
 
     async def _promise(self, request: decode_pb2.PromiseRequest) -> Promised | Busy:
@@ -98,21 +102,25 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             raise Draining("this decode worker is draining", retry_after_s=1.0)
         if not request.num_tokens or any(len(key) != KEY_BYTES for key in request.page_keys):
             raise InvalidRequest("a promise needs tokens, and page keys of 16 bytes")
+        id = read_id(request.id)
         reply: Reply[Promised | Busy] = Reply()
         keys = tuple(PageKey(key) for key in request.page_keys)
-        deadline_s = min(request.deadline_s, self._max_promise_s)
-        ask = AskPromise(codec.decode_id(request.id), request.num_tokens, keys, deadline_s, reply)
+        deadline_s = min(read_duration(request.deadline_s, "deadline_s"), self._max_promise_s)
+        ask = AskPromise(id, request.num_tokens, keys, deadline_s, reply)
         if not self._mailbox.offer(ask):
             raise Overloaded("this decode worker's mailbox is full", retry_after_s=1.0)
         return await reply.wait(ENGINE_TIMEOUT_S)
 
-    def _land(self, id: AttemptId, request: decode_pb2.GenerateRequest) -> asyncio.Task[None]:
+    def _read(self, request: decode_pb2.GenerateRequest) -> Claim:
+        deadline_s = read_duration(request.deadline_s, "deadline_s")
+        sequence = self._intake.sequence(request.request)
+        return Claim(PromiseId(request.promise_id), sequence, WorkerId(request.prefill_id), deadline_s)
+
+    def _land(self, claim: Claim, source: Incarnation) -> asyncio.Task[None]:
         """Claims the promise and starts to follow the handoff. Raises `LinkBroken`."""
-        source = WorkerId(request.prefill_id)
-        link = self._links.get(source, Incarnation(request.prefill_incarnation))
-        engine_request = codec.decode_request(request.request)
-        self._mailbox.post(Claim(PromiseId(request.promise_id), engine_request, source, request.deadline_s))
-        return asyncio.create_task(self._handoffs.follow(id, link))
+        link = self._links.get(claim.source, source)
+        self._mailbox.post(claim)
+        return asyncio.create_task(self._handoffs.follow(claim.request.id, link))
 
     async def _follow(self, id: AttemptId) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:
         while True:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
 
 import grpc
 
@@ -10,17 +11,16 @@ from baton import __version__
 from baton.domain.ids import Incarnation, WorkerId, new_incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.assembly import Engine, assemble
-from baton.engine.lifetime import Lifetime, open_book
+from baton.engine.drain import DrainServicer
+from baton.engine.lifetime import Premises, serve_worker
 from baton.engine.mailbox import Mailbox
 from baton.engine.presence import Presence
+from baton.engine.reception import Reception
 from baton.engine.streams import Streams
 from baton.engine.thread import EngineThread
-from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
-from baton.rpc.server import start_server
-from baton.rpc.shutdown import shutdown_event
+from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
+from baton.rpc.server import Entrance, start_server
 from baton.settings.model_source import model_name
-from baton.settings.ucx import prepare_environment
-from baton.state.base import StateBook
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.transfer.digest import digest_pages
@@ -46,37 +46,29 @@ WATCH_TIMEOUT_S = 60.0
 
 async def serve(settings: PrefillSettings) -> int:
     """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
-    prepare_environment({})
-    with shutdown_event() as stop:
-        engine = assemble(settings, num_host_pages=0)
-        async with AsyncExitStack() as stack:
-            book = await open_book(settings)
-            stack.push_async_callback(book.close)
-            lifetime = Lifetime(stop)
-            await _Worker(settings, engine, book, lifetime, stack).run()
-            return lifetime.exit_code
+    return await serve_worker(settings, lambda: assemble(settings, num_host_pages=0), partial(_Worker, settings))
 
 
 class _Worker:
-    """The rooms of one prefill worker. `stack` takes what has to be closed, in reverse order of its making."""
+    """The rooms of one prefill worker."""
 
-    def __init__(
-        self, settings: PrefillSettings, engine: Engine, book: StateBook, lifetime: Lifetime, stack: AsyncExitStack
-    ) -> None:
+    def __init__(self, settings: PrefillSettings, engine: Engine, premises: Premises) -> None:
         self._settings = settings
+        self._trust = premises.trust
         self._engine = engine
-        self._lifetime = lifetime
-        self._stack = stack
+        self._lifetime = lifetime = premises.lifetime
+        self._stack = stack = premises.stack
         self._id = WorkerId(settings.worker_id)
         self._incarnation: Incarnation = new_incarnation()
         self._model = model_name(settings.model)
         self._mailbox: Mailbox[PrefillCommand] = Mailbox(1024)
-        self._streams: Streams[StreamEvent] = Streams()
+        self._streams: Streams[StreamEvent] = Streams(on_empty=lifetime.idle)
         self._handoffs = HandoffLog()
         self._outbox = Outbox(self._handoffs, self._streams)
-        self._presence = Presence(book, self._record, settings.heartbeat_interval_s, lifetime.replaced)
+        self._presence = Presence(premises.book, self._record, settings.heartbeat_interval_s, lifetime.replaced)
         names = usable_transports(settings.transport.value)
-        self._sources = {name: make_source(name, self._id, self._incarnation, engine.memory) for name in names}
+        made_of = (self._id, self._incarnation, engine.memory, premises.trust)
+        self._sources = {name: make_source(name, *made_of) for name in names}
         for source in self._sources.values():
             stack.callback(source.close)
         self._loop = self._make_loop()
@@ -90,17 +82,21 @@ class _Worker:
         thread = EngineThread(self._loop, "baton-engine", self._lifetime.crashed)
         thread.start()
         stack.callback(thread.stop, ENGINE_STOP_S)
-        server = await start_server(settings.host, settings.port, self._register)
+        entrance = Entrance(self._incarnation, self._trust, Reception().turned)
+        server = await start_server(settings.host, settings.port, self._register, entrance)
         self._address = settings.advertised(server.port)
         log.info("prefill_serving", address=self._address, worker=self._id, transports=list(self._sources))
-        async with self._lifetime.background(self._presence.run()):
-            await self._lifetime.until_stopped()
-            drain = self._lifetime.drain(lambda: self._loop.num_requests, settings.drain_timeout_s)
-            self._presence.changed()
-            await drain
-            await server.stop(SERVER_GRACE_S)
-        await self._presence.leave()
+        await self._lifetime.live(
+            self._presence,
+            num_requests=self._num_requests,
+            drain_timeout_s=settings.drain_timeout_s,
+            close=partial(server.stop, SERVER_GRACE_S),
+        )
         log.info("prefill_stopped", exit_code=self._lifetime.exit_code)
+
+    def _num_requests(self) -> int:
+        """What a drain waits for: prompts, offers that decode has not committed, streams that a router follows."""
+        return max(self._loop.num_requests, len(self._streams))
 
     def _register(self, server: grpc.aio.Server) -> None:
         memory = self._engine.memory
@@ -114,16 +110,19 @@ class _Worker:
             num_pages=memory.num_pages,
             page_bytes=memory.page_bytes,
             watch_timeout_s=WATCH_TIMEOUT_S,
+            granted_lease_s=None if self._settings.digests else self._settings.source_lease_s,
         )
         streams = [source for source in self._sources.values() if isinstance(source, StreamSource)]
         read_pages = streams[0].read_pages if streams else None
         handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, read_pages)
-        prefill = PrefillServicer(self._mailbox, self._streams, lambda: self._lifetime.draining)
+        prefill = PrefillServicer(self._mailbox, self._streams, lambda: self._lifetime.draining, self._engine.intake)
+        drain = DrainServicer(self._incarnation, self._lifetime, self._num_requests)
+        worker_pb2_grpc.add_WorkerServicer_to_server(drain, server)
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
 
     def _record(self) -> WorkerRecord:
-        return WorkerRecord(
+        record = WorkerRecord(
             id=self._id,
             role=WorkerRole.PREFILL,
             incarnation=self._incarnation,
@@ -136,6 +135,7 @@ class _Worker:
             status=self._lifetime.status,
             load=self._loop.load(),
         )
+        return replace(record, badge=self._trust.badge(record))
 
     def _make_loop(self) -> PrefillLoop:
         settings, engine = self._settings, self._engine
@@ -146,7 +146,7 @@ class _Worker:
             max_chunking=settings.max_chunking_requests,
             max_pinned_pages=max(1, int(settings.pin_fraction * num_pages)),
         )
-        offers = OfferBook(engine.cache.pool, settings.source_lease_s)
+        offers = OfferBook(engine.cache.pool, settings.source_lease_s, grants_leases=not settings.digests)
         scheduler = PrefillScheduler(engine.cache, offers, limits)
         digest = (lambda pages: digest_pages(engine.memory, pages)) if settings.digests else None
         return PrefillLoop(

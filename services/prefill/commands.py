@@ -21,7 +21,15 @@ class AddPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Legal in every state; idempotent."""
+    """The attempt is over for its router. Legal in every state; idempotent."""
+
+    id: AttemptId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Decode gave the landing up and reads no more. Legal in every state; idempotent."""
 
     id: AttemptId
     reason: str
@@ -43,7 +51,7 @@ class Commit:
     reply: Reply[bool]
 
 
-PrefillCommand = AddPrompt | Abort | Renew | Commit
+PrefillCommand = AddPrompt | Abort | Release | Renew | Commit
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import grpc
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import AttemptId, Incarnation, WorkerId
 from baton.domain.request import OutputToken
+from baton.engine.intake import MAX_NAME_CHARS, read_id
 from baton.engine.mailbox import Mailbox
 from baton.engine.reply import Reply
 from baton.kv.geometry import describe_difference
@@ -23,7 +24,7 @@ from baton.rpc.version import PROTOCOL_VERSION
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.transfer.factory import choose_transport
-from services.prefill.commands import Abort, Announced, Commit, PrefillCommand, Renew
+from services.prefill.commands import Announced, Commit, PrefillCommand, Release, Renew
 from services.prefill.handoff_log import HandoffEvent, HandoffLog
 from services.prefill.scheduler import Seal
 
@@ -39,7 +40,10 @@ ReadPages = Callable[
 
 @dataclass(frozen=True, slots=True)
 class LinkTerms:
-    """What this worker is and offers; `transports`: name -> metadata that a puller needs, best first."""
+    """What this worker is and offers; `transports`: name -> metadata that a puller needs, best first.
+
+    `granted_lease_s`: how long a renewed lease holds whatever happens to the request; None: as long as it is wanted.
+    """
 
     worker_id: WorkerId
     incarnation: Incarnation
@@ -50,6 +54,7 @@ class LinkTerms:
     num_pages: int
     page_bytes: int
     watch_timeout_s: float
+    granted_lease_s: float | None = None
 
 
 class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
@@ -72,7 +77,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
             self._check_peer(request)
             transport = choose_transport(tuple(terms.transports), request.transports)
         except LinkBroken as error:
-            log.warning("link_refused", peer=request.worker_id, why=str(error))
+            log.warning("link_refused", peer=request.worker_id[:MAX_NAME_CHARS], why=str(error))
             return handoff_pb2.HelloReply(refused=codec.encode_failure(error))
         return handoff_pb2.HelloReply(
             offer=handoff_pb2.LinkOffer(
@@ -93,7 +98,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
         if request.incarnation != self._terms.incarnation:
             yield handoff_pb2.HandoffEvent(failed=codec.encode_failure(self._restarted("watch")))
             return
-        async for event in self._handoffs.follow(codec.decode_id(request.id), self._terms.watch_timeout_s):
+        async for event in self._handoffs.follow(read_id(request.id), self._terms.watch_timeout_s):
             yield _encode(event)
 
     async def Commit(
@@ -117,13 +122,13 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
         reply: Reply[list[AttemptId]] = Reply()
         self._mailbox.post(Renew(tuple(codec.decode_id(id) for id in request.ids), reply))
         ended = await reply.wait(ENGINE_TIMEOUT_S)
-        return handoff_pb2.RenewReply(ended=[codec.encode_id(id) for id in ended])
+        return handoff_pb2.RenewReply(ended=[codec.encode_id(id) for id in ended], lease_s=self._terms.granted_lease_s)
 
     async def Abort(
         self, request: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> common_pb2.AbortReply:
         """See handoff.proto."""
-        self._mailbox.post(Abort(codec.decode_id(request.id), request.reason))
+        self._mailbox.post(Release(read_id(request.id), request.reason[:MAX_NAME_CHARS]))
         return common_pb2.AbortReply()
 
     async def ReadPages(

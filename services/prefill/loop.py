@@ -16,7 +16,17 @@ from baton.engine.mailbox import Mailbox
 from baton.engine.observe import Clock, StepObserver
 from baton.kv.radix import RadixCache
 from baton.telemetry import metrics
-from services.prefill.commands import Abort, AddPrompt, Announced, Commit, Ended, PrefillCommand, PrefillEvent, Renew
+from services.prefill.commands import (
+    Abort,
+    AddPrompt,
+    Announced,
+    Commit,
+    Ended,
+    PrefillCommand,
+    PrefillEvent,
+    Release,
+    Renew,
+)
 from services.prefill.offers import OfferBook
 from services.prefill.scheduler import Fail, PrefillEffect, PrefillScheduler, PublishChunk, Seal
 
@@ -100,6 +110,8 @@ class PrefillLoop:
                     return [Fail(request.id, error)]
             case Abort(id, reason):
                 return [Ended(id, reason)] if self._scheduler.abort(id) else []
+            case Release(id, reason):
+                return [Ended(id, reason)] if self._scheduler.release(id) else []
             case Renew(ids, reply):
                 reply.send(self._offers.renew(ids, Clock()))
                 return []

@@ -5,11 +5,14 @@ An offer's life (the table is `baton.domain.handoff.SOURCE_TABLE`):
 1. `open` when the request is added: a newer attempt of the same request ends the older one (fencing).
 2. `publish` pins each finished chunk's pages; the lease runs from here and every `renew` starts it afresh.
 3. `seal` after the last chunk.
-4. It ends by `commit` (decode has everything), `abort`, or `expire` (nobody renewed): the pins are dropped at once.
-   Full pages stay in the radix cache, the partial tail goes back to the free list.
+4. It ends by `commit` (decode has everything), `release` (decode reads no more), `abort` (the attempt is over for its
+   router), or `expire` (nobody renewed): the pins are dropped at once. Full pages stay in the radix cache, the partial
+   tail goes back to the free list.
 
 `commit` answers valid iff the pins were held from every publish to that moment, which is exactly: the offer is still
-open. Time is an argument; the engine thread owns this.
+open. With `grants_leases` a renewal is more than a delay of the end: it lets decode trust what it reads until the lease
+is over without asking again (V2). An `abort` of a renewed offer then only *forsakes* it: its pins stay until decode's
+word, or the lease's end. Time is an argument; the engine thread owns this.
 """
 
 from __future__ import annotations
@@ -33,14 +36,20 @@ class _Offer:
     lease_ends_at: float | None = None  # None until the first publish
     state: SourceState = SourceState.PINNED
     pages: list[PageId] = field(default_factory=list)
+    renewed: bool = False
+
+    @property
+    def forsaken(self) -> bool:
+        return self.state is SourceState.FORSAKEN
 
 
 class OfferBook:
-    """All offers of one prefill worker."""
+    """All offers of one prefill worker. `grants_leases`: pages are not checked by digest, so leases must be kept."""
 
-    def __init__(self, pool: PagePool, lease_s: float) -> None:
+    def __init__(self, pool: PagePool, lease_s: float, grants_leases: bool = False) -> None:
         self._pool = pool
         self._lease_s = lease_s
+        self._grants_leases = grants_leases
         self._open: dict[AttemptId, _Offer] = {}
         self._ended: OrderedDict[AttemptId, SourceState] = OrderedDict()
         self._newest: OrderedDict[RequestId, int] = OrderedDict()
@@ -66,7 +75,9 @@ class OfferBook:
         return older if was_open else None
 
     def is_open(self, id: AttemptId) -> bool:
-        return id in self._open
+        """Whether decode may still commit it."""
+        offer = self._open.get(id)
+        return offer is not None and not offer.forsaken
 
     def publish(self, id: AttemptId, pages: Sequence[PageId], now: float) -> None:
         """Pins `pages` (which the caller still holds) for the offer and starts its lease if it does not run yet."""
@@ -87,11 +98,12 @@ class OfferBook:
         ended = []
         for id in ids:
             offer = self._open.get(id)
-            if offer is None:
+            if offer is None or offer.forsaken:
                 ended.append(id)
             elif offer.lease_ends_at is not None:
                 offer.state = advance_source(offer.state, SourceEvent.RENEW)
                 offer.lease_ends_at = now + self._lease_s
+                offer.renewed = True
         return ended
 
     def commit(self, id: AttemptId) -> bool:
@@ -99,13 +111,28 @@ class OfferBook:
         offer = self._open.get(id)
         if offer is None:
             return self._ended.get(id) is SourceState.COMMITTED
+        if offer.forsaken:
+            self._end(offer, SourceEvent.ABORT)
+            return False
         if offer.state is not SourceState.SEALED:
             return False
         self._end(offer, SourceEvent.COMMIT)
         return True
 
     def abort(self, id: AttemptId) -> bool:
-        """Unpins now; False when there was nothing to end. Legal in every state."""
+        """The attempt is over for its router: unpins now, unless decode was granted a lease. Idempotent; False when
+        there was nothing to end. Legal in every state."""
+        offer = self._open.get(id)
+        if offer is None or offer.forsaken:
+            return False
+        if self._grants_leases and offer.renewed:
+            offer.state = advance_source(offer.state, SourceEvent.FORSAKE)
+        else:
+            self._end(offer, SourceEvent.ABORT)
+        return True
+
+    def release(self, id: AttemptId) -> bool:
+        """Decode reads no more: unpins now. Idempotent; False when there was nothing to end. Legal in every state."""
         offer = self._open.get(id)
         if offer is not None:
             self._end(offer, SourceEvent.ABORT)

@@ -153,6 +153,11 @@ class PrefillScheduler:
         known = self._offers.abort(id)
         return self._forget(id) or known
 
+    def release(self, id: AttemptId) -> bool:
+        """`abort` by the decode worker, which reads no more: no lease has to be kept."""
+        known = self._offers.release(id)
+        return self._forget(id) or known
+
     def expire(self, now: float) -> list[PrefillEffect]:
         """Ends what has outlived its deadline or its lease."""
         effects: list[PrefillEffect] = []

@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, Callable
 
 import grpc
 
-from baton.domain.errors import BatonError, DeadlineExceeded, Draining, InvalidRequest, Overloaded
+from baton.domain.errors import BatonError, DeadlineExceeded, Draining, Overloaded
 from baton.domain.ids import AttemptId
 from baton.domain.request import OutputToken
+from baton.engine.intake import MAX_NAME_CHARS, Intake, read_duration, read_id
 from baton.engine.mailbox import Mailbox
 from baton.engine.streams import Streams
 from baton.rpc import codec
@@ -28,32 +29,36 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     """One stream a request; closing it before the seal aborts."""
 
     def __init__(
-        self, mailbox: Mailbox[PrefillCommand], streams: Streams[StreamEvent], is_draining: Callable[[], bool]
+        self,
+        mailbox: Mailbox[PrefillCommand],
+        streams: Streams[StreamEvent],
+        is_draining: Callable[[], bool],
+        intake: Intake,
     ) -> None:
         self._mailbox = mailbox
         self._streams = streams
         self._is_draining = is_draining
+        self._intake = intake
 
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
         """See prefill.proto."""
         try:
-            self._check(request)
-            id = codec.decode_id(request.request.id)
+            add = self._read(request)
+            id = add.request.id
             self._streams.open(id)
         except BatonError as error:
             yield _failed(error)
             return
         ended = False
         try:
-            add = AddPrompt(codec.decode_request(request.request), request.decode_prefix_len, request.deadline_s)
             if not self._mailbox.offer(add):
                 ended = True
                 yield _failed(Overloaded("this prefill worker's mailbox is full", retry_after_s=1.0))
                 return
             yield prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())
-            async for event in self._follow(id, request.deadline_s + GRACE_S):
+            async for event in self._follow(id, add.deadline_s + GRACE_S):
                 ended = not event.HasField("progress")
                 yield event
         finally:
@@ -65,7 +70,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self, request: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> common_pb2.AbortReply:
         """See prefill.proto."""
-        self._mailbox.post(Abort(codec.decode_id(request.id), request.reason))
+        self._mailbox.post(Abort(read_id(request.id), request.reason[:MAX_NAME_CHARS]))
         return common_pb2.AbortReply()
 
     async def _follow(self, id: AttemptId, timeout_s: float) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
@@ -78,11 +83,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             if not isinstance(event, Progress):
                 return
 
-    def _check(self, request: prefill_pb2.PrefillRequest) -> None:
+    def _read(self, request: prefill_pb2.PrefillRequest) -> AddPrompt:
         if self._is_draining():
             raise Draining("this prefill worker is draining", retry_after_s=1.0)
-        if not request.request.tokens:
-            raise InvalidRequest("an empty prompt has nothing to prefill")
+        deadline_s = read_duration(request.deadline_s, "deadline_s")
+        return AddPrompt(self._intake.prompt(request.request), request.decode_prefix_len, deadline_s)
 
 
 def _failed(error: BatonError) -> prefill_pb2.PrefillEvent:

@@ -51,9 +51,21 @@ class Ticket(Protocol):
     @property
     def job(self) -> GenerationJob: ...
 
+    def complete(self) -> None:
+        """The text is complete with what `run` has given (a stop string was met): closing it now is an end, not an
+        abort. No effect after the end."""
+        ...
+
 
 class Dispatcher(Protocol):
     """The router's lower half as its upper half sees it."""
+
+    def refuse_if_full(self, deadline_s: float) -> None:
+        """Raises `Overloaded` if a job of that deadline would not be taken now, however short its prompt.
+
+        Costs next to nothing: to be asked before a body is read, parsed and made into tokens.
+        """
+        ...
 
     def admit(self, job: GenerationJob) -> Ticket:
         """Takes the job or raises `Refused` (`Overloaded`, `NoWorkers`, `Draining`, `ContextOverflow`) at once."""

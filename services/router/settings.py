@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from baton.settings.groups import MIB, Count, Port, Seconds, ServiceSettings
 from baton.settings.model_source import model_name
+
+
+class EventIds(StrEnum):
+    """Which streams have event ids. Some OpenAI clients break on them."""
+
+    ASKED = "asked"
+    ALWAYS = "always"
 
 
 class RouterSettings(ServiceSettings):
@@ -29,7 +38,11 @@ class RouterSettings(ServiceSettings):
     """Most prompt tokens waiting at the door; more are answered 429."""
 
     max_running_requests: Count = 256
-    """Most requests given to workers at once."""
+    """Most requests given to workers at once; never more than their rows."""
+
+    max_ttft_s: Seconds = 60.0
+    """A request that would probably wait longer for its first token is answered 429; three quarters of what clients
+    stand for is a good value, since forecasts miss."""
 
     request_deadline_s: Seconds = 600.0
     """Longest life of a request, from admission to its last token."""
@@ -42,6 +55,12 @@ class RouterSettings(ServiceSettings):
 
     max_step_age_s: Seconds = 30.0
     """A worker whose engine has been in one step for longer is taken for dead."""
+
+    api_keys_file: Path | None = None
+    """File of API keys: a line for each, as `baton key` prints it; default: nobody is asked for one."""
+
+    event_ids: EventIds = EventIds.ASKED
+    """Whose events have ids, by which a client resumes: of clients that ask for `text/event-stream`, or all."""
 
     max_body_bytes: Annotated[int, Field(ge=1024, le=1024 * MIB)] = 4 * MIB
     """Largest HTTP request body."""

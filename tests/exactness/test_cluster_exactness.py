@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,10 +48,13 @@ def ask(cluster: Cluster, prompt: list[int], num_tokens: int = NUM_TOKENS) -> li
     return completion_tokens(answer)
 
 
-def assert_split(cluster: Cluster) -> None:
-    """Bytes really moved, nothing was computed twice, nothing is left behind."""
-    assert cluster.bytes_moved > 0
-    assert cluster.tokens_recomputed == 0
+@contextmanager
+def split(cluster: Cluster) -> Iterator[None]:
+    """In the block bytes really moved and nothing was computed twice; after it nothing is left behind."""
+    num_bytes, num_tokens = cluster.bytes_moved, cluster.tokens_recomputed
+    yield
+    assert cluster.bytes_moved > num_bytes
+    assert cluster.tokens_recomputed == num_tokens
     cluster.wait_pages_free(5.0)
 
 
@@ -76,25 +80,25 @@ def test_nixl_is_there() -> None:
 
 
 def test_prompts_of_every_shape(bundled: Cluster, bundled_reference: Reference) -> None:
-    for prompt in shaped_prompts(1):
-        assert ask(bundled, prompt) == bundled_reference.generate(prompt, NUM_TOKENS), f"{len(prompt)} tokens"
-    assert_split(bundled)
+    with split(bundled):
+        for prompt in shaped_prompts(1):
+            assert ask(bundled, prompt) == bundled_reference.generate(prompt, NUM_TOKENS), f"{len(prompt)} tokens"
 
 
 def test_a_second_time_from_the_caches(bundled: Cluster, bundled_reference: Reference) -> None:
     """The same prompts again: full pages come from the prefix cache on either side."""
     prompts = shaped_prompts(2)[5:]
     expected = [bundled_reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
-    assert [ask(bundled, prompt) for prompt in prompts] == expected
+    with split(bundled):
+        assert [ask(bundled, prompt) for prompt in prompts] == expected
     before = bundled.bytes_moved
-    for prompt, tokens in zip(prompts, expected, strict=True):
-        answer = bundled.complete(prompt, max_tokens=NUM_TOKENS, ignore_eos=True, return_token_ids=True)
-        assert completion_tokens(answer) == tokens
-        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-        assert cached == (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE
-    moved = bundled.bytes_moved - before
-    assert 0 < moved <= 2 * len(prompts) * bundled.page_bytes("decode-0")
-    assert_split(bundled)
+    with split(bundled):
+        for prompt, tokens in zip(prompts, expected, strict=True):
+            answer = bundled.complete(prompt, max_tokens=NUM_TOKENS, ignore_eos=True, return_token_ids=True)
+            assert completion_tokens(answer) == tokens
+            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached == (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE
+    assert bundled.bytes_moved - before <= 2 * len(prompts) * bundled.page_bytes("decode-0")
 
 
 def test_a_conversation_moves_only_what_is_new(bundled: Cluster, bundled_reference: Reference) -> None:
@@ -106,7 +110,8 @@ def test_a_conversation_moves_only_what_is_new(bundled: Cluster, bundled_referen
         assert answer == bundled_reference.generate(tokens, 2 * PAGE_SIZE)
         tokens = tokens + answer + random_prompt(rng, PAGE_SIZE)
     before = bundled.bytes_moved
-    ask(bundled, tokens)
+    with split(bundled):
+        ask(bundled, tokens)
     pages_of_prompt = len(tokens) // PAGE_SIZE
     assert bundled.bytes_moved - before < pages_of_prompt / 2 * bundled.page_bytes("decode-0")
 
@@ -114,10 +119,9 @@ def test_a_conversation_moves_only_what_is_new(bundled: Cluster, bundled_referen
 def test_32_at_once(bundled: Cluster, bundled_reference: Reference) -> None:
     rng = random.Random(4)
     prompts = [random_prompt(rng, rng.randrange(1, 90)) for _ in range(32)]
-    with ThreadPoolExecutor(32) as pool:
+    with split(bundled), ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(lambda prompt: ask(bundled, prompt), prompts))
     assert answers == [bundled_reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
-    assert_split(bundled)
 
 
 @pytest.mark.parametrize("transport", transports())
@@ -128,10 +132,9 @@ def test_forced_preemption(transport: str, tmp_path: Path, bundled_reference: Re
     num_tokens = 60
     tight = {"num-pages": 34, "max-rows": 8}
     with Cluster(tmp_path, transport=transport, flags=PAGES, prefill_flags=CHUNKS, decode_flags=tight) as cluster:
-        with ThreadPoolExecutor(6) as pool:
+        with split(cluster), ThreadPoolExecutor(6) as pool:
             answers = list(pool.map(lambda prompt: ask(cluster, prompt, num_tokens), prompts))
         assert cluster.metric("decode-0", "baton_preemptions_total") > 0
-        assert_split(cluster)
     assert answers == [bundled_reference.generate(prompt, num_tokens) for prompt in prompts]
 
 
@@ -143,10 +146,12 @@ def test_families(family: str, tmp_path: Path) -> None:
     choices = transports()
     transport = choices[RANDOM_FAMILIES.index(family) % len(choices)]
     prompts = shaped_prompts(6)
-    with Cluster(tmp_path, model=str(directory), transport=transport, flags=PAGES, prefill_flags=CHUNKS) as cluster:
-        with ThreadPoolExecutor(4) as pool:
-            answers = list(pool.map(lambda prompt: ask(cluster, prompt), prompts))
-        assert_split(cluster)
+    with (
+        Cluster(tmp_path, model=str(directory), transport=transport, flags=PAGES, prefill_flags=CHUNKS) as cluster,
+        split(cluster),
+        ThreadPoolExecutor(4) as pool,
+    ):
+        answers = list(pool.map(lambda prompt: ask(cluster, prompt), prompts))
     assert answers == [reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
 
 
@@ -168,7 +173,8 @@ _SAMPLED_BEFORE: dict[str, list[list[int]]] = {}
 
 def test_seeded_sampling_repeats(bundled: Cluster) -> None:
     """The same seed, the same tokens: in two runs, and over every transfer."""
-    first, second = sampled(bundled), sampled(bundled)
+    with split(bundled):
+        first, second = sampled(bundled), sampled(bundled)
     assert first == second
     assert first[0] != first[1], "choices of one request draw differently"
     _SAMPLED_BEFORE[bundled.transport] = first

@@ -22,6 +22,7 @@ class DoorMachine(RuleBasedStateMachine):
         self.running: list[Place] = []
         self.gone: list[Place] = []
         self.now = 0.0
+        self.num_places = LIMITS.max_running_requests
         self.retry_after_s = 0.0
 
     @rule(seconds=st.floats(0.0, 1000.0))
@@ -30,7 +31,7 @@ class DoorMachine(RuleBasedStateMachine):
 
     @rule(num_tokens=st.integers(1, 10))
     def admit(self, num_tokens: int) -> None:
-        starts_at_once = len(self.running) < LIMITS.max_running_requests
+        starts_at_once = len(self.running) < self.num_places
         fits = (
             len(self.waiting) < LIMITS.max_queued_requests
             and sum(place.num_tokens for place in self.waiting) + num_tokens <= LIMITS.max_queued_tokens
@@ -51,6 +52,15 @@ class DoorMachine(RuleBasedStateMachine):
             self.retry_after_s = refusal.retry_after_s or 0.0
             return None
 
+    @rule(num_rows=st.none() | st.integers(1, 4))
+    def workers_come_and_go(self, num_rows: int | None) -> None:
+        self.num_places = min(num_rows or 9, LIMITS.max_running_requests)
+        called = self.door.resize(num_rows, self.now)
+        free = max(0, self.num_places - len(self.running))
+        assert called == self.waiting[:free], "first come, first served"
+        self.running += called
+        del self.waiting[:free]
+
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def a_running_one_leaves(self, data: st.DataObject) -> None:
@@ -58,7 +68,8 @@ class DoorMachine(RuleBasedStateMachine):
         self.running.remove(place)
         self.gone.append(place)
         called = self.door.leave(place, self.now)
-        expected = self.waiting.pop(0) if self.waiting else None
+        is_free = len(self.running) < self.num_places
+        expected = self.waiting.pop(0) if self.waiting and is_free else None
         assert called == expected, "first come, first served"
         if called is not None:
             self.running.append(called)
@@ -87,7 +98,7 @@ class DoorMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_without_need(self) -> None:
-        assert not self.waiting or len(self.running) == LIMITS.max_running_requests
+        assert not self.waiting or len(self.running) >= self.num_places
 
 
 DoorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -20,6 +20,7 @@ from services.router.dispatch.admission import DoorLimits
 from services.router.dispatch.booking import BookingLimits
 from services.router.dispatch.dispatcher import DispatchLimits, Identity, TokenDispatcher
 from services.router.dispatch.fleet import Fleet, FleetLimits
+from services.router.dispatch.quarantine import RestLimits
 from services.router.generation import GenerationChunk, GenerationJob
 from tests.mock_workers import (
     MODEL,
@@ -36,7 +37,8 @@ LIMITS = DispatchLimits(
     booking=BookingLimits(promise_timeout_s=2.0, patience_s=0.3),
     max_attempts=3,
 )
-FLEET_LIMITS = FleetLimits(worker_ttl_s=0.5, heartbeat_interval_s=0.05, max_step_age_s=30.0)
+SHORT_RESTS = RestLimits(first_s=0.05, longest_s=0.2, excused_s=0.0)
+FLEET_LIMITS = FleetLimits(worker_ttl_s=0.5, heartbeat_interval_s=0.05, max_step_age_s=30.0, link_rest=SHORT_RESTS)
 ONE_AT_A_TIME = replace(LIMITS, door=DoorLimits(1, 2, 25))
 
 
@@ -89,6 +91,7 @@ async def world(
     decode: Sequence[Sequence[At]] = ((),),
     limits: DispatchLimits = LIMITS,
     linked: bool = True,
+    fleet_limits: FleetLimits = FLEET_LIMITS,
 ) -> AsyncIterator[World]:
     book = MemoryBook(BookOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
     cluster = MockCluster(
@@ -98,7 +101,7 @@ async def world(
         num_probe_bytes=4096 if linked else 0,
     )
     channels, diary = Channels(), Diary()
-    fleet = Fleet(book, channels, MODEL, FLEET_LIMITS)
+    fleet = Fleet(book, channels, MODEL, fleet_limits)
     aborts = Aborts(fleet)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(book.close)

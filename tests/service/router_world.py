@@ -17,8 +17,10 @@ from openai import AsyncOpenAI
 
 from baton.domain.ids import RequestId
 from services.router.api.fake_dispatcher import FakeDispatcher, Script, one_by_one
+from services.router.api.front import ApiLimits
 from services.router.api.observer import Outcome
-from services.router.api.routes import ApiLimits, make_app
+from services.router.api.routes import make_app
+from services.router.api.wire import BoundedProtocol
 from tests.unit.router_text.worlds import bundled
 
 MODEL = "tiny"
@@ -139,7 +141,7 @@ async def router(script: Script, **limits) -> AsyncIterator[World]:
     bounds = ApiLimits(**{"model_name": MODEL, "max_model_len": 256, "request_deadline_s": TIMEOUT_S, **limits})
     app = make_app(bundled(), dispatcher, lambda: readiness[-1], bounds, observer)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = _Server(uvicorn.Config(app, lifespan="off", ws="none", log_config=None))
+    server = _Server(uvicorn.Config(app, http=BoundedProtocol, lifespan="off", ws="none", log_config=None))
     serving = asyncio.create_task(server.serve([listener]))
     base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:

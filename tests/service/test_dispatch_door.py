@@ -57,7 +57,7 @@ async def test_the_deadline_counts_in_the_queue_as_well():
         first = asyncio.create_task(w.generate(job("first")))
         await w.prefill.reached(Phase.SEAL)
         with pytest.raises(DeadlineExceeded):
-            await w.generate(job("second", deadline_s=0.1))
+            await w.generate(job("second", deadline_s=1.0))
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
 

@@ -128,7 +128,7 @@ async def test_logprobs_in_both_shapes():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_stop_string_across_tokens_aborts_and_stops(stream: bool):
+async def test_a_stop_string_across_tokens_is_an_end_and_no_abort(stream: bool):
     async with router(says(FOX, finish=FinishReason.LENGTH)) as world:
         response = await world.chat(stop=["wn 🦊 j"], stream=stream)
         if stream:
@@ -138,7 +138,8 @@ async def test_a_stop_string_across_tokens_aborts_and_stops(stream: bool):
         else:
             choice = response.json()["choices"][0]
             assert (choice["message"]["content"], choice["finish_reason"]) == ("The quick bro", "stop")
-        await world.dispatcher.until(lambda d: len(d.aborted) == 1)
+        await world.dispatcher.until(lambda d: len(d.finished) == 1)
+        assert world.dispatcher.aborted == []
         assert world.observer.endings == [("finished", "stop")]
 
 
@@ -152,7 +153,9 @@ async def test_events_on_the_wire():
         *events, rest = response.text.split("\n\n")
         assert rest == ""
         [job] = world.dispatcher.admitted
-        assert [event.split("\n")[0] for event in events] == [f"id: {job.id}:{i}" for i in range(len(events))]
+        num_tokens = len(events) - 1
+        ids = [*(f"id: {job.id}:{i}" for i in range(1, num_tokens + 1)), f"id: {job.id}:{num_tokens}+1"]
+        assert [event.split("\n")[0] for event in events] == ids
         assert events[-1].endswith("data: [DONE]")
 
 

@@ -140,6 +140,8 @@ async def test_a_dispatcher_that_forgets_its_deadline_is_not_waited_for(monkeypa
         (b'{"model": "\\ud800"}', "not valid JSON"),
         (b'{"seed": ' + b"1" * 5000 + b"}", "must be|not valid JSON"),
         (b"[" * 100_000, "nested too deeply"),
+        (b'{"metadata": ' + b"[" * 64 + b"]" * 64 + b"}", "nested too deeply"),
+        (b'{"metadata": ' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"}", "nested too deeply"),
         (b"[]", "must be a JSON object"),
         (b'"' + b"x" * 5000 + b'"', "must be a JSON object"),
         (b"{}", "model: must be"),
@@ -187,6 +189,31 @@ async def test_large_bodies_are_validated_too():
         body: dict[str, Any] = {"user": "x" * 100_000}
         assert (await world.complete(**body)).status_code == 200
         assert error_of(await world.complete(**body, temperature=9))["param"] == "temperature"
+
+
+async def test_some_nesting_is_taken():
+    deep: Any = "x"
+    for _ in range(31):
+        deep = [{"a": deep}]
+    async with router(says("hi")) as world:
+        assert (await world.complete(metadata=deep)).status_code == 200  # 63 levels, one of them the body's own
+        assert (await world.complete(metadata=[[deep]])).status_code == 400
+
+
+@pytest.mark.parametrize("char", ["x", "\U00010348", "\x1b", '"'])
+async def test_errors_are_small_in_bytes_too(char: str):
+    """What is printed as it is may have four bytes a character, what is not may have six characters in JSON."""
+    async with router(says("hi")) as world:
+        messages = [{"role": char * 1000, "content": {char * 1000: 5}} for _ in range(20)]
+        for response in (
+            await world.chat(messages=messages),
+            await world.chat(messages=messages, temperature=char * 5000, stop=char * 300),
+            await world.chat(model=char * 5000),
+            await world.http.get("/v1/models/" + "%F0%90%8D%88" * 2000),
+        ):
+            assert response.status_code in (400, 404)
+            assert len(response.content) < 8 * 1024
+            error_of(response)
 
 
 async def test_failing_scripts_are_what_they_say():

@@ -1,4 +1,4 @@
-"""The answers of /v1/chat/completions, whole and in chunks. `routes` makes one shape a call and `delivery` fills it."""
+"""The answers of /v1/chat/completions, whole and in chunks. `reader` makes one shape a call; `delivery` fills it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from services.router.api.calls import ValidChat
-from services.router.api.delivery import WholeChoice
 from services.router.api.logprobs import chat_logprobs, token_ids
 from services.router.api.schemas import (
     ChatChoice,
@@ -19,6 +18,7 @@ from services.router.api.schemas import (
     ChatMessage,
     Usage,
 )
+from services.router.api.shape import WholeChoice
 from services.router.text.choice_text import TokenEvent
 from services.router.text.model import TextModel
 

@@ -1,4 +1,4 @@
-"""The answers of /v1/completions, whole and in parts. `routes` makes one shape a call and `delivery` fills it."""
+"""The answers of /v1/completions, whole and in parts. `reader` makes one shape a call; `delivery` fills it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from msgspec import UnsetType
 
 from services.router.api.calls import ValidCompletion
-from services.router.api.delivery import WholeChoice
 from services.router.api.logprobs import completion_logprobs, token_ids
 from services.router.api.schemas import Completion, CompletionChoice, Usage
+from services.router.api.shape import WholeChoice
 from services.router.text.choice_text import TokenEvent
 from services.router.text.model import TextModel
 

@@ -18,6 +18,7 @@ from baton.telemetry import metrics
 from services.router.api.http_errors import reply_to
 
 MAX_REQUEST_ID_CHARS = 128
+MAX_LOGGED_CHARS = 256
 
 _UNWANTED = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 
@@ -36,7 +37,7 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         arrived_s = time.perf_counter()
-        request_id = sanitised(Headers(scope=scope).get("x-request-id", "")) or secrets.token_hex(16)
+        request_id = sanitised(Headers(scope=scope).get("x-request-id", "")) or new_request_id()
         started = False
 
         async def send_enveloped(message: Message) -> None:
@@ -53,7 +54,7 @@ class Envelope:
             try:
                 await self._app(scope, receive, send_enveloped)
             except Exception as error:
-                log.exception("request_failed", path=scope["path"])
+                log.exception("request_failed", path=scope["path"][:MAX_LOGGED_CHARS])
                 if not started:
                     await reply_to(error).response()(scope, receive, send_enveloped)
 
@@ -62,6 +63,11 @@ def _route(scope: Scope) -> str:
     """The path as declared, so that clients cannot invent label values."""
     route = scope.get("route")
     return route.path if isinstance(route, Route) else "none"
+
+
+def new_request_id() -> str:
+    """For a client that sends none."""
+    return secrets.token_hex(16)
 
 
 def sanitised(request_id: str) -> str:

@@ -41,19 +41,28 @@ Act = Say | Hold | Fail
 Script = Callable[[GenerationJob], Sequence[Act]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class FakeTicket:
-    """A place at the fake's door."""
+    """A place at the fake's door; `completed`: its text ended before its tokens did."""
 
     job: GenerationJob
+    completed: bool = False
+
+    def complete(self) -> None:
+        """See `Ticket`."""
+        self.completed = True
 
 
 @dataclass(slots=True)
 class FakeDispatcher:
-    """Plays `script` for every job. `refusals`: errors for the next admissions, None where one is admitted."""
+    """Plays `script` for every job. `refusals`: errors for the next admissions, None where one is admitted.
+
+    `fullness`: what everybody hears who asks whether there is room at all.
+    """
 
     script: Script
     refusals: list[Refused | None] = field(default_factory=list)
+    fullness: Refused | None = None
     admitted: list[GenerationJob] = field(default_factory=list)
     released: list[RequestId] = field(default_factory=list)
     started: list[RequestId] = field(default_factory=list)
@@ -61,6 +70,11 @@ class FakeDispatcher:
     finished: list[RequestId] = field(default_factory=list)
     held: set[Ticket] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def refuse_if_full(self, deadline_s: float) -> None:
+        """Raises `fullness`."""
+        if self.fullness is not None:
+            raise self.fullness
 
     def admit(self, job: GenerationJob) -> Ticket:
         """Takes the job, or raises the next of `refusals`."""
@@ -82,7 +96,7 @@ class FakeDispatcher:
             self.changed.set()
 
     async def run(self, ticket: Ticket) -> AsyncGenerator[GenerationChunk, None]:
-        """Plays the script. What ends it before a `finish`, but for its own failure, is an abort."""
+        """Plays the script. What ends it before a `finish`, but for its own failure or `complete`, is an abort."""
         id = ticket.job.id
         if ticket not in self.held or id in self.started:
             raise Broken(f"{id} may be run once")
@@ -102,7 +116,7 @@ class FakeDispatcher:
                         raise error
         finally:
             self.held.remove(ticket)
-            ended.append(id)
+            (self.finished if isinstance(ticket, FakeTicket) and ticket.completed else ended).append(id)
             self.changed.set()
 
     async def until(self, condition: Callable[[FakeDispatcher], bool], timeout_s: float = 5.0) -> None:

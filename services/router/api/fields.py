@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TypeGuard
 
 from baton.domain.errors import InvalidRequest
+from services.router.api.bounds import Integers, Numbers
 
 MAX_PROBLEMS = 10
 MAX_INPUT_CHARS = 200
@@ -64,24 +65,24 @@ class Fields:
         """Adds the problem that the field is something else."""
         self.note(name, f"must be {expectation}, not {shown(self._values.get(name))}")
 
-    def number(self, name: str, default: float, low: float, high: float, *, above_low: bool = False) -> float:
-        """A number in [low, high], or (low, high] with `above_low`."""
+    def number(self, name: str, default: float, numbers: Numbers) -> float:
+        """One of `numbers`."""
         value = self._values.get(name)
         if value is None:
             return default
-        if is_number(value) and low <= value <= high and not (above_low and value == low):
+        if is_number(value) and value in numbers:
             return float(value)
-        self.expected(name, f"a number in {'(' if above_low else '['}{low:g}, {high:g}]")
+        self.expected(name, str(numbers))
         return default
 
-    def integer(self, name: str, low: int, high: int) -> int | None:
-        """An integer in [low, high]; None when absent."""
+    def integer(self, name: str, integers: Integers) -> int | None:
+        """One of `integers`; None when absent."""
         value = self._values.get(name)
         if value is None:
             return None
-        if is_integer(value) and low <= value <= high:
+        if is_integer(value) and value in integers:
             return value
-        self.expected(name, f"an integer in [{low}, {high}]")
+        self.expected(name, str(integers))
         return None
 
     def flag(self, name: str, default: bool) -> bool:

@@ -31,7 +31,7 @@ from baton.domain.errors import (
 from services.router.api.schemas import ErrorBody, ErrorEnvelope
 
 MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 1, 120
-MAX_MESSAGE_CHARS = 4096
+MAX_MESSAGE_BYTES = 4096
 
 
 class BodyTooLarge(InvalidRequest):
@@ -50,6 +50,36 @@ class UnsupportedContentType(InvalidRequest):
     """The body is said not to be JSON."""
 
     code = "unsupported_content_type"
+
+
+class MalformedHttp(InvalidRequest):
+    """The bytes on the connection are no HTTP request."""
+
+    code = "malformed_http"
+
+
+class HeadTooLarge(InvalidRequest):
+    """More bytes of request line and headers than a request may have."""
+
+    code = "head_too_large"
+
+
+class HeadTooSlow(InvalidRequest):
+    """Request line and headers did not arrive in time."""
+
+    code = "head_timeout"
+
+
+class InvalidApiKey(Refused):
+    """No key, or one that is nobody's."""
+
+    code = "invalid_api_key"
+
+
+class RequestNotFound(InvalidRequest):
+    """No such request here; another tenant's is as unknown as any."""
+
+    code = "request_not_found"
 
 
 class NotReady(NoWorkers):
@@ -81,6 +111,7 @@ class _Kind:
     type: str
     can_retry: bool = False
     closes: bool = False
+    wants_key: bool = False
 
 
 _INTERNAL = _Kind(500, "server_error")
@@ -91,8 +122,13 @@ _KINDS: dict[type[BatonError], _Kind] = {
     ContextOverflow: _Kind(400, "invalid_request_error"),
     BodyTooLarge: _Kind(413, "invalid_request_error"),  # closing now would reset the client before it reads this
     BodyTooSlow: _Kind(408, "invalid_request_error", closes=True),
+    MalformedHttp: _Kind(400, "invalid_request_error", closes=True),
+    HeadTooLarge: _Kind(431, "invalid_request_error", closes=True),
+    HeadTooSlow: _Kind(408, "invalid_request_error", closes=True),
     UnsupportedContentType: _Kind(415, "invalid_request_error"),
+    InvalidApiKey: _Kind(401, "invalid_request_error", wants_key=True),
     ModelNotFound: _Kind(404, "invalid_request_error"),
+    RequestNotFound: _Kind(404, "invalid_request_error"),
     Overloaded: _Kind(429, "rate_limit_error", can_retry=True),
     NoWorkers: _Kind(503, "service_unavailable_error", can_retry=True),
     Draining: _Kind(503, "service_unavailable_error", can_retry=True),
@@ -114,7 +150,7 @@ def reply_to(error: BaseException) -> ErrorReply:
     if kind is _INTERNAL or not isinstance(error, BatonError):
         return ErrorReply(500, ErrorBody("internal error", "server_error", None, "internal_error"))
     param = error.param if isinstance(error, Refused) else None
-    body = ErrorBody(str(error)[:MAX_MESSAGE_CHARS] or error.code, kind.type, param, error.code)
+    body = ErrorBody(_bounded(str(error)) or error.code, kind.type, param, error.code)
     return ErrorReply(kind.status, body, _headers(kind, error))
 
 
@@ -125,10 +161,17 @@ def is_bug(error: BaseException) -> bool:
 
 def _headers(kind: _Kind, error: BatonError) -> dict[str, str]:
     headers = {"connection": "close"} if kind.closes else {}
+    if kind.wants_key:
+        headers["www-authenticate"] = "Bearer"
     if kind.can_retry:
         after_s = error.retry_after_s if isinstance(error, Refused) else None
         headers["retry-after"] = str(_clamped(after_s))
     return headers
+
+
+def _bounded(message: str) -> str:
+    """At most `MAX_MESSAGE_BYTES` of it, and nothing that UTF-8 cannot say."""
+    return message.encode("utf-8", "replace")[:MAX_MESSAGE_BYTES].decode("utf-8", "ignore")
 
 
 def _clamped(retry_after_s: float | None) -> int:

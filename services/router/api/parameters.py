@@ -5,23 +5,26 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from baton.domain.request import SamplingParams
+from services.router.api.bounds import (
+    INT64_MIN,
+    INTEGERS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    NOT_YET,
+    NUMBERS,
+    STREAM_FLAGS,
+    Integers,
+)
 from services.router.api.calls import Streaming
 from services.router.api.fields import Fields, is_integer, is_number, shown
 from services.router.text.sampling_defaults import SamplingDefaults
-
-MAX_CHOICES = 16
-MAX_STOPS = 16
-MAX_STOP_CHARS = 256
-MAX_LOGIT_BIASES = 1024
-MAX_LOGIT_BIAS = 100.0
-MAX_TOP_LOGPROBS = 20
-INT32_MAX = 2**31 - 1
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-
-_NOT_YET = ("tools", "functions", "function_call", "structured_outputs", "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +37,19 @@ class Length:
 
 def read_sampling(fields: Fields, vocab_size: int, logprobs: int | None, defaults: SamplingDefaults) -> SamplingParams:
     """Everything but the seed, which differs between choices; what the client leaves out is the model's default."""
-    top_k = fields.integer("top_k", -1, INT32_MAX)
+    top_k = fields.integer("top_k", INTEGERS["top_k"])
+
+    def number(name: str, default: float) -> float:
+        return fields.number(name, default, NUMBERS[name])
+
     return SamplingParams(
-        temperature=fields.number("temperature", defaults.temperature, 0.0, 2.0),
+        temperature=number("temperature", defaults.temperature),
         top_k=min(max(defaults.top_k if top_k is None else top_k, 0), vocab_size),
-        top_p=fields.number("top_p", defaults.top_p, 0.0, 1.0, above_low=True),
-        min_p=fields.number("min_p", defaults.min_p, 0.0, 1.0),
-        presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
-        frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
-        repetition_penalty=fields.number("repetition_penalty", defaults.repetition_penalty, 0.0, 2.0, above_low=True),
+        top_p=number("top_p", defaults.top_p),
+        min_p=number("min_p", defaults.min_p),
+        presence_penalty=number("presence_penalty", 0.0),
+        frequency_penalty=number("frequency_penalty", 0.0),
+        repetition_penalty=number("repetition_penalty", defaults.repetition_penalty),
         logit_bias=_read_logit_bias(fields, vocab_size),
         logprobs=logprobs,
     )
@@ -50,7 +57,7 @@ def read_sampling(fields: Fields, vocab_size: int, logprobs: int | None, default
 
 def read_seed(fields: Fields) -> int | None:
     """The client's seed, an int64."""
-    return fields.integer("seed", INT64_MIN, INT64_MAX)
+    return fields.integer("seed", INTEGERS["seed"])
 
 
 def seed_of_choice(seed: int, choice: int) -> int:
@@ -60,18 +67,18 @@ def seed_of_choice(seed: int, choice: int) -> int:
 
 def read_num_choices(fields: Fields) -> int:
     """`n`; `best_of` may only repeat it."""
-    num_choices = fields.integer("n", 1, MAX_CHOICES) or 1
+    num_choices = fields.integer("n", INTEGERS["n"]) or 1
     if fields.has("best_of") and fields.raw("best_of") != num_choices:
         fields.note("best_of", f"must equal n ({num_choices}), not {shown(fields.raw('best_of'))}")
     return num_choices
 
 
-def read_length(fields: Fields, *, least_tokens: int) -> Length:
+def read_length(fields: Fields, allowed: Integers) -> Length:
     """`max_completion_tokens`, or the older `max_tokens`; and `min_tokens`."""
-    older = fields.integer("max_tokens", least_tokens, INT32_MAX)
-    newer = fields.integer("max_completion_tokens", least_tokens, INT32_MAX)
+    older = fields.integer("max_tokens", allowed)
+    newer = fields.integer("max_completion_tokens", allowed)
     max_tokens = older if newer is None else newer
-    min_tokens = fields.integer("min_tokens", 0, INT32_MAX) or 0
+    min_tokens = fields.integer("min_tokens", INTEGERS["min_tokens"]) or 0
     if max_tokens is not None and min_tokens > max_tokens:
         fields.note("min_tokens", f"must not be over max_tokens ({max_tokens}), not {min_tokens}")
     return Length(max_tokens, min_tokens)
@@ -97,8 +104,12 @@ def read_stop_token_ids(fields: Fields, vocab_size: int) -> frozenset[int]:
     value = fields.raw("stop_token_ids")
     if value is None:
         return frozenset()
-    if not isinstance(value, list) or not all(is_integer(token) and 0 <= token < vocab_size for token in value):
-        fields.expected("stop_token_ids", f"a list of token ids in [0, {vocab_size})")
+    if (
+        not isinstance(value, list)
+        or len(value) > MAX_STOP_TOKEN_IDS
+        or not all(is_integer(token) and 0 <= token < vocab_size for token in value)
+    ):
+        fields.expected("stop_token_ids", f"a list of at most {MAX_STOP_TOKEN_IDS} token ids in [0, {vocab_size})")
         return frozenset()
     return frozenset(value)
 
@@ -111,18 +122,26 @@ def read_streaming(fields: Fields) -> Streaming | None:
         return Streaming() if stream else None
     if not stream:
         fields.note("stream_options", "needs stream: true")
-    continuous = options.flag("continuous_usage_stats", False)
-    return Streaming(options.flag("include_usage", False), continuous) if stream else None
+    include_usage, continuous_usage = (options.flag(name, False) for name in STREAM_FLAGS)
+    return Streaming(include_usage, continuous_usage) if stream else None
 
 
-def read_salt(fields: Fields) -> str:
-    """Requests with different salts share no cached page. The default is shared by all who give none."""
-    return fields.string("cache_salt") or ""
+def read_salt(fields: Fields, tenant: str) -> str:
+    """Requests with different salts share no cached page.
+
+    The client's `cache_salt` divides its tenant's requests; a digest over both keeps tenants apart whatever a client
+    sends. Without keys (tenant "") and `cache_salt` all share one cache.
+    """
+    wanted = fields.string("cache_salt") or ""
+    if not tenant and not wanted:
+        return ""
+    parts = (str(len(tenant)).encode(), tenant.encode(), wanted.encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def read_ignored(fields: Fields) -> None:
     """What is checked although nothing depends on it yet, and what is refused because an answer would be wrong."""
-    fields.integer("priority", -INT32_MAX, INT32_MAX)
+    fields.integer("priority", INTEGERS["priority"])
     fields.string("prompt_cache_key")
     _refuse_tools(fields)
     response_format = fields.mapping("response_format")
@@ -138,7 +157,7 @@ def _refuse_tools(fields: Fields) -> None:
     if fields.raw("tools") == []:
         fields.note("tools", "must not be an empty list")
         return
-    for name in _NOT_YET:
+    for name in NOT_YET:
         if fields.has(name):
             fields.note(name, "is not supported yet")
     if fields.has("tool_choice") and not fields.has("tools"):
@@ -153,10 +172,12 @@ def _read_logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float]
     if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIASES:
         fields.expected("logit_bias", f"an object of at most {MAX_LOGIT_BIASES} entries")
         return ()
-    biases = []
+    biases: dict[int, float] = {}
     for key, bias in value.items():
         if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size and is_number(bias)):
             fields.note("logit_bias", f"must map token ids in [0, {vocab_size}) to numbers, not {shown({key: bias})}")
             return ()
-        biases.append((int(key), min(max(float(bias), -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS)))
-    return tuple(sorted(biases))
+        biases[int(key)] = float(
+            min(max(bias, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS)
+        )  # an integer may be too large for a float
+    return tuple(sorted(biases.items()))

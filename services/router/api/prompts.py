@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
+from services.router.api.bounds import MAX_MESSAGES, MAX_PARTS, MAX_PROMPTS, MAX_TOOL_CALLS, ROLES
 from services.router.api.fields import Fields, is_integer, shown
 from services.router.text.chat_template import Message
-
-MAX_PROMPTS = 256
-MAX_MESSAGES = 4096
-
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 Prompt = str | tuple[int, ...]
 """Text, or token ids."""
@@ -29,12 +25,30 @@ def _read_message(fields: Fields, index: int, entry: object) -> Message:
         fields.note(at, f"must be an object, not {shown(entry)}")
         return {}
     message = Fields(entry, fields.problems, f"{at}.")
-    if message.raw("role") not in _ROLES:
-        message.expected("role", f"one of {', '.join(_ROLES)}")
+    if message.raw("role") not in ROLES:
+        message.expected("role", f"one of {', '.join(ROLES)}")
+    _check_tool_calls(message)
     content = _read_content(message)
     if content is None and not (message.raw("role") == "assistant" and message.has("tool_calls")):
         return entry
     return {**entry, "content": content}
+
+
+def _check_tool_calls(message: Fields) -> None:
+    """They stay as they came, but a template may trust them to be calls."""
+    calls = message.raw("tool_calls")
+    if calls is None:
+        return
+    if not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS or not all(_is_call(call) for call in calls):
+        shape = '{"function": {"name": ..., "arguments": ...}}'
+        message.expected("tool_calls", f"a list of at most {MAX_TOOL_CALLS} calls such as {shape}")
+
+
+def _is_call(value: object) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return False
+    return isinstance(function.get("arguments"), str | dict)
 
 
 def _read_content(message: Fields) -> str | None:
@@ -44,8 +58,8 @@ def _read_content(message: Fields) -> str | None:
         return content
     if content is None and message.raw("role") == "assistant" and message.has("tool_calls"):
         return None
-    if not isinstance(content, list):
-        message.expected("content", "a string or a list of text parts")
+    if not isinstance(content, list) or len(content) > MAX_PARTS:
+        message.expected("content", f"a string or a list of at most {MAX_PARTS} text parts")
         return None
     texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
     parts = [text for text in texts if isinstance(text, str)]

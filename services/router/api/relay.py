@@ -6,79 +6,80 @@
 3. `next` hands out the choices' events as they come, mixed; each is one token and the text that became certain with it.
 4. Leaving the block closes every generator (which aborts what still runs) and releases the tickets that never ran.
 
-`delivery` is the only caller. The relay knows text and stop strings, but neither HTTP nor workers.
+`delivery` runs it for a client and `carry` for nobody: there some choices have ended already, and the others begin with
+what earlier attempts emitted. The relay knows text and stop strings, but neither HTTP nor workers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from types import TracebackType
 
-import structlog
-
-from baton.domain.errors import BatonError, Broken, DeadlineExceeded
+from baton.domain.errors import BatonError, DeadlineExceeded
 from services.router.api.calls import ValidCall
-from services.router.api.connection import end
-from services.router.generation import Dispatcher, Ticket
+from services.router.api.mixer import Mixer
+from services.router.generation import Dispatcher, GenerationChunk, Ticket
 from services.router.text.choice_text import ChoiceText, TokenEvent
 from services.router.text.model import TextModel
-
-MAX_WAITING_EVENTS = 64
-"""A client that reads slowly slows its own choices down, not the router's memory up."""
 
 DEADLINE_GRACE_S = 5.0
 """The dispatcher ends a request at its deadline; this much later the relay does."""
 
-log = structlog.get_logger(__name__)
 
-
-def admit_all(dispatcher: Dispatcher, call: ValidCall) -> tuple[Ticket, ...]:
-    """A ticket for each choice, in order. Raises the first `Refused`, having released the others."""
-    tickets: list[Ticket] = []
+def admit_all(dispatcher: Dispatcher, call: ValidCall, choices: Iterable[int] | None = None) -> dict[int, Ticket]:
+    """A ticket for each of the choices (all that have jobs by default). Raises the first `Refused`, having released
+    the others."""
+    tickets: dict[int, Ticket] = {}
     try:
-        for job in call.jobs:
-            tickets.append(dispatcher.admit(job))
+        for choice in range(len(call.jobs)) if choices is None else choices:
+            tickets[choice] = dispatcher.admit(call.jobs[choice])
     except BaseException:
-        for ticket in tickets:
+        for ticket in tickets.values():
             dispatcher.release(ticket)
         raise
-    return tuple(tickets)
+    return tickets
+
+
+def choice_text(text: TextModel, call: ValidCall, choice: int) -> ChoiceText:
+    """The text of one choice, before its first token."""
+    detokenizer = text.detokenizer(skip_special_tokens=call.skip_special_tokens, context=call.context(choice))
+    return ChoiceText(choice, call.jobs[choice].stop, detokenizer, call.stop_strings)
+
+
+def latest_end_s(call: ValidCall) -> float:
+    """How long after its admission a call may take, at most."""
+    return max((job.deadline_s for job in call.jobs), default=0.0) + DEADLINE_GRACE_S
 
 
 class Relay:
-    """The running choices of one call. One task enters it, takes events and leaves it."""
+    """The running choices of one call, an `EventSource`. `tickets`: choice -> its ticket."""
 
-    def __init__(self, dispatcher: Dispatcher, text: TextModel, call: ValidCall, tickets: Sequence[Ticket]) -> None:
+    def __init__(self, dispatcher: Dispatcher, text: TextModel, call: ValidCall, tickets: Mapping[int, Ticket]) -> None:
         self._dispatcher = dispatcher
         self._text = text
         self._call = call
-        self._waiting = dict(enumerate(tickets))  # tickets that were never run
-        self._leads = {call.leader(choice): asyncio.Event() for choice in self._waiting}
-        self._events: asyncio.Queue[TokenEvent | BatonError] = asyncio.Queue(MAX_WAITING_EVENTS)
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._ended: set[int] = set()  # choices whose last event is out; their generators are closing by themselves
-        self._num_running = len(tickets)
-        self._deadline_s = max((job.deadline_s for job in call.jobs), default=0.0) + DEADLINE_GRACE_S
+        self._waiting = dict(tickets)  # those that were never run
+        self._leaders = {choice: self._leader(choice) for choice in tickets}
+        self._leads = {leader: asyncio.Event() for leader in self._leaders.values()}
+        self._deadline = asyncio.get_running_loop().time() + latest_end_s(call)
+        self._mixer = Mixer({choice: self._generate(choice) for choice in tickets}, self._deadline)
 
     @property
     def finished(self) -> bool:
         """Whether `next` has given every choice's last event."""
-        return self._num_running == 0
+        return self._mixer.finished
 
     async def __aenter__(self) -> Relay:
-        self._deadline_s += asyncio.get_running_loop().time()
-        self._tasks = {choice: asyncio.create_task(self._run(choice)) for choice in self._waiting}
+        await self._mixer.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            for choice in self._tasks.keys() - self._ended:
-                self._tasks[choice].cancel()
-            await end(self._tasks.values())
+            await self._mixer.__aexit__(kind, error, trace)
         finally:
             for ticket in self._waiting.values():
                 self._dispatcher.release(ticket)
@@ -89,53 +90,48 @@ class Relay:
 
         Raises what ended a choice before its time: `Interrupted`, `DeadlineExceeded`, `Refused` or `Broken`.
         """
-        left_s = self._deadline_s - asyncio.get_running_loop().time()
-        if left_s <= 0:
-            raise DeadlineExceeded("the answer was not complete at the deadline")
-        try:
-            async with asyncio.timeout(min(silence_s, left_s)):
-                event = await self._events.get()
-        except TimeoutError:
-            return None
-        if isinstance(event, BatonError):
-            raise event
-        self._num_running -= event.finish is not None
-        return event
+        return await self._mixer.next(silence_s)
 
-    async def _run(self, choice: int) -> None:
-        """The root of one choice's task: ends in a last event or in an error, one of which `next` gives."""
-        try:
-            await self._generate(choice)
-        except BatonError as error:
-            await self._events.put(error)
-        except Exception as error:
-            log.exception("relay_failed", request_id=self._call.jobs[choice].id)
-            await self._events.put(Broken(str(error)))
+    def break_off(self, error: BatonError) -> None:
+        """From now on `next` raises `error`."""
+        self._mixer.break_off(error)
 
-    async def _generate(self, choice: int) -> None:
-        lead = self._leads[self._call.leader(choice)]
-        if self._call.leader(choice) != choice:
+    async def _generate(self, choice: int) -> AsyncGenerator[TokenEvent, None]:
+        """One choice's events. What its text ends, a stop string, is told to the ticket before its run is closed."""
+        leader = self._leaders[choice]
+        lead = self._leads[leader]
+        if leader != choice:
             await self._follow(lead)
-        state = self._choice_text(choice)
-        async with aclosing(self._dispatcher.run(self._waiting.pop(choice))) as chunks:
+        state, ticket = choice_text(self._text, self._call, choice), self._waiting[choice]
+        for event in _completing(ticket, state.events(_emitted_before(ticket))):
+            yield event
+        del self._waiting[choice]
+        async with aclosing(self._dispatcher.run(ticket)) as chunks:
             async for chunk in chunks:
                 lead.set()
-                for event in state.events(chunk):
-                    await self._events.put(event)
-                    if event.finish is not None:
-                        self._ended.add(choice)
-                        return
-        raise Broken(f"request {self._call.jobs[choice].id} ended without a reason")
+                for event in _completing(ticket, state.events(chunk)):
+                    yield event
+
+    def _leader(self, choice: int) -> int:
+        """Who leads a choice here: nobody else, if its leader has ended before."""
+        leader = self._call.leader(choice)
+        return leader if leader in self._waiting else choice
 
     async def _follow(self, lead: asyncio.Event) -> None:
         try:
-            async with asyncio.timeout_at(self._deadline_s):
+            async with asyncio.timeout_at(self._deadline):
                 await lead.wait()
         except TimeoutError:
             raise DeadlineExceeded("no first token before the deadline") from None
 
-    def _choice_text(self, choice: int) -> ChoiceText:
-        call = self._call
-        skip = call.skip_special_tokens
-        detokenizer = self._text.detokenizer(skip_special_tokens=skip, context=call.context(choice))
-        return ChoiceText(choice, call.jobs[choice].stop, detokenizer, call.stop_strings)
+
+def _completing(ticket: Ticket, events: Iterable[TokenEvent]) -> Iterator[TokenEvent]:
+    for event in events:
+        if event.finish is not None:
+            ticket.complete()
+        yield event
+
+
+def _emitted_before(ticket: Ticket) -> GenerationChunk:
+    """What earlier attempts gave: the text is a function of all tokens from the first one on."""
+    return GenerationChunk(ticket.job.emitted, ticket.job.num_cached_tokens)

@@ -1,17 +1,16 @@
 """The HTTP surface: paths, and the way of a request from bytes to an answer. `app` builds it with `make_app`.
 
-read the body -> `validation` -> admit (in `delivery.Answer`) -> answer. Errors raised on the way become responses in
-one handler. Knows texts and the `Dispatcher`; not workers, placement or Redis.
+read the body -> `reader` -> admit (in `delivery.Answer`) -> answer; or, for an earlier request: `resume` -> answer.
+Errors raised on the way become responses in one handler. Knows texts and the `Dispatcher`; not workers, placement or
+Redis.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
 
 import msgspec
 import structlog
@@ -26,42 +25,34 @@ import baton
 from baton.domain.errors import BatonError, ModelNotFound
 from baton.domain.ids import RequestId
 from baton.telemetry import metrics
-from services.router.api.body import parse_object, read_body
-from services.router.api.calls import ValidChat, ValidCompletion
-from services.router.api.chat import ChatShape
-from services.router.api.completions import CompletionShape
-from services.router.api.delivery import Answer, AnswerContext
-from services.router.api.envelope import Envelope
+from services.router.api.body import read_body
+from services.router.api.budget import BodyBudget
+from services.router.api.cursor import Cursor
+from services.router.api.custody import Posting
+from services.router.api.delivery import Answer
+from services.router.api.envelope import MAX_LOGGED_CHARS, Envelope
 from services.router.api.fields import shown
+from services.router.api.front import ApiLimits, Front, Memory, build_front
+from services.router.api.guard import Guard, tenant_of
 from services.router.api.http_errors import NotReady, is_bug, reply_to
+from services.router.api.keys import KeyRing
 from services.router.api.observer import NullObserver, Observer, ending
+from services.router.api.openapi import document
+from services.router.api.reader import CHAT, COMPLETION, ID_PREFIXES, Reading
 from services.router.api.schemas import Model, ModelList, Status, Version
-from services.router.api.validation import Body, Validator
+from services.router.api.validation import Origin
 from services.router.generation import Dispatcher
 from services.router.text.model import TextModel
-
-INLINE_BODY_BYTES = 16 * 1024
-"""Larger bodies are validated in a thread: tokenising them would hold up everybody's tokens."""
-
-FINGERPRINT = f"baton-{baton.__version__}"
 
 Readiness = Callable[[], tuple[bool, str]]
 """Whether requests can be served, and why or why not."""
 
-_Call = TypeVar("_Call", ValidChat, ValidCompletion)
+LAST_EVENT_ID = "last-event-id"
+
+MAX_BODIES = 16
+"""So many bodies of the largest size may be read and made into calls at once, or as many more as are smaller."""
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ApiLimits:
-    """The API's share of the router's settings. `max_model_len`: prompt and answer together."""
-
-    model_name: str
-    max_model_len: int
-    max_body_bytes: int = 4 * 1024 * 1024
-    request_deadline_s: float = 600.0
-    ping_interval_s: float = 15.0
 
 
 def make_app(
@@ -70,21 +61,29 @@ def make_app(
     readiness: Readiness,
     limits: ApiLimits,
     observer: Observer | None = None,
+    keys: KeyRing | None = None,
+    front: Front | None = None,
 ) -> Starlette:
-    """The router's HTTP application."""
-    api = _Api(text, dispatcher, readiness, limits, observer or NullObserver())
+    """The router's HTTP application; with `keys` only for those who have one. Without `front`, one without a book."""
+    description = document(limits.model_name, text.vocab_size, asks_for_keys=keys is not None)
+    observer = observer or NullObserver()
+    front = front or build_front(text, dispatcher, limits, observer, Memory())
+    api = _Api(front, readiness, limits, observer)
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", api.chat, methods=["POST"]),
-            Route("/v1/completions", api.completion, methods=["POST"]),
+            Route(CHAT, api.generate, methods=["POST"]),
+            Route(COMPLETION, api.generate, methods=["POST"]),
+            Route("/v1/requests/{id}", api.request),
+            Route("/v1/requests/{id}/stream", api.stream),
             Route("/v1/models", api.models),
             Route("/v1/models/{id:path}", api.model),
             Route("/health", api.health),
             Route("/ready", api.ready),
             Route("/metrics", api.metrics),
             Route("/version", api.version),
+            Route("/openapi.json", partial(_send_json, msgspec.json.encode(description))),
         ],
-        middleware=[Middleware(Envelope)],
+        middleware=[Middleware(Envelope), *([Middleware(Guard, ring=keys)] if keys is not None else [])],
         exception_handlers={BatonError: _answer_error, HTTPException: _answer_error},
     )
     app.router.redirect_slashes = False
@@ -94,28 +93,34 @@ def make_app(
 class _Api:
     """The endpoints."""
 
-    def __init__(
-        self, text: TextModel, dispatcher: Dispatcher, readiness: Readiness, limits: ApiLimits, observer: Observer
-    ) -> None:
-        self._text = text
+    def __init__(self, front: Front, readiness: Readiness, limits: ApiLimits, observer: Observer) -> None:
+        self._front = front
         self._readiness = readiness
         self._limits = limits
+        self._bodies = BodyBudget(MAX_BODIES * limits.max_body_bytes)
         self._observer = observer
-        self._context = AnswerContext(dispatcher, text, observer, limits.ping_interval_s)
-        self._validator = Validator(text, limits.model_name, limits.max_model_len, limits.request_deadline_s)
         self._model = Model(id=limits.model_name, created=int(time.time()), max_model_len=limits.max_model_len)
 
-    async def chat(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
-        arrived_s = time.monotonic()
-        call = await self._validate(request, "chatcmpl", self._validator.chat)
-        return Answer(self._context, call, ChatShape(call, self._text, FINGERPRINT), arrived_s)
+    async def generate(self, request: Request) -> Response:
+        """POST /v1/chat/completions, POST /v1/completions; with a `Last-Event-ID`, the rest of an earlier answer."""
+        arrived_s, endpoint = time.monotonic(), request.url.path
+        last_event_id = request.headers.get(LAST_EVENT_ID)
+        if last_event_id:
+            await read_body(request, self._limits.max_body_bytes)
+            id = Cursor.parse(last_event_id).call
+            return await self._front.resumption.answer(id, last_event_id, tenant_of(request), endpoint)
+        posting, reading = await self._read(request, endpoint)
+        return Answer(self._front.answers, reading, posting, arrived_s)
 
-    async def completion(self, request: Request) -> Response:
-        """POST /v1/completions."""
-        arrived_s = time.monotonic()
-        call = await self._validate(request, "cmpl", self._validator.completion)
-        return Answer(self._context, call, CompletionShape(call, self._text, FINGERPRINT), arrived_s)
+    async def request(self, request: Request) -> Response:
+        """GET /v1/requests/{id}: where a request is."""
+        return _json(await self._front.resumption.status(RequestId(request.path_params["id"]), tenant_of(request)))
+
+    async def stream(self, request: Request) -> Response:
+        """GET /v1/requests/{id}/stream: its answer from the beginning, or after an event, live."""
+        last_event_id = request.headers.get(LAST_EVENT_ID) or request.query_params.get("last_event_id", "")
+        id = RequestId(request.path_params["id"])
+        return await self._front.resumption.answer(id, last_event_id, tenant_of(request))
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -147,19 +152,23 @@ class _Api:
         """GET /version."""
         return _json(Version(baton.__version__))
 
-    async def _validate(
-        self, request: Request, prefix: str, validate: Callable[[Body, RequestId, int], _Call]
-    ) -> _Call:
-        """The call in a request's body; a refusal is reported before it is raised."""
-        request_id = RequestId(f"{prefix}-{secrets.token_hex(12)}")
+    async def _read(self, request: Request, endpoint: str) -> tuple[Posting, Reading]:
+        """What was posted, and the call in it; a refusal is reported before it is raised."""
+        request_id = RequestId(f"{ID_PREFIXES[endpoint]}-{secrets.token_hex(12)}")
+        origin = Origin(request_id, int(time.time()), secrets.randbits(63), tenant_of(request))
         try:
-            body = await read_body(request, self._limits.max_body_bytes)
-            if len(body) <= INLINE_BODY_BYTES:
-                return validate(parse_object(body), request_id, int(time.time()))
-            return await asyncio.to_thread(lambda: validate(parse_object(body), request_id, int(time.time())))
+            # Before the body: when nobody is taken, nothing is read, parsed or made into tokens.
+            self._front.answers.dispatcher.refuse_if_full(self._limits.request_deadline_s)
+            with self._bodies.account() as take:
+                posting = Posting(endpoint, await read_body(request, self._limits.max_body_bytes, take), origin)
+                return posting, await self._front.reader.read(posting)
         except BaseException as error:
             self._observer.on_finish(request_id, *ending(error))
             raise
+
+
+async def _send_json(content: bytes, request: Request) -> Response:
+    return Response(content, media_type="application/json")
 
 
 def _json(struct: msgspec.Struct) -> Response:
@@ -168,5 +177,5 @@ def _json(struct: msgspec.Struct) -> Response:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if is_bug(error):
-        log.error("request_failed", path=request.url.path, exc_info=error)
+        log.error("request_failed", path=request.scope["path"][:MAX_LOGGED_CHARS], exc_info=error)
     return reply_to(error).response()

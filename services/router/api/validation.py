@@ -6,7 +6,6 @@ problems together; then the text becomes tokens; then the context must hold prom
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +13,13 @@ from baton.domain.errors import ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
 from baton.domain.request import SamplingParams, StopParams
 from services.router.api import parameters
+from services.router.api.bounds import (
+    MAX_CALL_CHOICES,
+    MAX_TOKENS,
+    MAX_TOKENS_WITH_ECHO,
+    TOP_LOGPROBS,
+    Integers,
+)
 from services.router.api.calls import Streaming, ValidChat, ValidCompletion
 from services.router.api.fields import Fields, Problems, shown
 from services.router.api.prompts import Prompt, read_messages, read_prompts
@@ -21,6 +27,19 @@ from services.router.generation import GenerationJob
 from services.router.text.model import TextModel
 
 Body = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What makes a call besides its body; the same body of the same origin is the same call again.
+
+    `seed` stands in where the client gives none. `tenant` is whose call it is, "" without API keys.
+    """
+
+    id: RequestId
+    created_s: int
+    seed: int
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +68,18 @@ class Validator:
         self._max_model_len = max_model_len
         self._deadline_s = deadline_s
 
-    def chat(self, body: Body, id: RequestId, created_s: int) -> ValidChat:
+    def chat(self, body: Body, origin: Origin) -> ValidChat:
         """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
         fields = Fields(body, Problems())
-        wishes = self._read_wishes(fields, _chat_logprobs(fields), least_tokens=1)
+        wishes = self._read_wishes(fields, _chat_logprobs(fields), origin.tenant, lengths=MAX_TOKENS)
         messages = read_messages(fields)
         fields.problems.raise_if_any()
         tokens = self._text.encode(self._text.render_chat(messages), add_special_tokens=False)
-        jobs = self._jobs(id, (tokens,), wishes, "messages")
+        jobs = self._jobs(origin, (tokens,), wishes, "messages")
         return ValidChat(
-            id=id,
+            id=origin.id,
             model=self._model_name,
-            created_s=created_s,
+            created_s=origin.created_s,
             prompts=(tokens,),
             jobs=jobs,
             num_choices=wishes.num_choices,
@@ -70,23 +89,27 @@ class Validator:
             streaming=wishes.streaming,
         )
 
-    def completion(self, body: Body, id: RequestId, created_s: int) -> ValidCompletion:
+    def completion(self, body: Body, origin: Origin) -> ValidCompletion:
         """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
         fields = Fields(body, Problems())
         echo = fields.flag("echo", False)
-        logprobs = fields.integer("logprobs", 0, parameters.MAX_TOP_LOGPROBS)
+        logprobs = fields.integer("logprobs", TOP_LOGPROBS)
         if echo and logprobs is not None:
             fields.note("logprobs", "together with echo is not supported yet")
-        wishes = self._read_wishes(fields, logprobs, least_tokens=0 if echo else 1)
+        wishes = self._read_wishes(
+            fields, logprobs, origin.tenant, lengths=MAX_TOKENS_WITH_ECHO if echo else MAX_TOKENS
+        )
         texts = read_prompts(fields, self._text.vocab_size)
+        if len(texts) * wishes.num_choices > MAX_CALL_CHOICES:
+            fields.note("n", f"times the number of prompts must not be over {MAX_CALL_CHOICES}")
         fields.problems.raise_if_any()
         prompts = tuple(self._encode(prompt) for prompt in texts)
         return ValidCompletion(
-            id=id,
+            id=origin.id,
             model=self._model_name,
-            created_s=created_s,
+            created_s=origin.created_s,
             prompts=prompts,
-            jobs=self._jobs(id, prompts, wishes, "prompt"),
+            jobs=self._jobs(origin, prompts, wishes, "prompt"),
             num_choices=wishes.num_choices,
             stop_strings=wishes.stop_strings,
             skip_special_tokens=wishes.skip_special_tokens,
@@ -95,7 +118,7 @@ class Validator:
             echoes=tuple(self._echo(prompt) if echo else "" for prompt in texts for _ in range(wishes.num_choices)),
         )
 
-    def _read_wishes(self, fields: Fields, logprobs: int | None, *, least_tokens: int) -> _Wishes:
+    def _read_wishes(self, fields: Fields, logprobs: int | None, tenant: str, *, lengths: Integers) -> _Wishes:
         self._check_model(fields)
         parameters.read_ignored(fields)
         vocab_size = self._text.vocab_size
@@ -106,10 +129,10 @@ class Validator:
             num_choices=parameters.read_num_choices(fields),
             sampling=parameters.read_sampling(fields, vocab_size, logprobs, self._text.sampling_defaults),
             seed=parameters.read_seed(fields),
-            length=parameters.read_length(fields, least_tokens=least_tokens),
+            length=parameters.read_length(fields, lengths),
             stop_strings=parameters.read_stop_strings(fields),
             stop_token_ids=stop_token_ids,
-            salt=parameters.read_salt(fields),
+            salt=parameters.read_salt(fields, tenant),
             skip_special_tokens=fields.flag("skip_special_tokens", True),
             return_token_ids=fields.flag("return_token_ids", False),
             streaming=parameters.read_streaming(fields),
@@ -134,17 +157,20 @@ class Validator:
         return prompt if isinstance(prompt, str) else self._text.decode(prompt, skip_special_tokens=True)
 
     def _jobs(
-        self, id: RequestId, prompts: Sequence[tuple[int, ...]], wishes: _Wishes, param: str
+        self, origin: Origin, prompts: Sequence[tuple[int, ...]], wishes: _Wishes, param: str
     ) -> tuple[GenerationJob, ...]:
-        """One job a choice; the call's id names the first, `-1`, `-2`, ... the others."""
+        """One job a choice; the call's id names the first, `-1`, `-2`, ... the others.
+
+        A client's seed is every prompt's; from one that was drawn, all choices of all prompts count up.
+        """
         stops = [self._stop(prompt, wishes, param) for prompt in prompts]
         if wishes.length.max_tokens == 0:
             return ()
         jobs: list[GenerationJob] = []
         for prompt, stop in zip(prompts, stops, strict=True):
-            seed = secrets.randbits(63) if wishes.seed is None else wishes.seed
+            seed = origin.seed + len(jobs) if wishes.seed is None else wishes.seed
             for choice in range(wishes.num_choices):
-                job_id = RequestId(f"{id}-{len(jobs)}") if jobs else id
+                job_id = RequestId(f"{origin.id}-{len(jobs)}") if jobs else origin.id
                 sampling = replace(wishes.sampling, seed=parameters.seed_of_choice(seed, choice))
                 jobs.append(GenerationJob(job_id, prompt, sampling, stop, wishes.salt, self._deadline_s))
         return tuple(jobs)
@@ -167,7 +193,7 @@ class Validator:
 def _chat_logprobs(fields: Fields) -> int | None:
     """None: not wanted; k: the chosen token's and the k best."""
     wanted = fields.flag("logprobs", False)
-    num_top = fields.integer("top_logprobs", 0, parameters.MAX_TOP_LOGPROBS)
+    num_top = fields.integer("top_logprobs", TOP_LOGPROBS)
     if num_top is not None and not wanted:
         fields.note("top_logprobs", "needs logprobs: true")
     return (num_top or 0) if wanted else None

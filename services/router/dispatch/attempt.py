@@ -19,7 +19,7 @@ from baton.rpc.codec import encode_request
 from baton.rpc.gen import decode_pb2, prefill_pb2
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.booking import Booking
-from services.router.dispatch.conversation import Conversation, PrefillSealed, Step, finish_of
+from services.router.dispatch.conversation import Conversation, DecodeLanded, PrefillSealed, Step, finish_of
 from services.router.dispatch.fleet import Fleet
 from services.router.dispatch.loss import AttemptLost, Side, broken, silent
 
@@ -75,6 +75,8 @@ class Attempt:
         try:
             while True:
                 for step in self._hear(await self._mailbox.get()):
+                    if isinstance(step, DecodeLanded):
+                        self._fleet.landed(self._request.id, self._booking.pair)
                     if finish_of(step) is None:
                         yield step
                         continue
@@ -84,6 +86,8 @@ class Attempt:
                     return
         except AttemptLost as loss:
             abort_reason = loss.error.code
+            if loss.blames_link:
+                loss.counts = self._fleet.link_lost(self._request.id, self._booking.pair, loss.error)
             raise
         except BatonError as error:
             abort_reason = error.code

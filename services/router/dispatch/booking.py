@@ -1,12 +1,14 @@
 """Finds a pair of workers for an attempt, and room on its decode worker. Called by `dispatcher`; `placement` chooses.
 
-"Not now" from one decode worker sends the attempt to another, or to wait until that one said it is worth asking again.
+"Not now" from one decode worker sends the attempt to another. Whom all have told "not now" stands in line: first come,
+first served, and only the first few ask again, when the workers said that it is worth it, so that a crowd that waits
+for pages neither overtakes itself nor drowns the workers in questions.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -25,6 +27,9 @@ DRAINING_RETRY_S = 1.0
 """How long a decode worker is left alone that refuses a promise because it drains: its announcement will say so too."""
 
 MIN_BUSY_S = 0.01
+
+MAX_ASKING = 8
+"""Of those who stand in line: one question a worker may hang without holding up everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,20 @@ class PromiseLost(AttemptLost):
         self.pair = pair
 
 
+@dataclass(slots=True)
+class _Search:
+    """One attempt's way from worker to worker; `busy_until`: those that said "not now", and until when."""
+
+    ask: Ask
+    began_at: float
+    busy_until: dict[Incarnation, float] = field(default_factory=dict)
+
+    def ask_at(self, now: float) -> Ask:
+        """What is asked for at `now`; who is not busy any more is asked again."""
+        self.busy_until = {incarnation: until for incarnation, until in self.busy_until.items() if until > now}
+        return replace(self.ask, busy=frozenset(self.busy_until))
+
+
 class Booker:
     """Makes bookings. Owned by one event loop."""
 
@@ -67,6 +86,9 @@ class Booker:
         self._fleet = fleet
         self._aborts = aborts
         self._limits = limits
+        self._head_of_line = asyncio.Semaphore(MAX_ASKING)
+        self._num_in_line = 0
+        self._answered_at = 0.0
 
     async def book(self, request: EngineRequest, avoided: Avoided, deadline: float) -> Booking | None:
         """A promise on the best pair that has room, waiting for one until `deadline` (of the loop's clock).
@@ -81,24 +103,34 @@ class Booker:
             raise DeadlineExceeded(f"request {request.id.request_id} found no room in time") from None
 
     async def _book(self, request: EngineRequest, avoided: Avoided) -> Booking | None:
-        ask = self._ask(request, avoided)
-        busy_until: dict[Incarnation, float] = {}
-        asked_at = self._now()
-        while True:
-            now = self._now()
-            busy_until = {incarnation: until for incarnation, until in busy_until.items() if until > now}
-            pair = self._fleet.choose(replace(ask, busy=frozenset(busy_until)))
-            if pair is not None:
-                answer = await self._promise(request, ask, pair)
-                if isinstance(answer, Booking):
-                    return answer
-                asked_at = self._now()
-                busy_until[pair.decode.incarnation] = asked_at + max(MIN_BUSY_S, answer.retry_after_s)
-            elif not busy_until and now - asked_at >= self._limits.patience_s:
+        search = _Search(self._ask(request, avoided), self._now())
+        if not self._num_in_line and (booking := await self._ask_around(request, search)) is not None:
+            return booking
+        self._num_in_line += 1
+        try:
+            async with self._head_of_line:
+                return await self._wait_for_room(request, search)
+        finally:
+            self._num_in_line -= 1
+
+    async def _wait_for_room(self, request: EngineRequest, search: _Search) -> Booking | None:
+        while (booking := await self._ask_around(request, search)) is None:
+            lonely_since = max(search.began_at, self._answered_at)
+            if not search.busy_until and self._now() - lonely_since >= self._limits.patience_s:
                 return None
-            else:
-                wake_at = min(busy_until.values(), default=asked_at + self._limits.patience_s)
-                await self._fleet_change_until(wake_at)
+            wake_at = min(search.busy_until.values(), default=lonely_since + self._limits.patience_s)
+            await self._fleet_change_until(wake_at)
+        return booking
+
+    async def _ask_around(self, request: EngineRequest, search: _Search) -> Booking | None:
+        """Asks one pair after another, the best first; None when there is none left that is not busy."""
+        while (pair := self._fleet.choose(search.ask_at(self._now()))) is not None:
+            answer = await self._promise(request, search.ask, pair)
+            self._answered_at = self._now()
+            if isinstance(answer, Booking):
+                return answer
+            search.busy_until[pair.decode.incarnation] = self._answered_at + max(MIN_BUSY_S, answer.retry_after_s)
+        return None
 
     def _ask(self, request: EngineRequest, avoided: Avoided) -> Ask:
         max_tokens = request.num_prompt_tokens + request.stop.max_tokens

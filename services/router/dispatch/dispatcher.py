@@ -67,6 +67,7 @@ class TokenDispatcher:
         self._identity = identity
         self._limits = limits
         self._lobby = Lobby(limits.door)
+        fleet.listen(lambda: self._lobby.resize(fleet.max_rows()))
         self._draining = False
 
     @property
@@ -78,11 +79,24 @@ class TokenDispatcher:
         """Tickets that are out, waiting and running."""
         return len(self._lobby)
 
+    def refuse_if_full(self, deadline_s: float) -> None:
+        """See `Dispatcher.refuse_if_full`."""
+        try:
+            self._lobby.refuse_if_full(deadline_s)
+        except Refused as refusal:
+            ADMISSION_TOTAL.labels("refused", refusal.code, "").inc()
+            raise
+
     def admit(self, job: GenerationJob) -> Ticket:
         """See `Dispatcher.admit`. `max_tokens` is cut to what the largest pair holds beyond the prompt."""
         try:
             fitted = self._fitted(job)
-            journey = self._lobby.enter(len(job.prompt_tokens), lambda place: self._begin(fitted, place))
+            journey = self._lobby.enter(
+                len(job.prompt_tokens),
+                lambda place: self._begin(fitted, place),
+                deadline_s=job.deadline_s,
+                always=_carried_on(job),
+            )
         except Refused as refusal:
             ADMISSION_TOTAL.labels("refused", refusal.code, "").inc()
             raise
@@ -102,6 +116,10 @@ class TokenDispatcher:
         journey = self._lobby.start(ticket)
         try:
             await self._lobby.wait_for_call(journey)
+            last = journey.finish_with_nothing_more()
+            if last is not None:
+                yield last
+                return
             async with aclosing(self._attempts(journey)) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -127,19 +145,24 @@ class TokenDispatcher:
         if job.id in self._lobby:
             raise Broken(f"a request with the id {job.id} is under way: attempts are fenced by it")
         max_request_tokens = self._fleet.max_request_tokens()
+        if max_request_tokens is None and _carried_on(job):
+            return job  # it is under way, and waits for workers as one does that has lost them
         if max_request_tokens is None:
             _, detail = self._fleet.readiness()
             raise NoWorkers(detail, retry_after_s=self._limits.retry_after_s)
         # A pool may hold less than the model's context, to which `max_tokens` was fitted if the client gave none.
         room = max_request_tokens - len(job.prompt_tokens)
-        if room < max(1, job.stop.min_tokens):
+        if room < max(1, job.stop.min_tokens, len(job.emitted)):
             parts = f"{len(job.prompt_tokens)} prompt tokens and at least {max(1, job.stop.min_tokens)} output tokens"
             raise ContextOverflow(f"{parts} do not fit: no worker here holds more than {max_request_tokens} tokens")
         return replace(job, stop=replace(job.stop, max_tokens=min(job.stop.max_tokens, room)))
 
     def _begin(self, job: GenerationJob, place: Place) -> Journey:
         identity, num_prompt_tokens = self._identity, len(job.prompt_tokens)
-        record = RequestRecord(job.id, 1, RequestState.RECEIVED, identity.router_id, identity.model, num_prompt_tokens)
+        state = RequestState.QUEUED if job.attempt > 1 else RequestState.RECEIVED
+        record = RequestRecord(
+            job.id, job.attempt, state, identity.router_id, identity.model, num_prompt_tokens, len(job.emitted)
+        )
         deadline = asyncio.get_running_loop().time() + job.deadline_s
         return Journey(job, place, record, deadline, self._pen)
 
@@ -183,7 +206,7 @@ class TokenDispatcher:
             self._fleet.settled(request.id)
 
     def _lose(self, journey: Journey, loss: AttemptLost) -> None:
-        may_retry = journey.attempt < self._limits.max_attempts
+        may_retry = not loss.counts or journey.num_losses + 1 < self._limits.max_attempts
         log.warning(
             "attempt_lost",
             request_id=journey.job.id,
@@ -203,6 +226,7 @@ class TokenDispatcher:
             case PrefillAccepted():
                 self._witness.on_moment(journey.job.id, Moment.PREFILL_ACCEPTED)
             case PrefillSealed():
+                self._lobby.answered(journey)
                 self._witness.on_moment(journey.job.id, Moment.SEALED)
                 self._fleet.holds(prefill, booking.keys)
             case DecodeLanded():
@@ -211,3 +235,8 @@ class TokenDispatcher:
             case Decoded() if finish_of(step) is not None:
                 computed = journey.request().tokens[:-1]  # nobody asked for what follows the last one
                 self._fleet.holds(decode, page_keys(computed, decode.page_size, journey.job.salt))
+
+
+def _carried_on(job: GenerationJob) -> bool:
+    """Whether the job is under way already: another attempt, perhaps another router, has begun it."""
+    return job.attempt > 1 or bool(job.emitted)

@@ -1,7 +1,8 @@
 """The workers as this router knows them: their last announcements, channels to them, and who is out of use.
 
 Follows the registry from a task of its own; when the reception book cannot be reached the last known records stay in
-use. `booking` asks it for pairs, `attempt` for stubs and for news of a worker's end. Knows no request.
+use. `booking` asks it for pairs, `attempt` for stubs and for news of a worker's end. Which links rest is `quarantine`'s
+business, what was sent lately `in_flight`'s. Knows no request.
 
     announced and ready --(a call to it broke)--> suspected, for one TTL --(still announced)--> ready
         `--(replaced by a new incarnation, or silent for two TTLs, or stuck in a step)--> lost: its attempts end
@@ -12,18 +13,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.domain.errors import Interrupted
 from baton.domain.ids import AttemptId, Incarnation, PageKey
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.client import Channels
 from baton.rpc.gen.decode_pb2_grpc import DecodeStub
 from baton.rpc.gen.prefill_pb2_grpc import PrefillStub
 from baton.state.base import StateUnavailable, WorkerRegistry
 from baton.telemetry.logs import get_logger
+from baton.telemetry.metrics import QUARANTINED_LINKS
 from services.router.dispatch.in_flight import InFlight
 from services.router.dispatch.placement import Ask, Pair, PrefixIndex, capacity_tokens, choose, linked_pairs, placeable
+from services.router.dispatch.quarantine import Quarantine, RestLimits
 
 MAX_INDEXED_PAGES = 1 << 18
 
@@ -37,6 +41,7 @@ class FleetLimits:
     worker_ttl_s: float
     heartbeat_interval_s: float
     max_step_age_s: float
+    link_rest: RestLimits = field(default_factory=RestLimits)
 
 
 class Fleet:
@@ -50,6 +55,7 @@ class Fleet:
         limits: FleetLimits,
         on_degraded: Callable[[bool], None] = lambda degraded: None,
         clock: Callable[[], float] = time.monotonic,
+        trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:
         """`on_degraded` hears after each look whether the registry could not be read."""
         self._registry = registry
@@ -58,6 +64,7 @@ class Fleet:
         self._limits = limits
         self._on_degraded = on_degraded
         self._now = clock
+        self._trust = trust
         self._records: dict[Incarnation, WorkerRecord] = {}
         self._announced: frozenset[Incarnation] = frozenset()
         self._seen_at: dict[Incarnation, float] = {}
@@ -65,6 +72,8 @@ class Fleet:
         self._watchers: dict[Incarnation, set[Callable[[], None]]] = {}
         self._index = PrefixIndex(MAX_INDEXED_PAGES)
         self._in_flight = InFlight(memory_s=2 * limits.heartbeat_interval_s)
+        self._quarantine = Quarantine(limits.link_rest)
+        self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
         self._num_choices = 0
         self._following: asyncio.Task[None] | None = None
@@ -95,11 +104,21 @@ class Fleet:
         counts = ", ".join(f"{eligible.count(role)} {role.value}" for role in WorkerRole)
         strangers = sorted({r.model for r in self._records.values() if r.model != self._model})
         others = f"; workers announced {', '.join(strangers)} instead of {self._model}" if strangers else ""
-        return False, f"no linked prefill/decode pair ({counts} ready{others})"
+        refused = "".join(f"; {self._trust.complaint(r)}" for r in self.records if not self._trust.vouches(r))
+        return False, f"no linked prefill/decode pair ({counts} ready{others}{refused})"
 
     def max_request_tokens(self) -> int | None:
         """Most tokens, prompt and output, that some pair can hold; None without a linked pair."""
         return max(map(capacity_tokens, self._announced_pairs()), default=None)
+
+    def max_rows(self) -> int | None:
+        """Most requests that all decode workers with a link can run at once; None without a linked pair."""
+        rows = {pair.decode.incarnation: pair.decode.load.max_rows for pair in self._announced_pairs()}
+        return sum(rows.values()) if rows else None
+
+    def listen(self, on_look: Callable[[], None]) -> None:
+        """Calls `on_look` after every look at the registry, for as long as the fleet lives."""
+        self._listeners.append(on_look)
 
     def page_sizes(self) -> frozenset[int]:
         """Page sizes in use (one, unless workers are being exchanged)."""
@@ -110,26 +129,46 @@ class Fleet:
         now = self._now()
         records = [r for r in self._records.values() if self._eligible(r) and self._trusted(r, now)]
         pairs = linked_pairs(self._in_flight.adjust(record, now) for record in records)
+        pairs = [pair for pair in pairs if self._quarantine.admits(pair.incarnations, now)]
         self._num_choices += 1
         return choose(pairs, ask, self._index, self._num_choices)
 
     def placed(self, id: AttemptId, pair: Pair, num_tokens: int) -> None:
         """An attempt was given to a pair: counts as load until announcements show it."""
         self._in_flight.place(id, pair, num_tokens, self._now())
+        self._quarantine.place(id, pair.incarnations)
 
     def settled(self, id: AttemptId) -> None:
         """The attempt is over."""
         self._in_flight.settle(id)
+        self._quarantine.settle(id)
+
+    def landed(self, id: AttemptId, pair: Pair) -> None:
+        """Pages of the attempt have come from one to the other: if the link was on trial, it is trusted again."""
+        if self._quarantine.land(id):
+            QUARANTINED_LINKS.set(len(self._quarantine))
+            log.info("link_trusted_again", prefill=pair.prefill.id, decode=pair.decode.id)
+            self._ring()
+
+    def link_lost(self, id: AttemptId, pair: Pair, reason: Interrupted) -> bool:
+        """The attempt was lost, perhaps for its link, which rests for a while; whether the loss is to be counted."""
+        loss = self._quarantine.lose(id, pair.incarnations, self._now())
+        if loss is None:
+            return True
+        QUARANTINED_LINKS.set(len(self._quarantine))
+        names = {"prefill": pair.prefill.id, "decode": pair.decode.id}
+        log.warning("link_rests", rest_s=loss.rest_s, code=reason.code, reason=str(reason), **names)
+        return not loss.excused
 
     def holds(self, record: WorkerRecord, keys: Sequence[PageKey]) -> None:
         """The worker has just computed or received these pages."""
         self._index.remember(record.incarnation, keys)
 
     def prefill_stub(self, record: WorkerRecord) -> PrefillStub:
-        return PrefillStub(self._channels.get(record.address))
+        return PrefillStub(self._channels.get(record.address, record.incarnation))
 
     def decode_stub(self, record: WorkerRecord) -> DecodeStub:
-        return DecodeStub(self._channels.get(record.address))
+        return DecodeStub(self._channels.get(record.address, record.incarnation))
 
     def suspect(self, record: WorkerRecord, reason: Interrupted) -> None:
         """A call to the worker broke: no new requests for it until its announcement has had time to expire."""
@@ -149,7 +188,7 @@ class Fleet:
         return unwatch
 
     async def changed(self) -> None:
-        """Waits for the next look at the registry, which comes at the latest every heartbeat interval."""
+        """Waits for the next look at the registry, at the latest a heartbeat interval away, or other news of a pair."""
         await self._changed.wait()
 
     async def _follow(self) -> None:
@@ -169,8 +208,13 @@ class Fleet:
             else:
                 self._on_degraded(False)
                 await self._update(announced)
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+            for on_look in self._listeners:
+                on_look()
+            self._ring()
+
+    def _ring(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def _keep_all(self, error: StateUnavailable) -> None:
         """The book's silence says nothing of the workers: they get a new TTL to announce themselves after it."""
@@ -187,11 +231,15 @@ class Fleet:
         # A restarted worker may have the old address: the old channel goes before the new record can be chosen.
         await asyncio.gather(*(self._channels.forget(record.address) for record in lost))
         for record in announced:
+            if record.incarnation not in self._records and not self._trust.vouches(record):
+                log.warning("worker_not_trusted", worker=record.id, why=self._trust.complaint(record))
             self._records[record.incarnation] = record
             self._seen_at[record.incarnation] = now
             if record.load.step_age_s > self._limits.max_step_age_s:
                 self._tell_watchers(record.incarnation)
-        self._announced = frozenset(current.values())
+        self._announced = frozenset(record.incarnation for record in announced if self._trust.vouches(record))
+        self._quarantine.retain({pair.incarnations for pair in linked_pairs(announced)})
+        QUARANTINED_LINKS.set(len(self._quarantine))
 
     def _is_lost(self, record: WorkerRecord, current: Incarnation | None, now: float) -> bool:
         if current is None:

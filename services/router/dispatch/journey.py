@@ -1,18 +1,19 @@
 """One admitted request on its way: its ticket, its state, and what its attempts have made of it. Owned by `dispatcher`.
 
-Drives `baton.domain.lifecycle`, mirrors every step into the reception book through the `BookWriter` (which never
-waits), and stamps the request's timeline. Does no I/O of its own.
+Drives `baton.domain.lifecycle`, mirrors every step and every token into the reception book through the `BookWriter`
+(which never waits), and stamps the request's timeline. Does no I/O of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
-from baton.domain.errors import BatonError, Cancelled, Interrupted
+from baton.domain.errors import BatonError, Cancelled, Interrupted, Superseded
 from baton.domain.ids import AttemptId, RequestId
-from baton.domain.lifecycle import RequestEvent, RequestState, advance
-from baton.domain.request import EngineRequest, OutputToken
+from baton.domain.lifecycle import TABLE, RequestEvent, RequestState, advance
+from baton.domain.request import EngineRequest, FinishReason, OutputToken, finish_reason
 from baton.state.base import RequestRecord
 from baton.telemetry.metrics import ABORTS_TOTAL, REPLAYS_TOTAL, REQUESTS_IN_STATE
 from baton.telemetry.timeline import Moment
@@ -37,13 +38,28 @@ class Pen(Protocol):
 
     def create(self, record: RequestRecord) -> None: ...
 
+    def adopt(self, record: RequestRecord) -> None: ...
+
     def advance(
         self, id: AttemptId, event: RequestEvent, *, num_emitted: int = 0, failure_code: str = ""
     ) -> RequestState: ...
 
+    def write_tokens(
+        self,
+        id: AttemptId,
+        tokens: Sequence[OutputToken],
+        *,
+        num_cached_tokens: int,
+        finish: FinishReason | None = None,
+        failure_code: str = "",
+    ) -> None: ...
+
 
 class Journey:
-    """A ticket (see `generation.Ticket`). `deadline` is of the loop's clock; `called` is set when it may run."""
+    """A ticket (see `generation.Ticket`). `deadline` is of the loop's clock; `called` is set when it may run.
+
+    `record` is how the book shall have it: RECEIVED, or QUEUED for a job that is carried on under a later attempt.
+    """
 
     def __init__(self, job: GenerationJob, place: Place, record: RequestRecord, deadline: float, pen: Pen) -> None:
         self.place = place
@@ -52,16 +68,22 @@ class Journey:
         self.started = False
         self.avoided = Avoided()
         self.last_error: Interrupted | None = None
+        self.num_losses = 0  # of attempts, those that count
         self._job = job
         self._pair: Pair | None = None
         self._pen = pen
         self._attempt = record.attempt
         self._state = record.state
-        self._emitted: list[int] = []
-        self._num_cached_tokens = 0
-        pen.create(record)
+        self._emitted = [token.token for token in job.emitted]
+        self._num_cached_tokens = job.num_cached_tokens
         REQUESTS_IN_STATE.labels(self._state.value).inc()
-        self._happen(RequestEvent.ENQUEUE)
+        if record.state is RequestState.RECEIVED:
+            pen.create(record)
+            self._happen(RequestEvent.ENQUEUE)
+        else:
+            pen.adopt(record)
+        if job.emitted:
+            self._journal(job.emitted)
 
     @property
     def job(self) -> GenerationJob:
@@ -114,6 +136,7 @@ class Journey:
             raise loss.error
         self._happen(RequestEvent.INTERRUPT, loss.error.code)
         self._attempt += 1
+        self.num_losses += loss.counts
         self._happen(RequestEvent.RETRY)
         if self._pair is not None:
             self.avoided = loss.avoid(self.avoided, self._pair)
@@ -124,9 +147,28 @@ class Journey:
         self._pair = pair
         self._happen(RequestEvent.PROMISE)
 
+    def complete(self) -> None:
+        """See `Ticket.complete`. What met its end before any attempt of ours is cancelled, its journal complete."""
+        if not self._state.terminal:
+            self._journal((), finish=FinishReason.STOP)
+            may_finish = (self._state, RequestEvent.FINISH) in TABLE
+            self._end(RequestEvent.FINISH if may_finish else RequestEvent.CANCEL, "")
+
+    def finish_with_nothing_more(self) -> GenerationChunk | None:
+        """The end of a job whose emitted tokens are all there is; None if there is more to come."""
+        emitted = self._job.emitted
+        finish = finish_reason(self._job.stop, emitted[-1].token, len(emitted)) if emitted else None
+        if finish is None:
+            return None
+        self._journal((), finish=finish)
+        self._end(RequestEvent.CANCEL, "")
+        return GenerationChunk((), self._num_cached_tokens, finish)
+
     def failed(self, error: BatonError) -> None:
         """The request ends with an error. No effect after the end."""
         if not self._state.terminal:
+            if not isinstance(error, Superseded):  # the journal is another router's then
+                self._journal((), failure_code=error.code)
             self._end(RequestEvent.FAIL, error.code)
 
     def cancelled(self) -> None:
@@ -142,9 +184,16 @@ class Journey:
     def _chunk(self, tokens: tuple[OutputToken, ...], step: Step) -> GenerationChunk:
         self._emitted.extend(token.token for token in tokens)
         finish = finish_of(step)
+        self._journal(tokens, finish=finish)
         if finish is not None:
             self._end(RequestEvent.FINISH, "")
         return GenerationChunk(tokens, self._num_cached_tokens, finish)
+
+    def _journal(
+        self, tokens: Sequence[OutputToken], *, finish: FinishReason | None = None, failure_code: str = ""
+    ) -> None:
+        cached = self._num_cached_tokens
+        self._pen.write_tokens(self._id(), tokens, num_cached_tokens=cached, finish=finish, failure_code=failure_code)
 
     def _end(self, event: RequestEvent, failure_code: str) -> None:
         self._happen(event, failure_code)

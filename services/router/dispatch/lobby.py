@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from baton.domain.errors import Broken, DeadlineExceeded
@@ -32,9 +33,33 @@ class Lobby:
     def __contains__(self, id: RequestId) -> bool:
         return id in self._journeys
 
-    def enter(self, num_tokens: int, begin: Callable[[Place], Journey]) -> Journey:
-        """The journey that `begin` makes of a place for `num_tokens`. Raises `Overloaded`, without calling it."""
-        place = self._door.admit(num_tokens, self._now())
+    def refuse_if_full(self, deadline_s: float) -> None:
+        """See `Door.refuse_if_full`."""
+        self._door.refuse_if_full(self._now(), deadline_s)
+
+    def resize(self, num_rows: int | None) -> None:
+        """The workers have rows for so many; calls those who may run because of it."""
+        for place in self._door.resize(num_rows, self._now()):
+            self._by_place[place].called.set()
+        self._show_queue()
+
+    def answered(self, journey: Journey) -> None:
+        """The journey has its first token."""
+        self._door.answered(journey.place, self._now())
+
+    def enter(
+        self,
+        num_tokens: int,
+        begin: Callable[[Place], Journey],
+        *,
+        deadline_s: float = math.inf,
+        always: bool = False,
+    ) -> Journey:
+        """The journey that `begin` makes of a place for `num_tokens`. Raises `Overloaded`, without calling it.
+
+        `deadline_s`: the time it has, from now on. With `always` it is never refused.
+        """
+        place = self._door.admit(num_tokens, self._now(), deadline_s, always=always)
         journey = self._by_place[place] = begin(place)
         self._journeys[journey.job.id] = journey
         if self._door.may_run(place):

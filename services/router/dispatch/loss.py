@@ -44,10 +44,19 @@ class Fault(enum.Enum):
 class AttemptLost(Exception):
     """One attempt is over, the request is not. Never leaves the router's lower half."""
 
-    def __init__(self, error: Interrupted, fault: Fault) -> None:
+    def __init__(self, error: Interrupted, fault: Fault, *, hearsay: bool = False) -> None:
+        """`hearsay`: one worker says that the other is gone; it may as well be the link between them."""
         super().__init__(str(error))
         self.error = error
         self.fault = fault
+        self.hearsay = hearsay
+        self.counts = True
+        """Whether the loss is one of the `max_attempts`; False when the attempt was the trial of a bad link."""
+
+    @property
+    def blames_link(self) -> bool:
+        """Whether the link between the two workers may be broken, and other requests should keep away from it."""
+        return self.fault is Fault.LINK or self.hearsay
 
     def avoid(self, avoided: Avoided, pair: Pair) -> Avoided:
         """`avoided` and what this loss of an attempt on `pair` adds to it."""
@@ -73,7 +82,7 @@ def told(error: BatonError, side: Side) -> BatonError | AttemptLost:
     if isinstance(error, _FINAL):
         return error
     if isinstance(error, Interrupted):
-        return AttemptLost(error, _fault(error, side))
+        return AttemptLost(error, _fault(error, side), hearsay=isinstance(error, WorkerLost))
     return AttemptLost(WorkerLost(f"{side.value} gave up: {error.code}: {error}"), _OWN_FAULT[side])
 
 

@@ -3,14 +3,17 @@
 import errno
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
 from baton.settings.groups import ServiceSettings
 from services.cli import serve
 from services.cli.main import run
-from services.cli.plan import callable_host, free_ports, make_plan, share_cores
+from services.cli.plan import Shared, callable_host, free_ports, make_plan, share_cores
 from services.cli.settings import UpSettings
+
+SHARED = Shared("unix:///tmp/s", Path("/tmp/s.secret"))
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def served(monkeypatch):
 
 def test_every_command_is_understood_and_carries_the_choices(served):
     settings = UpSettings(prefill=2, decode=1, port=0, page_size=32, dtype="float32", transport="stream", model="m")
-    plan = make_plan(settings, "unix:///tmp/s", cores=[0, 1])
+    plan = make_plan(settings, SHARED, cores=[0, 1])
     assert [command.name for command in plan.commands] == ["prefill-0", "prefill-1", "decode-0", "router"]
     for command in plan.commands:
         assert command.arguments[:3] == (sys.executable, "-m", "services.cli.main")
@@ -44,6 +47,7 @@ def test_every_command_is_understood_and_carries_the_choices(served):
     metrics = [f"http://127.0.0.1:{worker.metrics_port}/metrics" for worker in workers]
     assert (*plan.prefill_metrics, *plan.decode_metrics) == tuple(metrics)
     assert {settings.redis_url for _, settings in served.values()} == {"unix:///tmp/s"}
+    assert {settings.cluster_secret_file for _, settings in served.values()} == {SHARED.secret_file}
     assert {settings.model for _, settings in served.values()} == {"m"}
 
 
@@ -51,7 +55,7 @@ def test_a_busy_port_is_found_before_anything_starts():
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         with pytest.raises(OSError, match=f"HTTP port {port}") as caught:
-            make_plan(UpSettings(port=port), "unix:///tmp/s", cores=[0])
+            make_plan(UpSettings(port=port), SHARED, cores=[0])
         assert caught.value.errno == errno.EADDRINUSE
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from baton.settings.trust import read_trust
 from services.cli import up as up_module
 from services.cli.errors import StartFailed
 from services.cli.plan import Plan, free_ports
 from services.cli.settings import UpSettings
 from services.cli.supervisor import Child, Command, Supervisor
 from services.cli.up import run_plan
+from services.router.settings import RouterSettings
 
 TINY = Path(__file__).with_name("tiny_service.py")
 DEADLINE_S = 30.0
@@ -154,3 +156,21 @@ def test_temporary_logs_are_removed_and_kept_ones_stay(tmp_path, monkeypatch):
     with up_module._log_dir(tmp_path / "a" / "b") as directory:
         assert directory.is_dir()
     assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_system_of_its_own_has_a_secret_of_its_own():
+    with up_module._secret_file(None) as one, up_module._secret_file(None) as other:
+        assert one.stat().st_mode & 0o777 == 0o600
+        assert len(one.read_text()) == 2 * up_module.SECRET_BYTES
+        assert one.read_text() != other.read_text()
+        settings = RouterSettings(cluster_secret_file=one)
+        assert read_trust(settings).secret == one.read_bytes()
+    assert not one.exists()
+
+
+def test_a_given_secret_is_used_and_left_alone(tmp_path):
+    given = tmp_path / "secret"
+    given.write_text("s" * 32)
+    with up_module._secret_file(given) as path:
+        assert path == given
+    assert given.exists()

@@ -10,6 +10,7 @@ from baton.domain.request import FinishReason, SampledToken, StopParams
 from baton.kv.keys import page_keys
 from baton.transfer.base import PullEvent, PullOutcome
 from services.decode.effects import AbortHandoff, AskCommit, ConfirmCommit, DecodeEffect, Fail, ReportLanded, StartPull
+from services.decode.evidence import Proof
 from services.decode.landing import Promised, SealInfo
 from tests.worlds import PAGE_SIZE, DecodeWorld, assert_idle, decode_world, engine_request
 
@@ -64,6 +65,40 @@ def test_pins_that_were_not_held_end_the_landing():
     assert isinstance(error_of(world.arrivals.commit_answer(ID, False, 3.0)), LeaseEnded)
     assert_idle(world.cache)
     assert len(world.cache) == 0, "pages that may be wrong must not be found again"
+
+
+@pytest.mark.parametrize(("lease_ends_at", "proof"), [(None, None), (2.0, None), (2.5, Proof.LEASE)])
+def test_a_prefill_that_cannot_be_asked(lease_ends_at: float | None, proof: Proof | None):
+    """The lease it granted stands in for its word, if every read was over inside."""
+    world = claimed(digests=False)
+    read(world, digests=False)
+    if lease_ends_at is not None:
+        world.arrivals.renewed([ID], lease_ends_at)
+    effects = world.arrivals.commit_answer(ID, None, 9.0)
+    assert [effect.proof for effect in effects if isinstance(effect, ReportLanded)] == ([proof] if proof else [])
+    assert world.scheduler.num_rows == (1 if proof else 0)
+    if proof is None:
+        assert isinstance(error_of(effects), LeaseEnded)
+
+
+def test_a_lease_does_not_outweigh_the_source_s_word():
+    world = claimed(digests=False)
+    read(world, digests=False)
+    world.arrivals.renewed([ID], 9.0)
+    assert isinstance(error_of(world.arrivals.commit_answer(ID, False, 3.0)), LeaseEnded)
+    assert world.scheduler.num_rows == 0
+
+
+def test_a_source_that_restarted_ends_what_is_not_read():
+    world = claimed(digests=True)
+    world.arrivals.chunk(ID, 0, [PageId(5)], [1], 1.0)
+    assert world.arrivals.source_replaced(WorkerId("prefill-1")) == []
+    effects = world.arrivals.source_replaced(SOURCE)
+    assert AbortHandoff(ID, SOURCE) in effects
+    assert isinstance(error_of(effects), WorkerLost)
+    world = claimed(digests=False)
+    read(world, digests=False)
+    assert world.arrivals.source_replaced(SOURCE) == [], "everything was read from the process that is gone"
 
 
 def test_pages_that_cannot_be_checked_are_not_taken():

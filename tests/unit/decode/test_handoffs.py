@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 
 from baton.domain.errors import WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
 from baton.domain.worker import LinkRecord
+from baton.engine.intake import Intake
 from baton.engine.mailbox import Mailbox
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
-from services.decode.commands import ChunkArrived, CommitAnswered, DecodeCommand, SourceLost
+from services.decode.commands import ChunkArrived, CommitAnswered, DecodeCommand, LeasesRenewed, SourceLost
 from services.decode.handoffs import Handoffs
 from services.decode.links import Link
 
@@ -34,6 +36,9 @@ class Prefill:
         self.announced: dict[str, asyncio.Queue[handoff_pb2.HandoffEvent | None]] = {}
         self.renewals: asyncio.Queue[tuple[int, list[str]]] = asyncio.Queue()
         self.ended: list[AttemptId] = []
+        self.lease_s: float | None = None
+        self.answers_late: Callable[[], Awaitable[None]] | None = None
+        self.reachable = True
         self.commits: asyncio.Queue[str] = asyncio.Queue()
         self.aborts: asyncio.Queue[str] = asyncio.Queue()
 
@@ -47,10 +52,14 @@ class Prefill:
 
     async def Renew(self, request: handoff_pb2.RenewRequest, timeout: float) -> handoff_pb2.RenewReply:
         await self.renewals.put((request.incarnation, [id.request_id for id in request.ids]))
-        return handoff_pb2.RenewReply(ended=[codec.encode_id(id) for id in self.ended])
+        if self.answers_late is not None:
+            await self.answers_late()
+        return handoff_pb2.RenewReply(ended=[codec.encode_id(id) for id in self.ended], lease_s=self.lease_s)
 
     async def Commit(self, request: handoff_pb2.CommitRequest, timeout: float) -> handoff_pb2.CommitReply:
         await self.commits.put(request.id.request_id)
+        if not self.reachable:
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
         return handoff_pb2.CommitReply(valid=True)
 
     async def Abort(self, request: common_pb2.AbortRequest, timeout: float) -> common_pb2.AbortReply:
@@ -64,7 +73,7 @@ class Room:
     def __init__(self, renew_interval_s: float = 0.01) -> None:
         self.prefill = Prefill()
         self.mailbox: Mailbox[DecodeCommand] = Mailbox(16)
-        self.handoffs = Handoffs(self.prefill, self.mailbox, renew_interval_s)  # type: ignore[arg-type]
+        self.handoffs = Handoffs(self.prefill, self.mailbox, renew_interval_s, Intake(1000, 1000))  # type: ignore[arg-type]
         self.tasks: list[asyncio.Task[None]] = []
 
     async def follow(self, id: AttemptId, link: Link, *events: handoff_pb2.HandoffEvent | None) -> None:
@@ -139,6 +148,44 @@ async def test_a_commit_is_said_once_and_answered_if_wanted(answer: bool):
         here.handoffs.commit(ONE, answer=True)
         assert await here.heard() == [CommitAnswered(ONE, False)], "there is nothing left that could be valid"
         assert here.prefill.commits.empty()
+
+
+async def test_a_prefill_that_cannot_be_asked_says_nothing():
+    async with room() as here:
+        await here.follow(ONE, link(1), CHUNK)
+        here.prefill.reachable = False
+        here.handoffs.commit(ONE, answer=True)
+        assert await here.heard() == [CommitAnswered(ONE, None)]
+
+
+async def test_a_lease_is_measured_from_the_sending_of_its_renewal(monkeypatch: pytest.MonkeyPatch):
+    """However long the answer took: prefill may have started the lease as soon as the renewal was sent."""
+    now = 100.0
+    monkeypatch.setattr("services.decode.handoffs.Clock", lambda: now)
+    async with room() as here:
+        here.prefill.lease_s = 5.0
+        here.prefill.ended = [TWO]
+
+        async def much_later() -> None:
+            nonlocal now
+            now = 103.0
+            here.prefill.answers_late = None
+
+        here.prefill.answers_late = much_later
+        await here.follow(ONE, link(1), CHUNK)
+        assert await here.heard() == [LeasesRenewed((ONE,), 105.0)]
+        here.prefill.lease_s = None
+
+
+async def test_what_has_ended_has_no_lease():
+    async with room() as here:
+        here.prefill.lease_s, here.prefill.ended = 5.0, [ONE]
+        await here.follow(ONE, link(1), CHUNK)
+        await here.follow(TWO, link(1), CHUNK)
+        renewed: set[AttemptId] = set()
+        while not renewed:
+            renewed = {id for one in await here.heard() if isinstance(one, LeasesRenewed) for id in one.ids}
+        assert renewed == {TWO}
 
 
 async def test_an_abort_is_said_once():

@@ -38,12 +38,12 @@ class Desk:
         assert self.book.claim(promised.id, REQUEST, SOURCE, deadline=9.0)
         return promised
 
-    def chunk(self, first: int, end: int) -> list[Pull]:
+    def chunk(self, first: int, end: int, digests: bool = True) -> list[Pull]:
         pages = [PageId(100 + i) for i in range(first, end)]
-        return self.book.chunk(ID, first, pages, [7] * len(pages), now=1.0)
+        return self.book.chunk(ID, first, pages, [7] * len(pages) if digests else None, now=1.0)
 
-    def end(self, pull: Pull, outcome: PullOutcome = PullOutcome.DONE, *corrupt: int) -> list[Pull]:
-        return self.book.pulled(PullEvent(pull, outcome, 64, 0.1, "", corrupt), now=2.0)
+    def end(self, pull: Pull, outcome: PullOutcome = PullOutcome.DONE, *corrupt: int, now: float = 2.0) -> list[Pull]:
+        return self.book.pulled(PullEvent(pull, outcome, 64, 0.1, "", corrupt), now)
 
     def land(self, first: int, end: int) -> None:
         pulls = self.chunk(first, end)
@@ -195,7 +195,7 @@ def test_a_read_that_fails_or_is_late(outcome: PullOutcome):
     (pull,) = desk.chunk(0, 2)
     with pytest.raises(LinkBroken):
         desk.end(pull, outcome)
-    assert desk.book.abort(ID, keep_landed=True) == SOURCE
+    assert desk.book.abort(ID) == SOURCE
     late = outcome is PullOutcome.LATE
     assert desk.book.num_draining == late, "a late read may still land"
     assert desk.cache.pool.counts()[Owner.DRAINING] == (4 if late else 0)
@@ -208,8 +208,8 @@ def test_an_abort_waits_for_the_last_read():
     desk = Desk(max_window_pages=4)
     desk.claimed()
     (one,), (other,) = desk.chunk(0, 2), desk.chunk(2, 4)
-    assert desk.book.abort(ID, keep_landed=False) == SOURCE
-    assert desk.book.abort(ID, keep_landed=False) is None
+    assert desk.book.abort(ID) == SOURCE
+    assert desk.book.abort(ID) is None
     assert desk.end(one) == []
     assert desk.book.num_draining == 1
     assert desk.cache.pool.num_free == NUM_PAGES - 4
@@ -219,16 +219,58 @@ def test_an_abort_waits_for_the_last_read():
     assert desk.end(other) == []  # an event of nobody
 
 
-@pytest.mark.parametrize(("keep_landed", "num_kept"), [(True, 2), (False, 0)])
-def test_only_validated_leading_pages_are_kept(keep_landed: bool, num_kept: int):
+@pytest.mark.parametrize(("digests", "num_kept"), [(True, 2), (False, 0)])
+def test_only_validated_leading_pages_are_kept(digests: bool, num_kept: int):
     desk = Desk()
     desk.claimed()
-    desk.land(0, 2)
-    (pull,) = desk.chunk(2, 4)
-    desk.book.abort(ID, keep_landed)
+    (pull,) = desk.chunk(0, 2, digests)
+    desk.end(pull)
+    (pull,) = desk.chunk(2, 4, digests)
+    desk.book.abort(ID)
     desk.end(pull)
     assert desk.cache.num_matching(KEYS) == num_kept
     assert_idle(desk.cache)
+
+
+@pytest.mark.parametrize(("lease_ends_at", "num_kept"), [(None, 0), (2.0, 0), (2.1, 1), (3.1, 2)])
+def test_pages_read_inside_a_lease_are_kept(lease_ends_at: float | None, num_kept: int):
+    """A read that is over when the lease ends came too late: prefill may have reused the page in that instant."""
+    desk = Desk()
+    desk.claimed()
+    (pull,) = desk.chunk(0, 1, digests=False)
+    desk.end(pull, now=2.0)
+    (pull,) = desk.chunk(1, 2, digests=False)
+    desk.end(pull, now=3.0)
+    if lease_ends_at is not None:
+        desk.book.renewed([ID, AttemptId(RequestId("nobody"), 1)], lease_ends_at)
+        desk.book.renewed([ID], lease_ends_at - 1.0)  # an older answer that came late
+    desk.book.abort(ID)
+    assert desk.cache.num_matching(KEYS) == num_kept
+    assert_idle(desk.cache)
+
+
+@pytest.mark.parametrize("lease_ends_at", [2.0, 2.1])
+def test_a_landing_is_proven_by_a_lease_that_covers_every_read(lease_ends_at: float):
+    desk = Desk(max_window_pages=4)
+    desk.claimed()
+    (pull,) = desk.chunk(0, 4, digests=False)
+    desk.end(pull, now=2.0)
+    desk.seal()
+    assert desk.book.ready(ID)
+    assert not desk.book.proven(ID)
+    desk.book.renewed([ID], lease_ends_at)
+    assert desk.book.proven(ID) == (lease_ends_at > 2.0)
+
+
+def test_a_landing_is_unfinished_until_everything_was_read():
+    desk = Desk(max_window_pages=4)
+    desk.claimed()
+    (pull,) = desk.chunk(0, 4)
+    desk.seal()
+    assert desk.book.unfinished(SOURCE) == [ID]
+    assert desk.book.unfinished(WorkerId("prefill-1")) == []
+    desk.end(pull)
+    assert desk.book.unfinished(SOURCE) == []
 
 
 def test_a_promise_that_nobody_claims_ends():
@@ -237,7 +279,7 @@ def test_a_promise_that_nobody_claims_ends():
     assert desk.book.next_deadline() == 5.0
     assert desk.book.expire(4.9) == []
     assert desk.book.expire(5.0) == [ID]
-    assert desk.book.abort(ID, keep_landed=True) is None
+    assert desk.book.abort(ID) is None
     assert desk.book.num_reserved_pages == 0
     assert_idle(desk.cache)
 

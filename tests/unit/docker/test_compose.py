@@ -1,13 +1,14 @@
 """compose.yaml agrees with the services' settings, with the Dockerfile and with what Prometheus looks for."""
 
 import ast
+import re
 
 import pytest
 
 from baton.settings.base import known_variables, refuse_unknown_variables
 from baton.settings.groups import ServiceSettings, WorkerSettings
 from services.cli.settings import COMMANDS, SERVICES
-from tests.unit.docker.stack import COMPOSE, DOCKER, PROMETHEUS, SHARED, environment, seconds
+from tests.unit.docker.stack import COMPOSE, DOCKER, PROMETHEUS, SECRET, SHARED, environment, seconds
 
 WORKERS = ("prefill", "decode")
 
@@ -92,3 +93,19 @@ def test_workers_share_namespaces_that_outlive_either():
     for name in WORKERS:
         assert SHARED["services"][name]["pid"] == SHARED["services"][name]["ipc"] == "service:pod"
     assert SHARED["services"]["pod"]["ipc"] == "shareable"
+
+
+def test_the_secret_reaches_every_service_as_a_setting_of_that_name():
+    assert SECRET["services"].keys() == set(SERVICES)
+    for service in SECRET["services"].values():
+        refuse_unknown_variables(COMMANDS.values(), service["environment"])
+        (mounted,) = service["secrets"]
+        assert service["environment"] == {"BATON_CLUSTER_SECRET_FILE": f"/run/secrets/{mounted}"}
+        assert mounted in SECRET["secrets"]
+
+
+def test_the_secret_is_the_images_users_and_stays_out_of_git():
+    (user,) = re.findall(r"--uid (\d+)", (DOCKER / "Dockerfile").read_text(encoding="utf-8"))
+    assert f"chown {user} docker/cluster.secret" in (DOCKER / "compose.secret.yaml").read_text(encoding="utf-8")
+    assert SECRET["secrets"]["cluster"]["file"].endswith(".secret")
+    assert "*.secret" in (DOCKER.parent / ".gitignore").read_text(encoding="utf-8").splitlines()

@@ -18,7 +18,10 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-ROOMS = ("baton", "services", "protos", "tests", "docs", "scripts", "docker", "requirements", "bench", ".ci", ".github")
+ROOMS = (
+    *("baton", "services", "protos", "tests", "docs", "scripts", "docker", "requirements", "bench", "chaos"),
+    *(".ci", ".github"),
+)
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
@@ -65,7 +68,7 @@ def _baton_arguments(words: list[str]) -> Iterator[list[str]]:
     for at, word in enumerate(words):
         if Path(word).name == "baton":
             rest = words[at + 1 :]
-            ends = [i for i, other in enumerate(rest) if other in {"&", "&&", "|", ";"}]
+            ends = [i for i, other in enumerate(rest) if other in {"&", "&&", "|", ";", ">", ">>"}]
             yield rest[: ends[0]] if ends else rest
             return
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from baton.domain.errors import Broken, Superseded
@@ -114,6 +116,50 @@ def test_an_abort_unpins_now_and_may_be_repeated(pool: PagePool, offers: OfferBo
     assert [offers.abort(ID), offers.abort(ID)] == [True, False]
     assert pool.num_free == 8
     assert not offers.commit(ID)
+
+
+def granting(pool: PagePool, *, renewed: bool = True) -> OfferBook:
+    """One that lets decode count on its leases, with a published offer until 6.0."""
+    offers = OfferBook(pool, LEASE_S, grants_leases=True)
+    offers.open(ID)
+    publish(pool, offers, ID, 2)
+    if renewed:
+        assert offers.renew([ID], now=1.0) == []
+    return offers
+
+
+def test_a_granted_lease_outlives_the_attempt(pool: PagePool):
+    offers = granting(pool)
+    assert [offers.abort(ID), offers.abort(ID)] == [True, False]
+    assert not offers.is_open(ID)
+    assert offers.renew([ID], now=2.0) == [ID], "it is not held any longer than was granted"
+    assert offers.expire(5.9) == []
+    assert pool.counts()[Owner.PINNED] == 2
+    assert offers.expire(6.0) == [ID]
+    assert pool.num_free == 8
+
+
+@pytest.mark.parametrize("word", [OfferBook.release, OfferBook.commit])
+def test_decode_s_word_ends_a_granted_lease(pool: PagePool, word: Callable[[OfferBook, AttemptId], bool]):
+    offers = granting(pool)
+    offers.abort(ID)
+    word(offers, ID)
+    assert pool.num_free == 8
+    assert len(offers) == 0
+    assert not offers.commit(ID), "an attempt that was given up is not committed"
+
+
+def test_a_newer_attempt_does_not_end_a_granted_lease(pool: PagePool):
+    offers = granting(pool)
+    assert offers.open(NEXT) == ID
+    assert pool.counts()[Owner.PINNED] == 2
+    assert len(offers) == 2
+
+
+def test_before_the_first_renewal_nothing_was_granted(pool: PagePool):
+    offers = granting(pool, renewed=False)
+    offers.abort(ID)
+    assert pool.num_free == 8
 
 
 def test_a_page_that_two_offers_share_is_held_until_both_end(pool: PagePool, offers: OfferBook):

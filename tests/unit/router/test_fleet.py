@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from baton.domain.errors import WorkerLost
-from baton.domain.ids import Incarnation, WorkerId
+from baton.domain.errors import LinkBroken, WorkerLost
+from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import WorkerRecord, WorkerStatus
 from baton.rpc.client import Channels
 from baton.state.base import StateUnavailable
@@ -73,10 +74,10 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched() -> AsyncIterator[Watched]:
+async def watched(trust: ClusterTrust = OPEN_CLUSTER) -> AsyncIterator[Watched]:
     registry, channels, degraded = Announcements(), Channels(), list[bool]()
     limits = FleetLimits(worker_ttl_s=2.0, heartbeat_interval_s=0.5, max_step_age_s=30.0)
-    fleet = Fleet(registry, channels, "m", limits, degraded.append, clock=lambda: seen.now)
+    fleet = Fleet(registry, channels, "m", limits, degraded.append, clock=lambda: seen.now, trust=trust)
     seen = Watched(fleet, registry, degraded)
     fleet.start()
     try:
@@ -103,6 +104,21 @@ async def test_workers_of_another_model_are_not_used_and_the_reason_is_told():
         ready, detail = w.fleet.readiness()
         assert not ready
         assert detail.endswith("workers announced x instead of m)")
+
+
+async def test_workers_with_another_secret_are_not_used_and_are_named():
+    ours, theirs = ClusterTrust(b"o" * 32), ClusterTrust(b"t" * 32)
+    async with watched(ours) as w:
+        await w.look(*(replace(record, badge=theirs.badge(record)) for record in (P0, D0)), at=0.0)
+        ready, detail = w.fleet.readiness()
+        assert not ready
+        assert detail.count("is not trusted: a cluster secret here, another one there") == 2
+        await w.look(replace(P0, badge=ours.badge(P0)), D0, at=0.5)
+        ready, detail = w.fleet.readiness()
+        assert not ready
+        assert f"; {D0.id} at {D0.address} is not trusted: a cluster secret here, none there" in detail
+        await w.look(*(replace(record, badge=ours.badge(record)) for record in (P0, D0)), at=1.0)
+        assert w.ready()
 
 
 async def test_records_stay_in_use_while_the_book_is_away_and_for_a_ttl_after():
@@ -182,6 +198,51 @@ async def test_a_suspected_worker_is_not_chosen_for_a_ttl_but_keeps_the_router_r
         assert w.fleet.choose(ASK) is None
         await w.look(P0, D0, at=2.0)
         assert w.fleet.choose(ASK) is not None
+
+
+async def test_a_link_that_lost_an_attempt_rests_and_the_workers_stay_in_use():
+    id, other = AttemptId(RequestId("r"), 1), replace(prefill(1), address="127.0.0.1:3")
+    both = replace(D0, links=(link(P0), link(other)))
+    async with watched() as w:
+        await w.look(P0, other, both, at=0.0)
+        pair = w.fleet.choose(ASK)
+        assert pair is not None
+        assert w.fleet.link_lost(id, pair, LinkBroken("cut"))
+        left = {chosen.prefill.id for _ in range(4) if (chosen := w.fleet.choose(ASK)) is not None}
+        assert left == {P0.id, other.id} - {pair.prefill.id}
+        await w.look(P0, other, both, at=0.5)
+        used = {chosen.prefill.id for _ in range(4) if (chosen := w.fleet.choose(ASK)) is not None}
+        assert used == {P0.id, other.id}
+
+
+async def test_the_only_link_is_tried_by_one_attempt_which_costs_nothing_if_it_is_lost():
+    trial = AttemptId(RequestId("trial"), 2)
+    async with watched() as w:
+        await w.look(P0, D0, at=0.0)
+        pair = w.fleet.choose(ASK)
+        assert pair is not None
+        assert w.fleet.link_lost(AttemptId(RequestId("r"), 1), pair, LinkBroken("cut"))
+        assert w.fleet.choose(ASK) is None
+        assert w.ready()
+        await w.look(P0, D0, at=0.5)
+        w.fleet.placed(trial, pair, 10)
+        assert w.fleet.choose(ASK) is None, "one is at it"
+        assert not w.fleet.link_lost(trial, pair, LinkBroken("cut"))
+        await w.look(P0, D0, at=1.5)
+        w.fleet.placed(trial, pair, 10)
+        w.fleet.landed(trial, pair)
+        assert w.fleet.choose(ASK) == w.fleet.choose(ASK) is not None
+
+
+async def test_listeners_hear_of_every_look_and_rows_are_those_of_linked_decode_workers():
+    rows: list[int | None] = []
+    async with watched() as w:
+        w.fleet.listen(lambda: rows.append(w.fleet.max_rows()))
+        unlinked = replace(decode(1), address="127.0.0.1:3")
+        await w.look(D0, unlinked, at=0.0)
+        await w.look(P0, D0, unlinked, at=0.1)
+        await w.fail_to_look(at=0.2)
+        assert rows == [None, D0.load.max_rows, D0.load.max_rows]
 
 
 async def test_the_end_of_the_registry_is_heard_by_the_owner():

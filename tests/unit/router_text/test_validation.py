@@ -1,25 +1,28 @@
 """Every parameter's rule: what is taken, what is refused, and with which words."""
 
+from dataclasses import replace
+
 import pytest
 
 from baton.domain.errors import ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
 from services.router.api.calls import Streaming, ValidChat, ValidCompletion
-from services.router.api.validation import Validator
+from services.router.api.validation import Origin, Validator
 from tests.unit.router_text.worlds import bundled
 
 MODEL_LEN = 64
 RID = RequestId("call")
 HELLO = [{"role": "user", "content": "hello"}]
+ORIGIN = Origin(RID, created_s=7, seed=2**63 - 2)
 VALIDATOR = Validator(bundled(), "m", MODEL_LEN, deadline_s=9.0)
 
 
 def chat(**body) -> ValidChat:
-    return VALIDATOR.chat({"model": "m", "messages": HELLO, **body}, RID, 7)
+    return VALIDATOR.chat({"model": "m", "messages": HELLO, **body}, ORIGIN)
 
 
 def completion(**body) -> ValidCompletion:
-    return VALIDATOR.completion({"model": "m", "prompt": "hello", **body}, RID, 7)
+    return VALIDATOR.completion({"model": "m", "prompt": "hello", **body}, ORIGIN)
 
 
 def test_defaults():
@@ -47,7 +50,7 @@ def test_null_is_absent_and_unknown_fields_are_ignored():
 @pytest.mark.parametrize(
     ("field", "good", "bad"),
     [
-        ("temperature", [0, 2, 0.5], [-0.1, 2.1, "1", True, [], float("1e300")]),
+        ("temperature", [0, 2, 0.5], [10**400, -0.1, 2.1, "1", True, [], float("1e300")]),
         ("top_p", [0.01, 1], [0, 1.01, "x"]),
         ("top_k", [-1, 0, 5, 2**31 - 1], [-2, 1.5, 2**31, True]),
         ("min_p", [0, 1], [-0.01, 1.01]),
@@ -61,7 +64,11 @@ def test_null_is_absent_and_unknown_fields_are_ignored():
         ("min_tokens", [0, 1], [-1]),
         ("stop", ["a", [], ["a"] * 16, "x" * 256], ["", [""], ["a"] * 17, "x" * 257, [1], 5, {}]),
         ("stop_token_ids", [[], [0, 2047]], [[2048], [-1], ["1"], [True], 5]),
-        ("logit_bias", [{}, {"5": 1}, {"5": -1e9}], [{"2048": 1}, {"x": 1}, {"-1": 1}, {"5": "1"}, [], {"1" * 30: 1}]),
+        (
+            "logit_bias",
+            [{}, {"5": 1}, {"5": -1e9}, {"5": 10**400}],
+            [{"2048": 1}, {"x": 1}, {"-1": 1}, {"5": "1"}, [], {"1" * 30: 1}],
+        ),
         ("logprobs", [False], ["yes", 1]),
         ("stream", [True], ["true", 1]),
         ("stream_options", [], [{}, {"include_usage": True}, []]),
@@ -144,13 +151,55 @@ def test_an_assistant_that_called_tools_may_have_said_nothing():
         chat(messages=[{"role": "assistant", "content": None}])
 
 
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [None],
+        ["f"],
+        [{}],
+        [{"function": None}],
+        [{"function": {"name": "f"}}],
+        [{"function": {"name": 5, "arguments": "{}"}}],
+        [{"function": {"name": "f", "arguments": 5}}],
+        "calls",
+        {"function": {"name": "f", "arguments": "{}"}},
+        [{"function": {"name": "f", "arguments": "{}"}}] * 129,
+    ],
+)
+def test_a_template_gets_no_tool_call_that_is_none(calls):
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].tool_calls: must be"):
+        chat(messages=[{"role": "assistant", "content": "x", "tool_calls": calls}])
+
+
+def test_lists_are_bounded():
+    one = {"type": "text", "text": ""}
+    assert chat(stop_token_ids=[5] * 1024)
+    with pytest.raises(ContextOverflow):  # parts may be so many, but these lines are too long together
+        chat(messages=[{"role": "user", "content": [one] * 4096}])
+    with pytest.raises(InvalidRequest, match="at most 4096 text parts"):
+        chat(messages=[{"role": "user", "content": [one] * 4097}])
+    with pytest.raises(InvalidRequest, match="1 to 4096 messages"):
+        chat(messages=HELLO * 4097)
+    with pytest.raises(InvalidRequest, match="at most 1024 token ids"):
+        chat(stop_token_ids=[5] * 1025)
+    with pytest.raises(InvalidRequest, match="1 to 256 of either"):
+        completion(prompt=["x"] * 257)
+    assert len(completion(prompt=[[5]] * 16, n=16, max_tokens=1).jobs) == 256
+    with pytest.raises(InvalidRequest, match="n: times the number of prompts must not be over 256"):
+        completion(prompt=[[5]] * 17, n=16)
+
+
+def test_a_token_has_one_bias():
+    assert chat(logit_bias={"5": 1, "05": 2}).jobs[0].sampling.logit_bias == ((5, 2.0),)
+
+
 def test_choices_have_ids_and_seeds_of_their_own():
     jobs = chat(n=3, seed=2**63 - 2, temperature=0).jobs
     assert [job.id for job in jobs] == ["call", "call-1", "call-2"]
     assert [job.sampling.seed for job in jobs] == [2**63 - 2, 2**63 - 1, -(2**63)]
-    drawn = {chat().jobs[0].sampling.seed for _ in range(4)}
-    assert len(drawn) == 4
-    assert all(0 <= seed < 2**63 for seed in drawn)
+    assert [job.sampling.seed for job in chat(n=3).jobs] == [2**63 - 2, 2**63 - 1, -(2**63)]
+    unseeded = completion(prompt=["hello", "hello"], n=2)
+    assert len({job.sampling.seed for job in unseeded.jobs}) == 4  # the same prompt twice is two different answers
 
 
 def test_every_prompt_has_its_choices():
@@ -258,4 +307,15 @@ def test_streaming_arrives():
     options = {"include_usage": True, "continuous_usage_stats": True}
     assert chat(stream=True, stream_options=options).streaming == Streaming(True, True)
     assert chat(stream=False).streaming is None
-    assert chat(cache_salt="s").jobs[0].salt == "s"
+
+
+def test_tenants_share_no_salt():
+    def salt(tenant: str, **body) -> str:
+        origin = replace(ORIGIN, tenant=tenant)
+        return VALIDATOR.chat({"model": "m", "messages": HELLO, **body}, origin).jobs[0].salt
+
+    wishes: list[dict[str, str]] = [{}, {"cache_salt": "s"}, {"cache_salt": "red"}, {"cache_salt": salt("red")}]
+    salts = [salt(tenant, **wish) for tenant in ("", "red", "blue", "reds") for wish in wishes]
+    assert len(set(salts)) == len(salts)
+    assert salt("") == ""
+    assert salt("red", cache_salt="s") == salt("red", cache_salt="s")

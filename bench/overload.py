@@ -1,0 +1,137 @@
+"""A router with ten times the load that its workers can do: refusals, goodput, memory.
+
+    python -m bench.overload [--seconds 60] [--loads 1 2 10] [--result FILE]
+
+Mock workers with few rows and slow tokens, so that they and not the router are the bottleneck; open-loop Poisson
+arrivals at multiples of what they can do; clients that give up when they are refused. Good is an answer that is
+complete and whose first token came within `OBJECTIVE_S`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import uvloop
+
+from bench.mock_cluster import MODEL, Cluster, Pace, running_cluster
+from bench.probes import process_cpu_s, process_rss_bytes
+from services.cli.bench.arrivals import gamma_arrivals
+from services.cli.bench.client import BenchClient, Call
+from services.cli.bench.distribution import percentile
+from services.cli.bench.load import offer
+from services.cli.bench.options import Endpoint
+from services.cli.bench.records import PlannedRequest, RequestRow
+
+PACE = Pace(num_rows=8, token_s=0.2)
+NUM_TOKENS = 11
+NUM_PROMPT_TOKENS = 64
+OBJECTIVE_S = 8.0
+"""For the first token. The router is told three quarters of it."""
+
+TIMEOUT_S = 60.0
+REFUSED = "HTTP 429:"
+CALL = Call(MODEL, Endpoint.COMPLETIONS, temperature=0.0, ignore_eos=True, continuous_usage=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One load. Rates are a second; the latency of a refusal is the client's, from sending to the end of the answer."""
+
+    load: float
+    offered_per_s: float
+    num_requests: int
+    num_answered: int
+    num_refused: int
+    other_failures: tuple[str, ...]
+    goodput_per_s: float
+    p50_ttft_s: float | None
+    p99_ttft_s: float | None
+    p50_refusal_s: float | None
+    p99_refusal_s: float | None
+    p99_client_lag_s: float
+    router_cpu_s: float
+    router_rss_bytes: int
+
+
+def run(loads: Sequence[float], seconds: float, seed: int) -> list[Finding]:
+    """Measures on a cluster of its own, one load after the other."""
+    flags = ["--max-ttft-s", str(0.75 * OBJECTIVE_S)]
+    with running_cluster(PACE, flags) as cluster, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_measure(cluster, 0.5, 5.0, seed))  # connections, caches, what a request takes
+        return [runner.run(_measure(cluster, load, seconds, seed)) for load in loads]
+
+
+async def _measure(cluster: Cluster, load: float, seconds: float, seed: int) -> Finding:
+    rate = load * PACE.rate(NUM_TOKENS)
+    draw = random.Random(seed)
+    arrivals = gamma_arrivals(int(rate * seconds), rate, 1.0, draw)
+    plan = [PlannedRequest(n, at_s, _prompt(draw), NUM_TOKENS) for n, at_s in enumerate(arrivals)]
+    cpu_s, clock = process_cpu_s(cluster.router_pid), time.perf_counter
+    async with BenchClient(cluster.router_url, api_key=None, timeout_s=TIMEOUT_S, clock=clock) as client:
+        rows = await offer(plan, lambda request: client.measure(CALL, request, lambda _: None), clock=clock)
+    cpu_s = process_cpu_s(cluster.router_pid) - cpu_s
+    return find(load, seconds, rows, cpu_s, process_rss_bytes(cluster.router_pid))
+
+
+def find(load: float, seconds: float, rows: Sequence[RequestRow], cpu_s: float, rss_bytes: int) -> Finding:
+    """The figures, from the rows alone."""
+    answered = [row for row in rows if row.failure is None]
+    refused = [row for row in rows if row.failure is not None and row.failure.startswith(REFUSED)]
+    ttfts = sorted(row.ttft_s for row in answered)
+    refusals = sorted(row.ended_s for row in refused)
+    good = [ttft_s for ttft_s in ttfts if ttft_s <= OBJECTIVE_S]
+    return Finding(
+        load=load,
+        offered_per_s=len(rows) / seconds,
+        num_requests=len(rows),
+        num_answered=len(answered),
+        num_refused=len(refused),
+        other_failures=tuple(row.failure for row in rows if row.failure and not row.failure.startswith(REFUSED)),
+        goodput_per_s=len(good) / max(seconds, max(row.sent_s + row.ended_s for row in rows)),
+        p50_ttft_s=percentile(ttfts, 50) if ttfts else None,
+        p99_ttft_s=percentile(ttfts, 99) if ttfts else None,
+        p50_refusal_s=percentile(refusals, 50) if refusals else None,
+        p99_refusal_s=percentile(refusals, 99) if refusals else None,
+        p99_client_lag_s=percentile(sorted(row.lag_s for row in rows), 99),
+        router_cpu_s=cpu_s,
+        router_rss_bytes=rss_bytes,
+    )
+
+
+def _prompt(draw: random.Random) -> tuple[int, ...]:
+    return tuple(draw.randrange(4, 2048) for _ in range(NUM_PROMPT_TOKENS))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--loads", type=float, nargs="+", default=[1.0, 2.0, 10.0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--result", type=Path)
+    flags = parser.parse_args()
+    findings = run(flags.loads, flags.seconds, flags.seed)
+    best = max(finding.goodput_per_s for finding in findings)
+    report = {
+        "sustainable_per_s": PACE.rate(NUM_TOKENS),
+        "objective_ttft_s": OBJECTIVE_S,
+        "load_average": os.getloadavg(),
+        "of_best": {f"{finding.load:g}": round(finding.goodput_per_s / best, 3) for finding in findings},
+        "loads": [asdict(finding) for finding in findings],
+    }
+    text = json.dumps(report, indent=2)
+    if flags.result is not None:
+        flags.result.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The calls that this router answers, as the reception book shall know them. `delivery` and `carry` tell it.
+
+A call is opened before its tickets are taken and marked when it is over: ENDED, or ABANDONED when its client went
+away. What was cut off by our own end stays open, for the router that takes it over. Everything is written through a pen
+that never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.domain.errors import Cancelled, Superseded
+from baton.domain.ids import OwnerId, RequestId
+from baton.state.base import CallRecord, CallStatus
+from services.router.api.calls import ValidCall
+from services.router.api.validation import Origin
+
+FIRST_EPOCH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """What a client posted, and all that makes the same call of it again. `endpoint` is the path."""
+
+    endpoint: str
+    body: bytes
+    origin: Origin
+
+
+class CallPen(Protocol):
+    """The part of `BookWriter` that is used here."""
+
+    @property
+    def degraded(self) -> bool: ...
+
+    def open_call(self, record: CallRecord) -> bool: ...
+
+    def adopt_call(self, record: CallRecord) -> None: ...
+
+    def end_call(self, id: RequestId, status: CallStatus) -> None: ...
+
+    def writes_call(self, id: RequestId) -> bool: ...
+
+
+class NoPen:
+    """Without a book nothing is kept, and no call is durable."""
+
+    degraded = True
+
+    def open_call(self, record: CallRecord) -> bool:
+        """Nothing."""
+        return False
+
+    def adopt_call(self, record: CallRecord) -> None:
+        """Nothing."""
+
+    def end_call(self, id: RequestId, status: CallStatus) -> None:
+        """Nothing."""
+
+    def writes_call(self, id: RequestId) -> bool:
+        """Never."""
+        return False
+
+
+class Charge:
+    """One call that this router has to answer, until it is over or somebody else's."""
+
+    def __init__(self, pen: CallPen, id: RequestId, *, durable: bool) -> None:
+        self._pen = pen
+        self._id = id
+        self._over = False
+        self._durable = durable
+
+    @property
+    def durable(self) -> bool:
+        """Whether another router could carry the call on."""
+        return self._durable
+
+    def over(self, error: BaseException | None) -> None:
+        """The call is over, by `error` if there was one. Only the first end counts."""
+        if self._over:
+            return
+        self._over = True
+        match error:
+            case asyncio.CancelledError():
+                return  # we end, not the call: it stays open for the router that takes it over
+            case Cancelled() | Superseded():  # the latter has no effect if another router has claimed the call
+                self._pen.end_call(self._id, CallStatus.ABANDONED)
+            case _:
+                self._pen.end_call(self._id, CallStatus.ENDED)
+
+
+class Custody:
+    """Owned by one event loop."""
+
+    def __init__(self, pen: CallPen, owner: OwnerId) -> None:
+        self._pen = pen
+        self._owner = owner
+
+    @property
+    def owner(self) -> OwnerId:
+        """Who this router is."""
+        return self._owner
+
+    def open(self, call: ValidCall, posting: Posting) -> Charge:
+        """Enters a call, before its tickets are taken."""
+        origin, jobs = posting.origin, tuple(job.id for job in call.jobs)
+        record = CallRecord(
+            id=call.id,
+            owner=self._owner,
+            epoch=FIRST_EPOCH,
+            status=CallStatus.OPEN,
+            endpoint=posting.endpoint,
+            body=posting.body,
+            tenant=origin.tenant,
+            created_s=origin.created_s,
+            seed=origin.seed,
+            jobs=jobs,
+        )
+        written = self._pen.open_call(record)
+        return Charge(self._pen, call.id, durable=written and not self._pen.degraded)
+
+    def adopt(self, record: CallRecord) -> Charge:
+        """Takes a call that was claimed in the book."""
+        self._pen.adopt_call(record)
+        return Charge(self._pen, record.id, durable=not self._pen.degraded)
+
+    def holds(self, id: RequestId) -> bool:
+        """Whether the call is answered here, or was and the book does not know its end yet."""
+        return self._pen.writes_call(id)

@@ -1,0 +1,118 @@
+"""Mixes the events of a call's choices into one stream, in the order in which they come. No I/O of its own.
+
+`relay` feeds it what workers compute, `follower` what the journal holds. It runs one task a choice; a choice ends with
+the event that has a `finish`, and the first error ends them all. One task enters it, takes events and leaves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from typing import Protocol, Self
+
+import structlog
+
+from baton.domain.errors import BatonError, Broken, DeadlineExceeded
+from services.router.api.connection import end
+from services.router.text.choice_text import TokenEvent
+
+MAX_WAITING_EVENTS = 64
+"""A client that reads slowly slows its own choices down, not the router's memory up."""
+
+log = structlog.get_logger(__name__)
+
+
+class EventSource(Protocol):
+    """The events of all choices of a call, from each one's first to its last."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether `next` has given every choice's last event."""
+        ...
+
+    async def next(self, silence_s: float) -> TokenEvent | None:
+        """The next event of any choice; None after `silence_s` without one. Raises what ended a choice too early."""
+        ...
+
+
+class Mixer:
+    """`streams`: choice -> its events. `deadline` is of the running loop's clock."""
+
+    def __init__(self, streams: Mapping[int, AsyncGenerator[TokenEvent, None]], deadline: float) -> None:
+        self._streams = dict(streams)
+        self._deadline = deadline
+        self._events: asyncio.Queue[TokenEvent | BatonError | None] = asyncio.Queue(MAX_WAITING_EVENTS)
+        self._broken_off: BatonError | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._ended: set[int] = set()  # choices whose last event is out; their generators are closing by themselves
+        self._num_running = len(streams)
+
+    @property
+    def finished(self) -> bool:
+        """See `EventSource`."""
+        return self._num_running == 0
+
+    async def __aenter__(self) -> Mixer:
+        self._tasks = {choice: asyncio.create_task(self._run(choice)) for choice in self._streams}
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for choice in self._tasks.keys() - self._ended:
+            self._tasks[choice].cancel()
+        await end(self._tasks.values())
+
+    def break_off(self, error: BatonError) -> None:
+        """From now on `next` raises `error`, whatever is waiting."""
+        self._broken_off = self._broken_off or error
+        if not self._events.full():
+            self._events.put_nowait(None)  # wakes a `next` that waits
+
+    async def next(self, silence_s: float) -> TokenEvent | None:
+        """See `EventSource`. Raises `DeadlineExceeded` as well."""
+        left_s = self._deadline - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            raise DeadlineExceeded("the answer was not complete at the deadline")
+        event = await self._get(min(silence_s, left_s)) if self._broken_off is None else None
+        error = self._broken_off or (event if isinstance(event, BatonError) else None)
+        if error is not None:
+            raise error
+        if isinstance(event, TokenEvent):
+            self._num_running -= event.finish is not None
+            return event
+        return None
+
+    async def _get(self, timeout_s: float) -> TokenEvent | BatonError | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._events.get()
+        except TimeoutError:
+            return None
+
+    async def _run(self, choice: int) -> None:
+        """The root of a choice's task: its error comes after the events that it gave before."""
+        try:
+            await self._take(choice)
+        except BatonError as error:
+            await self._events.put(error)
+        except Exception as error:
+            log.exception("choice_failed")
+            await self._events.put(Broken(str(error)))
+
+    async def _take(self, choice: int) -> None:
+        async with aclosing(self._streams[choice]) as events:
+            async for event in events:
+                await self._events.put(event)
+                if event.finish is not None:
+                    self._ended.add(choice)
+                    return
+        raise Broken(f"choice {choice} ended without a reason")

@@ -1,0 +1,116 @@
+"""One streamed answer on its way to a client: events with their ids, pings, the tail, or an error.
+
+`delivery` and `resume` drive it with all events of the answer, from the first one on; what the client has already by
+its cursor is counted and not sent. It knows the wire and the shape, and not where events come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+import structlog
+from msgspec import UNSET, UnsetType
+from starlette.types import Send
+
+from services.router.api import sse
+from services.router.api.calls import Streaming, ValidCall
+from services.router.api.connection import CLOSE_TIMEOUT_S
+from services.router.api.cursor import Cursor, Position
+from services.router.api.http_errors import is_bug, reply_to
+from services.router.api.schemas import Usage
+from services.router.api.shape import Shape
+from services.router.api.usage import UsageMeter
+from services.router.text.choice_text import TokenEvent
+
+log = structlog.get_logger(__name__)
+
+
+class EventStream:
+    """The SSE answer to `call`, from the event after `after` on."""
+
+    def __init__(
+        self,
+        send: Send,
+        call: ValidCall,
+        shape: Shape,
+        headers: Mapping[str, str],
+        *,
+        with_ids: bool,
+        after: Cursor | None = None,
+    ) -> None:
+        """`headers` go out with the status, besides those that SSE needs."""
+        self._send = send
+        self._call = call
+        self._shape = shape
+        self._streaming = call.streaming or Streaming()
+        self._headers = {**sse.HEADERS, **headers}
+        self._with_ids = with_ids
+        self._after = after or Position.start(call.id, len(call.choices)).cursor()
+        self._position = Position.start(call.id, len(call.choices))
+        self._meter = UsageMeter(call)
+        self._started = False
+
+    @property
+    def started(self) -> bool:
+        """Whether the status has gone out: what fails from now on becomes an event."""
+        return self._started
+
+    async def start(self) -> None:
+        """Sends status and headers; idempotent."""
+        if not self._started:
+            self._started = True
+            headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def ping(self) -> None:
+        """Keeps the connection alive in silence."""
+        await self._part(sse.PING)
+
+    async def event(self, event: TokenEvent) -> None:
+        """One event of a choice: sent, unless the client has it."""
+        self._meter.count(event)
+        chunk = self._shape.chunk(event, self._usage_with_event())
+        if self._position.pass_event(event.choice) > self._after.counts[event.choice]:
+            await self._event(msgspec.json.encode(chunk))
+
+    async def finish(self) -> None:
+        """The events after all choices, and the end."""
+        if self._streaming.include_usage:
+            await self._tail(msgspec.json.encode(self._shape.usage_chunk(self._meter.usage())))
+        await self._tail(sse.DONE)
+        await self._part(b"", more=False)
+
+    async def fail(self, error: Exception) -> None:
+        """The error event and the end; a client that does not read does not hold us up.
+
+        The event has no id: a client that resumes does so from the last event of the answer.
+        """
+        if is_bug(error):
+            log.error("answer_failed", request_id=self._call.id, exc_info=error)
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._part(sse.event(reply_to(error).json(), None), more=False)
+        except TimeoutError:
+            log.warning("client_does_not_read", request_id=self._call.id)
+
+    async def _tail(self, data: bytes) -> None:
+        if self._position.pass_tail() > self._after.num_tail:
+            await self._event(data)
+
+    async def _event(self, data: bytes) -> None:
+        await self._part(sse.event(data, str(self._position.cursor()) if self._with_ids else None))
+
+    async def _part(self, part: bytes, *, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": part, "more_body": more})
+
+    def _usage_with_event(self) -> Usage | UnsetType | None:
+        if self._streaming.continuous_usage:
+            return self._meter.usage()
+        return None if self._streaming.include_usage else UNSET
+
+
+def num_tail_events(streaming: Streaming | None) -> int:
+    """How many events come after all choices."""
+    return 2 if streaming is not None and streaming.include_usage else 1

@@ -1,0 +1,123 @@
+"""Clients that hang up, a thousand of them, in whatever phase their request is: nothing is left behind anywhere.
+
+They speak HTTP over bare sockets, so that a hang-up is exactly that, and cheap enough for so many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from baton.domain.lifecycle import TERMINAL, RequestState
+from tests.cluster import Cluster, eventually
+
+pytestmark = pytest.mark.integration
+
+NUM_HANG_UPS = 500
+"""For each transport."""
+NUM_AT_ONCE = 50
+FREE_WITHIN_S = 5.0
+"""The promise is one second after one hang-up; here fifty come last, and a busy machine takes its time to be asked."""
+PATIENCE_S = 60.0
+VOCAB_SIZE = 500
+SLOW_PREFILL = {"token-budget": 32}
+"""Several chunks a prompt: hang-ups meet it half published and half pulled."""
+
+
+@dataclass(frozen=True)
+class HangUp:
+    """One client: what it asks, and when it has had enough: after so many events, or so long after asking."""
+
+    prompt: list[int]
+    num_events: int | None
+    delay_s: float
+
+
+def drawn(rng: random.Random) -> HangUp:
+    prompt = [rng.randrange(5, VOCAB_SIZE) for _ in range(rng.randrange(2, 200))]
+    if rng.random() < 0.4:
+        return HangUp(prompt, rng.randrange(1, 12), PATIENCE_S)
+    return HangUp(prompt, None, rng.choice([0.0, rng.uniform(0.0, 0.05), rng.uniform(0.0, 1.0)]))
+
+
+async def hang_up(url: httpx2.URL, model: str, client: HangUp) -> None:
+    """Asks, listens for a while, and closes the connection without a word."""
+    body = json.dumps(
+        {"model": model, "prompt": client.prompt, "stream": True, "max_tokens": 400, "ignore_eos": True}
+    ).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {url.host}\r\ncontent-type: application/json\r\n"
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    try:
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+        async with asyncio.timeout(client.delay_s):
+            await _listen(reader, client.num_events)
+    except TimeoutError:
+        assert client.num_events is None, "nothing was heard"
+    finally:
+        writer.transport.abort()
+
+
+async def _listen(reader: asyncio.StreamReader, num_events: int | None) -> None:
+    status = await reader.readline()
+    assert b" 200 " in status, status
+    while num_events is None or num_events > 0:
+        line = await reader.readline()
+        assert line, "the router hung up first"
+        if num_events is not None and line.startswith(b"data: {"):
+            num_events -= 1
+
+
+async def hang_up_all(url: httpx2.URL, model: str, clients: list[HangUp]) -> None:
+    waiting = iter(clients)
+
+    async def one_after_another() -> None:
+        for client in waiting:
+            await hang_up(url, model, client)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(NUM_AT_ONCE):
+            group.create_task(one_after_another())
+
+
+def living_requests(cluster: Cluster) -> dict[str, float]:
+    """How many requests the router has in each state that is not an end."""
+    names = [state.value for state in RequestState if state not in TERMINAL]
+    return {name: cluster.metric("router-0", "baton_requests_in_state", state=name) for name in names}
+
+
+def aborts_by_phase(cluster: Cluster) -> dict[str, float]:
+    text = httpx2.get(f"{cluster.url}/metrics", timeout=5.0, trust_env=False).text
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    return {s.labels["phase"]: s.value for s in samples if s.name == "baton_aborts_total"}
+
+
+@pytest.fixture(scope="module", params=["nixl", "stream"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory: Path = tmp_path_factory.mktemp("cancel")
+    with Cluster(directory, transport=request.param, prefill_flags=SLOW_PREFILL) as cluster:
+        yield cluster
+
+
+def test_hang_ups_leave_nothing_behind(cluster: Cluster) -> None:
+    rng = random.Random(1)
+    before, num_bytes = living_requests(cluster), cluster.bytes_moved
+    url = httpx2.URL(cluster.url)
+    asyncio.run(hang_up_all(url, cluster.model_name, [drawn(rng) for _ in range(NUM_HANG_UPS)]))
+    cluster.wait_pages_free(FREE_WITHIN_S)
+    eventually(lambda: living_requests(cluster) == before, FREE_WITHIN_S, "no request is counted that has ended")
+    phases = aborts_by_phase(cluster)
+    assert all(phases.get(phase, 0) > 0 for phase in ("queued", "prefilling", "sealed", "decoding")), phases
+    assert cluster.bytes_moved > num_bytes
+    assert cluster.tokens_recomputed == 0
+    assert sum(phases.values()) > 0.9 * NUM_HANG_UPS
+    answer = cluster.complete([7, 8, 9], max_tokens=3, ignore_eos=True)
+    assert answer["usage"]["completion_tokens"] == 3

@@ -1,0 +1,77 @@
+"""A storm of clients that all hang up, on a cluster of real processes: it wedges nothing and leaks nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from baton.domain.lifecycle import TERMINAL, RequestState
+from tests.cluster import Cluster, eventually
+
+pytestmark = pytest.mark.integration
+
+NUM_REQUESTS = 200
+CLIENT_TIMEOUT_S = 0.5
+ANSWERS_WITHIN_S = 5.0
+FLAGS = {"max-running-requests": 16, "max-queued-requests": 64, "max-queued-tokens": 8192}
+"""Small enough for the storm to fill: some run, some wait, some are refused."""
+
+
+async def storm(cluster: Cluster, model: str) -> Counter[str]:
+    """How the requests ended, each of them long enough never to be finished in time."""
+    endings: Counter[str] = Counter()
+    limits = httpx2.Limits(max_connections=NUM_REQUESTS)
+    timeout = httpx2.Timeout(CLIENT_TIMEOUT_S, connect=30.0, pool=30.0)
+    async with httpx2.AsyncClient(base_url=cluster.url, timeout=timeout, limits=limits, trust_env=False) as client:
+
+        async def one(n: int) -> None:
+            prompt = [5 + (n * 131 + i * 7) % 500 for i in range(120)]
+            body = {"model": model, "prompt": prompt, "max_tokens": 3000, "ignore_eos": True, "stream": n % 2 == 0}
+            try:
+                async with asyncio.timeout(CLIENT_TIMEOUT_S if n % 2 else None):
+                    response = await client.post("/v1/completions", json=body)
+            except (httpx2.TransportError, TimeoutError):
+                endings["hung up"] += 1
+            else:
+                endings[str(response.status_code)] += 1
+                assert response.status_code != 429 or 1 <= int(response.headers["retry-after"]) <= 120
+
+        await asyncio.wait_for(asyncio.gather(*map(one, range(NUM_REQUESTS))), 120.0)
+    return endings
+
+
+def requests_inside(cluster: Cluster) -> dict[str, float]:
+    """What the router counts of requests that have not ended."""
+    states = [state.value for state in RequestState if state not in TERMINAL]
+    inside = {state: cluster.metric("router-0", "baton_requests_in_state", state=state) for state in states}
+    queued = ("baton_queued_requests", "baton_queued_tokens")
+    return inside | {name: cluster.metric("router-0", name) for name in queued}
+
+
+def test_two_hundred_clients_that_hang_up_wedge_nothing(tmp_path: Path) -> None:
+    with Cluster(tmp_path, router_flags=FLAGS) as cluster:
+        model = cluster.model_name
+        cluster.complete([7, 8, 9], max_tokens=2)
+        cluster.wait_pages_free(10.0)
+        before = requests_inside(cluster)
+        assert set(before.values()) == {0.0}
+
+        endings = asyncio.run(storm(cluster, model))
+        assert endings["hung up"] > 0
+        assert set(endings) <= {"hung up", "429"}, endings
+
+        body = {"model": model, "prompt": [7, 8, 9], "max_tokens": 2}
+        began_s = time.monotonic()
+        answer = cluster.client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert time.monotonic() - began_s < ANSWERS_WITHIN_S
+        cluster.wait_pages_free(10.0)
+        eventually(
+            lambda: requests_inside(cluster) == before, 10.0, f"every request is out: {requests_inside(cluster)}"
+        )
+        assert cluster.tokens_recomputed == 0

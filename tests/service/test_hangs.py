@@ -1,0 +1,139 @@
+"""Workers that are killed, or stopped and continued, and a router that goes on without them: processes and Redis.
+
+The bounds are those of the contract: a killed worker is noticed within a second, one that hangs within five.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from baton.domain.ids import RequestId
+from baton.domain.worker import WorkerRole
+from baton.rpc.client import Channels
+from baton.state.connect import connect
+from baton.state.writer import BookWriter
+from baton.telemetry.timeline import Moment
+from services.router.dispatch.aborts import Aborts
+from services.router.dispatch.dispatcher import Identity, TokenDispatcher
+from services.router.dispatch.fleet import Fleet, FleetLimits
+from services.router.dispatch.placement import Ask
+from services.router.generation import GenerationChunk
+from tests.mock_workers import MODEL, Phase
+from tests.redis_server import running_redis
+from tests.service.dispatch_world import LIMITS, Diary, consume, job, scripted, tokens
+from tests.worker_process import BUSY_S, OPTIONS, WorkerProcess, worker_process
+
+pytestmark = pytest.mark.timeout(120)
+
+START_S = 60.0
+HANG_NOTICED_S = 5.0
+KILL_NOTICED_S = 1.0
+PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
+ASK = Ask(num_tokens=10, max_tokens=20, keys={})
+
+
+@dataclass(slots=True)
+class TimedDiary(Diary):
+    """Also knows the moment at which an attempt was given up."""
+
+    retried: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def on_retry(self, id: RequestId) -> None:
+        Diary.on_retry(self, id)
+        self.retried.set()
+
+
+@dataclass(slots=True)
+class Router:
+    """The lower half of a router, in this process; workers are in theirs and come by Redis alone."""
+
+    dispatcher: TokenDispatcher
+    fleet: Fleet
+    diary: TimedDiary
+    redis_url: str
+    processes: ExitStack
+
+    async def start_peer(self, role: WorkerRole) -> None:
+        """The first worker; returns when it is announced."""
+        self.processes.enter_context(worker_process(role, "peer", self.redis_url))
+        await self.until(lambda: len(self.fleet.records) == 1, START_S)
+
+    async def start(self, role: WorkerRole, id: str, hold: Phase | None = None) -> WorkerProcess:
+        """A worker more; returns when it is linked and in use."""
+        process = self.processes.enter_context(worker_process(role, id, self.redis_url, hold))
+        await self.until(lambda: self.uses(id), START_S)
+        return process
+
+    async def until(self, condition: Callable[[], bool], within_s: float) -> None:
+        """Looks at the fleet again after every change."""
+        async with asyncio.timeout(within_s):
+            while not condition():
+                await self.fleet.changed()
+
+    def uses(self, id: str) -> bool:
+        """Whether requests are placed on the worker (equal ones take turns)."""
+        pairs = [pair for _ in range(2) if (pair := self.fleet.choose(ASK)) is not None]
+        return any(id in (pair.prefill.id, pair.decode.id) for pair in pairs)
+
+    def run(self, name: str) -> asyncio.Task[list[GenerationChunk]]:
+        """A request that may take its time."""
+        return asyncio.create_task(consume(self.dispatcher.run(self.dispatcher.admit(job(name, deadline_s=60.0)))))
+
+
+@asynccontextmanager
+async def router(worker_ttl_s: float = OPTIONS.worker_ttl_s) -> AsyncIterator[Router]:
+    with running_redis() as redis, ExitStack() as processes:
+        async with AsyncExitStack() as stack:
+            book, channels, diary = await connect(redis.url, OPTIONS), Channels(), TimedDiary()
+            fleet = Fleet(book, channels, MODEL, FleetLimits(worker_ttl_s, OPTIONS.heartbeat_s, max_step_age_s=30.0))
+            aborts = Aborts(fleet)
+            for close in (book.close, channels.close, fleet.close, aborts.close):
+                stack.push_async_callback(close)
+            writer = await stack.enter_async_context(BookWriter(book))
+            dispatcher = TokenDispatcher(fleet, aborts, writer, diary, Identity("router-test", MODEL), LIMITS)
+            fleet.start()
+            yield Router(dispatcher, fleet, diary, redis.url, processes)
+
+
+@pytest.mark.parametrize("role", WorkerRole)
+async def test_a_worker_that_is_gone_is_noticed_in_time(role):
+    """Stopped, it loses its request to another; continued, it serves again, and takes over when the other is killed."""
+    hold, reached = (Phase.SEAL, Moment.PREFILL_ACCEPTED) if role is PREFILL else (Phase.DECODE, Moment.LANDED)
+    async with router() as r:
+        await r.start_peer(DECODE if role is PREFILL else PREFILL)
+        victim = await r.start(role, "victim", hold)
+        run = r.run("first")
+        await r.until(lambda: r.diary.entries.count(reached.value) == 1, 10.0)
+        other = await r.start(role, "other", hold)
+        victim.signal(signal.SIGSTOP)
+        async with asyncio.timeout(HANG_NOTICED_S):
+            await r.diary.retried.wait()
+        await r.until(lambda: r.diary.entries.count(reached.value) == 2, 10.0)
+        victim.signal(signal.SIGCONT)
+        await r.until(lambda: r.uses("victim"), 20.0)
+        r.diary.retried.clear()
+        other.signal(signal.SIGKILL)
+        async with asyncio.timeout(KILL_NOTICED_S):
+            await r.diary.retried.wait()
+        assert tokens(await run) == scripted(5)
+        assert r.diary.entries.count("retry") == 2
+
+
+async def test_a_peer_whose_interpreter_is_busy_is_not_taken_for_dead():
+    """gRPC answers pings from threads of its own. (Heartbeats do need the interpreter: here they are not missed.)"""
+    async with router(worker_ttl_s=60.0) as r:
+        await r.start_peer(PREFILL)
+        busy = await r.start(DECODE, "busy", Phase.DECODE)
+        run = r.run("first")
+        await r.until(lambda: Moment.LANDED.value in r.diary.entries, 10.0)
+        busy.signal(signal.SIGUSR1)
+        done, _ = await asyncio.wait([run], timeout=BUSY_S)
+        assert not done
+        assert tokens(await run) == scripted(5)
+        assert "retry" not in r.diary.entries
