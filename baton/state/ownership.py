@@ -13,8 +13,8 @@ from typing import Self
 
 import structlog
 
-from baton.domain.ids import OwnerId
-from baton.state.base import CallRecord, CallStore, StateUnavailable
+from baton.domain.ids import OwnerId, RequestId
+from baton.state.base import CallRecord, CallStatus, CallStore, StateUnavailable
 from baton.state.bell import rang_within
 
 _log = structlog.get_logger(__name__)
@@ -44,6 +44,7 @@ class Ownership:
         self._held_until = 0.0
         self._good_since: float | None = None
         self._claiming = True
+        self._unsure: dict[RequestId, CallRecord] = {}  # as they were when a claim was not answered with a grant
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -99,6 +100,7 @@ class Ownership:
                 await self._book.hold(self._owner)
             self._renewed(began)
             if self.may_claim:
+                await self._settle()
                 async with asyncio.timeout(self._ttl_s):
                     orphans = await self._book.orphans()
                 await self._claim(orphans)
@@ -127,11 +129,27 @@ class Ownership:
         for call in orphans:
             if not self.held:
                 return
+            self._unsure[call.id] = call
             async with asyncio.timeout(self._ttl_s):
                 claimed = await self._book.claim_call(call.id, call.epoch, self._owner)
             if claimed is not None:
-                _log.info("call_claimed", call_id=call.id, lost_owner=call.owner, epoch=claimed.epoch)
-                await self._hand_over(claimed)
+                await self._claimed(call, claimed)
+
+    async def _settle(self) -> None:
+        """Asks what became of claims without a grant: the book may have granted one, and its answer was lost. Our own
+        lease would then keep everybody else from the call for ever."""
+        for id, call in list(self._unsure.items()):
+            async with asyncio.timeout(self._ttl_s):
+                now = await self._book.get_call(id)
+            if now is not None and now.status is CallStatus.OPEN and now.owner == self._owner:
+                await self._claimed(call, now)
+            elif now is None or now.status is not CallStatus.OPEN or now.owner != call.owner:
+                del self._unsure[id]
+
+    async def _claimed(self, before: CallRecord, claimed: CallRecord) -> None:
+        del self._unsure[claimed.id]
+        _log.info("call_claimed", call_id=claimed.id, lost_owner=before.owner, epoch=claimed.epoch)
+        await self._hand_over(claimed)
 
     async def _hand_over(self, call: CallRecord) -> None:
         try:

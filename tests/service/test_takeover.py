@@ -111,6 +111,20 @@ async def test_an_orphan_is_carried_to_its_end_without_a_client(tmp_path):
             assert contents(got) == contents([event for event in expected if event.choice == choice])
 
 
+async def test_an_orphan_whose_claim_was_not_answered_is_found_again(tmp_path):
+    """The book has the new owner, who does not know it; everybody else would leave the call to it for ever."""
+    async with world(tmp_path, decode=held()) as w:
+        here, there = w.routers
+        async with opened(here, max_tokens=8) as stream:
+            await stream.take(4)
+            await w.until_emitted(stream.call_id, 4)
+            there.book.num_claims_lost = 1
+            here.book.away = True
+            ended = await w.until(stream.call_id, CallStatus.ENDED)
+        assert there.book.num_claims_lost == 0
+        assert (ended.epoch, ended.owner.partition("/")[0]) == (2, "router-1")
+
+
 async def test_what_a_stopping_router_cuts_off_is_let_go_for_the_next(tmp_path):
     async with world(tmp_path, decode=held(), drain_timeout_s=0.1) as w:
         leaving, staying = w.routers

@@ -168,7 +168,7 @@ class Carrier:
         reading = await context.reader.read(posting_of(record))
         if reading.call.streaming is None and not self._listeners[record.id]:
             raise Cancelled("a client that wants its answer whole has asked again by now")
-        call, unfinished = await self._rebuilt(reading.call)
+        call, unfinished = await self._rebuilt(reading.call, record.epoch)
         try:
             tickets = admit_all(context.dispatcher, call, unfinished)
         except ContextOverflow:
@@ -181,17 +181,21 @@ class Carrier:
                 while not relay.finished:
                     await relay.next(SILENCE_S)
 
-    async def _rebuilt(self, call: ValidCall) -> tuple[ValidCall, list[int]]:
+    async def _rebuilt(self, call: ValidCall, epoch: int) -> tuple[ValidCall, list[int]]:
         """The call with its jobs as they stand, and the choices that have not finished."""
         try:
-            jobs = [await self._rebuilt_job(job) for job in call.jobs]
+            jobs = [await self._rebuilt_job(job, epoch) for job in call.jobs]
         except StateUnavailable as error:
             raise Cancelled(f"the book went away again: {error}") from None
         unfinished = [choice for choice, job in enumerate(jobs) if job is not None]
         return replace(call, jobs=tuple(job or call.jobs[i] for i, job in enumerate(jobs))), unfinished
 
-    async def _rebuilt_job(self, job: GenerationJob) -> GenerationJob | None:
-        """None for one that has finished. Raises the error that one has failed with."""
+    async def _rebuilt_job(self, job: GenerationJob, epoch: int) -> GenerationJob | None:
+        """None for one that has finished. Raises the error that one has failed with.
+
+        The claim has fenced off the attempt in the book. A job that is not there yet may run all the same, under the
+        first owner's first attempt: the epoch is a later one.
+        """
         journal = await self._context.store.read_journal(job.id, 0, 0.0)
         if journal.finish is not None:
             return None
@@ -201,5 +205,5 @@ class Carrier:
             raise from_code(code, f"request {job.id} has failed before")
         if record is not None and record.state.terminal:
             raise WorkerLost(f"the journal of request {job.id} has no end, and it has ended")
-        attempt = record.attempt if record is not None else job.attempt
+        attempt = record.attempt if record is not None else max(job.attempt, epoch)
         return replace(job, attempt=attempt, emitted=journal.tokens, num_cached_tokens=journal.num_cached_tokens)

@@ -21,9 +21,16 @@ def new_call(id: str, owner: OwnerId = THEIRS) -> CallRecord:
 
 
 class _Book(MemoryBook):
-    """A book that can be away."""
+    """A book that can be away, or lose the answer to a claim."""
 
     away = False
+    answers_claims = True
+
+    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+        claimed = await super().claim_call(id, epoch, owner)
+        if not self.answers_claims:
+            raise StateUnavailable("the answer is lost")
+        return claimed
 
     async def hold(self, owner: OwnerId) -> None:
         if self.away:
@@ -149,6 +156,21 @@ async def test_a_call_that_is_refused_does_not_keep_the_others() -> None:
     await world.book.let_go(THEIRS)
     await world.beats(RENEWALS + 2)
     assert seen == ["a", "b"]
+
+
+async def test_a_claim_whose_answer_is_lost_is_heard_of_later() -> None:
+    """Our own lease would keep everybody from the call, and we would not know that it is ours."""
+    world = World()
+    await world.book.open_call(new_call("c"))
+    await world.beats(RENEWALS)
+    world.book.answers_claims = False
+    await world.beats(1)
+    assert world.claimed == []
+    world.book.answers_claims = True
+    await world.beats(RENEWALS + 2)
+    assert [(call.id, call.owner, call.epoch) for call in world.claimed] == [("c", OURS, 2)]
+    await world.beats(2 * RENEWALS)
+    assert len(world.claimed) == 1
 
 
 async def test_a_clean_end_lets_the_calls_go_at_once() -> None:

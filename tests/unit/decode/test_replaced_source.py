@@ -1,0 +1,89 @@
+"""A prefill worker that comes back as another process: the engine hears of it before its pages can be read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from baton.domain.errors import LinkBroken
+from baton.domain.ids import Incarnation, WorkerId
+from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.engine.mailbox import Mailbox
+from baton.rpc.client import Channels
+from baton.state.base import WorkerRegistry
+from baton.transfer.base import SourceInfo
+from baton.transfer.puller import ThreadedPuller
+from services.decode.commands import DecodeCommand, SourceReplaced
+from services.decode.links import LinkIdentity, Links
+
+ID = WorkerId("prefill-0")
+
+
+class Registry:
+    """Says once who is there."""
+
+    def __init__(self) -> None:
+        self.present: list[WorkerRecord] = []
+
+    async def workers(self) -> list[WorkerRecord]:
+        return self.present
+
+    async def changes(self) -> AsyncIterator[None]:
+        yield
+
+
+class Puller:
+    """Notes what the engine had been told when it was connected."""
+
+    transport = "stream"
+
+    def __init__(self, mailbox: Mailbox[DecodeCommand]) -> None:
+        self._mailbox = mailbox
+        self.told: list[list[DecodeCommand]] = []
+
+    def connect(self, source: SourceInfo) -> None:
+        self.told.append(self._mailbox.take(0.0))
+
+    def disconnect(self, source: WorkerId) -> None:
+        return
+
+    def path(self, source: WorkerId) -> str:
+        return self.transport
+
+
+class LinksWithoutPeers(Links):
+    """Whoever is announced answers; no bytes move."""
+
+    async def _greet(self, worker: WorkerRecord) -> SourceInfo:
+        return SourceInfo(worker.id, worker.incarnation, worker.address, "stream", b"", 0, 8, 64)
+
+    async def _probe(self, source: SourceInfo) -> tuple[int, float]:
+        return 64, 0.1
+
+
+@pytest.mark.parametrize("seen", [(1, 1), (1, 2), (1, 2, 2, 3)])
+def test_the_engine_hears_of_another_process_first(seen: tuple[int, ...]):
+    mailbox: Mailbox[DecodeCommand] = Mailbox(8)
+    registry, puller = Registry(), Puller(mailbox)
+
+    async def follow() -> None:
+        links = LinksWithoutPeers(
+            LinkIdentity(WorkerId("decode-0"), Incarnation(9), "m", "f", 64), cast(WorkerRegistry, registry),
+            Channels(), cast(ThreadedPuller, puller), mailbox, on_change=lambda: None,
+        )  # fmt: skip
+        for incarnation in seen:
+            record = WorkerRecord(ID, WorkerRole.PREFILL, Incarnation(incarnation), "a:1", "m", "f", 16, 512, 512)
+            registry.present = [record]
+            await links.run()
+            assert links.get(ID, Incarnation(incarnation)).record.prefill_incarnation == incarnation
+            registry.present = []
+            await links.run()
+            with pytest.raises(LinkBroken):
+                links.get(ID, Incarnation(incarnation))
+
+    asyncio.run(follow())
+    changed = [before != after for before, after in zip((seen[0], *seen), seen, strict=False)]
+    assert puller.told == [[SourceReplaced(ID)] if other else [] for other in changed]
