@@ -100,7 +100,13 @@ class EventStream:
             await self._event(data)
 
     async def _event(self, data: bytes) -> None:
-        await self._part(sse.event(data, str(self._position.cursor()) if self._with_ids else None))
+        await self._part(sse.event(data, str(self._cursor()) if self._with_ids else None))
+
+    def _cursor(self) -> Cursor:
+        """What the client has, this event included: also of choices that are here still behind what it had before."""
+        here = self._position.cursor()
+        counts = tuple(max(passed, had) for passed, had in zip(here.counts, self._after.counts, strict=True))
+        return Cursor(here.call, counts, here.num_tail)
 
     async def _part(self, part: bytes, *, more: bool = True) -> None:
         await self._send({"type": "http.response.body", "body": part, "more_body": more})

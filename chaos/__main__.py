@@ -1,0 +1,111 @@
+"""`python -m chaos`: the matrix of faults, and the soak.
+
+python -m chaos matrix                                  every cell once
+python -m chaos matrix --cells 'decoding x kill' --repeat 3
+python -m chaos matrix --write docs/reliability.md      and writes the table there
+python -m chaos soak --minutes 20 --seed 1 --json soak.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from chaos.client import Client
+from chaos.cluster import Shape, running_cluster
+from chaos.matrix import Cell, CellResult, all_cells, play, prepare
+from chaos.oracle import Oracle
+from chaos.soak import Soak
+from chaos.stage import Stage
+from chaos.table import as_json, markdown_table, soak_markdown, soak_summary, soak_table, terminal_table, write_into
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit status: 0 when everything held."""
+    options = _options(arguments)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("chaos").setLevel(logging.INFO)
+    console = Console(width=160)
+    with tempfile.TemporaryDirectory(prefix="baton-chaos-") as folder:
+        logs = Path(options.logs or folder)
+        logs.mkdir(parents=True, exist_ok=True)
+        command = _matrix if options.command == "matrix" else _soak
+        return asyncio.run(command(options, logs, console))
+
+
+async def _matrix(options: argparse.Namespace, logs: Path, console: Console) -> int:
+    shape = Shape(transport=options.transport)
+    cells = [
+        cell for cell in all_cells(options.transport) if any(words in str(cell) for words in options.cells or [""])
+    ]
+    results: list[CellResult] = []
+    async with running_cluster(shape, logs) as cluster:
+        stage = Stage(cluster, Client(cluster.http, shape.model), Oracle(), options.hold_s, options.book_hold_s)
+        await prepare(stage)
+        for cell in cells * options.repeat:
+            results.append(await _play(cell, stage, console))
+            if options.json is not None:  # now, so that a run that is broken off has not been for nothing
+                options.json.write_text(as_json(results))
+    console.print(terminal_table(results))
+    if options.write is not None:
+        write_into(options.write, "matrix", markdown_table(results))
+    failed = [result for result in results if result.problems]
+    console.print(f"{len(results) - len(failed)} of {len(results)} cells passed")
+    return int(bool(failed))
+
+
+async def _soak(options: argparse.Namespace, logs: Path, console: Console) -> int:
+    shape = Shape(transport=options.transport, prefill_flags={}, router_flags={"request-deadline-s": 60})
+    async with running_cluster(shape, logs) as cluster:
+        stage = Stage(cluster, Client(cluster.http, shape.model), Oracle())
+        await prepare(stage)
+        report = await Soak(stage, options.seed, options.clients).run(options.minutes)
+    console.print(soak_table(report))
+    console.print(soak_summary(report), markup=False, highlight=False)
+    if options.json is not None:
+        options.json.write_text(report.as_json())
+    if options.write is not None:
+        write_into(options.write, "soak", f"{soak_summary(report)}\n\n{soak_markdown(report)}")
+    for problem in report.problems:
+        console.print(problem, markup=False, highlight=False)
+    return int(bool(report.problems))
+
+
+async def _play(cell: Cell, stage: Stage, console: Console) -> CellResult:
+    result = await play(cell, stage)
+    verdict = "FAILED" if result.problems else "passed"
+    times = f"gap {result.longest_gap_s:.1f} s, whole after {result.settled_s:.1f} s, {result.wall_s:.1f} s in all"
+    console.print(f"{verdict} {cell}: {times}", highlight=False)
+    for problem in result.problems:
+        console.print(f"    {problem}", markup=False, highlight=False)
+    return result
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("chaos", description="Faults on real processes; see docs/reliability.md.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    matrix = commands.add_parser("matrix", help="every phase of a request with every fault")
+    matrix.add_argument("--cells", action="append", help="only cells whose name has this in it; may be repeated")
+    matrix.add_argument("--repeat", type=int, default=1, help="how often each is played")
+    matrix.add_argument("--hold-s", type=float, default=10.0, help="longest time of a fault that ends by itself")
+    matrix.add_argument("--book-hold-s", type=float, default=60.0, help="the same for Redis' faults")
+    soak = commands.add_parser("soak", help="mixed load under random faults, and what grows")
+    soak.add_argument("--minutes", type=float, default=20.0)
+    soak.add_argument("--seed", type=int, default=1, help="of the load and of the faults")
+    soak.add_argument("--clients", type=int, default=6, help="how many ask at once")
+    for command in (matrix, soak):
+        command.add_argument("--transport", choices=["stream", "nixl"], default="stream")
+        command.add_argument("--json", type=Path, help="where to write everything that was measured")
+        command.add_argument("--write", type=Path, help="a page with markers to write the table into")
+        command.add_argument("--logs", type=Path, help="where the processes' logs stay; default: nowhere")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

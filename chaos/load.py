@@ -1,0 +1,150 @@
+"""Mixed load without end: chats, completions, pairs, long prompts, clients that hang up, bodies that are refused.
+
+`soak` runs it. Every answer is judged by the oracle at once; nothing is kept of a good one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import httpx2
+
+from chaos.client import COMPLETIONS, Client, End, Question, Transcript
+from chaos.oracle import Oracle
+from chaos.questions import LONGISH, SEEDED_PAIR, SEVERAL_PAGES, SHORT, STEADY, STOPPED, TALK
+
+log = logging.getLogger(__name__)
+
+ASKED = (SHORT, SHORT, TALK, TALK, STEADY, SEEDED_PAIR, SEVERAL_PAGES, STOPPED, LONGISH)
+NUM_SALTS = 24
+"""So many different versions of every prompt: caches work and evict, and what remembers prompts can become full."""
+HANG_UP_SHARE, BAD_SHARE = 0.12, 0.05
+REFUSALS = frozenset({"no_workers", "overloaded", "draining", "state_unavailable"})
+"""With these a client is turned away at the door, which is an answer while the workers it needs are away."""
+BAD_BODIES = (b"{", b"[]", b'{"model": "bundled", "prompt": ""}', b'{"model": "nobody", "prompt": "x"}')
+RETRY_S = 0.2
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """Counts by kind of end, and every problem, bounded."""
+
+    ends: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    num_problems: int = 0
+    num_tokens: int = 0
+    num_resumes: int = 0
+    longest_gap_s: float = 0.0
+
+    def problem(self, text: str) -> None:
+        """Notes it; the first hundred in words."""
+        log.warning("%s", text)
+        self.num_problems += 1
+        if len(self.problems) < 100:
+            self.problems.append(text)
+
+
+class Load:
+    """`num_clients` that ask one question after another, of routers in turn, until they are told to pause or end."""
+
+    def __init__(self, client: Client, oracle: Oracle, routers: Callable[[], list[str]], num_clients: int) -> None:
+        """`routers`: where they are now."""
+        self.report = LoadReport()
+        self._client = client
+        self._oracle = oracle
+        self._routers = routers
+        self._num_clients = num_clients
+        self._running = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._num_busy = 0
+        self._quiet = asyncio.Event()
+        self._heard: list[Transcript] = []
+
+    def heard(self) -> list[Transcript]:
+        """Everything that was heard since the last time."""
+        heard, self._heard = self._heard, []
+        return heard
+
+    def start(self, seed: int) -> None:
+        """From now on."""
+        self._running.set()
+        rngs = [random.Random(f"client {seed} {number}") for number in range(self._num_clients)]
+        self._tasks = [asyncio.create_task(self._ask_on(rng)) for rng in rngs]
+
+    async def pause(self, timeout_s: float) -> None:
+        """Nothing new is asked; returns when all answers are there. Raises `TimeoutError`."""
+        self._running.clear()
+        async with asyncio.timeout(timeout_s):
+            while self._num_busy:
+                self._quiet.clear()
+                await self._quiet.wait()
+
+    def go_on(self) -> None:
+        """After a pause."""
+        self._running.set()
+
+    async def end(self) -> None:
+        """Ends all clients; raises what one of them stumbled over."""
+        for task in self._tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                raise result
+
+    async def _ask_on(self, rng: random.Random) -> None:
+        while True:
+            await self._running.wait()
+            self._num_busy += 1
+            try:
+                await self._ask_once(rng)
+            finally:
+                self._num_busy -= 1
+                if not self._num_busy:
+                    self._quiet.set()
+
+    async def _ask_once(self, rng: random.Random) -> None:
+        routers = self._routers()
+        rng.shuffle(routers)
+        kind = rng.random()
+        if kind < BAD_SHARE:
+            await self._ask_badly(rng, routers[0])
+            return
+        question = rng.choice(ASKED).salted(f"soak-{rng.randrange(NUM_SALTS)}")
+        if kind < BAD_SHARE + HANG_UP_SHARE:
+            await self._hang_up(question, routers[0], rng.choice([1, 1, 2, 10]))
+        else:
+            self._note(await self._client.ask(question, routers))
+
+    async def _hang_up(self, question: Question, url: str, num_tokens: int) -> None:
+        transcript = Transcript(question)
+        await self._client.ask_and_hang_up(question, url, num_tokens, transcript)
+        if transcript.end is not End.LOST:  # its router died before it could hang up: it does not care
+            self._note(transcript)
+
+    async def _ask_badly(self, rng: random.Random, url: str) -> None:
+        headers = {"content-type": "application/json"}
+        try:
+            answer = await self._client.http.post(url + COMPLETIONS, content=rng.choice(BAD_BODIES), headers=headers)
+        except httpx2.TransportError:
+            self.report.ends["bad, nobody there"] += 1
+            await asyncio.sleep(RETRY_S)  # politeness towards a router that is just starting
+            return
+        self.report.ends[f"bad, HTTP {answer.status_code}"] += 1
+        if answer.status_code not in (400, 404):
+            self.report.problem(f"a bad body was answered with {answer.status_code}")
+
+    def _note(self, transcript: Transcript) -> None:
+        report = self.report
+        report.ends[
+            transcript.end.value + (f" {transcript.code}" if transcript.code else "") if transcript.end else "?"
+        ] += 1
+        report.num_tokens += transcript.num_tokens()
+        report.num_resumes += transcript.num_resumes
+        report.longest_gap_s = max(report.longest_gap_s, transcript.longest_gap_s)
+        for problem in self._oracle.judge(transcript, REFUSALS if not transcript.events else frozenset()):
+            report.problem(f"{transcript.call_id}: {problem}")

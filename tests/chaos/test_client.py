@@ -1,0 +1,109 @@
+"""The clients: what they make of a stream that ends well, breaks off, fails, or is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import httpx2
+import pytest
+
+from chaos.client import COMPLETIONS, Client, End, Question, Transcript
+
+QUESTION = Question("q", COMPLETIONS, {"prompt": "x", "max_tokens": 3})
+TIMEOUT_S = 20.0
+
+
+def event(number: int, token: int, finish: str | None = None) -> bytes:
+    choice = {"index": 0, "text": str(token), "token_ids": [token], "finish_reason": finish}
+    return f"id: call-1:{number}\ndata: {json.dumps({'id': 'call-1', 'choices': [choice]})}\n\n".encode()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-baton-request-id: call-1\r\nconnection: close\r\n\r\n"
+DONE = b"data: [DONE]\n\n"
+REFUSAL = json.dumps({"error": {"message": "", "type": "", "param": None, "code": "no_workers"}}).encode()
+UNKNOWN = b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(REFUSAL), REFUSAL)
+
+
+class Router:
+    """Gives one scripted answer a connection, then breaks it; an empty one is held open."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.requests: list[str] = []
+        self.released = asyncio.Event()
+        self._answers = list(answers)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Router:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.released.set()
+        await asyncio.gather(*self._tasks)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            self.requests.append(head)
+            answer = self._answers.pop(0)
+            writer.write(answer)
+            await writer.drain()
+            if DONE not in answer and b"HTTP/1.1 404" not in answer and not self._answers:
+                await self.released.wait()
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        yield Client(http, "m", TIMEOUT_S)
+
+
+async def test_a_whole_answer(client: Client) -> None:
+    async with Router(HEAD + event(1, 5) + event(2, 6) + event(3, 7, "length") + DONE) as router:
+        heard = await client.ask(QUESTION, [router.url])
+    assert (heard.end, heard.num_tokens(), heard.num_resumes) == (End.DONE, 3, 0)
+    assert [e.tokens for e in heard.events] == [(5,), (6,), (7,)]
+
+
+async def test_a_broken_stream_is_resumed_elsewhere_after_the_last_event(client: Client) -> None:
+    async with (
+        Router(HEAD + event(1, 5) + event(2, 6), b"") as first,
+        Router(UNKNOWN, HEAD + event(3, 7, "length") + DONE) as second,
+    ):
+        heard = await client.ask(QUESTION, [first.url, second.url, second.url])
+    assert (heard.end, heard.num_tokens(), heard.num_resumes) == (End.DONE, 3, 2)
+    resumption = second.requests[1].lower()
+    assert resumption.startswith("get /v1/requests/call-1/stream ")
+    assert "last-event-id: call-1:2\r\n" in resumption
+
+
+async def test_a_broken_stream_with_nowhere_to_go_is_lost(client: Client) -> None:
+    async with Router(HEAD + event(1, 5), b"") as router:
+        heard = await client.ask(QUESTION, [router.url])
+    assert (heard.end, heard.num_tokens()) == (End.LOST, 1)
+
+
+async def test_an_error_event_and_a_refusal_have_codes(client: Client) -> None:
+    async with Router(HEAD + event(1, 5) + b"data: " + REFUSAL + b"\n\n", UNKNOWN) as router:
+        failed = await client.ask(QUESTION, [router.url])
+        refused = await client.ask(QUESTION, [router.url])
+    assert (failed.end, failed.code) == (End.FAILED, "no_workers")
+    assert (refused.end, refused.code, refused.status) == (End.REFUSED, "no_workers", 404)
+
+
+async def test_who_hangs_up_stops_listening(client: Client) -> None:
+    async with Router(HEAD + event(1, 5) + event(2, 6)) as router:
+        transcript = Transcript(QUESTION)
+        async with asyncio.timeout(TIMEOUT_S):
+            await client.ask_and_hang_up(QUESTION, router.url, 2, transcript)
+    assert (transcript.end, transcript.num_tokens()) == (End.HUNG_UP, 2)

@@ -1,0 +1,162 @@
+"""Each rule of the history checker catches a history that breaks it, and a good history breaks none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.ids import RequestId
+from baton.domain.lifecycle import RequestState
+from baton.domain.request import FinishReason, OutputToken
+from baton.state.base import JournalPart, RequestRecord
+from chaos.client import End, Event
+from chaos.history import ClientStory, JobStory, Rule, check
+
+CALL = "cmpl-1"
+
+
+def event(choice: int, counts: str, token: int, finish: str = "") -> Event:
+    return Event(f"{CALL}:{counts}", choice, (token,), str(token), finish, 0.0)
+
+
+def record(state: RequestState, attempt: int, num_emitted: int) -> RequestRecord:
+    return RequestRecord(RequestId(CALL), attempt, state, "router-0", "m", 4, num_emitted)
+
+
+def journal(*tokens: int, finish: FinishReason | None = FinishReason.LENGTH) -> JournalPart:
+    return JournalPart(tuple(OutputToken(i, token) for i, token in enumerate(tokens)), 0, finish, "")
+
+
+CLIENT = ClientStory(
+    CALL,
+    (
+        event(0, "1.0", 10),
+        event(1, "1.1", 20),
+        event(0, "2.1", 11),
+        event(0, "3.1", 12, "length"),
+        event(1, "3.2", 21, "length"),
+    ),
+    End.DONE,
+)
+FIRST = JobStory(
+    0,
+    (
+        record(RequestState.QUEUED, 1, 0),
+        record(RequestState.DECODING, 1, 2),
+        record(RequestState.QUEUED, 2, 2),
+        record(RequestState.FINISHED, 2, 3),
+    ),
+    journal(10, 11, 12),
+)
+SECOND = JobStory(1, (record(RequestState.FINISHED, 1, 2),), journal(20, 21))
+
+
+def broken_rules(client: ClientStory, *jobs: JobStory) -> set[Rule]:
+    return {found.rule for found in check(client, jobs)}
+
+
+def test_a_good_history_breaks_no_rule() -> None:
+    assert check(CLIENT, [FIRST, SECOND]) == []
+
+
+def test_a_lost_book_contradicts_nothing() -> None:
+    assert check(CLIENT, [JobStory(0, (), None), JobStory(1, (), None)]) == []
+
+
+def test_a_cancelled_job_may_be_resumed_under_a_new_attempt() -> None:
+    sightings = (record(RequestState.CANCELLED, 1, 2), record(RequestState.FINISHED, 2, 3))
+    assert check(CLIENT, [replace(FIRST, sightings=sightings)]) == []
+
+
+def with_events(*events: Event) -> ClientStory:
+    return replace(CLIENT, events=events)
+
+
+FINISHED = record(RequestState.FINISHED, 2, 3)
+GAP = (event(0, "1.0", 10), event(0, "3.0", 12, "length"))
+DUPLICATE = (event(0, "1.0", 10), event(0, "1.0", 10), event(0, "2.0", 11), event(0, "3.0", 12, "length"))
+WRONG_CHOICE = (event(0, "1.0", 10), event(0, "1.1", 11))
+AFTER_THE_END = (*CLIENT.events, event(0, "4.2", 13))
+
+PLANTED: list[tuple[Rule, str, ClientStory, JobStory]] = [
+    (Rule.INDICES, "gap", with_events(*GAP), JobStory(0, (), None)),
+    (Rule.INDICES, "duplicate", with_events(*DUPLICATE), JobStory(0, (), None)),
+    (Rule.INDICES, "another choice's count", with_events(*WRONG_CHOICE), JobStory(0, (), None)),
+    (Rule.ENDS_ONCE, "a token after the end", with_events(*AFTER_THE_END), JobStory(0, (), None)),
+    (
+        Rule.ONE_END,
+        "failed, then finished",
+        CLIENT,
+        replace(FIRST, sightings=(record(RequestState.FAILED, 2, 3), FINISHED)),
+    ),
+    (
+        Rule.ONE_END,
+        "finished, then run again",
+        CLIENT,
+        replace(FIRST, sightings=(FINISHED, record(RequestState.QUEUED, 3, 3), record(RequestState.FINISHED, 3, 3))),
+    ),
+    (
+        Rule.ONE_END,
+        "cancelled, then finished under the same attempt",
+        CLIENT,
+        replace(FIRST, sightings=(record(RequestState.CANCELLED, 2, 2), FINISHED)),
+    ),
+    (
+        Rule.ATTEMPTS_GROW,
+        "an older attempt writes again",
+        CLIENT,
+        replace(FIRST, sightings=(record(RequestState.DECODING, 3, 2), FINISHED)),
+    ),
+    (
+        Rule.EMITTED_GROWS,
+        "tokens taken back",
+        CLIENT,
+        replace(FIRST, sightings=(record(RequestState.DECODING, 2, 5), FINISHED)),
+    ),
+    (Rule.JOURNAL_AGREES, "another token", CLIENT, replace(FIRST, journal=journal(10, 99, 12))),
+    (
+        Rule.JOURNAL_AGREES,
+        "a hole in the journal",
+        CLIENT,
+        replace(FIRST, journal=JournalPart((OutputToken(0, 10), OutputToken(2, 11)), 0, None, "")),
+    ),
+    (Rule.COUNTS_AGREE, "a journal that ends too late", CLIENT, replace(FIRST, journal=journal(10, 11, 12, 13))),
+    (
+        Rule.COUNTS_AGREE,
+        "a record that counts more",
+        CLIENT,
+        replace(FIRST, sightings=(record(RequestState.FINISHED, 2, 4),)),
+    ),
+    (
+        Rule.ENDS_AGREE,
+        "finished for the client, failed in the book",
+        CLIENT,
+        replace(FIRST, sightings=(record(RequestState.FAILED, 2, 3),)),
+    ),
+    (
+        Rule.ENDS_AGREE,
+        "failed for the client, finished in the book",
+        ClientStory(CALL, CLIENT.events[:1], End.FAILED),
+        replace(FIRST, journal=None),
+    ),
+    (
+        Rule.ENDS_AGREE,
+        "[DONE] without the choice's end",
+        with_events(event(0, "1.0", 10)),
+        replace(FIRST, journal=None),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "client", "job"),
+    [(rule, client, job) for rule, _, client, job in PLANTED],
+    ids=[f"{rule.name}-{name}" for rule, name, _, _ in PLANTED],
+)
+def test_a_planted_history_is_caught(rule: Rule, client: ClientStory, job: JobStory) -> None:
+    assert rule in broken_rules(client, job)
+
+
+def test_every_rule_is_shown_to_catch_something() -> None:
+    assert {rule for rule, _, _, _ in PLANTED} == set(Rule)

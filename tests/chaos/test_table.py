@@ -1,0 +1,60 @@
+"""How results are shown, and written into a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chaos.census import Growth
+from chaos.faults import Fault, makes_sense
+from chaos.matrix import Cell, CellResult, all_cells
+from chaos.phases import Phase
+from chaos.processes import Weight
+from chaos.soak import SoakReport
+from chaos.table import markdown_table, soak_markdown, write_into
+
+
+def result(phase: Phase, fault: Fault, *problems: str) -> CellResult:
+    return CellResult(Cell(phase, fault), problems, 3, 0, 1.25, 2.0, 5.0)
+
+
+def test_a_failed_cell_is_not_counted_as_passed() -> None:
+    results = [result(Phase.DECODING, Fault.PART_WORKERS), result(Phase.DECODING, Fault.PART_WORKERS, "a gap")]
+    lines = markdown_table(results).splitlines()
+    assert lines[-1] == "| decode \\| prefill | - | - | - | - | 1/2, 1.2 s | - |"
+
+
+def test_only_what_is_between_the_markers_is_replaced(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- measured: one -->\nold\n<!-- end -->\nb\n<!-- measured: two -->\nkept\n<!-- end -->\n")
+    write_into(page, "one", "new")
+    expected = "a\n<!-- measured: one -->\nnew\n<!-- end -->\nb\n<!-- measured: two -->\nkept\n<!-- end -->\n"
+    assert page.read_text() == expected
+    with pytest.raises(ValueError, match="has no"):
+        write_into(page, "three", "x")
+
+
+def test_every_fault_has_a_cell_and_flips_only_where_pages_come() -> None:
+    cells = all_cells("stream")
+    assert {cell.fault for cell in cells} == set(Fault)
+    assert {cell.phase for cell in cells} == set(Phase)
+    assert not makes_sense(Phase.DECODING, Fault.FLIP_ONCE, "stream")
+    assert not any(cell.fault is Fault.FLIP_ONCE for cell in all_cells("nixl"))
+
+
+def test_a_soak_s_growth_is_shown_and_kept() -> None:
+    first, last = Weight(100 * 2**20, 20, 9), Weight(103 * 2**20, 21, 9)
+    report = SoakReport(seed=1, growths=[Growth("decode-0", 9, 2.5 * 2**20, 0.5, 0.0, first, last)])
+    assert soak_markdown(report).splitlines()[-1] == (
+        "| decode-0 | 100.0 -> 103.0 | +2.5 | 20 -> 21 | +0.5 | 9 -> 9 | +0.0 |"
+    )
+    report.load.problem("a gap")
+    report.load.ends["done"] += 3
+    report.faults["Redis full"] += 1
+    written = json.loads(report.as_json())
+    assert written["growths"][0]["last"]["num_fds"] == 21
+    assert written["load"]["num_problems"] == 1
+    assert written["load"]["ends"] == {"done": 3}
+    assert written["faults"] == {"Redis full": 1}
