@@ -1,7 +1,9 @@
 """`python -m simulation`: runs seeds until one fails, and shows the failure as small as it gets.
 
-python -m simulation --seeds 200          seeds 0..199
-python -m simulation --seed 17 --trace    one seed, with all that happened
+python -m simulation --seeds 200                        seeds 0..199
+python -m simulation --seeds 10000 --jobs 8             the same in eight processes, with a progress bar
+python -m simulation --first 4200 --seeds 5800 --jobs 8 and on from where it was stopped
+python -m simulation --seed 17 --trace                  one seed, with all that happened
 """
 
 from __future__ import annotations
@@ -10,10 +12,14 @@ import argparse
 import sys
 import time
 
+from simulation.draw import scenario_of
 from simulation.report import MAX_LINES, describe
-from simulation.scenario import scenario_of
 from simulation.shrink import shrink
+from simulation.sweep import Bar, Swept, failing_seed, num_cores, sweep
 from simulation.world import run
+
+INTERRUPTED = 130
+"""As shells have it for SIGINT."""
 
 
 def main(arguments: list[str]) -> int:
@@ -23,24 +29,36 @@ def main(arguments: list[str]) -> int:
         verdict = run(scenario_of(options.seed))
         _say(describe(verdict, len(verdict.trace.entries) if options.trace else MAX_LINES))
         return int(verdict.violation is not None)
-    return _run_seeds(options.first, options.seeds)
+    return _run_seeds(options.first, options.seeds, options.jobs or num_cores())
 
 
-def _run_seeds(first: int, num_seeds: int) -> int:
+def _run_seeds(first: int, num_seeds: int, num_jobs: int) -> int:
     began_at = time.monotonic()
-    for seed in range(first, first + num_seeds):
-        verdict = run(scenario_of(seed))
-        if verdict.violation is not None:
-            _say(describe(shrink(verdict, run)))
-            return 1
+    swept = _swept(first, num_seeds, num_jobs)
+    if swept.failing_seed is not None:
+        _say(describe(shrink(run(scenario_of(swept.failing_seed)), run)))
+        _say(f"{swept.num_good} seeds were good; on with --first {swept.next_seed}")
+        return 1
+    if swept.next_seed < first + num_seeds:
+        _say(f"stopped after {swept.num_good} good seeds; on with --first {swept.next_seed}")
+        return INTERRUPTED
     _say(f"{num_seeds} seeds from {first} in {time.monotonic() - began_at:.1f} s: 0 violations")
     return 0
+
+
+def _swept(first: int, num_seeds: int, num_jobs: int) -> Swept:
+    if num_jobs == 1:
+        seed = failing_seed(range(first, first + num_seeds))
+        next_seed = first + num_seeds if seed is None else seed
+        return Swept(next_seed - first, next_seed, seed)
+    return sweep(first, num_seeds, num_jobs, Bar(first, num_seeds, sys.stderr).show)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("simulation", description="Runs simulated clusters; see docs/testing.md.")
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--jobs", type=int, default=1, help="in how many processes; 0: one a core")
     parser.add_argument("--seed", type=int, help="run this one only")
     parser.add_argument("--trace", action="store_true", help="with --seed: show everything that happened")
     return parser.parse_args(arguments)

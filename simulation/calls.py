@@ -16,7 +16,7 @@ from typing import Any, cast
 import grpc
 
 from baton.domain.errors import BatonError
-from baton.domain.ids import AttemptId
+from baton.domain.ids import AttemptId, Incarnation
 from baton.rpc.client import Channels
 from simulation.network import Host, Network
 from simulation.process import Process
@@ -49,7 +49,7 @@ class SimChannels(Channels):
         self._process = process
         self._channels: dict[str, _Channel] = {}
 
-    def get(self, address: str) -> grpc.aio.Channel:
+    def get(self, address: str, incarnation: Incarnation) -> grpc.aio.Channel:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = _Channel(self._network, self._process, address)
@@ -166,9 +166,9 @@ class Call:
 
     def _start(self) -> None:
         now = self._loop.time()
-        at = self._link.arrival(now)
+        at = self._link.arrival(self._channel.process.name, now)
         if at is None:
-            self._loop.call_later(self._link.delay_s(), self.broken, "the connection broke")
+            self._loop.call_later(self._delay_s(), self.broken, "the connection broke")
             return
         self._note("->")
         self._loop.call_at(at, self._arrive)
@@ -178,22 +178,24 @@ class Call:
 
     def _host(self) -> Host | None:
         host = self._network.hosts.get(self._channel.address)
-        return host if host is not None and host.process.alive else None
+        return host if host is not None and host.listens else None
 
     def _arrive(self) -> None:
         host = self._host()
         if host is None:
-            self._loop.call_later(self._link.delay_s(), self.broken, "connection refused")
+            self._loop.call_later(self._delay_s(), self.broken, "connection refused")
             return
         self._serving = host.process.spawn(self._serve(host), f"{self._method} {self._id}")
+        host.took(self._serving)
         if self._ended:
-            self._loop.call_later(self._link.delay_s(), self._serving.cancel)
+            self._loop.call_later(self._delay_s(), self._serving.cancel)
 
     def _arrive_again(self) -> None:
         host = self._host()
-        if host is not None and not self._link.is_cut(self._loop.time()):
+        if host is not None and not self._link.is_cut(self._channel.process.name, self._loop.time()):
             self._note("=>")
             ghost = host.process.spawn(self._answer(host, lambda data: None), f"duplicate {self._method} {self._id}")
+            host.took(ghost)
             self._loop.call_later(GHOST_S, ghost.cancel)
 
     async def _serve(self, host: Host) -> None:
@@ -216,7 +218,7 @@ class Call:
     def _send(self, host: Host, item: bytes | grpc.aio.AioRpcError | None) -> None:
         if self._ended or not host.process.alive:
             return
-        at = self._link.arrival(self._loop.time())
+        at = self._link.arrival(self._channel.address, self._loop.time())
         if at is None:
             self.broken("the connection broke")
             return
@@ -248,7 +250,10 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
         if self._serving is not None and not self._serving.done():
-            self._loop.call_later(self._link.delay_s(), self._serving.cancel)
+            self._loop.call_later(self._delay_s(), self._serving.cancel)
+
+    def _delay_s(self) -> float:
+        return self._link.delay_s(self._loop.time())
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -14,8 +14,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-CLOCKS = ("baton.engine.observe.Clock", "services.prefill.loop.Clock", "services.decode.loop.Clock")
-"""Where the engine loops read the time."""
+CLOCKS = (
+    "baton.engine.observe.Clock",
+    "services.prefill.loop.Clock",
+    "services.decode.loop.Clock",
+    "services.decode.handoffs.Clock",
+)
+"""Where the engine loops, and who measures leases for them, read the time."""
 
 
 TICK_S = 1e-7

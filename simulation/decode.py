@@ -1,11 +1,13 @@
 """A simulated decode worker: every room of the real one, wired as `services.decode.app._Worker` wires them.
 
 Real: loop, scheduler, landings, arrivals, handoffs, links, outbox, servicer, presence. Simulated: both threads,
-sockets, memory, model. `_record` and `_pulled` mirror the methods of the same names there.
+sockets, memory, model. `_record` and `_pulled` mirror the methods of the same names there, and `leave` the end
+of `run`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -19,29 +21,30 @@ from baton.kv.pages import PagePool
 from baton.kv.radix import RadixCache
 from baton.kv.tiers import HostTier
 from baton.rpc.gen import decode_pb2_grpc
-from baton.state.base import StateBook
 from baton.transfer.base import PullEvent
 from baton.transfer.fake import TRANSPORT
 from baton.transfer.puller import ThreadedPuller
 from services.decode.arrivals import ArrivalRules
 from services.decode.commands import AskPromise, DecodeCommand, Pulled
 from services.decode.effects import EmitTokens, OutwardEffect
-from services.decode.handoffs import Handoffs
 from services.decode.landing import LandingLimits
 from services.decode.links import LinkIdentity, Links
 from services.decode.loop import DecodeLoop
 from services.decode.outbox import Outbox
 from services.decode.server import DecodeServicer, StreamEvent
-from simulation.book import SimBook
+from simulation.book import BookHost, SimBook
 from simulation.calls import SimChannels, SimServer
 from simulation.engine import Engine, SimMailbox, SimRunner
 from simulation.memory import SimMemory
 from simulation.network import Host, Network
 from simulation.oracle import Emissions, Violation, check_idle, check_pages
-from simulation.parts import FINGERPRINT, MODEL, SIZES, Parts
+from simulation.parts import FINGERPRINT, INTAKE, MODEL, SIZES, Parts
 from simulation.process import OnCrash, Process
 from simulation.reads import SimPuller, Wires
-from simulation.scenario import VOCAB_SIZE
+from simulation.scenario import VOCAB_SIZE, Scenario
+
+SERVER_GRACE_S = 1.0
+"""As in `services.decode.app`, which would import the model."""
 
 PAGE_BYTES = SIZES.page_size * SLOT_BYTES
 
@@ -50,16 +53,18 @@ class SimDecode:
     """One life of one decode worker. Made inside its own process."""
 
     def __init__(
-        self, process: Process, network: Network, wires: Wires, book: StateBook, parts: Parts, digests: bool,
-        num_host_pages: int, on_crash: OnCrash,
+        self, process: Process, network: Network, wires: Wires, book: BookHost, parts: Parts,
+        scenario: Scenario, on_crash: OnCrash,
     ) -> None:  # fmt: skip
+        num_host_pages = scenario.num_host_pages
         self.process = process
         self._network = network
+        self._lifetime = parts.lifetime(asyncio.Event())
         self._emissions = Emissions(process.name)
         self._memory = SimMemory(SIZES.num_decode_pages, PAGE_BYTES)
         self._cache = RadixCache(PagePool(SIZES.num_decode_pages))
         self._mailbox: SimMailbox[DecodeCommand] = SimMailbox(1024, self._seen)
-        self._streams: Streams[StreamEvent] = Streams()
+        self._streams: Streams[StreamEvent] = Streams(on_empty=self._lifetime.idle)
         self._puller = SimPuller(process, wires.add_reader(process), self._memory, self._pulled)
         sim_book = SimBook(book, network, process, SIZES.heartbeat_s)
         self._presence = Presence(sim_book, self._record, SIZES.heartbeat_s, process.kill)
@@ -68,17 +73,28 @@ class SimDecode:
             identity, sim_book, SimChannels(network, process), cast(ThreadedPuller, self._puller), self._mailbox,
             self._presence.changed,
         )  # fmt: skip
-        self._handoffs = Handoffs(self._links, self._mailbox, SIZES.renew_s)
+        self._handoffs = parts.handoffs(self._links, self._mailbox, SIZES.renew_s, INTAKE)
         self._outbox = Outbox(WorkerId(process.name), TRANSPORT, self._streams, self._handoffs)
         host = SimMemory(max(1, num_host_pages), PAGE_BYTES)
         runner = SimRunner(self._memory, SIZES.page_size, VOCAB_SIZE, host)
-        self._engine = Engine(process, runner, self._mailbox.time_out, self._check, on_crash)
-        self._loop = self._make_loop(runner, parts, digests, num_host_pages)
+        self._engine = Engine(process, runner, self._mailbox.time_out, self._check, on_crash, scenario.mean_step_s)
+        self._loop = self._make_loop(runner, parts, scenario.digests, num_host_pages)
         self._mailbox.on_arrival = self._engine.wake
         self._listen()
         self._engine.begin(self._loop)
         for work in (self._presence.run(), self._links.run(), self._handoffs.renew_forever()):
-            process.spawn(work, f"{process.name} background")
+            process.spawn(work, "background")
+
+    async def leave(self) -> None:
+        """SIGTERM; returns when the process would exit."""
+        await self._lifetime.drain(self._presence.announce, self._num_requests, SIZES.drain_s)
+        await self._listener.stop(SERVER_GRACE_S)
+        await self._handoffs.close()
+        await self._presence.leave()
+        self._links.close()
+
+    def _num_requests(self) -> int:
+        return max(self._loop.num_requests, len(self._streams))
 
     def check_idle(self) -> None:
         """Raises `Violation` if anything is left behind."""
@@ -102,16 +118,17 @@ class SimDecode:
         arrivals = parts.arrivals(self._cache.pool, self._landings, self._scheduler, rules)
         return DecodeLoop(
             self._cache, self._landings, self._scheduler, arrivals, runner, SIZES.max_rows,
-            emit=self._emit, submit=self._puller.submit, on_idle=lambda: None, mailbox=self._mailbox,
+            emit=self._emit, submit=self._puller.submit, on_idle=self._lifetime.idle, mailbox=self._mailbox,
         )  # fmt: skip
 
     def _listen(self) -> None:
         server = SimServer()
         servicer = DecodeServicer(
-            self._mailbox, self._streams, self._links, self._handoffs, lambda: False, SIZES.promise_s
-        )
+            self._mailbox, self._streams, self._links, self._handoffs, lambda: self._lifetime.draining,
+            SIZES.promise_s, INTAKE,
+        )  # fmt: skip
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, cast(Any, server))
-        self._network.hosts[self.process.name] = Host(self.process, server.handlers)
+        self._listener = self._network.hosts[self.process.name] = Host(self.process, server.handlers)
 
     def _record(self) -> WorkerRecord:
         return WorkerRecord(
@@ -124,6 +141,7 @@ class SimDecode:
             page_size=SIZES.page_size,
             max_model_len=SIZES.max_model_len,
             vocab_size=VOCAB_SIZE,
+            status=self._lifetime.status,
             load=replace(self._loop.load(), step_age_s=self._engine.step_age_s()),
             links=self._links.records(),
         )

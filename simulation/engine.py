@@ -19,7 +19,6 @@ from simulation.process import Process
 Command = TypeVar("Command")
 
 TURN_S = 0.0002
-MEAN_STEP_S = 0.008
 
 
 class Asleep(Exception):
@@ -81,7 +80,9 @@ class Engine:
         is_timed_out: Callable[[bool], None],
         check: Callable[[], None],
         on_crash: Callable[[Process, BaseException], None],
+        mean_step_s: float,
     ) -> None:
+        self._mean_step_s = mean_step_s
         self._process = process
         self._runner = runner
         self._set_timed_out = is_timed_out
@@ -129,7 +130,7 @@ class Engine:
         self._set_timed_out(self._wake_at_s is not None and now >= self._wake_at_s)
         self._wake_at_s = None
         self._runner.has_run = False
-        self.step_s = process.rng.expovariate(1.0 / MEAN_STEP_S)
+        self.step_s = process.rng.expovariate(1.0 / self._mean_step_s)
         self._is_turning = True
         try:
             self._loop.turn()

@@ -6,12 +6,15 @@ I4: `Emissions` in every worker, `client.Client` at the end of the line. I7: `cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from baton.domain.ids import AttemptId, PageId, RequestId
 from baton.kv.pages import Owner, PagePool
 from baton.kv.radix import RadixCache
+
+BACKGROUND = frozenset({"background", "fleet", "state-writer", "state-ownership"})
+"""Tasks that run as long as their process."""
 
 
 class Violation(Exception):
@@ -42,6 +45,13 @@ def check_idle(name: str, pool: PagePool, left: dict[str, int]) -> None:
     remains = {what: count for what, count in left.items() if count}
     if remains:
         raise Violation("I5", f"{name} is idle and has left: {remains}")
+
+
+def check_tasks(name: str, tasks: Iterable[str]) -> None:
+    """Nothing waits any more for a request that has ended: only what always runs is running."""
+    left = sorted(task for task in tasks if task not in BACKGROUND and not task.startswith("Task-"))
+    if left:
+        raise Violation("I7", f"{name} is idle and still waits in {left}")
 
 
 @dataclass(slots=True)

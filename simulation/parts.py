@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.engine.intake import Intake
+from baton.engine.lifetime import Lifetime
+from baton.state.memory import MemoryBook
+from baton.state.ownership import Ownership
+from baton.state.writer import BookWriter
 from services.decode.arrivals import Arrivals
+from services.decode.handoffs import Handoffs
 from services.decode.landing import LandingBook
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.offers import OfferBook
 from services.prefill.scheduler import PrefillScheduler
+from services.router.api.fence import Fence
+from services.router.dispatch.dispatcher import TokenDispatcher
+from simulation.scenario import VOCAB_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +29,13 @@ class Parts:
     landing_book: type[LandingBook] = LandingBook
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler
     arrivals: type[Arrivals] = Arrivals
+    handoffs: type[Handoffs] = Handoffs
+    lifetime: type[Lifetime] = Lifetime
+    dispatcher: type[TokenDispatcher] = TokenDispatcher
+    book: type[MemoryBook] = MemoryBook
+    writer: type[BookWriter] = BookWriter
+    ownership: type[Ownership] = Ownership
+    fence: type[Fence] = Fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +60,11 @@ class Sizes:
     max_step_age_s: float = 1.5
     patience_s: float = 3.0
     max_attempts: int = 4
+    drain_s: float = 2.0
+    owner_ttl_s: float = 1.5
 
 
 SIZES = Sizes()
 MODEL = "fake"
 FINGERPRINT = "fake"
+INTAKE = Intake(VOCAB_SIZE, SIZES.max_model_len)

@@ -58,6 +58,10 @@ class Process:
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
+    def tasks(self) -> list[str]:
+        """What runs here, by the tasks' names."""
+        return [task.get_name() for task in self._tasks if not task.done()]
+
     def adopt(self, task: asyncio.Task[Any]) -> None:
         """A task was started by this process."""
         if not self.alive:

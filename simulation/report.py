@@ -17,7 +17,7 @@ def describe(verdict: Verdict, max_lines: int = MAX_LINES) -> str:
 def _lines(verdict: Verdict, max_lines: int) -> Iterator[str]:
     scenario, violation = verdict.scenario, verdict.violation
     yield f"seed {scenario.seed}: {violation or 'no violation'}"
-    yield f"  prefills {scenario.num_prefills}, decodes {scenario.num_decodes}, digests {scenario.digests}"
+    yield f"  {', '.join((*scenario.routers, *scenario.prefills, *scenario.decodes))}; digests {scenario.digests}"
     yield f"  {scenario.noise}"
     yield from (f"  fault  {fault}" for fault in scenario.faults)
     yield from (f"  client {outcome}" for outcome in verdict.outcomes)

@@ -1,4 +1,4 @@
-"""What happens in a run, drawn from its seed beforehand: clients, faults and how bad the network is. Values only.
+"""What happens in a run, fixed beforehand: clients, faults and how bad the network is. Values only; `draw` makes them.
 
 A scenario with a client or a fault taken out is a scenario too, which is how `shrink` makes failures small.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
-from random import Random
 
+from baton.domain.errors import DeadlineExceeded, Draining, NoWorkers, Overloaded, SentBack
 from baton.domain.ids import RequestId
 
 BEGIN_S, END_S = 1.5, 5.5
@@ -18,20 +18,30 @@ CALM_S = 8.6
 """By now every fault is over, and the network works again."""
 
 VOCAB_SIZE = 3
+MAX_CHOICES = 2
+
+NO_ROUTER = "no_router"
+"""What a client says that finds no router to ask."""
+
+BOOK = "book"
+"""The name of the process that keeps the reception book."""
 
 
 class FaultKind(enum.Enum):
-    """What is done to a process or, for `CUT`, between two."""
+    """What is done to a process or, where a fault has a peer, between two."""
 
-    KILL = "kill"  # and restarted after `duration_s`
+    KILL = "kill"  # and restarted after `duration_s`; the book comes back empty
     FREEZE = "freeze"  # SIGSTOP, then SIGCONT
     STICK = "stick"  # the engine hangs in a step, the rest lives
+    DRAIN = "drain"  # SIGTERM; restarted `duration_s` after it has left
     CUT = "cut"  # no message gets through
+    MUTE = "mute"  # what the target sends does not reach the peer
+    SLOW = "slow"  # messages take long
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """One fault; `peer` is the other end of a cut."""
+    """One fault; `peer` is the other end of what is between two."""
 
     kind: FaultKind
     at_s: float
@@ -46,15 +56,22 @@ class FaultPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClientPlan:
-    """One request. `patience_s`: hangs up so long after arriving."""
+    """One call, of `num_choices` answers that end with `max_tokens` or after the first `stop_token` (a stop string).
+
+    `router`: whom it asks first. `patience_s`: loses its connection so long after arriving. `returns`: comes back for
+    the rest of its answer, whyever the connection was lost; if not, that is the end.
+    """
 
     name: RequestId
     at_s: float
     prompt: tuple[int, ...]
     max_tokens: int
     seed: int
-    deadline_s: float
+    router: str = "router-0"
+    num_choices: int = 1
+    stop_token: int | None = None
     patience_s: float | None = None
+    returns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,81 +89,58 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything a run depends on. `digests` off: commits are validated by V1 alone, and no read is corrupted."""
+    """Everything a run depends on. `digests` off: commits are validated by V1 or V2, and no read is corrupted."""
 
     seed: int
+    num_routers: int
     num_prefills: int
     num_decodes: int
     digests: bool
     num_host_pages: int
+    mean_step_s: float
+    deadline_s: float
     noise: Noise
     clients: tuple[ClientPlan, ...]
     faults: tuple[FaultPlan, ...]
 
+    @property
+    def routers(self) -> tuple[str, ...]:
+        return tuple(f"router-{n}" for n in range(self.num_routers))
+
+    @property
+    def prefills(self) -> tuple[str, ...]:
+        return tuple(f"prefill-{n}" for n in range(self.num_prefills))
+
+    @property
+    def decodes(self) -> tuple[str, ...]:
+        return tuple(f"decode-{n}" for n in range(self.num_decodes))
+
+    @property
+    def is_gentle(self) -> bool:
+        """Nothing happens but that processes are told to leave: nobody may fail."""
+        return self.noise == Noise() and all(fault.kind is FaultKind.DRAIN for fault in self.faults)
+
+    @property
+    def excuses(self) -> frozenset[str]:
+        """Codes with which a request may be refused although all who leave do so cleanly: whoever of a kind could have
+        taken it may have been away at the same time."""
+        leaving = {fault.target for fault in self.faults}
+        codes = {Overloaded.code}
+        if leaving.issuperset(self.prefills) or leaving.issuperset(self.decodes):
+            codes.add(NoWorkers.code)
+        if leaving.issuperset(self.routers):
+            codes |= {Draining.code, NO_ROUTER}
+        return frozenset(codes)
+
+    @property
+    def failures_for_want_of_room(self) -> frozenset[str]:
+        """Codes with which a request may fail although nothing goes wrong: this many clients are too much for these
+        workers, whose pools are tiny. Without host memory a row that finds no page is sent back, again and again."""
+        codes = {DeadlineExceeded.code}
+        if not self.num_host_pages:
+            codes.add(SentBack.code)
+        return frozenset(codes)
+
     def without_faults(self) -> Scenario:
         """The same clients in a perfect world."""
         return replace(self, noise=Noise(), faults=())
-
-
-def scenario_of(seed: int) -> Scenario:
-    """The scenario that a seed stands for. Every tenth is undisturbed."""
-    rng = Random(f"scenario {seed}")
-    num_prefills, num_decodes = rng.randint(1, 3), rng.randint(1, 3)
-    digests = rng.random() < 0.5
-    prefills = [f"prefill-{n}" for n in range(num_prefills)]
-    decodes = [f"decode-{n}" for n in range(num_decodes)]
-    clients = _clients(rng, rng.randint(4, 9))
-    scenario = Scenario(
-        seed, num_prefills, num_decodes, digests, rng.choice([0, 8]), _noise(rng, digests), clients,
-        tuple(_fault(rng, prefills, decodes) for _ in range(rng.randint(1, 5))),
-    )  # fmt: skip
-    return scenario.without_faults() if seed % 10 == 0 else scenario
-
-
-def _clients(rng: Random, num_clients: int) -> tuple[ClientPlan, ...]:
-    shared = _tokens(rng, 8)
-    at_once = rng.random() < 0.5
-    return tuple(
-        ClientPlan(
-            name=RequestId(f"r{n}"),
-            at_s=rng.uniform(BEGIN_S, BEGIN_S + 0.2 if at_once else END_S),
-            prompt=(*shared[: rng.choice([0, 2, 4, 8])], *_tokens(rng, rng.randint(1, 4))),
-            max_tokens=rng.choice([1, 2, 4, 8, 12]),
-            seed=rng.randrange(4),
-            deadline_s=rng.choice([2.0, 8.0, 8.0, 8.0]),
-            patience_s=rng.expovariate(5.0) if rng.random() < 0.25 else None,
-        )
-        for n in range(num_clients)
-    )
-
-
-def _tokens(rng: Random, num_tokens: int) -> list[int]:
-    return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
-
-
-def _noise(rng: Random, digests: bool) -> Noise:
-    def sometimes(most: float) -> float:
-        return rng.choice([0.0, 0.0, rng.uniform(0.0, most)])
-
-    return Noise(
-        mean_delay_s=rng.choice([0.0005, 0.003, 0.02]),
-        slow=sometimes(0.1),
-        loss=sometimes(0.02),
-        duplicate=sometimes(0.3),
-        read_failure=sometimes(0.1),
-        read_corruption=sometimes(0.2) if digests else 0.0,
-        read_lateness=sometimes(0.2),
-    )
-
-
-def _fault(rng: Random, prefills: list[str], decodes: list[str]) -> FaultPlan:
-    workers = [*prefills, *decodes]
-    kind = rng.choice([FaultKind.KILL, FaultKind.KILL, FaultKind.CUT, FaultKind.FREEZE, FaultKind.STICK])
-    at_s, duration_s = rng.uniform(BEGIN_S, END_S), rng.uniform(0.05, 3.0)
-    if kind is FaultKind.CUT:
-        pairs = [(p, d) for p in prefills for d in decodes]
-        pairs += [("router-0", worker) for worker in workers] + [(who, "book") for who in ("router-0", *workers)]
-        target, peer = rng.choice(pairs)
-        return FaultPlan(kind, at_s, duration_s, target, peer)
-    router_too = kind in (FaultKind.KILL, FaultKind.FREEZE) and rng.random() < 0.1
-    return FaultPlan(kind, at_s, duration_s, "router-0" if router_too else rng.choice(workers))

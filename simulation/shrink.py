@@ -11,7 +11,7 @@ from simulation.world import Verdict
 Run = Callable[[Scenario], Verdict]
 
 
-def shrink(failing: Verdict, run: Run, max_runs: int = 60) -> Verdict:
+def shrink(failing: Verdict, run: Run, max_runs: int = 100) -> Verdict:
     """A verdict with the same rule broken, from a scenario of which nothing more can be taken out within `max_runs`."""
     smallest = failing
     candidates = _smaller(smallest.scenario)
@@ -31,6 +31,10 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Every scenario with one thing less."""
     for i in range(len(scenario.faults)):
         yield replace(scenario, faults=scenario.faults[:i] + scenario.faults[i + 1 :])
+    middle = len(scenario.clients) // 2
+    for clients in (scenario.clients[:middle], scenario.clients[middle:]):
+        if clients:
+            yield replace(scenario, clients=clients)
     for i in range(len(scenario.clients)):
         yield replace(scenario, clients=scenario.clients[:i] + scenario.clients[i + 1 :])
     for field in fields(Noise):

@@ -9,35 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from random import Random
+from functools import partial
 from typing import Any, cast
 
-from baton.domain.ids import Incarnation, RequestId
-from baton.domain.lifecycle import RequestState
-from baton.state.memory import MemoryBook
-from baton.state.options import BookOptions
-from simulation.client import GRACE_S, RECORDED_AS, Client, Outcome
+from baton.domain.ids import RequestId
+from simulation.client import Client, Outcome
 from simulation.clock import Stalled, VirtualLoop, engines_on
-from simulation.decode import SimDecode
-from simulation.network import Network
+from simulation.cluster import Cluster
 from simulation.oracle import Violation
-from simulation.parts import SIZES, Parts
-from simulation.prefill import SimPrefill
-from simulation.process import Process, current_name, task_factory
-from simulation.reads import Wires
-from simulation.router import SimRouter
-from simulation.scenario import CALM_S, ClientPlan, FaultKind, FaultPlan, Scenario
+from simulation.parts import Parts
+from simulation.process import current_name, task_factory
+from simulation.reckoning import check_book, check_gently_treated
+from simulation.scenario import CALM_S, ClientPlan, Scenario
 from simulation.trace import Trace, product_logs_in
 
 PROBE_S = CALM_S + 3.4
 """By now links are up again, suspicion is over, and dead workers are forgotten."""
 
-QUIET_S = 6.0
-"""Longer than every lease, promise and read."""
+QUIET_S = 3.5
+"""Longer than every lease, promise and last word; reads that came late are over by now."""
 
-Room = SimPrefill | SimDecode | SimRouter
+LATENESS_S = 5.0
+"""How much later than its deadline a call may end for somebody who follows its journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,52 +67,41 @@ def run(scenario: Scenario, parts: Parts | None = None) -> Verdict:
 
 
 class _World:
-    """Owns the processes and what lies between them."""
+    """Owns the cluster and its clients, and tells the story."""
 
     def __init__(self, scenario: Scenario, parts: Parts, trace: Trace) -> None:
         self._scenario = scenario
         self._parts = parts
         self._trace = trace
-        self._rng = Random(f"world {scenario.seed}")
-        self._network = Network(scenario.seed, scenario.noise, trace)
-        self._wires = Wires(scenario.noise)
-        self._rooms: dict[str, Room] = {}
-        self._processes: dict[str, Process] = {}
-        self._dead: list[Process] = []
+        self._cluster: Cluster | None = None
         self._stopped = asyncio.Event()
-        self._names = [
-            "router-0",
-            *(f"prefill-{n}" for n in range(scenario.num_prefills)),
-            *(f"decode-{n}" for n in range(scenario.num_decodes)),
-        ]
         self.clients: list[Client] = []
         self.violation: Violation | None = None
 
     async def live(self) -> None:
         """Everything, until the end or the first violation."""
         loop = asyncio.get_running_loop()
-        options = BookOptions(worker_ttl_s=SIZES.worker_ttl_s, heartbeat_s=SIZES.heartbeat_s)
-        self._book = MemoryBook(options, clock=loop.time)
-        for name in self._names:
-            self._start(name)
+        cluster = self._cluster = Cluster(self._scenario, self._parts, self._trace, self.violated, self._said_alone)
         for plan in self._scenario.clients:
-            loop.call_at(plan.at_s, self._arrive, plan)
+            loop.call_at(plan.at_s, self._arrive, cluster, plan)
         for fault in self._scenario.faults:
-            loop.call_at(fault.at_s, self._strike, fault)
-        loop.call_at(CALM_S, self._calm)
-        story = loop.create_task(self._story(), name="story")
+            loop.call_at(fault.at_s, cluster.strike, fault)
+        loop.call_at(CALM_S, cluster.calm)
+        story = loop.create_task(self._story(cluster), name="story")
         stopped = loop.create_task(self._stopped.wait(), name="stopped")
         await asyncio.wait((story, stopped), return_when=asyncio.FIRST_COMPLETED)
         for task in (story, stopped):
             task.cancel()
-        await asyncio.gather(story, stopped, return_exceptions=True)
+        await asyncio.wait((story, stopped))
+        if not story.cancelled():
+            story.result()
 
     async def end(self) -> None:
         """Every process ends, and is waited for."""
-        for process in self._processes.values():
-            process.kill()
-        for process in (*self._processes.values(), *self._dead):
-            await process.gone()
+        for client in self.clients:
+            await client.gone()
+        if self._cluster is not None:
+            await self._cluster.end()
 
     def violated(self, violation: Violation) -> None:
         """The run is over; the first violation counts."""
@@ -125,21 +110,21 @@ class _World:
             self._trace.note("oracle", f"VIOLATION {violation}", violation.subject)
         self._stopped.set()
 
-    async def _story(self) -> None:
+    async def _story(self, cluster: Cluster) -> None:
         try:
             await self._until(PROBE_S)
-            probes = self._probe()
-            deadline_s = max(c.plan.at_s + c.plan.deadline_s for c in self.clients) + GRACE_S
-            await self._ended(deadline_s)
+            probes = self._probe(cluster)
+            await self._ended(PROBE_S + 2 * (self._scenario.deadline_s + LATENESS_S))
             for client in self.clients:
                 client.must_have_ended()
+            if self._scenario.is_gentle:
+                check_gently_treated(self._scenario, self.clients)
             for client in probes:
                 if client.outcome is not Outcome.FINISHED:
                     raise Violation("I8", f"all is well, and yet: {client.outcome} {client.code}", client.plan.name)
             await self._until(asyncio.get_running_loop().time() + QUIET_S)
-            for room in self._rooms.values():
-                room.check_idle()
-            await self._check_book()
+            cluster.check_idle()
+            await check_book(cluster, self._scenario.deadline_s, self.clients)
         except Violation as violation:
             self.violated(violation)
 
@@ -154,81 +139,28 @@ class _World:
                 for client in self.clients:
                     await client.ended.wait()
 
-    def _start(self, name: str) -> None:
-        incarnation = Incarnation(self._rng.randrange(1, 1 << 62))
-        process = Process(name, incarnation, Random(f"{name} {incarnation}"), self._crashed)
-        self._processes[name] = process
-        process.enter(lambda: self._open(name, process))
-        self._trace.note(name, "starts")
-
-    def _open(self, name: str, process: Process) -> None:
-        scenario, common = self._scenario, (process, self._network, self._wires, self._book, self._parts)
-        if name.startswith("prefill"):
-            self._rooms[name] = SimPrefill(*common, scenario.digests, self._crashed)
-        elif name.startswith("decode"):
-            self._rooms[name] = SimDecode(*common, scenario.digests, scenario.num_host_pages, self._crashed)
-        else:
-            clock = asyncio.get_running_loop().time
-            self._rooms[name] = SimRouter(process, self._network, self._book, clock)
-
-    def _crashed(self, process: Process, error: BaseException) -> None:
-        if isinstance(error, Violation):
-            self.violated(error)
-        else:
-            self.violated(Violation("crash", f"{process.name}: {type(error).__name__}: {error}"))
-
-    def _arrive(self, plan: ClientPlan) -> Client:
-        client = Client(plan, self._trace)
+    def _arrive(self, cluster: Cluster, plan: ClientPlan) -> Client:
+        others = [name for name in self._scenario.routers if name != plan.router]
+        client = Client(plan, self._trace, self.violated)
         self.clients.append(client)
-        router = self._rooms["router-0"]
-        assert isinstance(router, SimRouter)
         self._trace.note("client", f"arrives, {len(plan.prompt)} tokens, max {plan.max_tokens}", plan.name)
-        client.arrive(router)
+        client.arrive([partial(cluster.router, name) for name in (plan.router, *others)])
         return client
 
-    def _probe(self) -> list[Client]:
+    def _said_alone(self, job: RequestId) -> Sequence[int] | None:
+        """What the model says in a job, when it is a client's."""
+        for client in self.clients:
+            jobs = [client.call_id, *(f"{client.call_id}-{n}" for n in range(1, client.plan.num_choices))]
+            if job in jobs:
+                return client.answer.expected[jobs.index(job)]
+        return None
+
+    def _probe(self, cluster: Cluster) -> list[Client]:
         """A few clients more than can be served at once anywhere; all of them must be."""
         now, prompt = asyncio.get_running_loop().time(), (0, 1, 2, 0, 1)
-        plans = [ClientPlan(RequestId(f"probe{n}"), now, (*prompt, n % 3), 6, n, 5.0) for n in range(3)]
-        return [self._arrive(plan) for plan in plans]
-
-    def _calm(self) -> None:
-        self._network.calm()
-        self._wires.calm()
-
-    def _strike(self, fault: FaultPlan) -> None:
-        self._trace.note("fault", str(fault))
-        process, until_s = self._processes[fault.target], asyncio.get_running_loop().time() + fault.duration_s
-        match fault.kind:
-            case FaultKind.KILL:
-                self._kill(fault, process)
-            case FaultKind.FREEZE:
-                process.frozen_until_s = max(until_s, process.frozen_until_s)
-                self._network.isolate(fault.target, [*self._names, "book"], fault.duration_s)
-            case FaultKind.STICK:
-                process.stick(until_s)
-            case FaultKind.CUT if fault.peer is not None:
-                self._network.cut(fault.target, fault.peer, fault.duration_s)
-                self._wires.cut(fault.target, fault.peer, fault.duration_s)
-            case _:
-                raise ValueError(f"a cut has two ends: {fault}")
-
-    def _kill(self, fault: FaultPlan, process: Process) -> None:
-        if process.alive:
-            process.kill()
-            self._dead.append(process)
-            self._wires.died(process)
-            self._network.died(process)
-            asyncio.get_running_loop().call_later(fault.duration_s, self._start, fault.target)
-
-    async def _check_book(self) -> None:
-        """What the book says of every request is what its client has seen. The end of a request whose router died soon
-        after may not have reached the book: it is written behind the request's back."""
-        for client in self.clients:
-            expected = RECORDED_AS.get(client.outcome) if client.outcome else None
-            if expected is None or client.router is not self._rooms["router-0"]:
-                continue
-            record = await self._book.get(client.plan.name)
-            state: RequestState | None = None if record is None else record.state
-            if state is not expected:
-                raise Violation("I9", f"{client.outcome} for the client, {state} in the book", client.plan.name)
+        plans = [
+            ClientPlan(RequestId(f"probe{n}"), now, (*prompt, n % 3), 6, n, routers[n % len(routers)])
+            for routers in [self._scenario.routers]
+            for n in range(3)
+        ]
+        return [self._arrive(cluster, plan) for plan in plans]

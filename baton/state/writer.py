@@ -132,6 +132,16 @@ class BookWriter:
         self._backlog.add_job(Errand(record, known=record))
         self._scribe.noted()
 
+    def settle(self, record: RequestRecord, end: RequestState, *, num_emitted: int, failure_code: str = "") -> None:
+        """Notes the end of a job whose last owner died before it had told the book, which has it as `record` says.
+
+        No effect when there is no way from there to `end`, or when the job is live here.
+        """
+        goal = replace(record, state=end, num_emitted=num_emitted, failure_code=failure_code)
+        if ledger.route(record, goal) and _over(self._backlog.job(record.id)):
+            self._backlog.add_job(Errand(goal, known=record))
+            self._scribe.noted()
+
     def advance(
         self, id: AttemptId, event: RequestEvent, *, num_emitted: int = 0, failure_code: str = ""
     ) -> RequestState:

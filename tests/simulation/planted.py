@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from baton.domain.errors import WorkerLost
 from baton.domain.handoff import LandingEvent, SourceEvent, advance_landing
-from baton.domain.ids import AttemptId
+from baton.domain.ids import AttemptId, OwnerId, RequestId
+from baton.engine import observe
 from baton.engine.batch import Batch, StepOutput
 from baton.kv.pages import Hold
+from baton.rpc import codec
+from baton.rpc.gen import handoff_pb2
+from baton.state.base import CallRecord, CallStatus, JournalEntry, JournalPart, Written
+from baton.state.memory import MemoryBook
+from baton.state.memory_calls import MemoryCalls
+from baton.state.ownership import Ownership
+from services.decode.commands import LeasesRenewed
 from services.decode.effects import DecodeEffect, EmitTokens
+from services.decode.handoffs import Handoffs
 from services.decode.landing import Landing, LandingBook, SealInfo
+from services.decode.links import Link
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.offers import OfferBook, _Offer
+from services.router.dispatch.dispatcher import TokenDispatcher
+from services.router.dispatch.journey import Journey
+from services.router.generation import GenerationChunk
 
 
 class UnpinsBeforeTheCommit(OfferBook):
@@ -87,3 +108,90 @@ class EmitsTwice(DecodeScheduler):
             if isinstance(effect, EmitTokens) and effect.finish is None and effect.tokens[0].index % 3 == 2:
                 effects.append(effect)
         return effects
+
+
+class _ClaimedByWhoeverAsks(MemoryCalls):
+    def claim(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+        call = self.find(id)
+        return super().claim(id, call.epoch if call is not None else epoch, owner)
+
+
+class ClaimsWithoutComparing(MemoryBook):
+    """Gives a call to whoever claims it, whatever epoch he has seen."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._calls = _ClaimedByWhoeverAsks(self._requests, self._options, self._clock)
+
+
+class JournalsWithoutFencing(MemoryBook):
+    """Writes down what any attempt says."""
+
+    async def write_journal(self, entries: Sequence[JournalEntry]) -> list[Written]:
+        records = [await self.get(entry.id.request_id) for entry in entries]
+        newest = [
+            replace(entry, id=AttemptId(record.id, max(record.attempt, entry.id.attempt))) if record else entry
+            for entry, record in zip(entries, records, strict=True)
+        ]
+        return await super().write_journal(newest)
+
+
+class ReadsOneTooFar(MemoryBook):
+    """Goes on with a journal one token after the right one."""
+
+    async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
+        return await super().read_journal(id, start + 1 if start else 0, wait_s)
+
+
+class ForgetsToEndCalls(MemoryBook):
+    """A call that has ended stays open."""
+
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
+        return True
+
+
+class _HoldsOnce:
+    """A book in which an owner's lease is taken, and never renewed."""
+
+    def __init__(self, book: Any) -> None:
+        self._book = book
+        self._held = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._book, name)
+
+    async def hold(self, owner: OwnerId) -> None:
+        if not self._held:
+            self._held = True
+            await self._book.hold(owner)
+
+
+class NeverRenewsItsLease(Ownership):
+    """Takes its lease at the start, and leaves it at that."""
+
+    def __init__(self, book: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(_HoldsOnce(book), *args, **kwargs)
+
+
+class DropsWhoWaits(TokenDispatcher):
+    """A drain ends those that have not been called yet."""
+
+    async def _attempts(self, journey: Journey) -> AsyncGenerator[GenerationChunk, None]:
+        if self.draining:
+            raise WorkerLost("it was still waiting")
+        async with aclosing(super()._attempts(journey)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+class MeasuresFromTheReply(Handoffs):
+    """Takes a lease to begin when its renewal is answered."""
+
+    async def _renew(self, link: Link, ids: list[AttemptId]) -> None:
+        incarnation = link.record.prefill_incarnation
+        names = [codec.encode_id(id) for id in ids]
+        request = handoff_pb2.RenewRequest(worker_id=link.record.prefill_id, incarnation=incarnation, ids=names)
+        with suppress(grpc.aio.AioRpcError):
+            reply = await self._links.stub(link).Renew(request)
+            if reply.HasField("lease_s"):
+                self._mailbox.post(LeasesRenewed(tuple(ids), observe.Clock() + reply.lease_s))

@@ -6,6 +6,7 @@ from baton.state import ledger
 from baton.state.base import RequestRecord
 from baton.state.errand import Errand
 from baton.state.memory import MemoryBook
+from baton.state.trust import Trust
 
 NAME = RequestId("r")
 
@@ -29,7 +30,7 @@ class _SlowToAnswer(MemoryBook):
 async def test_a_request_that_moves_on_while_the_book_is_asked_is_still_written():
     """The record was entered under the newer attempt and then taken for one of somebody else's."""
     book = _SlowToAnswer()
-    errand = Errand(RequestRecord(NAME, 1, RequestState.QUEUED, "router-0", "m", 3), doubtful=True)
+    errand = Errand(RequestRecord(NAME, 1, RequestState.QUEUED, "router-0", "m", 3), trust=Trust(doubtful=True))
     book.errand = errand
     await errand.run(book)
     assert not errand.forsaken

@@ -1,10 +1,13 @@
 """Proof that the simulation can fail: each bug here is planted in every worker, and a few seeds must find it."""
 
+from dataclasses import replace
+
 import pytest
 
+from simulation.draw import scenario_of
 from simulation.parts import Parts
 from simulation.report import describe
-from simulation.scenario import Scenario, scenario_of
+from simulation.scenario import BEGIN_S, FaultKind, FaultPlan, Noise, Scenario
 from simulation.shrink import shrink
 from simulation.world import Verdict, run
 from tests.simulation import planted
@@ -23,6 +26,10 @@ MAX_SEEDS = 100
         pytest.param(Parts(landing_book=planted.FreesBeforeTheReadsAreOver), {"crash", "I1"}, id="freed under a read"),
         pytest.param(Parts(landing_book=planted.PromisesTheSamePagesTwice), {"crash", "I6", "I8"}, id="promised twice"),
         pytest.param(Parts(decode_scheduler=planted.EmitsTwice), {"I4"}, id="double emit"),
+        pytest.param(Parts(book=planted.JournalsWithoutFencing), {"I3"}, id="unfenced journal"),
+        pytest.param(Parts(book=planted.ReadsOneTooFar), {"I2", "I4", "I9"}, id="resumed from the wrong index"),
+        pytest.param(Parts(book=planted.ForgetsToEndCalls), {"I9"}, id="calls never end"),
+        pytest.param(Parts(ownership=planted.NeverRenewsItsLease), {"I3", "I4"}, id="lease never renewed"),
     ],
 )
 def test_a_planted_bug_is_found(parts: Parts, rules: set[str]):
@@ -30,6 +37,53 @@ def test_a_planted_bug_is_found(parts: Parts, rules: set[str]):
     found = next((violation for violation in violations if violation is not None), None)
     assert found is not None, f"not found in {MAX_SEEDS} seeds"
     assert found.rule in rules, str(found)
+
+
+def crowd(seed: int) -> Scenario:
+    """Many come at once, and their only router is told to leave while most of them wait."""
+    leaves = FaultPlan(FaultKind.DRAIN, BEGIN_S + 0.1, 0.5, "router-0")
+    clients = tuple(replace(client, router="router-0") for client in scenario_of(seed).clients)
+    return replace(scenario_of(seed).without_faults(), num_routers=1, clients=clients, faults=(leaves,))
+
+
+def test_a_drain_that_drops_who_waits_is_found():
+    assert run(crowd(7)).violation is None
+    violation = run(crowd(7), Parts(dispatcher=planted.DropsWhoWaits)).violation
+    assert violation is not None
+    assert violation.rule == "drain"
+
+
+def heirs(seed: int) -> Scenario:
+    """Three routers; one dies with many calls open, which the two others want."""
+    lost = scenario_of(seed).without_faults()
+    clients = tuple(replace(client, router="router-0", patience_s=None) for client in lost.clients)
+    dies = FaultPlan(FaultKind.KILL, BEGIN_S + 0.5, 3.0, "router-0")
+    return replace(lost, num_routers=3, clients=clients, faults=(dies,), mean_step_s=0.2, deadline_s=8.0)
+
+
+def test_a_claim_without_compare_and_set_is_found():
+    seeds = range(7, 207, 10)
+    assert run(heirs(7)).violation is None
+    violations = (run(heirs(seed), Parts(book=planted.ClaimsWithoutComparing)).violation for seed in seeds)
+    found = next((violation for violation in violations if violation is not None), None)
+    assert found is not None
+    assert found.rule == "I3"
+
+
+def shaky(seed: int) -> Scenario:
+    """No digests; prefill and decode hear each other late or not at all, while reads take long."""
+    quiet = scenario_of(seed)
+    pairs = [(prefill, decode) for prefill in quiet.prefills for decode in quiet.decodes]
+    slow = tuple(FaultPlan(FaultKind.SLOW, BEGIN_S, 4.0, prefill, decode) for prefill, decode in pairs)
+    noise = Noise(mean_delay_s=0.02, loss=0.1, slow=0.2, read_lateness=0.6)
+    return replace(quiet, digests=False, noise=noise, faults=slow)
+
+
+def test_a_lease_that_is_measured_from_the_reply_is_found():
+    seeds, parts = range(1, MAX_SEEDS), Parts(handoffs=planted.MeasuresFromTheReply)
+    found = next((seed for seed in seeds if run(shaky(seed), parts).violation is not None), None)
+    assert found is not None
+    assert run(shaky(found)).violation is None
 
 
 def test_a_failure_is_made_small_and_shown():

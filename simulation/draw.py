@@ -1,0 +1,165 @@
+"""Draws the scenario that a seed stands for. Used by everybody who runs seeds; a run itself knows only the scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from baton.domain.ids import RequestId
+from simulation.scenario import (
+    BEGIN_S,
+    BOOK,
+    END_S,
+    MAX_CHOICES,
+    VOCAB_SIZE,
+    ClientPlan,
+    FaultKind,
+    FaultPlan,
+    Noise,
+    Scenario,
+)
+
+MAX_FAULT_S = 3.0
+MAX_AWAY_S = 1.0
+"""Longest between a drained process's end and its restart: shorter than a request's patience for workers."""
+
+Draw = Callable[[Random, Scenario], FaultPlan]
+
+TO_A_WORKER = (FaultKind.KILL, FaultKind.FREEZE, FaultKind.STICK, FaultKind.DRAIN)
+TO_A_ROUTER = (FaultKind.KILL, FaultKind.FREEZE, FaultKind.DRAIN)
+TO_THE_BOOK = (FaultKind.KILL, FaultKind.FREEZE)
+BETWEEN_TWO = (FaultKind.CUT, FaultKind.MUTE, FaultKind.SLOW)
+
+
+def scenario_of(seed: int) -> Scenario:
+    """Of ten in a row, one is undisturbed, in one processes only drain, and one begins with a burst; in three it is
+    mostly the routers and their way to the book that fail, while answers are long."""
+    rng = Random(f"scenario {seed}")
+    match seed % 10:
+        case 0:
+            return _peaceful(rng, seed)
+        case 5:
+            return _faulty(rng, _peaceful(rng, seed), _drain, 4)
+        case 2 | 4 | 8:
+            restless = _restless(rng, seed)
+            return _faulty(rng, replace(restless, noise=_noise(rng, restless.digests)), _to_a_rival, 4)
+        case _:
+            scenario = _peaceful(rng, seed)
+            return _faulty(rng, replace(scenario, noise=_noise(rng, scenario.digests)), _fault, 5)
+
+
+def _faulty(rng: Random, scenario: Scenario, draw: Draw, max_faults: int) -> Scenario:
+    return replace(scenario, faults=tuple(draw(rng, scenario) for _ in range(rng.randint(1, max_faults))))
+
+
+def _restless(rng: Random, seed: int) -> Scenario:
+    """Two or three routers, and answers that take so long that a router's end finds many of them under way."""
+    return replace(_peaceful(rng, seed, rng.choice([2, 3])), mean_step_s=rng.choice([0.02, 0.05, 0.2]), deadline_s=8.0)
+
+
+def _peaceful(rng: Random, seed: int, num_routers: int | None = None) -> Scenario:
+    scenario = Scenario(
+        seed=seed,
+        num_routers=num_routers or rng.randint(1, 2),
+        num_prefills=rng.randint(1, 3),
+        num_decodes=rng.randint(1, 3),
+        digests=rng.random() < 0.5,
+        num_host_pages=rng.choice([0, 8]),
+        mean_step_s=rng.choice([0.008, 0.008, 0.03]),
+        deadline_s=rng.choice([2.5, 8.0, 8.0, 8.0]),
+        noise=Noise(),
+        clients=(),
+        faults=(),
+    )
+    burst = seed % 10 == 7
+    num_clients = rng.randint(16, 28) if burst else rng.randint(4, 9)
+    return replace(scenario, clients=_clients(rng, num_clients, scenario, burst))
+
+
+def _clients(rng: Random, num_clients: int, scenario: Scenario, burst: bool) -> tuple[ClientPlan, ...]:
+    shared = _tokens(rng, 8)
+    last_s = BEGIN_S + 0.2 if burst else rng.choice([BEGIN_S + 0.2, BEGIN_S + 1.0, END_S])
+    return tuple(
+        ClientPlan(
+            name=RequestId(f"r{n}"),
+            at_s=rng.uniform(BEGIN_S, last_s),
+            prompt=(*shared[: rng.choice([0, 2, 4, 8])], *_tokens(rng, rng.randint(1, 4))),
+            max_tokens=rng.choice([1, 2, 4, 8, 12]),
+            seed=rng.randrange(4),
+            router=rng.choice(scenario.routers),
+            num_choices=MAX_CHOICES if rng.random() < 0.1 else 1,
+            stop_token=rng.randrange(VOCAB_SIZE) if rng.random() < 0.15 else None,
+            patience_s=rng.expovariate(5.0) if rng.random() < 0.25 else None,
+            returns=rng.random() < 0.7,
+        )
+        for n in range(num_clients)
+    )
+
+
+def _tokens(rng: Random, num_tokens: int) -> list[int]:
+    return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
+
+
+def _noise(rng: Random, digests: bool) -> Noise:
+    def sometimes(most: float) -> float:
+        return rng.choice([0.0, 0.0, rng.uniform(0.0, most)])
+
+    return Noise(
+        mean_delay_s=rng.choice([0.0005, 0.003, 0.02]),
+        slow=sometimes(0.1),
+        loss=sometimes(0.02),
+        duplicate=sometimes(0.3),
+        read_failure=sometimes(0.1),
+        read_corruption=sometimes(0.2) if digests else 0.0,
+        read_lateness=sometimes(0.2),
+    )
+
+
+def _drain(rng: Random, scenario: Scenario) -> FaultPlan:
+    target = rng.choice([*scenario.prefills, *scenario.decodes, *scenario.routers])
+    return FaultPlan(FaultKind.DRAIN, rng.uniform(BEGIN_S, END_S), rng.uniform(0.05, MAX_AWAY_S), target)
+
+
+def _to_a_rival(rng: Random, scenario: Scenario) -> FaultPlan:
+    """Something that makes one router take another one for dead, rightly or not, while clients are served."""
+    fault = rng.choices([_to_a_router, _off_the_book, _fault], [4, 4, 2])[0](rng, scenario)
+    return replace(fault, at_s=rng.uniform(BEGIN_S, BEGIN_S + 1.5))
+
+
+def _off_the_book(rng: Random, scenario: Scenario) -> FaultPlan:
+    plan = _plan(rng, rng.choice(BETWEEN_TWO), rng.choice(scenario.routers), BOOK)
+    return replace(plan, duration_s=rng.uniform(1.0, MAX_FAULT_S))
+
+
+def _fault(rng: Random, scenario: Scenario) -> FaultPlan:
+    kinds: list[Draw] = [_to_a_worker, _between_two, _to_a_router, _to_the_book]
+    return rng.choices(kinds, [12, 5, 2, 1])[0](rng, scenario)
+
+
+def _to_a_worker(rng: Random, scenario: Scenario) -> FaultPlan:
+    kind = rng.choices(TO_A_WORKER, [4, 2, 2, 2])[0]
+    return _plan(rng, kind, rng.choice([*scenario.prefills, *scenario.decodes]))
+
+
+def _to_a_router(rng: Random, scenario: Scenario) -> FaultPlan:
+    return _plan(rng, rng.choice(TO_A_ROUTER), rng.choice(scenario.routers))
+
+
+def _to_the_book(rng: Random, scenario: Scenario) -> FaultPlan:
+    return _plan(rng, rng.choice(TO_THE_BOOK), BOOK)
+
+
+def _between_two(rng: Random, scenario: Scenario) -> FaultPlan:
+    workers = [*scenario.prefills, *scenario.decodes]
+    pairs = [(prefill, decode) for prefill in scenario.prefills for decode in scenario.decodes]
+    pairs += [(router, worker) for router in scenario.routers for worker in workers]
+    pairs += [(name, BOOK) for name in (*scenario.routers, *workers)]
+    ends = list(rng.choice(pairs))
+    rng.shuffle(ends)
+    return _plan(rng, rng.choice(BETWEEN_TWO), ends[0], ends[1])
+
+
+def _plan(rng: Random, kind: FaultKind, target: str, peer: str | None = None) -> FaultPlan:
+    longest_s = MAX_AWAY_S if kind is FaultKind.DRAIN else MAX_FAULT_S
+    return FaultPlan(kind, rng.uniform(BEGIN_S, END_S), rng.uniform(0.05, longest_s), target, peer)

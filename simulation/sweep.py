@@ -1,0 +1,118 @@
+"""Runs many seeds in several processes, and says how far it has got. Used by `__main__`; knows scenarios only by seed.
+
+Seeds are taken in order, a chunk at a time, so a sweep that was stopped can go on from the first one not known to be
+good. The first violation ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing import get_context
+from threading import Event
+from typing import TextIO
+
+from simulation.draw import scenario_of
+from simulation.world import run
+
+CHUNK_SEEDS = 10
+BAR_CHARACTERS = 30
+LOOK_INTERVAL_S = 1.0
+LINE_INTERVAL_S = 30.0
+"""How often progress is told where it cannot be drawn over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """`next_seed`: all before it, from the sweep's first on, are good. `failing_seed`: the one that ended the sweep.
+
+    Without a failing seed `next_seed` is the end, unless the sweep was interrupted.
+    """
+
+    num_good: int
+    next_seed: int
+    failing_seed: int | None
+
+
+def sweep(first: int, num_seeds: int, num_jobs: int, progress: Callable[[int], None]) -> Swept:
+    """Runs seeds `first .. first + num_seeds - 1`, until SIGINT. `progress` hears how many are good so far."""
+    last = first + num_seeds
+    chunks = (range(start, min(start + CHUNK_SEEDS, last)) for start in range(first, last, CHUNK_SEEDS))
+    open_chunks: dict[Future[int | None], range] = {}
+    num_good, failed = 0, set[int]()
+    with _interrupted() as interrupted, _pool(num_jobs) as pool:
+        while not failed and not interrupted.is_set():
+            for chunk in islice(chunks, max(0, 2 * num_jobs - len(open_chunks))):
+                open_chunks[pool.submit(failing_seed, chunk)] = chunk
+            if not open_chunks:
+                break
+            done, _ = wait(open_chunks, timeout=LOOK_INTERVAL_S, return_when=FIRST_COMPLETED)
+            for future in done:
+                seed = future.result()
+                if seed is None:
+                    num_good += len(open_chunks.pop(future))
+                else:
+                    failed.add(seed)
+            progress(num_good)
+        pool.shutdown(wait=True, cancel_futures=True)
+    next_seed = min((chunk.start for chunk in open_chunks.values()), default=last)
+    return Swept(num_good, next_seed, min(failed, default=None))
+
+
+@contextmanager
+def _interrupted() -> Iterator[Event]:
+    """What SIGINT sets meanwhile."""
+    interrupted = Event()
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupted.set())
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _pool(num_jobs: int) -> ProcessPoolExecutor:
+    """SIGINT is for the parent: the others end their chunk."""
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    return ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn"), initializer=signal.signal, initargs=ignore)
+
+
+def failing_seed(seeds: range) -> int | None:
+    """The first of `seeds` with a violation."""
+    return next((seed for seed in seeds if run(scenario_of(seed)).violation is not None), None)
+
+
+def num_cores() -> int:
+    """How many processes can run at once here."""
+    return len(os.sched_getaffinity(0))
+
+
+class Bar:
+    """Draws progress to a terminal, or writes a line now and then to anything else."""
+
+    def __init__(self, first: int, num_seeds: int, out: TextIO) -> None:
+        self._first = first
+        self._num_seeds = num_seeds
+        self._out = out
+        self._began_at = self._told_at = time.monotonic()
+
+    def show(self, num_good: int) -> None:
+        """So many seeds are good."""
+        now = time.monotonic()
+        if self._out.isatty():
+            self._out.write("\r" + "".join(self._parts(num_good, now)) + ("\n" if num_good == self._num_seeds else ""))
+        elif now - self._told_at >= LINE_INTERVAL_S:
+            self._told_at = now
+            self._out.write("".join(self._parts(num_good, now)) + "\n")
+        self._out.flush()
+
+    def _parts(self, num_good: int, now: float) -> Iterator[str]:
+        rate = num_good / max(now - self._began_at, 1e-9)
+        filled = BAR_CHARACTERS * num_good // self._num_seeds
+        yield f"[{'#' * filled:.<{BAR_CHARACTERS}}] {num_good}/{self._num_seeds} seeds from {self._first}"
+        yield f", {rate:.1f}/s, {(self._num_seeds - num_good) / max(rate, 1e-9):.0f} s left"
