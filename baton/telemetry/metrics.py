@@ -151,7 +151,7 @@ STALE_MESSAGES_TOTAL = Counter(
 
 CALLS_TURNED_AWAY_TOTAL = Counter(
     "baton_calls_turned_away",
-    "Calls refused at the door: no ticket, one that does not fit, is used again or is for another incarnation, or garbage.",
+    "Calls refused at the door: no ticket, one that does not fit, is used again or is for another process, or garbage.",
     ["reason"],
     registry=REGISTRY,
 )
