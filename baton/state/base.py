@@ -150,7 +150,8 @@ class CallStore(Protocol):
         """Compare-and-set on `epoch`: the call as it is now, OPEN, owned by `owner`, with the next epoch.
 
         None, without effect, when the epoch is another, or the call has ENDED or is unknown. In the same step every
-        job that may be RESUMEd (see `baton.domain.lifecycle.TABLE`) is, so that its old attempt is fenced off.
+        job that may be RESUMEd (see `baton.domain.lifecycle.TABLE`) is, under the first attempt of the new epoch
+        (`ledger.first_attempt`), so that all attempts of earlier owners are fenced off.
         """
         ...
 

@@ -57,12 +57,23 @@ def moved(
     )
 
 
-def resumed(record: RequestRecord, router_id: str) -> RequestRecord | None:
-    """The record as `router_id` carries it on, under the next attempt; None when it may not be resumed."""
-    if (record.state, RequestEvent.RESUME) not in TABLE:
+ATTEMPTS_PER_OWNER = 1000
+"""Far more than an owner makes of one request."""
+
+
+def first_attempt(epoch: int) -> int:
+    """The attempt that the owner of a call's `epoch` begins with. Each owner numbers in a range of its own: the last
+    attempts of the one before may never have been written, and workers must not hear of two under one number."""
+    return (epoch - 1) * ATTEMPTS_PER_OWNER + 1
+
+
+def resumed(record: RequestRecord, router_id: str, epoch: int) -> RequestRecord | None:
+    """The record as `router_id`, owner of `epoch`, carries it on; None when it may not be resumed."""
+    target = TABLE.get((record.state, RequestEvent.RESUME))
+    if target is None:
         return None
-    after = moved(record, record.attempt + 1, RequestEvent.RESUME)
-    return replace(after, router_id=router_id)
+    attempt = max(record.attempt + 1, first_attempt(epoch))
+    return replace(record, attempt=attempt, state=target, failure_code="", router_id=router_id)
 
 
 def router_of(owner: OwnerId) -> str:

@@ -99,7 +99,7 @@ class MemoryCalls:
             return None
         for job in call.jobs:
             record = self._shelf.find(job)
-            carried_on = record and ledger.resumed(record, ledger.router_of(owner))
+            carried_on = record and ledger.resumed(record, ledger.router_of(owner), epoch + 1)
             if carried_on:
                 self._shelf.keep(carried_on)
         claimed = replace(call, owner=owner, epoch=epoch + 1, status=CallStatus.OPEN)

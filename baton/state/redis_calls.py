@@ -66,7 +66,11 @@ class RedisCalls:
         async with self._line.answering("claim a call"):
             flat = await self._claim(
                 keys=[self._keys.call(id), self._keys.owners],
-                args=[id, epoch, owner, ledger.router_of(owner), self._retention_ms, *names, _RESUME],
+                args=[
+                    *(id, epoch, owner, ledger.router_of(owner), self._retention_ms),
+                    *names,
+                    *(_RESUME, ledger.first_attempt(epoch + 1)),
+                ],
             )
         return codec.call_from_fields(_pairs(flat)) if flat else None
 

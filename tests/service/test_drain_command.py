@@ -103,12 +103,12 @@ def record_at(address: str) -> WorkerRecord:
 
 
 @contextmanager
-def living(worker: OnlyDrains) -> Iterator[None]:
+def living(worker: OnlyDrains) -> Iterator[threading.Thread]:
     thread = threading.Thread(target=lambda: asyncio.run(worker.live()))
     thread.start()
     try:
         assert worker.serving.wait(WAIT_S)
-        yield
+        yield thread
     finally:
         worker.lifetime.crashed(RuntimeError("the test is over"))
         thread.join(WAIT_S)
@@ -130,8 +130,9 @@ def announce(redis_url: str, record: WorkerRecord) -> None:
 
 def test_it_reports_and_returns_when_the_worker_has_left(redis_url: str, capsys: pytest.CaptureFixture[str]):
     worker = OnlyDrains(redis_url, num_requests=2, drain_timeout_s=WAIT_S)
-    with living(worker):
+    with living(worker) as thread:
         assert drain(redis_url) == 0
+        thread.join(WAIT_S)  # it has left the book, and is about to end
     lines = capsys.readouterr().err.splitlines()
     counts = [line.rsplit(" ", 1)[1] for line in lines if "is draining, requests left: " in line]
     assert counts == sorted(counts, reverse=True)

@@ -4,19 +4,24 @@ client loses a token."""
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
-from baton.domain.ids import AttemptId, RequestId
-from baton.state.base import CallStatus
+from baton.domain.ids import AttemptId, OwnerId, RequestId
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.request import FinishReason, OutputToken
+from baton.state.base import CallRecord, CallStatus, JournalEntry, RequestRecord
+from baton.state.ledger import first_attempt
 from tests.mock_workers import At, Hold, Phase
 from tests.service.takeover_world import (
     COMPLETIONS,
     TIMEOUT_S,
     Router,
+    World,
     contents,
     opened,
     resumed,
@@ -60,7 +65,7 @@ async def test_a_router_that_loses_the_book_loses_its_calls_and_its_client_sees_
             assert time.monotonic() - parted_at < TAKEN_WITHIN_S
             assert (taken.epoch, taken.status) in ((2, CallStatus.OPEN), (2, CallStatus.ENDED))
             await w.until(id, CallStatus.ENDED)
-            assert [r.id.attempt for r in w.decode.requests if r.id.request_id == id] == [1, 2]
+            assert [r.id.attempt for r in w.decode.requests if r.id.request_id == id] == [1, first_attempt(2)]
             here.book.away = False
             rest = await stream.rest()
         assert same(seen + rest, await undisturbed(there, max_tokens=8, **USAGE))
@@ -109,6 +114,37 @@ async def test_an_orphan_is_carried_to_its_end_without_a_client(tmp_path):
         for choice in range(2):
             got = [event for event in seen + rest if event.choice == choice]
             assert contents(got) == contents([event for event in expected if event.choice == choice])
+
+
+ENDS_IN_THE_JOURNAL = [(FinishReason.LENGTH, "", RequestState.FINISHED), (None, "worker_lost", RequestState.FAILED)]
+
+
+@pytest.mark.parametrize(("finish", "code", "end"), ENDS_IN_THE_JOURNAL)
+async def test_an_end_that_was_only_journalled_is_written_down_by_the_next_router(tmp_path, book, finish, code, end):
+    """The router died between the two. The other choice goes on, or ends with the call."""
+    async with world(tmp_path, book=book) as w:
+        jobs = (RequestId("cmpl-gone"), RequestId("cmpl-gone-1"))
+        for job in jobs:
+            await w.book.create(RequestRecord(job, 1, RequestState.RECEIVED, "gone", "mock", 3))
+            for event in (RequestEvent.ENQUEUE, RequestEvent.PROMISE, RequestEvent.PREFILL):
+                await w.book.advance(AttemptId(job, 1), event)
+        body = json.dumps({"model": "mock", "prompt": [1, 2, 3], "max_tokens": 2, "n": 2, "stream": True}).encode()
+        owner = OwnerId("gone/1")
+        await w.book.open_call(CallRecord(jobs[0], owner, 1, CallStatus.OPEN, COMPLETIONS, body, "", 0, 7, jobs))
+        tokens = tuple(OutputToken(index, 1000 + index) for index in range(2))
+        await w.book.write_journal([JournalEntry(AttemptId(jobs[0], 1), tokens, finish=finish, failure_code=code)])
+        await w.until(jobs[0], CallStatus.ENDED)
+        async with asyncio.timeout(TIMEOUT_S):
+            while {(await kept(w, job)).state for job in jobs} != {end}:
+                await w.routers[0].http.get("/health")
+        settled = await kept(w, jobs[0])
+        assert (settled.attempt, settled.num_emitted, settled.failure_code) == (first_attempt(2), 2, code)
+
+
+async def kept(w: World, job: RequestId) -> RequestRecord:
+    record = await w.book.get(job)
+    assert record is not None
+    return record
 
 
 async def test_an_orphan_whose_claim_was_not_answered_is_found_again(tmp_path):

@@ -1,8 +1,9 @@
--- Gives a call to a new owner under the next epoch, and resumes every job of it that may be, under its next attempt.
+-- Gives a call to a new owner under the next epoch, and resumes every job of it that may be, under the first attempt
+-- of that epoch.
 -- KEYS: 1 call hash, 2 set of owners.
 -- ARGV: 1 id, 2 epoch that the call must have, 3 new owner, 4 its router, 5 retention in ms,
 --       6 start of the names of owners' open calls, 7 start of the names of request hashes,
---       8 the RESUME column of the table as JSON {state: next state}.
+--       8 the RESUME column of the table as JSON {state: next state}, 9 first attempt of the next epoch.
 -- Returns the call's fields and values as they are now; nothing (and nothing is changed) when it is unknown, has
 -- another epoch or has ended.
 local held = redis.call('HMGET', KEYS[1], 'epoch', 'status', 'owner', 'opened', 'jobs')
@@ -24,8 +25,8 @@ for _, job in ipairs(cjson.decode(held[5])) do
   local request = redis.call('HMGET', key, 'state', 'attempt')
   local target = request[1] and column[request[1]]
   if target then
-    redis.call('HSET', key, 'state', target, 'attempt', tonumber(request[2]) + 1, 'failure_code', '',
-      'router_id', ARGV[4])
+    local attempt = math.max(tonumber(request[2]) + 1, tonumber(ARGV[9]))
+    redis.call('HSET', key, 'state', target, 'attempt', attempt, 'failure_code', '', 'router_id', ARGV[4])
     redis.call('PEXPIRE', key, ARGV[5])
   end
 end

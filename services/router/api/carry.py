@@ -17,7 +17,9 @@ import structlog
 
 from baton.domain.errors import BatonError, Cancelled, ContextOverflow, Refused, WorkerLost, from_code
 from baton.domain.ids import RequestId
-from baton.state.base import CallRecord, CallStatus, CallStore, RequestRecord, StateUnavailable
+from baton.domain.lifecycle import RequestState
+from baton.state.base import CallRecord, CallStatus, CallStore, JournalPart, RequestRecord, StateUnavailable
+from baton.state.ledger import first_attempt
 from baton.telemetry.metrics import CALLS_CARRIED_TOTAL
 from services.router.api.calls import ValidCall
 from services.router.api.connection import end
@@ -58,6 +60,32 @@ class _Carried:
 
     task: asyncio.Task[BaseException | None]
     forsaken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """How a job stands in the book. The claim has fenced off the attempt of its record."""
+
+    job: GenerationJob
+    journal: JournalPart
+    record: RequestRecord | None
+
+    @property
+    def failure_code(self) -> str:
+        """What it has failed with, "" if it has not."""
+        if self.journal.finish is not None:
+            return ""
+        if self.journal.failure_code:
+            return self.journal.failure_code
+        if self.record is None or not self.record.state.terminal:
+            return ""
+        return self.record.failure_code or WorkerLost.code  # its journal is lost, and nobody will write it
+
+    def carried_on(self, epoch: int) -> GenerationJob:
+        """A job that is not in the book yet may run all the same, so its attempts are fenced off by their numbers."""
+        attempt = first_attempt(epoch) if self.record is None else self.record.attempt
+        journal = self.journal
+        return replace(self.job, attempt=attempt, emitted=journal.tokens, num_cached_tokens=journal.num_cached_tokens)
 
 
 class Carrier:
@@ -182,28 +210,30 @@ class Carrier:
                     await relay.next(SILENCE_S)
 
     async def _rebuilt(self, call: ValidCall, epoch: int) -> tuple[ValidCall, list[int]]:
-        """The call with its jobs as they stand, and the choices that have not finished."""
+        """The call with its jobs as they stand, and the choices that have not finished. Raises the error that one has
+        failed with: the call has failed then, and what has not ended of it is settled as failed, too."""
         try:
-            jobs = [await self._rebuilt_job(job, epoch) for job in call.jobs]
+            standings = [await self._standing(job) for job in call.jobs]
         except StateUnavailable as error:
             raise Cancelled(f"the book went away again: {error}") from None
-        unfinished = [choice for choice, job in enumerate(jobs) if job is not None]
-        return replace(call, jobs=tuple(job or call.jobs[i] for i, job in enumerate(jobs))), unfinished
-
-    async def _rebuilt_job(self, job: GenerationJob, epoch: int) -> GenerationJob | None:
-        """None for one that has finished. Raises the error that one has failed with.
-
-        The claim has fenced off the attempt in the book. A job that is not there yet may run all the same, under the
-        first owner's first attempt: the epoch is a later one.
-        """
-        journal = await self._context.store.read_journal(job.id, 0, 0.0)
-        if journal.finish is not None:
-            return None
-        record = await self._context.store.get(job.id)
-        code = journal.failure_code or (record.failure_code if record is not None and record.state.terminal else "")
+        code = next((standing.failure_code for standing in standings if standing.failure_code), "")
+        for standing in standings:
+            self._settle(standing, code)
         if code:
-            raise from_code(code, f"request {job.id} has failed before")
-        if record is not None and record.state.terminal:
-            raise WorkerLost(f"the journal of request {job.id} has no end, and it has ended")
-        attempt = record.attempt if record is not None else max(job.attempt, epoch)
-        return replace(job, attempt=attempt, emitted=journal.tokens, num_cached_tokens=journal.num_cached_tokens)
+            raise from_code(code, f"request {call.id} has failed before")
+        unfinished = [choice for choice, standing in enumerate(standings) if standing.journal.finish is None]
+        return replace(call, jobs=tuple(standing.carried_on(epoch) for standing in standings)), unfinished
+
+    async def _standing(self, job: GenerationJob) -> _Standing:
+        journal = await self._context.store.read_journal(job.id, 0, 0.0)
+        return _Standing(job, journal, await self._context.store.get(job.id))
+
+    def _settle(self, standing: _Standing, failure_code: str) -> None:
+        """Writes down what the last owner did not come to: that a job has ended, by itself or with its call."""
+        record, journal = standing.record, standing.journal
+        if record is None or record.state.terminal:
+            return
+        if journal.finish is not None:
+            self._context.custody.settle(record, RequestState.FINISHED, len(journal.tokens))
+        elif failure_code:
+            self._context.custody.settle(record, RequestState.FAILED, len(journal.tokens), failure_code)

@@ -14,7 +14,7 @@ from typing import Protocol
 from baton.domain.errors import Cancelled, Superseded
 from baton.domain.ids import OwnerId, RequestId
 from baton.domain.lifecycle import RequestState
-from baton.state.base import CallRecord, CallStatus, JournalPart, RequestRecord
+from baton.state.base import CallRecord, CallStatus, RequestRecord
 from services.router.api.calls import ValidCall
 from services.router.api.validation import Origin
 
@@ -42,9 +42,7 @@ class CallPen(Protocol):
 
     def end_call(self, id: RequestId, status: CallStatus) -> None: ...
 
-    def settle(
-        self, record: RequestRecord, end: RequestState, *, num_emitted: int, failure_code: str = ""
-    ) -> None: ...
+    def settle(self, record: RequestRecord, end: RequestState, *, num_emitted: int, failure_code: str = "") -> None: ...
 
     def writes_call(self, id: RequestId) -> bool: ...
 
@@ -135,10 +133,9 @@ class Custody:
         self._pen.adopt_call(record)
         return Charge(self._pen, record.id, durable=not self._pen.degraded)
 
-    def settle(self, record: RequestRecord, journal: JournalPart) -> None:
-        """A job of an adopted call has ended, and its last owner came to write that into its journal only."""
-        end = RequestState.FINISHED if journal.finish is not None else RequestState.FAILED
-        self._pen.settle(record, end, num_emitted=len(journal.tokens), failure_code=journal.failure_code)
+    def settle(self, record: RequestRecord, end: RequestState, num_emitted: int, failure_code: str = "") -> None:
+        """A job of an adopted call has ended, and its last owner did not come to write that down."""
+        self._pen.settle(record, end, num_emitted=num_emitted, failure_code=failure_code)
 
     def holds(self, id: RequestId) -> bool:
         """Whether the call is answered here, or was and the book does not know its end yet."""

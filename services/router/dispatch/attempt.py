@@ -21,7 +21,7 @@ from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.booking import Booking
 from services.router.dispatch.conversation import Conversation, DecodeLanded, PrefillSealed, Step, finish_of
 from services.router.dispatch.fleet import Fleet
-from services.router.dispatch.loss import AttemptLost, Side, broken, silent
+from services.router.dispatch.loss import AttemptLost, Fault, Side, broken, silent
 
 GRACE_S = 1.0
 """The streams' own deadlines are this much later than the attempt's, which so is the one that is reported."""
@@ -71,12 +71,13 @@ class Attempt:
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Steps until one that finishes. Raises `AttemptLost`, `DeadlineExceeded`, or what a worker said is final."""
         abort_reason: str | None = "cancelled"
+        pair = self._booking.pair
         self._open()
         try:
             while True:
                 for step in self._hear(await self._mailbox.get()):
                     if isinstance(step, DecodeLanded):
-                        self._fleet.landed(self._request.id, self._booking.pair)
+                        self._fleet.landed(self._request.id, pair)
                     if finish_of(step) is None:
                         yield step
                         continue
@@ -86,8 +87,10 @@ class Attempt:
                     return
         except AttemptLost as loss:
             abort_reason = loss.error.code
+            if loss.unready:
+                self._fleet.suspect(pair.prefill if loss.fault is Fault.PREFILL else pair.decode, loss.error)
             if loss.blames_link:
-                loss.counts = self._fleet.link_lost(self._request.id, self._booking.pair, loss.error)
+                loss.counts = self._fleet.link_lost(self._request.id, pair, loss.error)
             raise
         except BatonError as error:
             abort_reason = error.code

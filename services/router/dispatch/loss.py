@@ -14,10 +14,13 @@ from baton.domain.errors import (
     BatonError,
     ContextOverflow,
     DeadlineExceeded,
+    Draining,
     Interrupted,
     InvalidRequest,
     LeaseEnded,
     ModelNotFound,
+    Overloaded,
+    SentBack,
     Superseded,
     WorkerLost,
 )
@@ -44,14 +47,19 @@ class Fault(enum.Enum):
 class AttemptLost(Exception):
     """One attempt is over, the request is not. Never leaves the router's lower half."""
 
-    def __init__(self, error: Interrupted, fault: Fault, *, hearsay: bool = False) -> None:
-        """`hearsay`: one worker says that the other is gone; it may as well be the link between them."""
+    def __init__(
+        self, error: Interrupted, fault: Fault, *, hearsay: bool = False, unready: bool = False, counts: bool = True
+    ) -> None:
+        """`hearsay`: one worker says that the other is gone; it may as well be the link between them. `unready`: the
+        worker at fault takes nothing just now, and is to be left alone for a while."""
         super().__init__(str(error))
         self.error = error
         self.fault = fault
         self.hearsay = hearsay
-        self.counts = True
-        """Whether the loss is one of the `max_attempts`; False when the attempt was the trial of a bad link."""
+        self.unready = unready
+        self.counts = counts
+        """Whether the loss is one of the `max_attempts`: not when the attempt was the trial of a bad link, was turned
+        away, or had to make room. The request's deadline bounds those."""
 
     @property
     def blames_link(self) -> bool:
@@ -81,8 +89,13 @@ def told(error: BatonError, side: Side) -> BatonError | AttemptLost:
     """What a failure means that the worker of `side` reported itself; to be raised."""
     if isinstance(error, _FINAL):
         return error
+    if isinstance(error, SentBack):
+        return AttemptLost(error, _OWN_FAULT[side], counts=False)  # older rows go on, so room will come
     if isinstance(error, Interrupted):
         return AttemptLost(error, _fault(error, side), hearsay=isinstance(error, WorkerLost))
+    if isinstance(error, Draining | Overloaded):
+        lost = WorkerLost(f"{side.value} takes nothing now: {error.code}: {error}")
+        return AttemptLost(lost, _OWN_FAULT[side], unready=True, counts=False)
     return AttemptLost(WorkerLost(f"{side.value} gave up: {error.code}: {error}"), _OWN_FAULT[side])
 
 
@@ -104,6 +117,4 @@ def _fault(error: Interrupted, side: Side) -> Fault:
         return Fault.NOTHING  # the same pair finds the prompt's pages still cached
     if isinstance(error, WorkerLost):
         return Fault.PREFILL if side is Side.DECODE else Fault.DECODE  # the peer of the one who tells
-    if error.code == "sent_back":
-        return _OWN_FAULT[side]
     return Fault.LINK
