@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from baton.domain.errors import DeadlineExceeded, Draining, NoWorkers, Overloaded, SentBack
+from baton.domain.errors import DeadlineExceeded, Draining, NoWorkers, Overloaded
 from baton.domain.ids import RequestId
 
 BEGIN_S, END_S = 1.5, 5.5
@@ -136,10 +136,7 @@ class Scenario:
     def failures_for_want_of_room(self) -> frozenset[str]:
         """Codes with which a request may fail although nothing goes wrong: this many clients are too much for these
         workers, whose pools are tiny. Without host memory a row that finds no page is sent back, again and again."""
-        codes = {DeadlineExceeded.code}
-        if not self.num_host_pages:
-            codes.add(SentBack.code)
-        return frozenset(codes)
+        return frozenset({DeadlineExceeded.code})
 
     def without_faults(self) -> Scenario:
         """The same clients in a perfect world."""

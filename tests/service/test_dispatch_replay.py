@@ -27,6 +27,7 @@ from tests.mock_workers import (
     token_at,
 )
 from tests.service.dispatch_world import (
+    FLEET_LIMITS,
     LIMITS,
     PROMPT,
     job,
@@ -206,3 +207,22 @@ async def test_a_worker_that_comes_back_in_time_continues_the_request():
         await w.cluster.announce()
         assert tokens(await run) == scripted(5)
         assert newcomer.requests[0].id.attempt == 2
+
+
+@pytest.mark.parametrize("code", ["draining", "overloaded"])
+async def test_being_turned_away_by_the_only_worker_costs_no_attempt(code):
+    """It is left alone for a while, not asked again at once until every attempt is spent."""
+    num_times = LIMITS.max_attempts + 1
+    quick = replace(FLEET_LIMITS, worker_ttl_s=0.1)
+    async with world(prefill=[(At(Phase.ACCEPT, Fail(code), times=num_times),)], fleet_limits=quick) as w:
+        assert tokens(await w.generate(job())) == scripted(5)
+        assert [request.id.attempt for request in w.prefill.requests] == list(range(1, num_times + 2))
+        assert w.diary.entries.count("retry") == num_times
+
+
+async def test_a_row_that_is_sent_back_costs_no_attempt():
+    ends = [At(Phase.DECODE, Fail("sent_back"), index=index) for index in (1, 3, 5, 7)]
+    async with world(decode=[ends]) as w:
+        assert tokens(await w.generate(job(max_tokens=9))) == scripted(9)
+        assert [request.id.attempt for request in w.decode.requests] == [1, 2, 3, 4, 5]
+        assert await w.state(job()) is RequestState.FINISHED
