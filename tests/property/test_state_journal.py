@@ -14,6 +14,7 @@ from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.state.base import CallRecord, CallStatus, JournalPart, RequestRecord, StateBook
 from baton.state.connect import connect
+from baton.state.ledger import first_attempt
 from baton.state.memory import MemoryBook
 from baton.state.options import BookOptions
 from baton.state.writer import MAX_BODY_BYTES, MAX_WAITING_TOKENS, BookWriter
@@ -219,7 +220,7 @@ async def test_a_claimed_job_is_written_no_more_and_its_router_hears_of_it_once(
             assert await writer.flush(10) == 0
         assert heard == [AttemptId(RequestId("a"), 1)]
         part, record = await _seen(book, life)
-        assert (len(part.tokens), record and record.attempt) == (2, 2)
+        assert (len(part.tokens), record and record.attempt) == (2, first_attempt(2))
         life.end()
         writer.end_call(RequestId("c"), CallStatus.ENDED)
         assert await writer.flush(10) == 0
@@ -252,7 +253,7 @@ async def test_a_job_that_is_carried_on_goes_on_where_the_journal_ends() -> None
     assert claimed is not None
     assert record is not None
     async with asyncio.timeout(10), new_writer(book) as other:
-        carried = replace(life, writer=other, attempt=2, emitted=[])
+        carried = replace(life, writer=other, attempt=first_attempt(2), emitted=[])
         other.adopt_call(claimed)
         other.adopt(record)
         carried.emit(5)  # what the first attempt emitted

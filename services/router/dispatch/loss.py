@@ -90,7 +90,7 @@ def told(error: BatonError, side: Side) -> BatonError | AttemptLost:
     if isinstance(error, _FINAL):
         return error
     if isinstance(error, SentBack):
-        return AttemptLost(error, _OWN_FAULT[side], counts=False)  # older rows go on, so room will come
+        return AttemptLost(error, _OWN_FAULT[side], counts=False)  # prefill adds a token each time: it comes to an end
     if isinstance(error, Interrupted):
         return AttemptLost(error, _fault(error, side), hearsay=isinstance(error, WorkerLost))
     if isinstance(error, Draining | Overloaded):

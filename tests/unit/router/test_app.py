@@ -143,11 +143,11 @@ async def test_a_drain_that_takes_too_long_aborts_what_still_runs(text):
 
 
 async def test_a_request_whose_attempts_are_used_up_is_answered_503(text):
-    async with router(text, [At(Phase.LAND, Fail("sent_back"), times=9)]) as running:
+    async with router(text, [At(Phase.LAND, Fail("lease_ended"), times=9)]) as running:
         await ready(running)
         response = await running.complete()
         assert response.status_code == 503
-        assert response.json()["error"]["code"] == "sent_back"
+        assert response.json()["error"]["code"] == "lease_ended"
 
 
 def test_a_busy_port_is_named():
