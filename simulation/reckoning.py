@@ -42,7 +42,7 @@ def check_gently_treated(scenario: Scenario, clients: list[Client]) -> None:
 
 
 def _check_jobs_ended(records: list[RequestRecord | None]) -> None:
-    """Also those that another router took over when their end was in the journal only."""
+    """Also those that another router took over, in whatever state they were."""
     for record in records:
         if record is not None and not record.state.terminal:
             raise Violation("I9", f"its call has ended, it is {record.state.value}", record.id)

@@ -76,6 +76,12 @@ def resumed(record: RequestRecord, router_id: str, epoch: int) -> RequestRecord 
     return replace(record, attempt=attempt, state=target, failure_code="", router_id=router_id)
 
 
+def placeholder(id: RequestId, router_id: str, epoch: int) -> RequestRecord:
+    """The record of a job that its first router had not entered when its call was claimed: it must not be entered by
+    that router any more. What only that router knew is left out."""
+    return RequestRecord(id, first_attempt(epoch), RequestState.QUEUED, router_id, model="", num_prompt_tokens=0)
+
+
 def router_of(owner: OwnerId) -> str:
     """The router whose process an owner is (see `baton.domain.ids.OwnerId`)."""
     return owner.rpartition("/")[0] or owner

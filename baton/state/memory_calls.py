@@ -97,10 +97,12 @@ class MemoryCalls:
         call = self.find(id)
         if call is None or call.epoch != epoch or call.status is CallStatus.ENDED:
             return None
+        router_id = ledger.router_of(owner)
         for job in call.jobs:
             record = self._shelf.find(job)
-            carried_on = record and ledger.resumed(record, ledger.router_of(owner), epoch + 1)
-            if carried_on:
+            if record is None:
+                self._shelf.keep(ledger.placeholder(job, router_id, epoch + 1))
+            elif carried_on := ledger.resumed(record, router_id, epoch + 1):
                 self._shelf.keep(carried_on)
         claimed = replace(call, owner=owner, epoch=epoch + 1, status=CallStatus.OPEN)
         self._keep(claimed)

@@ -20,6 +20,7 @@ from baton.state.options import BookOptions
 
 _Streams = list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]
 _RESUME = json.dumps(ledger.columns()[RequestEvent.RESUME])
+_OF_ANY_JOB = ("state", "model", "num_prompt_tokens", "num_emitted", "failure_code")
 _OUTCOMES = (Written.DONE, Written.SUPERSEDED, Written.GAP)
 
 
@@ -63,13 +64,16 @@ class RedisCalls:
 
     async def claim(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
         names = [self._keys.calls_of(OwnerId("")), self._keys.request(RequestId(""))]
+        router_id = ledger.router_of(owner)
+        first = codec.request_to_fields(ledger.placeholder(RequestId(""), router_id, epoch + 1))
+        missing = json.dumps([part for name in _OF_ANY_JOB for part in (name, first[name])])
         async with self._line.answering("claim a call"):
             flat = await self._claim(
                 keys=[self._keys.call(id), self._keys.owners],
                 args=[
-                    *(id, epoch, owner, ledger.router_of(owner), self._retention_ms),
+                    *(id, epoch, owner, router_id, self._retention_ms),
                     *names,
-                    *(_RESUME, ledger.first_attempt(epoch + 1)),
+                    *(_RESUME, first["attempt"], missing),
                 ],
             )
         return codec.call_from_fields(_pairs(flat)) if flat else None

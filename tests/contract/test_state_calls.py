@@ -124,7 +124,20 @@ async def test_a_claim_resumes_what_may_be_and_fences_the_rest_of_an_attempt(boo
             with pytest.raises(Superseded):
                 await book.advance(AttemptId(id, unwritten), E.FAIL)
         assert await book.advance(AttemptId(id, first), E.PROMISE) is RequestState.PROMISED
-    assert await book.get(RequestId("unknown")) is None
+
+
+async def test_a_claim_leaves_no_job_to_be_entered_by_its_old_owner(book: StateBook) -> None:
+    await book.open_call(CALL)
+    await in_state(book, JOBS[0], E.ENQUEUE)
+    assert await book.claim_call(CALL.id, 1, THEIRS) is not None
+    assert not await book.create(job(JOBS[1]))
+    record = await book.get(JOBS[1])
+    assert record is not None
+    assert (record.id, record.state, record.attempt, record.router_id) == (
+        *(JOBS[1], RequestState.QUEUED),
+        *(first_attempt(2), "router-1"),
+    )
+    assert await book.advance(AttemptId(JOBS[1], first_attempt(2)), E.PROMISE) is RequestState.PROMISED
 
 
 async def test_of_many_claims_one_wins(book: StateBook) -> None:
@@ -356,7 +369,7 @@ async def test_every_call_in_redis_expires(redis_book: tuple[StateBook, Keys, Re
     await book.claim_call(CALL.id, 1, THEIRS)
     await book.hold(THEIRS)
     names = [key async for key in outside.scan_iter(match=f"{keys.prefix}*")]
-    assert len(names) == 7  # the call, its job, the journal, owners, the new owner's calls, and two leases
+    assert len(names) == 8  # the call, its two jobs, a journal, owners, the new owner's calls, and two leases
     assert [name for name in names if await outside.pttl(name) == -1] == []
 
 

@@ -33,7 +33,9 @@ async def storm(cluster: Cluster, model: str) -> Counter[str]:
             prompt = [5 + (n * 131 + i * 7) % 500 for i in range(120)]
             body = {"model": model, "prompt": prompt, "max_tokens": 3000, "ignore_eos": True, "stream": n % 2 == 0}
             try:
-                async with asyncio.timeout(CLIENT_TIMEOUT_S if n % 2 else None):
+                async with asyncio.timeout(
+                    CLIENT_TIMEOUT_S if n % 2 else 3 * CLIENT_TIMEOUT_S
+                ):  # of silence, or in all
                     response = await client.post("/v1/completions", json=body)
             except (httpx2.TransportError, TimeoutError):
                 endings["hung up"] += 1

@@ -57,7 +57,7 @@ def test_a_call_is_carried_on_under_an_attempt_that_no_worker_has_seen(after_ms:
     asked = [entry.text for entry in verdict.trace.entries if entry.place == "router-1->decode-0"]
     assert verdict.violation is None, describe(verdict)
     assert verdict.outcomes[0] == "r0 finished "
-    assert "Promise r0/2" in asked
+    assert "Promise r0/1001" in asked
     assert "Promise r0/1" not in asked
 
 

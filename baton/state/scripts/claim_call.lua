@@ -3,7 +3,8 @@
 -- KEYS: 1 call hash, 2 set of owners.
 -- ARGV: 1 id, 2 epoch that the call must have, 3 new owner, 4 its router, 5 retention in ms,
 --       6 start of the names of owners' open calls, 7 start of the names of request hashes,
---       8 the RESUME column of the table as JSON {state: next state}, 9 first attempt of the next epoch.
+--       8 the RESUME column of the table as JSON {state: next state}, 9 first attempt of the next epoch,
+--       10 what else a job's record begins with that was not there to be resumed, as a JSON list of fields and values.
 -- Returns the call's fields and values as they are now; nothing (and nothing is changed) when it is unknown, has
 -- another epoch or has ended.
 local held = redis.call('HMGET', KEYS[1], 'epoch', 'status', 'owner', 'opened', 'jobs')
@@ -19,12 +20,15 @@ redis.call('ZADD', ARGV[6] .. ARGV[3], held[4], ARGV[1])
 redis.call('PEXPIRE', KEYS[2], ARGV[5])
 redis.call('PEXPIRE', ARGV[6] .. ARGV[3], ARGV[5])
 
-local column = cjson.decode(ARGV[8])
+local column, placeholder = cjson.decode(ARGV[8]), cjson.decode(ARGV[10])
 for _, job in ipairs(cjson.decode(held[5])) do
   local key = ARGV[7] .. job
   local request = redis.call('HMGET', key, 'state', 'attempt')
   local target = request[1] and column[request[1]]
-  if target then
+  if not request[1] then
+    redis.call('HSET', key, 'id', job, 'attempt', ARGV[9], 'router_id', ARGV[4], unpack(placeholder))
+    redis.call('PEXPIRE', key, ARGV[5])
+  elseif target then
     local attempt = math.max(tonumber(request[2]) + 1, tonumber(ARGV[9]))
     redis.call('HSET', key, 'state', target, 'attempt', attempt, 'failure_code', '', 'router_id', ARGV[4])
     redis.call('PEXPIRE', key, ARGV[5])
