@@ -6,19 +6,19 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from baton.domain.errors import BatonError
-from baton.domain.handoff import LandingEvent, advance_landing
 from baton.domain.ids import AttemptId
 from baton.engine.batch import Batch, HostCopy, StepOutput
 from baton.kv.pages import Hold
 from services.decode.arrivals import Arrivals
 from services.decode.effects import DecodeEffect
-from services.decode.landing import Landing, LandingBook, SealInfo
+from services.decode.landing import LandingBook, SealInfo
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.offers import OfferBook
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler, PublishChunk, _Prompt
 from tests.property.decode_machine import DecodeMachine
 from tests.property.prefill_machine import PrefillMachine
 from tests.property.split_machine import SplitMachine
+from tests.simulation.planted import FreesBeforeTheReadsAreOver, PromisesTheSamePagesTwice
 from tests.worlds import UNSHRUNK
 
 
@@ -81,24 +81,6 @@ class BoardsWhatWasNotAnnounced(LandingBook):
         super().sealed(id, seal, now)
 
 
-class FreesPagesUnderARead(LandingBook):
-    """Gives pages back although a read into them may still land."""
-
-    def _reap(self, landing: Landing) -> None:
-        if landing in self._draining:
-            landing.state = advance_landing(landing.state, LandingEvent.DRAINED)
-            landing.table.release()
-            self._draining.remove(landing)
-
-
-class PromisesTheSamePagesTwice(LandingBook):
-    """Forgets what it has promised."""
-
-    @property
-    def num_promisable(self) -> int:
-        return self._cache.num_available
-
-
 class ForgetsAttempts(LandingBook):
     """No fence: an attempt that was given up may come back."""
 
@@ -143,7 +125,7 @@ def planted(machine: type[RuleBasedStateMachine], **replacements: object) -> typ
         planted(DecodeMachine, landing_book=CommitsBeforeAllIsRead),
         planted(SplitMachine, landing_book=CommitsBeforeAllIsRead),
         planted(DecodeMachine, landing_book=BoardsWhatWasNotAnnounced),
-        planted(DecodeMachine, landing_book=FreesPagesUnderARead),
+        planted(DecodeMachine, landing_book=FreesBeforeTheReadsAreOver),
         planted(DecodeMachine, landing_book=PromisesTheSamePagesTwice),
         planted(DecodeMachine, landing_book=ForgetsAttempts),
         planted(DecodeMachine, arrivals=LetsTwoAttemptsRun),
