@@ -28,7 +28,7 @@ from services.decode.arrivals import ArrivalRules
 from services.decode.commands import AskPromise, DecodeCommand, Pulled
 from services.decode.effects import EmitTokens, OutwardEffect
 from services.decode.landing import LandingLimits
-from services.decode.links import LinkIdentity, Links
+from services.decode.links import LINK_PATIENCE_TTLS, LinkIdentity, Links
 from services.decode.loop import DecodeLoop
 from services.decode.outbox import Outbox
 from services.decode.server import DecodeServicer, StreamEvent
@@ -71,7 +71,7 @@ class SimDecode:
         identity = LinkIdentity(WorkerId(process.name), process.incarnation, MODEL, FINGERPRINT, PAGE_BYTES)
         self._links = Links(
             identity, sim_book, SimChannels(network, process), cast(ThreadedPuller, self._puller), self._mailbox,
-            self._presence.changed,
+            self._presence.changed, LINK_PATIENCE_TTLS * SIZES.worker_ttl_s,
         )  # fmt: skip
         self._handoffs = parts.handoffs(self._links, self._mailbox, SIZES.renew_s, INTAKE)
         self._outbox = Outbox(WorkerId(process.name), TRANSPORT, self._streams, self._handoffs)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from baton.domain.ids import RequestId
+from simulation.network import KEEPALIVE_S
 from simulation.scenario import (
     BEGIN_S,
     BOOK,
@@ -21,6 +22,8 @@ from simulation.scenario import (
 )
 
 MAX_FAULT_S = 3.0
+MAX_SILENCE_S = KEEPALIVE_S + 2.0
+"""Longest that two are silent to each other: a third of such faults outlast the connection."""
 MAX_AWAY_S = 1.0
 """Longest between a drained process's end and its restart: shorter than a request's patience for workers."""
 
@@ -30,6 +33,12 @@ TO_A_WORKER = (FaultKind.KILL, FaultKind.FREEZE, FaultKind.STICK, FaultKind.DRAI
 TO_A_ROUTER = (FaultKind.KILL, FaultKind.FREEZE, FaultKind.DRAIN)
 TO_THE_BOOK = (FaultKind.KILL, FaultKind.FREEZE)
 BETWEEN_TWO = (FaultKind.CUT, FaultKind.MUTE, FaultKind.SLOW)
+LONGEST_S = {
+    FaultKind.DRAIN: MAX_AWAY_S,
+    FaultKind.FREEZE: MAX_SILENCE_S,
+    FaultKind.CUT: MAX_SILENCE_S,
+    FaultKind.MUTE: MAX_SILENCE_S,
+}
 
 
 def scenario_of(seed: int) -> Scenario:
@@ -161,5 +170,5 @@ def _between_two(rng: Random, scenario: Scenario) -> FaultPlan:
 
 
 def _plan(rng: Random, kind: FaultKind, target: str, peer: str | None = None) -> FaultPlan:
-    longest_s = MAX_AWAY_S if kind is FaultKind.DRAIN else MAX_FAULT_S
+    longest_s = LONGEST_S.get(kind, MAX_FAULT_S)
     return FaultPlan(kind, rng.uniform(BEGIN_S, END_S), rng.uniform(0.05, longest_s), target, peer)

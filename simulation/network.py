@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
+from baton.rpc.client import PING_INTERVAL_S, PING_TIMEOUT_S
 from simulation.process import Process
 from simulation.scenario import Noise
 from simulation.trace import Trace
 
-KEEPALIVE_S = 2.0
-"""After so long a silence both ends give a connection up (`baton.rpc.client.CLIENT_OPTIONS`)."""
+KEEPALIVE_S = PING_INTERVAL_S + PING_TIMEOUT_S
+"""After so long a silence both ends give a connection up, in the worst case: it began right after an answered ping."""
 
 SLOW_FACTOR = 40.0
 SLOW_LINK_S = 0.15

@@ -31,7 +31,7 @@ from services.decode.arrivals import ArrivalRules, Arrivals
 from services.decode.commands import DecodeCommand, Pulled
 from services.decode.handoffs import Handoffs
 from services.decode.landing import LandingBook, LandingLimits
-from services.decode.links import LinkIdentity, Links
+from services.decode.links import LINK_PATIENCE_TTLS, LinkIdentity, Links
 from services.decode.loop import DecodeLoop
 from services.decode.outbox import Outbox
 from services.decode.scheduler import DecodeScheduler
@@ -137,7 +137,10 @@ class _Worker:
         identity = LinkIdentity(self._id, self._incarnation, self._model, self._engine.fingerprint, geometry.page_bytes)
         channels = Channels(self._trust)
         self._stack.push_async_callback(channels.close)
-        return Links(identity, self._book, channels, self._puller, self._mailbox, self._presence.changed, self._trust)
+        patience_s = LINK_PATIENCE_TTLS * self._settings.worker_ttl_s
+        return Links(
+            identity, self._book, channels, self._puller, self._mailbox, self._presence.changed, patience_s, self._trust
+        )
 
     def _make_loop(self) -> DecodeLoop:
         settings, engine = self._settings, self._engine

@@ -1,7 +1,7 @@
 """Links: this decode worker's working connections to prefill workers. Lives in the asyncio loop.
 
 Follows the registry. A prefill worker that appears (or restarts: another incarnation) is greeted with `Hello`,
-connected to the puller and probed with real pages; only then the link is up and announced. A worker that leaves is
+connected to the puller and probed with real pages; only then the link is up and announced. A worker that stays away is
 forgotten. A link that cannot be made is tried again at every change and every heartbeat; its reason is logged when it
 changes.
 """
@@ -16,6 +16,7 @@ import grpc
 
 from baton.domain.errors import BatonError, LinkBroken
 from baton.domain.ids import Incarnation, PageId, WorkerId
+from baton.domain.roll import Roll
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole
 from baton.engine.mailbox import Mailbox
@@ -36,6 +37,9 @@ log = get_logger()
 
 PROBE_BYTES = 4 * 1024 * 1024
 HELLO_TIMEOUT_S = 5.0
+
+LINK_PATIENCE_TTLS = 5
+"""By how many of its lifetimes a link outlives an announcement: nobody is sent to a worker that is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +73,17 @@ class Links:
         puller: ThreadedPuller,
         mailbox: Mailbox[DecodeCommand],
         on_change: Callable[[], None],
+        patience_s: float,
         trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:
+        """`patience_s`: how long a linked worker may go without an announcement."""
         self._identity = identity
         self._registry = registry
         self._channels = channels
         self._puller = puller
         self._mailbox = mailbox
         self._on_change = on_change
+        self._roll = Roll(patience_s)
         self._trust = trust
         self._links: dict[WorkerId, Link] = {}
         self._failures: dict[WorkerId, str] = {}
@@ -105,18 +112,21 @@ class Links:
             try:
                 workers = await self._registry.workers()
             except BatonError:  # the book is away: what is linked stays linked
+                self._roll.no_look(asyncio.get_running_loop().time())
                 continue
-            await self._follow([w for w in workers if w.role is WorkerRole.PREFILL])
+            now = asyncio.get_running_loop().time()
+            self._roll.look([worker.incarnation for worker in workers], now)
+            await self._follow([w for w in workers if w.role is WorkerRole.PREFILL], now)
 
     def close(self) -> None:
         """Marks every link down."""
         for id in list(self._links):
             self._drop(id, "this worker leaves")
 
-    async def _follow(self, workers: list[WorkerRecord]) -> None:
-        known = {worker.id for worker in workers}
-        for id in [id for id in self._links if id not in known]:
-            self._drop(id, "its announcement ended")
+    async def _follow(self, workers: list[WorkerRecord], now: float) -> None:
+        for id, link in list(self._links.items()):
+            if self._roll.is_gone(link.record.prefill_incarnation, now):
+                self._drop(id, "its announcement ended")
         new = [w for w in workers if not self._is_linked(w)]
         await asyncio.gather(*(self._connect(worker) for worker in new))
 

@@ -48,7 +48,7 @@ class RouterSettings(ServiceSettings):
     """Longest life of a request, from admission to its last token."""
 
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    """How often a request is tried, the first time included."""
+    """How often in a row a request is tried without decode making a token of it, the first time included."""
 
     promise_timeout_s: Seconds = 5.0
     """How long a decode worker may take to answer a promise, and how long the promise holds unused."""

@@ -148,7 +148,7 @@ class DecodeWorker(_Worker):
         self.streams: Streams[DecodeEvent] = Streams()
         self.puller = StreamPuller(self.memory, self._pulled)
         identity = LinkIdentity(DECODE, DECODE_LIFE, MODEL, FINGERPRINT, PAGE_BYTES)
-        self.links = Links(identity, book, channels, self.puller, self.mailbox, lambda: None)
+        self.links = Links(identity, book, channels, self.puller, self.mailbox, lambda: None, patience_s=1.0)
         intake = Intake(VOCAB_SIZE, MAX_MODEL_LEN)
         self.handoffs = Handoffs(self.links, self.mailbox, LEASE_S / 4, intake)
         self._outbox = DecodeOutbox(DECODE, "stream", self.streams, self.handoffs)

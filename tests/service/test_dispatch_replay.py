@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.errors import (
+    DeadlineExceeded,
     Interrupted,
+    LinkBroken,
     Superseded,
     WorkerLost,
 )
 from baton.domain.ids import AttemptId, RequestId, new_incarnation
 from baton.domain.lifecycle import RequestState
+from baton.telemetry.timeline import Moment
 from services.router.dispatch.booking import BookingLimits
 from tests.mock_workers import (
     At,
@@ -30,6 +33,7 @@ from tests.service.dispatch_world import (
     FLEET_LIMITS,
     LIMITS,
     PROMPT,
+    World,
     job,
     scripted,
     tokens,
@@ -188,18 +192,50 @@ async def test_a_worker_restarted_while_it_is_asked_for_a_promise_is_asked_again
         assert [promise.id.attempt for promise in w.decode.promises] == [1, 2]
 
 
-async def test_a_worker_that_vanished_is_waited_for_and_then_the_loss_is_told():
-    async with world(decode=[(At(Phase.DECODE, Die(), index=2),)]) as w:
+async def test_before_the_first_token_a_worker_is_waited_for_and_then_the_loss_is_told():
+    async with world(decode=[(At(Phase.PROMISE, Die()),)]) as w:
         with pytest.raises(WorkerLost):
             await w.generate(job())
         assert await w.state(job()) is RequestState.FAILED
 
 
+async def test_after_the_first_token_workers_are_waited_for_until_the_deadline():
+    impatient = replace(LIMITS, booking=BookingLimits(promise_timeout_s=2.0, patience_s=0.0))
+    async with world(decode=[(At(Phase.DECODE, Hold(), index=2),)], limits=impatient) as w:
+        run = asyncio.create_task(w.generate(job(deadline_s=1.0)))
+        await w.decode.reached(Phase.DECODE, times=2)
+        await _sealed(w)
+        await w.decode.stop()
+        with pytest.raises(DeadlineExceeded):
+            await run
+        assert "retry" in w.diary.entries
+        assert await w.state(job()) is RequestState.FAILED
+
+
+async def test_losses_between_which_decode_made_a_token_are_not_added_up():
+    breaks = [At(Phase.DECODE, Fail("link_broken"), index=index) for index in (2, 4, 6, 8, 10)]
+    assert len(breaks) > LIMITS.max_attempts
+    async with world(decode=[breaks]) as w:
+        assert tokens(await w.generate(job(max_tokens=12))) == scripted(12)
+        assert await w.state(job()) is RequestState.FINISHED
+
+
+async def test_losses_of_rows_that_end_with_the_seal_s_token_are_added_up():
+    """Prefill's token at every attempt is no sign that decode survives the request."""
+    breaks = [At(Phase.LAND, Fail("link_broken"), times=LIMITS.max_attempts)]
+    async with world(decode=[breaks]) as w:
+        with pytest.raises(LinkBroken):
+            await w.generate(job(max_tokens=12))
+        assert len(w.decode.requests) == LIMITS.max_attempts
+
+
 async def test_a_worker_that_comes_back_in_time_continues_the_request():
-    patient = replace(LIMITS, booking=BookingLimits(promise_timeout_s=2.0, patience_s=5.0))
-    async with world(decode=[(At(Phase.DECODE, Die(), index=2),)], limits=patient) as w:
+    impatient = replace(LIMITS, booking=BookingLimits(promise_timeout_s=2.0, patience_s=0.0))
+    async with world(decode=[(At(Phase.DECODE, Hold(), index=2),)], limits=impatient) as w:
         run = asyncio.create_task(w.generate(job()))
         await w.decode.reached(Phase.DECODE, times=2)
+        await _sealed(w)
+        await w.decode.stop()
         await w.prefill.aborted(AttemptId(RequestId("r"), 1))
         newcomer = MockDecode("decode-9")
         w.cluster.decodes.append(newcomer)
@@ -207,6 +243,13 @@ async def test_a_worker_that_comes_back_in_time_continues_the_request():
         await w.cluster.announce()
         assert tokens(await run) == scripted(5)
         assert newcomer.requests[0].id.attempt == 2
+
+
+async def _sealed(w: World) -> None:
+    """Waits until the router has heard prefill's token."""
+    async with asyncio.timeout(5):
+        while Moment.SEALED.value not in w.diary.entries:
+            await w.fleet.changed()
 
 
 @pytest.mark.parametrize("code", ["draining", "overloaded"])

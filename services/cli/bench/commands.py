@@ -1,6 +1,6 @@
 """`baton bench serve` and `baton bench report`: from flags to a run, its file and its table.
 
-Registered by `services.cli.main`. The table goes to standard output, progress and remarks to standard error.
+Registered by `services.cli.main`; the other commands of `baton bench` are `experiments`. The table goes to standard output, progress and remarks to standard error.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from baton import __version__
 from baton.settings.base import SettingsError
 from services.cli.bench.client import BenchClient, Call, warm_up
+from services.cli.bench.experiments import add_experiments
 from services.cli.bench.load import offer
 from services.cli.bench.objectives import parse_objectives
 from services.cli.bench.options import ServeOptions, Words
@@ -30,7 +31,8 @@ from services.cli.bench.workload import plan_requests, plan_warmups
 
 EXIT_NOT_VALID = 1
 
-bench_app = App(name="bench", help="Measure an OpenAI server, this one or another.")
+bench_app = App(name="bench", help="Measure an OpenAI server, this one or another; or Baton's own parts.")
+add_experiments(bench_app)
 
 
 @bench_app.command

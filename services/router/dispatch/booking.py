@@ -8,6 +8,7 @@ for pages neither overtakes itself nor drowns the workers in questions.
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -51,7 +52,8 @@ class NotNow:
 
 @dataclass(frozen=True, slots=True)
 class BookingLimits:
-    """`promise_timeout_s`: for an answer, and for the promise to be used. `patience_s`: without any pair to ask."""
+    """`promise_timeout_s`: for an answer, and for the promise to be used. `patience_s`: without any pair to ask, for
+    a request whose client has heard nothing yet; what is under way waits for workers until its deadline."""
 
     promise_timeout_s: float
     patience_s: float
@@ -93,8 +95,8 @@ class Booker:
     async def book(self, request: EngineRequest, avoided: Avoided, deadline: float) -> Booking | None:
         """A promise on the best pair that has room, waiting for one until `deadline` (of the loop's clock).
 
-        None when for `patience_s` there was no pair to ask at all. Raises `DeadlineExceeded`, `PromiseLost`, or what a
-        worker said is final.
+        None when for `patience_s` there was no pair to ask at all, and no token was emitted yet. Raises
+        `DeadlineExceeded`, `PromiseLost`, or what a worker said is final.
         """
         try:
             async with asyncio.timeout_at(deadline):
@@ -114,12 +116,12 @@ class Booker:
             self._num_in_line -= 1
 
     async def _wait_for_room(self, request: EngineRequest, search: _Search) -> Booking | None:
+        patience_s = math.inf if request.num_emitted else self._limits.patience_s
         while (booking := await self._ask_around(request, search)) is None:
-            lonely_since = max(search.began_at, self._answered_at)
-            if not search.busy_until and self._now() - lonely_since >= self._limits.patience_s:
+            gives_up_at = max(search.began_at, self._answered_at) + patience_s
+            if not search.busy_until and self._now() >= gives_up_at:
                 return None
-            wake_at = min(search.busy_until.values(), default=lonely_since + self._limits.patience_s)
-            await self._fleet_change_until(wake_at)
+            await self._fleet_change_until(min(search.busy_until.values(), default=gives_up_at))
         return booking
 
     async def _ask_around(self, request: EngineRequest, search: _Search) -> Booking | None:
@@ -190,7 +192,7 @@ class Booker:
 
     async def _fleet_change_until(self, wake_at: float) -> None:
         try:
-            async with asyncio.timeout_at(wake_at):
+            async with asyncio.timeout_at(wake_at if wake_at < math.inf else None):
                 await self._fleet.changed()
         except TimeoutError:
             return

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from baton.domain.errors import Interrupted
 from baton.domain.ids import AttemptId, Incarnation, PageKey
+from baton.domain.roll import Roll
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.client import Channels
@@ -66,8 +67,7 @@ class Fleet:
         self._now = clock
         self._trust = trust
         self._records: dict[Incarnation, WorkerRecord] = {}
-        self._announced: frozenset[Incarnation] = frozenset()
-        self._seen_at: dict[Incarnation, float] = {}
+        self._roll = Roll(limits.worker_ttl_s)
         self._suspected_until: dict[Incarnation, float] = {}
         self._watchers: dict[Incarnation, set[Callable[[], None]]] = {}
         self._index = PrefixIndex(MAX_INDEXED_PAGES)
@@ -220,10 +220,11 @@ class Fleet:
         """The book's silence says nothing of the workers: they get a new TTL to announce themselves after it."""
         self._on_degraded(True)
         log.warning("registry_unavailable", reason=str(error))
-        self._seen_at = dict.fromkeys(self._seen_at, self._now())
+        self._roll.no_look(self._now())
 
     async def _update(self, announced: list[WorkerRecord]) -> None:
         now = self._now()
+        self._roll.look([record.incarnation for record in announced], now)
         current = {record.id: record.incarnation for record in announced}
         lost = [r for r in self._records.values() if self._is_lost(r, current.get(r.id), now)]
         for record in lost:
@@ -234,21 +235,21 @@ class Fleet:
             if record.incarnation not in self._records and not self._trust.vouches(record):
                 log.warning("worker_not_trusted", worker=record.id, why=self._trust.complaint(record))
             self._records[record.incarnation] = record
-            self._seen_at[record.incarnation] = now
             if record.load.step_age_s > self._limits.max_step_age_s:
                 self._tell_watchers(record.incarnation)
-        self._announced = frozenset(record.incarnation for record in announced if self._trust.vouches(record))
-        self._quarantine.retain({pair.incarnations for pair in linked_pairs(announced)})
+        present = [record for record in self._records.values() if self._roll.has(record.incarnation, now)]
+        self._quarantine.retain({pair.incarnations for pair in linked_pairs(present)})
         QUARANTINED_LINKS.set(len(self._quarantine))
 
     def _is_lost(self, record: WorkerRecord, current: Incarnation | None, now: float) -> bool:
         if current is None:
-            return now - self._seen_at[record.incarnation] > self._limits.worker_ttl_s
+            return self._roll.is_gone(record.incarnation, now)
         return current != record.incarnation
 
     def _forget(self, record: WorkerRecord) -> None:
         log.warning("worker_lost", worker=record.id, incarnation=record.incarnation)
-        for table in (self._records, self._seen_at, self._suspected_until):
+        self._roll.forget(record.incarnation)
+        for table in (self._records, self._suspected_until):
             table.pop(record.incarnation, None)
         self._index.retain(frozenset(self._records))
         self._tell_watchers(record.incarnation)
@@ -262,7 +263,8 @@ class Fleet:
 
     def _eligible(self, record: WorkerRecord) -> bool:
         return (
-            record.incarnation in self._announced
+            self._roll.has(record.incarnation, self._now())
+            and self._trust.vouches(record)
             and record.model == self._model
             and placeable(record, self._limits.max_step_age_s)
         )

@@ -68,7 +68,7 @@ class Journey:
         self.started = False
         self.avoided = Avoided()
         self.last_error: Interrupted | None = None
-        self.num_losses = 0  # of attempts, those that count
+        self.num_losses = 0  # of attempts, those that count, since decode last made a token
         self._job = job
         self._pair: Pair | None = None
         self._pen = pen
@@ -127,6 +127,7 @@ class Journey:
                 return None
             case Decoded(tokens):
                 self._begin_decoding()
+                self.num_losses = 0  # what both workers have survived is not what kills them
                 return self._chunk(tokens, step)
 
     def lost(self, loss: AttemptLost, may_retry: bool) -> None:

@@ -43,12 +43,13 @@ class Puller:
     def __init__(self, mailbox: Mailbox[DecodeCommand]) -> None:
         self._mailbox = mailbox
         self.told: list[list[DecodeCommand]] = []
+        self.num_disconnects = 0
 
     def connect(self, source: SourceInfo) -> None:
         self.told.append(self._mailbox.take(0.0))
 
     def disconnect(self, source: WorkerId) -> None:
-        return
+        self.num_disconnects += 1
 
     def path(self, source: WorkerId) -> str:
         return self.transport
@@ -64,19 +65,26 @@ class LinksWithoutPeers(Links):
         return 64, 0.1
 
 
+def make_links(registry: Registry, puller: Puller, mailbox: Mailbox[DecodeCommand], patience_s: float) -> Links:
+    return LinksWithoutPeers(
+        LinkIdentity(WorkerId("decode-0"), Incarnation(9), "m", "f", 64), cast(WorkerRegistry, registry),
+        Channels(), cast(ThreadedPuller, puller), mailbox, lambda: None, patience_s,
+    )  # fmt: skip
+
+
+def announced(incarnation: int) -> WorkerRecord:
+    return WorkerRecord(ID, WorkerRole.PREFILL, Incarnation(incarnation), "a:1", "m", "f", 16, 512, 512)
+
+
 @pytest.mark.parametrize("seen", [(1, 1), (1, 2), (1, 2, 2, 3)])
 def test_the_engine_hears_of_another_process_first(seen: tuple[int, ...]):
     mailbox: Mailbox[DecodeCommand] = Mailbox(8)
     registry, puller = Registry(), Puller(mailbox)
 
     async def follow() -> None:
-        links = LinksWithoutPeers(
-            LinkIdentity(WorkerId("decode-0"), Incarnation(9), "m", "f", 64), cast(WorkerRegistry, registry),
-            Channels(), cast(ThreadedPuller, puller), mailbox, on_change=lambda: None,
-        )  # fmt: skip
+        links = make_links(registry, puller, mailbox, patience_s=0.0)
         for incarnation in seen:
-            record = WorkerRecord(ID, WorkerRole.PREFILL, Incarnation(incarnation), "a:1", "m", "f", 16, 512, 512)
-            registry.present = [record]
+            registry.present = [announced(incarnation)]
             await links.run()
             assert links.get(ID, Incarnation(incarnation)).record.prefill_incarnation == incarnation
             registry.present = []
@@ -87,3 +95,23 @@ def test_the_engine_hears_of_another_process_first(seen: tuple[int, ...]):
     asyncio.run(follow())
     changed = [before != after for before, after in zip((seen[0], *seen), seen, strict=False)]
     assert puller.told == [[SourceReplaced(ID)] if other else [] for other in changed]
+
+
+def test_a_link_outlives_a_registry_that_has_lost_its_pages():
+    """Also when the other end is slower to announce itself again; another process in its place ends it at once."""
+    mailbox: Mailbox[DecodeCommand] = Mailbox(8)
+    registry, puller = Registry(), Puller(mailbox)
+
+    async def follow() -> None:
+        links = make_links(registry, puller, mailbox, patience_s=60.0)
+        for present in ([announced(1)], [], [announced(1)], []):
+            registry.present = present
+            await links.run()
+            assert links.get(ID, Incarnation(1)).record.prefill_incarnation == 1
+        assert (len(puller.told), puller.num_disconnects) == (1, 0), "it was made once, and never broken"
+        registry.present = [announced(2)]
+        await links.run()
+        with pytest.raises(LinkBroken):
+            links.get(ID, Incarnation(1))
+
+    asyncio.run(follow())

@@ -1,0 +1,76 @@
+"""`baton bench engine`, `prefix`, `transfer` and `router`: experiments on Baton itself, from a checkout.
+
+Registered by `services.cli.bench.commands`. The experiments are the repository's `bench/`, which no wheel contains; they
+have flags and help of their own, so a command here only hands its words on, to a process whose thread pools are one
+thread wide before anything numeric is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from baton.domain.errors import BatonError
+from baton.settings.process import child_environment, thread_variables
+
+
+class NoCheckout(BatonError):
+    """An experiment was asked for where only the wheel is installed."""
+
+    code = "no_checkout"
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A module of the checkout with a command line of its own."""
+
+    command: str
+    module: str
+    help: str
+
+
+EXPERIMENTS = (
+    Experiment("engine", "bench.engine", "Decode and prefill steps on one core, over what the core can do."),
+    Experiment("prefix", "bench.prefix", "Time to first token with shared prefixes, over the ideal."),
+    Experiment("transfer", "bench.transfer", "How fast pages move, over a copy or a socket."),
+    Experiment("router", "bench.router_overhead", "What the router adds to a request and to a token."),
+)
+
+
+def add_experiments(app: App) -> None:
+    """Makes a subcommand of each; `--help` is the experiment's own."""
+    for experiment in EXPERIMENTS:
+        command = App(name=experiment.command, help=f"{experiment.help} Needs a checkout.", help_flags=())
+        command.default(_runner(experiment))
+        app.command(command)
+
+
+def run_experiment(experiment: Experiment, flags: Sequence[str]) -> int:
+    """Runs it in a process of its own and returns its exit code. Raises `NoCheckout`."""
+    if not _is_here(experiment.module):
+        raise NoCheckout(
+            f"`baton bench {experiment.command}` is {experiment.module}, which is part of the repository and of no "
+            "wheel. Run it in a checkout that was set up with `make install-dev`."
+        )
+    command = [sys.executable, "-m", experiment.module, *flags]
+    return subprocess.run(command, env=child_environment(thread_variables(1)), check=False).returncode
+
+
+def _runner(experiment: Experiment) -> object:
+    def run(*flags: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
+        return run_experiment(experiment, flags)
+
+    return run
+
+
+def _is_here(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package
+        return False
