@@ -7,12 +7,12 @@ from dataclasses import replace
 from random import Random
 
 from baton.domain.ids import RequestId
-from simulation.network import KEEPALIVE_S
 from simulation.scenario import (
     BEGIN_S,
     BOOK,
     END_S,
     MAX_CHOICES,
+    MAX_SILENCE_S,
     VOCAB_SIZE,
     ClientPlan,
     FaultKind,
@@ -22,8 +22,6 @@ from simulation.scenario import (
 )
 
 MAX_FAULT_S = 3.0
-MAX_SILENCE_S = KEEPALIVE_S + 2.0
-"""Longest that two are silent to each other: a third of such faults outlast the connection."""
 MAX_AWAY_S = 1.0
 """Longest between a drained process's end and its restart: shorter than a request's patience for workers."""
 

@@ -14,7 +14,10 @@ from baton.domain.ids import RequestId
 BEGIN_S, END_S = 1.5, 5.5
 """Clients arrive between these; faults begin between these."""
 
-CALM_S = 8.6
+MAX_SILENCE_S = 6.0
+"""Longest that a process is frozen, or two are cut off: a third of these outlast their connections (`network`)."""
+
+CALM_S = END_S + MAX_SILENCE_S + 0.1
 """By now every fault is over, and the network works again."""
 
 VOCAB_SIZE = 3
