@@ -78,6 +78,7 @@ class SimDecode:
         host = SimMemory(max(1, num_host_pages), PAGE_BYTES)
         runner = SimRunner(self._memory, SIZES.page_size, VOCAB_SIZE, host)
         self._engine = Engine(process, runner, self._mailbox.time_out, self._check, on_crash, scenario.mean_step_s)
+        self._prefills = process.name in scenario.selfish
         self._loop = self._make_loop(runner, parts, scenario.digests, num_host_pages)
         self._mailbox.on_arrival = self._engine.wake
         self._listen()
@@ -113,7 +114,8 @@ class SimDecode:
         limits = LandingLimits(SIZES.page_size, SIZES.max_rows, SIZES.max_window_pages, SIZES.pull_deadline_s)
         self._landings = parts.landing_book(self._cache, limits)
         self._host = HostTier(num_host_pages)
-        self._scheduler = parts.decode_scheduler(self._landings, self._host, SIZES.page_size)
+        budget = SIZES.token_budget if self._prefills else 0
+        self._scheduler = parts.decode_scheduler(self._landings, self._host, SIZES.page_size, budget)
         rules = ArrivalRules(SIZES.page_size, digests)
         arrivals = parts.arrivals(self._cache.pool, self._landings, self._scheduler, rules)
         return DecodeLoop(
@@ -126,6 +128,7 @@ class SimDecode:
         servicer = DecodeServicer(
             self._mailbox, self._streams, self._links, self._handoffs, lambda: self._lifetime.draining,
             SIZES.promise_s, INTAKE,
+            (WorkerId(self.process.name), self.process.incarnation) if self._prefills else None,
         )  # fmt: skip
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Host(self.process, server.handlers)
@@ -144,6 +147,7 @@ class SimDecode:
             status=self._lifetime.status,
             load=replace(self._loop.load(), step_age_s=self._engine.step_age_s()),
             links=self._links.records(),
+            prefills=self._prefills,
         )
 
     def _pulled(self, event: PullEvent) -> None:

@@ -79,9 +79,18 @@ def _peaceful(rng: Random, seed: int, num_routers: int | None = None) -> Scenari
         clients=(),
         faults=(),
     )
+    if seed % 4 == 1:
+        scenario = _selfish(rng, scenario)
     burst = seed % 10 == 7
     num_clients = rng.randint(16, 28) if burst else rng.randint(4, 9)
     return replace(scenario, clients=_clients(rng, num_clients, scenario, burst))
+
+
+def _selfish(rng: Random, scenario: Scenario) -> Scenario:
+    """Some or all decode workers prefill for themselves, beside prefill workers or without any."""
+    num_prefills = rng.choice([0, scenario.num_prefills])
+    lowest = 1 if num_prefills else scenario.num_decodes
+    return replace(scenario, num_prefills=num_prefills, num_selfish=rng.randint(lowest, scenario.num_decodes))
 
 
 def _clients(rng: Random, num_clients: int, scenario: Scenario, burst: bool) -> tuple[ClientPlan, ...]:

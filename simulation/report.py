@@ -18,6 +18,7 @@ def _lines(verdict: Verdict, max_lines: int) -> Iterator[str]:
     scenario, violation = verdict.scenario, verdict.violation
     yield f"seed {scenario.seed}: {violation or 'no violation'}"
     yield f"  {', '.join((*scenario.routers, *scenario.prefills, *scenario.decodes))}; digests {scenario.digests}"
+    yield f"  prefilling for themselves: {', '.join(scenario.selfish) or 'nobody'}"
     yield f"  {scenario.noise}"
     yield from (f"  fault  {fault}" for fault in scenario.faults)
     yield from (f"  client {outcome}" for outcome in verdict.outcomes)

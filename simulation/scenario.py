@@ -92,7 +92,10 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything a run depends on. `digests` off: commits are validated by V1 or V2, and no read is corrupted."""
+    """Everything a run depends on. `digests` off: commits are validated by V1 or V2, and no read is corrupted.
+
+    The first `num_selfish` decode workers prefill for themselves too, which may be all there is to prefill.
+    """
 
     seed: int
     num_routers: int
@@ -105,6 +108,7 @@ class Scenario:
     noise: Noise
     clients: tuple[ClientPlan, ...]
     faults: tuple[FaultPlan, ...]
+    num_selfish: int = 0
 
     @property
     def routers(self) -> tuple[str, ...]:
@@ -119,6 +123,10 @@ class Scenario:
         return tuple(f"decode-{n}" for n in range(self.num_decodes))
 
     @property
+    def selfish(self) -> tuple[str, ...]:
+        return self.decodes[: self.num_selfish]
+
+    @property
     def is_gentle(self) -> bool:
         """Nothing happens but that processes are told to leave: nobody may fail."""
         return self.noise == Noise() and all(fault.kind is FaultKind.DRAIN for fault in self.faults)
@@ -129,7 +137,8 @@ class Scenario:
         taken it may have been away at the same time."""
         leaving = {fault.target for fault in self.faults}
         codes = {Overloaded.code}
-        if leaving.issuperset(self.prefills) or leaving.issuperset(self.decodes):
+        no_pair = leaving.issuperset(self.prefills) or leaving.issuperset(self.decodes)
+        if no_pair and leaving.issuperset(self.selfish):
             codes.add(NoWorkers.code)
         if leaving.issuperset(self.routers):
             codes |= {Draining.code, NO_ROUTER}

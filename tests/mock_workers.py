@@ -89,6 +89,7 @@ class MockWorker:
     """What both kinds share: a server, a record, a script, and a memory of calls."""
 
     role: WorkerRole
+    prefills = False  # for itself; a decode worker may
 
     def __init__(self, id: str, script: Sequence[At] = ()) -> None:
         self.id = WorkerId(id)
@@ -135,6 +136,7 @@ class MockWorker:
             status=self.status,
             load=self.load,
             links=tuple(links),
+            prefills=self.prefills,
         )
 
     async def reached(self, phase: Phase, times: int = 1) -> None:
@@ -252,8 +254,10 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
         if isinstance(action, Fail):
             yield decode_pb2.GenerateEvent(failed=failure(action))
             return
-        yield decode_pb2.GenerateEvent(landed=decode_pb2.Landed(num_bytes_moved=1, num_pages_moved=1))
-        for index in range(request.num_emitted + 1, request.stop.max_tokens):
+        local = message.prefill_incarnation == self.incarnation
+        if not local:
+            yield decode_pb2.GenerateEvent(landed=decode_pb2.Landed(num_bytes_moved=1, num_pages_moved=1))
+        for index in range(request.num_emitted + (not local), request.stop.max_tokens):
             action = await self._reach(Phase.DECODE, index)
             if isinstance(action, Fail):
                 yield decode_pb2.GenerateEvent(failed=failure(action))

@@ -103,12 +103,13 @@ def decode_world(
     landing_book: type[LandingBook] = LandingBook,
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler,
     arrivals: type[Arrivals] = Arrivals,
+    token_budget: int = 0,
 ) -> DecodeWorld:
     memory = SmallMemory(NUM_PAGES, PAGE_BYTES)
     cache = RadixCache(PagePool(NUM_PAGES))
     landings = landing_book(cache, LandingLimits(PAGE_SIZE, max_rows, max_window_pages, pull_deadline_s=1.0))
     host = HostTier(num_host_pages)
-    scheduler = decode_scheduler(landings, host, PAGE_SIZE)
+    scheduler = decode_scheduler(landings, host, PAGE_SIZE, token_budget)
     door = arrivals(cache.pool, landings, scheduler, ArrivalRules(PAGE_SIZE, digests))
     runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE, SmallMemory(max(1, num_host_pages), PAGE_BYTES))
     return DecodeWorld(memory, cache, landings, host, scheduler, door, runner)

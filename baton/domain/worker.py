@@ -50,6 +50,7 @@ class LinkRecord:
 class WorkerRecord:
     """One live worker process. `fingerprint` is its KV geometry's; workers that differ cannot be linked.
 
+    `prefills`: a decode worker that computes prompts for itself, beside its rows, if it is asked to.
     `badge`: proof that it holds the cluster's secret, see `baton.domain.trust`; empty in an open cluster.
     """
 
@@ -66,3 +67,4 @@ class WorkerRecord:
     load: WorkerLoad = WorkerLoad()
     links: tuple[LinkRecord, ...] = ()
     badge: str = ""
+    prefills: bool = False

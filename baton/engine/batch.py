@@ -38,6 +38,12 @@ class Row:
     pages: Sequence[PageId]
     sample: SampleSpec | None
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many of the new tokens belong to the prompt."""
+        end = self.start + len(self.tokens)
+        return len(self.tokens) if self.sample is None else max(0, min(end, self.sample.num_prompt_tokens) - self.start)
+
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
@@ -62,12 +68,7 @@ class Batch:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of this step that belong to a prompt; a decode worker that only ever continues has none."""
-        return sum(_num_prompt_tokens(row) for row in self.rows)
-
-
-def _num_prompt_tokens(row: Row) -> int:
-    end = row.start + len(row.tokens)
-    return end - row.start if row.sample is None else max(0, min(end, row.sample.num_prompt_tokens) - row.start)
+        return sum(row.num_prompt_tokens for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)

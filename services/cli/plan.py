@@ -53,6 +53,8 @@ def make_plan(settings: UpSettings, shared: Shared, cores: Sequence[int], keys: 
         role, number = ("prefill", index) if index < settings.prefill else ("decode", index - settings.prefill)
         rpc_port, metrics_port = ports[2 * index : 2 * index + 2]
         flags = _worker_flags(settings, f"{role}-{number}", rpc_port, metrics_port, shares[index])
+        if role == "decode":
+            flags["token_budget"] = str(settings.decode_token_budget)
         commands.append(_serve(role, f"{role}-{number}", settings, shared, flags))
         metrics.append(f"http://{LOCALHOST}:{metrics_port}/metrics")
     router_flags = {"host": settings.host, "port": str(port)}

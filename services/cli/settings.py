@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
 
 from baton.settings.base import Settings
 from baton.settings.groups import Count, Dtype, LogLevel, Port, RedisUrl, Seconds, Transport
@@ -17,11 +20,14 @@ class UpSettings(Settings):
     model: str = "bundled"
     """`bundled`, a directory with a Hugging Face model, or a Hugging Face id such as `Qwen/Qwen3-0.6B`."""
 
-    prefill: Count = 1
-    """Number of prefill workers."""
+    prefill: Annotated[int, Field(ge=0)] = 1
+    """Number of prefill workers; 0: decode workers prefill for themselves."""
 
     decode: Count = 1
     """Number of decode workers."""
+
+    decode_token_budget: Annotated[int, Field(ge=0)] = 0
+    """Most tokens a step of a decode worker, prompts included, when it prefills for itself too; 0: it never does."""
 
     host: str = "127.0.0.1"
     """Interface of the router; workers always listen on 127.0.0.1."""
@@ -64,6 +70,12 @@ class UpSettings(Settings):
 
     drain_timeout_s: Seconds = 10.0
     """How long running requests may take to finish after Ctrl-C."""
+
+    @model_validator(mode="after")
+    def _somebody_prefills(self) -> Self:
+        if self.prefill == 0 and self.decode_token_budget == 0:
+            raise ValueError("without prefill workers decode_token_budget must say how decode workers prefill")
+        return self
 
 
 class DrainSettings(Settings):

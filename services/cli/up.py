@@ -110,7 +110,8 @@ def _obituary(child: Child) -> str:
 
 async def _bring_up(plan: Plan, settings: UpSettings, watch: asyncio.Task[Child | None], console: Console) -> None:
     """Returns when the system has answered or is to stop. Raises `StartFailed` when a child died or time is up."""
-    async with _task(_check(plan, watch, console)) as check:
+    split = settings.decode_token_budget == 0  # otherwise decode may have computed the first prompt itself
+    async with _task(_check(plan, split, watch, console)) as check:
         await asyncio.wait([check, watch], timeout=settings.start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if check.done() and check.exception() is not None:
             # The cause may be a process that died: its own last words say more than our failed call.
@@ -125,7 +126,7 @@ async def _bring_up(plan: Plan, settings: UpSettings, watch: asyncio.Task[Child 
         await check
 
 
-async def _check(plan: Plan, watch: asyncio.Task[Child | None], console: Console) -> None:
+async def _check(plan: Plan, split: bool, watch: asyncio.Task[Child | None], console: Console) -> None:
     gone = asyncio.Event()
     watch.add_done_callback(lambda _: gone.set())
     headers = {"authorization": f"Bearer {plan.own_key}"} if plan.own_key is not None else {}
@@ -134,7 +135,7 @@ async def _check(plan: Plan, watch: asyncio.Task[Child | None], console: Console
             await canary.wait_until_ready(client, plan.router_url, (*plan.prefill_metrics, *plan.decode_metrics), gone)
         with console.status("sending a first request"):
             model = await canary.model_served(client, plan.router_url)
-            moved = await canary.sing(client, plan.router_url, model, plan.decode_metrics)
+            moved = await canary.sing(client, plan.router_url, model, plan.decode_metrics, must_move=split)
     console.print(f"a first request was answered; {moved} page bytes moved from prefill to decode")
     print(_welcome(plan, model), flush=True)
 

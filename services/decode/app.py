@@ -110,6 +110,7 @@ class _Worker:
         servicer = DecodeServicer(
             self._mailbox, self._streams, self._links, self._handoffs, lambda: self._lifetime.draining,
             self._settings.promise_deadline_s, self._engine.intake,
+            (self._id, self._incarnation) if self._settings.prefills else None,
         )  # fmt: skip
         drain = DrainServicer(self._incarnation, self._lifetime, self._num_requests)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, server)
@@ -129,6 +130,7 @@ class _Worker:
             status=self._lifetime.status,
             load=self._loop.load(),
             links=self._links.records(),
+            prefills=self._settings.prefills,
         )
         return replace(record, badge=self._trust.badge(record))
 
@@ -148,7 +150,7 @@ class _Worker:
         limits = LandingLimits(page_size, settings.max_rows, settings.pull_window_pages, settings.pull_deadline_s)
         landings = LandingBook(engine.cache, limits)
         host = HostTier(settings.preemption_pages(engine.cache.pool.num_pages))
-        scheduler = DecodeScheduler(landings, host, page_size)
+        scheduler = DecodeScheduler(landings, host, page_size, settings.token_budget)
         arrivals = Arrivals(engine.cache.pool, landings, scheduler, ArrivalRules(page_size, settings.digests))
         return DecodeLoop(
             engine.cache, landings, scheduler, arrivals, engine.runner, settings.max_rows,

@@ -23,6 +23,7 @@ from baton.domain.ids import AttemptId, PageId, PageKey, PromiseId, WorkerId
 from baton.domain.request import EngineRequest
 from baton.kv.pages import PagePool
 from baton.transfer.base import Pull, PullEvent
+from services.decode.boarding import Busy, Promised, SealInfo
 from services.decode.effects import (
     AbortHandoff,
     AskCommit,
@@ -31,9 +32,10 @@ from services.decode.effects import (
     Fail,
     ReportLanded,
     StartPull,
+    TakenIn,
 )
 from services.decode.evidence import Proof
-from services.decode.landing import Busy, LandingBook, Promised, SealInfo
+from services.decode.landing import LandingBook
 from services.decode.scheduler import DecodeScheduler
 
 
@@ -69,17 +71,23 @@ class Arrivals:
         return reply, effects
 
     def claim(
-        self, promise_id: PromiseId, request: EngineRequest, source: WorkerId, deadline: float
+        self, promise_id: PromiseId, request: EngineRequest, source: WorkerId | None, deadline: float
     ) -> list[DecodeEffect]:
-        """`Generate` came for a promise; a promise that has ended, or a request that can never fit, fails at once."""
+        """`Generate` came for a promise; a promise that has ended, or a request that can never fit, fails at once.
+
+        Without a `source` the prompt is computed here.
+        """
         num_tokens = request.num_prompt_tokens + request.stop.max_tokens
         num_pages = -(-num_tokens // self._rules.page_size)
         if num_pages > self._pool.num_pages:
             message = f"{num_tokens} tokens need {num_pages} pages, this worker has {self._pool.num_pages}"
             return self.fail(request.id, ContextOverflow(message))
-        if not self._landings.claim(promise_id, request, source, deadline):
-            return self.fail(request.id, LeaseEnded(f"{request.id}: promise {promise_id} has ended"))
-        return []
+        if source is None and (prompt := self._landings.take(promise_id, request)) is not None:
+            self._scheduler.add_prompt(prompt)
+            return [TakenIn(request.id, len(request.tokens), prompt.prefix_len)]
+        if source is not None and self._landings.claim(promise_id, request, source, deadline):
+            return []
+        return self.fail(request.id, LeaseEnded(f"{request.id}: promise {promise_id} has ended"))
 
     def chunk(
         self, id: AttemptId, first_page: int, pages: Sequence[PageId], digests: Sequence[int] | None, now: float

@@ -9,7 +9,7 @@ from baton.domain.ids import AttemptId, PageId, PageKey, PromiseId, WorkerId
 from baton.domain.request import EngineRequest
 from baton.engine.reply import Reply
 from baton.transfer.base import PullEvent
-from services.decode.landing import Busy, Promised, SealInfo
+from services.decode.boarding import Busy, Promised, SealInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,12 @@ class AskPromise:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`Generate` came; `deadline_s` for the landing, from when the engine takes it."""
+    """`Generate` came; `deadline_s` for the landing, from when the engine takes it. No `source`: the prompt is to be
+    computed here."""
 
     promise_id: PromiseId
     request: EngineRequest
-    source: WorkerId
+    source: WorkerId | None
     deadline_s: float
 
 

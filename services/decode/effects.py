@@ -58,6 +58,15 @@ class ReportLanded:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenIn:
+    """A prompt that is computed here has its pages; figures for the metrics."""
+
+    id: AttemptId
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EmitTokens:
     """The next tokens of a request, in order; with the last comes `finish`."""
 
@@ -82,7 +91,7 @@ class Fail:
     error: BatonError
 
 
-OutwardEffect = AskCommit | ConfirmCommit | AbortHandoff | ReportLanded | EmitTokens | Preempted | Fail
+OutwardEffect = AskCommit | ConfirmCommit | AbortHandoff | ReportLanded | TakenIn | EmitTokens | Preempted | Fail
 """What is performed in the asyncio loop; reads are started by the engine thread itself."""
 
 DecodeEffect = StartPull | OutwardEffect

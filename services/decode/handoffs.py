@@ -21,6 +21,7 @@ from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
+from services.decode.boarding import SealInfo
 from services.decode.commands import (
     ChunkArrived,
     CommitAnswered,
@@ -29,7 +30,6 @@ from services.decode.commands import (
     SealArrived,
     SourceLost,
 )
-from services.decode.landing import SealInfo
 from services.decode.links import Link, Links
 
 log = get_logger()

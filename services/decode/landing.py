@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from baton.domain.errors import Broken, ContextOverflow, IntegrityFailure, LinkBroken, Superseded
 from baton.domain.handoff import LandingEvent, LandingState, advance_landing
 from baton.domain.ids import AttemptId, PageId, PageKey, PromiseId, RequestId, WorkerId
-from baton.domain.request import EngineRequest, FinishReason, SampledToken
+from baton.domain.request import EngineRequest
 from baton.kv.pages import Hold
 from baton.kv.radix import RadixCache
 from baton.kv.table import PageTable
 from baton.transfer.base import Pull, PullEvent, PullOutcome
+from services.decode.boarding import Boarding, Busy, LocalPrompt, Promised, SealInfo
 from services.decode.evidence import Evidence
 
 _MAX_REMEMBERED = 4096
@@ -43,45 +44,6 @@ class LandingLimits:
     max_window_pages: int
     pull_deadline_s: float
     max_pull_attempts: int = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Promised:
-    """Room is guaranteed until the deadline; `prefix_len` leading tokens are here already."""
-
-    id: PromiseId
-    prefix_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """Not now; `queued_pages` are promised to others."""
-
-    queued_pages: int
-
-
-@dataclass(frozen=True, slots=True)
-class SealInfo:
-    """What prefill said last: the first token and how many pages the whole prompt has."""
-
-    first_token: SampledToken
-    finish: FinishReason | None
-    num_pages: int
-
-
-@dataclass(frozen=True, slots=True)
-class Boarding:
-    """A landing that is validated: the scheduler takes over request, pages and first token."""
-
-    request: EngineRequest
-    table: PageTable
-    first_token: SampledToken
-    source: WorkerId
-    prefix_len: int
-    num_bytes: int
-    num_pages: int
-    pull_s: float
-    exposed_s: float
 
 
 @dataclass(slots=True)
@@ -182,16 +144,22 @@ class LandingBook:
 
     def claim(self, promise_id: PromiseId, request: EngineRequest, source: WorkerId, deadline: float) -> bool:
         """`Generate` has come: the promise gets its request. False when the promise has ended or was for another."""
-        landing = self._landings.get(request.id)
-        if landing is None or landing.promise_id != promise_id or landing.request is not None:
-            return False
-        num_cached_pages = landing.prefix_len // self._limits.page_size
-        if landing.num_tokens != len(request.tokens):
-            return False
-        if not landing.table.begins(request.tokens, request.salt, num_cached_pages):
+        landing = self._promised(promise_id, request)
+        if landing is None:
             return False
         landing.request, landing.source, landing.deadline = request, source, deadline
         return True
+
+    def take(self, promise_id: PromiseId, request: EngineRequest) -> LocalPrompt | None:
+        """`claim` by a prompt that is computed here: the landing is over at once, all its pages are the prompt's."""
+        landing = self._promised(promise_id, request)
+        if landing is None:
+            return None
+        self._bind(landing)
+        landing.state = advance_landing(landing.state, LandingEvent.COMMIT)
+        del self._landings[landing.id]
+        landing.table.rehold(Hold.LIVE)
+        return LocalPrompt(request, landing.table, landing.prefix_len)
 
     def chunk(
         self, id: AttemptId, first_page: int, pages: Sequence[PageId], digests: Sequence[int] | None, now: float
@@ -314,6 +282,16 @@ class LandingBook:
         self._newest.move_to_end(id.request_id)
         while len(self._newest) > _MAX_REMEMBERED + len(self._landings):
             self._newest.popitem(last=False)
+
+    def _promised(self, promise_id: PromiseId, request: EngineRequest) -> Landing | None:
+        """The landing that was promised for exactly these tokens, and that nobody has claimed yet."""
+        landing = self._landings.get(request.id)
+        if landing is None or landing.promise_id != promise_id or landing.request is not None:
+            return None
+        num_cached_pages = landing.prefix_len // self._limits.page_size
+        if landing.num_tokens != len(request.tokens):
+            return None
+        return landing if landing.table.begins(request.tokens, request.salt, num_cached_pages) else None
 
     def _bind(self, landing: Landing) -> None:
         landing.state = advance_landing(landing.state, LandingEvent.BIND)

@@ -41,6 +41,7 @@ from services.decode.effects import (
     Preempted,
     ReportLanded,
     StartPull,
+    TakenIn,
 )
 from services.decode.landing import LandingBook
 from services.decode.scheduler import DecodeScheduler
@@ -90,9 +91,9 @@ class DecodeLoop:
         batch = self._scheduler.schedule(Clock())
         self._busy = batch is not None
         if batch is not None:
+            metrics.TOKENS_RECOMPUTED_TOTAL.inc(self._scheduler.num_recomputed_tokens(batch))
             with self._observer.step():
                 output = self._observer.run(self._runner, batch)
-                metrics.TOKENS_RECOMPUTED_TOTAL.inc(batch.num_prompt_tokens)
                 effects += self._scheduler.commit(batch, output, Clock())
         effects += self._scheduler.take_pending()
         self._finish_turn(effects, idle=not commands and batch is None)
@@ -190,6 +191,9 @@ class DecodeLoop:
                 metrics.COMMIT_TOTAL.labels(effect.proof.value).inc()
                 metrics.PROMPT_TOKENS_TOTAL.labels("decode").inc(effect.num_prompt_tokens)
                 metrics.CACHED_TOKENS_TOTAL.labels("decode", "device").inc(effect.num_cached_tokens)
+            case TakenIn():
+                metrics.PROMPT_TOKENS_TOTAL.labels("decode").inc(effect.num_prompt_tokens)
+                metrics.CACHED_TOKENS_TOTAL.labels("decode", "device").inc(effect.num_cached_tokens)
             case Preempted():
                 metrics.PREEMPTIONS_TOTAL.labels("pages").inc()
             case _:
@@ -198,6 +202,7 @@ class DecodeLoop:
     def _measure(self) -> WorkerLoad:
         return WorkerLoad(
             waiting_requests=len(self._landings),
+            waiting_tokens=self._scheduler.num_local_tokens,
             running_rows=self._scheduler.num_rows,
             max_rows=self._max_rows,
             available_pages=max(0, self._landings.num_promisable),

@@ -9,7 +9,15 @@ from baton.domain.ids import WorkerId
 from baton.engine.streams import Streams
 from baton.telemetry import metrics
 from baton.transfer.base import PullEvent, PullOutcome
-from services.decode.effects import AbortHandoff, AskCommit, ConfirmCommit, OutwardEffect, Preempted, ReportLanded
+from services.decode.effects import (
+    AbortHandoff,
+    AskCommit,
+    ConfirmCommit,
+    OutwardEffect,
+    Preempted,
+    ReportLanded,
+    TakenIn,
+)
 from services.decode.handoffs import Handoffs
 from services.decode.server import StreamEvent
 
@@ -51,7 +59,7 @@ class Outbox:
                     exposed = metrics.TRANSFER_EXPOSED_SECONDS.labels(self._link(effect.source), self._transport)
                     exposed.observe(effect.exposed_s)
                     self._streams.deliver(effect.id, effect)
-                case Preempted():
+                case Preempted() | TakenIn():
                     pass
                 case _:
                     self._streams.deliver(effect.id, effect)

@@ -3,11 +3,14 @@
 A row's life here, queue by queue:
 
 1. *landed*: `add` takes a validated landing with its pages; room for it was promised, so it boards in the next step.
+   *local*: `add_prompt` takes a prompt that nobody prefilled. What the rows leave of a step's token budget goes to the
+   oldest of these, in chunks; the last chunk brings the first token, and the row runs.
 2. *running*: every step computes one token for every row. A row that crosses a page edge takes a page first. When none
    is left that is not promised, the newest row is *preempted*: its pages go to host memory and are given up.
 3. *preempted*: comes back, oldest first and before anything that landed later, as soon as its pages fit with one to
    spare for every running row. When host memory is full too, the row is sent back to the door instead, with a typed
    error: nothing is ever computed again in silence.
+   Local prompts have all their pages from the start and are never preempted.
 4. The row ends with its last token, by `abort`, or sent back; its full pages stay in the prefix cache.
 """
 
@@ -23,10 +26,12 @@ from baton.domain.errors import SentBack
 from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest, OutputToken, SampledToken, banned_tokens, finish_reason
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, StepOutput
+from baton.engine.chunking import cut
 from baton.kv.table import PageTable
 from baton.kv.tiers import HostTier
+from services.decode.boarding import Boarding, LocalPrompt
 from services.decode.effects import DecodeEffect, EmitTokens, Fail, Preempted
-from services.decode.landing import Boarding, LandingBook
+from services.decode.landing import LandingBook
 
 
 @dataclass(slots=True)
@@ -48,10 +53,14 @@ def _number(row: _Row) -> int:
 
 
 class DecodeScheduler:
-    """Queues *landed -> running <-> preempted* over one page pool and one host tier."""
+    """Queues *landed | local -> running <-> preempted* over one page pool and one host tier."""
 
-    def __init__(self, landings: LandingBook, host: HostTier, page_size: int) -> None:
+    def __init__(self, landings: LandingBook, host: HostTier, page_size: int, token_budget: int = 0) -> None:
+        """`token_budget`: how many tokens a step may extend, rows and local chunks together. Local prompts get a page
+        a step at least."""
         self._landings = landings
+        self._token_budget = token_budget
+        self._local: deque[_Row] = deque()
         self._host = host
         self._page_size = page_size
         self._landed: deque[_Row] = deque()
@@ -63,7 +72,7 @@ class DecodeScheduler:
     @property
     def num_rows(self) -> int:
         """Rows that count against the worker's row limit."""
-        return len(self._landed) + len(self._running) + len(self._preempted)
+        return sum(map(len, self._queues))
 
     @property
     def num_running(self) -> int:
@@ -73,9 +82,19 @@ class DecodeScheduler:
     def num_preempted(self) -> int:
         return len(self._preempted)
 
+    @property
+    def num_local_tokens(self) -> int:
+        """Tokens of local prompts that are still to be computed."""
+        return sum(len(row.tokens) - row.num_filled for row in self._local)
+
+    def num_recomputed_tokens(self, batch: Batch) -> int:
+        """Prompt tokens in a scheduled batch that belong to no local prompt: prefill had computed them. Always 0."""
+        local = {row.request.id for row in self._local}
+        return sum(row.num_prompt_tokens for row in batch.rows if row.id not in local)
+
     def ids(self) -> Iterator[AttemptId]:
         """Every request here."""
-        return (row.request.id for queue in (self._landed, self._running, self._preempted) for row in queue)
+        return (row.request.id for queue in self._queues for row in queue)
 
     def add(self, boarding: Boarding) -> None:
         """Takes a validated landing over: its prompt's KV is in place, its first token is chosen and sent."""
@@ -83,9 +102,14 @@ class DecodeScheduler:
         tokens = [*request.tokens, boarding.first_token.token]
         self._landed.append(_Row(next(self._numbers), request, boarding.table, tokens, len(request.tokens)))
 
+    def add_prompt(self, prompt: LocalPrompt) -> None:
+        """Takes a prompt whose pages are all there, `prefix_len` of its tokens' filled."""
+        request = prompt.request
+        self._local.append(_Row(next(self._numbers), request, prompt.table, [*request.tokens], prompt.prefix_len))
+
     def abort(self, id: AttemptId) -> bool:
         """Takes the row out, in whatever queue, and gives its pages back. Idempotent; False when it was not here."""
-        for queue in (self._landed, self._running, self._preempted):
+        for queue in self._queues:
             for row in queue:
                 if row.request.id == id:
                     queue.remove(row)
@@ -94,22 +118,27 @@ class DecodeScheduler:
         return False
 
     def schedule(self, now: float) -> Batch | None:
-        """One step: board, grow (preempting if need be), and everyone steps."""
+        """One step: board, grow (preempting if need be), everyone steps, and local chunks fill what is left."""
         copies: list[HostCopy] = []
         self._resume(copies)
-        self._running += self._landed
+        for row in self._landed:
+            bisect.insort(self._running, row, key=_number)
         self._landed.clear()
         self._grow(copies)
-        rows = tuple(self._batch_row(row) for row in self._running)
-        return Batch(rows, tuple(copies)) if rows or copies else None
+        rows = [self._batch_row(row) for row in self._running]
+        self._fill(rows)
+        return Batch(tuple(rows), tuple(copies)) if rows or copies else None
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[DecodeEffect]:
-        """Books a finished step: one token a row, emitted in order."""
-        by_id = {row.request.id: row for row in self._running}
+        """Books a finished step: one token a row, emitted in order, and what was computed of local prompts."""
+        by_id = {row.request.id: row for queue in (self._running, self._local) for row in queue}
         effects = self.take_pending()
         for batch_row, sampled in zip(batch.rows, output.sampled, strict=True):
             row = by_id.get(batch_row.id)
-            if row is not None and sampled is not None:  # else: aborted while the step ran
+            if row is None:  # aborted while the step ran
+                continue
+            self._fill_row(row, batch_row.start + len(batch_row.tokens))
+            if sampled is not None:
                 effects.append(self._book(row, sampled))
         return effects
 
@@ -121,6 +150,10 @@ class DecodeScheduler:
     def next_wakeup(self) -> float | None:
         """Rows do not wait for a time; they step, or they wait for pages that a message frees."""
         return None
+
+    @property
+    def _queues(self) -> tuple[deque[_Row] | list[_Row], ...]:
+        return self._landed, self._local, self._running, self._preempted
 
     def _resume(self, copies: list[HostCopy]) -> None:
         while self._preempted:
@@ -161,16 +194,33 @@ class DecodeScheduler:
         bisect.insort(self._preempted, row, key=_number)
         self._pending.append(Preempted(row.request.id, len(pages)))
 
-    def _batch_row(self, row: _Row) -> Row:
-        request = row.request
-        banned = banned_tokens(request.stop, row.num_output_tokens)
-        spec = SampleSpec(request.sampling, row.tokens, request.num_prompt_tokens, banned)
-        return Row(request.id, row.tokens[-1:], len(row.tokens) - 1, row.table.pages, spec)
+    def _fill(self, rows: list[Row]) -> None:
+        budget = max(self._page_size, self._token_budget - len(rows))
+        for row in self._local:
+            num_tokens = cut(row.num_filled, len(row.tokens), budget, self._page_size)
+            if num_tokens == 0:
+                return
+            rows.append(self._batch_row(row, num_tokens))
+            budget -= num_tokens
+
+    def _batch_row(self, row: _Row, num_tokens: int = 1) -> Row:
+        request, start, end = row.request, row.num_filled, row.num_filled + num_tokens
+        spec = None
+        if end == len(row.tokens):
+            banned = banned_tokens(request.stop, row.num_output_tokens)
+            spec = SampleSpec(request.sampling, row.tokens, request.num_prompt_tokens, banned)
+        return Row(request.id, row.tokens[start:end], start, row.table.pages, spec)
+
+    def _fill_row(self, row: _Row, num_filled: int) -> None:
+        crosses_edge = num_filled // self._page_size > row.num_filled // self._page_size
+        row.num_filled = num_filled
+        if crosses_edge:
+            row.table.settle(row.tokens, num_filled)
 
     def _book(self, row: _Row, sampled: SampledToken) -> EmitTokens:
-        row.num_filled = len(row.tokens)
-        if row.num_filled % self._page_size == 0:
-            row.table.settle(row.tokens, row.num_filled)
+        if row in self._local:
+            self._local.remove(row)
+            bisect.insort(self._running, row, key=_number)
         token = OutputToken(row.num_output_tokens, sampled.token, sampled.logprobs)
         row.tokens.append(sampled.token)
         finish = finish_reason(row.request.stop, sampled.token, row.num_output_tokens)

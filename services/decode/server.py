@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
 import grpc
 
@@ -19,10 +20,10 @@ from baton.engine.streams import Streams
 from baton.kv.keys import KEY_BYTES
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc
+from services.decode.boarding import Busy, Promised
 from services.decode.commands import Abort, AskPromise, Claim, DecodeCommand
 from services.decode.effects import EmitTokens, Fail, ReportLanded
 from services.decode.handoffs import Handoffs
-from services.decode.landing import Busy, Promised
 from services.decode.links import Links
 
 StreamEvent = ReportLanded | EmitTokens | Fail
@@ -44,7 +45,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         is_draining: Callable[[], bool],
         max_promise_s: float,
         intake: Intake,
+        itself: tuple[WorkerId, Incarnation] | None = None,
     ) -> None:
+        """`itself`: what this worker is called when a prompt is to be computed here; None: it computes none."""
         self._mailbox = mailbox
         self._streams = streams
         self._links = links
@@ -52,6 +55,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self._is_draining = is_draining
         self._max_promise_s = max_promise_s
         self._intake = intake
+        self._itself = itself
 
     async def Promise(
         self, request: decode_pb2.PromiseRequest, context: grpc.aio.ServicerContext[object, object]
@@ -76,7 +80,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         ended = False
         watch: asyncio.Task[None] | None = None
         try:
-            watch = self._land(claim, Incarnation(request.prefill_incarnation))
+            watch = self._land(claim, WorkerId(request.prefill_id), Incarnation(request.prefill_incarnation))
             async for event in self._follow(id):
                 ended = event.HasField("failed") or event.tokens.finish_reason != 0
                 yield event
@@ -114,12 +118,15 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     def _read(self, request: decode_pb2.GenerateRequest) -> Claim:
         deadline_s = read_duration(request.deadline_s, "deadline_s")
         sequence = self._intake.sequence(request.request)
-        return Claim(PromiseId(request.promise_id), sequence, WorkerId(request.prefill_id), deadline_s)
+        return Claim(PromiseId(request.promise_id), sequence, None, deadline_s)
 
-    def _land(self, claim: Claim, source: Incarnation) -> asyncio.Task[None]:
-        """Claims the promise and starts to follow the handoff. Raises `LinkBroken`."""
-        link = self._links.get(claim.source, source)
-        self._mailbox.post(claim)
+    def _land(self, claim: Claim, source: WorkerId, incarnation: Incarnation) -> asyncio.Task[None] | None:
+        """Claims the promise and starts to follow the handoff, if there is to be one. Raises `LinkBroken`."""
+        if self._itself == (source, incarnation):
+            self._mailbox.post(claim)
+            return None
+        link = self._links.get(source, incarnation)
+        self._mailbox.post(replace(claim, source=source))
         return asyncio.create_task(self._handoffs.follow(claim.request.id, link))
 
     async def _follow(self, id: AttemptId) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:

@@ -24,6 +24,10 @@ class DecodeSettings(WorkerSettings):
     max_rows: Count = 64
     """Most sequences generated at once."""
 
+    token_budget: Annotated[int, Field(ge=0)] = 0
+    """Most tokens extended in one step, rows and prompts together, when this worker also prefills for itself; 0: it
+    never does. Small budgets keep the gaps between tokens even, large ones compute prompts sooner."""
+
     promise_deadline_s: Seconds = 10.0
     """Longest that a promise of room holds unused, whatever the router asks for."""
 
@@ -44,6 +48,17 @@ class DecodeSettings(WorkerSettings):
         if self.source_lease_s < 2 * self.renew_interval_s:
             raise ValueError("source_lease_s must be at least twice renew_interval_s, or every lease would end")
         return self
+
+    @model_validator(mode="after")
+    def _budget_reaches_a_page_edge(self) -> Self:
+        if 0 < self.token_budget < self.page_size:
+            raise ValueError("token_budget must be 0 or at least page_size, or a long prompt would never advance")
+        return self
+
+    @property
+    def prefills(self) -> bool:
+        """Whether routers may have prompts computed here."""
+        return self.token_budget > 0
 
     def preemption_pages(self, num_pages: int) -> int:
         """Pages of the host tier beside a pool of `num_pages`."""

@@ -124,6 +124,38 @@ def test_32_at_once(bundled: Cluster, bundled_reference: Reference) -> None:
     assert answers == [bundled_reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
 
 
+@contextmanager
+def selfish(directory: Path, budget: int, **decode_flags: int) -> Iterator[Cluster]:
+    """Nobody but decode to prefill."""
+    with Cluster(
+        directory, num_prefill=0, flags=PAGES, decode_flags={"token-budget": budget, **decode_flags}
+    ) as cluster:
+        yield cluster
+        assert cluster.bytes_moved == cluster.tokens_recomputed == 0
+        cluster.wait_pages_free(5.0)
+
+
+@pytest.mark.parametrize("budget", [PAGE_SIZE, TOKEN_BUDGET])
+def test_a_decode_worker_that_prefills_for_itself(budget: int, tmp_path: Path, bundled_reference: Reference) -> None:
+    """Chunks beside rows, one after another and together, and a second time from the prefix cache."""
+    prompts = shaped_prompts(6)
+    expected = [bundled_reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
+    with selfish(tmp_path, budget) as cluster, ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(lambda prompt: ask(cluster, prompt), prompts)) == expected
+        assert [ask(cluster, prompt) for prompt in prompts] == expected
+        assert cluster.metric("decode-0", "baton_cached_tokens_total", role="decode") > 0
+        assert cluster.metric("router-0", "baton_ttft_seconds_count", path="local") == 2 * len(prompts)
+
+
+def test_forced_preemption_beside_local_prompts(tmp_path: Path, bundled_reference: Reference) -> None:
+    rng = random.Random(7)
+    prompts = [random_prompt(rng, 20) for _ in range(6)]
+    expected = [bundled_reference.generate(prompt, 60) for prompt in prompts]
+    with selfish(tmp_path, TOKEN_BUDGET, **{"num-pages": 34, "max-rows": 8}) as cluster, ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(lambda prompt: ask(cluster, prompt, 60), prompts)) == expected
+        assert cluster.metric("decode-0", "baton_preemptions_total") > 0
+
+
 @pytest.mark.parametrize("transport", transports())
 def test_forced_preemption(transport: str, tmp_path: Path, bundled_reference: Reference) -> None:
     """Rows outgrow the pool: the newest go to host memory and come back, and nobody's tokens change."""

@@ -12,11 +12,11 @@ from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, SampledToken, StopParams
 from baton.kv.keys import page_keys
 from baton.transfer.base import PullOutcome
+from services.decode.boarding import Busy, Promised, SealInfo
 from services.decode.effects import (
     StartPull,
 )
-from services.decode.landing import Busy, Promised, SealInfo
-from tests.property.decode_watch import MAX_ROWS, Case, Client, WatchedDecode
+from tests.property.decode_watch import MAX_ROWS, TOKEN_BUDGET, Case, Client, WatchedDecode
 from tests.worlds import (
     NUM_PAGES,
     PAGE_SIZE,
@@ -80,6 +80,16 @@ class DecodeMachine(WatchedDecode):
         self._hear(self.world.arrivals.claim(case.promise_id, case.request, SOURCE, self.now + 20))
         fits = case.request.num_prompt_tokens + case.request.stop.max_tokens <= PAGE_SIZE * NUM_PAGES
         assert fits or case.ended
+
+    @precondition(lambda self: self._ids(lambda case: not case.claimed))
+    @rule(data=st.data())
+    def claim_here(self, data: st.DataObject) -> None:
+        """The prompt is to be computed by decode itself."""
+        id = data.draw(st.sampled_from(self._ids(lambda case: not case.claimed)))
+        case = self.cases[id]
+        case.claimed = case.sealed = True
+        self._hear(self.world.arrivals.claim(case.promise_id, case.request, None, self.now + 20))
+        assert case.landed or case.ended
 
     @precondition(lambda self: self._ids(lambda case: not case.ended))
     @rule(data=st.data())
@@ -210,6 +220,8 @@ class DecodeMachine(WatchedDecode):
         num_rows = self.world.scheduler.num_rows
         batch = self.world.scheduler.schedule(self.now)
         if batch is not None:
+            assert self.world.scheduler.num_recomputed_tokens(batch) == 0
+            assert batch.num_tokens <= max(TOKEN_BUDGET, len(batch.rows) + PAGE_SIZE)
             output = self.world.runner.run(batch)
             if disturbed is not None and batch.rows:
                 id = batch.rows[disturbed % len(batch.rows)].id
@@ -227,7 +239,7 @@ class DecodeMachine(WatchedDecode):
             self.cases[id].ended = True
         while self.pulls:
             self._end_pull(self.pulls[0], PullOutcome.FAILED)
-        for _ in range(MAX_ROWS * MAX_OUTPUT):
+        for _ in range(MAX_ROWS * (MAX_OUTPUT + NUM_PAGES)):
             self._step(None)
         assert all(case.ended for case in self.cases.values()), "a row never finished"
         assert self.world.landings.num_draining == 0

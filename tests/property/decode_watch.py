@@ -28,6 +28,7 @@ from services.decode.effects import (
     Preempted,
     ReportLanded,
     StartPull,
+    TakenIn,
 )
 from services.decode.landing import LandingBook
 from services.decode.scheduler import DecodeScheduler
@@ -44,6 +45,7 @@ from tests.worlds import (
 
 MAX_ROWS = 4
 MAX_WINDOW_PAGES = 2
+TOKEN_BUDGET = 5
 
 
 @dataclass
@@ -141,7 +143,7 @@ class WatchedDecode(RuleBasedStateMachine):
 
     def _make(self, digests: bool, num_host_pages: int) -> DecodeWorld:
         return decode_world(
-            digests, num_host_pages, MAX_ROWS, 2, self.landing_book, self.decode_scheduler, self.arrivals
+            digests, num_host_pages, MAX_ROWS, 2, self.landing_book, self.decode_scheduler, self.arrivals, TOKEN_BUDGET
         )
 
     def _end_pull(self, pull: Pull, outcome: PullOutcome) -> None:
@@ -176,6 +178,9 @@ class WatchedDecode(RuleBasedStateMachine):
                     assert self.digests
                     self._check_complete(id)
                 case ReportLanded(id):
+                    assert self.cases[id].landing
+                    self.cases[id].landed = True
+                case TakenIn(id):
                     assert self.cases[id].landing
                     self.cases[id].landed = True
                 case AbortHandoff(id):

@@ -19,6 +19,7 @@ from baton.kv.keys import page_keys
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.digest import digest_pages, mismatches
 from services.decode.arrivals import Arrivals
+from services.decode.boarding import Promised, SealInfo
 from services.decode.effects import (
     AbortHandoff,
     AskCommit,
@@ -29,7 +30,7 @@ from services.decode.effects import (
     StartPull,
 )
 from services.decode.effects import Fail as DecodeFail
-from services.decode.landing import LandingBook, Promised, SealInfo
+from services.decode.landing import LandingBook
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.offers import OfferBook
 from services.prefill.scheduler import Fail as PrefillFail

@@ -10,8 +10,9 @@ from baton.domain.ids import AttemptId
 from baton.engine.batch import Batch, HostCopy, StepOutput
 from baton.kv.pages import Hold
 from services.decode.arrivals import Arrivals
+from services.decode.boarding import SealInfo
 from services.decode.effects import DecodeEffect
-from services.decode.landing import LandingBook, SealInfo
+from services.decode.landing import LandingBook
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.offers import OfferBook
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler, PublishChunk, _Prompt

@@ -21,10 +21,11 @@ from baton.state.base import CallRecord, CallStatus, JournalEntry, JournalPart, 
 from baton.state.memory import MemoryBook
 from baton.state.memory_calls import MemoryCalls
 from baton.state.ownership import Ownership
+from services.decode.boarding import SealInfo
 from services.decode.commands import LeasesRenewed
 from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.handoffs import Handoffs
-from services.decode.landing import Landing, LandingBook, SealInfo
+from services.decode.landing import Landing, LandingBook
 from services.decode.links import Link
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.offers import OfferBook, _Offer

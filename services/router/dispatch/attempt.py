@@ -15,6 +15,7 @@ import grpc
 
 from baton.domain.errors import BatonError, Broken, DeadlineExceeded
 from baton.domain.request import EngineRequest
+from baton.domain.worker import WorkerRecord
 from baton.rpc.codec import encode_request
 from baton.rpc.gen import decode_pb2, prefill_pb2
 from services.router.dispatch.aborts import Aborts
@@ -62,7 +63,7 @@ class Attempt:
         self._deadline = deadline
         self._fleet = fleet
         self._aborts = aborts
-        self._conversation = Conversation(request.num_emitted)
+        self._conversation = Conversation(request.num_emitted, sealed=booking.pair.local)
         # Unbounded: it never holds more than the request's own tokens.
         self._mailbox: asyncio.Queue[_Message] = asyncio.Queue()
         self._pumps: list[asyncio.Task[None]] = []
@@ -105,24 +106,22 @@ class Attempt:
         generate = self._fleet.decode_stub(pair.decode).Generate(
             self._generate_request(timeout_s), timeout=timeout_s + GRACE_S
         )
-        prefill = self._fleet.prefill_stub(pair.prefill).Prefill(
-            self._prefill_request(timeout_s), timeout=timeout_s + GRACE_S
-        )
-        self._pumps = [
-            asyncio.create_task(self._pump(Side.DECODE, generate), name=f"generate-{self._request.id}"),
-            asyncio.create_task(self._pump(Side.PREFILL, prefill), name=f"prefill-{self._request.id}"),
-        ]
-        self._undo = [
-            generate.cancel,
-            prefill.cancel,
-            loop.call_at(self._deadline, self._mailbox.put_nowait, _Deadline()).cancel,
-            self._fleet.watch(pair.prefill.incarnation, lambda: self._lose(Side.PREFILL)),
-            self._fleet.watch(pair.decode.incarnation, lambda: self._lose(Side.DECODE)),
-        ]
+        self._follow(Side.DECODE, pair.decode, generate)
+        if not pair.local:
+            prefill = self._fleet.prefill_stub(pair.prefill).Prefill(
+                self._prefill_request(timeout_s), timeout=timeout_s + GRACE_S
+            )
+            self._follow(Side.PREFILL, pair.prefill, prefill)
+        self._undo.append(loop.call_at(self._deadline, self._mailbox.put_nowait, _Deadline()).cancel)
+
+    def _follow(self, side: Side, worker: WorkerRecord, call: _PrefillCall | _GenerateCall) -> None:
+        pump = asyncio.create_task(self._pump(side, call), name=f"{side.value}-{self._request.id}")
+        self._pumps.append(pump)
+        self._undo += [call.cancel, self._fleet.watch(worker.incarnation, lambda: self._lose(side))]
 
     async def _close(self, abort_reason: str | None) -> None:
         if abort_reason is not None:
-            for worker in (self._booking.pair.prefill, self._booking.pair.decode):
+            for worker in self._booking.pair.workers:
                 self._aborts.send(self._request.id, worker, abort_reason)
         for undo in (*self._undo, *(pump.cancel for pump in self._pumps)):
             undo()

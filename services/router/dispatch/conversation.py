@@ -57,11 +57,14 @@ def finish_of(step: Step) -> FinishReason | None:
 
 
 class Conversation:
-    """`num_emitted` output tokens were emitted by earlier attempts: the first index expected."""
+    """`num_emitted` output tokens were emitted by earlier attempts: the first index expected.
 
-    def __init__(self, num_emitted: int) -> None:
+    `sealed`: nothing is to be heard of prefill, decode computes the prompt and says all tokens.
+    """
+
+    def __init__(self, num_emitted: int, sealed: bool = False) -> None:
         self._next_index = num_emitted
-        self._sealed = False
+        self._sealed = sealed
         self._held: list[decode_pb2.GenerateEvent] = []
         self._held_end: Exception | None = None
 

@@ -198,8 +198,9 @@ class TokenDispatcher:
         try:
             async with aclosing(attempt.steps()) as steps:
                 async for step in steps:
+                    before = journey.state
                     chunk = journey.take(step)
-                    self._note(journey, booking, step)
+                    self._note(journey, booking, step, before)
                     if chunk is not None:
                         yield chunk
         finally:
@@ -219,7 +220,7 @@ class TokenDispatcher:
         journey.lost(loss, may_retry)
         self._witness.on_retry(journey.job.id)
 
-    def _note(self, journey: Journey, booking: Booking, step: Step) -> None:
+    def _note(self, journey: Journey, booking: Booking, step: Step, before: RequestState) -> None:
         """Stamps the moment that a step was, and remembers who holds which pages now."""
         prefill, decode = booking.pair.prefill, booking.pair.decode
         match step:
@@ -232,9 +233,13 @@ class TokenDispatcher:
             case DecodeLanded():
                 self._witness.on_moment(journey.job.id, Moment.LANDED)
                 self._fleet.holds(decode, booking.keys)
-            case Decoded() if finish_of(step) is not None:
-                computed = journey.request().tokens[:-1]  # nobody asked for what follows the last one
-                self._fleet.holds(decode, page_keys(computed, decode.page_size, journey.job.salt))
+            case Decoded():
+                if before is RequestState.PROMISED:  # decode has computed the prompt
+                    self._lobby.answered(journey)
+                    self._fleet.holds(decode, booking.keys)
+                if finish_of(step) is not None:
+                    computed = journey.request().tokens[:-1]  # nobody asked for what follows the last one
+                    self._fleet.holds(decode, page_keys(computed, decode.page_size, journey.job.salt))
 
 
 def _carried_on(job: GenerationJob) -> bool:

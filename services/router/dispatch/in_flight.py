@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from baton.domain.ids import AttemptId, Incarnation
-from baton.domain.worker import WorkerLoad, WorkerRecord, WorkerRole
+from baton.domain.worker import WorkerLoad, WorkerRecord
 from services.router.dispatch.placement import Pair
 
 
@@ -40,11 +40,12 @@ class InFlight:
     def adjust(self, record: WorkerRecord, now: float) -> WorkerRecord:
         """`record` with the recent attempts added to its load."""
         self._forget(now)
-        if record.role is WorkerRole.PREFILL:
-            recent = [p.num_tokens for p in self._placed.values() if p.prefill == record.incarnation]
-            return replace(record, load=_with_prompts(record.load, recent)) if recent else record
-        recent = [p.num_tokens for p in self._placed.values() if p.decode == record.incarnation]
-        return replace(record, load=_with_rows(record.load, recent, record.page_size)) if recent else record
+        load = record.load
+        if prompts := [p.num_tokens for p in self._placed.values() if p.prefill == record.incarnation]:
+            load = _with_prompts(load, prompts)
+        if rows := [p.num_tokens for p in self._placed.values() if p.decode == record.incarnation]:
+            load = _with_rows(load, rows, record.page_size)
+        return record if load is record.load else replace(record, load=load)
 
     def _forget(self, now: float) -> None:
         while self._placed:

@@ -107,7 +107,8 @@ class Journey:
         """The attempt has its workers."""
         self._pair = booking.pair
         self._happen(RequestEvent.PROMISE)
-        self._happen(RequestEvent.PREFILL)
+        if not booking.pair.local:
+            self._happen(RequestEvent.PREFILL)
         if not self._emitted:
             self._num_cached_tokens = booking.decode_prefix_len
 
@@ -179,7 +180,7 @@ class Journey:
             self._end(RequestEvent.CANCEL, Cancelled.code)
 
     def _begin_decoding(self) -> None:
-        if self._state is RequestState.SEALED:
+        if self._state in (RequestState.SEALED, RequestState.PROMISED):
             self._happen(RequestEvent.DECODE)
 
     def _chunk(self, tokens: tuple[OutputToken, ...], step: Step) -> GenerationChunk:

@@ -18,16 +18,30 @@ from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole, WorkerStat
 MOVED_TOKENS_PER_COMPUTED = 16
 """Moving a token's KV is taken for this many times cheaper than computing it."""
 
+LOCAL_TOKENS_PER_COMPUTED = 4
+"""A token that decode computes beside its rows is taken for this many times dearer than one that prefill computes: it
+waits for its share of the steps, and all rows wait for it."""
+
 CROWDED_TOKENS = 512
 """A decode worker with all rows taken is worth this many prefill tokens less than an idle one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two linked workers."""
+    """Two linked workers; or one that is both, which prefills for itself."""
 
     prefill: WorkerRecord
     decode: WorkerRecord
+
+    @property
+    def local(self) -> bool:
+        """Whether decode computes the prompt itself."""
+        return self.prefill.incarnation == self.decode.incarnation
+
+    @property
+    def workers(self) -> tuple[WorkerRecord, ...]:
+        """The different ones."""
+        return (self.decode,) if self.local else (self.prefill, self.decode)
 
     @property
     def incarnations(self) -> tuple[Incarnation, Incarnation]:
@@ -102,16 +116,18 @@ class PrefixIndex:
 
 
 def linked_pairs(records: Iterable[WorkerRecord]) -> list[Pair]:
-    """All pairs whose link is up between the incarnations that are alive now, ordered by worker ids."""
+    """All pairs whose link is up between the incarnations that are alive now, ordered by worker ids; then those that
+    prefill for themselves."""
     by_role: dict[WorkerRole, list[WorkerRecord]] = {role: [] for role in WorkerRole}
     for record in sorted(records, key=lambda record: record.id):
         by_role[record.role].append(record)
-    return [
+    split = [
         Pair(prefill, decode)
         for prefill in by_role[WorkerRole.PREFILL]
         for decode in by_role[WorkerRole.DECODE]
         if any(_joins(link, prefill) for link in decode.links)
     ]
+    return split + [Pair(decode, decode) for decode in by_role[WorkerRole.DECODE] if decode.prefills]
 
 
 def placeable(record: WorkerRecord, max_step_age_s: float) -> bool:
@@ -150,6 +166,8 @@ def _cost(pair: Pair, ask: Ask, index: PrefixIndex) -> tuple[int, bool, float]:
     num_decode_hit = _num_hit_tokens(pair.decode, ask, index)
     num_to_compute = pair.prefill.load.waiting_tokens + ask.num_tokens - num_prefill_hit
     num_to_move = (ask.num_tokens - num_decode_hit) / MOVED_TOKENS_PER_COMPUTED
+    if pair.local:
+        num_to_compute, num_to_move = LOCAL_TOKENS_PER_COMPUTED * num_to_compute, 0.0
     crowding = CROWDED_TOKENS * _crowding(pair.decode)
     full = not _has_room(pair.decode, ask.num_tokens - num_decode_hit)
     return ask.avoided.weight(pair), full, num_to_compute + num_to_move + crowding

@@ -51,6 +51,18 @@ def test_every_command_is_understood_and_carries_the_choices(served):
     assert {settings.model for _, settings in served.values()} == {"m"}
 
 
+def test_without_prefill_workers_decode_workers_prefill_for_themselves(served):
+    plan = make_plan(UpSettings(prefill=0, decode=2, decode_token_budget=64, port=0), SHARED, cores=[0, 1])
+    assert [command.name for command in plan.commands] == ["decode-0", "decode-1", "router"]
+    for command in plan.commands:
+        assert run(command.arguments[3:]) == 0
+    *workers, _ = [settings for _, settings in served.values()]
+    assert [(worker.token_budget, worker.cpu_affinity) for worker in workers] == [(64, "0"), (64, "1")]
+    assert plan.prefill_metrics == ()
+    with pytest.raises(ValueError, match="without prefill workers"):
+        UpSettings(prefill=0)
+
+
 def test_a_busy_port_is_found_before_anything_starts():
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]

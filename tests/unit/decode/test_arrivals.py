@@ -9,9 +9,9 @@ from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import FinishReason, SampledToken, StopParams
 from baton.kv.keys import page_keys
 from baton.transfer.base import PullEvent, PullOutcome
+from services.decode.boarding import Promised, SealInfo
 from services.decode.effects import AbortHandoff, AskCommit, ConfirmCommit, DecodeEffect, Fail, ReportLanded, StartPull
 from services.decode.evidence import Proof
-from services.decode.landing import Promised, SealInfo
 from tests.worlds import PAGE_SIZE, DecodeWorld, assert_idle, decode_world, engine_request
 
 SOURCE = WorkerId("prefill-0")

@@ -12,7 +12,8 @@ from baton.kv.keys import page_keys
 from baton.kv.pages import Hold, Owner, PagePool
 from baton.kv.radix import RadixCache
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from services.decode.landing import Busy, LandingBook, LandingLimits, Promised, SealInfo
+from services.decode.boarding import Busy, Promised, SealInfo
+from services.decode.landing import LandingBook, LandingLimits
 from tests.worlds import NUM_PAGES, PAGE_SIZE, assert_idle, engine_request
 
 SOURCE = WorkerId("prefill-0")

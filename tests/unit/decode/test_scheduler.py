@@ -6,8 +6,8 @@ from baton.domain.errors import SentBack
 from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import SampledToken, StopParams
 from baton.transfer.base import PullEvent, PullOutcome
+from services.decode.boarding import Busy, Promised, SealInfo
 from services.decode.effects import DecodeEffect, EmitTokens, Fail, Preempted, StartPull
-from services.decode.landing import Busy, Promised, SealInfo
 from tests.worlds import DecodeWorld, assert_idle, decode_world, engine_request, next_token, output_alone, page_bytes
 
 SOURCE = WorkerId("prefill-0")
