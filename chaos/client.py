@@ -19,6 +19,7 @@ import httpx2
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 CALL_ID_HEADER = "x-baton-request-id"
+DURABLE_HEADER = "x-baton-durable"
 RETRY_INTERVAL_S = 0.1
 CONNECT_TIMEOUT_S = 5.0
 
@@ -67,12 +68,13 @@ class Event:
 
 @dataclass(slots=True)
 class Transcript:
-    """All that one client heard. `code`: of the error, if one ended it."""
+    """All that one client heard. `code`: of the error, if one ended it. `durable`: what the answer said of itself."""
 
     question: Question
     began_s: float = field(default_factory=time.monotonic)
     call_id: str = ""
     last_event_id: str = ""
+    durable: bool = False
     events: list[Event] = field(default_factory=list)
     end: End | None = None
     status: int = 0
@@ -147,10 +149,10 @@ class Client:
         await self._read(transcript, "POST", url + question.endpoint, {}, question.body(self._model))
 
     async def _resume(self, transcript: Transcript, url: str) -> None:
-        """One try to go on. A router that knows nothing of a call that gave nothing yet is asked anew."""
+        """One try to go on. A call that was not promised to be durable, and that gave nothing yet, is asked anew."""
         transcript.num_resumes += 1
         await asyncio.sleep(RETRY_INTERVAL_S)  # politeness towards a router that is just starting
-        if not transcript.call_id:
+        if not transcript.events and not transcript.durable:
             await self._post(transcript, url)
             return
         headers = {"last-event-id": transcript.last_event_id} if transcript.last_event_id else {}
@@ -167,6 +169,7 @@ class Client:
             async with self.http.stream(method, url, json=body, headers=accept, timeout=timeout) as response:
                 transcript.status = response.status_code
                 transcript.call_id = response.headers.get(CALL_ID_HEADER, transcript.call_id)
+                transcript.durable = response.headers.get(DURABLE_HEADER) == "true"
                 if response.status_code != httpx2.codes.OK:
                     transcript.finish(End.REFUSED, _code(await response.aread()))
                     return

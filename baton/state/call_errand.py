@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 
 from baton.domain.errors import Broken, Superseded
@@ -16,12 +17,16 @@ from baton.state.trust import Trust
 
 @dataclass(slots=True, eq=False)
 class CallErrand:
-    """`held` is the status that the book has under our epoch, as far as we know; None: it has no such call."""
+    """`held` is the status that the book has under our epoch, as far as we know; None: it has no such call.
+
+    `entered` is set for good when the book has had the call once.
+    """
 
     goal: CallRecord
     held: CallStatus | None = None
     journals: dict[RequestId, Journal] = field(default_factory=dict)
     trust: Trust = field(default_factory=Trust)
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def ended(self) -> bool:
@@ -64,6 +69,7 @@ class CallErrand:
         if self.trust.doubtful or self.held is None:
             self.held = await self._opened(store)
             self.trust.doubtful = False
+        self.entered.set()
         target = self._target
         if target is not CallStatus.OPEN and self.held is not target:
             if not await store.end_call(goal.id, goal.epoch, target):

@@ -12,6 +12,7 @@ Order: a call is opened before its jobs' tokens are written; a job ends after it
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
@@ -89,11 +90,13 @@ class BookWriter:
         """Ended calls and jobs that were dropped because the backlog was full."""
         return self._scribe.num_lost
 
-    def open_call(self, record: CallRecord) -> bool:
-        """Notes a new OPEN call, before its jobs are created. False when its body is too large to be written: neither
-        the call nor its jobs' tokens are. Raises `Broken` when it is not OPEN or its id is in use here."""
+    def open_call(self, record: CallRecord) -> asyncio.Event | None:
+        """Notes a new OPEN call, before its jobs are created; the event is set when the book has it. None when its body
+        is too large to be written: neither the call nor its jobs' tokens are. Raises `Broken` when it is not OPEN or
+        its id is in use here."""
         ledger.check_opened(record)
-        return self._add_call(CallErrand(record))
+        errand = CallErrand(record)
+        return errand.entered if self._add_call(errand) else None
 
     def adopt_call(self, record: CallRecord) -> None:
         """Notes a call that this owner has claimed: the book has it just as `record` says."""

@@ -2,7 +2,7 @@
 
 A call is opened before its tickets are taken and marked when it is over: ENDED, or ABANDONED when its client went
 away. What was cut off by our own end stays open, for the router that takes it over. Everything is written through a pen
-that never waits.
+that never waits; only the headers of an answer wait a moment, so that what they say of it is true.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from baton.domain.errors import Cancelled, Superseded
 from baton.domain.ids import OwnerId, RequestId
 from baton.domain.lifecycle import RequestState
 from baton.state.base import CallRecord, CallStatus, RequestRecord
+from baton.state.bell import rang_within
 from services.router.api.calls import ValidCall
 from services.router.api.validation import Origin
 
 FIRST_EPOCH = 1
+
+ENTRY_PATIENCE_S = 0.5
+"""How long headers wait for the book to have the call; a book that takes longer makes the call not durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class CallPen(Protocol):
     @property
     def degraded(self) -> bool: ...
 
-    def open_call(self, record: CallRecord) -> bool: ...
+    def open_call(self, record: CallRecord) -> asyncio.Event | None: ...
 
     def adopt_call(self, record: CallRecord) -> None: ...
 
@@ -52,9 +56,9 @@ class NoPen:
 
     degraded = True
 
-    def open_call(self, record: CallRecord) -> bool:
+    def open_call(self, record: CallRecord) -> asyncio.Event | None:
         """Nothing."""
-        return False
+        return None
 
     def adopt_call(self, record: CallRecord) -> None:
         """Nothing."""
@@ -73,16 +77,18 @@ class NoPen:
 class Charge:
     """One call that this router has to answer, until it is over or somebody else's."""
 
-    def __init__(self, pen: CallPen, id: RequestId, *, durable: bool) -> None:
+    def __init__(self, pen: CallPen, id: RequestId, entered: asyncio.Event | None) -> None:
+        """`entered` is set when the book has the call; None: it never will."""
         self._pen = pen
         self._id = id
         self._over = False
-        self._durable = durable
+        self._entered = entered
 
-    @property
-    def durable(self) -> bool:
-        """Whether another router could carry the call on."""
-        return self._durable
+    async def durable(self) -> bool:
+        """Whether another router could carry the call on from now on. Waits a moment for the book to have it."""
+        if self._entered is None or self._pen.degraded:
+            return False
+        return await rang_within(self._entered, ENTRY_PATIENCE_S)
 
     def over(self, error: BaseException | None) -> None:
         """The call is over, by `error` if there was one. Only the first end counts."""
@@ -125,13 +131,14 @@ class Custody:
             seed=origin.seed,
             jobs=jobs,
         )
-        written = self._pen.open_call(record)
-        return Charge(self._pen, call.id, durable=written and not self._pen.degraded)
+        return Charge(self._pen, call.id, self._pen.open_call(record))
 
     def adopt(self, record: CallRecord) -> Charge:
         """Takes a call that was claimed in the book."""
         self._pen.adopt_call(record)
-        return Charge(self._pen, record.id, durable=not self._pen.degraded)
+        entered = asyncio.Event()
+        entered.set()
+        return Charge(self._pen, record.id, entered)
 
     def settle(self, record: RequestRecord, end: RequestState, num_emitted: int, failure_code: str = "") -> None:
         """A job of an adopted call has ended, and its last owner did not come to write that down."""

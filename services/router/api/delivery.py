@@ -92,7 +92,6 @@ class Answer(Response):
         except BaseException as error:
             self._over(error)
             raise
-        self._call_headers = call_headers(self._call.id, durable=self._charge.durable)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers, unless the client hangs up first."""
@@ -108,7 +107,7 @@ class Answer(Response):
 
     def _event_stream(self, scope: Scope, send: Send) -> EventStream:
         with_ids = self._context.always_ids or sse.wants_ids(_headers(scope))
-        return EventStream(send, self._call, self._shape, self._call_headers, with_ids=with_ids)
+        return EventStream(send, self._call, self._shape, with_ids=with_ids)
 
     async def _stream_guarded(self, receive: Receive, stream: EventStream) -> None:
         """The root of a streamed answer: once it has begun, no error leaves here."""
@@ -130,12 +129,14 @@ class Answer(Response):
                     self._report.sent(event)
                     drafts[event.choice].add(event)
         whole = self._shape.whole([draft.whole(i) for i, draft in enumerate(drafts)], meter.usage())
-        return Response(msgspec.json.encode(whole), headers=self._call_headers, media_type="application/json")
+        headers = await self._call_headers()
+        return Response(msgspec.json.encode(whole), headers=headers, media_type="application/json")
 
     async def _stream(self, stream: EventStream) -> None:
         async with aclosing(self._events(min(HEADER_GRACE_S, self._context.ping_interval_s))) as events:
             async for event in events:
-                await stream.start()
+                if not stream.started:
+                    await stream.start(await self._call_headers())
                 if event is None:
                     await stream.ping()
                     continue
@@ -183,6 +184,9 @@ class Answer(Response):
                 event = await source.next(self._context.ping_interval_s)
                 if event is None or behind.pass_event(event.choice) > self._passed.counts[event.choice]:
                     yield event
+
+    async def _call_headers(self) -> dict[str, str]:
+        return call_headers(self._call.id, durable=await self._charge.durable())
 
     def _over(self, error: BaseException | None) -> None:
         """Tells observer and book how the call ended; no effect after the first time."""

@@ -97,13 +97,13 @@ class ResumedAnswer(Response):
         self._resumption = resumption
         self._reading = reading
         self._after = after
+        self._call_headers = call_headers(reading.call.id, durable=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The root of a resumed answer: once it has begun, no error leaves here."""
         STREAMS_RESUMED_TOTAL.inc()
         call = self._reading.call
-        headers = call_headers(call.id, durable=True)
-        stream = EventStream(send, call, self._reading.shape, headers, with_ids=True, after=self._after)
+        stream = EventStream(send, call, self._reading.shape, with_ids=True, after=self._after)
         try:
             await unless_hung_up(receive, self._stream(stream), latest_end_s(call) + DEADLINE_GRACE_S)
         except Exception as error:
@@ -116,7 +116,7 @@ class ResumedAnswer(Response):
         if self._reading.call.jobs:
             await self._follow(stream)
         else:
-            await stream.start()
+            await stream.start(self._call_headers)
             for event in echoed(self._reading.call):
                 await stream.event(event)
         await stream.finish()
@@ -126,7 +126,7 @@ class ResumedAnswer(Response):
         async with self._resumption.follow(self._reading.call) as source:
             while not source.finished:
                 event = await source.next(silence_s)
-                await stream.start()
+                await stream.start(self._call_headers)
                 if event is None:
                     await stream.ping()
                 else:

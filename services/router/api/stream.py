@@ -35,17 +35,14 @@ class EventStream:
         send: Send,
         call: ValidCall,
         shape: Shape,
-        headers: Mapping[str, str],
         *,
         with_ids: bool,
         after: Cursor | None = None,
     ) -> None:
-        """`headers` go out with the status, besides those that SSE needs."""
         self._send = send
         self._call = call
         self._shape = shape
         self._streaming = call.streaming or Streaming()
-        self._headers = {**sse.HEADERS, **headers}
         self._with_ids = with_ids
         self._after = after or Position.start(call.id, len(call.choices)).cursor()
         self._position = Position.start(call.id, len(call.choices))
@@ -57,12 +54,12 @@ class EventStream:
         """Whether the status has gone out: what fails from now on becomes an event."""
         return self._started
 
-    async def start(self) -> None:
-        """Sends status and headers; idempotent."""
+    async def start(self, headers: Mapping[str, str]) -> None:
+        """Sends the status and these headers, besides those that SSE needs; idempotent."""
         if not self._started:
             self._started = True
-            headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            pairs = [(name.encode(), value.encode()) for name, value in {**sse.HEADERS, **headers}.items()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": pairs})
 
     async def ping(self) -> None:
         """Keeps the connection alive in silence."""

@@ -40,7 +40,7 @@ async def test_how_a_call_ended_is_what_the_book_says(error, status):
     async with BookWriter(book) as writer:
         custody = Custody(writer, OwnerId("r/1"))
         charge = custody.open(replace(CALL, jobs=()), POSTING)
-        assert charge.durable
+        assert await charge.durable()
         assert custody.holds(ID)
         charge.over(error)
         charge.over(Broken("later ends do not count"))
@@ -64,7 +64,25 @@ async def test_a_call_that_is_refused_at_the_door_costs_the_book_nothing():
 async def test_a_call_too_large_for_the_book_is_not_durable():
     async with BookWriter(MemoryBook()) as writer:
         large = replace(POSTING, body=b" " * (256 * 1024 + 1))
-        assert not Custody(writer, OwnerId("r/1")).open(CALL, large).durable
+        assert not await Custody(writer, OwnerId("r/1")).open(CALL, large).durable()
+
+
+async def test_a_call_is_durable_once_the_book_has_it():
+    book = MemoryBook()
+    writer = BookWriter(book)  # not started: nothing is written yet
+    charge = Custody(writer, OwnerId("r/1")).open(CALL, POSTING)
+    asking = asyncio.create_task(charge.durable())
+    await asyncio.wait([asking], timeout=0.05)
+    assert not asking.done(), "it is not in the book"
+    async with writer:
+        assert await asking
+        assert await book.get_call(ID) is not None
+
+
+async def test_a_book_that_is_slow_makes_a_call_not_durable():
+    charge = Custody(BookWriter(MemoryBook()), OwnerId("r/1")).open(CALL, POSTING)
+    async with asyncio.timeout(10):
+        assert not await charge.durable()
 
 
 def test_only_the_attempt_that_runs_here_is_broken_off():

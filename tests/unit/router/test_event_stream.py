@@ -56,8 +56,8 @@ async def test_a_choice_that_is_behind_what_the_client_has_does_not_pull_its_ids
         parts.append(message.get("body", b""))
 
     after = Cursor(CALL.id, (1, 3))
-    stream = EventStream(send, CALL, PlainShape(), {}, with_ids=True, after=after)
-    await stream.start()
+    stream = EventStream(send, CALL, PlainShape(), with_ids=True, after=after)
+    await stream.start({})
     for choice, index in ((0, 0), (0, 1), (1, 0), (0, 2), (1, 1), (1, 2), (1, 3)):
         await stream.event(TokenEvent(choice, OutputToken(index, 10 * choice + index), "", 0))
     ids = re.findall(rb"id: call:([\d.]+)\n", b"".join(parts))
