@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
@@ -22,13 +23,16 @@ from baton.state.base import (
 class PartedBook:
     """One user's view of a shared `StateBook`; closing the view leaves the book open.
 
-    While `away` nothing answers. The answers to the next `num_claims_lost` claims are lost, but not the claims.
+    While `away` nothing answers. The answers to the next `num_claims_lost` claims are lost, but not the claims; while
+    `claims_answered` is not set, the answers are on their way.
     """
 
     def __init__(self, book: StateBook) -> None:
         self.shared = book
         self.away = False
         self.num_claims_lost = 0
+        self.claims_answered = asyncio.Event()
+        self.claims_answered.set()
 
     async def create(self, record: RequestRecord) -> bool:
         return await self._there().create(record)
@@ -52,6 +56,7 @@ class PartedBook:
 
     async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
         claimed = await self._there().claim_call(id, epoch, owner)
+        await self.claims_answered.wait()
         if self.num_claims_lost > 0:
             self.num_claims_lost -= 1
             raise StateUnavailable("the answer was lost by the test")

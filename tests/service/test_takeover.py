@@ -20,6 +20,7 @@ from tests.mock_workers import At, Hold, Phase
 from tests.service.takeover_world import (
     COMPLETIONS,
     TIMEOUT_S,
+    Event,
     Router,
     World,
     contents,
@@ -159,6 +160,31 @@ async def test_an_orphan_whose_claim_was_not_answered_is_found_again(tmp_path):
             ended = await w.until(stream.call_id, CallStatus.ENDED)
         assert there.book.num_claims_lost == 0
         assert (ended.epoch, ended.owner.partition("/")[0]) == (2, "router-1")
+
+
+async def test_a_call_that_is_claimed_once_more_before_the_first_answer_has_come_is_ended_all_the_same(tmp_path):
+    """A client asks for what the book says is this router's, while the router has not heard yet that it is."""
+    async with world(tmp_path, decode=held()) as w:
+        here, there = w.routers
+        async with opened(here, max_tokens=8) as stream:
+            seen = await stream.take(4)
+            await w.until_emitted(stream.call_id, 4)
+            there.book.claims_answered.clear()
+            here.book.away = True
+            await w.until_owned(stream.call_id, "router-1")
+            async with asyncio.TaskGroup() as group:
+                rest = group.create_task(_rest(there, stream.call_id, seen[-1].id))
+                async with asyncio.timeout(TIMEOUT_S):
+                    while (await w.call(stream.call_id)).epoch < 3:
+                        await there.http.get("/health")
+                there.book.claims_answered.set()
+        assert same(seen + rest.result(), await undisturbed(there, max_tokens=8))
+        assert (await w.until(stream.call_id, CallStatus.ENDED)).epoch == 3
+
+
+async def _rest(router: Router, id: str, after: str) -> list[Event]:
+    async with resumed(router, id, after) as stream:
+        return await stream.rest()
 
 
 async def test_what_a_stopping_router_cuts_off_is_let_go_for_the_next(tmp_path):

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from baton.domain.errors import BatonError, Cancelled, ContextOverflow, Refused, WorkerLost, from_code
+from baton.domain.errors import BatonError, Cancelled, ContextOverflow, Refused, Superseded, WorkerLost, from_code
 from baton.domain.ids import RequestId
 from baton.domain.lifecycle import RequestState
 from baton.state.base import CallRecord, CallStatus, CallStore, JournalPart, RequestRecord, StateUnavailable
@@ -56,10 +56,12 @@ class CarryContext:
 
 @dataclass(slots=True)
 class _Carried:
-    """One call that is carried on; `forsaken`: its client has gone again."""
+    """One call that is carried on. `forsaken`: its client has gone again. `successor`: the same call, claimed once more
+    meanwhile under a later epoch, which has fenced this one off."""
 
     task: asyncio.Task[BaseException | None]
     forsaken: bool = False
+    successor: CallRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,10 @@ class _Standing:
         if self.record is None or not self.record.state.terminal:
             return ""
         return self.record.failure_code or WorkerLost.code  # its journal is lost, and nobody will write it
+
+    def is_of_later_owner(self, epoch: int) -> bool:
+        """Whether its call has been claimed again since the claim that made `epoch`."""
+        return self.record is not None and self.record.attempt >= first_attempt(epoch + 1)
 
     def carried_on(self, epoch: int) -> GenerationJob:
         """A job that is not in the book yet may run all the same, so its attempts are fenced off by their numbers."""
@@ -158,7 +164,8 @@ class Carrier:
 
     def _begin(self, record: CallRecord, cause: str) -> None:
         if record.id in self._carried:
-            return  # under an older epoch: it will be fenced off, and the next look finds the call forgotten
+            self._carried[record.id].successor = record
+            return
         charge = self._context.custody.adopt(record)
         log.info("call_carried_on", request_id=record.id, epoch=record.epoch, cause=cause)
         CALLS_CARRIED_TOTAL.labels(cause).inc()
@@ -178,6 +185,10 @@ class Carrier:
             charge.over(task.result())
         else:
             charge.over(Cancelled("its client went away again") if carried.forsaken else asyncio.CancelledError())
+        if carried.successor is not None and not self._draining:  # otherwise nobody would ever end it
+            self._begin(carried.successor, "client")
+            if carried.forsaken:
+                self._forsake(id)
 
     async def _run(self, record: CallRecord) -> BaseException | None:
         """The root of a carried call's task: how it ended."""
@@ -211,11 +222,14 @@ class Carrier:
 
     async def _rebuilt(self, call: ValidCall, epoch: int) -> tuple[ValidCall, list[int]]:
         """The call with its jobs as they stand, and the choices that have not finished. Raises the error that one has
-        failed with: the call has failed then, and what has not ended of it is settled as failed, too."""
+        failed with: the call has failed then, and what has not ended of it is settled as failed, too. Raises
+        `Superseded` when the call has another owner already."""
         try:
             standings = [await self._standing(job) for job in call.jobs]
         except StateUnavailable as error:
             raise Cancelled(f"the book went away again: {error}") from None
+        if any(standing.is_of_later_owner(epoch) for standing in standings):
+            raise Superseded(f"call {call.id} has been claimed once more")  # its attempts are not ours to use
         code = next((standing.failure_code for standing in standings if standing.failure_code), "")
         for standing in standings:
             self._settle(standing, code)
