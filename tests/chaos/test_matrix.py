@@ -30,7 +30,7 @@ CELLS = (
     Cell(Phase.DECODING, Fault.FULL_BOOK),
     Cell(Phase.QUEUED, Fault.RESTART_BOOK),
     Cell(Phase.DECODING, Fault.STOP_DECODE),
-    Cell(Phase.PREFILLING, Fault.KILL_ROUTER),
+    Cell(Phase.DECODING, Fault.KILL_ROUTER),
     Cell(Phase.DECODING, Fault.KILL_DECODE),
 )
 
