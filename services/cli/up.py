@@ -136,7 +136,8 @@ async def _check(plan: Plan, split: bool, watch: asyncio.Task[Child | None], con
         with console.status("sending a first request"):
             model = await canary.model_served(client, plan.router_url)
             moved = await canary.sing(client, plan.router_url, model, plan.decode_metrics, must_move=split)
-    console.print(f"a first request was answered; {moved} page bytes moved from prefill to decode")
+    way = f"{moved} page bytes moved from prefill to decode" if moved else "decode computed its prompt itself"
+    console.print(f"a first request was answered; {way}")
     print(_welcome(plan, model), flush=True)
 
 
