@@ -78,6 +78,8 @@ def _check_states(client: Client, records: list[RequestRecord | None]) -> None:
             agrees = all(state is RequestState.FINISHED for state in states)
         case Outcome.FAILED:
             agrees = RequestState.FAILED in states
+        case Outcome.HUNG_UP if client.began_at_s is None:  # while the answer's headers waited for the book
+            agrees = all(state in (RequestState.CANCELLED, RequestState.FINISHED) for state in states)
         case Outcome.HUNG_UP:
             agrees = all(
                 state is RequestState.CANCELLED or choice in client.answer.finished

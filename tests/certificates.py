@@ -1,19 +1,27 @@
-"""A certificate authority for tests, and certificates of it, made by the openssl command."""
+"""A certificate authority for tests, and certificates of it: files such as the openssl command makes them."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Self
 
-import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-_TIMEOUT_S = 60.0
-_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-_LIFE = ("-days", "2")
+LIFE = timedelta(days=2)
+CLOCKS_DIFFER_BY = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -34,36 +42,63 @@ class Certificate:
 class Authority:
     """Signs certificates for 127.0.0.1 and localhost."""
 
-    directory: Path
-
-    @property
-    def certificate(self) -> Path:
-        return self.directory / "authority.pem"
+    certificate: Path
+    _name: x509.Name
+    _key: ec.EllipticCurvePrivateKey
 
     @classmethod
     def make(cls, directory: Path) -> Self:
-        """A new one; skips the test where there is no openssl (in CI: fails it)."""
-        if shutil.which("openssl") is None:
-            (pytest.fail if os.environ.get("CI") else pytest.skip)("no openssl command")
-        authority = cls(directory)
-        key = directory / "authority.key"
-        out = ("-keyout", key, "-out", authority.certificate)
-        _openssl("req", "-x509", *_NEW_KEY, *_LIFE, "-subj", "/CN=Test authority", *out)
-        return authority
+        """A new one; its certificates lie in `directory`."""
+        key, name = ec.generate_private_key(ec.SECP256R1()), _named("Test authority")
+        basic = x509.BasicConstraints(ca=True, path_length=None)
+        own = _about(name, name, key).add_extension(basic, critical=True).sign(key, hashes.SHA256())
+        path = directory / "authority.pem"
+        path.write_bytes(own.public_bytes(Encoding.PEM))
+        return cls(path, name, key)
 
     def issue(self, name: str) -> Certificate:
         """A key and a certificate that serves both ends of a call."""
-        key, request, certificate = (self.directory / f"{name}.{kind}" for kind in ("key", "csr", "pem"))
-        extensions = self.directory / f"{name}.ext"
-        extensions.write_text(
-            "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\nbasicConstraints=CA:FALSE\n"
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [x509.IPAddress(IPv4Address("127.0.0.1")), x509.DNSName("localhost")]
+        ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        signed = (
+            _about(_named(name), self._name, key)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(ends), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .sign(self._key, hashes.SHA256())
         )
-        _openssl("req", *_NEW_KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
-        signer = ("-CA", self.certificate, "-CAkey", self.directory / "authority.key", "-CAcreateserial")
-        _openssl("x509", "-req", *_LIFE, "-in", request, *signer, "-extfile", extensions, "-out", certificate)
-        key.chmod(0o600)
-        return Certificate(certificate, key, self.certificate)
+        files = Certificate(self._path(f"{name}.pem"), self._path(f"{name}.key"), self.certificate)
+        files.certificate.write_bytes(signed.public_bytes(Encoding.PEM))
+        files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        files.key.chmod(0o600)
+        return files
+
+    def _path(self, file: str) -> Path:
+        return self.certificate.with_name(file)
 
 
-def _openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=_TIMEOUT_S)
+def lock(key: Path, locked: Path) -> None:
+    """Writes the key of file `key` to `locked`, encrypted with a password."""
+    pem = load_pem_private_key(key.read_bytes(), None).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+    )
+    locked.write_bytes(pem)
+    locked.chmod(0o600)
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _about(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCKS_DIFFER_BY)
+        .not_valid_after(now + LIFE)
+    )

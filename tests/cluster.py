@@ -1,17 +1,16 @@
 """A whole cluster of real processes for tests: real Redis, real workers, real router, real transfers.
 
-Every process is `baton serve ...`, as an operator would start it. Waits have deadlines; a process that dies unasked is
-a failure that shows its log. `Cluster` is a context manager and leaves nothing running.
+Every process is `baton serve ...`, as an operator would start it, but for its imports, which `nursery` has done. Waits
+have deadlines; a process that dies unasked is a failure that shows its log. `Cluster` is a context manager and leaves
+nothing running.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,11 +22,15 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.cli.plan import free_ports
+from tests import nursery
 from tests.redis_server import running_redis
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
+PATIENCE_S = 30.0
 POLL_S = 0.02
+ONE_CALL_A_CONNECTION = httpx2.Limits(max_keepalive_connections=0)
+PAGES = re.compile(r'^baton_kv_pages\{owner="(\w+)"\} (\S+)$', re.MULTILINE)
 BUSY_OWNERS = ("pinned", "live", "promised", "draining")
 
 
@@ -51,8 +54,12 @@ class Process:
     metrics_port: int
     flags: list[str]
     log: Path
-    popen: subprocess.Popen[bytes]
+    popen: nursery.Child
     expected_to_live: bool = True
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def signal(self, number: signal.Signals) -> None:
         self.expected_to_live = self.expected_to_live and number == signal.SIGCONT
@@ -70,6 +77,7 @@ class Cluster:
     model: str = "bundled"
     num_prefill: int = 1
     num_decode: int = 1
+    num_routers: int = 1
     transport: str = "auto"
     flags: dict[str, Any] = field(default_factory=dict)
     prefill_flags: dict[str, Any] = field(default_factory=dict)
@@ -81,13 +89,15 @@ class Cluster:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self.redis = stack.enter_context(running_redis())
+            self._scraper = stack.enter_context(plain_client(timeout=5.0, limits=ONE_CALL_A_CONNECTION))
             stack.callback(self._stop_all)
             for i in range(self.num_prefill):
                 self.start("prefill", f"prefill-{i}")
             for i in range(self.num_decode):
                 self.start("decode", f"decode-{i}")
-            self.start("router", "router-0")
-            self.client = stack.enter_context(httpx2.Client(base_url=self.url, timeout=60.0, trust_env=False))
+            for i in range(self.num_routers):
+                self.start("router", f"router-{i}")
+            self.client = stack.enter_context(plain_client(base_url=self.url, timeout=60.0))
             self.wait_ready()
             self._stack = stack.pop_all()
         return self
@@ -102,7 +112,11 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.processes['router-0'].port}"
+        return self.processes["router-0"].url
+
+    def router_urls(self) -> list[str]:
+        """Of all that were started, in service or not."""
+        return [p.url for p in self.processes.values() if p.role == "router"]
 
     def start(self, role: str, name: str, flags: dict[str, Any] | None = None) -> Process:
         """Starts one process more, or one that ended again. `flags` are for it alone, and go before all others."""
@@ -117,16 +131,13 @@ class Cluster:
             flags |= self.flags | (self.prefill_flags if role == "prefill" else self.decode_flags)
         arguments = [f"--{key}={value}" for key, value in (flags | own).items()]
         log = self.directory / f"{name}-{time.monotonic_ns()}.log"
-        command = [sys.executable, "-m", "services.cli.main", "serve", role, *arguments]
-        with log.open("wb") as out:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-            popen = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment)
+        popen = nursery.shared().spawn(name, ["serve", role, *arguments], log)
         self.processes[name] = Process(name, role, port, metrics_port, arguments, log, popen)
         return self.processes[name]
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until the router has a pair that moved pages."""
-        eventually(self._ready, timeout_s, "the router says ready")
+        """Until every living router has a pair that moved pages."""
+        eventually(self._ready, timeout_s, "the routers say ready")
 
     def wait_links(self, num_links: int, timeout_s: float = START_TIMEOUT_S) -> None:
         """Until that many links work."""
@@ -141,23 +152,20 @@ class Cluster:
         eventually(count, timeout_s, f"{num_links} links")
 
     def workers(self, *roles: str) -> list[Process]:
-        """Living workers."""
+        """Living processes of these roles; workers without any."""
         wanted = roles or ("prefill", "decode")
         return [p for p in self.processes.values() if p.role in wanted and p.popen.poll() is None]
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
         """The sum of a metric's samples with these labels, in one process. Raises `httpx2.TransportError`: a process
         that cannot be asked has no value, not 0."""
-        process = self.processes[name]
-        port = process.port if process.role == "router" else process.metrics_port
-        text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=5.0, trust_env=False).text
-        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+        families = text_string_to_metric_families(self._metrics(name))
+        samples = [sample for family in families for sample in family.samples]
         return sum(s.value for s in samples if s.name == metric and labels.items() <= s.labels.items())
 
     def pages(self, name: str) -> dict[str, int]:
-        """A worker's pages by owner."""
-        owners = ("free", "cached", *BUSY_OWNERS)
-        return {owner: int(self.metric(name, "baton_kv_pages", owner=owner)) for owner in owners}
+        """A worker's pages by owner; quick, because it is asked often."""
+        return {owner: int(float(count)) for owner, count in PAGES.findall(self._metrics(name))}
 
     def page_bytes(self, name: str) -> int:
         """Size of a page, as the worker's log reports its pool."""
@@ -177,6 +185,16 @@ class Cluster:
     def wait_pages_free(self, timeout_s: float) -> None:
         """Until no worker holds a page for anybody."""
         eventually(lambda: self.busy_pages() == 0, timeout_s, "all pages free")
+
+    def pages_held_s(self, since: float) -> float:
+        """How long after `since` (`time.monotonic()`) a worker still held a page for anybody: when the last look that
+        saw one was begun. What the looking itself takes is not counted; 0 when the first one sees none."""
+        deadline, held_s = since + PATIENCE_S, 0.0
+        while (began := time.monotonic()) < deadline:
+            if not self.busy_pages():
+                return held_s
+            held_s = began - since
+        raise AssertionError(f"pages are held {PATIENCE_S} s later")
 
     @property
     def bytes_moved(self) -> float:
@@ -198,14 +216,16 @@ class Cluster:
     def model_name(self) -> str:
         return str(self.client.get("/v1/models").json()["data"][0]["id"])
 
+    def _metrics(self, name: str) -> str:
+        process = self.processes[name]
+        port = process.port if process.role == "router" else process.metrics_port
+        return self._scraper.get(f"http://127.0.0.1:{port}/metrics").text
+
     def _ready(self) -> bool:
         for process in self.processes.values():
             if process.expected_to_live and process.popen.poll() is not None:
                 raise AssertionError(f"{process.name} exited with {process.popen.returncode}\n{process.tail()}")
-        try:
-            return bool(httpx2.get(f"{self.url}/ready", timeout=5.0, trust_env=False).status_code == 200)
-        except httpx2.TransportError:
-            return False
+        return all(is_ready(router) for router in self.workers("router"))
 
     def _stop_all(self) -> None:
         living = [p for p in self.processes.values() if p.popen.poll() is None]
@@ -218,6 +238,20 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.popen.kill()
                 process.popen.wait(5.0)
+
+
+def plain_client(**options: Any) -> httpx2.Client:
+    """A client for HTTP in the clear. One that could verify certificates reads all of the machine's first: 40 ms."""
+    return httpx2.Client(trust_env=False, verify=False, **options)
+
+
+def is_ready(router: Process) -> bool:
+    """Whether it says that it serves."""
+    try:
+        with plain_client(timeout=5.0) as client:
+            return bool(client.get(f"{router.url}/ready").status_code == 200)
+    except httpx2.TransportError:
+        return False
 
 
 def completion_tokens(answer: dict[str, Any], index: int = 0) -> list[int]:

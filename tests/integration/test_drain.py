@@ -1,106 +1,115 @@
-"""Workers that leave under load: `baton drain`, SIGTERM, one after another, and no client notices."""
+"""Processes that leave under load: `baton drain`, SIGTERM, one after another, routers too, and no client notices."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import httpx2
 import pytest
 
 from baton.bundled import MODEL_DIR
-from tests.cluster import Cluster, eventually
+from tests.cluster import Cluster, completion_tokens, eventually
 from tests.exactness.reference import Reference
+from tests.streams import PersistentCall, ask, tokens
 
 pytestmark = pytest.mark.integration
 
 NUM_TOKENS = 40
-NUM_CLIENTS = 3
+NUM_TOKENS_OF_A_LONG_ONE = 1000
+NUM_FIRST_EVENTS = 100
+CALL_TIMEOUT_S = 90.0
 EXIT_TIMEOUT_S = 40.0
+ONE_OF_EACH = ("prefill", "decode", "router")
+CUTS_OFF = {"drain-timeout-s": 0.05}
+"""A router that leaves does not wait for its streams: a second later their clients have to go on at the other one."""
+WITH_IDS = {"ignore_eos": True, "return_token_ids": True}
 
 
 def prompt_of(number: int) -> list[int]:
-    return [5 + (11 * i + 17 * number + i * i * number) % 500 for i in range(20 + 7 * number)]
+    return [5 + (11 * i + 17 * number + i * i * number) % 500 for i in range(20 + 14 * number)]
 
 
-PROMPTS = [prompt_of(number) for number in range(10)]
+PROMPTS = [prompt_of(number) for number in range(5)]
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
-    """What an undisturbed run answers."""
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, and what an undisturbed run answers."""
+
+    prompt: list[int]
+    answer: list[int]
+
+    def body(self, model: str) -> dict[str, Any]:
+        sampling = {"temperature": 0, "max_tokens": len(self.answer), **WITH_IDS}
+        return {"model": model, "prompt": self.prompt, "stream": True, **sampling}
+
+
+def questions_for(cluster: Cluster) -> list[Question]:
+    """The first one has a long answer, of some seconds. Of the others the model itself says what is right."""
+    long, *short = PROMPTS
+    answer = cluster.complete(long, max_tokens=NUM_TOKENS_OF_A_LONG_ONE, **WITH_IDS)
     reference = Reference(MODEL_DIR)
-    return [reference.generate(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    return [
+        Question(long, completion_tokens(answer)),
+        *(Question(prompt, reference.generate(prompt, NUM_TOKENS)) for prompt in short),
+    ]
 
 
-def streamed(client: httpx2.Client, model: str, prompt: list[int]) -> list[int]:
-    """The token ids of one stream, which must come to its end."""
-    body = {
-        "model": model, "prompt": prompt, "stream": True, "temperature": 0, "max_tokens": NUM_TOKENS,
-        "ignore_eos": True, "return_token_ids": True,
-    }  # fmt: skip
-    tokens: list[int] = []
-    with client.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200, response.read()
-        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
-    assert lines[-1] == "[DONE]", lines[-1]
-    for line in lines[:-1]:
-        event = json.loads(line)
-        assert "error" not in event, event
-        tokens += event["choices"][0].get("token_ids") or []
-    return tokens
+class Client:
+    """Asks the same questions in turn until told to stop, one router for as long as that one serves."""
 
-
-class Load:
-    """Clients that ask one prompt after another, until told to stop; their first failure is kept."""
-
-    def __init__(self, cluster: Cluster, expected: list[list[int]]) -> None:
+    def __init__(self, cluster: Cluster, questions: Sequence[Question], stop: threading.Event) -> None:
         self._cluster = cluster
-        self._expected = expected
-        self._stop = threading.Event()
-        self._model = cluster.model_name
+        self._questions = questions
+        self._stop = stop
         self._answered = threading.Semaphore(0)
+        self._call = PersistentCall(cluster.router_urls, {})
         self.num_answered = 0
+        self.num_resumed = 0
 
-    def run(self, number: int) -> None:
-        with httpx2.Client(base_url=self._cluster.url, timeout=90.0, trust_env=False) as client:
-            for index in itertools.count(number):
-                if self._stop.is_set():
-                    return
-                at = index % len(PROMPTS)
-                assert streamed(client, self._model, PROMPTS[at]) == self._expected[at]
-                self.num_answered += 1
-                self._answered.release()
+    def run(self, model: str) -> None:
+        """Raises what goes wrong."""
+        for question in itertools.cycle(self._questions):
+            if self._stop.is_set():
+                return
+            self._call = PersistentCall(self._cluster.router_urls, question.body(model), self._call.turn)
+            assert self._call.run(CALL_TIMEOUT_S) == question.answer
+            self.num_answered += 1
+            self.num_resumed += self._call.num_resumed
+            self._answered.release()
 
-    def stop(self) -> None:
-        self._stop.set()
+    def wait_for_an_answer(self) -> None:
+        """One more than before."""
+        assert self._answered.acquire(timeout=CALL_TIMEOUT_S), "no answer any more"
 
-    def wait_for(self, num_answers: int) -> None:
-        """Until so many more have been answered."""
-        for _ in range(num_answers):
-            assert self._answered.acquire(timeout=60.0), "no answer any more"
+    def is_at_the_beginning(self) -> bool:
+        """Whether the first events of an answer have come, and most are missing."""
+        return 0 < len(self._call.seen) < NUM_FIRST_EVENTS
 
 
 @contextmanager
-def steady_load(cluster: Cluster, expected: list[list[int]]) -> Iterator[Load]:
-    """Raises what went wrong for any client."""
-    load = Load(cluster, expected)
-    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
-        clients: list[Future[None]] = [pool.submit(load.run, 3 * number) for number in range(NUM_CLIENTS)]
+def steady_load(cluster: Cluster, questions: list[Question]) -> Iterator[list[Client]]:
+    """Three clients, the first of which asks for what takes long. Raises what went wrong for any of them."""
+    stop = threading.Event()
+    long, *short = questions
+    clients = [Client(cluster, asked, stop) for asked in ([long], short, short[::-1])]
+    with ThreadPoolExecutor(len(clients)) as pool:
+        runs: list[Future[None]] = [pool.submit(client.run, cluster.model_name) for client in clients]
         try:
-            yield load
+            yield clients
         finally:
-            load.stop()
-        for client in clients:
-            client.result(90.0)
+            stop.set()
+        for run in runs:
+            run.result(CALL_TIMEOUT_S)
 
 
 def drain_command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
@@ -108,35 +117,45 @@ def drain_command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, timeout=EXIT_TIMEOUT_S + 20, check=False)
 
 
-def test_every_worker_is_restarted_and_no_request_fails(tmp_path: Path, expected: list[list[int]]) -> None:
-    """Half of them by `baton drain`, half by SIGTERM; each comes back under its name, as another process."""
-    with (
-        Cluster(tmp_path, num_prefill=2, num_decode=2, prefill_flags={"token-budget": 32}) as cluster,
-        steady_load(cluster, expected) as load,
-    ):
+def leave(cluster: Cluster, name: str) -> None:
+    """Drains a process until it has ended well: workers `*-0` by command, all others by SIGTERM."""
+    process = cluster.processes[name]
+    process.expected_to_live = False
+    if name in ("prefill-0", "decode-0"):
+        said = drain_command(cluster, name)
+        assert said.returncode == 0, said.stderr
+        assert f"{name} is draining" in said.stderr
+        assert said.stderr.rstrip().endswith(f"{name} has left")
+    else:
+        process.popen.send_signal(signal.SIGTERM)
+    assert process.popen.wait(EXIT_TIMEOUT_S) == 0, process.tail()
+
+
+def test_every_process_is_restarted_and_no_request_fails(tmp_path: Path) -> None:
+    """Each comes back under its name, as another process. A client whose router leaves goes on at the other one, and
+    every answer is the undisturbed one."""
+    chunks = {"token-budget": 32}
+    with Cluster(tmp_path, "bundled", 2, 2, num_routers=2, prefill_flags=chunks, router_flags=CUTS_OFF) as cluster:
         cluster.wait_links(4)
-        for name, role in (
-            ("prefill-0", "prefill"),
-            ("decode-0", "decode"),
-            ("prefill-1", "prefill"),
-            ("decode-1", "decode"),
-        ):
-            load.wait_for(2 * NUM_CLIENTS)
-            old = cluster.processes[name]
-            old.expected_to_live = False
-            if name.endswith("0"):
-                said = drain_command(cluster, name)
-                assert said.returncode == 0, said.stderr
-                assert f"{name} is draining" in said.stderr
-                assert said.stderr.rstrip().endswith(f"{name} has left")
-            else:
-                old.popen.send_signal(signal.SIGTERM)
-            assert old.popen.wait(EXIT_TIMEOUT_S) == 0, old.tail()
-            cluster.start(role, name)
-            cluster.wait_links(4)
-        load.wait_for(2 * NUM_CLIENTS)
-        num_answered = load.num_answered
-    assert num_answered >= 10 * NUM_CLIENTS
+        model, questions = cluster.model_name, questions_for(cluster)
+        with steady_load(cluster, questions) as clients:
+            for number, role in itertools.product(range(2), ONE_OF_EACH):
+                clients[-1].wait_for_an_answer()
+                if role == "router":
+                    eventually(clients[0].is_at_the_beginning, CALL_TIMEOUT_S, "much is left of a long answer")
+                leave(cluster, f"{role}-{number}")
+                cluster.start(role, f"{role}-{number}")
+                cluster.wait_links(4)
+                cluster.wait_ready()
+            for client in clients[1:]:
+                client.wait_for_an_answer()
+        assert cluster.bytes_moved > 0
+        assert cluster.tokens_recomputed == 0
+        for url in cluster.router_urls():
+            with ask(url, questions[1].body(model)) as events:
+                assert tokens(list(events)) == questions[1].answer
+    assert clients[0].num_resumed >= 2, "either router cut its long answer off"
+    assert sum(client.num_answered for client in clients) >= 10
 
 
 @pytest.fixture(scope="module")

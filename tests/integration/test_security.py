@@ -20,7 +20,7 @@ from baton.rpc.gen import common_pb2, handoff_pb2, handoff_pb2_grpc, prefill_pb2
 from baton.settings.trust import read_trust
 from services.router.settings import RouterSettings
 from tests.certificates import Authority, Certificate
-from tests.cluster import START_TIMEOUT_S, Cluster, Process, eventually, links_in
+from tests.cluster import START_TIMEOUT_S, Cluster, Process, eventually, links_in, plain_client
 
 pytestmark = pytest.mark.integration
 
@@ -147,7 +147,8 @@ def test_a_worker_and_a_router_with_another_secret_stay_outside_and_say_why(worl
 
     def unready() -> str | None:
         try:
-            answer = httpx2.get(f"http://127.0.0.1:{router.port}/ready", timeout=5.0, trust_env=False)
+            with plain_client(timeout=5.0) as client:
+                answer = client.get(f"{router.url}/ready")
         except httpx2.TransportError:
             return None
         assert answer.status_code == 503

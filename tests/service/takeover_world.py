@@ -144,7 +144,7 @@ async def _router(name: str, shared: StateBook, directory: Path, settings: dict[
     task = asyncio.create_task(run(chosen, text_model(directory), book, sock, stop))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
-        async with httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
+        async with httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False, verify=False) as http:
             async with asyncio.timeout(TIMEOUT_S):
                 while (await http.get("/ready")).status_code != 200:
                     pass

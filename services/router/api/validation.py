@@ -74,7 +74,9 @@ class Validator:
         wishes = self._read_wishes(fields, _chat_logprobs(fields), origin.tenant, lengths=MAX_TOKENS)
         messages = read_messages(fields)
         fields.problems.raise_if_any()
-        tokens = self._text.encode(self._text.render_chat(messages), add_special_tokens=False)
+        text = self._text.render_chat(messages)
+        self._refuse_hopeless(text, wishes, "messages")
+        tokens = self._text.encode(text, add_special_tokens=False)
         jobs = self._jobs(origin, (tokens,), wishes, "messages")
         return ValidChat(
             id=origin.id,
@@ -103,7 +105,7 @@ class Validator:
         if len(texts) * wishes.num_choices > MAX_CALL_CHOICES:
             fields.note("n", f"times the number of prompts must not be over {MAX_CALL_CHOICES}")
         fields.problems.raise_if_any()
-        prompts = tuple(self._encode(prompt) for prompt in texts)
+        prompts = tuple(self._encode(prompt, wishes) for prompt in texts)
         return ValidCompletion(
             id=origin.id,
             model=self._model_name,
@@ -147,7 +149,9 @@ class Validator:
             raise ModelNotFound(f"the model {shown(model)} does not exist here", param="model")
         fields.expected("model", "the name of a model")
 
-    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def _encode(self, prompt: Prompt, wishes: _Wishes) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            self._refuse_hopeless(prompt, wishes, "prompt")
         tokens = self._text.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
         if not tokens:
             raise InvalidRequest("prompt: has no tokens", param="prompt")
@@ -175,19 +179,29 @@ class Validator:
                 jobs.append(GenerationJob(job_id, prompt, sampling, stop, wishes.salt, self._deadline_s))
         return tuple(jobs)
 
+    def _refuse_hopeless(self, text: str, wishes: _Wishes, param: str) -> None:
+        """Tokenising megabytes takes seconds, which is too dear for what is too long however it is tokenised."""
+        self._room_for(self._text.min_tokens(text), wishes, param, "at least ")
+
     def _stop(self, prompt: Sequence[int], wishes: _Wishes, param: str) -> StopParams:
         """Bounds the answer by the context. Raises `ContextOverflow` with the numbers."""
-        length = wishes.length
-        least = max(1, length.min_tokens) if length.max_tokens is None else length.max_tokens
-        room = self._max_model_len - len(prompt)
-        if least > room:
-            raise ContextOverflow(
-                f"this model's context is {self._max_model_len} tokens; the prompt has {len(prompt)} and the answer "
-                f"asks for {'at least ' if length.max_tokens is None else ''}{least}: {len(prompt) + least} in all",
-                param=param,
-            )
+        length, room = wishes.length, self._room_for(len(prompt), wishes, param)
         max_tokens = room if length.max_tokens is None else length.max_tokens
         return StopParams(max_tokens, length.min_tokens, wishes.stop_token_ids)
+
+    def _room_for(self, num_prompt_tokens: int, wishes: _Wishes, param: str, known: str = "") -> int:
+        """What the context leaves to the answer, in tokens. `known` is how well the prompt's length is known."""
+        length = wishes.length
+        least = max(1, length.min_tokens) if length.max_tokens is None else length.max_tokens
+        room = self._max_model_len - num_prompt_tokens
+        if least > room:
+            raise ContextOverflow(
+                f"this model's context is {self._max_model_len} tokens; the prompt has {known}{num_prompt_tokens} and "
+                f"the answer asks for {'at least ' if length.max_tokens is None else ''}{least}: "
+                f"{num_prompt_tokens + least} in all",
+                param=param,
+            )
+        return room
 
 
 def _chat_logprobs(fields: Fields) -> int | None:

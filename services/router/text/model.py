@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from baton.domain.errors import InvalidRequest
+from services.router.text.byte_alphabet import BYTE_OF
 from services.router.text.chat_template import ChatTemplate, Message
 from services.router.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from services.router.text.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
+from services.router.text.token_floor import read_token_floor
 
 Json = Mapping[str, object]
 
@@ -46,10 +49,12 @@ class TextModel:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._add_missing_special_tokens()
+        written = json.loads(tokenizer.to_str())
+        self._byte_level = _is_byte_level(written)
+        self._floor = read_token_floor(written)
         self._template = ChatTemplate(template, self._special_tokens) if template is not None else None
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids: frozenset[int] = frozenset(token for token, entry in added.items() if entry.special)
-        self._byte_level = _is_byte_level(tokenizer)
         self._bytes: dict[int, bytes] = {}  # a cache: equal values are written by whoever comes first
         self.vocab_size: int = _int(config.get("vocab_size")) or tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_position_tokens: int | None = _int(config.get("max_position_embeddings"))
@@ -92,6 +97,10 @@ class TextModel:
         """
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
+    def min_tokens(self, text: str) -> int:
+        """At least so many tokens `encode` makes of `text`, told without encoding it; 0 if nothing can be told."""
+        return 0 if self._floor is None else self._floor.min_tokens(text)
+
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of `tokens`; ids that the tokenizer does not know are nothing."""
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
@@ -124,7 +133,7 @@ class TextModel:
         if name is None:
             return b""
         try:
-            return bytes(_BYTE_OF[char] for char in name)
+            return bytes(BYTE_OF[char] for char in name)
         except KeyError:  # an added token is written as it is
             return name.encode()
 
@@ -175,18 +184,8 @@ def _int(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer decodes by gluing its tokens' bytes together and nothing else."""
-    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+def _is_byte_level(tokenizer: Mapping[str, Any]) -> bool:
+    """Whether it decodes by gluing its tokens' bytes together and nothing else."""
+    decoder = tokenizer.get("decoder") or {}
     steps = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
     return len(steps) == 1 and steps[0].get("type") == "ByteLevel"
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable alphabet: character -> byte. Bytes that print stand for themselves, others for U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from baton.settings.base import SettingsError
 from baton.settings.trust import read_trust, why_open
 from services.router.settings import RouterSettings
-from tests.certificates import Authority
+from tests.certificates import Authority, lock
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 
@@ -90,9 +89,7 @@ def test_certificates_that_cannot_work_are_refused_by_name(authority: Authority,
 
 def test_a_key_with_a_password_is_refused_and_asks_nobody(authority: Authority, tmp_path: Path):
     files, locked = authority.issue("locked"), tmp_path / "locked.key"
-    command = ["openssl", "pkey", "-in", str(files.key), "-out", str(locked), "-aes256", "-passout", "pass:secret"]
-    subprocess.run(command, check=True, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
-    locked.chmod(0o600)
+    lock(files.key, locked)
     assert "password" in refusal(**{**files.settings, "tls_key_file": locked})
 
 

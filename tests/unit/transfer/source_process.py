@@ -1,4 +1,8 @@
-"""A source in a process of its own, for tests that kill, stop and restart it. Started by spawn, driven over a pipe."""
+"""A source in a process of its own, for tests that kill, stop and restart it. Driven over a pipe.
+
+It is forked from a server process that has only imported this module: a process that holds an agent may not be forked,
+and imports take longer than most of the tests.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +67,10 @@ class SourceProcess:
     """The parent's handle. A context manager: the process is gone on exit, whatever happened to it."""
 
     def __init__(self, spec: SourceSpec) -> None:
-        spawn = multiprocessing.get_context("spawn")  # a process that holds an agent may not be forked
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=source_main, args=(theirs, spec), daemon=True)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=source_main, args=(theirs, spec), daemon=True)
         self._process.start()
         theirs.close()
         self.info: SourceInfo = self._receive()
