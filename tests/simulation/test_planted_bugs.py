@@ -21,13 +21,17 @@ MAX_SEEDS = 100
         pytest.param(Parts(offer_book=planted.UnpinsBeforeTheCommit), {"crash", "I2"}, id="late unpin"),
         pytest.param(Parts(offer_book=planted.NeverUnpins), {"I5", "I8"}, id="never unpin"),
         pytest.param(Parts(offer_book=planted.TakesOlderAttempts), {"I3", "I4"}, id="missing fence"),
-        pytest.param(Parts(landing_book=planted.CommitsBeforeTheReadsAreOver), {"crash", "I1", "I2", "I8"}, id="no drain"),
+        pytest.param(
+            Parts(landing_book=planted.CommitsBeforeTheReadsAreOver), {"crash", "I1", "I2", "I8"}, id="no drain"
+        ),
         pytest.param(Parts(landing_book=planted.CommitsBeforeAllIsAnnounced), {"crash", "I2"}, id="pages missing"),
         pytest.param(Parts(landing_book=planted.FreesBeforeTheReadsAreOver), {"crash", "I1"}, id="freed under a read"),
         pytest.param(Parts(landing_book=planted.PromisesTheSamePagesTwice), {"crash", "I6", "I8"}, id="promised twice"),
         pytest.param(Parts(decode_scheduler=planted.EmitsTwice), {"I4"}, id="double emit"),
         pytest.param(Parts(book=planted.JournalsWithoutFencing), {"I3"}, id="unfenced journal"),
-        pytest.param(Parts(book=planted.ReadsOneTooFar), {"I2", "I4", "I9", "drain"}, id="resumed from the wrong index"),
+        pytest.param(
+            Parts(book=planted.ReadsOneTooFar), {"I2", "I4", "I9", "drain"}, id="resumed from the wrong index"
+        ),
         pytest.param(Parts(book=planted.ForgetsToEndCalls), {"I9"}, id="calls never end"),
         pytest.param(Parts(ownership=planted.NeverRenewsItsLease), {"I3", "I4", "I8"}, id="lease never renewed"),
     ],
