@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import datetime
 import random
+import shlex
+import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,16 +22,34 @@ from rich.table import Table
 
 from services.cli.bench.intervals import Interval, bootstrap_median, is_steady
 
+MAX_DISTURBANCE = 1.05
+"""Wall time over CPU time of computing that was left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Seconds of something that only computes, sample by sample: on the wall's clock, and of its thread's CPU."""
+
+    wall_s: tuple[float, ...]
+    cpu_s: tuple[float, ...]
+
+
+Arm = Callable[[], Sequence[float] | Timed]
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One arm in one rotation. `values`: what was measured, sample by sample, in the experiment's unit."""
+    """One arm in one rotation. `values`: what was measured, sample by sample, in the experiment's unit.
+
+    `cpu_s`: for an arm that returned `Timed`, whose wall times are the values, their CPU times; otherwise empty.
+    """
 
     rotation: int
     arm: str
     probe_before: float
     probe_after: float
     values: tuple[float, ...]
+    cpu_s: tuple[float, ...] = ()
 
     @property
     def probe(self) -> float:
@@ -37,8 +58,27 @@ class Block:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the machine stayed the same around the block."""
+        """Whether the machine stayed the same around the block, and computed it without many interruptions."""
+        return self.has_steady_probe and self.disturbance <= MAX_DISTURBANCE
+
+    @property
+    def has_steady_probe(self) -> bool:
+        """Whether the machine stayed the same around the block, which is enough for CPU times."""
         return is_steady(self.probe_before, self.probe_after)
+
+    @property
+    def disturbance(self) -> float:
+        """Median of wall over CPU time; 1 where CPU time was not taken."""
+        pairs = zip(self.values, self.cpu_s, strict=True) if self.cpu_s else [(1.0, 1.0)]
+        return statistics.median(wall_s / cpu_s for wall_s, cpu_s in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something about a run that a reader has to know: the machine, a flag, what was left out and why."""
+
+    name: str
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +93,13 @@ class Finding:
     over_kept: Interval | None
 
 
+def command_remark(module: str) -> Remark:
+    """The command line of this process, as it can be given again."""
+    return Remark("command", shlex.join(["python", "-m", module, *sys.argv[1:]]))
+
+
 def rotate(
-    arms: Mapping[str, Callable[[], Sequence[float]]],
+    arms: Mapping[str, Arm],
     probe: Callable[[str], float],
     *,
     num_rotations: int,
@@ -69,18 +114,27 @@ def rotate(
         rng.shuffle(order)
         for name in order:
             before = probe(name)
-            values = tuple(arms[name]())
-            blocks.append(Block(rotation, name, before, probe(name), values))
+            taken = arms[name]()
+            values, cpu_s = (taken.wall_s, taken.cpu_s) if isinstance(taken, Timed) else (tuple(taken), ())
+            blocks.append(Block(rotation, name, before, probe(name), values, cpu_s))
     return blocks
 
 
 def find(
-    name: str, unit: str, blocks: Sequence[Block], arms: Sequence[str], figure: Callable[[tuple[Block, ...]], float]
+    name: str,
+    unit: str,
+    blocks: Sequence[Block],
+    arms: Sequence[str],
+    figure: Callable[[tuple[Block, ...]], float],
+    keep: Callable[[Block], bool] = lambda block: block.is_steady,
 ) -> Finding:
-    """The median, with its interval, of `figure` of each rotation's blocks of `arms`, given in that order."""
+    """The median, with its interval, of `figure` of each rotation's blocks of `arms`, given in that order.
+
+    A rotation is kept when `keep` holds for all of these blocks.
+    """
     by_place = {(block.rotation, block.arm): block for block in blocks}
     groups = [tuple(by_place[rotation, arm] for arm in arms) for rotation in sorted({b.rotation for b in blocks})]
-    steady = [group for group in groups if all(block.is_steady for block in group)]
+    steady = [group for group in groups if all(keep(block) for block in group)]
     return Finding(
         name=name,
         unit=unit,
@@ -104,11 +158,18 @@ def _shown(interval: Interval | None) -> str:
     return "-" if interval is None else f"{interval.median:.4g} [{interval.low:.4g}, {interval.high:.4g}]"
 
 
-def save(path: Path, experiment: str, blocks: Sequence[Block], findings: Sequence[Finding]) -> None:
+def save(
+    path: Path,
+    experiment: str,
+    blocks: Sequence[Block],
+    findings: Sequence[Finding],
+    remarks: Sequence[Remark] = (),
+) -> None:
     """One JSON: every block with every sample, and what was found. Raises `OSError`."""
     record = {
         "experiment": experiment,
         "ended": datetime.datetime.now(datetime.UTC),
+        "remarks": [asdict(remark) for remark in remarks],
         "findings": [asdict(finding) for finding in findings],
         "blocks": [asdict(block) for block in blocks],
     }

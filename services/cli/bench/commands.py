@@ -1,6 +1,7 @@
 """`baton bench serve` and `baton bench report`: from flags to a run, its file and its table.
 
-Registered by `services.cli.main`; the other commands of `baton bench` are `experiments`. The table goes to standard output, progress and remarks to standard error.
+Registered by `services.cli.main`; the other commands of `baton bench` are `experiments`. The table goes to standard
+output, progress and remarks to standard error.
 """
 
 from __future__ import annotations

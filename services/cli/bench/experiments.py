@@ -1,8 +1,8 @@
 """`baton bench engine`, `prefix`, `transfer` and `router`: experiments on Baton itself, from a checkout.
 
-Registered by `services.cli.bench.commands`. The experiments are the repository's `bench/`, which no wheel contains; they
-have flags and help of their own, so a command here only hands its words on, to a process whose thread pools are one
-thread wide before anything numeric is loaded.
+Registered by `services.cli.bench.commands`. The experiments are the repository's `bench/`, which no wheel contains.
+They have flags and help of their own, so a command here only hands its words on, to a process whose thread pools are
+one thread wide before anything numeric is loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -62,7 +62,7 @@ def run_experiment(experiment: Experiment, flags: Sequence[str]) -> int:
     return subprocess.run(command, env=child_environment(thread_variables(1)), check=False).returncode
 
 
-def _runner(experiment: Experiment) -> object:
+def _runner(experiment: Experiment) -> Callable[..., int]:
     def run(*flags: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
         return run_experiment(experiment, flags)
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from bench.probes import LoopbackProbe, MemcpyProbe, process_cpu_s
-from bench.rotations import Block, find, rotate, save, table_of
+from bench.rotations import Block, Timed, find, rotate, save, table_of
 
 
 def block(rotation: int, arm: str, value: float, before: float = 100.0, after: float = 100.0) -> Block:
@@ -61,6 +61,22 @@ def test_a_rotation_in_which_the_machine_changed_is_told_apart():
     assert (found.over_kept.median, found.over_kept.low, found.over_kept.high) == (2.0, 2.0, 2.0)
 
 
+def test_an_arm_that_is_timed_keeps_both_clocks_and_tells_when_it_was_disturbed():
+    arms = {"calm": lambda: Timed((1.0, 1.0, 5.0), (1.0, 1.0, 1.0)), "torn": lambda: Timed((1.0, 1.1), (0.9, 1.0))}
+    blocks = rotate(arms, lambda _: 1.0, num_rotations=1, seed=0, console=Console(file=io.StringIO()))
+    by_arm = {block.arm: block for block in blocks}
+    assert by_arm["calm"].values == (1.0, 1.0, 5.0)
+    assert by_arm["calm"].cpu_s == (1.0, 1.0, 1.0)
+    assert by_arm["calm"].is_steady
+    assert by_arm["torn"].has_steady_probe
+    assert not by_arm["torn"].is_steady
+    found = [
+        find("x", "", blocks, ("torn",), lambda group: group[0].cpu_s[0], keep=keep)
+        for keep in (lambda block: block.is_steady, lambda block: block.has_steady_probe)
+    ]
+    assert [finding.num_kept for finding in found] == [0, 1]
+
+
 def test_the_change_of_another_arm_does_not_matter():
     assert find("x", "", BLOCKS, ("base",), lambda group: group[0].values[0]).num_kept == 3
 
@@ -84,6 +100,7 @@ def test_a_record_has_every_sample(tmp_path):
         "probe_before": 100.0,
         "probe_after": 50.0,
         "values": [9.0],
+        "cpu_s": [],
     }
     assert record["findings"][0]["over_all"]["median"] == 2.0
 

@@ -1,0 +1,221 @@
+"""What the lean decoder and the native kernels are worth: one decode step, by every way this tree has of computing it.
+
+    python -m bench.decoder_step [--shape qwen2.5-0.5b] [--dtypes float32 bfloat16] [--batches 1 4 8] [--context 256]
+        [--rotations 10] [--seed 0] [--result FILE]
+
+All arms share one set of weights and one pool, on one core with one compute thread: the stock module and the lean
+decoder, each with torch alone and, where they are there, with the native kernels. Times are the
+thread's own on the CPU, so that what else runs on the machine counts as little as it can. The yardstick is what a step
+must read (weights once, and the rows' KV) over this core's reading speed around the block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from baton.kv.geometry import DTYPE_BYTES
+from baton.model.attention.base import Segment, plan_step
+from baton.model.config import DtypeChoice
+from baton.model.decoder import Decoder, StockDecoder, choose_backend, choose_ops, configure_threads
+from baton.model.kernels.choice import KernelUse, choose_kernels
+from baton.model.kernels.linear import product_that_pays
+from baton.model.kernels.modules import use_product, use_torch
+from baton.model.lean.decoder import LeanDecoder
+from baton.model.lean.spec import LeanSpec, lean_spec
+from baton.model.lean.weights import take_weights
+from baton.model.loading import DecoderChoice, LoadedModel, load_model
+from baton.model.ops import TorchOps
+from baton.model.packed import Packing
+from baton.model.storage import PageStorage
+from baton.settings.process import limit_cores, usable_cores
+from bench.ceilings import ReadProbe
+from bench.random_models import save_random_model
+from bench.rotations import Block, Finding, Timed, command_remark, find, rotate, save, table_of
+from bench.shapes import SHAPES
+from bench.workbench import time_steps
+
+PAGE_SIZE = 16
+BLOCK_S = 1.0
+MIN_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One run's flags."""
+
+    shape: str
+    dtypes: tuple[str, ...]
+    batches: tuple[int, ...]
+    context: int
+    rotations: int
+    seed: int
+    result: Path | None
+
+
+def measure(options: Options, console: Console) -> tuple[list[Block], list[Finding]]:
+    """Every dtype and batch. Raises `BatonError` for a model that cannot be loaded."""
+    read = ReadProbe()
+    blocks: list[Block] = []
+    findings: list[Finding] = []
+    with tempfile.TemporaryDirectory() as folder:
+        save_random_model(SHAPES[options.shape], Path(folder), seed=options.seed)
+        for dtype in options.dtypes:
+            loaded = load_model(
+                Path(folder),
+                dtype=DtypeChoice(dtype),
+                packing=Packing.NEVER,
+                decoder=DecoderChoice.STOCK,
+                kernels=KernelUse.NEVER,
+            )
+            storage = _pool(options, loaded)
+            ways = _ways(loaded, storage)
+            for num_rows in options.batches:
+                arms = _arms(f"{dtype}, {num_rows} rows", ways, _step(options, storage, num_rows))
+                run = rotate(
+                    arms, lambda _: read(), num_rotations=options.rotations, seed=options.seed, console=console
+                )
+                blocks += run
+                num_bytes = _step_bytes(loaded, num_rows * options.context)
+                findings += [found for arm in arms for found in _findings(arm, next(iter(arms)), num_bytes, run)]
+    return blocks, findings
+
+
+def _pool(options: Options, loaded: LoadedModel) -> PageStorage:
+    """Room for the largest batch, filled with numbers."""
+    num_pages = max(options.batches) * loaded.geometry.num_pages(options.context)
+    storage = PageStorage.allocate(loaded.geometry, num_pages)
+    generator = torch.Generator().manual_seed(options.seed)
+    for layer in range(len(loaded.layers)):
+        for side in (storage.keys(layer), storage.values(layer)):
+            side.copy_(torch.randn(side.shape, generator=generator))
+    return storage
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A decoder, and what has to be done to the shared weights before it runs as it is meant to."""
+
+    prepare: Callable[[], object]
+    decoder: Decoder
+
+
+def _ways(loaded: LoadedModel, storage: PageStorage) -> dict[str, Way]:
+    """By the name of the arm; the first is what the others are compared with."""
+    module, layers = loaded.body, loaded.layers
+    assert isinstance(module, torch.nn.Module)
+    spec = lean_spec(module.config.get_text_config().to_dict(), layers)  # type: ignore[operator,union-attr]
+    assert isinstance(spec, LeanSpec)
+    lean, num_slots = take_weights(module, spec), storage.num_pages * PAGE_SIZE
+    plain = choose_backend(layers, storage)
+    ways = {
+        "stock": Way(lambda: use_torch(module), StockDecoder(module, layers, storage, plain)),
+        "lean": Way(lambda: lean.use(None), LeanDecoder(lean, layers, storage, num_slots, plain, TorchOps())),
+    }
+    kernels = choose_kernels(KernelUse.AUTO, "cpu").kernels
+    product = None if kernels is None else product_that_pays(kernels, loaded.config.torch_dtype)
+    if kernels is not None and product is not None:
+        best, ops = choose_backend(layers, storage, kernels), choose_ops(storage, kernels)
+        native = StockDecoder(module, layers, storage, best)
+        ways["stock, kernels"] = Way(lambda: use_product(module, product), native)
+        fast = LeanDecoder(lean, layers, storage, num_slots, best, ops)
+        ways["lean, kernels"] = Way(lambda: lean.use(product), fast)
+    return ways
+
+
+def _step(options: Options, storage: PageStorage, num_rows: int) -> Callable[[Decoder], torch.Tensor]:
+    """One token for each of `num_rows` rows of `context` tokens, on scattered pages."""
+    rng = random.Random(options.seed)
+    pages_a_row = storage.geometry.num_pages(options.context)
+    scattered = rng.sample(range(storage.num_pages), num_rows * pages_a_row)
+    last = options.context - 1
+    segments = [
+        Segment(row, last, 1, scattered[row * pages_a_row : (row + 1) * pages_a_row]) for row in range(num_rows)
+    ]
+    ids, positions, keep = torch.arange(num_rows) + 10, torch.full((num_rows,), last), torch.arange(num_rows)
+    return lambda decoder: decoder.forward(ids, positions, plan_step(segments, PAGE_SIZE), keep)
+
+
+def _arms(
+    label: str, ways: Mapping[str, Way], step: Callable[[Decoder], torch.Tensor]
+) -> dict[str, Callable[[], Timed]]:
+    return {f"{label}: {name}": _timed(way, step) for name, way in ways.items()}
+
+
+def _timed(way: Way, step: Callable[[Decoder], torch.Tensor]) -> Callable[[], Timed]:
+    def run() -> Timed:
+        way.prepare()
+        step(way.decoder)  # what the arm before left in the caches
+        return time_steps(lambda: step(way.decoder), block_s=BLOCK_S, min_steps=MIN_STEPS)
+
+    return run
+
+
+def _step_bytes(loaded: LoadedModel, num_kv_tokens: int) -> int:
+    """Weights once (a tied head is the embedding's own) and the KV of all rows."""
+    weights = loaded.report.num_parameters * DTYPE_BYTES[loaded.config.dtype]
+    return weights + num_kv_tokens * loaded.geometry.num_bytes_per_token
+
+
+def _findings(arm: str, first: str, num_bytes: int, blocks: Sequence[Block]) -> list[Finding]:
+    def share(group: tuple[Block, ...]) -> float:
+        return num_bytes / _median(group[0]) / group[0].probe
+
+    found = [
+        find(f"{arm}: median step", "ms", blocks, (arm,), lambda group: 1e3 * _median(group[0])),
+        find(f"{arm}: best step", "ms", blocks, (arm,), lambda group: 1e3 * min(group[0].cpu_s)),
+        find(f"{arm}: read / ceiling", "", blocks, (arm,), share),
+    ]
+    if arm != first:
+        pair = (first, arm)
+        found.append(find(f"{arm}: speed over stock", "", blocks, pair, lambda g: _median(g[0]) / _median(g[1])))
+    return found
+
+
+def _median(block: Block) -> float:
+    return statistics.median(block.cpu_s)
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """From the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="qwen2.5-0.5b", choices=SHAPES)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 8])
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--rotations", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--result", type=Path)
+    flags = parser.parse_args(arguments)
+    return Options(
+        shape=flags.shape,
+        dtypes=tuple(flags.dtypes),
+        batches=tuple(flags.batches),
+        context=flags.context,
+        rotations=flags.rotations,
+        seed=flags.seed,
+        result=flags.result,
+    )
+
+
+def main() -> None:
+    """Command line."""
+    options = parse()
+    limit_cores([usable_cores()[-1]])
+    configure_threads(1)
+    blocks, findings = measure(options, Console(stderr=True))
+    if options.result is not None:
+        save(options.result, "decoder_step", blocks, findings, [command_remark("bench.decoder_step")])
+    Console().print(table_of(findings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""What each native kernel is worth alone: attention against the torch backend, products against torch's and oneDNN's.
+
+    python -m bench.kernels [--dtypes float32 bfloat16] [--parts attention linear] [--rotations 5] [--seed 0]
+        [--result FILE]
+
+One core, one compute thread. Weights and pages are far larger than the caches, so that a product is what it is in a
+model. Times are the thread's own on the CPU; the yardstick is this core's reading speed around each block. Figures are
+of medians inside one rotation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch.nn.functional import linear
+
+from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.model.attention.base import AttentionBackend, AttentionCall, Segment, plan_step
+from baton.model.attention.native_backend import NativeAttention
+from baton.model.attention.torch_backend import TorchAttention
+from baton.model.decoder import configure_threads
+from baton.model.kernels.choice import KernelUse, choose_kernels
+from baton.model.kernels.library import Kernels
+from baton.model.kernels.linear import NativeProduct
+from baton.model.packed import Packing, pack_weight, packed_product, packing_pays
+from baton.model.storage import PageStorage
+from baton.settings.process import limit_cores, usable_cores
+from bench.ceilings import ReadProbe
+from bench.rotations import Block, Finding, Remark, Timed, command_remark, find, rotate, save, table_of
+from bench.workbench import time_steps
+
+PAGE_SIZE = 16
+BLOCK_S = 0.3
+MIN_STEPS = 3
+WEIGHT_BYTES = 100_000_000
+HEADS = ((14, 2, 64), (32, 8, 128))
+BATCHES = {
+    "8 rows of 512": [(511, 1)] * 8,
+    "8 rows of 4096": [(4095, 1)] * 8,
+    "32 rows of 512": [(511, 1)] * 32,
+    "chunk of 64 at 1024": [(960, 64)],
+    "chunk of 128 at 512": [(384, 128)],
+    "chunk of 512 at 512": [(0, 512)],
+    "chunk of 512 at 2048": [(1536, 512)],
+}
+MATRICES = ((4864, 896), (896, 4864))
+NUM_ROWS = (1, 2, 4, 8, 16, 32, 64)
+
+Arm = Callable[[], Timed]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Arms that are compared: the native one first. `num_bytes`: what it must read once, for the read figure."""
+
+    name: str
+    arms: dict[str, Callable[[], object]]
+    num_bytes: int
+
+
+def attention_experiments(kernels: Kernels, dtype: str, seed: int) -> list[Experiment]:
+    """Every batch with every shape of heads, one layer of it."""
+    found = []
+    for num_heads, num_kv_heads, head_dim in HEADS:
+        layer = LayerGeometry(num_kv_heads, head_dim, head_dim)
+        geometry = KVGeometry((layer,), dtype, PAGE_SIZE)
+        for name, lengths in BATCHES.items():
+            num_tokens = sum(start + new for start, new in lengths)
+            found.append(
+                Experiment(
+                    f"{dtype}, {num_heads}/{num_kv_heads} heads of {head_dim}, {name}",
+                    _attention_arms(kernels, geometry, num_heads, lengths, seed),
+                    num_tokens * geometry.num_bytes_per_token,
+                )
+            )
+    return found
+
+
+def _attention_arms(
+    kernels: Kernels, geometry: KVGeometry, num_heads: int, lengths: Sequence[tuple[int, int]], seed: int
+) -> dict[str, Callable[[], object]]:
+    num_pages = sum(geometry.num_pages(start + new) for start, new in lengths)
+    pages = random.Random(seed).sample(range(num_pages), num_pages)
+    storage = PageStorage.allocate(geometry, num_pages)
+    generator = torch.Generator().manual_seed(seed)
+    for view in (storage.keys(0), storage.values(0)):
+        view.copy_(torch.randn(view.shape, generator=generator))
+    segments, first = [], 0
+    for start, new in lengths:
+        segments.append(Segment(first, start, new, [pages.pop() for _ in range(geometry.num_pages(start + new))]))
+        first += new
+    head_dim = geometry.layers[0].k_head_dim
+    query = torch.randn(first, num_heads, head_dim, generator=generator).to(storage.keys(0).dtype)
+    call, step = AttentionCall(0, query, head_dim**-0.5), plan_step(segments, PAGE_SIZE)
+
+    def arm(backend: AttentionBackend) -> Callable[[], object]:
+        backend.begin(step)
+        return lambda: backend.attend(call)
+
+    return {"native": arm(NativeAttention(kernels, storage)), "torch": arm(TorchAttention(storage))}
+
+
+def linear_experiments(kernels: Kernels, dtype: str, seed: int) -> list[Experiment]:
+    """Every number of rows with each matrix, over as many different matrices as no cache can hold."""
+    product = NativeProduct(kernels, None)
+    torch_dtype = getattr(torch, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for num_out, num_in in MATRICES:
+        count = WEIGHT_BYTES // (num_out * num_in * torch_dtype.itemsize)
+        weights = [torch.randn(num_out, num_in, generator=generator).to(torch_dtype) for _ in range(count)]
+        packed = [pack_weight(weight) for weight in weights] if packing_pays(torch_dtype, "cpu", Packing.ALWAYS) else []
+        for num_rows in NUM_ROWS:
+            x = torch.randn(num_rows, num_in, generator=generator).to(torch_dtype)
+            arms = {
+                "native": _each(lambda x, weight: product(x, weight, None), x, weights),
+                "torch": _each(linear, x, weights),
+            }
+            if packed:
+                arms["packed"] = _each(lambda x, weight: packed_product(x, weight, None), x, packed)
+            name = f"{dtype}, {num_out} x {num_in}, {num_rows} rows"
+            found.append(Experiment(name, arms, count * num_out * num_in * torch_dtype.itemsize))
+    return found
+
+
+def _each(
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, weights: Sequence[torch.Tensor]
+) -> Callable[[], object]:
+    return lambda: [multiply(x, weight) for weight in weights]
+
+
+def run(experiment: Experiment, rotations: int, seed: int, read: ReadProbe, console: Console) -> list[Block]:
+    """Blocks of all arms, named after experiment and arm."""
+
+    def timed(work: Callable[[], object]) -> Arm:
+        def block() -> Timed:
+            work()  # what the arm before left in the caches
+            return time_steps(work, block_s=BLOCK_S, min_steps=MIN_STEPS)
+
+        return block
+
+    arms = {f"{experiment.name}: {name}": timed(work) for name, work in experiment.arms.items()}
+    with torch.inference_mode():
+        return rotate(arms, lambda _: read(), num_rotations=rotations, seed=seed, console=console)
+
+
+def findings_of(experiment: Experiment, blocks: Sequence[Block]) -> list[Finding]:
+    """The native arm's time and reading speed over the ceiling, and its speed over every other arm's."""
+    native, *others = (f"{experiment.name}: {name}" for name in experiment.arms)
+
+    def share(group: tuple[Block, ...]) -> float:
+        return experiment.num_bytes / _median(group[0]) / group[0].probe
+
+    def gain(group: tuple[Block, ...]) -> float:
+        return _median(group[1]) / _median(group[0])
+
+    found = [
+        find(f"{native}: time", "ms", blocks, (native,), lambda group: 1e3 * _median(group[0]), _steady),
+        find(f"{native}: read / ceiling", "", blocks, (native,), share, _steady),
+    ]
+    return [
+        *found,
+        *(find(f"{native} over {arm.rsplit(': ')[-1]}", "x", blocks, (native, arm), gain, _steady) for arm in others),
+    ]
+
+
+def _steady(block: Block) -> bool:
+    return block.has_steady_probe
+
+
+def _median(block: Block) -> float:
+    return statistics.median(block.cpu_s)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
+    parser.add_argument("--parts", nargs="+", default=["attention", "linear"], choices=("attention", "linear"))
+    parser.add_argument("--rotations", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--result", type=Path)
+    flags = parser.parse_args()
+    limit_cores([usable_cores()[-1]])
+    configure_threads(1)
+    chosen = choose_kernels(KernelUse.AUTO, "cpu")
+    if chosen.kernels is None:
+        raise SystemExit(chosen.note)
+    console, read = Console(stderr=True, quiet=True), ReadProbe()
+    makers = {"attention": attention_experiments, "linear": linear_experiments}
+    blocks: list[Block] = []
+    findings: list[Finding] = []
+    for part in flags.parts:
+        for dtype in flags.dtypes:
+            for experiment in makers[part](chosen.kernels, dtype, flags.seed):
+                ran = run(experiment, flags.rotations, flags.seed, read, console)
+                blocks += ran
+                findings += findings_of(experiment, ran)
+    if flags.result is not None:
+        save(
+            flags.result, "kernels", blocks, findings, [command_remark("bench.kernels"), Remark("kernels", chosen.note)]
+        )
+    Console(width=200).print(table_of(findings))
+
+
+if __name__ == "__main__":
+    main()

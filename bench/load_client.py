@@ -1,0 +1,62 @@
+"""Requests of fresh tokens to one server, and when their tokens came. Called by `interference` and `goodput`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable
+
+from services.cli.bench.client import BenchClient, Call
+from services.cli.bench.options import Endpoint
+from services.cli.bench.prompts import Vocabulary
+from services.cli.bench.records import Answer, PlannedRequest
+
+HEAD_TOKENS = 8
+"""A stream's first tokens come while the others' prompts are still computed; they are in no figure."""
+
+
+class LoadClient:
+    """One server. Raises `RuntimeError` for a request that fails."""
+
+    def __init__(self, url: str, vocabulary: Vocabulary, *, timeout_s: float, clock: Callable[[], float]) -> None:
+        self._vocabulary = vocabulary
+        self._client = BenchClient(url, api_key=None, timeout_s=timeout_s, clock=clock)
+        self._run = uuid.uuid4().hex  # or a second run on the same system would find the first one's prompts
+        self._numbers = itertools.count()
+        self._call: Call | None = None
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.__aexit__()
+
+    def draw(self, num_tokens: int) -> tuple[int, ...]:
+        """A prompt that shares nothing with any other."""
+        return self._vocabulary.draw(num_tokens, self._run, next(self._numbers))
+
+    async def ask(self, num_tokens: int, max_tokens: int) -> Answer:
+        """One request of its own."""
+        return await self.send(PlannedRequest(0, 0.0, self.draw(num_tokens), max_tokens))
+
+    async def send(self, request: PlannedRequest) -> Answer:
+        """Sends a planned request now."""
+        if self._call is None:
+            model = await self._client.first_model()
+            self._call = Call(model, Endpoint.COMPLETIONS, temperature=0.0, ignore_eos=True, continuous_usage=True)
+        answer = await self._client.measure(self._call, request, lambda _: None)
+        if answer.failure is not None:
+            raise RuntimeError(f"a request of {len(request.prompt)} tokens failed: {answer.failure}")
+        return answer
+
+    async def streams(self, num_streams: int, num_tokens: int, max_tokens: int) -> list[float]:
+        """Gaps between tokens of so many answers at once, in seconds, without their heads."""
+        asked = (self.ask(num_tokens, max_tokens) for _ in range(num_streams))
+        return [gap for answer in await asyncio.gather(*asked) for gap in gaps_of(answer)]
+
+
+def gaps_of(answer: Answer) -> list[float]:
+    """Gaps between an answer's tokens after the first few; an event of n tokens counts as n gaps of an n-th."""
+    gaps: list[float] = []
+    for before, after in itertools.pairwise(answer.deliveries):
+        gaps += [(after.at_s - before.at_s) / after.num_tokens] * after.num_tokens
+    return gaps[HEAD_TOKENS:]

@@ -1,0 +1,61 @@
+"""How Baton and its peers are started on one model, two cores and one port each. Called by `bench.peers.compare`.
+
+Every server gets the same cores and as many compute threads as there are: Baton one a worker, the others all in one
+engine. Prefix caches are off where there is a switch; the load shares no prefixes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MODEL_NAME = "m"
+MAX_MODEL_LEN = 4096
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A command that serves OpenAI's API on `port`, ready when `ready_path` answers 200."""
+
+    name: str
+    command: tuple[str, ...]
+    port: int
+    ready_path: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+def baton(model: Path, port: int, cores: tuple[int, ...], dtype: str) -> Server:
+    """Prefill and decode workers on a core each; with one core they share it."""
+    flags = ("up", str(model), f"--port={port}", f"--dtype={dtype}", "--threads=1")
+    return Server("baton", _on_cores(cores, sys.executable, "-m", "services.cli.main", *flags), port, "/ready")
+
+
+def vllm(model: Path, port: int, cores: tuple[int, ...], dtype: str, venv: Path) -> Server:
+    """vLLM's CPU build. Left to itself (`auto`) it keeps one of two cores idle."""
+    flags = (f"--served-model-name={MODEL_NAME}", f"--dtype={dtype}", f"--max-model-len={MAX_MODEL_LEN}")
+    command = (str(venv / "bin" / "vllm"), "serve", str(model), *flags, f"--port={port}", "--no-enable-prefix-caching")
+    binding = ",".join(map(str, cores))
+    variables = {"VLLM_CPU_OMP_THREADS_BIND": binding, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    return Server("vllm", _on_cores(cores, *command), port, "/health", {**_OFFLINE, **variables})
+
+
+def llama(gguf: Path, port: int, cores: tuple[int, ...], venv: Path) -> Server:
+    """llama-cpp-python's server, which answers one request at a time."""
+    threads = str(len(cores))
+    command = (
+        *(str(venv / "bin" / "python"), "-m", "llama_cpp.server", "--model", str(gguf)),
+        *("--model_alias", MODEL_NAME, "--n_ctx", str(MAX_MODEL_LEN), "--n_batch", "2048"),
+        *("--n_threads", threads, "--n_threads_batch", threads, "--port", str(port)),
+    )
+    return Server("llama", _on_cores(cores, *command), port, "/v1/models", {"OMP_NUM_THREADS": threads})
+
+
+def _on_cores(cores: tuple[int, ...], *command: str) -> tuple[str, ...]:
+    return ("taskset", "--cpu-list", ",".join(map(str, cores)), *command)

@@ -1,0 +1,178 @@
+"""The report says what runs say and nothing else: every goal has a row, every row a figure or a reason."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bench import interference, prefix, router_overhead, transfer
+from bench.arrangements import MIXED, SPLIT, UNCHUNKED
+from bench.engine_arms import HostArm, PrefillArm
+from bench.goals import GOALS, UNMEASURED, findings_for
+from bench.plots import plot_run
+from bench.report import BEGIN, END, ReportError, RunRecord, load_run, main, make_report, put_into
+from bench.rotations import Block, Finding, Remark, save
+from services.cli.bench.intervals import Interval
+
+ROOT = Path(__file__).resolve().parents[3]
+PNG = b"\x89PNG"
+G1 = next(goal for goal in GOALS if goal.number == "G1")
+G8 = next(goal for goal in GOALS if goal.number == "G8")
+
+
+def finding(name: str, low: float, high: float, *, kept: bool = True) -> Finding:
+    interval = Interval((low + high) / 2.0, low, high)
+    return Finding(name, "", 4, 3 if kept else 0, interval, interval if kept else None)
+
+
+def record(*findings: Finding, experiment: str = "engine") -> RunRecord:
+    return RunRecord(experiment, "2030-01-02T03:04:05Z", findings, (), (Remark("machine", "a box"),))
+
+
+def rows(report: str) -> list[list[str]]:
+    lines = [line for line in report.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_without_runs_no_figure_is_given():
+    table = rows(make_report({}))
+    assert len(table) == len(GOALS) + len(UNMEASURED)
+    assert all(re.match(r"not measured: \w+", row[3]) for row in table)
+
+
+def test_every_goal_of_the_list_is_there():
+    numbers = {goal.number for goal in GOALS} | {gap.number for gap in UNMEASURED}
+    assert numbers == {f"G{n}" for n in range(1, 11)}
+
+
+def test_a_finding_is_shown_with_its_run():
+    report = make_report({"box": record(finding("decode 1 x 256: read / ceiling", 0.81, 0.85))})
+    [row] = [row for row in rows(report) if "decode 1 x 256" in row[1]]
+    assert row[3:5] == ["83 % [81 %, 85 %]: reached", "3/4"]
+    assert row[6] == "box"
+    assert "- machine: a box" in report
+    assert "Run `box`, ended 2030-01-02 03:04 UTC:" in report
+    [missing] = [row for row in rows(report) if "batch 4" in row[1]]
+    assert missing[3] == "not measured: the run left it out"
+
+
+def test_a_run_without_goals_shows_all_it_found():
+    peers = record(finding("one stream: vllm / baton", 1.2, 1.4), finding("x", 1, 2, kept=False), experiment="peers")
+    report = make_report({"peers": peers})
+    assert "| one stream: vllm / baton |  | 1.3 [1.2, 1.4] | 1.3 [1.2, 1.4] | 3/4 |" in report
+    assert "| x |  | - | 1.5 [1, 2] | 0/4 |" in report
+    assert "one stream" not in make_report({"engine": record(finding("one stream: vllm / baton", 1.2, 1.4))})
+
+
+def test_two_runs_stand_below_each_other():
+    runs = {name: record(finding("loop 1 x 256: host / turn", 0.01, 0.01)) for name in ("one", "two")}
+    assert [row[6] for row in rows(make_report(runs)) if "loop 1 x 256" in row[1]] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("goal", "low", "high", "kept", "verdict"),
+    [
+        (G1, 0.8, 0.9, True, "reached"),
+        (G1, 0.7, 0.79, True, "missed"),
+        (G1, 0.7, 0.9, True, "undecided"),
+        (G1, 0.9, 0.9, False, "no verdict, no rotation was steady"),
+        (G8, 0.01, 0.02, True, "reached"),
+        (G8, 0.021, 0.03, True, "missed"),
+        (G8, 0.01, 0.03, True, "undecided"),
+    ],
+)
+def test_only_a_whole_steady_interval_decides(goal, low, high, kept, verdict):
+    assert goal.verdict(finding("x", low, high, kept=kept)) == verdict
+
+
+def test_figures_by_cpu_time_belong_to_the_same_goal():
+    both = [finding(name, 0.5, 0.5) for name in ("decode 1 x 256: read / ceiling", "decode 1 x 256: step")]
+    both.append(finding("decode 1 x 256: read / ceiling, by CPU time", 0.5, 0.5))
+    assert [found.name for found in findings_for(G1, both)] == [both[0].name, both[2].name]
+
+
+def test_a_report_replaces_the_one_before():
+    page = f"# Title\n\n{BEGIN}\n\nold\n\n{END}\n\nafter\n"
+    once = put_into(page, "new")
+    assert "old" not in once
+    assert once == put_into(once, "new") == f"# Title\n\n{BEGIN}\n\nnew\n\n{END}\n\nafter\n"
+    with pytest.raises(ReportError, match="has no"):
+        put_into("# Title\n", "new")
+
+
+def test_the_page_can_be_written():
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert "NEW TABLE" in put_into(page, "NEW TABLE")
+
+
+def test_from_a_saved_run_to_page_and_pictures(tmp_path, monkeypatch):
+    block = Block(0, "decode 1 x 256", 1.0, 1.0, (0.1,), (0.1,))
+    run = tmp_path / "box.json"
+    save(run, "engine", [block], [finding("decode 1 x 256: read / ceiling", 0.8, 0.9)], [Remark("machine", "a box")])
+    assert load_run(run).blocks == (block,)
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}{END}\n")
+    flags = [str(run), "--page", str(page), "--plots", str(tmp_path / "plots")]
+    monkeypatch.setattr("sys.argv", ["bench.report", *flags])
+    main()
+    assert "85 % [80 %, 90 %]: reached" in page.read_text()
+    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["box-ratio.png"]
+
+
+def test_without_matplotlib_the_table_is_there_and_it_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("sys.argv", ["bench.report", "--plots", str(tmp_path / "plots")])
+    main()
+    said = capsys.readouterr()
+    assert "not measured" in said.out
+    assert "extra `bench`" in " ".join(said.err.split())
+    assert not (tmp_path / "plots").exists()
+
+
+def test_there_is_a_picture_for_every_unit(tmp_path):
+    findings = [
+        finding("a", 0.1, 0.2),
+        finding("b", 0.1, 0.3, kept=False),
+        Finding("c", "tokens/s", 2, 0, Interval(5, 4, 6), None),
+    ]
+    paths = plot_run("run", findings, tmp_path)
+    assert {path.name for path in paths} == {"run-ratio.png", "run-tokens-a-s.png"}
+    assert all(path.read_bytes().startswith(PNG) for path in paths)
+
+
+def test_a_file_that_is_no_run_is_refused(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text("{}")
+    with pytest.raises(ReportError, match=r"x\.json is not a run"):
+        load_run(path)
+
+
+def block(arm: str) -> Block:
+    return Block(0, arm, 1.0, 1.0, (1.0,), (1.0,))
+
+
+PREFIX_PLAN = prefix.PrefixPlan(64, (50,), 16, 1)
+PREFIX_ARMS = (prefix.FRESH, prefix.SALTED, prefix.BOOKS, prefix.cached_arm(50), prefix.ideal_arm(50))
+GAP_ARMS = [name(one) for one in (SPLIT, MIXED, UNCHUNKED) for name in (interference.alone, interference.beside)]
+FOUND = {
+    "engine": [
+        finding(arm_finding, 1, 1)
+        for arm_finding in (
+            *(f"decode {num_rows} x 256: read / ceiling" for num_rows in (1, 4)),
+            *(f"prefill {num_tokens}: arithmetic / ceiling" for num_tokens in (512, 2048)),
+            f"{PrefillArm(1024, 64).name}: speed / in one",
+            f"{HostArm(1, 256, 1).name}: host / turn",
+        )
+    ],
+    "prefix": prefix.findings_of(PREFIX_PLAN, [block(arm) for arm in PREFIX_ARMS]),
+    "transfer": transfer.findings_of([block("nixl"), block("stream")]),
+    "router_overhead": router_overhead.findings_of(
+        [block(arm) for arm in ("direct", "direct again", "router", "router cpu")]
+    ),
+    "interference": interference.findings_of([block(arm) for arm in GAP_ARMS]),
+}
+
+
+@pytest.mark.parametrize("goal", [goal for goal in GOALS if goal.experiment in FOUND], ids=lambda goal: goal.pattern)
+def test_every_goal_is_read_from_a_line_of_its_experiment(goal):
+    assert findings_for(goal, FOUND[goal.experiment]) != []
