@@ -10,7 +10,7 @@ export TORCH PYTHON
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev up test test-fast lint format proto lock model docs promtool sim sim-nightly chaos soak clean
+.PHONY: help install install-dev up test test-fast lint format proto lock model kernels docs promtool sim sim-nightly chaos soak clean
 
 # One thread a worker, no download, no fork warnings: the same results on every machine.
 test test-fast: export OMP_NUM_THREADS := 1
@@ -84,6 +84,9 @@ lock: ## Resolve pyproject.toml into requirements/*.txt
 
 model: install-dev ## Train the bundled model again
 	@$(BIN)/python scripts/train_bundled_model.py
+
+kernels: install-dev ## Build the native kernels where their sources have changed (CXX=...)
+	@$(BIN)/python -m scripts.build_kernels
 
 docs: install-dev ## Regenerate the generated pages of docs/
 	@if [ -f scripts/generate_docs.py ]; then $(BIN)/python scripts/generate_docs.py; fi

@@ -12,9 +12,9 @@ case "$level" in
     *) echo "usage: $0 [run|dev]" >&2; exit 2 ;;
 esac
 
-key="$( { cat requirements/*.txt pyproject.toml scripts/install.sh; echo "$torch $PWD"; } | sha256sum | cut -c1-16)"
+key="$( { cat requirements/*.txt pyproject.toml hatch_build.py scripts/install.sh; echo "$torch $PWD"; } | sha256sum | cut -c1-16)"
 is_installed() { [ -e ".venv/.baton-dev-$key" ] || [ -e ".venv/.baton-$level-$key" ]; }
-if is_installed; then exit 0; fi
+if is_installed; then exec .venv/bin/python -m scripts.build_kernels; fi
 
 # Two makes at once must not install over each other; the second finds the first one's stamp.
 if command -v flock >/dev/null; then

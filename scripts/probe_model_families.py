@@ -32,7 +32,7 @@ from baton.domain.request import SamplingParams  # noqa: E402
 from baton.engine.runner import ModelRunner  # noqa: E402
 from baton.kv.memory import PageMemory  # noqa: E402
 from baton.model.allow_list import TOKEN_EXACT  # noqa: E402
-from baton.model.loading import load_model  # noqa: E402
+from baton.model.loading import DecoderChoice, load_model  # noqa: E402
 from baton.model.packed import Packing  # noqa: E402
 from baton.model.storage import PageStorage  # noqa: E402
 from tests.exactness.driver import Driver  # noqa: E402
@@ -139,7 +139,13 @@ def probe(model_type: str) -> str:
         model.save_pretrained(directory)
         prompts = [[token % 490 + 5 for token in prompt] for prompt in make_prompts(8)]
         expected = stock_tokens(directory, prompts)
-        loaded = load_model(directory, page_size=8, packing=Packing.NEVER, allowed=frozenset({model_type}))
+        loaded = load_model(
+            directory,
+            page_size=8,
+            packing=Packing.NEVER,
+            decoder=DecoderChoice.STOCK,
+            allowed=frozenset({model_type}),
+        )
         memory, host = (PageMemory(n, loaded.geometry.page_bytes) for n in (600, 16))
         runner = ModelRunner(loaded, PageStorage.on_memory(loaded.geometry, memory, host))
         ours = Driver(runner, 600, 8, 16, seed=11).generate(prompts, len(expected[0]), SamplingParams(temperature=0.0))

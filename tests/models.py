@@ -23,7 +23,8 @@ MAX_POSITIONS = 1024
 _SPREAD = 0.08
 
 
-def _shape(**more: Any) -> dict[str, Any]:
+def small_shape(**more: Any) -> dict[str, Any]:
+    """What every config here has in common, with `more` on top."""
     shape = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -44,26 +45,34 @@ _LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 _EXPERTS = {"num_experts_per_tok": 2, "num_hidden_layers": 2}
 
 FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
-    "llama": lambda: transformers.LlamaConfig(**_shape()),
-    "qwen2": lambda: transformers.Qwen2Config(**_shape()),
-    "qwen3": lambda: transformers.Qwen3Config(**_shape(tie_word_embeddings=True)),
-    "mistral": lambda: transformers.MistralConfig(**_shape(sliding_window=WINDOW)),
+    "llama": lambda: transformers.LlamaConfig(**small_shape()),
+    "qwen2": lambda: transformers.Qwen2Config(**small_shape()),
+    "qwen3": lambda: transformers.Qwen3Config(**small_shape(tie_word_embeddings=True)),
+    "mistral": lambda: transformers.MistralConfig(**small_shape(sliding_window=WINDOW)),
     "gemma2": lambda: transformers.Gemma2Config(
-        **_shape(sliding_window=WINDOW, layer_types=_LAYERS, query_pre_attn_scalar=16)
+        **small_shape(sliding_window=WINDOW, layer_types=_LAYERS, query_pre_attn_scalar=16)
     ),
     "gemma3_text": lambda: transformers.Gemma3TextConfig(
-        **_shape(sliding_window=WINDOW, layer_types=_LAYERS, query_pre_attn_scalar=16)
+        **small_shape(sliding_window=WINDOW, layer_types=_LAYERS, query_pre_attn_scalar=16)
     ),
     "gpt_oss": lambda: transformers.GptOssConfig(
-        **_shape(**_EXPERTS, num_local_experts=4, sliding_window=WINDOW, layer_types=_LAYERS[:2])
+        **small_shape(**_EXPERTS, num_local_experts=4, sliding_window=WINDOW, layer_types=_LAYERS[:2])
     ),
-    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**_shape(**_EXPERTS, num_experts=4, moe_intermediate_size=32)),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **small_shape(**_EXPERTS, num_experts=4, moe_intermediate_size=32)
+    ),
 }
 
 
 def save_random_model(family: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
     """Write a random model of `family` into `directory` (made if need be), which is returned."""
-    config = FAMILIES[family]()
+    return save_random_config(FAMILIES[family](), directory, seed=seed, dtype=dtype)
+
+
+def save_random_config(
+    config: transformers.PreTrainedConfig, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Path:
+    """The same for a config of the caller's."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)

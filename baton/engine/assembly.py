@@ -16,7 +16,8 @@ from baton.kv.radix import RadixCache
 from baton.model.config import DtypeChoice
 from baton.model.decoder import configure_threads
 from baton.model.identity import weights_digest
-from baton.model.loading import LoadedModel, load_model
+from baton.model.kernels.choice import KernelUse
+from baton.model.loading import DecoderChoice, LoadedModel, load_model
 from baton.model.packed import Packing
 from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
@@ -78,6 +79,8 @@ def _load(settings: WorkerSettings) -> LoadedModel:
             max_model_len=settings.max_model_len,
             device=_device(settings.device),
             packing=Packing.AUTO if settings.pack_linears else Packing.NEVER,
+            decoder=DecoderChoice(settings.decoder.value),
+            kernels=KernelUse.AUTO if settings.kernels else KernelUse.NEVER,
             on_progress=on_progress,
         )
 
@@ -97,8 +100,12 @@ def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
         parameters=report.num_parameters,
         dtype=model.config.dtype,
         seconds=round(report.seconds, 2),
+        decoder="stock" if report.stock_note else "lean",
+        stock_note=report.stock_note or "none",
         packed_linears=report.num_packed_layers,
         packing_note=report.packing_note or "all",
+        kernels=report.kernel_note,
+        native_linears=report.num_native_linears,
         self_check_gap=f"{report.check.gap:.1e}",
         torch=torch.__version__,
     )

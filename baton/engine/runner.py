@@ -5,11 +5,9 @@ Knows how a batch becomes tensors and nothing of why it was made.
 
 from __future__ import annotations
 
-import torch
-
 from baton.domain.request import SampledToken
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
-from baton.model.attention.base import Segment, plan_step
+from baton.model.attention.base import Segment, int64_tensor, plan_step
 from baton.model.loading import LoadedModel
 from baton.model.sampler import sample
 from baton.model.storage import PageStorage
@@ -54,6 +52,6 @@ class ModelRunner:
         step = plan_step(segments, self._storage.geometry.page_size, device)
         # An output head over no rows at all is not something every model accepts, so one row is always kept.
         places = keep or [len(ids) - 1]
-        flat_ids, flat_positions, flat_places = (torch.tensor(x, device=device) for x in (ids, positions, places))
+        flat_ids, flat_positions, flat_places = (int64_tensor(x, device) for x in (ids, positions, places))
         logits = self._decoder.forward(flat_ids, flat_positions, step, flat_places)
         return sample(logits[: len(keep)], specs)

@@ -1,10 +1,15 @@
-"""How a model is loaded: config, weights, geometry, attention hook, self-check, packed layers. Called at start."""
+"""How a model is loaded: config, weights, geometry, attention hook, decoder, self-check, packing. Called at start.
+
+A model is served by its body: the lean one where that exists and proves itself, or else the stock module. Either
+computes with the native kernels, where there are some and the model proves itself with them.
+"""
 
 from __future__ import annotations
 
+import enum
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,25 +20,48 @@ from baton.kv.geometry import KVGeometry
 from baton.model.allow_list import TOKEN_EXACT
 from baton.model.attention import hf
 from baton.model.config import DtypeChoice, ModelConfig, read_config
-from baton.model.decoder import Decoder
+from baton.model.decoder import Decoder, StockDecoder, choose_backend, choose_ops
 from baton.model.errors import UnsupportedModel
 from baton.model.geometry import ObservedLayer, kv_geometry, observe_layers
+from baton.model.kernels.choice import KernelChoice, KernelUse, choose_kernels
+from baton.model.kernels.library import Kernels
+from baton.model.kernels.linear import product_that_pays
+from baton.model.kernels.modules import use_product, use_torch
+from baton.model.lean.decoder import LeanDecoder
+from baton.model.lean.spec import Unserved, lean_spec
+from baton.model.lean.weights import LeanModel, take_weights
 from baton.model.packed import Packing, pack_linears, packing_pays, unpack_linears
-from baton.model.selfcheck import CheckResult, check, make_probe, refuse_unless_passed
+from baton.model.selfcheck import CheckResult, Probe, check, check_pages, make_probe, refuse_unless_passed
 from baton.model.storage import PageStorage
 from baton.model.weights import OnProgress, load_weights
 
 T = TypeVar("T")
+Body = torch.nn.Module | LeanModel
+
+
+class DecoderChoice(enum.Enum):
+    """Who runs the model. `AUTO`: the lean decoder where it serves the model and proves itself, else the stock one."""
+
+    AUTO = "auto"
+    LEAN = "lean"
+    STOCK = "stock"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What happened while loading, for the log. `packing_note` says why weights are not packed, where they are not."""
+    """What happened while loading, for the log.
+
+    `packing_note` says why weights are not packed, `stock_note` why the stock module serves; empty where it is not so.
+    `kernel_note` names the kernels in use, or says why there are none; `num_native_linears` multiply with them.
+    """
 
     seconds: float
     num_parameters: int
     num_packed_layers: int
     packing_note: str
+    stock_note: str
+    num_native_linears: int
+    kernel_note: str
     check: CheckResult
 
 
@@ -46,13 +74,30 @@ class LoadedModel:
     layers: tuple[ObservedLayer, ...]
     device: str
     report: LoadReport
-    module: torch.nn.Module
+    body: Body
+    kernels: Kernels | None
 
     def on(self, storage: PageStorage) -> Decoder:
         """The model over a pool of its own geometry. Raises `ValueError` for another one."""
         if storage.geometry != self.geometry:
             raise ValueError("the storage was made for another geometry")
-        return Decoder(self.module, self.layers, storage)
+        return open_decoder(self.body, self.layers, storage, self.kernels, self.config.max_model_len)
+
+
+def open_decoder(
+    body: Body,
+    layers: Sequence[ObservedLayer],
+    storage: PageStorage,
+    kernels: Kernels | None = None,
+    max_model_len: int | None = None,
+) -> Decoder:
+    """`body` over `storage`, with the best attention and operations that this machine, or `kernels`, has for it."""
+    backend = choose_backend(layers, storage, kernels)
+    if not isinstance(body, LeanModel):
+        return StockDecoder(body, layers, storage, backend)
+    num_slots = storage.num_pages * storage.geometry.page_size
+    max_positions = num_slots if max_model_len is None else min(num_slots, max_model_len)
+    return LeanDecoder(body, layers, storage, max_positions, backend, choose_ops(storage, kernels))
 
 
 def load_model(
@@ -63,6 +108,8 @@ def load_model(
     max_model_len: int | None = None,
     device: str = "cpu",
     packing: Packing = Packing.AUTO,
+    decoder: DecoderChoice = DecoderChoice.AUTO,
+    kernels: KernelUse = KernelUse.AUTO,
     on_progress: OnProgress | None = None,
     allowed: frozenset[str] = TOKEN_EXACT,
 ) -> LoadedModel:
@@ -74,24 +121,90 @@ def load_model(
     config = read_config(directory, dtype=dtype, max_model_len=max_model_len, device=device, allowed=allowed)
     module = load_weights(config, device, on_progress)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    layers = _hooked(lambda: _observe(module, device))
+    layers = _observe(module, device)
     _set_attention(module, "eager")
+    geometry = kv_geometry(layers, config.dtype, page_size)
     probe = make_probe(module, layers, config.vocab_size, page_size, device)
+    trial = _Trial(config, layers, geometry, probe, device, choose_kernels(kernels, device))
     _set_attention(module, hf.ATTENTION_NAME)
+    trial, body, stock_note, result = _choose_kernels_and_body(module, decoder, trial)
+    del module  # a lean body that is packed keeps nothing of it
+    num_packed, note, result = _pack(body, packing, trial, result)
+    num_native, kernel_note, result = (0, trial.choice.note, result) if num_packed else _multiply(body, trial, result)
+    seconds = time.monotonic() - began
+    report = LoadReport(seconds, num_parameters, num_packed, note, stock_note, num_native, kernel_note, result)
+    return LoadedModel(config, geometry, layers, device, report, body, trial.choice.kernels)
 
-    def checked() -> CheckResult:
-        return _hooked(lambda: check(module, layers, probe, config.dtype, page_size, device))
 
-    result = checked()
-    refuse_unless_passed(result, config.model_type)
-    num_packed, note, result = _pack(module, config, device, packing, result, checked)
-    report = LoadReport(time.monotonic() - began, num_parameters, num_packed, note, result)
-    return LoadedModel(config, kv_geometry(layers, config.dtype, page_size), layers, device, report, module)
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What every body of a model has to pass."""
+
+    config: ModelConfig
+    layers: tuple[ObservedLayer, ...]
+    geometry: KVGeometry
+    probe: Probe
+    device: str
+    choice: KernelChoice
+
+    def check(self, body: Body) -> CheckResult:
+        """Its logits. Raises `UnsupportedModel` where it does not even run."""
+        return _hooked(lambda: check(self._opening(body), self.geometry, self.probe, self.device))
+
+    def check_pages(self, body: Body, other: Body) -> CheckResult:
+        """Whether either could go on from the other's pages. Raises `UnsupportedModel`."""
+        bodies = self._opening(body), self._opening(other)
+        return _hooked(lambda: check_pages(*bodies, self.geometry, self.probe, self.device))
+
+    def _opening(self, body: Body) -> Callable[[PageStorage], Decoder]:
+        return lambda storage: open_decoder(body, self.layers, storage, self.choice.kernels)
+
+
+def _choose_kernels_and_body(
+    module: torch.nn.Module, choice: DecoderChoice, trial: _Trial
+) -> tuple[_Trial, Body, str, CheckResult]:
+    """As `_choose_body`; where nothing passes with the kernels, without them. Raises `UnsupportedModel`."""
+    try:
+        return trial, *_choose_body(module, choice, trial)
+    except UnsupportedModel as error:
+        if trial.choice.kernels is None:
+            raise
+        plain = replace(trial, choice=KernelChoice(None, f"no native kernels: with them {error}"))
+        return plain, *_choose_body(module, choice, plain)
+
+
+def _choose_body(module: torch.nn.Module, choice: DecoderChoice, trial: _Trial) -> tuple[Body, str, CheckResult]:
+    """A body that has passed, why it is the stock one where it is, and its result. Raises `UnsupportedModel`."""
+    note = "asked for"
+    if choice is not DecoderChoice.STOCK:
+        try:
+            lean, result = _make_lean(module, trial)
+            return lean, "", result
+        except UnsupportedModel as error:
+            if choice is DecoderChoice.LEAN:
+                raise UnsupportedModel(f"no lean decoder: {error}. Use decoder auto or stock") from error
+            note = str(error)
+    result = trial.check(module)
+    refuse_unless_passed(result, trial.config.model_type)
+    return module, note, result
+
+
+def _make_lean(module: torch.nn.Module, trial: _Trial) -> tuple[LeanModel, CheckResult]:
+    """The lean body, on the stock module's memory, and its result. Raises `UnsupportedModel` with a reason."""
+    spec = lean_spec(_text_config(module).to_dict(), trial.layers)
+    if isinstance(spec, Unserved):
+        raise UnsupportedModel(spec.reason)
+    lean = take_weights(module, spec)
+    result, pages = trial.check(lean), trial.check_pages(lean, module)
+    for what, found in (("logits", result), ("pages", pages)):
+        if not found.passed:
+            raise UnsupportedModel(f"its {what} differ by {found.gap:.2g}, more than {found.bound:.2g}")
+    return lean, result
 
 
 def _observe(module: torch.nn.Module, device: str) -> tuple[ObservedLayer, ...]:
     _set_attention(module, hf.ATTENTION_NAME)
-    return observe_layers(module, int(_text_config(module).num_hidden_layers), device)
+    return _hooked(lambda: observe_layers(module, int(_text_config(module).num_hidden_layers), device))
 
 
 def _set_attention(module: Any, name: str) -> None:
@@ -105,27 +218,45 @@ def _text_config(module: Any) -> Any:
     return module.config.get_text_config()
 
 
-def _pack(
-    module: torch.nn.Module,
-    config: ModelConfig,
-    device: str,
-    packing: Packing,
-    unpacked: CheckResult,
-    checked: Callable[[], CheckResult],
-) -> tuple[int, str, CheckResult]:
+def _pack(body: Body, packing: Packing, trial: _Trial, unpacked: CheckResult) -> tuple[int, str, CheckResult]:
     """Pack, check again, and go back if that failed: how many layers, why not more, and the check that holds."""
-    if not packing_pays(config.torch_dtype, device, packing):
-        return 0, f"not packed: {packing.value}, {config.dtype} on {torch.backends.cpu.get_cpu_capability()}", unpacked
-    num_packed = pack_linears(module)
+    dtype = trial.config.dtype
+    if not packing_pays(trial.config.torch_dtype, trial.device, packing):
+        return 0, f"not packed: {packing.value}, {dtype} on {torch.backends.cpu.get_cpu_capability()}", unpacked
+    num_packed = body.pack() if isinstance(body, LeanModel) else pack_linears(body)
     try:
-        result = checked()
+        result = trial.check(body)
+        note = "" if result.passed else f"not packed: packed logits differ by {result.gap:.2g}"
     except UnsupportedModel as error:
-        unpack_linears(module)
-        return 0, f"not packed: {error}", unpacked
-    if not result.passed:
-        unpack_linears(module)
-        return 0, f"not packed: packed logits differ by {result.gap:.2g}", unpacked
-    return num_packed, "", result
+        result, note = unpacked, f"not packed: {error}"
+    if not note:
+        return num_packed, "", result
+    if isinstance(body, LeanModel):
+        body.unpack()
+    else:
+        unpack_linears(body)
+    return 0, note, unpacked
+
+
+def _multiply(body: Body, trial: _Trial, other: CheckResult) -> tuple[int, str, CheckResult]:
+    """Multiply natively, check again, and go back if that failed: how many layers, the note, the check that holds."""
+    kernels, note = trial.choice.kernels, trial.choice.note
+    product = None if kernels is None else product_that_pays(kernels, trial.config.torch_dtype)
+    if product is None:
+        return 0, note, other
+    num_native = body.use(product) if isinstance(body, LeanModel) else use_product(body, product)
+    try:
+        result = trial.check(body)
+        problem = "" if result.passed else f"logits differ by {result.gap:.2g}"
+    except UnsupportedModel as error:
+        result, problem = other, str(error)
+    if not problem:
+        return num_native, note, result
+    if isinstance(body, LeanModel):
+        body.use(None)
+    else:
+        use_torch(body)
+    return 0, f"{note}, but not for linear layers: {problem}", other
 
 
 def _hooked(run: Callable[[], T]) -> T:

@@ -36,17 +36,16 @@ class PackedLinear(nn.Module):
         self.in_features = source.in_features
         self.out_features = source.out_features
         bias = None if source.bias is None else source.bias.detach()
-        self.register_buffer("packed", _pack(source.weight.detach()), persistent=False)
+        self.register_buffer("packed", pack_weight(source.weight.detach()), persistent=False)
         self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.bias, "none", [], "")
-        return out
+        return packed_product(inputs, self.packed, self.bias)
 
     def unpacked(self) -> nn.Linear:
         """A stock module with the same weight."""
         module = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
-        module.weight = nn.Parameter(self.packed.to_dense(), requires_grad=False)
+        module.weight = nn.Parameter(unpack_weight(self.packed), requires_grad=False)
         if self.bias is not None:
             module.bias = nn.Parameter(self.bias, requires_grad=False)
         return module.eval()
@@ -83,9 +82,21 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, module)
 
 
-def _pack(weight: torch.Tensor) -> torch.Tensor:
+def pack_weight(weight: torch.Tensor) -> torch.Tensor:
+    """A copy of `weight` [out_features, in_features] in an order of oneDNN's choice."""
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), BATCH_HINT)
     return packed
+
+
+def unpack_weight(packed: torch.Tensor) -> torch.Tensor:
+    """A plain copy again, bit for bit."""
+    return packed.to_dense()
+
+
+def packed_product(inputs: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`F.linear` of a packed weight; [.., in_features] -> [.., out_features]."""
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
+    return out
 
 
 def _operator_works(dtype: torch.dtype) -> bool:

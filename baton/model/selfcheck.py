@@ -4,21 +4,25 @@ Two prompts, longer than a page and than the sliding windows (where those are sh
 forward pass with eager attention one by one, and then side by side through pages in uneven chunks and single tokens.
 Of the model types in transformers 29 run on pages and are wrong (recurrent states, chunked masks, shifted
 positions): a list of good types and this check are the two nets under them.
+
+Where two decoders can serve one model their pages are compared as well: logits alone would not show a decoder that
+counts positions from one, since attention knows only differences, but no other worker could go on from its pages.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
+from baton.kv.geometry import KVGeometry
 from baton.model.attention.base import Segment, plan_step
 from baton.model.decoder import Decoder
 from baton.model.errors import UnsupportedModel
-from baton.model.geometry import ObservedLayer, kv_geometry
+from baton.model.geometry import ObservedLayer
 from baton.model.storage import PageStorage
 
 MAX_PROMPT_TOKENS = 384
@@ -69,15 +73,31 @@ def make_probe(
     return Probe(prompts, stock, exact, _median_gap(torch.cat(stock), torch.cat(exact)))
 
 
-def check(
-    model: torch.nn.Module, layers: Sequence[ObservedLayer], probe: Probe, dtype: str, page_size: int, device: str
-) -> CheckResult:
-    """Run the prompts through pages, the paged hook being set, and compare."""
-    ours, wanted = _paged_logits(model, layers, probe, dtype, page_size, device)
-    if dtype == "float32":
+OpenDecoder = Callable[[PageStorage], Decoder]
+"""A decoder of the model to be checked, over a storage of its geometry."""
+
+
+def check(open_decoder: OpenDecoder, geometry: KVGeometry, probe: Probe, device: str) -> CheckResult:
+    """Run the prompts through pages, the paged hook being set, and compare logits."""
+    ours, wanted = _paged_logits(open_decoder, geometry, probe, device)
+    if geometry.dtype == "float32":
         return CheckResult(_max_gap(ours, wanted), FLOAT32_BOUND)
     bound = LOW_PRECISION_BOUND if probe.rounding is None else 1.5 * probe.rounding + 0.01
     return CheckResult(_median_gap(ours, wanted), bound)
+
+
+def check_pages(ours: OpenDecoder, theirs: OpenDecoder, geometry: KVGeometry, probe: Probe, device: str) -> CheckResult:
+    """Run the longest prompt through both and compare what is in the pages: of every layer the median token's gap.
+
+    A gap is the root mean square of differences, in units of that of what `theirs` wrote.
+    """
+    mine, other = (_written(open_decoder, geometry, probe.prompts[0], device) for open_decoder in (ours, theirs))
+    gaps = [
+        ((a - b).square().mean(-1).sqrt() / b.square().mean(-1).sqrt()).median()
+        for a, b in zip(mine, other, strict=True)
+    ]
+    bound = FLOAT32_BOUND if geometry.dtype == "float32" else LOW_PRECISION_BOUND
+    return CheckResult(torch.stack(gaps).max().item(), bound)
 
 
 def refuse_unless_passed(result: CheckResult, model_type: str) -> None:
@@ -105,13 +125,13 @@ def _stock_logits(model: torch.nn.Module, prompt: Sequence[int], device: str) ->
 
 
 def _paged_logits(
-    model: torch.nn.Module, layers: Sequence[ObservedLayer], probe: Probe, dtype: str, page_size: int, device: str
+    open_decoder: OpenDecoder, geometry: KVGeometry, probe: Probe, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits after the last token of every chunk, and what they should be."""
-    geometry = kv_geometry(tuple(layers), dtype, page_size)
+    page_size = geometry.page_size
     tables = _scattered_tables(probe.prompts, page_size)
     storage = PageStorage.allocate(geometry, sum(map(len, tables)) + 1, device)
-    decoder = Decoder(model, layers, storage)
+    decoder = open_decoder(storage)
     ours, wanted = [], []
     for chunks in _steps([len(prompt) for prompt in probe.prompts], page_size):
         ids: list[int] = []
@@ -128,6 +148,17 @@ def _paged_logits(
         step = plan_step(segments, page_size, device)
         ours.append(decoder.forward(flat_ids, flat_positions, step, places).float())
     return torch.cat(ours), torch.stack(wanted)
+
+
+def _written(open_decoder: OpenDecoder, geometry: KVGeometry, prompt: Sequence[int], device: str) -> list[torch.Tensor]:
+    """The K and then the V of every layer after `prompt`, each [tokens, num_kv_heads * head_dim], float32."""
+    (table,) = _scattered_tables([prompt], geometry.page_size)
+    storage = PageStorage.allocate(geometry, len(table) + 1, device)
+    ids, positions = torch.tensor(prompt, device=device), torch.arange(len(prompt), device=device)
+    step = plan_step([Segment(0, 0, len(prompt), table)], geometry.page_size, device)
+    open_decoder(storage).forward(ids, positions, step, positions[-1:])
+    sides = [side for layer in range(len(geometry.layers)) for side in (storage.keys(layer), storage.values(layer))]
+    return [side[table].transpose(1, 2).flatten(0, 1)[: len(prompt)].flatten(1).float() for side in sides]
 
 
 def _scattered_tables(prompts: Sequence[Sequence[int]], page_size: int) -> list[list[int]]:

@@ -61,6 +61,14 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class DecoderKind(StrEnum):
+    """Who computes the model; AUTO takes the lean decoder where it serves the model and proves itself at start."""
+
+    AUTO = "auto"
+    LEAN = "lean"
+    STOCK = "stock"
+
+
 class Device(StrEnum):
     """Where the model runs; AUTO takes a GPU when there is one."""
 
@@ -171,8 +179,14 @@ class WorkerSettings(ServiceSettings):
     cpu_affinity: str | None = None
     """Cores this process may use, e.g. `0-3,8`; default: all."""
 
+    decoder: DecoderKind = DecoderKind.AUTO
+    """Who computes the model: auto, lean (or do not start) or stock, the modelling code of transformers."""
+
     pack_linears: bool = True
     """Repack weight matrices for speed on CPU; needs their memory once more while starting."""
+
+    kernels: bool = True
+    """Compute with the native kernels, where they were built and prove themselves; else torch does everything."""
 
     @field_validator("cpu_affinity")
     @classmethod

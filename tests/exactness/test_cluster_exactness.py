@@ -124,6 +124,26 @@ def test_32_at_once(bundled: Cluster, bundled_reference: Reference) -> None:
     assert answers == [bundled_reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
 
 
+@pytest.mark.parametrize(("prefill", "decode"), [("lean", "stock"), ("stock", "lean")])
+def test_workers_with_different_decoders(
+    prefill: str, decode: str, tmp_path: Path, bundled_reference: Reference
+) -> None:
+    """They link, since their pages are of one shape, and go on from each other's."""
+    prompts = shaped_prompts(8)[2:6]
+    with (
+        Cluster(
+            tmp_path,
+            transport="stream",
+            flags=PAGES,
+            prefill_flags={**CHUNKS, "decoder": prefill},
+            decode_flags={"decoder": decode},
+        ) as cluster,
+        split(cluster),
+    ):
+        answers = [ask(cluster, prompt) for prompt in prompts]
+    assert answers == [bundled_reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
+
+
 @contextmanager
 def selfish(directory: Path, budget: int, **decode_flags: int) -> Iterator[Cluster]:
     """Nobody but decode to prefill."""

@@ -1,4 +1,7 @@
-"""Greedy tokens of the real runner on pages equal those of the stock model's `generate()`, token for token."""
+"""Greedy tokens of the real runner on pages equal those of the stock model's `generate()`, token for token.
+
+With the stock decoder; `test_lean_exactness` has the other.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from baton.domain.request import SamplingParams
 from baton.engine.runner import ModelRunner
 from baton.kv.memory import PageMemory
 from baton.model.config import DtypeChoice
-from baton.model.loading import LoadedModel, load_model
+from baton.model.loading import DecoderChoice, LoadedModel, load_model
 from baton.model.packed import Packing
 from baton.model.storage import PageStorage
 from tests import models
@@ -69,7 +72,9 @@ def paged_driver(model: LoadedModel, seed: int) -> Driver:
 
 
 def assert_exact(directory: Path, packing: Packing, page_size: int = PAGE_SIZE) -> None:
-    model = load_model(directory, dtype=DtypeChoice.FLOAT32, page_size=page_size, packing=packing)
+    model = load_model(
+        directory, dtype=DtypeChoice.FLOAT32, page_size=page_size, packing=packing, decoder=DecoderChoice.STOCK
+    )
     prompts = make_prompts(page_size)
     driver = paged_driver(model, seed=11)
     expected = stock_tokens(directory, prompts)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 
@@ -55,13 +56,19 @@ def plan_step(segments: Sequence[Segment], page_size: int, device: torch.device 
     part_filled: list[int] = []
     for segment in segments:
         positions = range(segment.start, segment.end)
-        pages.extend(segment.pages[position // page_size] for position in positions)
-        slots.extend(position % page_size for position in positions)
+        pages += [segment.pages[position // page_size] for position in positions]
+        slots += [position % page_size for position in positions]
         last_edge = segment.end // page_size * page_size
         if segment.start <= last_edge < segment.end:
             part_filled.append(segment.pages[last_edge // page_size])
-    token_pages, token_slots, torn = (torch.tensor(x, dtype=torch.int64) for x in (pages, slots, part_filled))
-    return StepMetadata(tuple(segments), page_size, token_pages.to(device), token_slots.to(device), torn.to(device))
+    token_pages, token_slots, torn = (int64_tensor(values, device) for values in (pages, slots, part_filled))
+    return StepMetadata(tuple(segments), page_size, token_pages, token_slots, torn)
+
+
+def int64_tensor(values: Sequence[int], device: torch.device | str = "cpu") -> torch.Tensor:
+    """[len(values)]. By way of numpy, which reads a list several times as fast as torch does."""
+    tensor = torch.from_numpy(np.array(values, dtype=np.int64))
+    return tensor if device == "cpu" else tensor.to(device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from baton.model.attention import hf, torch_backend
 from baton.model.attention.base import AttentionCall
 from baton.model.config import DtypeChoice, has_bfloat16_arithmetic, read_config
 from baton.model.errors import UnreadableModel, UnsupportedModel
-from baton.model.loading import load_model
+from baton.model.kernels.choice import KernelUse
+from baton.model.loading import DecoderChoice, LoadedModel, load_model
 from baton.model.packed import PackedLinear, Packing, pack_linears, packing_pays, unpack_linears
 from baton.model.storage import PageStorage
 from tests import models
@@ -33,6 +34,11 @@ def with_config(directory: Path, source: Path, **changes: Any) -> Path:
     config = json.loads((source / "config.json").read_text()) | changes
     (directory / "config.json").write_text(json.dumps(config))
     return directory
+
+
+def stock_body(loaded: LoadedModel) -> nn.Module:
+    assert isinstance(loaded.body, nn.Module)
+    return loaded.body
 
 
 def test_a_config_is_read(llama):
@@ -140,7 +146,7 @@ def test_the_self_check_sees_a_wrong_attention(wrong, dtype, tmp_path, monkeypat
     monkeypatch.setattr(torch_backend.TorchAttention, "attend", spoiled)
     directory = models.save_random_model("gpt_oss", tmp_path)
     with pytest.raises(UnsupportedModel, match="standard deviations"):
-        load_model(directory, dtype=dtype)
+        load_model(directory, dtype=dtype, kernels=KernelUse.NEVER)
 
 
 def test_a_model_with_a_layer_that_skips_attention_is_refused(llama, monkeypatch):
@@ -156,7 +162,7 @@ class _OneLayerMore:
 
 
 def test_packing_replaces_linear_layers_and_can_be_undone(llama):
-    model = load_model(llama, packing=Packing.NEVER).module
+    model = stock_body(load_model(llama, packing=Packing.NEVER, decoder=DecoderChoice.STOCK, kernels=KernelUse.NEVER))
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     num_packed = pack_linears(model)
     assert num_packed == 3 * 7 + 1
@@ -169,9 +175,10 @@ def test_packing_replaces_linear_layers_and_can_be_undone(llama):
 
 
 def test_a_tied_head_is_packed_and_the_embedding_keeps_its_weight(tmp_path):
-    loaded = load_model(models.save_random_model("qwen3", tmp_path), packing=Packing.ALWAYS)
-    assert isinstance(loaded.module.get_submodule("lm_head"), PackedLinear)
-    assert loaded.module.get_submodule("model.embed_tokens").weight.shape == (models.VOCAB_SIZE, 64)
+    directory = models.save_random_model("qwen3", tmp_path)
+    loaded = load_model(directory, packing=Packing.ALWAYS, decoder=DecoderChoice.STOCK)
+    assert isinstance(stock_body(loaded).get_submodule("lm_head"), PackedLinear)
+    assert stock_body(loaded).get_submodule("model.embed_tokens").weight.shape == (models.VOCAB_SIZE, 64)
     assert loaded.report.num_packed_layers > 0
     assert loaded.report.check.passed
 
@@ -187,7 +194,7 @@ def test_packing_is_off_where_it_is_unwanted_absent_or_wrong(monkeypatch):
     def missing(weight: torch.Tensor) -> torch.Tensor:
         raise AttributeError("no such operator")
 
-    monkeypatch.setattr(packed, "_pack", missing)
+    monkeypatch.setattr(packed, "pack_weight", missing)
     assert not packing_pays(torch.float32, "cpu", Packing.ALWAYS)
 
 
@@ -196,11 +203,11 @@ def test_a_packed_model_that_fails_is_unpacked_again(llama, monkeypatch):
     monkeypatch.setattr(
         PackedLinear, "forward", lambda self, inputs: inputs.new_ones(1, inputs.shape[1], self.out_features)
     )
-    loaded = load_model(llama)
+    loaded = load_model(llama, decoder=DecoderChoice.STOCK, kernels=KernelUse.NEVER)
     assert loaded.report.num_packed_layers == 0
     assert "packed logits differ" in loaded.report.packing_note
     assert loaded.report.check.passed
-    assert any(type(module) is nn.Linear for module in loaded.module.modules())
+    assert any(type(module) is nn.Linear for module in stock_body(loaded).modules())
 
 
 def test_the_allow_list_holds_the_families_that_the_exactness_tests_cover():

@@ -1,0 +1,129 @@
+"""Paged attention by the native kernels: rows and prompt chunks of one step in one call a layer, nothing gathered.
+
+Chosen by `choose_backend` where the kernels are there and right. Reads K and V where they lie in the pages; a slot that
+no query of the step sees is not touched. Runs on the calling thread alone, as one compute thread a process is the rule;
+where torch may be faster with prompt chunks (several threads, or a CPU that multiplies bfloat16 matrices), it has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from baton.model.attention.base import AttentionCall, Segment, StepMetadata
+from baton.model.attention.torch_backend import TorchAttention
+from baton.model.config import has_bfloat16_arithmetic
+from baton.model.geometry import ObservedLayer
+from baton.model.kernels.library import Kernels, takes
+from baton.model.storage import PageStorage
+
+MAX_ROW_TOKENS = 8
+"""Segments that are rows rather than chunks: decoded tokens, and those that speculation proposes."""
+_SEGMENT_COLUMNS = ("first", "start", "num_tokens")
+
+
+def native_serves(kernels: Kernels, layers: Sequence[ObservedLayer], storage: PageStorage) -> bool:
+    """Whether the kernels take every layer's type and head sizes, on the device of `storage`."""
+    sizes = {size for layer in layers for size in (layer.geometry.k_head_dim, layer.geometry.v_head_dim)}
+    fits = all(size % kernels.span_elements == 0 for size in sizes) and all(
+        layer.num_heads % layer.geometry.num_kv_heads == 0 for layer in layers
+    )
+    return storage.device.type == "cpu" and takes(storage.keys(0).dtype) and fits
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of src/attention.cpp."""
+
+    _fields_ = (
+        ("query", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("query_token_stride", "query_head_stride")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        *((name, ctypes.c_int64) for name in ("page_stride", "page_size")),
+        ("out", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "k_dim", "v_dim", "window")),
+        ("sinks", ctypes.c_void_p),
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+    )
+
+
+class _Segments(ctypes.Structure):
+    """`Segments` of src/attention.cpp."""
+
+    _fields_ = (
+        ("num_segments", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("first", "start", "num_tokens", "first_page", "pages")),
+    )
+
+
+class _Plan:
+    """Segments as the kernels read them; owns the memory that `struct` points into."""
+
+    def __init__(self, segments: Sequence[Segment], page_size: int) -> None:
+        pages, first_page = array("i"), array("q")
+        for segment in segments:
+            first_page.append(len(pages))
+            pages.extend(segment.pages[: -(-segment.end // page_size)])
+        columns = [array("q", [getattr(segment, name) for segment in segments]) for name in _SEGMENT_COLUMNS]
+        self.page_size = page_size
+        self._arrays = (*columns, first_page, pages)
+        self.struct = _Segments(len(segments), *(numbers.buffer_info()[0] for numbers in self._arrays))
+
+
+class NativeAttention:
+    """An `AttentionBackend` over a `storage` that `native_serves`.
+
+    Segments of more than `max_segment_tokens` new tokens are left to torch; None: none are.
+    """
+
+    def __init__(self, kernels: Kernels, storage: PageStorage, max_segment_tokens: int | None = None) -> None:
+        self._kernels = kernels
+        self._storage = storage
+        self._max_segment_tokens = max_segment_tokens
+        self._torch = TorchAttention(storage)
+        self._plan: _Plan | None = None
+        self._others: tuple[Segment, ...] = ()
+
+    def begin(self, step: StepMetadata) -> None:
+        limit = self._max_segment_tokens
+        self._others = tuple(s for s in step.segments if limit is not None and s.num_tokens > limit)
+        if self._others:
+            self._torch.begin(replace(step, segments=self._others))
+        ours = [s for s in step.segments if limit is None or s.num_tokens <= limit] if self._others else step.segments
+        self._plan = _Plan(ours, step.page_size)
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        assert self._plan is not None, "attend before begin"
+        out = self._attend(call, self._plan)
+        if self._others:
+            theirs = self._torch.attend(call)
+            for segment in self._others:
+                place = slice(segment.first, segment.first + segment.num_tokens)
+                out[place] = theirs[place]
+        return out
+
+    def _attend(self, call: AttentionCall, plan: _Plan) -> torch.Tensor:
+        keys, values = self._storage.keys(call.layer), self._storage.values(call.layer)
+        query = call.query.to(keys.dtype)
+        if query.stride(-1) != 1:
+            query = query.contiguous()
+        sinks = None if call.sinks is None else call.sinks.detach().float().contiguous()
+        out = query.new_empty(*query.shape[:2], values.shape[-1])
+        layer = _Layer(
+            *(query.data_ptr(), query.stride(0), query.stride(1)),
+            *(keys.data_ptr(), values.data_ptr(), keys.stride(0), plan.page_size, out.data_ptr()),
+            *(query.shape[1], keys.shape[1], keys.shape[-1], values.shape[-1], call.window or 0),
+            *(None if sinks is None else sinks.data_ptr(), call.scale, call.softcap or 0.0),
+        )
+        is_bfloat16 = keys.dtype is torch.bfloat16
+        self._kernels.attend(is_bfloat16, ctypes.addressof(layer), ctypes.addressof(plan.struct))
+        return out.to(call.query.dtype)
+
+
+def max_native_segment_tokens(dtype: torch.dtype) -> int | None:
+    """Up to how many new tokens a segment is the kernels' on this machine; None: any number."""
+    torch_is_faster = torch.get_num_threads() > 1 or (dtype == torch.bfloat16 and has_bfloat16_arithmetic())
+    return MAX_ROW_TOKENS if torch_is_faster else None

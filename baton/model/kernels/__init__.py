@@ -1,0 +1,1 @@
+"""Native CPU kernels: C++ without torch, one library a level of instructions, optional everywhere."""

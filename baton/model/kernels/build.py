@@ -1,0 +1,143 @@
+"""Compiles the kernels: one shared library a level of instructions, into `built/`, with whatever compiler there is.
+
+Called by the package's build hook (`hatch_build.py`) and by `scripts/build_kernels.py`. Knows the standard library
+only, because it runs where nothing is installed yet. A level has a library of its own, rather than a part of one, so
+that no inline function that was compiled for one level can be linked into another.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE_DIR = Path(__file__).parent / "src"
+BUILT_DIR = Path(__file__).parent / "built"
+COMPILERS = ("g++", "c++", "clang++")
+FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),  # still exact about NaN and infinity
+)
+TIMEOUT_S = 300.0
+
+
+class Level(enum.Enum):
+    """What a library expects of the CPU, least first."""
+
+    PORTABLE = "portable"
+    AVX2 = "avx2"
+    AVX512_BF16 = "avx512_bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a level is compiled. `vector_bytes` is the size of the vectors that the sources are written in."""
+
+    level: Level
+    vector_bytes: int
+    flags: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        """Where the library goes."""
+        return BUILT_DIR / f"{self.level.value}.so"
+
+
+_PORTABLE = Recipe(Level.PORTABLE, 16, ())
+_AVX512_PARTS = ("f", "bw", "vl", "dq", "bf16")
+_X86 = (
+    Recipe(Level.AVX2, 32, ("-mavx2", "-mfma")),
+    Recipe(Level.AVX512_BF16, 64, (*(f"-mavx512{part}" for part in _AVX512_PARTS), "-DBATON_BF16_PAIRS")),
+)
+
+
+class BuildFailed(Exception):
+    """A library was not made; the message says why, in words for whoever installs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a level. `is_new`: it was compiled just now; `failure`: why it is not there, in words."""
+
+    recipe: Recipe
+    is_new: bool
+    failure: str | None
+
+
+def recipes() -> tuple[Recipe, ...]:
+    """The levels that this kind of machine can have."""
+    return (_PORTABLE, *_X86) if platform.machine() in ("x86_64", "AMD64") else (_PORTABLE,)
+
+
+def digest_of(recipe: Recipe) -> str:
+    """What a library built now would be built from: its name, embedded in it."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCE_DIR.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update(" ".join((*FLAGS, *recipe.flags, str(recipe.vector_bytes))).encode())
+    return digest.hexdigest()[:32]
+
+
+def is_current(recipe: Recipe) -> bool:
+    """Whether the library is there and was built from these very sources."""
+    return recipe.path.is_file() and digest_of(recipe).encode() in recipe.path.read_bytes()
+
+
+def build_all(compiler: str | None = None) -> Iterator[Outcome]:
+    """Build what is not current, side by side. One level's failure leaves the others."""
+    with ThreadPoolExecutor() as workers:
+        yield from workers.map(lambda recipe: _build_unless_current(recipe, compiler), recipes())
+
+
+def _build_unless_current(recipe: Recipe, compiler: str | None) -> Outcome:
+    if is_current(recipe):
+        return Outcome(recipe, is_new=False, failure=None)
+    try:
+        build(recipe, recipe.path, compiler)
+    except BuildFailed as error:
+        return Outcome(recipe, is_new=False, failure=str(error))
+    return Outcome(recipe, is_new=True, failure=None)
+
+
+def build(recipe: Recipe, target: Path, compiler: str | None = None) -> None:
+    """Compile one library; a running process keeps the one it has. Raises `BuildFailed`."""
+    try:
+        target.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            made = Path(scratch) / target.name
+            _compile([compiler or _find_compiler(), *_arguments(recipe), "-o", str(made)])
+            os.replace(made, target)
+    except OSError as error:
+        raise BuildFailed(f"cannot write {target}: {error}") from error
+
+
+def _arguments(recipe: Recipe) -> list[str]:
+    sources = [path for path in sorted(SOURCE_DIR.glob("*.cpp")) if recipe is _PORTABLE or path.name != "cpu.cpp"]
+    defined = (f"-DBATON_VECTOR_BYTES={recipe.vector_bytes}", f'-DBATON_SOURCES="{digest_of(recipe)}"')
+    return [*FLAGS, *recipe.flags, *defined, *map(str, sources)]
+
+
+def _find_compiler() -> str:
+    for name in COMPILERS:
+        if path := shutil.which(name):
+            return path
+    raise BuildFailed(f"no C++ compiler was found ({', '.join(COMPILERS)}; Debian: apt install g++)")
+
+
+def _compile(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except OSError as error:
+        raise BuildFailed(f"cannot run {command[0]}: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise BuildFailed(f"{command[0]} took longer than {TIMEOUT_S:g} s") from error
+    if done.returncode != 0:
+        raise BuildFailed(f"{command[0]} failed: {done.stderr.strip()[:1000]}")

@@ -1,0 +1,91 @@
+"""Tries every kernel of a level on numbers before it may serve. Called once a process, by `choice`.
+
+Small random inputs of both types through each kernel, against the torch path or float64. It takes some milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.model.attention.base import AttentionCall, Segment, StepMetadata, plan_step
+from baton.model.attention.native_backend import NativeAttention
+from baton.model.attention.torch_backend import TorchAttention
+from baton.model.kernels.library import Kernels
+from baton.model.kernels.linear import NativeProduct
+from baton.model.kernels.ops import NativeOps
+from baton.model.ops import Activation, HeadNorms, HeadShape, Ops, RopeTable, TorchOps
+from baton.model.storage import PageStorage
+
+_RELATIVE_ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+_PAGE_SIZE, _NUM_PAGES = 4, 40
+_HEADS = HeadShape(6, 2, 64)
+_SEGMENTS = (Segment(0, 6, 1, [3, 9]), Segment(1, 0, 11, [5, 1, 7]), Segment(12, 66, 1, list(range(11, 28))))
+
+
+def first_wrong(kernels: Kernels) -> str | None:
+    """The first kernel that errs, and by how much, in words; None if all are right."""
+    for dtype, bound in _RELATIVE_ERROR.items():
+        for name, got, wanted in _trials(kernels, dtype):
+            error = ((got.double() - wanted.double()).abs().max() / wanted.double().abs().max()).item()
+            if not error <= bound:  # a NaN is wrong
+                return f"{name} of {dtype} is off by {error:.2g}"
+    return None
+
+
+def _trials(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Name, what the kernel gives, and what it should give."""
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    for num_rows in (1, 3, 7, 19):
+        x, weight, bias = numbers(num_rows, 192), numbers(21, 192), numbers(21)
+        exact = x.double() @ weight.double().T + bias.double()
+        yield "linear", NativeProduct(kernels, None)(x, weight, bias), exact
+    step, storage = plan_step(_SEGMENTS, _PAGE_SIZE), _storage(dtype)
+    for view in (storage.keys(0), storage.values(0)):
+        view.copy_(numbers(*view.shape))
+    native, plain = NativeOps(kernels), TorchOps()
+    for name, gives in _op_trials(numbers(step.num_tokens, _HEADS.num_features), step):
+        yield name, gives(native, storage), gives(plain, storage)
+    query = numbers(step.num_tokens, _HEADS.num_heads, _HEADS.head_dim)
+    for call in (
+        AttentionCall(0, query, 0.2),
+        AttentionCall(0, query, 0.2, window=5, softcap=3.0, sinks=torch.linspace(-1, 2, _HEADS.num_heads)),
+    ):
+        answers = []
+        for backend in (NativeAttention(kernels, storage), TorchAttention(storage)):
+            backend.begin(step)
+            answers.append(backend.attend(call))
+        yield "attention", answers[0], answers[1]
+
+
+def _op_trials(x: torch.Tensor, step: StepMetadata) -> Iterator[tuple[str, Callable[[Ops, PageStorage], torch.Tensor]]]:
+    """Each operation by its name, on copies of `x` [tokens, features]."""
+    weight = torch.linspace(0.5, 1.5, x.shape[1])
+    yield "rms_norm", lambda ops, _: ops.rms_norm(x, weight, 1e-6)
+    yield "add_rms_norm", lambda ops, _: ops.add_rms_norm(x, x.flip(0), weight, 1e-6)
+    yield "gated by silu", lambda ops, _: ops.gated(x, Activation.SILU)
+    yield "gated by gelu_tanh", lambda ops, _: ops.gated(x, Activation.GELU_TANH)
+    yield "rotate_and_write", lambda ops, storage: _rotated(ops, x.clone(), step, storage)
+
+
+def _rotated(ops: Ops, qkv: torch.Tensor, step: StepMetadata, storage: PageStorage) -> torch.Tensor:
+    """The query, and K and V as they are found in their places: [tokens, heads of all kinds, head_dim]."""
+    angles = torch.arange(80)[:, None] * torch.linspace(1, 0.01, _HEADS.head_dim // 2)
+    rope = RopeTable(angles.cos(), angles.sin())
+    positions = torch.tensor([p for segment in _SEGMENTS for p in range(segment.start, segment.end)])
+    weight = torch.linspace(0.5, 1.5, _HEADS.head_dim)
+    norms = HeadNorms(weight, weight, 1e-6)
+    query = ops.rotate_and_write(qkv, rope, _HEADS, norms, positions, storage, 0, step)
+    places = (step.token_pages, slice(None), step.token_slots)
+    return torch.cat([query, storage.keys(0)[places], storage.values(0)[places]], 1)
+
+
+def _storage(dtype: torch.dtype) -> PageStorage:
+    layer = LayerGeometry(_HEADS.num_kv_heads, _HEADS.head_dim, _HEADS.head_dim)
+    return PageStorage.allocate(KVGeometry((layer,), str(dtype).removeprefix("torch."), _PAGE_SIZE), _NUM_PAGES)

@@ -1,0 +1,42 @@
+"""The package's build hook: compiles the native kernels, and builds the package without them where that fails.
+
+Called by hatchling for wheels and editable installs. With kernels a wheel is of one platform, but of every Python: the
+libraries take addresses and numbers, and know nothing of the interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Leaves the libraries in the source tree, where an editable install finds them, and names them to the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        sys.path.insert(0, self.root)
+        try:
+            from baton.model.kernels.build import BUILT_DIR, build_all
+        finally:
+            sys.path.remove(self.root)
+        built = 0
+        for outcome in build_all(os.environ.get("CXX")):
+            if outcome.failure is None:
+                built += 1
+                build_data["artifacts"].append(f"/{outcome.recipe.path.relative_to(Path(self.root).resolve())}")
+            else:
+                level = outcome.recipe.level.value
+                self.app.display_warning(f"no {level} kernels, torch computes instead: {outcome.failure}")
+        if built and version != "editable":
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{_platform()}"
+        self.app.display_info(f"{built} levels of native kernels in {BUILT_DIR.name}/")
+
+
+def _platform() -> str:
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")

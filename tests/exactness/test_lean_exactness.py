@@ -1,0 +1,217 @@
+"""The lean decoder's greedy tokens equal those of the stock model's `generate()`: every family, every variant of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from baton.bundled import MODEL_DIR
+from baton.domain.request import SamplingParams
+from baton.engine.batch import Batch, StepOutput
+from baton.engine.runner import ModelRunner
+from baton.model.config import DtypeChoice
+from baton.model.kernels.choice import KernelUse
+from baton.model.lean.spec import FAMILIES, SERVED_ROPES
+from baton.model.lean.weights import LeanModel
+from baton.model.loading import DecoderChoice, LoadedModel, load_model
+from baton.model.packed import Packing
+from baton.model.storage import PageStorage
+from tests import models
+from tests.exactness.driver import Driver
+from tests.exactness.test_runner_exactness import NUM_NEW_TOKENS, NUM_PAGES, make_prompts, paged_driver, stock_tokens
+from tests.kernels import kernel_levels
+from tests.models import WINDOW, small_shape
+
+pytestmark = pytest.mark.exactness
+
+PAGE_SIZE = 8
+GREEDY = SamplingParams(temperature=0.0)
+MIXED_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+def rope(rope_type: str, **more: Any) -> dict[str, Any]:
+    return {"rope_type": rope_type, "rope_theta": 10000.0, **more}
+
+
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=256)
+LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)
+
+
+def llama(**more: Any) -> transformers.PreTrainedConfig:
+    return transformers.LlamaConfig(**small_shape(**more))
+
+
+VARIANTS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+    **{family: models.FAMILIES[family] for family in models.FAMILIES if family in FAMILIES},
+    "llama-biases": lambda: llama(attention_bias=True, mlp_bias=True),
+    "llama-tied": lambda: llama(tie_word_embeddings=True),
+    "llama-one-kv-head": lambda: llama(num_key_value_heads=1),
+    "llama-no-groups": lambda: llama(num_key_value_heads=4),
+    "llama-one-layer": lambda: llama(num_hidden_layers=1),
+    "llama-odd-sizes": lambda: llama(hidden_size=60, intermediate_size=71, head_dim=10),
+    "llama-gelu": lambda: llama(hidden_act="gelu_pytorch_tanh"),
+    "llama-default-rope": lambda: llama(rope_parameters=rope("default", rope_theta=500.0)),
+    "llama-linear": lambda: llama(rope_parameters=rope("linear", factor=3.0)),
+    "llama-llama3": lambda: llama(rope_parameters=LLAMA3),
+    "llama-yarn": lambda: llama(rope_parameters=YARN),
+    "qwen2-window": lambda: transformers.Qwen2Config(
+        **small_shape(use_sliding_window=True, sliding_window=WINDOW, layer_types=MIXED_LAYERS)
+    ),
+    "qwen3-bias": lambda: transformers.Qwen3Config(**small_shape(attention_bias=True)),
+    "phi3": lambda: transformers.Phi3Config(**small_shape(sliding_window=WINDOW)),
+    "phi3-partial-rotary": lambda: transformers.Phi3Config(
+        **small_shape(rope_parameters=rope("default", partial_rotary_factor=0.5))
+    ),
+    "gemma2-softcaps": lambda: transformers.Gemma2Config(
+        **small_shape(
+            sliding_window=WINDOW,
+            layer_types=MIXED_LAYERS,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=3.0,
+        )
+    ),
+    "gemma3_text-two-ropes": lambda: transformers.Gemma3TextConfig(
+        **small_shape(
+            sliding_window=WINDOW,
+            layer_types=MIXED_LAYERS,
+            rope_parameters={
+                "full_attention": rope("linear", factor=8.0, rope_theta=1000000.0),
+                "sliding_attention": rope("default"),
+            },
+        )
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(
+        **small_shape(num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW)
+    ),
+    "qwen3_moe-some-plain-layers": lambda: transformers.Qwen3MoeConfig(
+        **small_shape(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[1])
+    ),
+}
+
+
+@pytest.fixture(params=KernelUse)
+def kernels(request: pytest.FixtureRequest) -> KernelUse:
+    """Plain torch, and the native kernels."""
+    use: KernelUse = request.param
+    if use is KernelUse.AUTO and not kernel_levels():
+        pytest.skip("the kernels are not built")
+    return use
+
+
+def lean_model(
+    directory: Path,
+    kernels: KernelUse = KernelUse.NEVER,
+    packing: Packing = Packing.NEVER,
+    page_size: int = PAGE_SIZE,
+) -> LoadedModel:
+    model = load_model(
+        directory,
+        dtype=DtypeChoice.FLOAT32,
+        page_size=page_size,
+        packing=packing,
+        decoder=DecoderChoice.LEAN,
+        kernels=kernels,
+    )
+    assert isinstance(model.body, LeanModel)
+    assert (model.kernels is None) == (kernels is KernelUse.NEVER), model.report.kernel_note
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model on disk, and what the stock model says to the prompts for a page size."""
+
+    directory: Path
+    prompts: list[list[int]]
+    expected: list[list[int]]
+
+    @classmethod
+    def of(cls, directory: Path, page_size: int = PAGE_SIZE) -> Checkpoint:
+        prompts = make_prompts(page_size)
+        return cls(directory, prompts, stock_tokens(directory, prompts))
+
+
+@pytest.fixture(scope="module", params=sorted(VARIANTS))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    directory = tmp_path_factory.mktemp("variant")
+    return Checkpoint.of(models.save_random_config(VARIANTS[request.param](), directory))
+
+
+def assert_exact(checkpoint: Checkpoint, model: LoadedModel) -> None:
+    prompts, expected = checkpoint.prompts, checkpoint.expected
+    driver = paged_driver(model, seed=11)
+    assert driver.generate(prompts, NUM_NEW_TOKENS, GREEDY) == expected
+    assert len({token for output in expected for token in output}) > NUM_NEW_TOKENS, "greedy output is degenerate"
+    tally = driver.tally
+    assert min(tally.mixed_steps, tally.chunked_prompts, tally.shared_pages, tally.swapped_rows) > 2, tally
+
+
+@dataclass(slots=True)
+class TakingTurns:
+    """A `Runner` that lets every step be run by the next of some runners."""
+
+    runners: list[ModelRunner]
+    num_steps: int = 0
+
+    def run(self, batch: Batch) -> StepOutput:
+        self.num_steps += 1
+        return self.runners[self.num_steps % len(self.runners)].run(batch)
+
+
+def test_every_family_and_rotary_scaling_has_its_variant():
+    configs = [make() for make in VARIANTS.values()]
+    assert {config.model_type for config in configs} == set(FAMILIES)
+    assert {(config.rope_parameters or {}).get("rope_type") for config in configs} >= SERVED_ROPES
+
+
+def test_tokens_are_the_stock_models(checkpoint: Checkpoint, kernels: KernelUse):
+    assert_exact(checkpoint, lean_model(checkpoint.directory, kernels))
+
+
+@pytest.mark.parametrize("variant", ["qwen2", "gemma3_text", "phi3"])
+def test_tokens_of_packed_layers_are_the_stock_models(variant: str, tmp_path: Path):
+    directory = models.save_random_config(VARIANTS[variant](), tmp_path)
+    model = lean_model(directory, packing=Packing.ALWAYS)
+    assert model.report.num_packed_layers == 4 * len(model.layers) + 1
+    assert_exact(Checkpoint.of(directory), model)
+
+
+@pytest.mark.parametrize("page_size", [1, 5, 16])
+def test_tokens_on_pages_of_any_size_are_the_stock_models(page_size: int, kernels: KernelUse, tmp_path: Path):
+    directory = models.save_random_config(VARIANTS["mistral"](), tmp_path)
+    assert_exact(Checkpoint.of(directory, page_size), lean_model(directory, kernels, page_size=page_size))
+
+
+def test_the_bundled_models_tokens_are_the_stock_models(kernels: KernelUse):
+    assert_exact(Checkpoint.of(MODEL_DIR), lean_model(MODEL_DIR, kernels))
+
+
+@pytest.mark.parametrize("variant", sorted(set(VARIANTS) - {"llama-default-rope", "llama-no-groups"}))
+def test_bfloat16_is_as_close_to_float32_as_the_stock_decoder_is(variant: str, kernels: KernelUse, tmp_path: Path):
+    """Both against a float32 copy of the rounded weights, over chunks and single tokens (`baton.model.selfcheck`)."""
+    directory = models.save_random_config(VARIANTS[variant](), tmp_path, dtype=torch.bfloat16)
+    lean, stock = (
+        load_model(directory, dtype=DtypeChoice.BFLOAT16, decoder=choice, kernels=use).report.check
+        for choice, use in ((DecoderChoice.LEAN, kernels), (DecoderChoice.STOCK, KernelUse.NEVER))
+    )
+    assert 0.0 < lean.gap <= 1.25 * stock.gap
+
+
+def test_lean_and_stock_decoders_read_each_others_pages(tmp_path: Path):
+    """They take turns, step by step on one pool: every chunk and token attends to pages of both."""
+    directory = models.save_random_config(VARIANTS["gemma3_text"](), tmp_path)
+    told = Checkpoint.of(directory)
+    lean = lean_model(directory)
+    stock = load_model(directory, dtype=DtypeChoice.FLOAT32, page_size=PAGE_SIZE, decoder=DecoderChoice.STOCK)
+    assert lean.geometry == stock.geometry
+    storage = PageStorage.allocate(lean.geometry, NUM_PAGES)
+    runner = TakingTurns([ModelRunner(lean, storage), ModelRunner(stock, storage)])
+    driver = Driver(runner, NUM_PAGES, PAGE_SIZE, 0, seed=3)
+    assert driver.generate(told.prompts, NUM_NEW_TOKENS, GREEDY) == told.expected
+    assert runner.num_steps > NUM_NEW_TOKENS

@@ -1,0 +1,13 @@
+"""Which levels of the native kernels tests can run here: all that are built and that this CPU has, or none."""
+
+from __future__ import annotations
+
+from baton.model.kernels.build import Level
+from baton.model.kernels.library import KernelsUnavailable, available_levels
+
+
+def kernel_levels() -> tuple[Level, ...]:
+    try:
+        return available_levels()
+    except KernelsUnavailable:
+        return ()

@@ -1,0 +1,172 @@
+"""Loading with kernels: they serve where they are right; whatever is wrong or missing leaves a model that answers."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.model import loading
+from baton.model.attention.native_backend import NativeAttention
+from baton.model.attention.torch_backend import TorchAttention
+from baton.model.config import DtypeChoice
+from baton.model.decoder import choose_backend, choose_ops
+from baton.model.kernels import choice, library
+from baton.model.kernels.build import Level
+from baton.model.kernels.check import first_wrong
+from baton.model.kernels.choice import KernelChoice, KernelUse, choose_kernels
+from baton.model.kernels.library import Kernels, KernelsUnavailable, load_kernels
+from baton.model.kernels.modules import NativeLinear
+from baton.model.kernels.ops import NativeOps
+from baton.model.lean.weights import LeanModel
+from baton.model.loading import DecoderChoice, load_model
+from baton.model.ops import TorchOps
+from baton.model.storage import PageStorage
+from tests import models
+from tests.kernels import kernel_levels
+
+pytestmark = pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.save_random_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fresh_choice() -> Iterator[None]:
+    choice._best.cache_clear()
+    yield
+    choice._best.cache_clear()
+
+
+def best() -> Kernels:
+    return load_kernels(kernel_levels()[-1])
+
+
+@pytest.mark.parametrize("dtype", [DtypeChoice.FLOAT32, DtypeChoice.BFLOAT16])
+def test_a_model_is_served_with_them(llama: Path, dtype: DtypeChoice):
+    loaded = load_model(llama, dtype=dtype)
+    assert loaded.kernels is not None
+    assert loaded.report.kernel_note == f"{loaded.kernels.level.value} kernels"
+    assert loaded.report.check.passed
+    storage = PageStorage.allocate(loaded.geometry, 4)
+    assert isinstance(choose_backend(loaded.layers, storage, loaded.kernels), NativeAttention)
+    assert isinstance(choose_ops(storage, loaded.kernels), NativeOps)
+    if loaded.report.num_packed_layers == 0 and loaded.kernels.level is Level.AVX2:
+        assert isinstance(loaded.body, LeanModel)
+        assert loaded.report.num_native_linears == 3 * 4 + 1
+
+
+def test_the_stock_decoder_has_them_too(llama: Path):
+    loaded = load_model(llama, dtype=DtypeChoice.FLOAT32, decoder=DecoderChoice.STOCK)
+    assert isinstance(loaded.body, torch.nn.Module)
+    swapped = [module for module in loaded.body.modules() if isinstance(module, NativeLinear)]
+    assert len(swapped) == loaded.report.num_native_linears
+    if loaded.report.num_packed_layers == 0:
+        assert len(swapped) == 3 * 7 + 1
+
+
+def test_they_can_be_switched_off(llama: Path):
+    loaded = load_model(llama, kernels=KernelUse.NEVER)
+    assert loaded.kernels is None
+    assert (loaded.report.num_native_linears, loaded.report.kernel_note) == (0, "no native kernels: switched off")
+    storage = PageStorage.allocate(loaded.geometry, 4)
+    assert isinstance(choose_backend(loaded.layers, storage, loaded.kernels), TorchAttention)
+    assert isinstance(choose_ops(storage, loaded.kernels), TorchOps)
+
+
+@pytest.mark.usefixtures("fresh_choice")
+def test_without_a_library_torch_serves_and_the_note_says_so(llama: Path, monkeypatch: pytest.MonkeyPatch):
+    def missing() -> tuple[Level, ...]:
+        raise KernelsUnavailable("portable kernels are not built (make kernels; it needs a C++ compiler)")
+
+    monkeypatch.setattr(choice, "available_levels", missing)
+    loaded = load_model(llama)
+    assert loaded.kernels is None
+    assert loaded.report.kernel_note.startswith("no native kernels: portable kernels are not built")
+    assert loaded.report.check.passed
+
+
+def spoiled(kernels: Kernels, name: str) -> Kernels:
+    """One function does nothing, so that its output is whatever was there."""
+    functions: dict[str, Any] = {name: lambda *_: None}
+    return replace(kernels, **functions)
+
+
+@pytest.mark.parametrize("name", ["norm", "gate", "rotate_and_write", "linear", "attend"])
+def test_the_check_on_numbers_finds_each_wrong_kernel(name: str):
+    assert first_wrong(best()) is None
+    assert first_wrong(spoiled(best(), name)) is not None
+
+
+@pytest.mark.usefixtures("fresh_choice")
+def test_a_level_that_computes_wrongly_is_passed_over(monkeypatch: pytest.MonkeyPatch):
+    levels = kernel_levels()
+    wrong = {levels[-1]: spoiled(best(), "attend")}
+    monkeypatch.setattr(choice, "load_kernels", lambda level: wrong.get(level) or load_kernels(level))
+    chosen = choose_kernels(KernelUse.AUTO, "cpu")
+    if len(levels) == 1:
+        assert chosen.kernels is None
+    else:
+        assert chosen.kernels is not None
+        assert chosen.kernels.level is levels[-2]
+    assert f"not {levels[-1].value}: attention of" in chosen.note
+
+
+def quiet_error(kernels: Kernels, name: str, spoil: Callable[..., None]) -> Kernels:
+    """Right on the numbers that the check tries; wrong once it serves."""
+    right = getattr(kernels, name)
+
+    def wrong(*arguments: Any) -> None:
+        right(*arguments)
+        spoil(*arguments)
+
+    functions: dict[str, Any] = {name: wrong}
+    return replace(kernels, **functions)
+
+
+def zero_output(_is_bf16: bool, _x: int, _w: int, _b: int, out: int, rows: int, _in: int, num_out: int) -> None:
+    ctypes.memset(out, 0, rows * num_out * 4)
+
+
+def test_products_that_fail_the_self_check_are_torchs_again(llama: Path, monkeypatch: pytest.MonkeyPatch):
+    bad = KernelChoice(quiet_error(best(), "linear", zero_output), "bad")
+    monkeypatch.setattr(loading, "choose_kernels", lambda *_: bad)
+    for decoder in (DecoderChoice.LEAN, DecoderChoice.STOCK):
+        loaded = load_model(llama, dtype=DtypeChoice.FLOAT32, decoder=decoder)
+        if loaded.report.num_packed_layers:
+            pytest.skip("packed weights multiply here")
+        assert loaded.report.num_native_linears == 0
+        assert "bad, but not for linear layers: logits differ" in loaded.report.kernel_note
+        assert loaded.report.check.passed
+        assert loaded.kernels is not None
+
+
+def test_an_attention_that_fails_the_self_check_leaves_torch_to_serve(llama: Path, monkeypatch: pytest.MonkeyPatch):
+    bad = KernelChoice(spoiled(best(), "attend"), "bad")
+    monkeypatch.setattr(loading, "choose_kernels", lambda *_: bad)
+    loaded = load_model(llama, dtype=DtypeChoice.FLOAT32)
+    assert loaded.kernels is None
+    assert "no native kernels: with them" in loaded.report.kernel_note
+    assert loaded.report.check.passed
+
+
+def test_levels_are_those_of_this_cpu_and_no_others():
+    """Every level below the best is there too, so that tests can run them all."""
+    levels = library.available_levels()
+    assert levels == tuple(Level)[: len(levels)]
+    assert not choose_kernels(KernelUse.AUTO, "cuda").kernels
