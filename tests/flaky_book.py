@@ -23,14 +23,16 @@ from baton.state.base import (
 class PartedBook:
     """One user's view of a shared `StateBook`; closing the view leaves the book open.
 
-    While `away` nothing answers. The answers to the next `num_claims_lost` claims are lost, but not the claims; while
-    `claims_answered` is not set, the answers are on their way.
+    While `away` nothing answers; `num_opens_refused` counts the calls that could not be entered therefore. The answers
+    to the next `num_claims_lost` claims are lost, but not the claims; while `claims_answered` is not set, the answers
+    are on their way.
     """
 
     def __init__(self, book: StateBook) -> None:
         self.shared = book
         self.away = False
         self.num_claims_lost = 0
+        self.num_opens_refused = 0
         self.claims_answered = asyncio.Event()
         self.claims_answered.set()
 
@@ -46,6 +48,7 @@ class PartedBook:
         return await self._there().get(id)
 
     async def open_call(self, record: CallRecord) -> bool:
+        self.num_opens_refused += self.away
         return await self._there().open_call(record)
 
     async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:

@@ -44,11 +44,12 @@ def held(num_requests: int = 1) -> list[At]:
 
 
 async def until_degraded(router: Router) -> None:
-    """Until the router knows that the book is away."""
+    """Until the router knows that the book is away: it could not enter a call."""
     body = {"model": "mock", "prompt": [1], "max_tokens": 1}
     async with asyncio.timeout(TIMEOUT_S):
-        while (await router.http.post(COMPLETIONS, json=body)).headers["x-baton-durable"] == "true":
-            pass
+        while not router.book.num_opens_refused:
+            answer = await router.http.post(COMPLETIONS, json=body)
+            assert answer.headers["x-baton-durable"] == "false"
 
 
 async def test_a_router_that_loses_the_book_loses_its_calls_and_its_client_sees_a_pause(tmp_path, book):
