@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import random
 import statistics
 import time
@@ -25,20 +24,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import uvloop
 from rich.console import Console
 
-from bench.arrangements import MIXED, SPLIT, UNCHUNKED, running_arrangements
+from bench.arrangements import MIXED, SPLIT, UNCHUNKED, running_clients
 from bench.load_client import LoadClient
 from bench.probes import LoopbackProbe
 from bench.rotations import Arm, Block, Finding, Remark, command_remark, find, rotate, save, table_of
 from bench.shapes import SHAPES
 from services.cli.bench.arrivals import gamma_arrivals
 from services.cli.bench.load import offer
-from services.cli.bench.prompts import Vocabulary
 from services.cli.bench.records import PlannedRequest, RequestRow
 
-WAIT_S = 600.0
 NUM_ALONE = 5
 
 
@@ -162,19 +158,8 @@ def alone(options: Options, client: LoadClient, runner: asyncio.Runner) -> Objec
 
 def run(options: Options, console: Console) -> tuple[Objectives, list[Block]]:
     """Measures. Raises `RuntimeError` when a request failed."""
-    vocabulary = Vocabulary(SHAPES[options.shape].vocab_size, options.seed)
-    with (
-        running_arrangements(
-            options.shape, options.seed, options.chunk_tokens, ("--dtype", options.dtype), console
-        ) as urls,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        contextlib.ExitStack() as stack,
-    ):
-        clients = {
-            name: LoadClient(url, vocabulary, timeout_s=WAIT_S, clock=time.perf_counter) for name, url in urls.items()
-        }
-        for client in clients.values():
-            stack.callback(_close, runner, client)
+    system = (options.shape, options.dtype, options.seed, options.chunk_tokens)
+    with running_clients(*system, console) as (runner, clients):
         with console.status("one request at a time"):
             for client in clients.values():
                 runner.run(client.ask(options.prompt_tokens[1], 2))
@@ -183,10 +168,6 @@ def run(options: Options, console: Console) -> tuple[Objectives, list[Block]]:
         return objectives, rotate(
             arms, lambda _: probe(), num_rotations=options.rotations, seed=options.seed, console=console
         )
-
-
-def _close(runner: asyncio.Runner, client: LoadClient) -> None:
-    runner.run(client.close())
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:

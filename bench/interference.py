@@ -13,28 +13,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from rich.console import Console
 
-from bench.arrangements import MIXED, SPLIT, UNCHUNKED, running_arrangements
+from bench.arrangements import MIXED, SPLIT, UNCHUNKED, running_clients
 from bench.load_client import LoadClient
 from bench.probes import LoopbackProbe
 from bench.rotations import Arm, Block, Finding, Remark, command_remark, find, rotate, save, table_of
 from bench.shapes import SHAPES
 from services.cli.bench.distribution import percentile
-from services.cli.bench.prompts import Vocabulary
 
-WAIT_S = 300.0
 STREAM_PROMPT_TOKENS = 64
 PROMPT_OUTPUT_TOKENS = 2
 """With one there would be nothing to hand over."""
@@ -115,29 +110,14 @@ def _ratio(group: tuple[Block, ...]) -> float:
 
 def run(options: Options, console: Console) -> list[Block]:
     """Measures. Raises `RuntimeError` when a request failed."""
-    vocabulary = Vocabulary(SHAPES[options.shape].vocab_size, options.seed)
-    with (
-        running_arrangements(
-            options.shape, options.seed, options.chunk_tokens, ("--dtype", options.dtype), console
-        ) as urls,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        contextlib.ExitStack() as stack,
-    ):
-        clients = {
-            name: LoadClient(url, vocabulary, timeout_s=WAIT_S, clock=time.perf_counter) for name, url in urls.items()
-        }
-        for client in clients.values():
-            stack.callback(_close, runner, client)
+    system = (options.shape, options.dtype, options.seed, options.chunk_tokens)
+    with running_clients(*system, console) as (runner, clients):
         arms, probe = make_arms(options, clients, runner), LoopbackProbe()
         with console.status("a first round, which does not count"):
             for client in clients.values():
                 runner.run(client.streams(options.streams, STREAM_PROMPT_TOKENS, 2))
                 runner.run(client.ask(options.prompt_tokens[1], PROMPT_OUTPUT_TOKENS))
         return rotate(arms, lambda _: probe(), num_rotations=options.rotations, seed=options.seed, console=console)
-
-
-def _close(runner: asyncio.Runner, client: LoadClient) -> None:
-    runner.run(client.close())
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
