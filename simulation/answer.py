@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,12 +44,13 @@ def _alone(plan: ClientPlan, seed: int) -> list[int]:
 
 @dataclass(slots=True)
 class Answer:
-    """`received`: tokens of each choice. `last_event_id`: where to go on after a connection is lost."""
+    """`received`: tokens of each choice. `finished`: when a choice's end was heard. `last_event_id`: where to go on
+    after a connection is lost."""
 
     plan: ClientPlan
     expected: list[list[int]] = field(init=False)
     received: list[list[int]] = field(init=False)
-    finished: set[int] = field(default_factory=set)
+    finished: dict[int, float] = field(default_factory=dict)
     is_complete: bool = False
     last_event_id: str = ""
     failure: Failure | None = None
@@ -105,7 +107,7 @@ class Answer:
             raise Violation("I9", "tokens came after the end", self.plan.name)
         received.append(token)
         if said["finish_reason"] is not None:
-            self.finished.add(choice)
+            self.finished[choice] = asyncio.get_running_loop().time()
 
     def _done(self) -> None:
         if self.received != self.expected or len(self.finished) != len(self.expected):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from baton.domain.lifecycle import RequestState
 from baton.state.base import CallRecord, CallStatus, RequestRecord
+from services.router.api.custody import ENTRY_PATIENCE_S
 from simulation.client import GRACE_S, Client, Outcome
 from simulation.cluster import Cluster
 from simulation.oracle import Violation
@@ -27,7 +28,7 @@ async def check_book(cluster: Cluster, deadline_s: float, clients: list[Client])
         if call.status is CallStatus.ENDED:
             _check_jobs_ended(records)
         if _answered_by_one(cluster, client, call):
-            _check_states(client, records)
+            _check_states(client, records, cluster.book_host.lost_at_s)
             _check_lateness(client, deadline_s)
 
 
@@ -71,11 +72,16 @@ def _answered_by_one(cluster: Cluster, client: Client, call: CallRecord) -> bool
     )
 
 
-def _check_states(client: Client, records: list[RequestRecord | None]) -> None:
+def _check_states(client: Client, records: list[RequestRecord | None], lost_at_s: float) -> None:
+    """A choice that had ended when the book lost everything need not be written again."""
     states = [record.state if record is not None else None for record in records]
     match client.outcome:
         case Outcome.FINISHED:
-            agrees = all(state is RequestState.FINISHED for state in states)
+            forgotten = lost_at_s + ENTRY_PATIENCE_S  # its end may have been heard late: headers wait for the book
+            agrees = all(
+                state is RequestState.FINISHED or (state is None and client.answer.finished[choice] <= forgotten)
+                for choice, state in enumerate(states)
+            )
         case Outcome.FAILED:
             agrees = RequestState.FAILED in states
         case Outcome.HUNG_UP if client.began_at_s is None:  # while the answer's headers waited for the book
