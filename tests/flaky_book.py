@@ -23,20 +23,21 @@ from baton.state.base import (
 class PartedBook:
     """One user's view of a shared `StateBook`; closing the view leaves the book open.
 
-    While `away` nothing answers; `num_opens_refused` counts the calls that could not be entered therefore. The answers
-    to the next `num_claims_lost` claims are lost, but not the claims; while `claims_answered` is not set, the answers
-    are on their way.
+    While `away` nothing answers; `num_writes_refused` counts what a writer has noticed of that. The answers to the next
+    `num_claims_lost` claims are lost, but not the claims; while `claims_answered` is not set, the answers are on their
+    way.
     """
 
     def __init__(self, book: StateBook) -> None:
         self.shared = book
         self.away = False
         self.num_claims_lost = 0
-        self.num_opens_refused = 0
+        self.num_writes_refused = 0
         self.claims_answered = asyncio.Event()
         self.claims_answered.set()
 
     async def create(self, record: RequestRecord) -> bool:
+        self.num_writes_refused += self.away
         return await self._there().create(record)
 
     async def advance(
@@ -48,7 +49,7 @@ class PartedBook:
         return await self._there().get(id)
 
     async def open_call(self, record: CallRecord) -> bool:
-        self.num_opens_refused += self.away
+        self.num_writes_refused += self.away
         return await self._there().open_call(record)
 
     async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
@@ -93,6 +94,7 @@ class PartedBook:
         return self.shared.changes()
 
     async def ping(self) -> None:
+        self.num_writes_refused += self.away
         await self._there().ping()
 
     async def close(self) -> None:

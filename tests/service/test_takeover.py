@@ -44,10 +44,10 @@ def held(num_requests: int = 1) -> list[At]:
 
 
 async def until_degraded(router: Router) -> None:
-    """Until the router knows that the book is away: it could not enter a call."""
+    """Until the router knows that the book is away: it could not write, or was not answered when it had nothing to."""
     body = {"model": "mock", "prompt": [1], "max_tokens": 1}
     async with asyncio.timeout(TIMEOUT_S):
-        while not router.book.num_opens_refused:
+        while not router.book.num_writes_refused:
             answer = await router.http.post(COMPLETIONS, json=body)
             assert answer.headers["x-baton-durable"] == "false"
 
