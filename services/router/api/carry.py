@@ -61,7 +61,7 @@ class _Carried:
 
     task: asyncio.Task[BaseException | None]
     forsaken: bool = False
-    successor: CallRecord | None = None
+    successor: tuple[CallRecord, str] | None = None  # and its cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Carrier:
 
     def _begin(self, record: CallRecord, cause: str) -> None:
         if record.id in self._carried:
-            self._carried[record.id].successor = record
+            self._carried[record.id].successor = record, cause
             return
         charge = self._context.custody.adopt(record)
         log.info("call_carried_on", request_id=record.id, epoch=record.epoch, cause=cause)
@@ -186,7 +186,7 @@ class Carrier:
         else:
             charge.over(Cancelled("its client went away again") if carried.forsaken else asyncio.CancelledError())
         if carried.successor is not None and not self._draining:  # otherwise nobody would ever end it
-            self._begin(carried.successor, "client")
+            self._begin(*carried.successor)
             if carried.forsaken:
                 self._forsake(id)
 

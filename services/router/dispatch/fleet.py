@@ -68,6 +68,7 @@ class Fleet:
         self._trust = trust
         self._records: dict[Incarnation, WorkerRecord] = {}
         self._roll = Roll(limits.worker_ttl_s)
+        self._vouched: set[Incarnation] = set()  # whose last record has a good badge: told at a look, not a request
         self._suspected_until: dict[Incarnation, float] = {}
         self._watchers: dict[Incarnation, set[Callable[[], None]]] = {}
         self._index = PrefixIndex(MAX_INDEXED_PAGES)
@@ -232,7 +233,11 @@ class Fleet:
         # A restarted worker may have the old address: the old channel goes before the new record can be chosen.
         await asyncio.gather(*(self._channels.forget(record.address) for record in lost))
         for record in announced:
-            if record.incarnation not in self._records and not self._trust.vouches(record):
+            if self._trust.vouches(record):
+                self._vouched.add(record.incarnation)
+            else:
+                self._vouched.discard(record.incarnation)
+            if record.incarnation not in self._records and record.incarnation not in self._vouched:
                 log.warning("worker_not_trusted", worker=record.id, why=self._trust.complaint(record))
             self._records[record.incarnation] = record
             if record.load.step_age_s > self._limits.max_step_age_s:
@@ -249,6 +254,7 @@ class Fleet:
     def _forget(self, record: WorkerRecord) -> None:
         log.warning("worker_lost", worker=record.id, incarnation=record.incarnation)
         self._roll.forget(record.incarnation)
+        self._vouched.discard(record.incarnation)
         for table in (self._records, self._suspected_until):
             table.pop(record.incarnation, None)
         self._index.retain(frozenset(self._records))
@@ -264,7 +270,7 @@ class Fleet:
     def _eligible(self, record: WorkerRecord) -> bool:
         return (
             self._roll.has(record.incarnation, self._now())
-            and self._trust.vouches(record)
+            and record.incarnation in self._vouched
             and record.model == self._model
             and placeable(record, self._limits.max_step_age_s)
         )
