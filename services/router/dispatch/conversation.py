@@ -86,11 +86,17 @@ class Conversation:
                 raise told(decode_failure(event.failed), Side.PREFILL)
 
     def hear_decode(self, event: decode_pb2.GenerateEvent) -> Iterator[Step]:
-        """Steps that an event of the Generate stream allows. Raises as `hear_prefill`."""
+        """Steps that an event of the Generate stream allows. Raises as `hear_prefill`.
+
+        What decode said before it failed is not lost: once it has landed the seal is on its way, and is waited for.
+        """
         kind = event.WhichOneof("event")
         if kind == "failed":
-            raise told(decode_failure(event.failed), Side.DECODE)
-        if not self._sealed:
+            failure = told(decode_failure(event.failed), Side.DECODE)
+            if self._sealed or not self._held:
+                raise failure
+            self._held_end = failure
+        elif not self._sealed:
             self._held.append(event)
         elif kind == "landed":
             yield DecodeLanded()
@@ -105,7 +111,7 @@ class Conversation:
         if self._sealed:
             self.hear_loss(side, reason)
         elif side is Side.DECODE:
-            self._held_end = reason
+            self._held_end = self._held_end or reason
         else:
             raise reason
 

@@ -81,6 +81,22 @@ def test_decode_heard_first_waits_for_the_seal():
         next(heard)
 
 
+def test_what_decode_said_before_it_failed_is_not_lost_where_the_seal_is_heard_later():
+    conversation = Conversation(5)
+    failed = decode_pb2.GenerateEvent(failed=failure("link_broken"))
+    assert hear(conversation, LANDED, tokens(6), failed) == []
+    conversation.hear_end(Side.DECODE, silent(Side.DECODE, "ended"))
+    heard = conversation.hear_prefill(sealed(5))
+    assert [next(heard), next(heard), next(heard)] == [seal_step(5), DecodeLanded(), decoded(6)]
+    with pytest.raises(AttemptLost, match="said so"):
+        next(heard)
+
+
+def test_decode_that_fails_before_it_has_landed_does_not_wait_for_the_seal():
+    with pytest.raises(AttemptLost, match="said so"):
+        hear(Conversation(5), decode_pb2.GenerateEvent(failed=failure("link_broken")))
+
+
 @pytest.mark.parametrize(
     "events",
     [
