@@ -18,6 +18,7 @@ from baton.domain.worker import WorkerStatus
 from baton.engine.presence import Presence
 from baton.rpc.shutdown import shutdown_event
 from baton.settings.groups import WorkerSettings
+from baton.settings.process import keep_for_good
 from baton.settings.trust import read_trust, why_open
 from baton.settings.ucx import prepare_environment
 from baton.state.base import StateBook
@@ -165,6 +166,7 @@ async def serve_worker(
         log.warning("cluster_open", why=why)
     with shutdown_event() as stop:
         engine = assemble()
+        keep_for_good()
         async with AsyncExitStack() as stack:
             options = BookOptions(worker_ttl_s=settings.worker_ttl_s, heartbeat_s=settings.heartbeat_interval_s)
             book = await connect(settings.redis_url, options)

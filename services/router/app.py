@@ -21,6 +21,7 @@ from baton.domain.ids import OwnerId, new_incarnation
 from baton.rpc.client import Channels
 from baton.rpc.shutdown import shutdown_event
 from baton.settings.model_source import ModelFiles, model_name, resolve_model
+from baton.settings.process import keep_for_good
 from baton.settings.trust import read_trust, why_open
 from baton.state.base import StateBook
 from baton.state.connect import connect
@@ -114,6 +115,7 @@ async def serve(settings: RouterSettings) -> int:
     try:
         directory = await asyncio.to_thread(resolve_model, settings.model, ModelFiles.TEXT)
         text = await asyncio.to_thread(TextModel.load, directory)
+        keep_for_good()
         book = await connect(settings.redis_url, book_options(settings))
         with shutdown_event() as stop:
             return await run(settings, text, book, sock, stop)

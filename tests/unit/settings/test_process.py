@@ -30,3 +30,14 @@ def test_a_child_gets_this_environment_and_more(monkeypatch):
     monkeypatch.setenv("SOMETHING", "kept")
     environment = child_environment(thread_variables(2))
     assert (environment["OMP_NUM_THREADS"], environment["SOMETHING"]) == ("2", "kept")
+
+
+def test_what_is_kept_for_good_is_not_looked_through_and_later_garbage_still_is():
+    program = (
+        "import gc; from baton.settings.process import keep_for_good;"
+        "kept = [[] for _ in range(1000)]; keep_for_good();"
+        "print(any(one is kept[0] for one in gc.get_objects()), gc.get_freeze_count() > 1000);"
+        "ring = []; ring.append(ring); del ring; print(gc.collect())"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.split() == ["False", "True", "1"]
