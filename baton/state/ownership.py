@@ -31,14 +31,17 @@ class Ownership:
         owner: OwnerId,
         on_claimed: Callable[[CallRecord], Awaitable[None]],
         *,
+        on_lapsed: Callable[[], None] = lambda: None,
         owner_ttl_s: float = 1.0,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """`owner_ttl_s` is the book's (see `BookOptions`). `clock` is the running loop's unless given. `on_claimed`
-        must be quick: a call that it refuses with an exception is logged, and stays ours."""
+        must be quick: a call that it refuses with an exception is logged, and stays ours. `on_lapsed` hears of a
+        renewal that came after the lease's end: any of our calls may be somebody else's by now."""
         self._book = book
         self._owner = owner
         self._on_claimed = on_claimed
+        self._on_lapsed = on_lapsed
         self._ttl_s = owner_ttl_s
         self._clock = clock or _loop_time
         self._held_until = 0.0
@@ -114,10 +117,13 @@ class Ownership:
             await rang_within(self._closing, max(0.0, began + self._ttl_s / RENEWALS - self._clock()))
 
     def _renewed(self, began: float) -> None:
-        late = began >= self._held_until
+        late, is_first = began >= self._held_until, self._held_until == 0.0
         self._held_until = began + self._ttl_s
         if self._good_since is None or late:
             self._good_since = self._clock()
+        if late and not is_first:
+            _log.warning("lease_lapsed", owner=self._owner)
+            self._on_lapsed()
 
     def _failed(self, error: Exception) -> None:
         if self._good_since is not None:

@@ -179,6 +179,12 @@ class BookWriter:
         if journal.num_waiting >= MAX_WAITING_TOKENS:
             self._scribe.full()
 
+    def doubt(self) -> None:
+        """Our lease had ended meanwhile: the book is asked of everything live whether it is ours still, so that
+        `on_superseded` hears of a job that has nothing to write, too."""
+        self._backlog.doubt_live()
+        self._scribe.noted()
+
     def start(self) -> None:
         """Starts the task, inside a running loop; idempotent."""
         self._scribe.start()

@@ -183,7 +183,7 @@ async def open_upper_half(settings: RouterSettings, text: TextModel, half: Lower
     """
     memory = half.memory
     front = build_front(text, half.dispatcher, api_limits(settings, text), half.stopwatch, memory)
-    ownership = Ownership(memory.store, memory.owner, front.carrier.take)
+    ownership = Ownership(memory.store, memory.owner, front.carrier.take, on_lapsed=half.writer.doubt)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(ownership.close)
         stack.push_async_callback(half.writer.flush, LAST_WORDS_S)

@@ -242,6 +242,17 @@ async def test_a_silent_job_that_was_claimed_is_noticed_after_an_outage() -> Non
     assert heard == [AttemptId(RequestId("a"), 1)]
 
 
+async def test_a_silent_job_that_was_claimed_is_noticed_when_its_router_s_lease_had_lapsed() -> None:
+    """The book was never away for the writer: somebody else noticed, and says so."""
+    book, heard = FaultyBook(), list[AttemptId]()
+    async with asyncio.timeout(10), new_writer(book, on_superseded=heard.append) as writer:
+        await _decoding(book, writer)
+        await book.inner.claim_call(RequestId("c"), 1, THEIRS)
+        assert (await writer.flush(10), heard) == (0, [])
+        writer.doubt()
+        assert (await writer.flush(10), heard) == (0, [AttemptId(RequestId("a"), 1)])
+
+
 async def test_a_job_that_is_carried_on_goes_on_where_the_journal_ends() -> None:
     book = FaultyBook()
     async with asyncio.timeout(10), new_writer(book) as writer:

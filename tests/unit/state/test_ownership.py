@@ -44,13 +44,15 @@ class World:
 
     now: float = 1000.0
     claimed: list[CallRecord] = field(default_factory=list)
+    num_lapses: int = 0
 
     def __post_init__(self) -> None:
         self.book = _Book(BookOptions(owner_ttl_s=TTL_S), clock=lambda: self.now)
         self.ownership = self.owned_by(OURS)
 
     def owned_by(self, owner: OwnerId) -> Ownership:
-        return Ownership(self.book, owner, self._claimed, owner_ttl_s=TTL_S, clock=lambda: self.now)
+        lapsed = self._lapsed if owner == OURS else lambda: None
+        return Ownership(self.book, owner, self._claimed, on_lapsed=lapsed, owner_ttl_s=TTL_S, clock=lambda: self.now)
 
     def holds(self) -> bool:
         return self.ownership.held
@@ -66,6 +68,9 @@ class World:
     async def _claimed(self, call: CallRecord) -> None:
         self.claimed.append(call)
 
+    def _lapsed(self) -> None:
+        self.num_lapses += 1
+
 
 async def test_the_lease_is_held_from_the_first_renewal_until_renewals_stop() -> None:
     world = World()
@@ -78,6 +83,21 @@ async def test_the_lease_is_held_from_the_first_renewal_until_renewals_stop() ->
     assert world.holds()
     world.now += BEAT_S
     assert not world.holds()
+
+
+async def test_a_renewal_after_the_lease_s_end_is_told_once_and_no_other() -> None:
+    world = World()
+    await world.beats(8)
+    world.book.away = True
+    await world.beats(RENEWALS - 2)
+    world.book.away = False
+    await world.beats(8)
+    assert world.num_lapses == 0
+    world.book.away = True
+    await world.beats(RENEWALS)
+    world.book.away = False
+    await world.beats(8)
+    assert world.num_lapses == 1
 
 
 async def test_orphans_are_claimed_after_a_whole_lease_of_good_answers_and_handed_over_once() -> None:
