@@ -7,20 +7,17 @@
 
 namespace {
 
-// outputs x rows sums in registers: enough independent ones to hide an FMA's latency, few enough not to spill.
+// outputs x rows sums in registers: enough independent ones to hide an FMA's latency, few enough not to spill. The
+// outputs are `apart` of each other.
 template <typename T, int kOutputs, int kRows>
 void block(const T* weight, int64_t num_in, const typename Dot<T>::Prepared* x, int64_t x_stride, const T* bias, T* out,
-           int64_t out_stride) {
+           int64_t out_stride, int64_t apart) {
     using D = Dot<T>;
-    constexpr int64_t kMaxBytesAhead = 96 * 1024;
-    const int64_t next = kOutputs * num_in, ahead = next * (int64_t)sizeof(T) <= kMaxBytesAhead ? next : 0;
     Vec sums[kOutputs][kRows] = {};
     for (int64_t i = 0; i < num_in; i += kSpan) {
-        // The machine guesses on along a row, and short rows end before it has begun: the next block is asked for here.
-        for (int o = 0; o < kOutputs; o++) __builtin_prefetch(weight + o * num_in + ahead + i);
         for (int part = 0; part < D::kParts; part++) {
             Vec w[kOutputs];
-            for (int o = 0; o < kOutputs; o++) w[o] = D::part(weight + o * num_in + i, part);
+            for (int o = 0; o < kOutputs; o++) w[o] = D::part(weight + o * apart * num_in + i, part);
             for (int r = 0; r < kRows; r++) {
                 const Vec v = D::part_prepared(x + r * x_stride + i, part);
                 for (int o = 0; o < kOutputs; o++) sums[o][r] = D::add(sums[o][r], w[o], v);
@@ -36,32 +33,36 @@ void block(const T* weight, int64_t num_in, const typename Dot<T>::Prepared* x, 
     }
     for (int r = 0; r < kRows; r++)
         for (int o = 0; o < kOutputs; o++)
-            narrow(totals[r * kOutputs + o] + (bias ? widen(bias[o]) : 0.0f), out + r * out_stride + o);
+            narrow(totals[r * kOutputs + o] + (bias ? widen(bias[o * apart]) : 0.0f), out + r * out_stride + o * apart);
 }
 
 // All rows for `kOutputs` outputs, at most `kRows` at a time; the weights come from memory once and then from the cache.
 template <typename T, int kOutputs, int kRows>
 void outputs(const T* weight, int64_t num_in, const typename Dot<T>::Prepared* x, int64_t x_stride, const T* bias,
-             T* out, int64_t out_stride, int64_t num_rows) {
+             T* out, int64_t out_stride, int64_t num_rows, int64_t apart) {
     if (num_rows >= kRows) {
-        block<T, kOutputs, kRows>(weight, num_in, x, x_stride, bias, out, out_stride);
+        block<T, kOutputs, kRows>(weight, num_in, x, x_stride, bias, out, out_stride, apart);
         x += kRows * x_stride, out += kRows * out_stride, num_rows -= kRows;
-        if (num_rows > 0) outputs<T, kOutputs, kRows>(weight, num_in, x, x_stride, bias, out, out_stride, num_rows);
+        if (num_rows > 0)
+            outputs<T, kOutputs, kRows>(weight, num_in, x, x_stride, bias, out, out_stride, num_rows, apart);
     } else if constexpr (kRows > 1) {
-        outputs<T, kOutputs, kRows / 2>(weight, num_in, x, x_stride, bias, out, out_stride, num_rows);
+        outputs<T, kOutputs, kRows / 2>(weight, num_in, x, x_stride, bias, out, out_stride, num_rows, apart);
     }
 }
 
+// The outputs that are computed together are as far apart as they can be: each then reads on through memory without a
+// break, row after row, as the machine guesses it will. Adjacent rows, when they are short, end before it has guessed.
 template <typename T, int kOutputs, int kRows>
 void product(const T* weight, int64_t num_in, int64_t num_out, const typename Dot<T>::Prepared* x, const T* bias, T* out,
              int64_t num_rows) {
+    const int64_t apart = num_out / kOutputs;
     int64_t o = 0;
-    for (; o + kOutputs <= num_out; o += kOutputs)
+    for (; o < apart; o++)
         outputs<T, kOutputs, kRows>(weight + o * num_in, num_in, x, num_in, bias ? bias + o : nullptr, out + o, num_out,
-                                    num_rows);
-    for (; o < num_out; o++)
+                                    num_rows, apart);
+    for (o *= kOutputs; o < num_out; o++)
         outputs<T, 1, kRows>(weight + o * num_in, num_in, x, num_in, bias ? bias + o : nullptr, out + o, num_out,
-                             num_rows);
+                             num_rows, 0);
 }
 
 constexpr int64_t kRowsAtOnce = 16;  // their prepared numbers stay in the second cache
