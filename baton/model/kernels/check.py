@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from baton.domain.request import SamplingParams
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.model.attention.base import AttentionCall, Segment, StepMetadata, plan_step
 from baton.model.attention.native_backend import NativeAttention
 from baton.model.attention.torch_backend import TorchAttention
+from baton.model.distribution import Filters, draw, filtered
 from baton.model.kernels.library import Kernels
 from baton.model.kernels.linear import NativeProduct
 from baton.model.kernels.ops import NativeOps
+from baton.model.kernels.sampling import NativeChooser
 from baton.model.ops import Activation, HeadNorms, HeadShape, Ops, RopeTable, TorchOps
 from baton.model.storage import PageStorage
 
@@ -32,7 +35,17 @@ def first_wrong(kernels: Kernels) -> str | None:
             error = ((got.double() - wanted.double()).abs().max() / wanted.double().abs().max()).item()
             if not error <= bound:  # a NaN is wrong
                 return f"{name} of {dtype} is off by {error:.2g}"
-    return None
+    return None if _chooses_right(kernels) else "the choice of tokens is another one than torch's"
+
+
+def _chooses_right(kernels: Kernels) -> bool:
+    logits = 3 * torch.randn(5, 5000, generator=torch.Generator().manual_seed(0))
+    rows = [SamplingParams(top_k=40), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1), SamplingParams()]
+    rows.append(SamplingParams(temperature=0.5, top_k=500, top_p=0.7, min_p=0.01))
+    uniforms = [0.1, 0.3, 0.5, 0.7, 0.9]
+    chooser = NativeChooser(kernels)
+    drawn = draw(filtered(logits, Filters.of(rows, logits.shape[1])), uniforms).tolist()
+    return chooser.drawn(logits, rows, uniforms) == drawn and chooser.likeliest(logits) == logits.argmax(-1).tolist()
 
 
 def _trials(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:

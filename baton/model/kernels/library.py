@@ -16,7 +16,8 @@ import torch
 
 from baton.model.kernels.build import Level, Recipe, digest_of, recipes
 
-_BOOL, _INT, _FLOAT, _ADDRESS = ctypes.c_bool, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_BOOL, _INT, _ADDRESS = ctypes.c_bool, ctypes.c_int64, ctypes.c_void_p
+_FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 
 
 class KernelsUnavailable(Exception):
@@ -37,6 +38,8 @@ class Kernels:
     gate: Callable[..., None]
     linear: Callable[..., None]
     attend: Callable[..., None]
+    likeliest: Callable[..., None]
+    draw: Callable[..., None]
 
 
 def takes(dtype: torch.dtype) -> bool:
@@ -69,6 +72,8 @@ def open_kernels(recipe: Recipe, path: Path) -> Kernels:
         gate=_function(library, "gate", _BOOL, _BOOL, _ADDRESS, _INT, _INT, _ADDRESS),
         linear=_function(library, "linear", _BOOL, *[_ADDRESS] * 4, _INT, _INT, _INT),
         attend=_function(library, "attend", _BOOL, _ADDRESS, _ADDRESS),
+        likeliest=_function(library, "likeliest", _ADDRESS, _INT, _INT, _ADDRESS),
+        draw=_function(library, "draw", _ADDRESS, _INT, _FLOAT, _INT, _FLOAT, _FLOAT, _DOUBLE, _ADDRESS),
     )
 
 

@@ -1,0 +1,47 @@
+"""Choosing tokens with the native kernels: a pass or two over a row's logits, and nothing sorted.
+
+What `baton.model.sampler` calls instead of torch where the logits lie on the CPU. Same filters, same order of the draw,
+same numbers up to rounding as `baton.model.distribution`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from baton.domain.request import SamplingParams
+from baton.model.distribution import MIN_TEMPERATURE
+from baton.model.kernels.library import Kernels
+
+
+class NativeChooser:
+    """A `Chooser` for float32 and bfloat16 logits [rows, vocab_size] on the CPU."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def likeliest(self, logits: torch.Tensor) -> list[int]:
+        """Each row's; of equals the lowest id."""
+        logits = _readable(logits)
+        tokens = torch.empty(logits.shape[0], dtype=torch.int64)
+        self._kernels.likeliest(logits.data_ptr(), *logits.shape, tokens.data_ptr())
+        return tokens.tolist()
+
+    def drawn(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[int]:
+        """One token a row, by its parameters and its number in [0, 1)."""
+        logits = _readable(logits)
+        tokens = torch.empty(len(rows), dtype=torch.int64)
+        vocab_size = logits.shape[1]
+        for index, (row, uniform) in enumerate(zip(rows, uniforms, strict=True)):
+            self._kernels.draw(
+                *(logits.data_ptr() + 4 * index * vocab_size, vocab_size, max(row.temperature, MIN_TEMPERATURE)),
+                *(row.top_k, row.top_p, row.min_p, uniform, tokens.data_ptr() + 8 * index),
+            )
+        return tokens.tolist()
+
+
+def _readable(logits: torch.Tensor) -> torch.Tensor:
+    if not logits.is_cpu or logits.dim() != 2:
+        raise ValueError(f"kernels choose from [rows, vocab_size] on the CPU, not {tuple(logits.shape)}")
+    return logits.float().contiguous()
