@@ -154,7 +154,7 @@ class SimPuller:
             flight.fail("the source cannot be reached")
             return
         for remote, local in zip(pull.remote_pages, pull.local_pages, strict=True):
-            self._memory.page(local)[:] = source.memory.page(remote)
+            self._memory.write([local], source.memory.read([remote]))
         flight.num_bytes = len(pull.local_pages) * self._memory.page_bytes
         flight.land()
 

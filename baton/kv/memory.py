@@ -1,22 +1,71 @@
-"""The bytes of a page pool in host memory: mapped once, huge-page backed, never unmapped while the process lives.
+"""The bytes of a page pool: what transfers may ask of them, and those in host memory.
 
-NIXL peers hold this address; memory that came and went would be a segmentation fault in somebody else's read
-(NIXL's source and our measurements agree), so there is no `close`.
+Host memory is mapped once, huge-page backed, never unmapped while the process lives; a GPU's is `baton.model`'s. NIXL
+peers hold a pool's address; memory that came and went would be a segmentation fault in somebody else's read (NIXL's
+source and our measurements agree), so there is no `close`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import enum
 import mmap
+from collections.abc import Sequence
+from typing import Protocol
 
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
+class MemoryKind(enum.Enum):
+    """NIXL's names for kinds of memory."""
+
+    DRAM = "DRAM"
+    VRAM = "VRAM"
+
+
+class PoolMemory(Protocol):
+    """`num_pages` x `page_bytes`, page `i` at `address + i * page_bytes` of a device's memory or of the host's.
+
+    `read` and `write` may be called from any thread, for pages that nobody else writes meanwhile.
+    """
+
+    @property
+    def num_pages(self) -> int: ...
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def kind(self) -> MemoryKind: ...
+
+    @property
+    def device_id(self) -> int:
+        """The GPU's index; 0 for host memory."""
+        ...
+
+    def read(self, pages: Sequence[int]) -> list[memoryview]:
+        """The bytes of each of `pages`: of host memory themselves, of a device's a copy on the host.
+
+        A caller asks for no more pages at once than it could hold. Raises `IndexError` outside the pool.
+        """
+        ...
+
+    def write(self, pages: Sequence[int], contents: Sequence[memoryview]) -> None:
+        """Puts `contents`, `page_bytes` each, into `pages`; they are there when it returns. Raises `IndexError`."""
+        ...
+
+
 class PageMemory:
-    """`num_pages` x `page_bytes` of zeroed memory, page `i` at `address + i * page_bytes`.
+    """A `PoolMemory` on the host, zeroed.
 
     `prefault`: take the memory from the kernel now; a first touch in the middle of a transfer costs most of its speed.
     """
+
+    kind = MemoryKind.DRAM
+    device_id = 0
 
     def __init__(self, num_pages: int, page_bytes: int, *, prefault: bool = False) -> None:
         if num_pages < 1 or page_bytes < 1:
@@ -42,3 +91,12 @@ class PageMemory:
             raise IndexError(f"page {page_id} is outside a pool of {self.num_pages}")
         start = page_id * self.page_bytes
         return self.buffer[start : start + self.page_bytes]
+
+    def read(self, pages: Sequence[int]) -> list[memoryview]:
+        """See `PoolMemory`; nothing is copied."""
+        return [self.page(page) for page in pages]
+
+    def write(self, pages: Sequence[int], contents: Sequence[memoryview]) -> None:
+        """See `PoolMemory`."""
+        for page, content in zip(pages, contents, strict=True):
+            self.page(page)[:] = content

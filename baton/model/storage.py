@@ -18,11 +18,18 @@ from baton.kv.memory import PageMemory
 
 
 class PageStorage:
-    """`pool` is [num_pages, elements of a page], contiguous; `host`, if any, the tier that preempted rows go to."""
+    """`pool` is [num_pages, elements of a page], contiguous; `host`, if any, the tier that preempted rows go to.
 
-    def __init__(self, geometry: KVGeometry, pool: torch.Tensor, host: PageMemory | None = None) -> None:
+    With a scratch page the pool has one page more, the last, which belongs to no request: rows that only fill a batch
+    up to a fixed size write there.
+    """
+
+    def __init__(
+        self, geometry: KVGeometry, pool: torch.Tensor, host: PageMemory | None = None, *, has_scratch: bool = False
+    ) -> None:
         self.geometry = geometry
-        self.num_pages = pool.shape[0]
+        self.num_pages = pool.shape[0] - has_scratch
+        self.scratch_page = self.num_pages if has_scratch else None
         self._pool = pool
         self._host = None if host is None else _as_pages(host, geometry)
         spans = [
@@ -45,11 +52,18 @@ class PageStorage:
 
     @classmethod
     def allocate(
-        cls, geometry: KVGeometry, num_pages: int, device: str = "cpu", host: PageMemory | None = None
+        cls,
+        geometry: KVGeometry,
+        num_pages: int,
+        device: str = "cpu",
+        host: PageMemory | None = None,
+        *,
+        has_scratch: bool = False,
     ) -> PageStorage:
         """A zeroed pool on `device`, for GPUs (its address is then device memory) and for checks."""
-        num_elements = geometry.page_bytes // DTYPE_BYTES[geometry.dtype]
-        return cls(geometry, torch.zeros(num_pages, num_elements, dtype=_dtype(geometry), device=device), host)
+        shape = num_pages + has_scratch, geometry.page_bytes // DTYPE_BYTES[geometry.dtype]
+        pool = torch.zeros(shape, dtype=_dtype(geometry), device=device)
+        return cls(geometry, pool, host, has_scratch=has_scratch)
 
     @property
     def address(self) -> int:
@@ -59,6 +73,15 @@ class PageStorage:
     @property
     def device(self) -> torch.device:
         return self._pool.device
+
+    def page_bytes(self) -> torch.Tensor:
+        """The pool, without a scratch page, as uint8 [num_pages, bytes of a page], on its device."""
+        return self._pool[: self.num_pages].view(torch.uint8)
+
+    def finish(self) -> None:
+        """Returns when the device has done what this thread asked of it; of host memory that is always so."""
+        if self._pool.is_cuda:
+            torch.cuda.current_stream(self.device).synchronize()
 
     def keys(self, layer: int) -> torch.Tensor:
         """One layer's K over the whole pool: [num_pages, num_kv_heads, page_size, k_head_dim], strided."""

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import xxhash
 
 from baton.domain.ids import PageId
-from baton.kv.memory import PageMemory
+from baton.kv.memory import PoolMemory
+
+READ_BYTES = 16 * 1024 * 1024
+"""Of pages that are read at once, or one page where that is more: memory of a device is copied to be read."""
 
 
 def page_digest(page: memoryview) -> int:
@@ -18,12 +21,18 @@ def page_digest(page: memoryview) -> int:
     return xxhash.xxh3_64_intdigest(page)
 
 
-def digest_pages(memory: PageMemory, pages: Sequence[PageId]) -> tuple[int, ...]:
+def digest_pages(memory: PoolMemory, pages: Sequence[PageId]) -> tuple[int, ...]:
     """The digests of `pages`, in order. Raises `IndexError` for a page outside the pool."""
-    return tuple(page_digest(memory.page(page)) for page in pages)
+    return tuple(_digests(memory, pages))
 
 
-def mismatches(memory: PageMemory, pages: Sequence[PageId], digests: Sequence[int]) -> list[int]:
+def mismatches(memory: PoolMemory, pages: Sequence[PageId], digests: Sequence[int]) -> list[int]:
     """Positions in `pages` whose bytes do not have the digest at the same position."""
-    pairs = zip(pages, digests, strict=True)
-    return [position for position, (page, digest) in enumerate(pairs) if page_digest(memory.page(page)) != digest]
+    pairs = zip(_digests(memory, pages), digests, strict=True)
+    return [position for position, (found, wanted) in enumerate(pairs) if found != wanted]
+
+
+def _digests(memory: PoolMemory, pages: Sequence[PageId]) -> Iterator[int]:
+    step = max(1, READ_BYTES // memory.page_bytes)
+    for start in range(0, len(pages), step):
+        yield from map(page_digest, memory.read(pages[start : start + step]))

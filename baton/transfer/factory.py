@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.kv.memory import PageMemory
+from baton.kv.memory import PoolMemory
 from baton.transfer import nixl, stream
 from baton.transfer.base import OnPullEvent
 from baton.transfer.nixl_agent import nixl_available
@@ -44,7 +44,7 @@ def make_source(
     transport: str,
     worker_id: WorkerId,
     incarnation: Incarnation,
-    memory: PageMemory,
+    memory: PoolMemory,
     trust: ClusterTrust = OPEN_CLUSTER,
 ) -> nixl.NixlSource | stream.StreamSource:
     """Makes this process's pool readable. A `StreamSource` still has to be mounted in the Handoff service.
@@ -62,7 +62,7 @@ def make_puller(
     transport: str,
     worker_id: WorkerId,
     incarnation: Incarnation,
-    memory: PageMemory,
+    memory: PoolMemory,
     on_event: OnPullEvent,
     trust: ClusterTrust = OPEN_CLUSTER,
 ) -> ThreadedPuller:

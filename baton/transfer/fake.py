@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.domain.errors import LinkBroken
-from baton.domain.ids import Incarnation, WorkerId
-from baton.kv.memory import PageMemory
+from baton.domain.ids import Incarnation, PageId, WorkerId
+from baton.kv.memory import PoolMemory
 from baton.transfer.base import OnPullEvent, SourceInfo
 from baton.transfer.digest import mismatches
 from baton.transfer.flight import Clock, Flight, why_impossible
@@ -47,7 +47,7 @@ class FakeSource:
 
     transport = TRANSPORT
 
-    def __init__(self, fabric: FakeFabric, worker_id: WorkerId, incarnation: Incarnation, memory: PageMemory) -> None:
+    def __init__(self, fabric: FakeFabric, worker_id: WorkerId, incarnation: Incarnation, memory: PoolMemory) -> None:
         self.memory = memory
         self.paused = False
         self.closed = False
@@ -93,7 +93,7 @@ class _Move:
 class FakeMover:
     """Copies pages by memcpy when they are due. See `baton.transfer.puller.Mover`."""
 
-    def __init__(self, fabric: FakeFabric, memory: PageMemory, clock: Clock = time.monotonic) -> None:
+    def __init__(self, fabric: FakeFabric, memory: PoolMemory, clock: Clock = time.monotonic) -> None:
         self._fabric = fabric
         self._memory = memory
         self._clock = clock
@@ -143,16 +143,20 @@ class FakeMover:
 
     def _copy(self, move: _Move) -> None:
         pull = move.flight.pull
-        for remote, local in zip(pull.remote_pages, pull.local_pages, strict=True):
-            self._memory.page(local)[:] = move.link.source.memory.page(remote)
+        self._memory.write(pull.local_pages, move.link.source.memory.read(pull.remote_pages))
         if move.fault.kind is FaultKind.CORRUPT:
-            self._memory.page(pull.local_pages[move.fault.position])[0] ^= 1
+            self._flip_a_bit(pull.local_pages[move.fault.position])
         move.flight.num_bytes = len(pull.local_pages) * self._memory.page_bytes
         move.flight.land([] if pull.digests is None else mismatches(self._memory, pull.local_pages, pull.digests))
+
+    def _flip_a_bit(self, page: PageId) -> None:
+        content = bytearray(self._memory.read([page])[0])
+        content[0] ^= 1
+        self._memory.write([page], [memoryview(content)])
 
 
 class FakePuller(ThreadedPuller):
     """A `FakeMover` in a transfer thread of its own, on the real clock."""
 
-    def __init__(self, fabric: FakeFabric, memory: PageMemory, on_event: OnPullEvent) -> None:
+    def __init__(self, fabric: FakeFabric, memory: PoolMemory, on_event: OnPullEvent) -> None:
         super().__init__(TRANSPORT, memory.page_bytes, lambda wake: FakeMover(fabric, memory), on_event)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.kv.memory import PageMemory
+from baton.kv.memory import PoolMemory
 from baton.transfer.base import OnPullEvent
 from baton.transfer.nixl_agent import NixlAgent
 from baton.transfer.nixl_metadata import agent_name, encode_metadata
 from baton.transfer.nixl_mover import UNKNOWN_PATH, NixlMover
 from baton.transfer.puller import Mover, ThreadedPuller
-from baton.transfer.region import MemoryRegion, region_of
+from baton.transfer.region import region_of
 
 TRANSPORT = "nixl"
 
@@ -27,7 +27,7 @@ class NixlSource:
         self,
         worker_id: WorkerId,
         incarnation: Incarnation,
-        memory: PageMemory | MemoryRegion,
+        memory: PoolMemory,
         trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:
         """Raises `ImportError` without NIXL and `LinkBroken` when UCX cannot start."""
@@ -55,7 +55,7 @@ class NixlPuller(ThreadedPuller):
         self,
         worker_id: WorkerId,
         incarnation: Incarnation,
-        memory: PageMemory | MemoryRegion,
+        memory: PoolMemory,
         on_event: OnPullEvent,
         trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:

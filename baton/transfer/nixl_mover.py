@@ -19,7 +19,7 @@ import structlog
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.kv.memory import PageMemory
+from baton.kv.memory import MemoryKind, PoolMemory
 from baton.transfer.base import SourceInfo
 from baton.transfer.digest import mismatches
 from baton.transfer.flight import Flight, why_impossible
@@ -47,6 +47,7 @@ class _Link:
     info: SourceInfo
     peer: str
     pages: Any
+    kind: MemoryKind
     num_reads: int = 0
     num_flights: int = 0
     broken: str | None = None
@@ -92,7 +93,7 @@ class NixlMover:
     def __init__(
         self,
         agent: NixlAgent,
-        memory: PageMemory | MemoryRegion,
+        memory: PoolMemory,
         paths: dict[WorkerId, str],
         trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:
@@ -140,7 +141,7 @@ class NixlMover:
             region = MemoryRegion(
                 source.base_address, source.num_pages, source.page_bytes, metadata.device_id, metadata.kind
             )
-            return _Link(source, peer, self._agent.remote_pages(peer, region))
+            return _Link(source, peer, self._agent.remote_pages(peer, region), metadata.kind)
         except LinkBroken:
             self._agent.remove_peer(peer)
             raise
@@ -167,8 +168,6 @@ class NixlMover:
             flight.fail(f"no link to {flight.pull.source}")
         elif reason := why_impossible(flight.pull, self._region.num_pages, link.info):
             flight.fail(reason)
-        elif flight.pull.digests is not None and not isinstance(self._memory, PageMemory):
-            flight.fail("digests of device memory cannot be checked")
         else:
             link.num_flights += 1
             self._jobs.append(_Job(flight, link))
@@ -272,15 +271,16 @@ class NixlMover:
     def _arrive(self, read: _Read) -> None:
         job, pull = read.job, read.job.flight.pull
         job.flight.num_bytes += (read.stop - read.start) * self._region.page_bytes
-        if pull.digests is not None and not job.flight.late and isinstance(self._memory, PageMemory):
+        if pull.digests is not None and not job.flight.late:
             part = slice(read.start, read.stop)
             wrong = mismatches(self._memory, pull.local_pages[part], pull.digests[part])
             job.corrupt += [read.start + position for position in wrong]
 
     def _note_path(self, read: _Read, state: ReadState) -> None:
         if (read.stop - read.start) * self._region.page_bytes >= 1024 * 1024:
-            path = CMA_PATH if state is ReadState.DONE else UNKNOWN_PATH
-            self._paths[read.job.link.info.worker_id] = path
+            link = read.job.link
+            on_hosts = self._region.kind is link.kind is MemoryKind.DRAM  # a GPU's memory is never copied by the kernel
+            self._paths[link.info.worker_id] = CMA_PATH if on_hosts and state is ReadState.DONE else UNKNOWN_PATH
 
     def _end_finished(self) -> None:
         for job in list(self._finished()):

@@ -1,18 +1,10 @@
-"""Where a pool's pages lie, as a value: in host memory, or on a device that only NIXL can reach."""
+"""Where a pool's pages lie, as a value: in this process or in another one, in host memory or on a device."""
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
-from baton.kv.memory import PageMemory
-
-
-class MemoryKind(enum.Enum):
-    """NIXL's names for kinds of memory."""
-
-    DRAM = "DRAM"
-    VRAM = "VRAM"
+from baton.kv.memory import MemoryKind, PoolMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +22,6 @@ class MemoryRegion:
         return self.num_pages * self.page_bytes
 
 
-def region_of(memory: PageMemory | MemoryRegion) -> MemoryRegion:
+def region_of(memory: PoolMemory) -> MemoryRegion:
     """The region a pool occupies."""
-    if isinstance(memory, MemoryRegion):
-        return memory
-    return MemoryRegion(memory.address, memory.num_pages, memory.page_bytes)
+    return MemoryRegion(memory.address, memory.num_pages, memory.page_bytes, memory.device_id, memory.kind)

@@ -17,7 +17,7 @@ import grpc.aio
 
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.kv.memory import PageMemory
+from baton.kv.memory import PoolMemory
 from baton.rpc.channel import open_sync_channel, ticketed
 from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
 from baton.transfer.base import OnPullEvent, SourceInfo
@@ -43,7 +43,7 @@ class StreamSource:
 
     transport = TRANSPORT
 
-    def __init__(self, incarnation: Incarnation, memory: PageMemory) -> None:
+    def __init__(self, incarnation: Incarnation, memory: PoolMemory) -> None:
         self._incarnation = incarnation
         self._memory = memory
         self._closed = False
@@ -75,13 +75,13 @@ class StreamSource:
             if self._closed:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the source is closed")
             pages = request.pages[start : start + step]
-            yield handoff_pb2.PageBytes(data=b"".join(self._memory.page(page) for page in pages))
+            yield handoff_pb2.PageBytes(data=b"".join(self._memory.read(pages)))
 
 
 class StreamPuller(ThreadedPuller):
     """Decode's side."""
 
-    def __init__(self, memory: PageMemory, on_event: OnPullEvent, trust: ClusterTrust = OPEN_CLUSTER) -> None:
+    def __init__(self, memory: PoolMemory, on_event: OnPullEvent, trust: ClusterTrust = OPEN_CLUSTER) -> None:
         def make_mover(wake: Callable[[], None]) -> StreamMover:
             return StreamMover(memory, wake, trust)
 
@@ -123,7 +123,7 @@ class _Job:
 class StreamMover:
     """See `baton.transfer.puller.Mover`."""
 
-    def __init__(self, memory: PageMemory, wake: Callable[[], None], trust: ClusterTrust = OPEN_CLUSTER) -> None:
+    def __init__(self, memory: PoolMemory, wake: Callable[[], None], trust: ClusterTrust = OPEN_CLUSTER) -> None:
         self._memory = memory
         self._wake = wake
         self._trust = trust
@@ -188,7 +188,7 @@ class StreamMover:
             link.close()
 
 
-def _read(link: _Link, flight: Flight, memory: PageMemory) -> _Landed:
+def _read(link: _Link, flight: Flight, memory: PoolMemory) -> _Landed:
     """In a lane: reads the pages of a flight until they are all there, the deadline passes or the source fails."""
     pull, num_pages = flight.pull, 0
     corrupt: list[int] = []
@@ -213,14 +213,14 @@ def _read(link: _Link, flight: Flight, memory: PageMemory) -> _Landed:
     return _Landed(num_pages * memory.page_bytes, tuple(corrupt), failure)
 
 
-def _store(data: bytes, pages: Sequence[PageId], memory: PageMemory) -> int:
+def _store(data: bytes, pages: Sequence[PageId], memory: PoolMemory) -> int:
     """Copies whole pages of `data` to the first of `pages`; how many. Raises `ValueError` for bytes that do not fit."""
     num_pages, rest = divmod(len(data), memory.page_bytes)
     if rest or num_pages > len(pages):
         raise ValueError(f"{len(data)} bytes are not at most {len(pages)} pages of {memory.page_bytes}")
     with memoryview(data) as view:
-        for index, page in enumerate(pages[:num_pages]):
-            memory.page(page)[:] = view[index * memory.page_bytes : (index + 1) * memory.page_bytes]
+        edges = range(0, len(data), memory.page_bytes)
+        memory.write(pages[:num_pages], [view[start : start + memory.page_bytes] for start in edges])
     return num_pages
 
 

@@ -1,6 +1,7 @@
 """One suite for every transport: what `baton.transfer.base` promises, kept by the fake, the stream and NIXL alike.
 
-Sources of `stream` and `nixl` are processes of their own; `nixl` copies through CMA where the kernel allows it.
+Sources of `stream` and `nixl` are processes of their own; `nixl` copies through CMA where the kernel allows it. Where
+the puller's pages are "staged" they are reached as a GPU's would be (see `tests.staged`), and the source's are not.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
-from baton.kv.memory import PageMemory
+from baton.kv.memory import PageMemory, PoolMemory
 from baton.transfer.base import Pull, PullOutcome
 from baton.transfer.digest import digest_pages
 from baton.transfer.nixl_agent import nixl_available
@@ -38,7 +39,7 @@ class Side:
     """A puller with its pool and its events."""
 
     puller: ThreadedPuller
-    memory: PageMemory
+    memory: PoolMemory
     events: EventBook
     pulls: list[Pull] = field(default_factory=list)
 
@@ -51,7 +52,10 @@ class Side:
 
 @pytest.fixture(
     scope="module",
-    params=["fake", "stream", pytest.param("nixl", marks=needs_nixl), pytest.param("nixl-tcp", marks=needs_nixl)],
+    params=[
+        *("fake", "fake-staged", "stream", "stream-staged"),
+        *(pytest.param(name, marks=needs_nixl) for name in ("nixl", "nixl-staged", "nixl-tcp")),
+    ],
 )
 def kind(request) -> Iterator[str]:
     """A transport; UCX reads `UCX_TLS` whenever an agent is made, so one test process can have both kinds of NIXL."""
@@ -91,7 +95,7 @@ def spec(incarnation: int = 1) -> SourceSpec:
 
 
 def new_side(rig: Rig) -> Side:
-    memory, events = PageMemory(NUM_PAGES, PAGE_BYTES), EventBook()
+    memory, events = rig.memory(NUM_PAGES, PAGE_BYTES), EventBook()
     return Side(rig.puller(memory, events), memory, events)
 
 
@@ -110,7 +114,7 @@ def side(shared) -> Iterator[Side]:
 
 def same(side: Side, expected: PageMemory, pull: Pull) -> bool:
     pairs = zip(pull.remote_pages, pull.local_pages, strict=True)
-    return all(side.memory.page(local) == expected.page(remote) for remote, local in pairs)
+    return all(side.memory.read([local]) == [expected.page(remote)] for remote, local in pairs)
 
 
 def test_bytes_arrive_in_the_pages_asked_for(side, expected):
@@ -129,7 +133,7 @@ def test_other_pages_stay_untouched(side):
     pull = side.pull([3, 4], [10, 20])
     assert side.events.terminal(pull).outcome is PullOutcome.DONE
     zero = bytes(PAGE_BYTES)
-    assert [page for page in range(NUM_PAGES) if side.memory.page(page) != zero] == [10, 20]
+    assert [page for page in range(NUM_PAGES) if side.memory.read([page]) != [zero]] == [10, 20]
 
 
 def test_many_pulls_at_once(side, expected):
@@ -290,7 +294,7 @@ def test_a_source_killed_in_the_middle_fails_what_was_left(rig, expected):
     outcomes = [side.events.terminal(pull).outcome for pull in pulls]
     assert set(outcomes) <= {PullOutcome.DONE, PullOutcome.FAILED}
     assert outcomes[0] is PullOutcome.DONE
-    if rig.name != "fake":  # which copies everything in one turn
+    if rig.transport != "fake":  # which copies everything in one turn
         assert outcomes[-1] is PullOutcome.FAILED
     side.puller.connect(rig.source(spec(incarnation=2)).info)
     assert side.events.terminal(side.pull([5], [6])).outcome is PullOutcome.DONE
@@ -304,7 +308,7 @@ def test_a_stopped_source_is_late_at_the_deadline_and_ends_after_it_goes_on(rig,
     source.pause()
     pull = side.pull(range(NUM_PAGES), range(NUM_PAGES), deadline_s=0.3)
     first = side.events.first(pull)
-    if rig.name == "nixl" and first.outcome is PullOutcome.DONE:
+    if rig.name in ("nixl", "nixl-staged") and first.outcome is PullOutcome.DONE:
         assert first.seconds <= 0.3  # over CMA the kernel copies; the source need not run
     else:
         assert first.outcome is PullOutcome.LATE

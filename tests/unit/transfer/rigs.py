@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from baton.domain.ids import Incarnation, PageId, WorkerId
-from baton.kv.memory import PageMemory
+from baton.kv.memory import PageMemory, PoolMemory
 from baton.transfer.base import OnPullEvent, Pull, PullEvent, PullOutcome, SourceInfo
 from baton.transfer.factory import make_puller
 from baton.transfer.fake import TRANSPORT, FakeFabric, FakePuller, FakeSource
 from baton.transfer.puller import ThreadedPuller
+from tests.staged import staged_memory
 from tests.unit.transfer.source_process import SourceProcess, SourceSpec, filled_memory, source_info
 
 WAIT_S = 30.0
@@ -21,6 +22,7 @@ WAIT_S = 30.0
 ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
     "stream": {},
     "nixl": {"UCX_NET_DEVICES": "lo"},
+    "nixl-staged": {"UCX_NET_DEVICES": "lo"},
     "nixl-tcp": {"UCX_NET_DEVICES": "lo", "UCX_TLS": "tcp"},
 }
 
@@ -67,6 +69,7 @@ class Rig:
     def __init__(self, name: str) -> None:
         self.name = name
         self.transport = name.split("-")[0]
+        self._staged = name.endswith("-staged")
         self._fabric = FakeFabric()
         self._closers: list[Callable[[], None]] = []
 
@@ -77,7 +80,11 @@ class Rig:
         self._closers.append(source.close)
         return source
 
-    def puller(self, memory: PageMemory, on_event: OnPullEvent) -> ThreadedPuller:
+    def memory(self, num_pages: int, page_bytes: int) -> PoolMemory:
+        """A puller's pool."""
+        return staged_memory(num_pages, page_bytes) if self._staged else PageMemory(num_pages, page_bytes)
+
+    def puller(self, memory: PoolMemory, on_event: OnPullEvent) -> ThreadedPuller:
         if self.transport == TRANSPORT:
             puller: ThreadedPuller = FakePuller(self._fabric, memory, on_event)
         else:

@@ -13,9 +13,10 @@ from baton.domain.ids import Incarnation, WorkerId
 from baton.kv.memory import PageMemory
 from baton.settings import ucx
 from baton.transfer.base import Pull, PullOutcome, SourceInfo
+from baton.transfer.digest import digest_pages
 from baton.transfer.nixl import NixlPuller, NixlSource
 from baton.transfer.nixl_agent import NixlAgent, load_nixl, nixl_available
-from baton.transfer.region import region_of
+from tests.staged import staged_memory
 from tests.unit.transfer.rigs import EventBook, page_ids
 
 needs_nixl = pytest.mark.skipif(nixl_available() is not None, reason=f"NIXL: {nixl_available()}")
@@ -103,17 +104,24 @@ def test_memory_that_a_source_has_not_registered_is_refused_at_connect():
 
 
 @needs_nixl
-def test_a_region_is_as_good_as_a_pool():
-    remote, local, events = PageMemory(4, 4096), PageMemory(4, 4096), EventBook()
-    remote.buffer[:] = os.urandom(4 * 4096)
-    source = NixlSource(PREFILL, Incarnation(1), region_of(remote))
-    puller = NixlPuller(DECODE, Incarnation(2), region_of(local), events)
+def test_pages_behind_staging_copies_are_read_where_they_lie():
+    remote, local, events = staged_memory(4, 4096), staged_memory(4, 4096), EventBook()
+    remote.write(range(4), [memoryview(os.urandom(4096)) for _ in range(4)])
+    source = NixlSource(PREFILL, Incarnation(1), remote)
+    puller = NixlPuller(DECODE, Incarnation(2), local, events)
     try:
         puller.connect(SourceInfo(PREFILL, Incarnation(1), "", "nixl", source.metadata(), remote.address, 4, 4096))
-        pull = Pull(1, PREFILL, page_ids([0, 1, 2, 3]), page_ids([3, 2, 1, 0]), None, 10.0)
+        pull = Pull(
+            1,
+            PREFILL,
+            page_ids([0, 1, 2, 3]),
+            page_ids([3, 2, 1, 0]),
+            digest_pages(remote, page_ids([0, 1, 2, 3])),
+            10.0,
+        )
         puller.submit(pull)
         assert events.terminal(pull).outcome is PullOutcome.DONE
-        assert [local.page(3 - page) == remote.page(page) for page in range(4)] == [True] * 4
+        assert local.read([3, 2, 1, 0]) == remote.read(range(4))
         assert puller.path(PREFILL) == "nixl/ucx"  # too few bytes to tell
     finally:
         puller.close()

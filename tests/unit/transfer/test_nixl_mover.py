@@ -9,13 +9,15 @@ import pytest
 
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
-from baton.kv.memory import PageMemory
+from baton.kv.memory import MemoryKind, PageMemory
 from baton.transfer.base import Pull, PullEvent, PullOutcome, SourceInfo
+from baton.transfer.digest import digest_pages
 from baton.transfer.flight import Flight
 from baton.transfer.nixl_agent import NixlAgent, ReadState
 from baton.transfer.nixl_metadata import agent_name, encode_metadata
 from baton.transfer.nixl_mover import MAX_POSTS_PER_LINK, QUARANTINE_POLL_S, NixlMover
-from baton.transfer.region import MemoryKind, MemoryRegion
+from baton.transfer.region import MemoryRegion
+from tests.staged import staged_memory
 from tests.unit.transfer.rigs import page_ids
 
 PREFILL = WorkerId("p")
@@ -39,13 +41,17 @@ class ScriptedAgent:
         self.peers: list[str] = []
         self.post_state = ReadState.MOVING
         self.closed = False
+        self.registered: list[MemoryRegion] = []
+        self.remote: list[MemoryRegion] = []
 
-    def register(self, region: MemoryRegion) -> None: ...
+    def register(self, region: MemoryRegion) -> None:
+        self.registered.append(region)
 
     def local_pages(self, region: MemoryRegion) -> str:
         return "ours"
 
     def remote_pages(self, peer: str, region: MemoryRegion) -> str:
+        self.remote.append(region)
         return f"pages of {peer}"
 
     def add_peer(self, metadata: bytes) -> str:
@@ -103,10 +109,10 @@ class World:
         return [event.outcome for event in self.events]
 
 
-def info(incarnation: int = 1, worker_id: WorkerId = PREFILL) -> SourceInfo:
+def info(incarnation: int = 1, worker_id: WorkerId = PREFILL, kind: MemoryKind = MemoryKind.DRAM) -> SourceInfo:
     number = Incarnation(incarnation)
     blob = agent_name("prefill", worker_id, number).encode()
-    metadata = encode_metadata(blob, MemoryRegion(0, NUM_PAGES, PAGE_BYTES))
+    metadata = encode_metadata(blob, MemoryRegion(0, NUM_PAGES, PAGE_BYTES, 0, kind))
     return SourceInfo(worker_id, number, "", "nixl", metadata, 4096, NUM_PAGES, PAGE_BYTES)
 
 
@@ -258,13 +264,31 @@ def test_metadata_of_another_incarnation_is_refused(world):
     assert world.agent.peers == []
 
 
-def test_digests_of_device_memory_are_not_pretended():
+@pytest.mark.parametrize(("digest", "outcome"), [(None, PullOutcome.DONE), (7, PullOutcome.CORRUPT)])
+def test_pages_on_a_device_are_registered_as_such_and_their_digests_checked(digest, outcome):
     world = World()
-    region = MemoryRegion(0, NUM_PAGES, PAGE_BYTES, 0, MemoryKind.VRAM)
-    world.mover = NixlMover(cast(NixlAgent, world.agent), region, world.paths)
+    device = staged_memory(NUM_PAGES, PAGE_BYTES, MemoryKind.VRAM)
+    world.mover = NixlMover(cast(NixlAgent, world.agent), device, world.paths)
+    assert [region.kind for region in world.agent.registered] == [MemoryKind.DRAM, MemoryKind.VRAM]
     world.mover.link(info())
-    world.start(1, [7])
-    assert world.outcomes() == [PullOutcome.FAILED]
+    world.start(1, digest_pages(device, page_ids([0])) if digest is None else [digest])
+    world.turns()
+    world.turns(ReadState.DONE)
+    assert world.outcomes() == [outcome]
+
+
+@pytest.mark.parametrize(("here", "there"), [(MemoryKind.VRAM, MemoryKind.DRAM), (MemoryKind.DRAM, MemoryKind.VRAM)])
+def test_a_read_that_touches_a_device_is_not_called_a_copy_by_the_kernel(here, there):
+    world = World()
+    world.agent.post_state = ReadState.DONE
+    memory = staged_memory(NUM_PAGES, PAGE_BYTES, here)
+    world.mover = NixlMover(cast(NixlAgent, world.agent), memory, world.paths)
+    world.mover.link(info(kind=there))
+    assert world.agent.remote[-1].kind is there
+    world.start(PAGES_PER_POST)
+    world.turns()
+    assert world.outcomes() == [PullOutcome.DONE]
+    assert world.paths[PREFILL] == "nixl/ucx"
 
 
 def test_close_leaves_nothing_behind_and_says_nothing(world):

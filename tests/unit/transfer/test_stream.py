@@ -15,6 +15,7 @@ from baton.kv.memory import PageMemory
 from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
 from baton.transfer.base import Pull, PullEvent, PullOutcome, SourceInfo
 from baton.transfer.stream import MAX_MESSAGE_BYTES, StreamPuller, StreamSource
+from tests.staged import staged_memory
 from tests.unit.transfer.rigs import EventBook, page_ids
 from tests.unit.transfer.source_process import filled_memory
 
@@ -47,6 +48,13 @@ async def test_messages_hold_whole_pages_in_order(page_bytes, num_messages):
     assert len(got) == num_messages
     assert all(len(data) % page_bytes == 0 for data in got)
     assert all(len(data) <= max(MAX_MESSAGE_BYTES, page_bytes) for data in got)
+
+
+async def test_pages_of_a_device_are_served_by_way_of_the_host():
+    memory = staged_memory(4, 1024)
+    contents = [bytes([page]) * 1024 for page in range(4)]
+    memory.write(range(4), [memoryview(content) for content in contents])
+    assert await messages(StreamSource(INCARNATION, memory), [2, 0, 3]) == [contents[2] + contents[0] + contents[3]]
 
 
 async def test_what_cannot_be_served_is_refused():

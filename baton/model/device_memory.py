@@ -1,0 +1,91 @@
+"""A page pool in a GPU's memory, as transfers see it: NIXL reads it where it lies, everybody else by way of the host.
+
+Called by the transfer's threads and, for digests, by the engine thread. Bytes come and go through page-locked buffers,
+on a stream of their own, so that a copy does not wait for the step that is being computed; no byte is handed out before
+its copy is done. That the *pages* are done is the runner's promise: `run` returns when the device has finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from baton.kv.memory import MemoryKind
+from baton.model.storage import PageStorage
+
+
+class HostCopies(Protocol):
+    """Copies between a device and the host, which run until they are waited for. Used from any thread."""
+
+    def buffer(self, num_bytes: int) -> torch.Tensor:
+        """Host memory that the device reads and writes, uint8 [num_bytes]; what is in it is undefined."""
+        ...
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Starts a copy of equal shapes. Neither side may be touched before `wait`."""
+        ...
+
+    def wait(self) -> None:
+        """Returns when every copy that was started before is done."""
+        ...
+
+
+class CudaCopies:
+    """`HostCopies` on a stream of `device`. Only on a machine with a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def buffer(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)  # torch keeps these for the next who asks
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+
+    def wait(self) -> None:
+        self._stream.synchronize()
+
+
+class DeviceMemory:
+    """The `PoolMemory` (see `baton.kv.memory`) of a storage. Keeps it alive: peers may hold its address."""
+
+    def __init__(self, storage: PageStorage, copies: HostCopies, kind: MemoryKind = MemoryKind.VRAM) -> None:
+        self.num_pages = storage.num_pages
+        self.address = storage.address
+        self.kind = kind
+        self.device_id = storage.device.index or 0
+        self._pages = storage.page_bytes()
+        self.page_bytes = self._pages.shape[1]
+        self._copies = copies
+
+    def read(self, pages: Sequence[int]) -> list[memoryview]:
+        """Copies of `pages`, one page-locked buffer for all of them. Raises `IndexError` outside the pool."""
+        self._check(pages)
+        buffer = self._copies.buffer(len(pages) * self.page_bytes)
+        slots = buffer.view(len(pages), self.page_bytes)
+        for slot, page in zip(slots, pages, strict=True):
+            self._copies.copy(slot, self._pages[page])
+        self._copies.wait()
+        return self._cut(buffer)
+
+    def write(self, pages: Sequence[int], contents: Sequence[memoryview]) -> None:
+        """Puts `contents` into `pages`; they are there when it returns. Raises `IndexError` outside the pool."""
+        self._check(pages)
+        buffer = self._copies.buffer(len(pages) * self.page_bytes)
+        for place, content in zip(self._cut(buffer), contents, strict=True):
+            place[:] = content
+        for slot, page in zip(buffer.view(len(pages), self.page_bytes), pages, strict=True):
+            self._copies.copy(self._pages[page], slot)
+        self._copies.wait()
+
+    def _cut(self, buffer: torch.Tensor) -> list[memoryview]:
+        view = memoryview(buffer.numpy())  # type: ignore[arg-type]
+        return [view[start : start + self.page_bytes] for start in range(0, len(view), self.page_bytes)]
+
+    def _check(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            if not 0 <= page < self.num_pages:
+                raise IndexError(f"page {page} is outside a pool of {self.num_pages}")

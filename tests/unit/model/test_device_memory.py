@@ -1,0 +1,90 @@
+"""Pages on a device: bytes are handed out only when their copy is done, and the scratch page belongs to nobody."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.kv.memory import MemoryKind, PageMemory, PoolMemory
+from baton.model.device_memory import DeviceMemory
+from baton.model.storage import PageStorage
+from baton.transfer.digest import READ_BYTES, digest_pages, mismatches
+from baton.transfer.region import MemoryRegion, region_of
+from tests.staged import LateCopies, staged_memory
+from tests.unit.transfer.rigs import page_ids
+
+PAGE_BYTES = 1024
+
+
+@pytest.fixture(params=["host", "device"])
+def memory(request) -> PoolMemory:
+    return PageMemory(6, PAGE_BYTES) if request.param == "host" else staged_memory(6, PAGE_BYTES)
+
+
+def test_what_was_written_is_read(memory):
+    contents = [os.urandom(PAGE_BYTES) for _ in range(3)]
+    memory.write([4, 0, 5], [memoryview(content) for content in contents])
+    assert [bytes(page) for page in memory.read([5, 1, 4, 0])] == [contents[2], bytes(PAGE_BYTES), *contents[:2]]
+
+
+def test_nothing_is_read_and_nothing_written(memory):
+    memory.write([], [])
+    assert memory.read([]) == []
+
+
+@pytest.mark.parametrize("page", [-1, 6])
+def test_a_page_outside_the_pool(memory, page):
+    with pytest.raises(IndexError):
+        memory.read([0, page])
+    with pytest.raises(IndexError):
+        memory.write([page], [memoryview(bytes(PAGE_BYTES))])
+
+
+def test_contents_of_another_size_or_number_are_refused(memory):
+    with pytest.raises(ValueError, match="different structures"):
+        memory.write([0], [memoryview(bytes(PAGE_BYTES - 1))])
+    with pytest.raises(ValueError, match="argument"):
+        memory.write([0, 1], [memoryview(bytes(PAGE_BYTES))])
+
+
+def test_digests_are_of_the_same_bytes_wherever_they_lie(memory):
+    contents = [memoryview(os.urandom(PAGE_BYTES)) for _ in range(6)]
+    other = PageMemory(6, PAGE_BYTES)
+    for pool in (memory, other):
+        pool.write(range(6), contents)
+    digests = digest_pages(memory, page_ids([3, 1, 5]))
+    assert digests == digest_pages(other, page_ids([3, 1, 5]))
+    memory.write([1], [contents[2]])
+    assert mismatches(memory, page_ids([3, 1, 5]), digests) == [1]
+
+
+def test_digests_are_computed_a_few_pages_at_a_time():
+    copies = LateCopies()
+    geometry = KVGeometry((LayerGeometry(1, 64 * 1024, 64 * 1024),), "float32", 16)
+    storage = PageStorage.allocate(geometry, 3)
+    memory = DeviceMemory(storage, copies)
+    assert memory.page_bytes == READ_BYTES // 2
+    digest_pages(memory, page_ids([0, 1, 2]))
+    assert copies.num_waits == 2
+
+
+def test_a_region_says_where_the_pages_are():
+    host, device = PageMemory(6, PAGE_BYTES), staged_memory(6, PAGE_BYTES, MemoryKind.VRAM)
+    assert region_of(host) == MemoryRegion(host.address, 6, PAGE_BYTES, 0, MemoryKind.DRAM)
+    assert region_of(device) == MemoryRegion(device.address, 6, PAGE_BYTES, 0, MemoryKind.VRAM)
+
+
+def test_the_scratch_page_is_behind_the_pool_and_not_part_of_it():
+    geometry = KVGeometry((LayerGeometry(2, 8, 8),), "float32", 4)
+    storage = PageStorage.allocate(geometry, 5, has_scratch=True)
+    assert (storage.num_pages, storage.scratch_page) == (5, 5)
+    scratch = torch.tensor([storage.scratch_page])
+    ones = torch.ones(1, 2, 8)
+    storage.write(0, scratch, torch.tensor([0]), ones, ones)
+    assert storage.keys(0)[5].any()
+    assert storage.page_bytes().shape == (5, geometry.page_bytes)
+    assert not storage.page_bytes().any()
+    assert PageStorage.allocate(geometry, 5).scratch_page is None
