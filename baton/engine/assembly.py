@@ -10,18 +10,19 @@ from baton.engine.intake import Intake
 from baton.engine.progress import loading_progress
 from baton.engine.runner import ModelRunner
 from baton.kv.geometry import KVGeometry
-from baton.kv.memory import PageMemory
+from baton.kv.memory import PageMemory, PoolMemory
 from baton.kv.pages import PagePool
 from baton.kv.radix import RadixCache
 from baton.model.config import DtypeChoice
 from baton.model.decoder import configure_threads
+from baton.model.device_memory import CudaCopies, DeviceMemory
 from baton.model.identity import weights_digest
 from baton.model.kernels.choice import KernelUse
 from baton.model.loading import DecoderChoice, LoadedModel, load_model
 from baton.model.packed import Packing
 from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
-from baton.settings.groups import Device, WorkerSettings
+from baton.settings.groups import MIB, Device, WorkerSettings
 from baton.settings.model_source import resolve_model
 from baton.telemetry.logs import get_logger
 
@@ -37,7 +38,7 @@ class Engine:
 
     geometry: KVGeometry
     fingerprint: str
-    memory: PageMemory
+    memory: PoolMemory
     cache: RadixCache
     runner: ModelRunner
     vocab_size: int
@@ -57,10 +58,9 @@ def assemble(settings: WorkerSettings, num_host_pages: int | None) -> Engine:
     configure_threads(settings.threads)
     model = _load(settings)
     num_pages = settings.pool_pages(model.geometry.page_bytes)
-    memory = PageMemory(num_pages, model.geometry.page_bytes, prefault=True)
     num_host_pages = num_pages if num_host_pages is None else num_host_pages
     host = PageMemory(num_host_pages, model.geometry.page_bytes) if num_host_pages else None
-    storage = PageStorage.on_memory(model.geometry, memory, host)
+    storage, memory = _pool(model, num_pages, host)
     runner = ModelRunner(model, storage)
     max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
     _report(model, num_pages, max_model_len)
@@ -77,7 +77,7 @@ def _load(settings: WorkerSettings) -> LoadedModel:
             dtype=DtypeChoice(settings.dtype.value),
             page_size=settings.page_size,
             max_model_len=settings.max_model_len,
-            device=_device(settings.device),
+            device=resolve_device(settings.device),
             packing=Packing.AUTO if settings.pack_linears else Packing.NEVER,
             decoder=DecoderChoice(settings.decoder.value),
             kernels=KernelUse.AUTO if settings.kernels else KernelUse.NEVER,
@@ -85,11 +85,29 @@ def _load(settings: WorkerSettings) -> LoadedModel:
         )
 
 
-def _device(device: Device) -> str:
-    if device is Device.CUDA:
-        why = "this version hands pages over from host memory only"
-        raise SettingsError("device=cuda", why=why, mend="Use --device cpu; the model's GPU backend is there to test.")
-    return "cpu"
+def _pool(model: LoadedModel, num_pages: int, host: PageMemory | None) -> tuple[PageStorage, PoolMemory]:
+    """The pages as the model and as transfers see them. Raises `SettingsError` where a GPU has no room for them."""
+    geometry = model.geometry
+    if model.device == "cpu":
+        memory = PageMemory(num_pages, geometry.page_bytes, prefault=True)
+        return PageStorage.on_memory(geometry, memory, host), memory
+    try:
+        storage = PageStorage.allocate(geometry, num_pages, model.device, host, has_scratch=True)
+    except torch.OutOfMemoryError as error:
+        size = f"{num_pages} pages, {num_pages * geometry.page_bytes / MIB:.0f} MiB"
+        mend = "Lower --kv-memory-mib or --num-pages, or see what else uses the GPU."
+        raise SettingsError(size, why="the GPU has no room for them", mend=mend) from error
+    return storage, DeviceMemory(storage, CudaCopies(storage.device))
+
+
+def resolve_device(device: Device) -> str:
+    """`cpu` or `cuda`, which is the first GPU that this process sees. Raises `SettingsError` where there is none."""
+    found = torch.cuda.is_available()
+    if device is Device.CUDA and not found:
+        why = "this torch was built for CPUs" if torch.version.cuda is None else "torch finds no GPU that it can use"
+        mend = "Install a CUDA build of torch and see that nvidia-smi lists a GPU, or use --device cpu."
+        raise SettingsError("device=cuda", why=why, mend=mend)
+    return "cuda" if found and device is not Device.CPU else "cpu"
 
 
 def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
@@ -99,6 +117,7 @@ def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
         model_type=model.config.model_type,
         parameters=report.num_parameters,
         dtype=model.config.dtype,
+        device=model.device,
         seconds=round(report.seconds, 2),
         decoder="stock" if report.stock_note else "lean",
         stock_note=report.stock_note or "none",

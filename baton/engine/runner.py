@@ -21,12 +21,14 @@ class ModelRunner:
         self._storage = storage
 
     def run(self, batch: Batch) -> StepOutput:
-        """One step to its end. Rows attend to pages written before the step and to their own new tokens."""
+        """One step to its end. Rows attend to pages written before the step and to their own new tokens.
+
+        The device has finished when it returns, sampled or not, so what was written may be digested and read by peers.
+        """
         self._copy(batch)
-        if not batch.rows:
-            return StepOutput(())
         specs = [row.sample for row in batch.rows if row.sample is not None]
-        sampled = iter(self._extend(batch.rows, specs))
+        sampled = iter(self._extend(batch.rows, specs) if batch.rows else ())
+        self._storage.finish()
         return StepOutput(tuple(None if row.sample is None else next(sampled) for row in batch.rows))
 
     def _copy(self, batch: Batch) -> None:

@@ -28,8 +28,8 @@ MAX_NESTING = 4
 class DtypeChoice(enum.Enum):
     """What the weights and the cache are kept in.
 
-    `AUTO` is the checkpoint's own type; on a CPU, where float16 has no arithmetic, bfloat16 for it, and float32
-    where bfloat16 has none either (it would be several times slower than float32 there).
+    `AUTO` on a GPU is bfloat16. On a CPU it is the checkpoint's own type, with bfloat16 for float16, which has no
+    arithmetic there, and float32 where bfloat16 has none either (it would be several times slower than float32).
     """
 
     AUTO = "auto"
@@ -147,7 +147,9 @@ def _resolve_dtype(choice: DtypeChoice, raw: Mapping[str, Any], device: str) -> 
     stored = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
     if stored not in ("float32", "float16", "bfloat16"):
         raise UnsupportedModel(f"weights of type {stored} are not known here; choose dtype float32 or bfloat16")
-    if device != "cpu" or stored == "float32":
+    if device != "cpu":
+        return "bfloat16"
+    if stored == "float32":
         return stored
     return "bfloat16" if has_bfloat16_arithmetic() else "float32"
 

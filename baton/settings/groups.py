@@ -54,7 +54,7 @@ class LogLevel(StrEnum):
 
 
 class Dtype(StrEnum):
-    """Number format of weights and KV; AUTO takes bfloat16 where the machine computes it well, else float32."""
+    """Number format of weights and KV; AUTO takes bfloat16 on GPUs and where the CPU computes it well, else float32."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -150,7 +150,7 @@ class WorkerSettings(ServiceSettings):
     """Number format of weights and KV: auto, float32 or bfloat16."""
 
     device: Device = Device.AUTO
-    """Where the model runs: auto, cpu or cuda."""
+    """Where the model runs: auto (a GPU where there is one), cpu or cuda."""
 
     page_size: Count = 16
     """Token slots of a page; equal on all workers."""

@@ -51,7 +51,9 @@ def test_a_config_is_read(llama):
 def test_auto_dtype_is_the_checkpoints_where_the_machine_can(tmp_path, llama):
     stored = with_config(tmp_path, llama, dtype="bfloat16")
     assert read_config(stored).dtype == ("bfloat16" if has_bfloat16_arithmetic() else "float32")
-    assert read_config(stored, device="cuda").dtype == "bfloat16"
+    for dtype in ("bfloat16", "float16", "float32"):
+        assert read_config(with_config(tmp_path, llama, dtype=dtype), device="cuda").dtype == "bfloat16"
+    stored = with_config(tmp_path, llama, dtype="bfloat16")
     assert read_config(stored, dtype=DtypeChoice.FLOAT32).dtype == "float32"
     assert read_config(stored, dtype=DtypeChoice.BFLOAT16).torch_dtype is torch.bfloat16
 

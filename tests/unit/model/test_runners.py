@@ -138,6 +138,23 @@ def test_the_model_runner_answers_only_rows_that_ask(tmp_path: Path):
     assert runner.run(Batch((row(TOKENS[:4], 0, [9], samples=False),))).sampled == (None,)
 
 
+def test_the_model_runner_returns_when_the_device_has_finished_even_where_no_token_was_asked_for(tmp_path: Path):
+    class Watched(PageStorage):
+        num_finishes = 0
+
+        def finish(self) -> None:
+            self.num_finishes += 1
+
+    model = load_model(models.save_random_model("llama", tmp_path), page_size=PAGE_SIZE)
+    storage = Watched.allocate(model.geometry, 16, host=PageMemory(1, model.geometry.page_bytes))
+    assert isinstance(storage, Watched)
+    runner = ModelRunner(model, storage)
+    runner.run(Batch((row(TOKENS[:8], 0, [1, 2], samples=False),)))
+    assert storage.num_finishes == 1
+    runner.run(Batch((), (HostCopy((PageId(1),), (0,), to_host=True),)))
+    assert storage.num_finishes == 2
+
+
 def test_the_model_runner_leaves_nothing_of_a_pages_last_owner(tmp_path: Path):
     model = load_model(models.save_random_model("llama", tmp_path), page_size=PAGE_SIZE)
     memory = PageMemory(4, model.geometry.page_bytes)
