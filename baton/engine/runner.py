@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from baton.domain.request import SampledToken
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
-from baton.model.attention.base import Segment, int64_tensor, plan_step
+from baton.model.attention.base import Segment, plan_step
 from baton.model.loading import LoadedModel
+from baton.model.placing import int64_tensor
 from baton.model.sampler import sample
 from baton.model.storage import PageStorage
 

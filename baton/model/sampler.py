@@ -2,18 +2,21 @@
 
 Randomness is keyed by (seed, position), where position is the number of tokens so far: a request gives the same
 tokens in every attempt, batch and process. Knows rows and logits, no scheduler. A batch in which everyone is greedy
-and nobody wants more than the token costs one argmax.
+and nobody wants more than the token costs one argmax. Everything happens where the logits are; on a GPU nothing waits
+until the choice is read, and then only tokens come to the host, and the log-probabilities that were asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from baton.domain.request import SampledToken, SamplingParams, TokenLogprobs
-from baton.model.distribution import Filters, changes_logits, draw, edit_logits, filtered, uniform
+from baton.model.distribution import NUCLEUS_SIZES, Filters, changes_logits, draw, edit_logits, filtered, uniform
+from baton.model.placing import int64_tensor
 
 
 class SampledRow(Protocol):
@@ -32,30 +35,75 @@ class SampledRow(Protocol):
     def banned(self) -> frozenset[int]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Under the raw logits, of the rows that asked (`counts`: row -> how many of the best), in the order of `counts`.
+
+    `chosen` [asking rows] is of the chosen token; `best` and `best_tokens` are [asking rows, largest count].
+    """
+
+    counts: dict[int, int]
+    chosen: torch.Tensor
+    best: torch.Tensor
+    best_tokens: torch.Tensor
+
+    def read(self) -> dict[int, TokenLogprobs]:
+        """By row."""
+        columns = (self.chosen.tolist(), self.best_tokens.tolist(), self.best.tolist())
+        return {
+            row: TokenLogprobs(chosen, tuple(zip(tokens[:count], values[:count], strict=True)))
+            for (row, count), chosen, tokens, values in zip(self.counts.items(), *columns, strict=True)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen, still where it was computed: `tokens` [rows]."""
+
+    tokens: torch.Tensor
+    logprobs: Logprobs | None
+
+    def read(self) -> tuple[SampledToken, ...]:
+        """Brings it to the host; waits for a device."""
+        tokens: list[int] = self.tokens.tolist()
+        logprobs = {} if self.logprobs is None else self.logprobs.read()
+        return tuple(SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens))
+
+
 def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> tuple[SampledToken, ...]:
     """One token for each row of `logits` [rows, vocab_size]. Ties of greedy rows go to the lowest id."""
+    return choose(logits, rows).read()
+
+
+def choose(logits: torch.Tensor, rows: Sequence[SampledRow]) -> Choice:
+    """As `sample`, without waiting for the device of `logits`."""
     if not rows:
-        return ()
-    tokens = _choose(logits, rows)
-    logprobs = _logprobs(logits, tokens, rows)
-    return tuple(SampledToken(token, logprobs.get(index)) for index, token in enumerate(tokens))
+        return Choice(logits.new_empty(0, dtype=torch.int64), None)
+    tokens = _tokens(logits, rows)
+    return Choice(tokens, _logprobs(logits, tokens, rows))
 
 
-def _choose(logits: torch.Tensor, rows: Sequence[SampledRow]) -> list[int]:
+def _tokens(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
     edited = [index for index, row in enumerate(rows) if changes_logits(row.sampling, row.banned)]
     drawn = [index for index, row in enumerate(rows) if not row.sampling.greedy]
     if edited:
-        logits = logits.to("cpu", torch.float32, copy=True)
+        logits = logits.to(torch.float32, copy=True)
         for index in edited:
             _edit(logits[index], rows[index])
-    tokens: list[int] = logits.argmax(-1).tolist() if len(drawn) < len(rows) else [0] * len(rows)
-    if drawn:
-        filters = Filters.of([rows[index].sampling for index in drawn], logits.shape[-1])
-        weights = filtered(logits[drawn].cpu(), filters)
-        numbers = [uniform(rows[index].sampling.seed, len(rows[index].history)) for index in drawn]
-        for index, token in zip(drawn, draw(weights, numbers).tolist(), strict=True):
-            tokens[index] = token
-    return tokens
+    if not drawn:
+        return logits.argmax(-1)
+    if len(drawn) == len(rows):
+        return _draw(logits, rows)
+    places = int64_tensor(drawn, logits.device)
+    return logits.argmax(-1).index_copy_(0, places, _draw(logits[places], [rows[index] for index in drawn]))
+
+
+def _draw(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
+    """[rows] tokens, each by its row's own number."""
+    on_host = logits.device.type == "cpu"
+    filters = Filters.of([row.sampling for row in rows], logits.shape[-1], logits.device)
+    weights = filtered(logits, filters, NUCLEUS_SIZES if on_host else ())
+    return draw(weights, [uniform(row.sampling.seed, len(row.history)) for row in rows])
 
 
 def _edit(logits: torch.Tensor, row: SampledRow) -> None:
@@ -63,17 +111,11 @@ def _edit(logits: torch.Tensor, row: SampledRow) -> None:
     edit_logits(logits, row.sampling, prompt, output, row.banned)
 
 
-def _logprobs(logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[SampledRow]) -> dict[int, TokenLogprobs]:
-    """For the rows that asked: log-probabilities under the raw logits, of the chosen token and of the k best."""
-    asking = {index: row.sampling.logprobs for index, row in enumerate(rows) if row.sampling.logprobs is not None}
-    if not asking:
-        return {}
-    table = logits[list(asking)].to("cpu", torch.float32).log_softmax(-1)
-    best = table.topk(min(max(asking.values()), table.shape[-1]), dim=-1)
-    return {
-        index: TokenLogprobs(
-            table[place, tokens[index]].item(),
-            tuple(zip(best.indices[place, :count].tolist(), best.values[place, :count].tolist(), strict=True)),
-        )
-        for place, (index, count) in enumerate(asking.items())
-    }
+def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, rows: Sequence[SampledRow]) -> Logprobs | None:
+    counts = {index: row.sampling.logprobs for index, row in enumerate(rows) if row.sampling.logprobs is not None}
+    if not counts:
+        return None
+    asking = int64_tensor(list(counts), logits.device)
+    table = logits[asking].float().log_softmax(-1)
+    best = table.topk(min(max(counts.values()), table.shape[-1]), dim=-1)
+    return Logprobs(counts, table.gather(-1, tokens[asking][:, None])[:, 0], best.values, best.indices)

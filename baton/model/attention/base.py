@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
+
+from baton.model.placing import int64_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,6 @@ def plan_step(segments: Sequence[Segment], page_size: int, device: torch.device 
             part_filled.append(segment.pages[last_edge // page_size])
     token_pages, token_slots, torn = (int64_tensor(values, device) for values in (pages, slots, part_filled))
     return StepMetadata(tuple(segments), page_size, token_pages, token_slots, torn)
-
-
-def int64_tensor(values: Sequence[int], device: torch.device | str = "cpu") -> torch.Tensor:
-    """[len(values)]. By way of numpy, which reads a list several times as fast as torch does."""
-    tensor = torch.from_numpy(np.array(values, dtype=np.int64))
-    return tensor if device == "cpu" else tensor.to(device)
 
 
 @dataclass(frozen=True, slots=True)

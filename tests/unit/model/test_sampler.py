@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from baton.domain.request import SamplingParams
 from baton.engine.batch import SampleSpec
 from baton.model.distribution import NUCLEUS_SIZES, Filters, draw, filtered, uniform
-from baton.model.sampler import sample
+from baton.model.sampler import choose, sample
 
 VOCAB_SIZE = 12
 EDGE = 1e-5
@@ -133,6 +134,30 @@ def test_many_positions_follow_the_distribution():
     expected = (logits.double() / 0.7).softmax(-1) * num_draws
     chi_squared = sum((counts[token] - n) ** 2 / n for token, n in enumerate(expected.tolist()))
     assert chi_squared < 20.5  # 0.999 quantile for 5 degrees of freedom; the seed is fixed, so this cannot flake
+
+
+DEMANDING: dict[str, Any] = dict(
+    temperature=0.8, top_k=7, top_p=0.9, min_p=0.05, presence_penalty=0.5, frequency_penalty=0.2,
+    repetition_penalty=1.2, logit_bias=((3, 2.0),), logprobs=2,
+)  # fmt: skip
+
+
+def test_nothing_is_read_back_before_the_choice_is():
+    rows_ = [spec([0, 1, 2], banned=frozenset({5}), **DEMANDING), spec(temperature=0.0), spec(top_p=0.5)]
+    choice = choose(torch.zeros(3, VOCAB_SIZE, device="meta"), rows_)  # whose numbers nobody can read
+    assert choice.tokens.shape == (3,)
+    assert choice.logprobs is not None
+    assert choice.logprobs.best.shape == (1, 2)
+    with pytest.raises(NotImplementedError):
+        choice.read()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(row_logits, rows), min_size=1, max_size=4), st.sampled_from([(), (1,), (4, 8)]))
+def test_a_nucleus_is_the_same_wherever_it_is_looked_for(batch, sizes):
+    logits = torch.tensor([values for values, _ in batch])
+    filters = Filters.of([row.sampling for _, row in batch], VOCAB_SIZE)
+    assert torch.equal(filtered(logits, filters, sizes), filtered(logits, filters))
 
 
 def test_a_wide_nucleus_reaches_past_the_likeliest_tokens():
