@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -50,10 +51,11 @@ class Engine:
         return Intake(self.vocab_size, self.max_model_len)
 
 
-def assemble(settings: WorkerSettings, num_host_pages: int | None) -> Engine:
+def assemble(settings: WorkerSettings, num_host_pages: int | None, max_graph_rows: int = 0) -> Engine:
     """Loads and checks the model and lays out its pool; `num_host_pages` None: as many as the pool has.
 
-    Blocks for as long as loading takes. Raises `SettingsError`, `UnreadableModel` or `UnsupportedModel`.
+    `max_graph_rows`: up to how many rows a step on a GPU may be a CUDA graph. Blocks for as long as loading takes.
+    Raises `SettingsError`, `UnreadableModel` or `UnsupportedModel`.
     """
     configure_threads(settings.threads)
     model = _load(settings)
@@ -61,7 +63,7 @@ def assemble(settings: WorkerSettings, num_host_pages: int | None) -> Engine:
     num_host_pages = num_pages if num_host_pages is None else num_host_pages
     host = PageMemory(num_host_pages, model.geometry.page_bytes) if num_host_pages else None
     storage, memory = _pool(model, num_pages, host)
-    runner = ModelRunner(model, storage)
+    runner = _runner(model, storage, max_graph_rows)
     max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
     _report(model, num_pages, max_model_len)
     cache = RadixCache(PagePool(num_pages))
@@ -98,6 +100,14 @@ def _pool(model: LoadedModel, num_pages: int, host: PageMemory | None) -> tuple[
         mend = "Lower --kv-memory-mib or --num-pages, or see what else uses the GPU."
         raise SettingsError(size, why="the GPU has no room for them", mend=mend) from error
     return storage, DeviceMemory(storage, CudaCopies(storage.device))
+
+
+def _runner(model: LoadedModel, storage: PageStorage, max_graph_rows: int) -> ModelRunner:
+    began = time.monotonic()
+    runner = ModelRunner(model, storage, max_graph_rows)
+    if model.device != "cpu":
+        log.info("cuda_graphs", sizes=list(runner.graph_sizes), seconds=round(time.monotonic() - began, 2))
+    return runner
 
 
 def resolve_device(device: Device) -> str:

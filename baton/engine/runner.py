@@ -8,6 +8,7 @@ from __future__ import annotations
 from baton.domain.request import SampledToken
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.model.attention.base import Segment, plan_step
+from baton.model.graphs import GraphedDecoder, with_graphs
 from baton.model.loading import LoadedModel
 from baton.model.placing import int64_tensor
 from baton.model.sampler import sample
@@ -17,9 +18,16 @@ from baton.model.storage import PageStorage
 class ModelRunner:
     """A `Runner` over a loaded model and the pool it shares with the transfer."""
 
-    def __init__(self, model: LoadedModel, storage: PageStorage) -> None:
-        self._decoder = model.on(storage)
+    def __init__(self, model: LoadedModel, storage: PageStorage, max_graph_rows: int = 0) -> None:
+        """`max_graph_rows`: up to how many rows a decode step may be a CUDA graph; 0 makes none."""
+        decoder = model.on(storage)
+        self._decoder = with_graphs(decoder, storage, max_graph_rows) if max_graph_rows else decoder
         self._storage = storage
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """The numbers of rows for which there is a graph."""
+        return self._decoder.sizes if isinstance(self._decoder, GraphedDecoder) else ()
 
     def run(self, batch: Batch) -> StepOutput:
         """One step to its end. Rows attend to pages written before the step and to their own new tokens.

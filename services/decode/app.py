@@ -46,7 +46,9 @@ SERVER_GRACE_S = 1.0
 
 async def serve(settings: DecodeSettings) -> int:
     """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
-    return await serve_worker(settings, lambda: assemble(settings, settings.host_pages), partial(_Worker, settings))
+    max_graph_rows = settings.max_rows if settings.cuda_graphs else 0
+    make_engine = partial(assemble, settings, settings.host_pages, max_graph_rows)
+    return await serve_worker(settings, make_engine, partial(_Worker, settings))
 
 
 class _Worker:

@@ -40,6 +40,9 @@ class DecodeSettings(WorkerSettings):
     pull_window_pages: Count = 64
     """Most pages in flight for one handoff."""
 
+    cuda_graphs: bool = True
+    """On a GPU, launch a whole step of decoding rows at once, where the model's steps can be captured."""
+
     host_pages: Annotated[int, Field(ge=0)] | None = None
     """Pages of host memory for preempted sequences; default: as many as the pool's."""
 

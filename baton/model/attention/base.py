@@ -49,6 +49,11 @@ class StepMetadata:
     def num_tokens(self) -> int:
         return self.token_pages.shape[0]
 
+    @property
+    def single_tokens(self) -> bool:
+        """Whether every segment is one token: a step of decoding rows alone."""
+        return all(segment.num_tokens == 1 for segment in self.segments)
+
 
 def plan_step(segments: Sequence[Segment], page_size: int, device: torch.device | str = "cpu") -> StepMetadata:
     """Metadata of a step over adjacent segments."""

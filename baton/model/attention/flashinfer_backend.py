@@ -1,26 +1,29 @@
-"""Paged attention on CUDA through flashinfer. Imported only where a GPU is; untested on machines without one.
+"""Paged attention on CUDA through flashinfer. Imported only where a GPU is; not yet run on one (see `docs/gpu.md`).
 
-Written against flashinfer-python 0.7's `BatchPrefillWithPagedKVCacheWrapper`, which serves rows of one token and
-chunks alike: a wrapper for every distinct (window, softcap) among the layers, one plan a step for each, on
-the page-major HND views of the pool (strided by whole pages). Sinks, and layers whose K and V differ in size, are
-left to the torch backend, which runs on GPUs too.
+Written against flashinfer-python 0.7: its decode wrapper for steps of single tokens, its prefill wrapper for steps with
+chunks in them, each once for every distinct (window, softcap) among the layers, with one plan a step for each, on the
+page-major HND views of the pool (strided by whole pages). Sinks, and layers whose K and V differ in size, are left to
+the torch backend, which runs on GPUs too.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from baton.model.attention.base import AttentionCall, StepMetadata
+from baton.model.attention.base import AttentionBackend, AttentionCall, StepMetadata
 from baton.model.geometry import ObservedLayer
 from baton.model.storage import PageStorage
 
 WORKSPACE_BYTES = 256 * 1024 * 1024
 HEAD_DIMS = frozenset({64, 128, 256})
+MIN_TENSOR_CORE_GROUP = 4
+"""Query heads a KV head from which on flashinfer advises its tensor-core kernels for single tokens."""
 
 PlanKey = tuple[int | None, float | None]
 """Layers of one window and one softcap share a plan."""
@@ -30,10 +33,10 @@ def flashinfer_serves(layers: Sequence[ObservedLayer], storage: PageStorage) -> 
     """Whether every layer's attention exists in flashinfer, and flashinfer and a GPU are here."""
     if storage.device.type != "cuda" or importlib.util.find_spec("flashinfer") is None:
         return False
-    shapes = {(layer.num_heads, layer.geometry.num_kv_heads, layer.geometry.k_head_dim) for layer in layers}
+    shapes = {(layer.num_heads, layer.scale, layer.geometry) for layer in layers}
     return (
-        storage.geometry.dtype in ("float16", "bfloat16")
-        and len(shapes) == 1  # one plan is made for one number of heads
+        storage.geometry.dtype == "bfloat16"
+        and len(shapes) == 1  # a plan is made for one number of heads
         and all(
             layer.geometry.k_head_dim == layer.geometry.v_head_dim
             and layer.geometry.k_head_dim in HEAD_DIMS
@@ -44,56 +47,133 @@ def flashinfer_serves(layers: Sequence[ObservedLayer], storage: PageStorage) -> 
 
 
 class FlashinferAttention:
-    """An `AttentionBackend` over a CUDA `storage`."""
+    """An `AttentionBackend` over a CUDA `storage`, and a maker of those for a fixed number of rows."""
 
     def __init__(self, layers: Sequence[ObservedLayer], storage: PageStorage) -> None:
-        flashinfer = importlib.import_module("flashinfer")  # needs a GPU, and has no types
+        self._flashinfer = importlib.import_module("flashinfer")  # needs a GPU, and has no types
         self._storage = storage
-        self._layers = tuple(layers)
-        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=storage.device)
-        self._wrappers: dict[PlanKey, Any] = {
-            key: flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, kv_layout="HND", backend="fa2")
-            for key in {(layer.window, layer.softcap) for layer in layers}
-        }
+        self._layer = layers[0]
+        self._keys: tuple[PlanKey, ...] = tuple(dict.fromkeys((layer.window, layer.softcap) for layer in layers))
+        # Zeroed, as flashinfer asks; shared by all wrappers, of which one runs at a time.
+        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=storage.device)
+        prefill = self._flashinfer.BatchPrefillWithPagedKVCacheWrapper
+        self._chunks = {key: prefill(self._workspace, kv_layout="HND", backend="fa2") for key in self._keys}
+        self._rows = {key: self._decode_wrapper() for key in self._keys}
+        self._current: dict[PlanKey, Any] = self._chunks
 
     def begin(self, step: StepMetadata) -> None:
-        tables = _page_tables(step)
-        layer = self._layers[0]
-        dtype = self._storage.keys(0).dtype
-        for (window, softcap), wrapper in self._wrappers.items():
+        tables = PageTables.of(step)
+        if step.single_tokens:
+            self._current = self._rows
+            self.plan_rows(self._rows, tables, step.page_size)
+            return
+        self._current = self._chunks
+        layer = self._layer
+        for (window, softcap), wrapper in self._chunks.items():
             wrapper.plan(
-                *tables,
-                layer.num_heads,
-                layer.geometry.num_kv_heads,
-                layer.geometry.k_head_dim,
-                step.page_size,
+                *(tables.query_offsets, tables.table_offsets, tables.pages, tables.last_slots),
+                *(layer.num_heads, layer.geometry.num_kv_heads, layer.geometry.k_head_dim, step.page_size),
                 causal=True,
-                sm_scale=layer.scale,
-                window_left=-1 if window is None else window - 1,  # flashinfer counts keys left of the query
-                logits_soft_cap=softcap,
-                q_data_type=dtype,
-                kv_data_type=dtype,
+                **self._options(window, softcap),
             )
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        wrapper = self._wrappers[call.window, call.softcap]
+        return self.run(self._current[call.window, call.softcap], call)
+
+    def for_rows(self, num_rows: int, max_row_pages: int) -> AttentionBackend:
+        """For steps of exactly `num_rows` single tokens of tables up to `max_row_pages`, from buffers of its own.
+
+        What `attend` computes on can be captured: `begin` only changes what is in those buffers.
+        """
+        device = self._storage.device
+        offsets, last_slots = (torch.zeros(n, dtype=torch.int32, device=device) for n in (num_rows + 1, num_rows))
+        pages = torch.zeros(num_rows * max_row_pages, dtype=torch.int32, device=device)
+        buffers = {
+            "use_cuda_graph": True,
+            "paged_kv_indptr_buffer": offsets,
+            "paged_kv_indices_buffer": pages,
+            "paged_kv_last_page_len_buffer": last_slots,
+        }
+        return FixedRows(self, {key: self._decode_wrapper(**buffers) for key in self._keys})
+
+    def plan_rows(self, wrappers: dict[PlanKey, Any], tables: PageTables, page_size: int) -> None:
+        """Plan decode wrappers for rows of one token each."""
+        layer = self._layer
+        for (window, softcap), wrapper in wrappers.items():
+            wrapper.plan(
+                *(tables.table_offsets, tables.pages, tables.last_slots),
+                *(layer.num_heads, layer.geometry.num_kv_heads, layer.geometry.k_head_dim, page_size),
+                **self._options(window, softcap),
+            )
+
+    def run(self, wrapper: Any, call: AttentionCall) -> torch.Tensor:
+        """One layer's answer by a planned wrapper."""
         pages = (self._storage.keys(call.layer), self._storage.values(call.layer))
         out: torch.Tensor = wrapper.run(call.query.contiguous(), pages)
         return out
 
+    def _decode_wrapper(self, **buffers: Any) -> Any:
+        group = self._layer.num_heads // self._layer.geometry.num_kv_heads
+        return self._flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            self._workspace,
+            kv_layout="HND",
+            use_tensor_cores=group >= MIN_TENSOR_CORE_GROUP,
+            backend="fa2",
+            **buffers,
+        )
 
-def _page_tables(step: StepMetadata) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query offsets, table offsets, tables, filled slots of last pages: int32 on the host, where plans read them."""
-    query_offsets, table_offsets = [0], [0]
-    tables: list[int] = []
-    last_slots: list[int] = []
-    for segment in step.segments:
-        num_pages = -(-segment.end // step.page_size)
-        query_offsets.append(query_offsets[-1] + segment.num_tokens)
-        table_offsets.append(table_offsets[-1] + num_pages)
-        tables.extend(segment.pages[:num_pages])
-        last_slots.append(segment.end - (num_pages - 1) * step.page_size)
-    first, second, third, fourth = (
-        torch.tensor(values, dtype=torch.int32) for values in (query_offsets, table_offsets, tables, last_slots)
-    )
-    return first, second, third, fourth
+    def _options(self, window: int | None, softcap: float | None) -> dict[str, Any]:
+        dtype = self._storage.keys(0).dtype
+        return {
+            "sm_scale": self._layer.scale,
+            "window_left": -1 if window is None else window - 1,  # flashinfer counts keys left of the query
+            "logits_soft_cap": softcap,
+            "q_data_type": dtype,
+            "kv_data_type": dtype,
+        }
+
+
+class FixedRows:
+    """An `AttentionBackend` for steps of one number of rows; made by `FlashinferAttention.for_rows`."""
+
+    def __init__(self, attention: FlashinferAttention, wrappers: dict[PlanKey, Any]) -> None:
+        self._attention = attention
+        self._wrappers = wrappers
+
+    def begin(self, step: StepMetadata) -> None:
+        self._attention.plan_rows(self._wrappers, PageTables.of(step), step.page_size)
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        return self._attention.run(self._wrappers[call.window, call.softcap], call)
+
+
+@dataclass(frozen=True, slots=True)
+class PageTables:
+    """A step's tables one after another, int32 on the host, where plans read them.
+
+    Of segment i, `pages[table_offsets[i] : table_offsets[i + 1]]` are in use, and of the last one `last_slots[i]`
+    slots; its queries are [query_offsets[i], query_offsets[i + 1]).
+    """
+
+    query_offsets: torch.Tensor
+    table_offsets: torch.Tensor
+    pages: torch.Tensor
+    last_slots: torch.Tensor
+
+    @classmethod
+    def of(cls, step: StepMetadata) -> PageTables:
+        """Of a step's segments."""
+        query_offsets, table_offsets = [0], [0]
+        pages: list[int] = []
+        last_slots: list[int] = []
+        for segment in step.segments:
+            num_pages = -(-segment.end // step.page_size)
+            query_offsets.append(query_offsets[-1] + segment.num_tokens)
+            table_offsets.append(table_offsets[-1] + num_pages)
+            pages.extend(segment.pages[:num_pages])
+            last_slots.append(segment.end - (num_pages - 1) * step.page_size)
+        return cls(_int32(query_offsets), _int32(table_offsets), _int32(pages), _int32(last_slots))
+
+
+def _int32(values: Iterable[int]) -> torch.Tensor:
+    return torch.tensor(list(values), dtype=torch.int32)

@@ -7,6 +7,7 @@ and positions, no requests and no configs.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -36,6 +37,7 @@ class LeanDecoder:
         self._storage = storage
         self._backend = backend
         self._ops = ops
+        self.max_positions = max_positions
         tables = {id(rope): rope.table(max_positions) for rope in model.ropes}
         self._ropes = [tables[id(rope)] for rope in model.ropes]
         self._scale = _embedding_scale(model)
@@ -44,11 +46,37 @@ class LeanDecoder:
         self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
     ) -> torch.Tensor:
         """Logits [len(keep), vocab_size] after the tokens at places `keep` of the flat [tokens] tensors."""
+        self.clear(step)
+        self._backend.begin(step)
+        return self.compute(input_ids, positions, step, keep)
+
+    def clear(self, step: StepMetadata) -> None:
+        """Zero the pages that a step begins and does not fill; the first part of `forward`, before the plan."""
         if step.part_filled.numel():
             self._storage.clear(step.part_filled)
-        self._backend.begin(step)
+
+    def compute(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
+    ) -> torch.Tensor:
+        """The last part of `forward`, with attention planned: of the step it reads where tokens go, and no segments."""
         with torch.inference_mode():
             return self._logits(self._hidden(input_ids, positions, step, keep))
+
+    def over(self, backend: AttentionBackend) -> LeanDecoder:
+        """The same decoder with another backend over its storage; weights and tables are shared."""
+        other = copy.copy(self)
+        other._backend = backend
+        return other
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """What answers its attention."""
+        return self._backend
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer sends tokens to experts, which reads back how many each of them gets."""
+        return any(isinstance(layer.feed_forward, ExpertFeedForward) for layer in self._model.layers)
 
     def _hidden(
         self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
