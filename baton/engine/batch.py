@@ -78,6 +78,14 @@ class StepOutput:
     sampled: tuple[SampledToken | None, ...]
 
 
+class StepInFlight(Protocol):
+    """A step that was started."""
+
+    def result(self) -> StepOutput:
+        """Waits until the step is done; the pages' bytes are final then."""
+        ...
+
+
 class Runner(Protocol):
     """Performs a batch's copies, then its forward pass, then its sampling. Owned by the engine thread."""
 

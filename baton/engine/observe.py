@@ -47,14 +47,19 @@ class StepObserver:
             self._step_s.observe(seconds)
             self._host_s.observe(max(0.0, seconds - self._forward_s))
 
-    def run(self, runner: Runner, batch: Batch) -> StepOutput:
-        """`runner.run(batch)`, timed."""
+    @contextmanager
+    def forward(self, batch: Batch) -> Iterator[None]:
+        """Around the runner's part of a step, and whatever the host does while that runs."""
         started_at = Clock()
-        output = runner.run(batch)
+        yield
         self._forward_s = Clock() - started_at
         self._tokens.observe(batch.num_tokens)
         self._rows.set(len(batch.rows))
-        return output
+
+    def run(self, runner: Runner, batch: Batch) -> StepOutput:
+        """`runner.run(batch)`, timed."""
+        with self.forward(batch):
+            return runner.run(batch)
 
     def pages(self, num_waiting: int) -> None:
         """Publishes the page counts that have changed, and the queue's length."""

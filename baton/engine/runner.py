@@ -5,14 +5,30 @@ Knows how a batch becomes tensors and nothing of why it was made.
 
 from __future__ import annotations
 
-from baton.domain.request import SampledToken
-from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
+from dataclasses import dataclass
+
+from baton.engine.batch import Batch, Row, StepOutput
 from baton.model.attention.base import Segment, plan_step
 from baton.model.graphs import GraphedDecoder, with_graphs
 from baton.model.loading import LoadedModel
 from baton.model.placing import int64_tensor
-from baton.model.sampler import sample
+from baton.model.sampler import Choice, choose
 from baton.model.storage import PageStorage
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStep:
+    """A `StepInFlight` of the `ModelRunner`; `choice` is None where there were no rows."""
+
+    batch: Batch
+    choice: Choice | None
+    storage: PageStorage
+
+    def result(self) -> StepOutput:
+        """Waits for the device, sampled or not: after it what was written may be digested and read by peers."""
+        sampled = iter(() if self.choice is None else self.choice.read())
+        self.storage.finish()
+        return StepOutput(tuple(None if row.sample is None else next(sampled) for row in self.batch.rows))
 
 
 class ModelRunner:
@@ -29,16 +45,20 @@ class ModelRunner:
         """The numbers of rows for which there is a graph."""
         return self._decoder.sizes if isinstance(self._decoder, GraphedDecoder) else ()
 
-    def run(self, batch: Batch) -> StepOutput:
-        """One step to its end. Rows attend to pages written before the step and to their own new tokens.
+    @property
+    def returns_early(self) -> bool:
+        """Whether `start` returns before the step is done: on a GPU."""
+        return self._storage.device.type != "cpu"
 
-        The device has finished when it returns, sampled or not, so what was written may be digested and read by peers.
-        """
+    def run(self, batch: Batch) -> StepOutput:
+        """One step to its end. Rows attend to pages written before the step and to their own new tokens."""
+        return self.start(batch).result()
+
+    def start(self, batch: Batch) -> ModelStep:
+        """Begins a step. No other may be begun before its result was taken."""
         self._copy(batch)
-        specs = [row.sample for row in batch.rows if row.sample is not None]
-        sampled = iter(self._extend(batch.rows, specs) if batch.rows else ())
-        self._storage.finish()
-        return StepOutput(tuple(None if row.sample is None else next(sampled) for row in batch.rows))
+        choice = self._extend(batch.rows) if batch.rows else None
+        return ModelStep(batch, choice, self._storage)
 
     def _copy(self, batch: Batch) -> None:
         for copy in batch.copies:
@@ -47,8 +67,9 @@ class ModelRunner:
             else:
                 self._storage.copy_from_host(copy.slots, copy.pages)
 
-    def _extend(self, rows: tuple[Row, ...], specs: list[SampleSpec]) -> tuple[SampledToken, ...]:
-        """Forward pass over all rows' new tokens; sampled tokens of the rows that asked, in order."""
+    def _extend(self, rows: tuple[Row, ...]) -> Choice:
+        """Forward pass over all rows' new tokens; the tokens of the rows that asked, in order."""
+        specs = [row.sample for row in rows if row.sample is not None]
         ids: list[int] = []
         positions: list[int] = []
         segments: list[Segment] = []
@@ -65,4 +86,4 @@ class ModelRunner:
         places = keep or [len(ids) - 1]
         flat_ids, flat_positions, flat_places = (int64_tensor(x, device) for x in (ids, positions, places))
         logits = self._decoder.forward(flat_ids, flat_positions, step, flat_places)
-        return sample(logits[: len(keep)], specs)
+        return choose(logits[: len(keep)], specs)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from baton.domain.errors import BatonError, Cancelled
 from baton.domain.worker import WorkerLoad, WorkerRole
-from baton.engine.batch import Runner
+from baton.engine.batch import Batch, Runner, StepInFlight, StepOutput
 from baton.engine.mailbox import Mailbox
 from baton.engine.observe import Clock, StepObserver
 from baton.kv.pages import Hold
@@ -51,7 +51,10 @@ IDLE_CHECK_S = 0.5
 
 
 class DecodeLoop:
-    """One engine. `emit` receives each turn's effects for the outside, `submit` starts reads; neither may block."""
+    """One engine. `emit` receives each turn's effects for the outside, `submit` starts reads; neither may block.
+
+    `start`, of a runner that returns before a step is done, lets a turn's effects go out while the next step runs.
+    """
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class DecodeLoop:
         submit: Callable[[Pull], None],
         on_idle: Callable[[], None],
         mailbox: Mailbox[DecodeCommand],
+        start: Callable[[Batch], StepInFlight] | None = None,
     ) -> None:
         self._mailbox = mailbox
         self._cache = cache
@@ -76,6 +80,8 @@ class DecodeLoop:
         self._emit = emit
         self._submit = submit
         self._on_idle = on_idle
+        self._start = start
+        self._held: list[OutwardEffect] = []
         self._observer = StepObserver(WorkerRole.DECODE, cache.pool)
         self._busy = False
         self._checked = False
@@ -85,15 +91,17 @@ class DecodeLoop:
         """One pass; waits for commands when no row can step. False when the mailbox has closed."""
         commands = self._mailbox.take(self._patience_s())
         if self._mailbox.closed:
+            self._publish(self._held)
             return False
-        effects = [effect for command in commands for effect in self._obey(command)]
+        effects: list[DecodeEffect] = [*self._held, *(e for command in commands for e in self._obey(command))]
+        self._held = []
         effects += self._arrivals.expire(Clock())
         batch = self._scheduler.schedule(Clock())
         self._busy = batch is not None
         if batch is not None:
             metrics.TOKENS_RECOMPUTED_TOTAL.inc(self._scheduler.num_recomputed_tokens(batch))
             with self._observer.step():
-                output = self._observer.run(self._runner, batch)
+                output, effects = self._run(batch, effects)
                 effects += self._scheduler.commit(batch, output, Clock())
         effects += self._scheduler.take_pending()
         self._finish_turn(effects, idle=not commands and batch is None)
@@ -164,22 +172,45 @@ class DecodeLoop:
         ask.reply.send(answer)
         return effects
 
-    def _finish_turn(self, effects: Sequence[DecodeEffect], idle: bool) -> None:
+    def _run(self, batch: Batch, effects: list[DecodeEffect]) -> tuple[StepOutput, list[DecodeEffect]]:
+        """The step's output, and those of `effects` that did not go out while it ran."""
+        with self._observer.forward(batch):
+            if self._start is None:
+                return self._runner.run(batch), effects
+            try:
+                step = self._start(batch)
+            finally:
+                self._publish(effects)
+            return step.result(), []
+
+    def _publish(self, effects: Sequence[DecodeEffect]) -> None:
+        outward = self._submit_pulls(effects)
+        for effect in outward:
+            self._count(effect)
+        if outward:
+            self._emit(outward)
+
+    def _submit_pulls(self, effects: Sequence[DecodeEffect]) -> list[OutwardEffect]:
+        """The other effects."""
         outward: list[OutwardEffect] = []
         for effect in effects:
             if isinstance(effect, StartPull):
                 self._submit(effect.pull)
             else:
-                self._count(effect)
                 outward.append(effect)
+        return outward
+
+    def _finish_turn(self, effects: Sequence[DecodeEffect], idle: bool) -> None:
         if idle and not self._checked:
             self._cache.pool.check()
             self._cache.check()
         self._checked = idle
         self._load = self._measure()
         self._observer.pages(len(self._landings))
-        if outward:
-            self._emit(outward)
+        if self._start is not None and self._busy and self._scheduler.num_running:
+            self._held = self._submit_pulls(effects)  # the next turn, at once, has a step to run beside
+        else:
+            self._publish(effects)
         if self.num_requests == 0:
             self._on_idle()
 

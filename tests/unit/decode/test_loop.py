@@ -1,0 +1,125 @@
+"""The order of a turn: what a step brought goes out when it ends, or while the next one runs; nothing is ever lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from baton.domain.request import StopParams
+from baton.engine.batch import Batch, StepOutput
+from baton.engine.mailbox import Mailbox
+from services.decode.boarding import Promised
+from services.decode.commands import Claim, DecodeCommand
+from services.decode.effects import EmitTokens, OutwardEffect
+from services.decode.loop import DecodeLoop
+from tests.worlds import DecodeWorld, decode_world, engine_request, output_alone
+
+
+@dataclass
+class Step:
+    """A step in flight whose answer is only computed when it is asked for, as a device's would be."""
+
+    world: Bench
+    batch: Batch
+
+    def result(self) -> StepOutput:
+        self.world.said.append("result")
+        return self.world.decode.runner.run(self.batch)
+
+
+@dataclass
+class Bench:
+    """A loop, and what happened in order: `start`, `result`, and the tokens of each emission."""
+
+    decode: DecodeWorld
+    said: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    finished: bool = False
+    idle: int = 0
+    broken: bool = False
+
+    def start(self, batch: Batch) -> Step:
+        self.said.append("start")
+        if self.broken:
+            raise RuntimeError("the device is gone")
+        return Step(self, batch)
+
+    def emit(self, effects: list[OutwardEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, EmitTokens):
+                self.said.append("emit")
+                self.tokens += [token.token for token in effect.tokens]
+                self.finished = self.finished or effect.finish is not None
+
+    def rest(self) -> None:
+        self.idle += 1
+
+
+def make(overlaps: bool, max_tokens: int = 4) -> tuple[Bench, DecodeLoop, Mailbox[DecodeCommand], list[int]]:
+    """A loop with one row that has been promised room and will be computed here."""
+    world = decode_world(digests=True, num_host_pages=0, token_budget=4)
+    bench = Bench(world)
+    mailbox: Mailbox[DecodeCommand] = Mailbox(16)
+    loop = DecodeLoop(
+        world.cache, world.landings, world.scheduler, world.arrivals, world.runner, 4,
+        emit=bench.emit, submit=lambda pull: None, on_idle=bench.rest, mailbox=mailbox,
+        start=bench.start if overlaps else None,
+    )  # fmt: skip
+    request = engine_request("r", [0, 1, 1], stop=StopParams(max_tokens=max_tokens))
+    answer, _ = world.arrivals.promise(request.id, len(request.tokens), [], 0.0, 10.0)
+    assert isinstance(answer, Promised)
+    mailbox.post(Claim(answer.id, request, None, 10.0))
+    return bench, loop, mailbox, output_alone(request)
+
+
+def run_until_finished(bench: Bench, loop: DecodeLoop) -> None:
+    while not bench.finished:
+        assert loop.turn()
+
+
+def test_a_runner_that_returns_when_it_is_done_is_answered_at_once():
+    bench, loop, _, wanted = make(overlaps=False)
+    run_until_finished(bench, loop)
+    assert bench.tokens == wanted
+    assert bench.said == ["emit"] * len(wanted)
+
+
+def test_tokens_go_out_after_the_next_step_has_begun_and_before_its_result():
+    bench, loop, _, wanted = make(overlaps=True)
+    run_until_finished(bench, loop)
+    assert bench.tokens == wanted
+    # The prompt's last chunk gives the first token; then each step sends its forerunner's; the last waits for none.
+    assert "".join(bench.said).replace("start", "S").replace("emit", "E").replace("result", "R").endswith("SERSERSERE")
+    assert bench.said.count("start") == bench.said.count("result")
+
+
+def test_an_idle_loop_has_nothing_left_to_say():
+    bench, loop, _, wanted = make(overlaps=True)
+    run_until_finished(bench, loop)
+    assert loop.num_requests == 0
+    assert bench.idle == 1
+    assert bench.tokens == wanted
+
+
+def test_closing_loses_nothing_that_was_computed():
+    bench, loop, mailbox, wanted = make(overlaps=True, max_tokens=6)
+    while bench.said.count("result") < 4:
+        assert loop.turn()
+    mailbox.close()
+    before = len(bench.tokens)
+    assert not loop.turn()
+    assert len(bench.tokens) == before + 1
+    assert bench.tokens == wanted[: len(bench.tokens)]
+
+
+def test_a_step_that_cannot_begin_loses_nothing_of_the_one_before():
+    bench, loop, _, wanted = make(overlaps=True)
+    while bench.said.count("result") < 3:
+        assert loop.turn()
+    before = len(bench.tokens)
+    bench.broken = True
+    with pytest.raises(RuntimeError, match="gone"):
+        loop.turn()
+    assert len(bench.tokens) == before + 1
+    assert bench.tokens == wanted[: len(bench.tokens)]
