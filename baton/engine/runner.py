@@ -39,6 +39,7 @@ class ModelRunner:
         decoder = model.on(storage)
         self._decoder = with_graphs(decoder, storage, max_graph_rows) if max_graph_rows else decoder
         self._storage = storage
+        self._chooser = model.chooser()
 
     @property
     def graph_sizes(self) -> tuple[int, ...]:
@@ -86,4 +87,4 @@ class ModelRunner:
         places = keep or [len(ids) - 1]
         flat_ids, flat_positions, flat_places = (int64_tensor(x, device) for x in (ids, positions, places))
         logits = self._decoder.forward(flat_ids, flat_positions, step, flat_places)
-        return choose(logits[: len(keep)], specs)
+        return choose(logits[: len(keep)], specs, self._chooser)

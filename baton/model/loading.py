@@ -27,10 +27,12 @@ from baton.model.kernels.choice import KernelChoice, KernelUse, choose_kernels
 from baton.model.kernels.library import Kernels
 from baton.model.kernels.linear import product_that_pays
 from baton.model.kernels.modules import use_product, use_torch
+from baton.model.kernels.sampling import NativeChooser
 from baton.model.lean.decoder import LeanDecoder
 from baton.model.lean.spec import Unserved, lean_spec
 from baton.model.lean.weights import LeanModel, take_weights
 from baton.model.packed import Packing, pack_linears, packing_pays, unpack_linears
+from baton.model.sampler import Chooser, TorchChooser
 from baton.model.selfcheck import CheckResult, Probe, check, check_pages, make_probe, refuse_unless_passed
 from baton.model.storage import PageStorage
 from baton.model.weights import OnProgress, load_weights
@@ -82,6 +84,10 @@ class LoadedModel:
         if storage.geometry != self.geometry:
             raise ValueError("the storage was made for another geometry")
         return open_decoder(self.body, self.layers, storage, self.kernels, self.config.max_model_len)
+
+    def chooser(self) -> Chooser:
+        """Who chooses tokens from its logits."""
+        return TorchChooser() if self.kernels is None else NativeChooser(self.kernels)
 
 
 def open_decoder(

@@ -70,20 +70,47 @@ class Choice:
         return tuple(SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens))
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> tuple[SampledToken, ...]:
+class Chooser(Protocol):
+    """Tokens [rows], int64, of logits [rows, vocab_size], on their device. The logits stay as they are."""
+
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """Each row's; of equals the lowest id."""
+        ...
+
+    def drawn(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
+        """One token a row, by its filters and its number in [0, 1)."""
+        ...
+
+
+class TorchChooser:
+    """A `Chooser` in plain torch, on any device."""
+
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.argmax(-1)
+
+    def drawn(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
+        on_host = logits.device.type == "cpu"
+        filters = Filters.of(rows, logits.shape[-1], logits.device)
+        return draw(filtered(logits, filters, NUCLEUS_SIZES if on_host else ()), uniforms)
+
+
+_TORCH = TorchChooser()
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampledRow], chooser: Chooser = _TORCH) -> tuple[SampledToken, ...]:
     """One token for each row of `logits` [rows, vocab_size]. Ties of greedy rows go to the lowest id."""
-    return choose(logits, rows).read()
+    return choose(logits, rows, chooser).read()
 
 
-def choose(logits: torch.Tensor, rows: Sequence[SampledRow]) -> Choice:
+def choose(logits: torch.Tensor, rows: Sequence[SampledRow], chooser: Chooser = _TORCH) -> Choice:
     """As `sample`, without waiting for the device of `logits`."""
     if not rows:
         return Choice(logits.new_empty(0, dtype=torch.int64), None)
-    tokens = _tokens(logits, rows)
+    tokens = _tokens(logits, rows, chooser)
     return Choice(tokens, _logprobs(logits, tokens, rows))
 
 
-def _tokens(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
+def _tokens(logits: torch.Tensor, rows: Sequence[SampledRow], chooser: Chooser) -> torch.Tensor:
     edited = [index for index, row in enumerate(rows) if changes_logits(row.sampling, row.banned)]
     drawn = [index for index, row in enumerate(rows) if not row.sampling.greedy]
     if edited:
@@ -91,19 +118,18 @@ def _tokens(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
         for index in edited:
             _edit(logits[index], rows[index])
     if not drawn:
-        return logits.argmax(-1)
+        return chooser.likeliest(logits)
     if len(drawn) == len(rows):
-        return _draw(logits, rows)
+        return _draw(logits, rows, chooser)
     places = int64_tensor(drawn, logits.device)
-    return logits.argmax(-1).index_copy_(0, places, _draw(logits[places], [rows[index] for index in drawn]))
+    tokens = _draw(logits[places], [rows[index] for index in drawn], chooser)
+    return chooser.likeliest(logits).index_copy_(0, places, tokens)
 
 
-def _draw(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
+def _draw(logits: torch.Tensor, rows: Sequence[SampledRow], chooser: Chooser) -> torch.Tensor:
     """[rows] tokens, each by its row's own number."""
-    on_host = logits.device.type == "cpu"
-    filters = Filters.of([row.sampling for row in rows], logits.shape[-1], logits.device)
-    weights = filtered(logits, filters, NUCLEUS_SIZES if on_host else ())
-    return draw(weights, [uniform(row.sampling.seed, len(row.history)) for row in rows])
+    uniforms = [uniform(row.sampling.seed, len(row.history)) for row in rows]
+    return chooser.drawn(logits, [row.sampling for row in rows], uniforms)
 
 
 def _edit(logits: torch.Tensor, row: SampledRow) -> None:

@@ -44,8 +44,10 @@ def _chooses_right(kernels: Kernels) -> bool:
     rows.append(SamplingParams(temperature=0.5, top_k=500, top_p=0.7, min_p=0.01))
     uniforms = [0.1, 0.3, 0.5, 0.7, 0.9]
     chooser = NativeChooser(kernels)
-    drawn = draw(filtered(logits, Filters.of(rows, logits.shape[1])), uniforms).tolist()
-    return chooser.drawn(logits, rows, uniforms) == drawn and chooser.likeliest(logits) == logits.argmax(-1).tolist()
+    drawn = draw(filtered(logits, Filters.of(rows, logits.shape[1])), uniforms)
+    return torch.equal(chooser.drawn(logits, rows, uniforms), drawn) and torch.equal(
+        chooser.likeliest(logits), logits.argmax(-1)
+    )
 
 
 def _trials(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:

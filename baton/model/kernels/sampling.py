@@ -21,14 +21,14 @@ class NativeChooser:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
-    def likeliest(self, logits: torch.Tensor) -> list[int]:
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         """Each row's; of equals the lowest id."""
         logits = _readable(logits)
         tokens = torch.empty(logits.shape[0], dtype=torch.int64)
         self._kernels.likeliest(logits.data_ptr(), *logits.shape, tokens.data_ptr())
-        return tokens.tolist()
+        return tokens
 
-    def drawn(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[int]:
+    def drawn(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
         """One token a row, by its parameters and its number in [0, 1)."""
         logits = _readable(logits)
         tokens = torch.empty(len(rows), dtype=torch.int64)
@@ -38,7 +38,7 @@ class NativeChooser:
                 *(logits.data_ptr() + 4 * index * vocab_size, vocab_size, max(row.temperature, MIN_TEMPERATURE)),
                 *(row.top_k, row.top_p, row.min_p, uniform, tokens.data_ptr() + 8 * index),
             )
-        return tokens.tolist()
+        return tokens
 
 
 def _readable(logits: torch.Tensor) -> torch.Tensor:

@@ -107,7 +107,7 @@ def spoiled(kernels: Kernels, name: str) -> Kernels:
     return replace(kernels, **functions)
 
 
-@pytest.mark.parametrize("name", ["norm", "gate", "rotate_and_write", "linear", "attend"])
+@pytest.mark.parametrize("name", ["norm", "gate", "rotate_and_write", "linear", "attend", "likeliest", "draw"])
 def test_the_check_on_numbers_finds_each_wrong_kernel(name: str):
     assert first_wrong(best()) is None
     assert first_wrong(spoiled(best(), name)) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -26,8 +27,17 @@ FILTERS = [
 ]
 
 
-def chooser(level: Level) -> NativeChooser:
-    return NativeChooser(load_kernels(level))
+class Chosen:
+    """A level's choices, as lists."""
+
+    def __init__(self, level: Level) -> None:
+        self._chooser = NativeChooser(load_kernels(level))
+
+    def drawn(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[int]:
+        return self._chooser.drawn(logits, rows, uniforms).tolist()
+
+    def likeliest(self, logits: torch.Tensor) -> list[int]:
+        return self._chooser.likeliest(logits).tolist()
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
@@ -46,7 +56,7 @@ def test_draws_what_torch_draws(level: Level, vocab_size: int, dtype: torch.dtyp
     logits = random_logits(len(UNIFORMS), vocab_size).to(dtype)
     for params in FILTERS:
         rows = [params] * len(UNIFORMS)
-        assert chooser(level).drawn(logits, rows, UNIFORMS) == by_torch(logits, rows, list(UNIFORMS)), params
+        assert Chosen(level).drawn(logits, rows, UNIFORMS) == by_torch(logits, rows, list(UNIFORMS)), params
 
 
 @pytest.mark.parametrize("level", kernel_levels())
@@ -55,7 +65,7 @@ def test_equals_stay_or_go_together(level: Level):
     logits = torch.full((1, 50), -30.0)
     logits[0, [3, 17, 40, 41]] = torch.tensor([1.0, 2.0, 1.0, 1.0])
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.6), SamplingParams(top_k=2, top_p=0.6)):
-        drawn = {chooser(level).drawn(logits, [params], [step / 64])[0] for step in range(64)}
+        drawn = {Chosen(level).drawn(logits, [params], [step / 64])[0] for step in range(64)}
         assert drawn == {3, 17, 40, 41}
 
 
@@ -65,8 +75,8 @@ def test_what_is_banned_or_hopeless_is_never_drawn(level: Level):
     logits[0, 7] = 0.0
     logits[0, 3] = -200.0  # nothing, beside the other
     for uniform in (*UNIFORMS, 1 - 2.0**-53):
-        assert chooser(level).drawn(logits, [SamplingParams(temperature=1.0)], [uniform]) == [7]
-    assert chooser(level).drawn(random_logits(1, 999), [SamplingParams(temperature=1e-40)], [0.99]) == [
+        assert Chosen(level).drawn(logits, [SamplingParams(temperature=1.0)], [uniform]) == [7]
+    assert Chosen(level).drawn(random_logits(1, 999), [SamplingParams(temperature=1e-40)], [0.99]) == [
         int(random_logits(1, 999).argmax())
     ]
 
@@ -76,8 +86,8 @@ def test_every_row_has_its_own_parameters_and_number(level: Level):
     logits = random_logits(4, 5000)
     rows = [SamplingParams(), SamplingParams(top_k=5), SamplingParams(top_p=0.5), SamplingParams(min_p=0.2)]
     uniforms = [0.1, 0.6, 0.9, 0.99]
-    together = chooser(level).drawn(logits, rows, uniforms)
-    alone = [chooser(level).drawn(logits[i : i + 1], rows[i : i + 1], uniforms[i : i + 1])[0] for i in range(4)]
+    together = Chosen(level).drawn(logits, rows, uniforms)
+    alone = [Chosen(level).drawn(logits[i : i + 1], rows[i : i + 1], uniforms[i : i + 1])[0] for i in range(4)]
     assert together == alone == by_torch(logits, rows, uniforms)
 
 
@@ -85,13 +95,13 @@ def test_every_row_has_its_own_parameters_and_number(level: Level):
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 def test_the_likeliest_is_the_first_of_equals(level: Level, vocab_size: int):
     logits = random_logits(5, vocab_size)
-    assert chooser(level).likeliest(logits) == logits.argmax(-1).tolist()
-    assert chooser(level).likeliest(logits.bfloat16()) == logits.bfloat16().argmax(-1).tolist()
+    assert Chosen(level).likeliest(logits) == logits.argmax(-1).tolist()
+    assert Chosen(level).likeliest(logits.bfloat16()) == logits.bfloat16().argmax(-1).tolist()
     logits[:, vocab_size // 3] = logits[:, vocab_size - 1] = 99.0
-    assert chooser(level).likeliest(logits) == [vocab_size // 3] * 5
-    assert chooser(level).likeliest(torch.full((1, vocab_size), -torch.inf)) == [0]
+    assert Chosen(level).likeliest(logits) == [vocab_size // 3] * 5
+    assert Chosen(level).likeliest(torch.full((1, vocab_size), -torch.inf)) == [0]
 
 
 def test_only_rows_on_the_cpu_are_taken():
     with pytest.raises(ValueError, match="rows, vocab_size"):
-        chooser(kernel_levels()[0]).likeliest(torch.zeros(5))
+        Chosen(kernel_levels()[0]).likeliest(torch.zeros(5))

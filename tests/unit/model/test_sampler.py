@@ -14,11 +14,16 @@ from hypothesis import strategies as st
 from baton.domain.request import SamplingParams
 from baton.engine.batch import SampleSpec
 from baton.model.distribution import NUCLEUS_SIZES, Filters, draw, filtered, uniform
-from baton.model.sampler import choose, sample
+from baton.model.kernels.library import load_kernels
+from baton.model.kernels.sampling import NativeChooser
+from baton.model.sampler import TorchChooser, choose, sample
+from tests.kernels import kernel_levels
 
 VOCAB_SIZE = 12
 EDGE = 1e-5
 """A token this near to a filter's edge may fall on either side: weights are float32."""
+
+CHOOSERS = [TorchChooser(), *(NativeChooser(load_kernels(level)) for level in kernel_levels()[-1:])]
 
 
 def spec(history: list[int] | None = None, num_prompt: int = 1, banned: frozenset[int] = frozenset(), **sampling):
@@ -77,10 +82,11 @@ rows = st.builds(
 row_logits = st.lists(st.floats(-8, 8, width=32), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE)
 
 
+@pytest.mark.parametrize("chooser", CHOOSERS, ids=lambda chooser: type(chooser).__name__)
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(row_logits, rows), min_size=1, max_size=4))
-def test_draws_are_the_inverse_of_the_reference_distribution(batch):
-    chosen = sample(torch.tensor([logits for logits, _ in batch]), [row for _, row in batch])
+def test_draws_are_the_inverse_of_the_reference_distribution(chooser, batch):
+    chosen = sample(torch.tensor([logits for logits, _ in batch]), [row for _, row in batch], chooser)
     for (logits, row), result in zip(batch, chosen, strict=True):
         acceptable = set()
         for slack in (-EDGE, 0.0, EDGE):
@@ -96,22 +102,24 @@ def test_draws_are_the_inverse_of_the_reference_distribution(batch):
         assert result.token in acceptable
 
 
+@pytest.mark.parametrize("chooser", CHOOSERS, ids=lambda chooser: type(chooser).__name__)
 @settings(max_examples=100, deadline=None)
 @given(row_logits, rows)
-def test_greedy_takes_the_largest_edited_logit(logits, row):
+def test_greedy_takes_the_largest_edited_logit(chooser, logits, row):
     greedy = SampleSpec(SamplingParams(temperature=0.0), row.history, row.num_prompt_tokens, row.banned)
-    (result,) = sample(torch.tensor([logits]), [greedy])
+    (result,) = sample(torch.tensor([logits]), [greedy], chooser)
     values = edited(logits, greedy)
     assert values[result.token] >= max(values) - EDGE
 
 
+@pytest.mark.parametrize("chooser", CHOOSERS, ids=lambda chooser: type(chooser).__name__)
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(row_logits, rows), min_size=2, max_size=6), st.randoms(use_true_random=False))
-def test_a_row_gives_the_same_token_alone_and_in_any_batch(batch, rng):
-    alone = [sample(torch.tensor([logits]), [row])[0] for logits, row in batch]
+def test_a_row_gives_the_same_token_alone_and_in_any_batch(chooser, batch, rng):
+    alone = [sample(torch.tensor([logits]), [row], chooser)[0] for logits, row in batch]
     order = list(range(len(batch)))
     rng.shuffle(order)
-    together = sample(torch.tensor([batch[i][0] for i in order]), [batch[i][1] for i in order])
+    together = sample(torch.tensor([batch[i][0] for i in order]), [batch[i][1] for i in order], chooser)
     assert list(together) == [alone[i] for i in order]
 
 
