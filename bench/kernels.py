@@ -1,6 +1,6 @@
-"""What each native kernel is worth alone: attention against the torch backend, products against torch's and oneDNN's.
+"""What each native kernel is worth alone: attention, products and the choice of tokens against torch and oneDNN.
 
-    python -m bench.kernels [--dtypes float32 bfloat16] [--parts attention linear] [--rotations 5] [--seed 0]
+    python -m bench.kernels [--dtypes float32 bfloat16] [--parts attention linear sampling] [--rotations 5] [--seed 0]
         [--result FILE]
 
 One core, one compute thread. Weights and pages are far larger than the caches, so that a product is what it is in a
@@ -15,12 +15,14 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from torch.nn.functional import linear
 
+from baton.domain.request import SamplingParams
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.model.attention.base import AttentionBackend, AttentionCall, Segment, plan_step
 from baton.model.attention.native_backend import NativeAttention
@@ -29,7 +31,9 @@ from baton.model.decoder import configure_threads
 from baton.model.kernels.choice import KernelUse, choose_kernels
 from baton.model.kernels.library import Kernels
 from baton.model.kernels.linear import NativeProduct
+from baton.model.kernels.sampling import NativeChooser
 from baton.model.packed import Packing, pack_weight, packed_product, packing_pays
+from baton.model.sampler import Chooser, TorchChooser
 from baton.model.storage import PageStorage
 from baton.settings.process import limit_cores, usable_cores
 from bench.ceilings import ReadProbe
@@ -52,6 +56,14 @@ BATCHES = {
 }
 MATRICES = ((4864, 896), (896, 4864))
 NUM_ROWS = (1, 2, 4, 8, 16, 32, 64)
+VOCAB_SIZE = 151_936
+NUM_SAMPLED_ROWS = 8
+SAMPLINGS = {
+    "temperature alone": SamplingParams(),
+    "top-k 50": SamplingParams(top_k=50),
+    "top-p 0.95": SamplingParams(top_p=0.95),
+    "min-p 0.05": SamplingParams(min_p=0.05),
+}
 
 Arm = Callable[[], Timed]
 
@@ -130,6 +142,29 @@ def linear_experiments(kernels: Kernels, dtype: str, seed: int) -> list[Experime
     return found
 
 
+def sampling_experiments(kernels: Kernels, dtype: str, seed: int) -> list[Experiment]:
+    """Eight rows over a large vocabulary, logits from a normal distribution three wide, each way of choosing."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = (3 * torch.randn(NUM_SAMPLED_ROWS, VOCAB_SIZE, generator=generator)).to(getattr(torch, dtype))
+    uniforms = torch.rand(NUM_SAMPLED_ROWS, generator=generator).tolist()
+    choosers: dict[str, Chooser] = {"native": NativeChooser(kernels), "torch": TorchChooser()}
+    ways: dict[str, Callable[[Chooser], object]] = {"greedy": lambda chooser: chooser.likeliest(logits)}
+    for name, sampling in SAMPLINGS.items():
+        ways[name] = partial(_draw, logits=logits, sampling=sampling, uniforms=uniforms)
+    return [
+        Experiment(
+            f"{dtype}, {NUM_SAMPLED_ROWS} rows of {VOCAB_SIZE}, {name}",
+            {arm: partial(way, chooser) for arm, chooser in choosers.items()},
+            logits.nbytes,
+        )
+        for name, way in ways.items()
+    ]
+
+
+def _draw(chooser: Chooser, logits: torch.Tensor, sampling: SamplingParams, uniforms: Sequence[float]) -> object:
+    return chooser.drawn(logits, [sampling] * len(uniforms), uniforms)
+
+
 def _each(
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, weights: Sequence[torch.Tensor]
 ) -> Callable[[], object]:
@@ -171,6 +206,9 @@ def findings_of(experiment: Experiment, blocks: Sequence[Block]) -> list[Finding
     ]
 
 
+EXPERIMENTS = {"attention": attention_experiments, "linear": linear_experiments, "sampling": sampling_experiments}
+
+
 def _steady(block: Block) -> bool:
     return block.has_steady_probe
 
@@ -183,7 +221,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
-    parser.add_argument("--parts", nargs="+", default=["attention", "linear"], choices=("attention", "linear"))
+    parser.add_argument("--parts", nargs="+", default=list(EXPERIMENTS), choices=list(EXPERIMENTS))
     parser.add_argument("--rotations", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--result", type=Path)
@@ -194,12 +232,11 @@ def main() -> None:
     if chosen.kernels is None:
         raise SystemExit(chosen.note)
     console, read = Console(stderr=True, quiet=True), ReadProbe()
-    makers = {"attention": attention_experiments, "linear": linear_experiments}
     blocks: list[Block] = []
     findings: list[Finding] = []
     for part in flags.parts:
         for dtype in flags.dtypes:
-            for experiment in makers[part](chosen.kernels, dtype, flags.seed):
+            for experiment in EXPERIMENTS[part](chosen.kernels, dtype, flags.seed):
                 ran = run(experiment, flags.rotations, flags.seed, read, console)
                 blocks += ran
                 findings += findings_of(experiment, ran)
