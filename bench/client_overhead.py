@@ -21,8 +21,9 @@ import httpx2
 import uvloop
 from rich.console import Console
 
+from bench.interruption import run_command
 from bench.probes import LoopbackProbe
-from bench.rotations import Block, Finding, find, rotate, save, table_of
+from bench.rotations import Block, Finding, OnRotation, Record, find, rotate, table_of
 from services.cli.bench.client import BenchClient, Call
 from services.cli.bench.options import Endpoint
 from services.cli.bench.records import PlannedRequest
@@ -121,7 +122,7 @@ async def _cpu_an_event(request: OneRequest, num_requests: int) -> list[float]:
     return [(time.process_time() - began_s) / (num_requests * NUM_EVENTS)]
 
 
-def run(num_rotations: int, num_requests: int, seed: int, console: Console) -> list[Block]:
+def run(num_rotations: int, num_requests: int, seed: int, console: Console, on_rotation: OnRotation) -> list[Block]:
     """Measures both clients."""
     with fixed_server() as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         ours = BenchClient(url, api_key=None, timeout_s=WAIT_S, clock=time.perf_counter)
@@ -134,7 +135,14 @@ def run(num_rotations: int, num_requests: int, seed: int, console: Console) -> l
         try:
             for arm in arms.values():
                 arm()  # connections and caches
-            return rotate(arms, lambda _: probe(), num_rotations=num_rotations, seed=seed, console=console)
+            return rotate(
+                arms,
+                lambda _: probe(),
+                num_rotations=num_rotations,
+                seed=seed,
+                console=console,
+                on_rotation=on_rotation,
+            )
         finally:
             runner.run(ours.__aexit__())
             runner.run(plain.aclose())
@@ -155,12 +163,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--result", type=Path)
     flags = parser.parse_args()
-    blocks = run(flags.rotations, flags.requests, flags.seed, Console(stderr=True))
-    findings = findings_of(blocks)
-    if flags.result is not None:
-        save(flags.result, "client_overhead", blocks, findings)
-    Console().print(table_of(findings))
+    record = Record(flags.result, "client_overhead", flags.rotations, findings_of)
+    blocks = run(flags.rotations, flags.requests, flags.seed, Console(stderr=True), record.keep)
+    Console().print(table_of(findings_of(blocks)))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

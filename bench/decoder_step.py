@@ -17,6 +17,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,8 +39,9 @@ from baton.model.packed import Packing
 from baton.model.storage import PageStorage
 from baton.settings.process import limit_cores, usable_cores
 from bench.ceilings import ReadProbe
+from bench.interruption import run_command
 from bench.random_models import save_random_model
-from bench.rotations import Block, Finding, Timed, command_remark, find, rotate, save, table_of
+from bench.rotations import Block, Finding, Series, Timed, command_remark, find, rotate, table_of
 from bench.shapes import SHAPES
 from bench.workbench import time_steps
 
@@ -61,11 +63,11 @@ class Options:
     result: Path | None
 
 
-def measure(options: Options, console: Console) -> tuple[list[Block], list[Finding]]:
+def measure(options: Options, console: Console) -> list[Finding]:
     """Every dtype and batch. Raises `BatonError` for a model that cannot be loaded."""
     read = ReadProbe()
-    blocks: list[Block] = []
-    findings: list[Finding] = []
+    remarks = [command_remark("bench.decoder_step")]
+    series = Series(options.result, "decoder_step", options.rotations, remarks)
     with tempfile.TemporaryDirectory() as folder:
         save_random_model(SHAPES[options.shape], Path(folder), seed=options.seed)
         for dtype in options.dtypes:
@@ -80,13 +82,17 @@ def measure(options: Options, console: Console) -> tuple[list[Block], list[Findi
             ways = _ways(loaded, storage)
             for num_rows in options.batches:
                 arms = _arms(f"{dtype}, {num_rows} rows", ways, _step(options, storage, num_rows))
+                found = partial(_findings_of_all, tuple(arms), _step_bytes(loaded, num_rows * options.context))
                 run = rotate(
-                    arms, lambda _: read(), num_rotations=options.rotations, seed=options.seed, console=console
+                    arms,
+                    lambda _: read(),
+                    num_rotations=options.rotations,
+                    seed=options.seed,
+                    console=console,
+                    on_rotation=series.keeper(found),
                 )
-                blocks += run
-                num_bytes = _step_bytes(loaded, num_rows * options.context)
-                findings += [found for arm in arms for found in _findings(arm, next(iter(arms)), num_bytes, run)]
-    return blocks, findings
+                series.add(run, found)
+    return series.findings
 
 
 def _pool(options: Options, loaded: LoadedModel) -> PageStorage:
@@ -165,6 +171,10 @@ def _step_bytes(loaded: LoadedModel, num_kv_tokens: int) -> int:
     return weights + num_kv_tokens * loaded.geometry.num_bytes_per_token
 
 
+def _findings_of_all(arms: Sequence[str], num_bytes: int, blocks: Sequence[Block]) -> list[Finding]:
+    return [found for arm in arms for found in _findings(arm, arms[0], num_bytes, blocks)]
+
+
 def _findings(arm: str, first: str, num_bytes: int, blocks: Sequence[Block]) -> list[Finding]:
     def share(group: tuple[Block, ...]) -> float:
         return num_bytes / _median(group[0]) / group[0].probe
@@ -211,11 +221,8 @@ def main() -> None:
     options = parse()
     limit_cores([usable_cores()[-1]])
     configure_threads(1)
-    blocks, findings = measure(options, Console(stderr=True))
-    if options.result is not None:
-        save(options.result, "decoder_step", blocks, findings, [command_remark("bench.decoder_step")])
-    Console().print(table_of(findings))
+    Console().print(table_of(measure(options, Console(stderr=True))))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -21,8 +22,9 @@ from baton.kv.memory import PageMemory
 from baton.settings.ucx import prepare_environment
 from baton.transfer.digest import digest_pages
 from baton.transfer.factory import make_puller, usable_transports
+from bench.interruption import run_command
 from bench.probes import PROBE_BYTES, MemcpyProbe
-from bench.rotations import Block, Finding, find, rotate, save, table_of
+from bench.rotations import Block, Finding, OnRotation, Record, find, rotate, table_of
 from bench.transfer import PoolPuller
 from tests.unit.transfer.source_process import SourceProcess, SourceSpec, filled_memory
 
@@ -61,7 +63,15 @@ def computing(memory: PageMemory) -> Callable[[], list[float]]:
     return compute
 
 
-def run(transports: Sequence[str], page_bytes: int, *, num_rotations: int, seed: int, console: Console) -> list[Block]:
+def run(
+    transports: Sequence[str],
+    page_bytes: int,
+    *,
+    num_rotations: int,
+    seed: int,
+    console: Console,
+    on_rotation: OnRotation,
+) -> list[Block]:
     """Measures every arm in every rotation."""
     memcpy = MemcpyProbe()
     memory = filled_memory(PROBE_BYTES // page_bytes, page_bytes, SEED)
@@ -72,7 +82,14 @@ def run(transports: Sequence[str], page_bytes: int, *, num_rotations: int, seed:
             for name, pool in stack.enter_context(running_pairs(transport, memory, digests)).items():
                 pool.pull()  # the first makes the connection
                 arms[name] = pool.pull
-        return rotate(arms, lambda arm: memcpy(), num_rotations=num_rotations, seed=seed, console=console)
+        return rotate(
+            arms,
+            lambda arm: memcpy(),
+            num_rotations=num_rotations,
+            seed=seed,
+            console=console,
+            on_rotation=on_rotation,
+        )
 
 
 def findings_of(blocks: Sequence[Block], transports: Sequence[str]) -> list[Finding]:
@@ -108,14 +125,17 @@ def main() -> None:
     flags = parser.parse_args()
     prepare_environment({"UCX_NET_DEVICES": "lo"})
     transports = flags.transports or usable_transports("auto")
+    findings_here = partial(findings_of, transports=transports)
     blocks = run(
-        transports, flags.page_kib * 1024, num_rotations=flags.rotations, seed=flags.seed, console=Console(stderr=True)
+        transports,
+        flags.page_kib * 1024,
+        num_rotations=flags.rotations,
+        seed=flags.seed,
+        console=Console(stderr=True),
+        on_rotation=Record(flags.result, "digests", flags.rotations, findings_here).keep,
     )
-    findings = findings_of(blocks, transports)
-    if flags.result is not None:
-        save(flags.result, "digests", blocks, findings)
-    Console().print(table_of(findings))
+    Console().print(table_of(findings_here(blocks)))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

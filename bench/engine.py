@@ -19,13 +19,15 @@ import platform
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from baton.settings.process import limit_cores, limit_threads, usable_cores
-from bench.rotations import Block, Finding, Remark, command_remark, rotate, save, table_of
+from bench.interruption import run_command
+from bench.rotations import Finding, Record, Remark, command_remark, rotate, table_of
 from bench.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -61,9 +63,8 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What was measured, and what a reader has to know."""
+    """What was found, and what a reader has to know."""
 
-    blocks: tuple[Block, ...]
     findings: tuple[Finding, ...]
     remarks: tuple[Remark, ...]
 
@@ -87,15 +88,17 @@ def measure(options: Options, console: Console) -> Run:
         with console.status("a first prompt of each kind, which does not count"):
             for name in filter(needs_gemm, arms):
                 arms[name]()
+        remarks = [*_remarks(options, workbench, read, gemm), *left_out]
+        found = partial(findings_of, plan, workbench)
         blocks = rotate(
             arms,
             lambda arm: gemm() if needs_gemm(arm) else read(),
             num_rotations=options.rotations,
             seed=options.seed,
             console=console,
+            on_rotation=Record(options.result, "engine", options.rotations, found, remarks).keep,
         )
-    remarks = [*_remarks(options, workbench, read, gemm), *left_out]
-    return Run(tuple(blocks), tuple(findings_of(plan, workbench, blocks)), tuple(remarks))
+    return Run(tuple(found(blocks)), tuple(remarks))
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -128,8 +131,6 @@ def main() -> None:
     limit_threads(1)
     limit_cores([options.core])
     run = measure(options, Console(stderr=True))
-    if options.result is not None:
-        save(options.result, "engine", run.blocks, run.findings, run.remarks)
     console = Console()
     for remark in run.remarks:
         console.print(f"{remark.name}: {remark.words}", markup=False, highlight=False)
@@ -209,4 +210,4 @@ def machine_name() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -28,6 +28,7 @@ from baton.state.embedded import EmbeddedRedis
 from baton.state.options import BookOptions
 from baton.state.redis_book import RedisBook
 from baton.state.writer import BookWriter
+from bench.interruption import run_command
 
 FLUSH_S = 30.0
 
@@ -165,4 +166,4 @@ def _median(rotations: Sequence[Rotation]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

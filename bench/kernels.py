@@ -37,7 +37,8 @@ from baton.model.sampler import Chooser, TorchChooser
 from baton.model.storage import PageStorage
 from baton.settings.process import limit_cores, usable_cores
 from bench.ceilings import ReadProbe
-from bench.rotations import Block, Finding, Remark, Timed, command_remark, find, rotate, save, table_of
+from bench.interruption import run_command
+from bench.rotations import Block, Finding, OnRotation, Remark, Series, Timed, command_remark, find, rotate, table_of
 from bench.workbench import time_steps
 
 PAGE_SIZE = 16
@@ -171,7 +172,9 @@ def _each(
     return lambda: [multiply(x, weight) for weight in weights]
 
 
-def run(experiment: Experiment, rotations: int, seed: int, read: ReadProbe, console: Console) -> list[Block]:
+def run(
+    experiment: Experiment, rotations: int, seed: int, read: ReadProbe, console: Console, on_rotation: OnRotation
+) -> list[Block]:
     """Blocks of all arms, named after experiment and arm."""
 
     def timed(work: Callable[[], object]) -> Arm:
@@ -183,7 +186,14 @@ def run(experiment: Experiment, rotations: int, seed: int, read: ReadProbe, cons
 
     arms = {f"{experiment.name}: {name}": timed(work) for name, work in experiment.arms.items()}
     with torch.inference_mode():
-        return rotate(arms, lambda _: read(), num_rotations=rotations, seed=seed, console=console)
+        return rotate(
+            arms,
+            lambda _: read(),
+            num_rotations=rotations,
+            seed=seed,
+            console=console,
+            on_rotation=on_rotation,
+        )
 
 
 def findings_of(experiment: Experiment, blocks: Sequence[Block]) -> list[Finding]:
@@ -232,20 +242,15 @@ def main() -> None:
     if chosen.kernels is None:
         raise SystemExit(chosen.note)
     console, read = Console(stderr=True, quiet=True), ReadProbe()
-    blocks: list[Block] = []
-    findings: list[Finding] = []
+    remarks = [command_remark("bench.kernels"), Remark("kernels", chosen.note)]
+    series = Series(flags.result, "kernels", flags.rotations, remarks)
     for part in flags.parts:
         for dtype in flags.dtypes:
             for experiment in EXPERIMENTS[part](chosen.kernels, dtype, flags.seed):
-                ran = run(experiment, flags.rotations, flags.seed, read, console)
-                blocks += ran
-                findings += findings_of(experiment, ran)
-    if flags.result is not None:
-        save(
-            flags.result, "kernels", blocks, findings, [command_remark("bench.kernels"), Remark("kernels", chosen.note)]
-        )
-    Console(width=200).print(table_of(findings))
+                found = partial(findings_of, experiment)
+                series.add(run(experiment, flags.rotations, flags.seed, read, console, series.keeper(found)), found)
+    Console(width=200).print(table_of(series.findings))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -15,14 +15,16 @@ import json
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import uvloop
 
+from bench.interruption import run_command
 from bench.mock_cluster import MODEL, Cluster, Pace, running_cluster
 from bench.probes import process_cpu_s, process_rss_bytes
+from bench.rotations import write_whole
 from services.cli.bench.arrivals import gamma_arrivals
 from services.cli.bench.client import BenchClient, Call
 from services.cli.bench.distribution import percentile
@@ -61,12 +63,13 @@ class Finding:
     router_rss_bytes: int
 
 
-def run(loads: Sequence[float], seconds: float, seed: int) -> list[Finding]:
+def run(loads: Sequence[float], seconds: float, seed: int) -> Iterator[Finding]:
     """Measures on a cluster of its own, one load after the other."""
     flags = ["--max-ttft-s", str(0.75 * OBJECTIVE_S)]
     with running_cluster(PACE, flags) as cluster, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_measure(cluster, 0.5, 5.0, seed))  # connections, caches, what a request takes
-        return [runner.run(_measure(cluster, load, seconds, seed)) for load in loads]
+        for load in loads:
+            yield runner.run(_measure(cluster, load, seconds, seed))
 
 
 async def _measure(cluster: Cluster, load: float, seconds: float, seed: int) -> Finding:
@@ -118,7 +121,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--result", type=Path)
     flags = parser.parse_args()
-    findings = run(flags.loads, flags.seconds, flags.seed)
+    findings: list[Finding] = []
+    for finding in run(flags.loads, flags.seconds, flags.seed):
+        findings.append(finding)
+        if flags.result is not None:
+            write_whole(flags.result, f"{_report(findings)}\n".encode())
+    print(_report(findings))
+
+
+def _report(findings: Sequence[Finding]) -> str:
     best = max(finding.goodput_per_s for finding in findings)
     report = {
         "sustainable_per_s": PACE.rate(NUM_TOKENS),
@@ -127,11 +138,8 @@ def main() -> None:
         "of_best": {f"{finding.load:g}": round(finding.goodput_per_s / best, 3) for finding in findings},
         "loads": [asdict(finding) for finding in findings],
     }
-    text = json.dumps(report, indent=2)
-    if flags.result is not None:
-        flags.result.write_text(text + "\n")
-    print(text)
+    return json.dumps(report, indent=2)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

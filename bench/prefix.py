@@ -31,9 +31,10 @@ import uvloop
 from rich.console import Console
 
 from bench.bookkeeping import bookkeeping_s
+from bench.interruption import run_command
 from bench.prefix_client import PrefixClient
 from bench.probes import LoopbackProbe
-from bench.rotations import Arm, Block, Finding, Remark, command_remark, find, rotate, save, table_of
+from bench.rotations import Arm, Block, Finding, OnRotation, Record, Remark, command_remark, find, rotate, table_of
 from bench.running_system import running_system
 from bench.shapes import SHAPES
 from services.cli.bench.prompts import Vocabulary
@@ -144,7 +145,7 @@ def a_system(options: Options, console: Console) -> Iterator[str]:
         yield url
 
 
-def run(options: Options, console: Console) -> list[Block]:
+def run(options: Options, console: Console, on_rotation: OnRotation) -> list[Block]:
     """Measures. Raises `RuntimeError` when a request failed or a prefix was not found."""
     vocabulary = Vocabulary(options.vocab_size, options.seed)
     with (
@@ -157,7 +158,14 @@ def run(options: Options, console: Console) -> list[Block]:
             with console.status("a first round, which does not count"):
                 for arm in arms.values():
                     arm()
-            return rotate(arms, lambda _: probe(), num_rotations=options.rotations, seed=options.seed, console=console)
+            return rotate(
+                arms,
+                lambda _: probe(),
+                num_rotations=options.rotations,
+                seed=options.seed,
+                console=console,
+                on_rotation=on_rotation,
+            )
         finally:
             runner.run(client.close())
 
@@ -185,13 +193,13 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 def main() -> None:
     """Command line."""
     options = parse()
-    blocks = run(options, Console(stderr=True))
-    findings = findings_of(options.plan, blocks)
-    if options.result is not None:
-        system = options.base_url or f"baton up, {options.shape or options.model}"
-        save(options.result, "prefix", blocks, findings, [command_remark("bench.prefix"), Remark("system", system)])
-    Console().print(table_of(findings))
+    findings_here = partial(findings_of, options.plan)
+    system = options.base_url or f"baton up, {options.shape or options.model}"
+    remarks = [command_remark("bench.prefix"), Remark("system", system)]
+    record = Record(options.result, "prefix", options.rotations, findings_here, remarks)
+    blocks = run(options, Console(stderr=True), record.keep)
+    Console().print(table_of(findings_here(blocks)))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

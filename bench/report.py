@@ -44,6 +44,15 @@ class RunRecord:
     findings: tuple[Finding, ...]
     blocks: tuple[Block, ...]
     remarks: tuple[Remark, ...] = ()
+    num_planned: int | None = None
+    """Rotations that were asked for; unknown of files from before it was noted."""
+
+    @property
+    def words(self) -> str:
+        """How many rotations there are: fewer than asked for in a run that was ended early."""
+        num_rotations = len({block.rotation for block in self.blocks})
+        asked = num_rotations if self.num_planned is None else self.num_planned
+        return f"{num_rotations} of {asked} rotations"
 
 
 def load_run(path: Path) -> RunRecord:
@@ -61,7 +70,7 @@ def make_report(runs: Mapping[str, RunRecord]) -> str:
     for line in sorted(asked, key=lambda line: int(line.number[1:])):
         lines += _gap_rows(line) if isinstance(line, Unmeasured) else _goal_rows(line, runs)
     for name, run in runs.items():
-        lines += ["", f"Run `{name}`, ended {run.ended[:16].replace('T', ' ')} UTC:", ""]
+        lines += ["", f"Run `{name}`, ended {run.ended[:16].replace('T', ' ')} UTC, {run.words}:", ""]
         lines += [f"- {remark.name}: {remark.words}" for remark in run.remarks] or ["- no remarks"]
         if run.experiment not in {goal.experiment for goal in GOALS}:
             lines += ["", *_finding_rows(run.findings)]

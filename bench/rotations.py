@@ -7,6 +7,7 @@ which the machine changed is dropped, and how many were kept is part of every re
 from __future__ import annotations
 
 import datetime
+import os
 import random
 import shlex
 import statistics
@@ -35,6 +36,8 @@ class Timed:
 
 
 Arm = Callable[[], Sequence[float] | Timed]
+OnRotation = Callable[[Sequence["Block"]], None]
+FindingsOf = Callable[[Sequence["Block"]], Sequence["Finding"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,12 @@ def rotate(
     num_rotations: int,
     seed: int,
     console: Console,
+    on_rotation: OnRotation = lambda blocks: None,
 ) -> list[Block]:
-    """All blocks in the order they ran. `probe` is given the arm's name and returns its yardstick."""
+    """All blocks in the order they ran. `probe` is given the arm's name and returns its yardstick.
+
+    `on_rotation` is given all blocks so far after every rotation.
+    """
     rng = random.Random(seed)
     blocks: list[Block] = []
     for rotation in track(range(num_rotations), "rotations", console=console):
@@ -117,6 +124,7 @@ def rotate(
             taken = arms[name]()
             values, cpu_s = (taken.wall_s, taken.cpu_s) if isinstance(taken, Timed) else (tuple(taken), ())
             blocks.append(Block(rotation, name, before, probe(name), values, cpu_s))
+        on_rotation(blocks)
     return blocks
 
 
@@ -158,19 +166,77 @@ def _shown(interval: Interval | None) -> str:
     return "-" if interval is None else f"{interval.median:.4g} [{interval.low:.4g}, {interval.high:.4g}]"
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A run's file, written anew after every rotation: a run that is ended early loses no whole one.
+
+    `path`: None for a run that is not kept. `num_planned`: rotations asked for.
+    """
+
+    path: Path | None
+    experiment: str
+    num_planned: int
+    findings_of: FindingsOf
+    remarks: Sequence[Remark] = ()
+
+    def keep(self, blocks: Sequence[Block]) -> None:
+        """Saves whole rotations and what is found in them. Raises `OSError`."""
+        if self.path is not None:
+            save(self.path, self.experiment, blocks, self.findings_of(blocks), self.remarks, self.num_planned)
+
+
+class Series:
+    """Several experiments one after another in one run and one file, which is written after every rotation of each."""
+
+    def __init__(self, path: Path | None, experiment: str, num_planned: int, remarks: Sequence[Remark]) -> None:
+        self._path = path
+        self._experiment = experiment
+        self._num_planned = num_planned
+        self._remarks = remarks
+        self._blocks: list[Block] = []
+        self.findings: list[Finding] = []
+
+    def keeper(self, findings_of: FindingsOf) -> OnRotation:
+        """For the rotations of the next one: saves what there is, this one's whole rotations included."""
+
+        def keep(blocks: Sequence[Block]) -> None:
+            if self._path is not None:
+                all_blocks, findings = [*self._blocks, *blocks], [*self.findings, *findings_of(blocks)]
+                save(self._path, self._experiment, all_blocks, findings, self._remarks, self._num_planned)
+
+        return keep
+
+    def add(self, blocks: Sequence[Block], findings_of: FindingsOf) -> None:
+        """One has ended."""
+        self._blocks += blocks
+        self.findings += findings_of(blocks)
+
+
 def save(
     path: Path,
     experiment: str,
     blocks: Sequence[Block],
     findings: Sequence[Finding],
     remarks: Sequence[Remark] = (),
+    num_planned: int | None = None,
 ) -> None:
-    """One JSON: every block with every sample, and what was found. Raises `OSError`."""
+    """One JSON: every block with every sample, and what was found. A reader finds the old file or the new one.
+
+    Raises `OSError`.
+    """
     record = {
         "experiment": experiment,
         "ended": datetime.datetime.now(datetime.UTC),
+        "num_planned": num_planned,
         "remarks": [asdict(remark) for remark in remarks],
         "findings": [asdict(finding) for finding in findings],
         "blocks": [asdict(block) for block in blocks],
     }
-    path.write_bytes(msgspec.json.encode(record))
+    write_whole(path, msgspec.json.encode(record))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file or, if the process ends meanwhile, leaves the one that was there. Raises `OSError`."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(data)
+    os.replace(new, path)

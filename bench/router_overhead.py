@@ -28,9 +28,10 @@ from baton.domain.request import EngineRequest, SamplingParams, StopParams
 from baton.rpc.client import Channels
 from baton.rpc.codec import encode_request
 from baton.rpc.gen import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from bench.interruption import run_command
 from bench.mock_cluster import MODEL, Cluster, running_cluster
 from bench.probes import LoopbackProbe, process_cpu_s
-from bench.rotations import Block, Finding, find, rotate, save, table_of
+from bench.rotations import Block, Finding, OnRotation, Record, find, rotate, table_of
 from services.cli.bench.client import BenchClient, Call
 from services.cli.bench.distribution import percentile
 from services.cli.bench.load import offer
@@ -106,7 +107,7 @@ class RouterClient:
             raise RuntimeError(failures[0])
 
 
-def run(num_rotations: int, num_requests: int, seed: int, console: Console) -> list[Block]:
+def run(num_rotations: int, num_requests: int, seed: int, console: Console, on_rotation: OnRotation) -> list[Block]:
     """Measures on a cluster of its own."""
     with running_cluster() as cluster, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         channels, http = (
@@ -124,7 +125,14 @@ def run(num_rotations: int, num_requests: int, seed: int, console: Console) -> l
         try:
             for arm in arms.values():
                 arm()  # connections, caches, lazily imported code
-            return rotate(arms, lambda _: probe(), num_rotations=num_rotations, seed=seed, console=console)
+            return rotate(
+                arms,
+                lambda _: probe(),
+                num_rotations=num_rotations,
+                seed=seed,
+                console=console,
+                on_rotation=on_rotation,
+            )
         finally:
             runner.run(channels.close())
             runner.run(http.__aexit__())
@@ -168,12 +176,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--result", type=Path)
     flags = parser.parse_args()
-    blocks = run(flags.rotations, flags.requests, flags.seed, Console(stderr=True))
-    findings = findings_of(blocks)
-    if flags.result is not None:
-        save(flags.result, "router_overhead", blocks, findings)
-    Console().print(table_of(findings))
+    record = Record(flags.result, "router_overhead", flags.rotations, findings_of)
+    blocks = run(flags.rotations, flags.requests, flags.seed, Console(stderr=True), record.keep)
+    Console().print(table_of(findings_of(blocks)))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

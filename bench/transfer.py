@@ -24,8 +24,9 @@ from baton.transfer import nixl
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.factory import make_puller, usable_transports
 from baton.transfer.puller import ThreadedPuller
+from bench.interruption import run_command
 from bench.probes import PROBE_BYTES, LoopbackProbe, MemcpyProbe
-from bench.rotations import Block, Finding, find, rotate, save, table_of
+from bench.rotations import Block, Finding, OnRotation, Record, find, rotate, table_of
 from tests.unit.transfer.source_process import SourceProcess, SourceSpec
 
 DEADLINE_S = 60.0
@@ -82,6 +83,7 @@ def run(
     num_rotations: int,
     seed: int,
     console: Console,
+    on_rotation: OnRotation,
 ) -> list[Block]:
     """Measures every transport in every rotation. `environment`: UCX's variables, as this process has them."""
     memcpy, loopback = MemcpyProbe(), LoopbackProbe()
@@ -96,6 +98,7 @@ def run(
             num_rotations=num_rotations,
             seed=seed,
             console=console,
+            on_rotation=on_rotation,
         )
 
 
@@ -131,12 +134,10 @@ def main() -> None:
         num_rotations=flags.rotations,
         seed=flags.seed,
         console=Console(stderr=True),
+        on_rotation=Record(flags.result, "transfer", flags.rotations, findings_of).keep,
     )
-    findings = findings_of(blocks)
-    if flags.result is not None:
-        save(flags.result, "transfer", blocks, findings)
-    Console().print(table_of(findings))
+    Console().print(table_of(findings_of(blocks)))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

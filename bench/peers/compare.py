@@ -27,9 +27,10 @@ from typing import Any
 from rich.console import Console
 
 from baton.settings.process import usable_cores
+from bench.interruption import run_command
 from bench.peers.servers import Server, baton, llama, vllm
 from bench.probes import MemcpyProbe
-from bench.rotations import Arm, Block, Finding, Remark, command_remark, find, rotate, save, table_of
+from bench.rotations import Arm, Block, Finding, Record, Remark, command_remark, find, rotate, table_of
 from bench.running_system import running_server
 from bench.shapes import SHAPES
 from services.cli.bench.records import RequestRow
@@ -155,7 +156,7 @@ def running(servers: Sequence[Server], console: Console) -> Iterator[tuple[list[
         yield started, remarks
 
 
-def run(options: Options, console: Console) -> tuple[list[Block], list[Remark]]:
+def run(options: Options, console: Console) -> tuple[list[Finding], list[Remark]]:
     """Measures all servers that start."""
     with tempfile.TemporaryDirectory(prefix="baton-peers-") as directory:
         servers = _servers(options, Path(directory), console)
@@ -168,10 +169,16 @@ def run(options: Options, console: Console) -> tuple[list[Block], list[Remark]]:
                 for server in started
                 for load_ in LOADS
             }
+            remarks = [command_remark("bench.peers.compare"), *left_out]
             blocks = rotate(
-                arms, lambda _: probe(), num_rotations=options.rotations, seed=options.seed, console=console
+                arms,
+                lambda _: probe(),
+                num_rotations=options.rotations,
+                seed=options.seed,
+                console=console,
+                on_rotation=Record(options.result, "peers", options.rotations, findings_of, remarks).keep,
             )
-    return blocks, [command_remark("bench.peers.compare"), *left_out]
+    return findings_of(blocks), remarks
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -195,10 +202,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 def main() -> None:
     """Command line."""
     options = parse()
-    blocks, remarks = run(options, Console(stderr=True))
-    findings = findings_of(blocks)
-    if options.result is not None:
-        save(options.result, "peers", blocks, findings, remarks)
+    findings, remarks = run(options, Console(stderr=True))
     console = Console()
     for remark in remarks:
         console.print(f"{remark.name}: {remark.words}", markup=False, highlight=False)
@@ -239,4 +243,4 @@ def _ratio(group: tuple[Block, ...]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

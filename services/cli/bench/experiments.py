@@ -1,18 +1,18 @@
 """`baton bench engine`, `prefix`, `transfer` and `router`: experiments on Baton itself, from a checkout.
 
 Registered by `services.cli.bench.commands`. The experiments are the repository's `bench/`, which no wheel contains.
-They have flags and help of their own, so a command here only hands its words on, to a process whose thread pools are
-one thread wide before anything numeric is loaded.
+They have flags and help of their own, so a command here only hands its words on, to a program that takes this process's
+place: its thread pools are one thread wide before anything numeric is loaded, and signals reach nobody else.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import subprocess
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 from cyclopts import App, Parameter
 
@@ -51,20 +51,20 @@ def add_experiments(app: App) -> None:
         app.command(command)
 
 
-def run_experiment(experiment: Experiment, flags: Sequence[str]) -> int:
-    """Runs it in a process of its own and returns its exit code. Raises `NoCheckout`."""
+def run_experiment(experiment: Experiment, flags: Sequence[str]) -> NoReturn:
+    """Becomes the experiment. Raises `NoCheckout`."""
     if not _is_here(experiment.module):
         raise NoCheckout(
             f"`baton bench {experiment.command}` is {experiment.module}, which is part of the repository and of no "
             "wheel. Run it in a checkout that was set up with `make install-dev`."
         )
     command = [sys.executable, "-m", experiment.module, *flags]
-    return subprocess.run(command, env=child_environment(thread_variables(1)), check=False).returncode
+    os.execve(sys.executable, command, child_environment(thread_variables(1)))
 
 
-def _runner(experiment: Experiment) -> Callable[..., int]:
-    def run(*flags: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
-        return run_experiment(experiment, flags)
+def _runner(experiment: Experiment) -> Callable[..., NoReturn]:
+    def run(*flags: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> NoReturn:
+        run_experiment(experiment, flags)
 
     return run
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from bench import decoder_step
 from bench.decoder_step import measure, parse
+from bench.report import load_run
 from tests.kernels import kernel_levels
 
 
-def test_every_way_is_measured_and_compared_with_the_first(monkeypatch: pytest.MonkeyPatch):
+def test_every_way_is_measured_and_compared_with_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(decoder_step, "BLOCK_S", 0.0)
     monkeypatch.setattr(decoder_step, "ReadProbe", lambda: lambda: 1e9)
-    options = parse("--shape tiny --dtypes float32 --batches 1 3 --context 40 --rotations 2".split())
-    blocks, findings = measure(options, Console(file=io.StringIO()))
+    result = tmp_path / "step.json"
+    words = "--shape tiny --dtypes float32 --batches 1 3 --context 40 --rotations 2 --result"
+    findings = measure(parse([*words.split(), str(result)]), Console(file=io.StringIO()))
+    kept = load_run(result)
+    blocks = kept.blocks
+    assert [found.name for found in kept.findings] == [found.name for found in findings]
     ways = ["stock", "lean"] + (["stock, kernels", "lean, kernels"] if kernel_levels() else [])
     assert {block.arm for block in blocks} == {f"float32, {rows} rows: {way}" for rows in (1, 3) for way in ways}
     assert all(len(block.values) == len(block.cpu_s) >= decoder_step.MIN_STEPS for block in blocks)

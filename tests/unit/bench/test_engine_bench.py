@@ -16,7 +16,7 @@ from bench.engine import measure, parse
 from bench.engine_arms import DecodeArm, EnginePlan, HostArm, PrefillArm, findings_of, make_arms, needs_gemm
 from bench.random_models import save_random_model
 from bench.report import load_run, make_report
-from bench.rotations import Block, Timed, save
+from bench.rotations import Block, Timed
 from bench.shapes import Shape
 from bench.workbench import Workbench, make_workbench, time_steps
 
@@ -170,9 +170,9 @@ def block_of(name: str, taken: object) -> Block:
 
 def test_a_whole_run_ends_in_the_table_of_goals(tmp_path):
     sizes = ["--batches", "1", "--contexts", "32", "--prefills", "512", "--turns", "1", "--block-s", "0"]
-    options = parse(["--shape", "tiny", "--rotations", "1", "--model-dir", str(tmp_path / "model"), *sizes])
+    places = ["--model-dir", str(tmp_path / "model"), "--result", str(tmp_path / "box.json")]
+    options = parse(["--shape", "tiny", "--rotations", "1", *places, *sizes])
     run = measure(options, Console(file=io.StringIO()))
-    save(tmp_path / "box.json", "engine", run.blocks, run.findings, run.remarks)
     assert (tmp_path / "model" / "model.safetensors").is_file()
     report = make_report({"box": load_run(tmp_path / "box.json")})
     for name in (

@@ -41,7 +41,9 @@ def test_bookkeeping_grows_with_the_prompt():
 def test_a_real_system_finds_what_is_shared():
     words = "--dtype float32 --prompt-tokens 64 --shares 50 --requests 1 --rotations 1"
     options = prefix.parse(words.split())
-    blocks = prefix.run(options, Console(file=io.StringIO()))
+    kept: list[int] = []
+    blocks = prefix.run(options, Console(file=io.StringIO()), lambda blocks: kept.append(len(blocks)))
+    assert kept == [len(blocks)]
     assert {block.arm for block in blocks} == {
         FRESH, "0 % cached, salted", "bookkeeping", "50 % cached", "50 % cached, ideal",
     }  # fmt: skip

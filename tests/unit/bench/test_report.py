@@ -51,9 +51,15 @@ def test_a_finding_is_shown_with_its_run():
     assert row[3:5] == ["83 % [81 %, 85 %]: reached", "3/4"]
     assert row[6] == "box"
     assert "- machine: a box" in report
-    assert "Run `box`, ended 2030-01-02 03:04 UTC:" in report
+    assert "Run `box`, ended 2030-01-02 03:04 UTC, 0 of 0 rotations:" in report
     [missing] = [row for row in rows(report) if "batch 4" in row[1]]
     assert missing[3] == "not measured: the run left it out"
+
+
+def test_a_run_that_was_ended_early_says_so():
+    blocks = (block("a"),)
+    early = RunRecord("engine", "2030-01-02T03:04:05Z", (), blocks, (), num_planned=20)
+    assert "Run `box`, ended 2030-01-02 03:04 UTC, 1 of 20 rotations:" in make_report({"box": early})
 
 
 def test_a_run_without_goals_shows_all_it_found():

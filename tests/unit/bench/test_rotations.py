@@ -3,13 +3,14 @@
 import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from rich.console import Console
 
 from bench.probes import LoopbackProbe, MemcpyProbe, process_cpu_s
-from bench.rotations import Block, Timed, find, rotate, save, table_of
+from bench.report import load_run
+from bench.rotations import Block, Finding, Record, Remark, Series, Timed, find, rotate, save, table_of, write_whole
 
 
 def block(rotation: int, arm: str, value: float, before: float = 100.0, after: float = 100.0) -> Block:
@@ -103,6 +104,54 @@ def test_a_record_has_every_sample(tmp_path):
         "cpu_s": [],
     }
     assert record["findings"][0]["over_all"]["median"] == 2.0
+
+
+def first_value(blocks: Sequence[Block]) -> list[Finding]:
+    return [find(blocks[0].arm, "", blocks, (blocks[0].arm,), lambda group: group[0].values[0])]
+
+
+def test_a_run_that_is_ended_has_kept_its_whole_rotations(tmp_path):
+    path = tmp_path / "run.json"
+    values = iter((1.0, 2.0))
+    record = Record(path, "name", 5, first_value, [Remark("machine", "a box")])
+
+    def arm() -> list[float]:
+        try:
+            return [next(values)]
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    console = Console(file=io.StringIO())
+    with pytest.raises(KeyboardInterrupt):
+        rotate({"arm": arm}, lambda _: 1.0, num_rotations=5, seed=0, console=console, on_rotation=record.keep)
+    kept = load_run(path)
+    assert [block.values for block in kept.blocks] == [(1.0,), (2.0,)]
+    assert kept.findings[0].over_all.median == 1.5
+    assert kept.remarks == (Remark("machine", "a box"),)
+    assert kept.words == "2 of 5 rotations"
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_experiments_in_a_row_share_one_file(tmp_path):
+    path = tmp_path / "run.json"
+    series = Series(path, "name", 2, [])
+    one, two = BLOCKS[:1], BLOCKS[1:2]
+    series.keeper(first_value)(one)
+    series.add(one, first_value)
+    series.keeper(first_value)(two)
+    kept = load_run(path)
+    assert [block.arm for block in kept.blocks] == ["base", "arm"]
+    assert [finding.name for finding in kept.findings] == ["base", "arm"]
+    assert [finding.name for finding in series.findings] == ["base"]
+
+
+def test_a_file_is_the_old_one_until_the_new_one_is_whole(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    write_whole(path, b"old")
+    monkeypatch.setattr("os.replace", lambda new, old: pytest.fail(f"{path.read_bytes()!r}"))
+    with pytest.raises(pytest.fail.Exception, match="old"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
 
 
 @pytest.mark.parametrize("make", [MemcpyProbe, LoopbackProbe])
