@@ -1,7 +1,8 @@
-"""The ways to spend two cores on one model: split, or two workers that do both. Called by `interference`, `goodput`.
+"""The ways to spend two cores on one model: split, or two workers that do both. Called by experiments on whole systems.
 
 All of an experiment's systems run side by side for its whole length, so that its arms can take turns; one that is not
-asked only sends heartbeats.
+asked only sends heartbeats. `baton up` gives the n-th worker of a system the n-th core and one compute thread: prefill
+has core 0 and decode core 1, and of two workers that do both each has one of the same two cores.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,23 +29,28 @@ WAIT_S = 600.0
 WHOLE_PROMPT = 1 << 20
 """A token budget that no prompt reaches: every prompt is one chunk."""
 
+KV_MEMORY_MIB = 256
+"""Of a worker. Up to ten of them run side by side, and 16,000 tokens of the shape `m32` fit."""
 
-def flags_of(arrangement: str, chunk_tokens: int) -> tuple[str, ...]:
-    """For `baton up`. Every arrangement has two workers of one thread, on the same two cores."""
-    if arrangement == SPLIT:
-        return ("--prefill", "1", "--decode", "1")
-    budget = chunk_tokens if arrangement == MIXED else WHOLE_PROMPT
-    return ("--prefill", "0", "--decode", "2", "--decode-token-budget", str(budget))
+SPLIT_FLAGS = ("--prefill", "1", "--decode", "1")
+
+
+def colocated_flags(token_budget: int) -> tuple[str, ...]:
+    """For `baton up`: two workers that do both, with so many tokens a step, rows and prompts together."""
+    return ("--prefill", "0", "--decode", "2", "--decode-token-budget", str(token_budget))
 
 
 @contextlib.contextmanager
 def running_clients(
-    shape: str, dtype: str, seed: int, chunk_tokens: int, console: Console
+    systems: Mapping[str, tuple[str, ...]], shape: str, dtype: str, seed: int, console: Console
 ) -> Iterator[tuple[asyncio.Runner, dict[str, LoadClient]]]:
-    """A client of each, and the loop that they live in. Raises as `running_system` does."""
+    """A client of each system, and the loop that they live in. `systems`: flags of `baton up`.
+
+    Raises as `running_system` does.
+    """
     vocabulary = Vocabulary(SHAPES[shape].vocab_size, seed)
     with (
-        running_arrangements(shape, seed, chunk_tokens, ("--dtype", dtype), console) as urls,
+        running_arrangements(systems, shape, dtype, seed, console) as urls,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         contextlib.ExitStack() as stack,
     ):
@@ -62,17 +68,16 @@ def _close(runner: asyncio.Runner, client: LoadClient) -> None:
 
 @contextlib.contextmanager
 def running_arrangements(
-    shape: str, seed: int, chunk_tokens: int, flags: tuple[str, ...], console: Console
+    systems: Mapping[str, tuple[str, ...]], shape: str, dtype: str, seed: int, console: Console
 ) -> Iterator[dict[str, str]]:
     """The URL of each, all of one random model of `shape`. Raises as `running_system` does."""
     # Imported here: the parts of the experiments that are tested need no torch.
     from bench.random_models import save_random_model
 
+    common = ("--dtype", dtype, "--kv-memory-mib", str(KV_MEMORY_MIB))
     with TemporaryDirectory(prefix="baton-bench-") as directory, contextlib.ExitStack() as stack:
         model = str(save_random_model(SHAPES[shape], Path(directory) / shape, seed=seed))
         yield {
-            name: stack.enter_context(
-                running_system(model, None, seed, (*flags_of(name, chunk_tokens), *flags), console)
-            )
-            for name in (SPLIT, MIXED, UNCHUNKED)
+            name: stack.enter_context(running_system(model, None, seed, (*flags, *common), console)).url
+            for name, flags in systems.items()
         }

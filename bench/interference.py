@@ -1,12 +1,21 @@
 """G3: how much longer the gaps between tokens get while long prompts arrive: split, mixed chunks, unchunked.
 
-    python -m bench.interference [--shape m150] [--streams 4] [--stream-tokens 160] [--prompt-tokens 1024 2048]
-        [--chunk-tokens 64] [--rotations 5] [--seed 0] [--result FILE]
+    python -m bench.interference [--shape m32] [--streams 4] [--prompts 6] [--prompt-tokens 1024 2048] [--load 1.4]
+        [--budgets 16 32 64] [--rotations 10] [--seed 0] [--result FILE]
 
-Three systems of one random model, each with two workers of one thread on the same two cores (`bench.arrangements`). A
-block runs `--streams` answers at once, alone or beside prompts of a length drawn from `--prompt-tokens`, one every
-`--prompt-gap-s`; every arrangement gets the same prompts at the same times. The figure is the 99th percentile of the
-gaps beside prompts over that of the same rotation's gaps alone. What the streams' own first tokens met is left out.
+Systems of one random model, each with two workers of one thread on the same two cores (`bench.arrangements`): one that
+splits, one that computes every prompt in one step, and one for each of `--budgets`, the prompt tokens that a step may
+compute beside its rows. A block runs `--streams` answers at once, alone or while `--prompts` prompts arrive at even
+times. How often is settled once, before the first rotation: `--load` times as often as one core could compute prompts
+of the mean length, as timed one at a time on the split system. Every arrangement gets prompts of the same lengths at
+the same times; a block ends when the last of them has its second token.
+
+The figure is the 99th percentile of the gaps beside prompts over that of the same rotation's gaps alone, on the split
+system or on the colocated one: without prompts its budget does not matter. What even gaps cost is the prompts' time to
+the first token. With a load above 1 one core cannot keep up and prompts queue in the split system, which has one core
+for them where the others have two. A lighter load would say little of the unchunked system: a prompt takes as long as
+a hundred decode steps, so that among the gaps between two prompts of one worker less than one in a hundred would be
+long, and the percentile would not see it.
 """
 
 from __future__ import annotations
@@ -15,7 +24,9 @@ import argparse
 import asyncio
 import itertools
 import random
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,16 +34,25 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.arrangements import MIXED, SPLIT, UNCHUNKED, running_clients
+from bench.arrangements import MIXED, SPLIT, SPLIT_FLAGS, UNCHUNKED, WHOLE_PROMPT, colocated_flags, running_clients
+from bench.interruption import run_command
 from bench.load_client import LoadClient
 from bench.probes import LoopbackProbe
-from bench.rotations import Arm, Block, Finding, Remark, command_remark, find, rotate, save, table_of
+from bench.rotations import Arm, Block, Finding, Record, Remark, command_remark, find, rotate, table_of
 from bench.shapes import SHAPES
 from services.cli.bench.distribution import percentile
+from services.cli.bench.load import offer
+from services.cli.bench.records import PlannedRequest
 
+COLOCATED = "colocated"
 STREAM_PROMPT_TOKENS = 64
+STREAM_TOKENS = 2000
+"""Of one answer of a stream; blocks are shorter."""
+
 PROMPT_OUTPUT_TOKENS = 2
-"""With one there would be nothing to hand over."""
+"""With one there would be nothing to hand over. When the second comes, rows that waited for the prompt have theirs."""
+
+NUM_TIMED_ALONE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,113 +62,198 @@ class Options:
     shape: str
     dtype: str
     streams: int
-    stream_tokens: int
+    prompts: int
     prompt_tokens: tuple[int, int]
-    prompt_gap_s: float
-    chunk_tokens: int
+    load: float
+    alone_s: float
+    budgets: tuple[int, ...]
     rotations: int
     seed: int
     result: Path | None
 
+    @property
+    def arrangements(self) -> tuple[str, ...]:
+        """By name, in the table's order."""
+        return (SPLIT, UNCHUNKED, *map(mixed, self.budgets))
 
-def alone(arrangement: str) -> str:
-    return f"{arrangement}: alone"
+    @property
+    def systems(self) -> dict[str, tuple[str, ...]]:
+        """Flags for `baton up`. A worker's budget holds its rows too, so theirs comes on top."""
+        chunked = {mixed(budget): colocated_flags(budget + self.streams) for budget in self.budgets}
+        return {SPLIT: SPLIT_FLAGS, UNCHUNKED: colocated_flags(WHOLE_PROMPT), **chunked}
+
+
+def mixed(budget: int) -> str:
+    return f"{MIXED} of {budget}"
+
+
+def alone(system: str) -> str:
+    """`system`: `SPLIT` or `COLOCATED`."""
+    return f"{system}: alone"
 
 
 def beside(arrangement: str) -> str:
     return f"{arrangement}: beside prompts"
 
 
-async def disturbed(client: LoadClient, options: Options, seed: int) -> list[float]:
-    """Gaps of the streams while prompts arrive, until the streams have ended."""
-    rng = random.Random(seed)
-    prompts: set[asyncio.Task[Any]] = set()
-    streams = asyncio.create_task(client.streams(options.streams, STREAM_PROMPT_TOKENS, options.stream_tokens))
-    while not (await asyncio.wait([streams], timeout=options.prompt_gap_s))[0]:
-        prompts.add(asyncio.create_task(client.ask(rng.randint(*options.prompt_tokens), PROMPT_OUTPUT_TOKENS)))
-    await asyncio.gather(*prompts)
-    return await streams
+async def undisturbed(client: LoadClient, options: Options) -> list[float]:
+    """Gaps of the streams, for a while."""
+    async with client.running(options.streams, STREAM_PROMPT_TOKENS, STREAM_TOKENS) as streams:
+        began_s = time.perf_counter()
+        await asyncio.sleep(options.alone_s)
+        return [gap for stream in streams for gap in stream.gaps(began_s, time.perf_counter())]
 
 
-def make_arms(options: Options, clients: dict[str, LoadClient], runner: asyncio.Runner) -> dict[str, Arm]:
-    """Every arm returns gaps in seconds. The n-th block beside prompts has the same ones in every arrangement."""
+async def disturbed(client: LoadClient, options: Options, plan: Sequence[PlannedRequest]) -> list[float]:
+    """Times to the first token of the plan's prompts, then gaps of the streams from the first prompt to the last."""
+    async with client.running(options.streams, STREAM_PROMPT_TOKENS, STREAM_TOKENS) as streams:
+        began_s = time.perf_counter()
+        rows = await offer(plan, client.send, clock=time.perf_counter)
+        gaps = [gap for stream in streams for gap in stream.gaps(began_s, time.perf_counter())]
+    return [*(row.ttft_s for row in rows), *gaps]
+
+
+def planned(
+    options: Options, prompt_gap_s: float, draw: Callable[[int], tuple[int, ...]], turn: int
+) -> list[PlannedRequest]:
+    """The n-th block's prompts: lengths and times are the same for every arrangement, tokens are not."""
+    rng = random.Random(f"{options.seed} {turn}")
+    lengths = [rng.randint(*options.prompt_tokens) for _ in range(options.prompts)]
+    return [
+        PlannedRequest(index, index * prompt_gap_s, draw(length), PROMPT_OUTPUT_TOKENS)
+        for index, length in enumerate(lengths)
+    ]
+
+
+def make_arms(
+    options: Options, prompt_gap_s: float, clients: dict[str, LoadClient], runner: asyncio.Runner
+) -> dict[str, Arm]:
+    """Arms alone return gaps in seconds; those beside prompts return the prompts' times to the first token first."""
 
     def without(client: LoadClient) -> list[float]:
-        return runner.run(client.streams(options.streams, STREAM_PROMPT_TOKENS, options.stream_tokens))
+        return runner.run(undisturbed(client, options))
 
     def among(client: LoadClient, turns: itertools.count[int]) -> list[float]:
-        return runner.run(disturbed(client, options, options.seed + next(turns)))
+        return runner.run(disturbed(client, options, planned(options, prompt_gap_s, client.draw, next(turns))))
 
-    arms: dict[str, Arm] = {}
-    for name, client in clients.items():
-        arms[alone(name)] = partial(without, client)
-        arms[beside(name)] = partial(among, client, itertools.count())
-    return arms
+    arms: dict[str, Arm] = {
+        alone(SPLIT): partial(without, clients[SPLIT]),
+        alone(COLOCATED): partial(without, clients[UNCHUNKED]),
+    }
+    return arms | {beside(name): partial(among, clients[name], itertools.count()) for name in options.arrangements}
 
 
-def findings_of(blocks: Sequence[Block]) -> list[Finding]:
+def findings_of(options: Options, blocks: Sequence[Block]) -> list[Finding]:
     """The table."""
+
+    def gaps(block: Block) -> tuple[float, ...]:
+        return block.values if block.arm.endswith("alone") else block.values[options.prompts :]
+
+    def gap_ms(group: tuple[Block, ...], percent: float) -> float:
+        return 1e3 * _percentile(gaps(group[0]), percent)
+
+    def gap_ratio(group: tuple[Block, ...]) -> float:
+        return _percentile(gaps(group[0]), 99) / _percentile(gaps(group[1]), 99)
+
+    def first_token_s(block: Block) -> float:
+        return statistics.median(block.values[: options.prompts])
+
     findings = []
-    for name in (SPLIT, MIXED, UNCHUNKED):
-        arms = (beside(name), alone(name))
+    for system in (SPLIT, COLOCATED):
+        own = (alone(system),)
         findings += [
-            find(f"{arms[1]}: p50 gap", "ms", blocks, arms[1:], lambda group: 1e3 * _percentile(group[0], 50)),
-            find(f"{arms[1]}: p99 gap", "ms", blocks, arms[1:], lambda group: 1e3 * _percentile(group[0], 99)),
-            find(f"{arms[0]}: p99 gap", "ms", blocks, arms[:1], lambda group: 1e3 * _percentile(group[0], 99)),
-            find(f"{name}: p99 gap beside prompts / alone", "", blocks, arms, _ratio),
+            find(f"{own[0]}: p{percent} gap", "ms", blocks, own, partial(gap_ms, percent=percent))
+            for percent in (50, 99)
         ]
+    for name in options.arrangements:
+        own, base = (beside(name),), alone(SPLIT if name == SPLIT else COLOCATED)
+        to_unchunked = (*own, beside(UNCHUNKED))
+        findings += [
+            find(f"{own[0]}: gaps", "", blocks, own, lambda group: len(gaps(group[0]))),
+            find(f"{own[0]}: p50 gap", "ms", blocks, own, partial(gap_ms, percent=50)),
+            find(f"{own[0]}: p99 gap", "ms", blocks, own, partial(gap_ms, percent=99)),
+            find(f"{own[0]}: largest gap", "ms", blocks, own, partial(gap_ms, percent=100)),
+            find(f"{name}: p99 gap beside prompts / alone", "", blocks, (*own, base), gap_ratio),
+            find(f"{name}: p50 first token of a prompt", "ms", blocks, own, lambda g: 1e3 * first_token_s(g[0])),
+        ]
+        if name != UNCHUNKED:
+            first_tokens = f"{name}: p50 first token of a prompt / {UNCHUNKED}"
+            findings.append(
+                find(first_tokens, "", blocks, to_unchunked, lambda g: first_token_s(g[0]) / first_token_s(g[1]))
+            )
     return findings
 
 
-def _percentile(block: Block, percent: float) -> float:
-    return percentile(sorted(block.values), percent)
+def _percentile(values: Sequence[float], percent: float) -> float:
+    return percentile(sorted(values), percent)
 
 
-def _ratio(group: tuple[Block, ...]) -> float:
-    return _percentile(group[0], 99) / _percentile(group[1], 99)
+def prompt_s(options: Options, client: LoadClient, runner: asyncio.Runner) -> float:
+    """Seconds that one core takes for a prompt of the mean length, to its first token."""
+    num_tokens = sum(options.prompt_tokens) // 2
+    answers = [runner.run(client.ask(num_tokens, PROMPT_OUTPUT_TOKENS)) for _ in range(NUM_TIMED_ALONE)]
+    return statistics.median(answer.deliveries[0].at_s for answer in answers)
 
 
-def run(options: Options, console: Console) -> list[Block]:
+def run(options: Options, console: Console) -> list[Finding]:
     """Measures. Raises `RuntimeError` when a request failed."""
-    system = (options.shape, options.dtype, options.seed, options.chunk_tokens)
-    with running_clients(*system, console) as (runner, clients):
-        arms, probe = make_arms(options, clients, runner), LoopbackProbe()
+    with running_clients(options.systems, options.shape, options.dtype, options.seed, console) as (runner, clients):
         with console.status("a first round, which does not count"):
             for client in clients.values():
                 runner.run(client.streams(options.streams, STREAM_PROMPT_TOKENS, 2))
                 runner.run(client.ask(options.prompt_tokens[1], PROMPT_OUTPUT_TOKENS))
-        return rotate(arms, lambda _: probe(), num_rotations=options.rotations, seed=options.seed, console=console)
+        with console.status("one prompt at a time"):
+            lone_s = prompt_s(options, clients[SPLIT], runner)
+        arms, probe = make_arms(options, lone_s / options.load, clients, runner), LoopbackProbe()
+        found = partial(findings_of, options)
+        blocks = rotate(
+            arms,
+            lambda _: probe(),
+            num_rotations=options.rotations,
+            seed=options.seed,
+            console=console,
+            on_rotation=Record(
+                options.result, "interference", options.rotations, found, _remarks(options, lone_s)
+            ).keep,
+        )
+    return found(blocks)
+
+
+def _remarks(options: Options, lone_s: float) -> list[Remark]:
+    pace = (
+        f"a prompt of the mean length alone takes {1e3 * lone_s:.0f} ms to its first token; "
+        f"one every {1e3 * lone_s / options.load:.0f} ms"
+    )
+    return [
+        command_remark("bench.interference"),
+        Remark("system", f"baton up, {options.shape}, {options.dtype}, two workers of one thread, cores 0 and 1"),
+        Remark("prompts", pace),
+    ]
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """From the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="m150")
+    parser.add_argument("--shape", choices=SHAPES, default="m32", help="its decode steps must wait for memory")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--stream-tokens", type=int, default=160)
+    parser.add_argument("--prompts", type=int, default=6, help="of a block")
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=[1024, 2048], help="shortest and longest")
-    parser.add_argument("--prompt-gap-s", type=float, default=4.0, help="time from one prompt to the next")
-    parser.add_argument("--chunk-tokens", type=int, default=64, help="a step's token budget, in mixed chunks")
-    parser.add_argument("--rotations", type=int, default=5)
+    parser.add_argument("--load", type=float, default=1.4, help="of prompts, over what one core can compute")
+    parser.add_argument("--alone-s", type=float, default=2.0, help="length of a block without prompts")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[16, 32, 64], help="prompt tokens of a mixed step")
+    parser.add_argument("--rotations", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--result", type=Path)
     flags: dict[str, Any] = vars(parser.parse_args(arguments))
-    return Options(**{**flags, "prompt_tokens": tuple(flags["prompt_tokens"])})
+    lists = {name: tuple(flags[name]) for name in ("prompt_tokens", "budgets")}
+    return Options(**{**flags, **lists})
 
 
 def main() -> None:
     """Command line."""
-    options = parse()
-    blocks = run(options, Console(stderr=True))
-    findings = findings_of(blocks)
-    if options.result is not None:
-        system = f"baton up, {options.shape}, {options.dtype}"
-        save(options.result, "interference", blocks, findings, [
-            command_remark("bench.interference"), Remark("system", system),
-        ])  # fmt: skip
-    Console().print(table_of(findings))
+    Console().print(table_of(run(parse(), Console(stderr=True))))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

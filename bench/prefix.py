@@ -141,8 +141,8 @@ def a_system(options: Options, console: Console) -> Iterator[str]:
     if options.base_url is not None:
         yield options.base_url
         return
-    with running_system(options.model, options.shape, options.seed, ("--dtype", options.dtype), console) as url:
-        yield url
+    with running_system(options.model, options.shape, options.seed, ("--dtype", options.dtype), console) as system:
+        yield system.url
 
 
 def run(options: Options, console: Console, on_rotation: OnRotation) -> list[Block]:

@@ -21,7 +21,7 @@ import msgspec
 from rich.console import Console
 
 from baton.domain.errors import BatonError
-from bench.goals import GOALS, UNMEASURED, Goal, Unmeasured, findings_for
+from bench.goals import GOALS, SHOWN_WHOLE, UNMEASURED, Goal, Unmeasured, findings_for
 from bench.rotations import Block, Finding, Remark
 from services.cli.bench.intervals import Interval
 
@@ -72,7 +72,7 @@ def make_report(runs: Mapping[str, RunRecord]) -> str:
     for name, run in runs.items():
         lines += ["", f"Run `{name}`, ended {run.ended[:16].replace('T', ' ')} UTC, {run.words}:", ""]
         lines += [f"- {remark.name}: {remark.words}" for remark in run.remarks] or ["- no remarks"]
-        if run.experiment not in {goal.experiment for goal in GOALS}:
+        if run.experiment in SHOWN_WHOLE or run.experiment not in {goal.experiment for goal in GOALS}:
             lines += ["", *_finding_rows(run.findings)]
     return "\n".join(lines)
 
@@ -127,7 +127,7 @@ def _row(goal: Goal, finding: Finding, run: str) -> str:
 
 
 def _finding_rows(findings: Sequence[Finding]) -> list[str]:
-    """A table of everything found, for a run that no goal is read from."""
+    """A table of everything found."""
     lines = ["| what | unit | steady rotations | all rotations | kept |", "|---|---|---|---|---|"]
     for finding in findings:
         kept = "-" if finding.over_kept is None else _plain(finding.over_kept)

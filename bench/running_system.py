@@ -9,7 +9,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -23,21 +24,42 @@ _ASK_S = 0.25
 _ASK_TIMEOUT_S = 5.0
 _TAIL_CHARS = 2000
 
+IS_UP = "Ctrl-C stops everything."
+"""The end of the welcome, which comes after a first request was answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A running `baton up`: the router, and the pages of metrics of all its processes."""
+
+    url: str
+    metrics_urls: tuple[str, ...]
+
 
 @contextlib.contextmanager
-def running_system(model: str, shape: str | None, seed: int, flags: Sequence[str], console: Console) -> Iterator[str]:
-    """The URL of `baton up MODEL`, or of a random model of `shape`. Raises `RuntimeError`, `TimeoutError`."""
+def running_system(
+    model: str, shape: str | None, seed: int, flags: Sequence[str], console: Console
+) -> Iterator[System]:
+    """`baton up MODEL`, or a random model of `shape`, from its first answer on.
+
+    Raises `RuntimeError` when it ends by itself, with its last words, and `TimeoutError` when it never answers.
+    """
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as directory:
         if shape is not None:
             with console.status(f"making a random {shape}"):
                 model = _random_model(shape, Path(directory) / shape, seed)
         (port,) = free_ports(1)
         command = [sys.executable, "-m", "services.cli.main", "up", model, "--port", str(port), *flags]
-        with (
-            console.status("starting the system"),
-            running_server(command, f"http://127.0.0.1:{port}", "/ready") as url,
-        ):
-            yield url
+        with _running(command, {}) as (process, log):
+            with console.status("starting the system"):
+                _wait_until(lambda: IS_UP in log.read_text(errors="replace"), "baton up", process, log)
+            yield System(f"http://127.0.0.1:{port}", metrics_urls(log.read_text(errors="replace")))
+
+
+def metrics_urls(welcome: str) -> tuple[str, ...]:
+    """The pages of metrics that `baton up` names in its welcome."""
+    words = (line.split() for line in welcome.splitlines())
+    return tuple(line[1] for line in words if len(line) == 2 and line[0] == "metrics")
 
 
 @contextlib.contextmanager
@@ -46,14 +68,21 @@ def running_server(
 ) -> Iterator[str]:
     """A server while the context lasts, from the first 200 of `ready_path` on; its output goes to a file.
 
-    Raises `RuntimeError` when it ends by itself, with its last words, and `TimeoutError` when it never answers.
+    Raises as `running_system` does.
     """
+    with _running(command, variables or {}) as (process, log):
+        _wait_until(lambda: _answers(url + ready_path), url + ready_path, process, log)
+        yield url
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str], variables: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A process, gone when the context ends, and the file of its output."""
     with tempfile.NamedTemporaryFile("w+b", prefix="baton-bench-", suffix=".log") as log:
-        environment = child_environment(variables or {})
+        environment = child_environment(variables)
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
-            _wait_until_it_answers(url + ready_path, process, Path(log.name))
-            yield url
+            yield process, Path(log.name)
         finally:
             process.terminate()
             try:
@@ -71,15 +100,15 @@ def _random_model(shape: str, directory: Path, seed: int) -> str:
     return str(save_random_model(SHAPES[shape], directory, seed=seed))
 
 
-def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until(is_up: Callable[[], bool], what: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline_s = time.monotonic() + START_S
     while time.monotonic() < deadline_s:
-        if _answers(url):
+        if is_up():
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_ASK_S)
             raise RuntimeError(f"{process.args!r} ended by itself:\n{_last_words(log)}")
-    raise TimeoutError(f"no answer from {url} within {START_S:.0f} s:\n{_last_words(log)}")
+    raise TimeoutError(f"no answer from {what} within {START_S:.0f} s:\n{_last_words(log)}")
 
 
 def _answers(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""`baton bench engine`, `prefix`, `transfer` and `router`: experiments on Baton itself, from a checkout.
+"""`baton bench engine`, `prefix`, `transfer`, `exposed` and `router`: experiments on Baton itself, from a checkout.
 
 Registered by `services.cli.bench.commands`. The experiments are the repository's `bench/`, which no wheel contains.
 They have flags and help of their own, so a command here only hands its words on, to a program that takes this process's
@@ -39,6 +39,7 @@ EXPERIMENTS = (
     Experiment("engine", "bench.engine", "Decode and prefill steps on one core, over what the core can do."),
     Experiment("prefix", "bench.prefix", "Time to first token with shared prefixes, over the ideal."),
     Experiment("transfer", "bench.transfer", "How fast pages move, over a copy or a socket."),
+    Experiment("exposed", "bench.exposed", "Transfer time that no computing hides, over the time to the first token."),
     Experiment("router", "bench.router_overhead", "What the router adds to a request and to a token."),
 )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import interference, prefix, router_overhead, transfer
+from bench import exposed, goodput, interference, prefix, router_overhead, transfer
 from bench.arrangements import MIXED, SPLIT, UNCHUNKED
 from bench.engine_arms import HostArm, PrefillArm
 from bench.goals import GOALS, UNMEASURED, findings_for
@@ -68,6 +68,11 @@ def test_a_run_without_goals_shows_all_it_found():
     assert "| one stream: vllm / baton |  | 1.3 [1.2, 1.4] | 1.3 [1.2, 1.4] | 3/4 |" in report
     assert "| x |  | - | 1.5 [1, 2] | 0/4 |" in report
     assert "one stream" not in make_report({"engine": record(finding("one stream: vllm / baton", 1.2, 1.4))})
+
+
+def test_what_a_goal_cost_is_shown_with_it():
+    report = make_report({"gaps": record(finding("x: largest gap", 1, 2), experiment="interference")})
+    assert "| x: largest gap |  | 1.5 [1, 2] | 1.5 [1, 2] | 3/4 |" in report
 
 
 def test_two_runs_stand_below_each_other():
@@ -159,7 +164,15 @@ def block(arm: str) -> Block:
 
 PREFIX_PLAN = prefix.PrefixPlan(64, (50,), 16, 1)
 PREFIX_ARMS = (prefix.FRESH, prefix.SALTED, prefix.BOOKS, prefix.cached_arm(50), prefix.ideal_arm(50))
-GAP_ARMS = [name(one) for one in (SPLIT, MIXED, UNCHUNKED) for name in (interference.alone, interference.beside)]
+GAPS = interference.parse(["--budgets", "16"])
+GAP_ARMS = [
+    *map(interference.alone, (SPLIT, interference.COLOCATED)),
+    *map(interference.beside, GAPS.arrangements),
+]
+EXPOSED = exposed.parse(["--transports", "nixl"])
+EXPOSED_ARMS = [exposed.arm_of("nixl", num_tokens) for num_tokens in EXPOSED.prompt_tokens]
+GOODPUT = goodput.parse(["--loads", "1"])
+GOODPUT_ARMS = [goodput.arm_of(name, 1) for name in (SPLIT, MIXED, UNCHUNKED)]
 FOUND = {
     "engine": [
         finding(arm_finding, 1, 1)
@@ -175,7 +188,13 @@ FOUND = {
     "router_overhead": router_overhead.findings_of(
         [block(arm) for arm in ("direct", "direct again", "router", "router cpu")]
     ),
-    "interference": interference.findings_of([block(arm) for arm in GAP_ARMS]),
+    "interference": interference.findings_of(GAPS, [Block(0, arm, 1.0, 1.0, (1.0,) * 7) for arm in GAP_ARMS]),
+    "exposed": exposed.findings_of(EXPOSED, [Block(0, arm, 1.0, 1.0, (0.1, 1.0)) for arm in EXPOSED_ARMS]),
+    "goodput": goodput.findings_of(
+        GOODPUT,
+        goodput.Objectives(1.0, 1.0, 1.0),
+        [Block(0, arm, 1.0, 1.0, (1.0, 0.1, 0.1, 0.1)) for arm in GOODPUT_ARMS],
+    ),
 }
 
 
