@@ -16,6 +16,7 @@ ENDED_BY_SIGNAL = 130
 
 def run_command(main: Callable[[], None]) -> None:
     """Runs a command line. Exits with 130 when a signal ended it, after everything it started is gone."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         main()

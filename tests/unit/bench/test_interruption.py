@@ -53,11 +53,15 @@ run_command(main)
 """
 
 
+@pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_servers_are_gone_and_what_was_measured_is_kept(sent, tmp_path):
+def test_servers_are_gone_and_what_was_measured_is_kept(sent, in_background, tmp_path):
+    """A shell without job control starts a background job with SIGINT ignored."""
     (port,) = free_ports(1)
     path = tmp_path / "run.json"
     command = [sys.executable, "-c", EXPERIMENT, str(port), str(path)]
+    if in_background:
+        command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as experiment:
         assert experiment.stdout is not None
         assert experiment.stdout.readline() == "measuring\n"
