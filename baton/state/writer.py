@@ -174,7 +174,7 @@ class BookWriter:
         journal = errand.journal
         was_due = journal.due
         journal.add(tokens, num_cached_tokens=num_cached_tokens, finish=finish, failure_code=failure_code)
-        if journal.due and not was_due:
+        if not was_due and journal.due:
             self._note(errand)
         if journal.num_waiting >= MAX_WAITING_TOKENS:
             self._scribe.full()

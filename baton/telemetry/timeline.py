@@ -126,9 +126,10 @@ def observe(timeline: Timeline) -> None:
     if timeline.e2e_ns is not None:
         metrics.E2E_SECONDS.labels(path).observe(timeline.e2e_ns / NS)
     gaps = timeline.gaps_ns()
-    for gap in gaps:
-        metrics.ITL_SECONDS.labels(path).observe(gap / NS)
     if gaps:
+        itl_seconds = metrics.ITL_SECONDS.labels(path)
+        for gap in gaps:
+            itl_seconds.observe(gap / NS)
         metrics.FIRST_ITL_SECONDS.labels(path).observe(gaps[0] / NS)
 
 

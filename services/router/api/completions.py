@@ -21,14 +21,15 @@ class CompletionShape:
         self._call = call
         self._text = text
         self._fingerprint = fingerprint
-        self._offsets: dict[int, int] = {}  # choice -> characters of the tokens given so far, the echo included
+        # choice -> characters of the echo and of the tokens with log probabilities given so far
+        self._offsets: dict[int, int] = {}
 
     def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> Completion:
         """One token."""
         echo = "" if event.choice in self._offsets else self._call.echoes[event.choice]
         offset = self._offsets.get(event.choice, len(echo))
         tokens = [event.token] if event.token is not None else []
-        self._offsets[event.choice] = offset + sum(len(self._text.token_text(t.token)) for t in tokens)
+        self._offsets[event.choice] = offset + sum(len(self._text.token_text(t.token)) for t in tokens if t.logprobs)
         choice = CompletionChoice(
             index=event.choice,
             text=echo + event.text,

@@ -16,6 +16,7 @@ import structlog
 
 from baton.domain.errors import BatonError, Broken, DeadlineExceeded
 from services.router.api.connection import end
+from services.router.mailbox import Mailbox
 from services.router.text.choice_text import TokenEvent
 
 MAX_WAITING_EVENTS = 64
@@ -49,7 +50,7 @@ class Mixer:
     def __init__(self, streams: Mapping[int, AsyncGenerator[TokenEvent, None]], deadline: float) -> None:
         self._streams = dict(streams)
         self._deadline = deadline
-        self._events: asyncio.Queue[TokenEvent | BatonError | None] = asyncio.Queue(MAX_WAITING_EVENTS)
+        self._events: Mailbox[TokenEvent | BatonError] = Mailbox(MAX_WAITING_EVENTS)
         self._broken_off: BatonError | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ended: set[int] = set()  # choices whose last event is out; their generators are closing by themselves
@@ -69,34 +70,29 @@ class Mixer:
     ) -> None:
         for choice in self._tasks.keys() - self._ended:
             self._tasks[choice].cancel()
+        self._events.close()
         await end(self._tasks.values())
 
     def break_off(self, error: BatonError) -> None:
         """From now on `next` raises `error`, whatever is waiting."""
         self._broken_off = self._broken_off or error
-        if not self._events.full():
-            self._events.put_nowait(None)  # wakes a `next` that waits
+        self._events.wake()
 
     async def next(self, silence_s: float) -> TokenEvent | None:
         """See `EventSource`. Raises `DeadlineExceeded` as well."""
-        left_s = self._deadline - asyncio.get_running_loop().time()
-        if left_s <= 0:
+        now = asyncio.get_running_loop().time()
+        if now >= self._deadline:
             raise DeadlineExceeded("the answer was not complete at the deadline")
-        event = await self._get(min(silence_s, left_s)) if self._broken_off is None else None
-        error = self._broken_off or (event if isinstance(event, BatonError) else None)
-        if error is not None:
-            raise error
-        if isinstance(event, TokenEvent):
-            self._num_running -= event.finish is not None
-            return event
-        return None
-
-    async def _get(self, timeout_s: float) -> TokenEvent | BatonError | None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._events.get()
-        except TimeoutError:
-            return None
+        event = None
+        if self._broken_off is None:
+            event = await self._events.get_until(min(now + silence_s, self._deadline))
+        if self._broken_off is not None:
+            raise self._broken_off
+        if isinstance(event, BatonError):
+            raise event
+        if event is not None and event.finish is not None:
+            self._num_running -= 1
+        return event
 
     async def _run(self, choice: int) -> None:
         """The root of a choice's task: its error comes after the events that it gave before."""

@@ -13,7 +13,7 @@ what earlier attempts emitted. The relay knows text and stop strings, but neithe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from types import TracebackType
 
@@ -103,13 +103,15 @@ class Relay:
         if leader != choice:
             await self._follow(lead)
         state, ticket = choice_text(self._text, self._call, choice), self._waiting[choice]
-        for event in _completing(ticket, state.events(_emitted_before(ticket))):
+        for event in state.events(_emitted_before(ticket)):
+            _complete_with(ticket, event)
             yield event
         del self._waiting[choice]
         async with aclosing(self._dispatcher.run(ticket)) as chunks:
             async for chunk in chunks:
                 lead.set()
-                for event in _completing(ticket, state.events(chunk)):
+                for event in state.events(chunk):
+                    _complete_with(ticket, event)
                     yield event
 
     def _leader(self, choice: int) -> int:
@@ -125,11 +127,9 @@ class Relay:
             raise DeadlineExceeded("no first token before the deadline") from None
 
 
-def _completing(ticket: Ticket, events: Iterable[TokenEvent]) -> Iterator[TokenEvent]:
-    for event in events:
-        if event.finish is not None:
-            ticket.complete()
-        yield event
+def _complete_with(ticket: Ticket, event: TokenEvent) -> None:
+    if event.finish is not None:
+        ticket.complete()
 
 
 def _emitted_before(ticket: Ticket) -> GenerationChunk:

@@ -8,7 +8,7 @@ ends but by decode's last token, both workers are told to abort.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -23,6 +23,7 @@ from services.router.dispatch.booking import Booking
 from services.router.dispatch.conversation import Conversation, DecodeLanded, PrefillSealed, Step, finish_of
 from services.router.dispatch.fleet import Fleet
 from services.router.dispatch.loss import AttemptLost, Fault, Side, broken, silent
+from services.router.mailbox import Mailbox
 
 GRACE_S = 1.0
 """The streams' own deadlines are this much later than the attempt's, which so is the one that is reported."""
@@ -65,7 +66,7 @@ class Attempt:
         self._aborts = aborts
         self._conversation = Conversation(request.num_emitted, sealed=booking.pair.local)
         # Unbounded: it never holds more than the request's own tokens.
-        self._mailbox: asyncio.Queue[_Message] = asyncio.Queue()
+        self._mailbox: Mailbox[_Message] = Mailbox()
         self._pumps: list[asyncio.Task[None]] = []
         self._undo: list[Callable[[], object]] = []
 
@@ -127,12 +128,12 @@ class Attempt:
             undo()
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
-    def _hear(self, message: _Message) -> Iterator[Step]:
+    def _hear(self, message: _Message) -> Iterable[Step]:
         match message:
-            case prefill_pb2.PrefillEvent():
-                yield from self._conversation.hear_prefill(message)
             case decode_pb2.GenerateEvent():
-                yield from self._conversation.hear_decode(message)
+                return self._conversation.hear_decode(message)
+            case prefill_pb2.PrefillEvent():
+                return self._conversation.hear_prefill(message)
             case _Ended(side, reason):
                 self._conversation.hear_end(side, reason)
             case _Lost(side, reason):
@@ -141,6 +142,7 @@ class Attempt:
                 raise DeadlineExceeded(f"request {self._request.id.request_id} ran out of time")
             case _:
                 raise Broken(f"unexpected message {message!r}")
+        return ()
 
     async def _pump(self, side: Side, call: _PrefillCall | _GenerateCall) -> None:
         """Carries one stream into the mailbox; always ends with an `_Ended` or a `_Lost`."""

@@ -50,7 +50,7 @@ Step = PrefillAccepted | PrefillSealed | DecodeLanded | Decoded
 def finish_of(step: Step) -> FinishReason | None:
     """Why the sequence ended with `step`; None if it goes on."""
     match step:
-        case PrefillSealed(finish=finish) | Decoded(finish=finish):
+        case Decoded(finish=finish) | PrefillSealed(finish=finish):
             return finish
         case PrefillAccepted() | DecodeLanded():
             return None
@@ -85,7 +85,7 @@ class Conversation:
             case "failed":
                 raise told(decode_failure(event.failed), Side.PREFILL)
 
-    def hear_decode(self, event: decode_pb2.GenerateEvent) -> Iterator[Step]:
+    def hear_decode(self, event: decode_pb2.GenerateEvent) -> tuple[Step, ...]:
         """Steps that an event of the Generate stream allows. Raises as `hear_prefill`.
 
         What decode said before it failed is not lost: once it has landed the seal is on its way, and is waited for.
@@ -98,10 +98,11 @@ class Conversation:
             self._held_end = failure
         elif not self._sealed:
             self._held.append(event)
-        elif kind == "landed":
-            yield DecodeLanded()
         elif kind == "tokens":
-            yield self._decoded(event.tokens)
+            return (self._decoded(event.tokens),)
+        elif kind == "landed":
+            return (DecodeLanded(),)
+        return ()
 
     def hear_end(self, side: Side, reason: Exception) -> None:
         """A stream ended in good order; raises `reason` if that was too early.

@@ -72,7 +72,7 @@ class Journey:
         self._job = job
         self._pair: Pair | None = None
         self._pen = pen
-        self._attempt = record.attempt
+        self._id = AttemptId(job.id, record.attempt)
         self._state = record.state
         self._emitted = [token.token for token in job.emitted]
         self._num_cached_tokens = job.num_cached_tokens
@@ -91,7 +91,7 @@ class Journey:
 
     @property
     def attempt(self) -> int:
-        return self._attempt
+        return self._id.attempt
 
     @property
     def state(self) -> RequestState:
@@ -101,7 +101,7 @@ class Journey:
         """What the current attempt asks for: the prompt and all tokens emitted so far."""
         job = self._job
         tokens = (*job.prompt_tokens, *self._emitted)
-        return EngineRequest(self._id(), tokens, len(job.prompt_tokens), job.sampling, job.stop, job.salt)
+        return EngineRequest(self._id, tokens, len(job.prompt_tokens), job.sampling, job.stop, job.salt)
 
     def promised(self, booking: Booking) -> None:
         """The attempt has its workers."""
@@ -115,6 +115,10 @@ class Journey:
     def take(self, step: Step) -> GenerationChunk | None:
         """Moves on by one step of the attempt; returns what the client gets of it."""
         match step:
+            case Decoded(tokens):
+                self._begin_decoding()
+                self.num_losses = 0  # what both workers have survived is not what kills them
+                return self._chunk(tokens, step)
             case PrefillAccepted():
                 return None
             case PrefillSealed(token, num_cached_tokens):
@@ -126,10 +130,6 @@ class Journey:
             case DecodeLanded():
                 self._begin_decoding()
                 return None
-            case Decoded(tokens):
-                self._begin_decoding()
-                self.num_losses = 0  # what both workers have survived is not what kills them
-                return self._chunk(tokens, step)
 
     def lost(self, loss: AttemptLost, may_retry: bool) -> None:
         """The attempt is lost: the next one begins, or the error stands. Raises it if not `may_retry`."""
@@ -137,7 +137,7 @@ class Journey:
         if not may_retry:
             raise loss.error
         self._happen(RequestEvent.INTERRUPT, loss.error.code)
-        self._attempt += 1
+        self._id = AttemptId(self._job.id, self._id.attempt + 1)
         self.num_losses += loss.counts
         self._happen(RequestEvent.RETRY)
         if self._pair is not None:
@@ -184,7 +184,7 @@ class Journey:
             self._happen(RequestEvent.DECODE)
 
     def _chunk(self, tokens: tuple[OutputToken, ...], step: Step) -> GenerationChunk:
-        self._emitted.extend(token.token for token in tokens)
+        self._emitted.extend([token.token for token in tokens])
         finish = finish_of(step)
         self._journal(tokens, finish=finish)
         if finish is not None:
@@ -195,7 +195,7 @@ class Journey:
         self, tokens: Sequence[OutputToken], *, finish: FinishReason | None = None, failure_code: str = ""
     ) -> None:
         cached = self._num_cached_tokens
-        self._pen.write_tokens(self._id(), tokens, num_cached_tokens=cached, finish=finish, failure_code=failure_code)
+        self._pen.write_tokens(self._id, tokens, num_cached_tokens=cached, finish=finish, failure_code=failure_code)
 
     def _end(self, event: RequestEvent, failure_code: str) -> None:
         self._happen(event, failure_code)
@@ -203,9 +203,6 @@ class Journey:
 
     def _happen(self, event: RequestEvent, failure_code: str = "") -> None:
         before, self._state = self._state, advance(self._state, event)
-        self._pen.advance(self._id(), event, num_emitted=len(self._emitted), failure_code=failure_code)
+        self._pen.advance(self._id, event, num_emitted=len(self._emitted), failure_code=failure_code)
         REQUESTS_IN_STATE.labels(before.value).dec()
         REQUESTS_IN_STATE.labels(self._state.value).inc()
-
-    def _id(self) -> AttemptId:
-        return AttemptId(self._job.id, self._attempt)

@@ -29,6 +29,8 @@ class StopMatcher:
 
     def push(self, piece: str) -> Released:
         """Takes the next piece of text."""
+        if not self._stops:
+            return Released(piece)
         text = self._held + piece
         found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
