@@ -60,9 +60,11 @@ class SimBook:
         return await self._ask(lambda book: book.create(record))
 
     async def advance(
-        self, id: AttemptId, event: RequestEvent, *, num_emitted: int = 0, failure_code: str = ""
+        self, id: AttemptId, *events: RequestEvent, num_emitted: int = 0, failure_code: str = ""
     ) -> RequestState:
-        return await self._ask(lambda book: book.advance(id, event, num_emitted=num_emitted, failure_code=failure_code))
+        return await self._ask(
+            lambda book: book.advance(id, *events, num_emitted=num_emitted, failure_code=failure_code)
+        )
 
     async def get(self, id: RequestId) -> RequestRecord | None:
         return await self._ask(lambda book: book.get(id))

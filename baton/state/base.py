@@ -112,13 +112,15 @@ class RequestStore(Protocol):
         ...
 
     async def advance(
-        self, id: AttemptId, event: RequestEvent, *, num_emitted: int = 0, failure_code: str = ""
+        self, id: AttemptId, *events: RequestEvent, num_emitted: int = 0, failure_code: str = ""
     ) -> RequestState:
-        """Moves a record along the table and returns its new state.
+        """Moves a record along the table, by one event or by several in one step, and returns its new state.
 
         RETRY and RESUME must come with the next attempt (stored attempt + 1) and raise the stored one; every other
-        event must carry the stored attempt. `num_emitted` never goes down. Raises `Superseded` for a lower attempt,
-        `Broken` for an event the table does not have, or an unknown id.
+        event must carry the stored attempt. `id` is that of the first event; of those that follow, each that opens an
+        attempt opens the next one. `num_emitted` never goes down; `failure_code` is that of the last event. Raises
+        `Superseded` for a lower attempt, `Broken` for an event the table does not have, or an unknown id; nothing is
+        changed then.
         """
         ...
 

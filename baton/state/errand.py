@@ -79,19 +79,23 @@ class Errand:
         return self.waypoint if self.waypoint is not None and self.journal.due else self.goal
 
     async def _bring(self, store: RequestStore) -> None:
-        """One look, if need be, then event after event. The goal may move on meanwhile: this run keeps to the one
+        """One look, if need be, then all events in one step. The goal may move on meanwhile: this run keeps to the one
         of after the look, which is no older than what the look may enter."""
         held = await self._held(store)
         goal = self._target
         events = ledger.route(held, goal)
         if events is None:
             raise Superseded(f"no way from {held.state.value}/{held.attempt} to {goal.state.value}/{goal.attempt}")
-        for num_left, event in zip(reversed(range(len(events))), events, strict=True):
-            id = AttemptId(goal.id, held.attempt + ledger.num_opened(event))
-            code = "" if num_left else goal.failure_code
-            await store.advance(id, event, num_emitted=goal.num_emitted, failure_code=code)
-            held = ledger.moved(held, id.attempt, event, num_emitted=goal.num_emitted, failure_code=code)
-            self.known = held
+        if events:
+            first = AttemptId(goal.id, held.attempt + ledger.num_opened(events[0]))
+            await store.advance(first, *events, num_emitted=goal.num_emitted, failure_code=goal.failure_code)
+            self.known = replace(
+                held,
+                attempt=goal.attempt,
+                state=goal.state,
+                num_emitted=max(held.num_emitted, goal.num_emitted),
+                failure_code=goal.failure_code,
+            )
 
     async def _held(self, store: RequestStore) -> RequestRecord:
         """What the book holds now; a request that it does not know is entered, under the goal's attempt."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from baton.domain.errors import Broken, Superseded
@@ -55,6 +56,18 @@ def moved(
         num_emitted=max(record.num_emitted, num_emitted),
         failure_code=failure_code,
     )
+
+
+def walked(
+    record: RequestRecord, attempt: int, events: Sequence[RequestEvent], *, num_emitted: int = 0, failure_code: str = ""
+) -> RequestRecord:
+    """The record after `events`, the first of which comes under `attempt`; the failure code becomes that of the last.
+    Raises as `moved`."""
+    after = record
+    for position, event in enumerate(events):
+        given = after.attempt + num_opened(event) if position else attempt
+        after = moved(after, given, event, num_emitted=num_emitted, failure_code=failure_code)
+    return after
 
 
 ATTEMPTS_PER_OWNER = 1000

@@ -7,6 +7,7 @@ although it may have taken effect: callers look (`get`) before they repeat it, a
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import cast
@@ -26,7 +27,7 @@ from baton.state.options import BookOptions
 from baton.state.redis_calls import RedisCalls
 from baton.state.subscription import Subscription
 
-_COLUMNS = {event: json.dumps(column) for event, column in ledger.columns().items()}
+_COLUMNS = ledger.columns()
 
 
 class RedisBook:
@@ -60,14 +61,14 @@ class RedisBook:
         return bool(created)
 
     async def advance(
-        self, id: AttemptId, event: RequestEvent, *, num_emitted: int = 0, failure_code: str = ""
+        self, id: AttemptId, *events: RequestEvent, num_emitted: int = 0, failure_code: str = ""
     ) -> RequestState:
-        rules: list[str | int] = [id.attempt, ledger.num_opened(event), _COLUMNS[event]]
+        rules: list[str | int] = [id.attempt, _path(events)]
         news: list[str | int] = [num_emitted, failure_code, milliseconds(self._options.retention_s)]
         keys = [self._keys.request(id.request_id)]
         async with self._line.answering("advance"):
-            outcome, state, attempt = await self._advance(keys=keys, args=[*rules, *news])
-        return _verdict(id, event, outcome, state, int(attempt))
+            outcome, state, attempt, num_passed = await self._advance(keys=keys, args=[*rules, *news])
+        return _verdict(id, events[min(int(num_passed), len(events) - 1)], outcome, state, int(attempt))
 
     async def get(self, id: RequestId) -> RequestRecord | None:
         async with self._line.answering("get"):
@@ -140,6 +141,12 @@ class RedisBook:
         await self._subscription.close()
         await self._line.close()
         await self._calls.close()
+
+
+@functools.lru_cache(maxsize=1024)
+def _path(events: tuple[RequestEvent, ...]) -> str:
+    """What the script takes of events: of each, how many attempts it opens, and its column of the table."""
+    return json.dumps([(ledger.num_opened(event), _COLUMNS[event]) for event in events])
 
 
 def _verdict(id: AttemptId, event: RequestEvent, outcome: str, state: str, attempt: int) -> RequestState:

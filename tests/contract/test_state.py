@@ -89,6 +89,36 @@ async def test_a_whole_life_with_a_retry(book: StateBook) -> None:
     assert await book.get(REQUEST.id) == replace(REQUEST, attempt=2, state=RequestState.FINISHED, num_emitted=3)
 
 
+async def test_several_events_are_one_step(book: StateBook) -> None:
+    await book.create(REQUEST)
+    life = (E.ENQUEUE, E.PROMISE, E.PREFILL, E.INTERRUPT, E.RETRY, E.PROMISE, E.DECODE, E.INTERRUPT)
+    state = await book.advance(attempt(1), *life, num_emitted=3, failure_code="worker_lost")
+    assert state is RequestState.INTERRUPTED
+    lost = replace(REQUEST, attempt=2, state=RequestState.INTERRUPTED, num_emitted=3, failure_code="worker_lost")
+    assert await book.get(REQUEST.id) == lost
+    assert await book.advance(attempt(3), E.RETRY, E.PROMISE) is RequestState.PROMISED
+    assert await book.get(REQUEST.id) == replace(lost, attempt=3, state=RequestState.PROMISED, failure_code="")
+
+
+@pytest.mark.parametrize(
+    ("number", "events", "error"),
+    [
+        pytest.param(1, (E.ENQUEUE, E.SEAL), Broken, id="the second is not in the table"),
+        pytest.param(3, (E.ENQUEUE, E.PROMISE), Broken, id="the first is ahead"),
+        pytest.param(1, (E.ENQUEUE, E.PROMISE), Superseded, id="the first comes late"),
+        pytest.param(2, (E.ENQUEUE, E.CANCEL, E.ENQUEUE), Broken, id="nothing follows the end"),
+    ],
+)
+async def test_of_several_events_all_happen_or_none(
+    book: StateBook, number: int, events: tuple[RequestEvent, ...], error: type[Exception]
+) -> None:
+    before = replace(REQUEST, attempt=2 if error is Superseded or number > 1 else 1)
+    await book.create(before)
+    with pytest.raises(error):
+        await book.advance(attempt(number), *events, num_emitted=5)
+    assert await book.get(REQUEST.id) == before
+
+
 async def test_older_attempts_are_fenced_off(book: StateBook) -> None:
     await book.create(replace(REQUEST, attempt=3))
     before = await book.get(REQUEST.id)

@@ -80,8 +80,8 @@ class FaultyBook:
     async def create(self, record: RequestRecord) -> bool:
         return await self._meet(lambda book: book.create(record))
 
-    async def advance(self, id: AttemptId, event: RequestEvent, **news: Any) -> RequestState:
-        return await self._meet(lambda book: book.advance(id, event, **news))
+    async def advance(self, id: AttemptId, *events: RequestEvent, **news: Any) -> RequestState:
+        return await self._meet(lambda book: book.advance(id, *events, **news))
 
     async def get(self, id: RequestId) -> RequestRecord | None:
         return await self._meet(lambda book: book.get(id))

@@ -71,8 +71,19 @@ class Model:
         return free
 
     async def advance(
-        self, id: AttemptId, event: RequestEvent, *, num_emitted: int = 0, failure_code: str = ""
+        self, id: AttemptId, *events: RequestEvent, num_emitted: int = 0, failure_code: str = ""
     ) -> RequestState:
+        before, attempt = list(self.requests.get(id.request_id, ())), id.attempt
+        try:
+            for position, event in enumerate(events):
+                attempt += position > 0 and event in OPENING
+                state = await self._step(AttemptId(id.request_id, attempt), event, num_emitted, failure_code)
+        except (Broken, Superseded):
+            self.requests[id.request_id] = before
+            raise
+        return state
+
+    async def _step(self, id: AttemptId, event: RequestEvent, num_emitted: int, failure_code: str) -> RequestState:
         held = await self.get(id.request_id)
         if held is None:
             raise Broken
@@ -159,6 +170,19 @@ class Comparison(RuleBasedStateMachine):
         if held is not None and steps:
             event = data.draw(st.sampled_from(steps))
             self.advance(id, held.attempt + (event in OPENING), event, 0, "")
+
+    @rule(id=REQUEST_IDS, data=st.data())
+    def walk(self, id: RequestId, data: st.DataObject) -> None:
+        held = self.runner.run(self.reference.get(id))
+        state, events = held.state if held is not None else RequestState.RECEIVED, list[RequestEvent]()
+        for _ in range(data.draw(st.integers(1, 6))):
+            steps = [event for start, event in TABLE if start is state]
+            event = data.draw(st.sampled_from(steps or list(RequestEvent)) | st.sampled_from(RequestEvent))
+            events.append(event)
+            state = TABLE.get((state, event), state)
+        attempt = (held.attempt if held is not None else 1) + (events[0] in OPENING)
+        self.same(lambda book: book.advance(AttemptId(id, attempt), *events, num_emitted=len(events)))
+        self.get(id)
 
     @rule(id=REQUEST_IDS)
     def get(self, id: RequestId) -> None:

@@ -1,24 +1,30 @@
--- Moves a request along the table: compare (attempt, state) and set, in one step.
+-- Moves a request along the table by one event or several: compare (attempt, state) and set, in one step.
 -- KEYS: 1 request hash.
--- ARGV: 1 attempt, 2 how many attempts the event opens (0 or 1), 3 the event's column of the table as JSON
---       {state: next state}, 4 num_emitted, 5 failure code, 6 retention in ms.
--- Returns {outcome, stored state, stored attempt}; outcome is moved, unknown, superseded, ahead or illegal.
+-- ARGV: 1 attempt of the first event, 2 the events as JSON, each [how many attempts it opens (0 or 1), its column of the
+--       table {state: next state}], 3 num_emitted, 4 failure code, 5 retention in ms.
+-- Returns {outcome, state, attempt, events passed}; outcome is moved, or unknown, superseded, ahead or illegal, with the
+-- state and attempt that the event met which could not be passed: nothing is changed then.
 local held = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'num_emitted')
 local state, attempt, num_emitted = held[1], tonumber(held[2]), tonumber(held[3])
 if not state then
-  return {'unknown', '', 0}
+  return {'unknown', '', 0, 0}
 end
-local given, expected = tonumber(ARGV[1]), attempt + tonumber(ARGV[2])
-if given < expected then
-  return {'superseded', state, attempt}
-elseif given > expected then
-  return {'ahead', state, attempt}
+local num_passed = 0
+for _, event in ipairs(cjson.decode(ARGV[2])) do
+  local expected = attempt + event[1]
+  local given = num_passed == 0 and tonumber(ARGV[1]) or expected
+  if given < expected then
+    return {'superseded', state, attempt, num_passed}
+  elseif given > expected then
+    return {'ahead', state, attempt, num_passed}
+  end
+  local target = event[2][state]
+  if not target then
+    return {'illegal', state, attempt, num_passed}
+  end
+  state, attempt, num_passed = target, expected, num_passed + 1
 end
-local target = cjson.decode(ARGV[3])[state]
-if not target then
-  return {'illegal', state, attempt}
-end
-redis.call('HSET', KEYS[1], 'state', target, 'attempt', given,
-  'num_emitted', math.max(num_emitted, tonumber(ARGV[4])), 'failure_code', ARGV[5])
-redis.call('PEXPIRE', KEYS[1], ARGV[6])
-return {'moved', target, given}
+redis.call('HSET', KEYS[1], 'state', state, 'attempt', attempt,
+  'num_emitted', math.max(num_emitted, tonumber(ARGV[3])), 'failure_code', ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+return {'moved', state, attempt, num_passed}
