@@ -48,7 +48,8 @@ class Mailbox(Generic[T]):
     async def get(self) -> T:
         """The next item, which is waited for."""
         while not self._items:
-            await self._wait()
+            self._reader = self._loop.create_future()
+            await self._reader
         return self._take()
 
     async def get_until(self, at: float) -> T | None:
@@ -56,7 +57,8 @@ class Mailbox(Generic[T]):
         if not self._items:
             self._read_until = at
             self._set_timer(at)
-            await self._wait()
+            self._reader = self._loop.create_future()
+            await self._reader
         return self._take() if self._items else None
 
     def close(self) -> None:
@@ -72,13 +74,6 @@ class Mailbox(Generic[T]):
                 room.set_result(None)
         return self._items.popleft()
 
-    async def _wait(self) -> None:
-        self._reader = self._loop.create_future()
-        try:
-            await self._reader
-        finally:
-            self._reader = None
-
     def _set_timer(self, at: float) -> None:
         """A timer that goes off at `at` or before; an earlier one is left as it is."""
         if self._timer is None or at < self._timer_at:
@@ -87,7 +82,7 @@ class Mailbox(Generic[T]):
 
     def _ring(self) -> None:
         self._timer = None
-        if self._reader is None:
+        if self._reader is None or self._reader.done():
             return
         if self._loop.time() < self._read_until:
             self._set_timer(self._read_until)

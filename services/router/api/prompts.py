@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from services.router.api.bounds import MAX_MESSAGES, MAX_PARTS, MAX_PROMPTS, MAX_TOOL_CALLS, ROLES
 from services.router.api.fields import Fields, is_integer, shown
 from services.router.text.chat_template import Message
@@ -87,12 +89,12 @@ def read_prompts(fields: Fields, vocab_size: int) -> list[Prompt]:
 
 
 def _read_tokens(fields: Fields, prompt: list[object], vocab_size: int) -> tuple[int, ...]:
-    wrong = next((token for token in prompt if not is_integer(token)), None)
-    if wrong is not None or None in prompt:
+    if not set(map(type, prompt)) <= {int}:  # a long prompt costs little only without a call of ours a token
+        wrong = next(token for token in prompt if not is_integer(token))
         fields.note("prompt", f"a token id must be an integer, not {shown(wrong)}")
         return ()
-    tokens = tuple(token for token in prompt if is_integer(token))
-    outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
-    if outside is not None:
+    tokens = cast("tuple[int, ...]", tuple(prompt))
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        outside = next(token for token in tokens if not 0 <= token < vocab_size)
         fields.note("prompt", f"token id {shown(outside)} is out of the vocabulary [0, {vocab_size})")
     return tokens

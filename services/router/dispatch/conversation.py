@@ -126,7 +126,7 @@ class Conversation:
         return PrefillSealed(token, sealed.num_cached_tokens, decode_finish(sealed.finish_reason))
 
     def _decoded(self, message: decode_pb2.Tokens) -> Decoded:
-        tokens = tuple(self._expect(decode_token(token), Side.DECODE) for token in message.tokens)
+        tokens = tuple([self._expect(decode_token(token), Side.DECODE) for token in message.tokens])
         return Decoded(tokens, decode_finish(message.finish_reason))
 
     def _expect(self, token: OutputToken, side: Side) -> OutputToken:

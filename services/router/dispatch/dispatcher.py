@@ -25,7 +25,7 @@ from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.admission import DoorLimits, Place
 from services.router.dispatch.attempt import Attempt
 from services.router.dispatch.booking import Booker, Booking, BookingLimits, PromiseLost
-from services.router.dispatch.conversation import Decoded, DecodeLanded, PrefillAccepted, PrefillSealed, Step, finish_of
+from services.router.dispatch.conversation import Decoded, DecodeLanded, PrefillAccepted, PrefillSealed, Step
 from services.router.dispatch.fleet import Fleet
 from services.router.dispatch.journey import Journey, Pen, Witness
 from services.router.dispatch.lobby import Lobby
@@ -224,6 +224,13 @@ class TokenDispatcher:
         """Stamps the moment that a step was, and remembers who holds which pages now."""
         prefill, decode = booking.pair.prefill, booking.pair.decode
         match step:
+            case Decoded(finish=finish):
+                if before is RequestState.PROMISED:  # decode has computed the prompt
+                    self._lobby.answered(journey)
+                    self._fleet.holds(decode, booking.keys)
+                if finish is not None:
+                    computed = journey.request().tokens[:-1]  # nobody asked for what follows the last one
+                    self._fleet.holds(decode, page_keys(computed, decode.page_size, journey.job.salt))
             case PrefillAccepted():
                 self._witness.on_moment(journey.job.id, Moment.PREFILL_ACCEPTED)
             case PrefillSealed():
@@ -233,13 +240,6 @@ class TokenDispatcher:
             case DecodeLanded():
                 self._witness.on_moment(journey.job.id, Moment.LANDED)
                 self._fleet.holds(decode, booking.keys)
-            case Decoded():
-                if before is RequestState.PROMISED:  # decode has computed the prompt
-                    self._lobby.answered(journey)
-                    self._fleet.holds(decode, booking.keys)
-                if finish_of(step) is not None:
-                    computed = journey.request().tokens[:-1]  # nobody asked for what follows the last one
-                    self._fleet.holds(decode, page_keys(computed, decode.page_size, journey.job.salt))
 
 
 def _carried_on(job: GenerationJob) -> bool:

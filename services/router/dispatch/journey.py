@@ -19,10 +19,12 @@ from baton.telemetry.metrics import ABORTS_TOTAL, REPLAYS_TOTAL, REQUESTS_IN_STA
 from baton.telemetry.timeline import Moment
 from services.router.dispatch.admission import Place
 from services.router.dispatch.booking import Booking
-from services.router.dispatch.conversation import Decoded, DecodeLanded, PrefillAccepted, PrefillSealed, Step, finish_of
+from services.router.dispatch.conversation import Decoded, DecodeLanded, PrefillAccepted, PrefillSealed, Step
 from services.router.dispatch.loss import AttemptLost
 from services.router.dispatch.placement import Avoided, Pair
 from services.router.generation import GenerationChunk, GenerationJob
+
+_NUM_IN_STATE = {state: REQUESTS_IN_STATE.labels(state.value) for state in RequestState}
 
 
 class Witness(Protocol):
@@ -76,7 +78,7 @@ class Journey:
         self._state = record.state
         self._emitted = [token.token for token in job.emitted]
         self._num_cached_tokens = job.num_cached_tokens
-        REQUESTS_IN_STATE.labels(self._state.value).inc()
+        _NUM_IN_STATE[self._state].inc()
         if record.state is RequestState.RECEIVED:
             pen.create(record)
             self._happen(RequestEvent.ENQUEUE)
@@ -115,18 +117,18 @@ class Journey:
     def take(self, step: Step) -> GenerationChunk | None:
         """Moves on by one step of the attempt; returns what the client gets of it."""
         match step:
-            case Decoded(tokens):
+            case Decoded(tokens, finish):
                 self._begin_decoding()
                 self.num_losses = 0  # what both workers have survived is not what kills them
-                return self._chunk(tokens, step)
+                return self._chunk(tokens, finish)
             case PrefillAccepted():
                 return None
-            case PrefillSealed(token, num_cached_tokens):
+            case PrefillSealed(token, num_cached_tokens, finish):
                 if not self._emitted:
                     num_cached = max(self._num_cached_tokens, num_cached_tokens)
                     self._num_cached_tokens = min(num_cached, len(self._job.prompt_tokens))
                 self._happen(RequestEvent.SEAL)
-                return self._chunk((token,), step)
+                return self._chunk((token,), finish)
             case DecodeLanded():
                 self._begin_decoding()
                 return None
@@ -183,9 +185,8 @@ class Journey:
         if self._state in (RequestState.SEALED, RequestState.PROMISED):
             self._happen(RequestEvent.DECODE)
 
-    def _chunk(self, tokens: tuple[OutputToken, ...], step: Step) -> GenerationChunk:
+    def _chunk(self, tokens: tuple[OutputToken, ...], finish: FinishReason | None) -> GenerationChunk:
         self._emitted.extend([token.token for token in tokens])
-        finish = finish_of(step)
         self._journal(tokens, finish=finish)
         if finish is not None:
             self._end(RequestEvent.FINISH, "")
@@ -199,10 +200,10 @@ class Journey:
 
     def _end(self, event: RequestEvent, failure_code: str) -> None:
         self._happen(event, failure_code)
-        REQUESTS_IN_STATE.labels(self._state.value).dec()
+        _NUM_IN_STATE[self._state].dec()
 
     def _happen(self, event: RequestEvent, failure_code: str = "") -> None:
         before, self._state = self._state, advance(self._state, event)
         self._pen.advance(self._id, event, num_emitted=len(self._emitted), failure_code=failure_code)
-        REQUESTS_IN_STATE.labels(before.value).dec()
-        REQUESTS_IN_STATE.labels(self._state.value).inc()
+        _NUM_IN_STATE[before].dec()
+        _NUM_IN_STATE[self._state].inc()
