@@ -17,6 +17,7 @@ from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 
 from baton.state.base import StateUnavailable
+from baton.state.packing import pack_natively
 
 
 class Line:
@@ -29,6 +30,7 @@ class Line:
         pool = BlockingConnectionPool.from_url(
             url, max_connections=max_connections, timeout=None, **connection_options(binary=binary)
         )
+        pack_natively(pool)
         self.redis: Redis = Redis.from_pool(pool)
         self._closed = False
 
