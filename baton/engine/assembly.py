@@ -17,10 +17,11 @@ from baton.kv.radix import RadixCache
 from baton.model.config import DtypeChoice
 from baton.model.decoder import configure_threads
 from baton.model.device_memory import CudaCopies, DeviceMemory
-from baton.model.identity import weights_digest
+from baton.model.identity import weights_name
 from baton.model.kernels.choice import KernelUse
 from baton.model.loading import DecoderChoice, LoadedModel, load_model
 from baton.model.packed import Packing
+from baton.model.quantization import Quantization, QuantizationReport
 from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
 from baton.settings.groups import MIB, Device, WorkerSettings
@@ -34,7 +35,7 @@ log = get_logger()
 class Engine:
     """What a loop runs on. `max_model_len`: what model and pool both allow, in tokens.
 
-    `fingerprint`: weights and geometry; only workers with equal ones may exchange pages.
+    `fingerprint`: weights, their quantisation and geometry; only workers with equal ones may exchange pages.
     """
 
     geometry: KVGeometry
@@ -67,7 +68,8 @@ def assemble(settings: WorkerSettings, num_host_pages: int | None, max_graph_row
     max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
     _report(model, num_pages, max_model_len)
     cache = RadixCache(PagePool(num_pages))
-    fingerprint = model.geometry.fingerprint(weights=weights_digest(model.config.directory))
+    weights = weights_name(model.config.directory, Quantization(settings.quantization.value))
+    fingerprint = model.geometry.fingerprint(weights=weights)
     return Engine(model.geometry, fingerprint, memory, cache, runner, model.config.vocab_size, max_model_len)
 
 
@@ -83,6 +85,7 @@ def _load(settings: WorkerSettings) -> LoadedModel:
             packing=Packing.AUTO if settings.pack_linears else Packing.NEVER,
             decoder=DecoderChoice(settings.decoder.value),
             kernels=KernelUse.AUTO if settings.kernels else KernelUse.NEVER,
+            quantization=Quantization(settings.quantization.value),
             on_progress=on_progress,
         )
 
@@ -135,6 +138,7 @@ def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
         packing_note=report.packing_note or "all",
         kernels=report.kernel_note,
         native_linears=report.num_native_linears,
+        **_quantization(report.quantization),
         self_check_gap=f"{report.check.gap:.1e}",
         torch=torch.__version__,
     )
@@ -145,3 +149,14 @@ def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
         page_bytes=model.geometry.page_bytes,
         max_model_len=max_model_len,
     )
+
+
+def _quantization(report: QuantizationReport | None) -> dict[str, str | int]:
+    if report is None:
+        return {"quantization": Quantization.NONE.value}
+    return {
+        "quantization": Quantization.INT8.value,
+        "quantized_linears": report.num_linears,
+        "quantization_error": f"{report.error:.1e}",
+        "quantization_divergence": f"{report.divergence:.1e}",
+    }

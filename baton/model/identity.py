@@ -10,8 +10,16 @@ import os
 from hashlib import blake2b
 from pathlib import Path
 
+from baton.model.quantization import Quantization
+
 END_BYTES = 256 * 1024
 _WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def weights_name(directory: Path, quantization: Quantization) -> str:
+    """What workers compare: the same weights in another number format write other keys and values."""
+    digest = weights_digest(directory)
+    return digest if quantization is Quantization.NONE else f"{digest}+{quantization.value}"
 
 
 def weights_digest(directory: Path) -> str:

@@ -32,8 +32,17 @@ from baton.model.lean.decoder import LeanDecoder
 from baton.model.lean.spec import Unserved, lean_spec
 from baton.model.lean.weights import LeanModel, take_weights
 from baton.model.packed import Packing, pack_linears, packing_pays, unpack_linears
+from baton.model.quantization import Quantization, QuantizationReport, quantize, refuse_unless_possible
 from baton.model.sampler import Chooser, TorchChooser
-from baton.model.selfcheck import CheckResult, Probe, check, check_pages, make_probe, refuse_unless_passed
+from baton.model.selfcheck import (
+    CheckResult,
+    Probe,
+    check,
+    check_pages,
+    make_probe,
+    paged_logits,
+    refuse_unless_passed,
+)
 from baton.model.storage import PageStorage
 from baton.model.weights import OnProgress, load_weights
 
@@ -55,6 +64,7 @@ class LoadReport:
 
     `packing_note` says why weights are not packed, `stock_note` why the stock module serves; empty where it is not so.
     `kernel_note` names the kernels in use, or says why there are none; `num_native_linears` multiply with them.
+    `check` is the float model's; `quantization` says how far the one that serves is from it, None where it is the same.
     """
 
     seconds: float
@@ -65,6 +75,7 @@ class LoadReport:
     num_native_linears: int
     kernel_note: str
     check: CheckResult
+    quantization: QuantizationReport | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +127,7 @@ def load_model(
     packing: Packing = Packing.AUTO,
     decoder: DecoderChoice = DecoderChoice.AUTO,
     kernels: KernelUse = KernelUse.AUTO,
+    quantization: Quantization = Quantization.NONE,
     on_progress: OnProgress | None = None,
     allowed: frozenset[str] = TOKEN_EXACT,
 ) -> LoadedModel:
@@ -125,20 +137,30 @@ def load_model(
     """
     began = time.monotonic()
     config = read_config(directory, dtype=dtype, max_model_len=max_model_len, device=device, allowed=allowed)
+    native = choose_kernels(kernels, device)
+    if quantization is Quantization.INT8:
+        refuse_unless_possible(native, device)
     module = load_weights(config, device, on_progress)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     layers = _observe(module, device)
     _set_attention(module, "eager")
     geometry = kv_geometry(layers, config.dtype, page_size)
     probe = make_probe(module, layers, config.vocab_size, page_size, device)
-    trial = _Trial(config, layers, geometry, probe, device, choose_kernels(kernels, device))
+    trial = _Trial(config, layers, geometry, probe, device, native)
     _set_attention(module, hf.ATTENTION_NAME)
     trial, body, stock_note, result = _choose_kernels_and_body(module, decoder, trial)
-    del module  # a lean body that is packed keeps nothing of it
-    num_packed, note, result = _pack(body, packing, trial, result)
-    num_native, kernel_note, result = (0, trial.choice.note, result) if num_packed else _multiply(body, trial, result)
+    del module  # a lean body that is packed or quantised keeps nothing of it
+    num_packed, note, num_native, kernel_note, quantized = 0, "not packed: int8", 0, trial.choice.note, None
+    if quantization is Quantization.INT8:
+        quantized = quantize(body, stock_note, trial.choice, trial.logits)
+    else:
+        num_packed, note, result = _pack(body, packing, trial, result)
+        if not num_packed:
+            num_native, kernel_note, result = _multiply(body, trial, result)
     seconds = time.monotonic() - began
-    report = LoadReport(seconds, num_parameters, num_packed, note, stock_note, num_native, kernel_note, result)
+    report = LoadReport(
+        seconds, num_parameters, num_packed, note, stock_note, num_native, kernel_note, result, quantized
+    )
     return LoadedModel(config, geometry, layers, device, report, body, trial.choice.kernels)
 
 
@@ -156,6 +178,10 @@ class _Trial:
     def check(self, body: Body) -> CheckResult:
         """Its logits. Raises `UnsupportedModel` where it does not even run."""
         return _hooked(lambda: check(self._opening(body), self.geometry, self.probe, self.device))
+
+    def logits(self, body: Body) -> torch.Tensor:
+        """What it says after every chunk of the prompts: [tokens, vocab_size], float32. Raises `UnsupportedModel`."""
+        return _hooked(lambda: paged_logits(self._opening(body), self.geometry, self.probe, self.device))[0]
 
     def check_pages(self, body: Body, other: Body) -> CheckResult:
         """Whether either could go on from the other's pages. Raises `UnsupportedModel`."""

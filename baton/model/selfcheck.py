@@ -79,7 +79,7 @@ OpenDecoder = Callable[[PageStorage], Decoder]
 
 def check(open_decoder: OpenDecoder, geometry: KVGeometry, probe: Probe, device: str) -> CheckResult:
     """Run the prompts through pages, the paged hook being set, and compare logits."""
-    ours, wanted = _paged_logits(open_decoder, geometry, probe, device)
+    ours, wanted = paged_logits(open_decoder, geometry, probe, device)
     if geometry.dtype == "float32":
         return CheckResult(_max_gap(ours, wanted), FLOAT32_BOUND)
     bound = LOW_PRECISION_BOUND if probe.rounding is None else 1.5 * probe.rounding + 0.01
@@ -124,10 +124,10 @@ def _stock_logits(model: torch.nn.Module, prompt: Sequence[int], device: str) ->
     return logits[0].float()
 
 
-def _paged_logits(
+def paged_logits(
     open_decoder: OpenDecoder, geometry: KVGeometry, probe: Probe, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits after the last token of every chunk, and what they should be."""
+    """Logits [tokens, vocab_size] after the last token of every chunk, float32, and what they should be."""
     page_size = geometry.page_size
     tables = _scattered_tables(probe.prompts, page_size)
     storage = PageStorage.allocate(geometry, sum(map(len, tables)) + 1, device)

@@ -69,6 +69,13 @@ class DecoderKind(StrEnum):
     STOCK = "stock"
 
 
+class Quantization(StrEnum):
+    """Number format of the weight matrices where it is not `dtype`."""
+
+    NONE = "none"
+    INT8 = "int8"
+
+
 class Device(StrEnum):
     """Where the model runs; AUTO takes a GPU when there is one."""
 
@@ -188,6 +195,9 @@ class WorkerSettings(ServiceSettings):
     kernels: bool = True
     """Compute with the native kernels, where they were built and prove themselves; else torch does everything."""
 
+    quantization: Quantization = Quantization.NONE
+    """Weight matrices as they are (none) or rounded to int8; equal on all workers."""
+
     @field_validator("cpu_affinity")
     @classmethod
     def _readable(cls, cores: str | None) -> str | None:
@@ -199,6 +209,12 @@ class WorkerSettings(ServiceSettings):
     def _reachable(self) -> Self:
         if self.host in _ANY_ADDRESS and self.advertise_address is None:
             raise ValueError(f"host {self.host!r} is not an address that others can call: set advertise_address")
+        return self
+
+    @model_validator(mode="after")
+    def _quantizable(self) -> Self:
+        if self.quantization is Quantization.INT8 and (self.decoder is DecoderKind.STOCK or not self.kernels):
+            raise ValueError("quantization int8 needs the lean decoder and the native kernels: leave both switched on")
         return self
 
     @property

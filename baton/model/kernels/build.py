@@ -52,7 +52,7 @@ class Recipe:
 
 
 _PORTABLE = Recipe(Level.PORTABLE, 16, ())
-_AVX512_PARTS = ("f", "bw", "vl", "dq", "bf16")
+_AVX512_PARTS = ("f", "bw", "vl", "dq", "vnni", "bf16")
 _X86 = (
     Recipe(Level.AVX2, 32, ("-mavx2", "-mfma")),
     Recipe(Level.AVX512_BF16, 64, (*(f"-mavx512{part}" for part in _AVX512_PARTS), "-DBATON_BF16_PAIRS")),

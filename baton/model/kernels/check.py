@@ -20,6 +20,7 @@ from baton.model.kernels.linear import NativeProduct
 from baton.model.kernels.ops import NativeOps
 from baton.model.kernels.sampling import NativeChooser
 from baton.model.ops import Activation, HeadNorms, HeadShape, Ops, RopeTable, TorchOps
+from baton.model.quantized import QuantizedProduct, quantize_rows
 from baton.model.storage import PageStorage
 
 _RELATIVE_ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -61,6 +62,7 @@ def _trials(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, torch.T
         x, weight, bias = numbers(num_rows, 192), numbers(21, 192), numbers(21)
         exact = x.double() @ weight.double().T + bias.double()
         yield "linear", NativeProduct(kernels, None)(x, weight, bias), exact
+    yield from _int8_trials(kernels, dtype, numbers)
     step, storage = plan_step(_SEGMENTS, _PAGE_SIZE), _storage(dtype)
     for view in (storage.keys(0), storage.values(0)):
         view.copy_(numbers(*view.shape))
@@ -77,6 +79,21 @@ def _trials(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, torch.T
             backend.begin(step)
             answers.append(backend.attend(call))
         yield "attention", answers[0], answers[1]
+
+
+def _int8_trials(
+    kernels: Kernels, dtype: torch.dtype, numbers: Callable[..., torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Also the largest sums that there can be: narrow ones in between would saturate."""
+    weight, bias = numbers(7, 200), numbers(7)
+    weight[0], weight[1] = 1.0, -1.0
+    product = QuantizedProduct(kernels, weight, bias)
+    for num_rows in (1, 2, 5):
+        x = numbers(num_rows, 200)
+        x[-1] = 1.0
+        (rows, row_scales), (channels, scales) = quantize_rows(x), quantize_rows(weight)
+        exact = (rows.double() @ channels.double().T) * scales.double() * row_scales.double()[:, None]
+        yield "linear_int8", product(x), exact + bias.double()
 
 
 def _op_trials(x: torch.Tensor, step: StepMetadata) -> Iterator[tuple[str, Callable[[Ops, PageStorage], torch.Tensor]]]:

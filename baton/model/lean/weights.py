@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from baton.model.errors import UnsupportedModel
+from baton.model.kernels.library import Kernels
 from baton.model.kernels.linear import NativeProduct
 from baton.model.lean.spec import LeanSpec
 from baton.model.linear import Linear, make_linear
@@ -84,6 +85,12 @@ class LeanModel:
         """Undo `pack`."""
         for linear in self._linears():
             linear.unpack()
+
+    def quantize(self, kernels: Kernels) -> int:
+        """Keep every matrix as int8, one after another and for good; returns how many. Raises `ValueError`."""
+        for linear in self._linears():
+            linear.quantize(kernels)
+        return len(self._linears())
 
     def use(self, product: NativeProduct | None) -> int:
         """Let `product` answer where it pays, or torch alone (None); how many matrices it has now."""

@@ -64,6 +64,9 @@ def test_an_unknown_flag_is_refused():
         (PrefillSettings, {"cpu_affinity": "a-b"}, "0-3,8"),
         (DecodeSettings, {"source_lease_s": 0.5}, "renew_interval_s"),
         (DecodeSettings, {"dtype": "int8"}, "float32"),
+        (DecodeSettings, {"quantization": "int4"}, "int8"),
+        (DecodeSettings, {"quantization": "int8", "decoder": "stock"}, "lean decoder"),
+        (PrefillSettings, {"quantization": "int8", "kernels": False}, "native kernels"),
     ],
 )
 def test_values_that_cannot_work_are_refused_in_words(model, values, words):

@@ -1,14 +1,14 @@
 // Which level this CPU can run. Built into the portable library only, so that asking is safe everywhere.
 #define BATON_API extern "C" __attribute__((visibility("default")))
 
-// 0: portable; 1: AVX2 with FMA; 2: AVX512 with bfloat16 products. Whether the system saves the wide registers counts.
+// 0: portable; 1: AVX2 with FMA; 2: AVX512 with products of bfloat16 and of bytes. Whether the system saves the wide registers counts.
 BATON_API int baton_cpu_level() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
     const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512bf16");
+                      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
     return wide ? 2 : 1;
 #else
     return 0;

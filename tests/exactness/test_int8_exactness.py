@@ -1,0 +1,67 @@
+"""With int8 weights greedy tokens are those of the same int8 model on one prompt at a time, whole: every lean family.
+
+Products give a row the same bits in every batch (`tests/property/test_int8_rows.py`); what is left is attention, whose
+sums over a chunk and over single tokens differ in the last bits as they do with float weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.bundled import MODEL_DIR
+from baton.model.attention.base import Segment, plan_step
+from baton.model.config import DtypeChoice
+from baton.model.lean.weights import LeanModel
+from baton.model.loading import LoadedModel, load_model
+from baton.model.quantization import Quantization
+from baton.model.storage import PageStorage
+from tests import models
+from tests.exactness.test_lean_exactness import GREEDY, PAGE_SIZE, VARIANTS
+from tests.exactness.test_runner_exactness import NUM_NEW_TOKENS, make_prompts, paged_driver, stock_tokens
+from tests.kernels import kernel_levels
+
+pytestmark = [pytest.mark.exactness, pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")]
+
+
+def int8_model(directory: Path) -> LoadedModel:
+    model = load_model(directory, dtype=DtypeChoice.FLOAT32, page_size=PAGE_SIZE, quantization=Quantization.INT8)
+    assert isinstance(model.body, LeanModel)
+    assert model.report.quantization is not None
+    return model
+
+
+def tokens_alone(model: LoadedModel, prompt: list[int]) -> list[int]:
+    """Without a cache: for every new token the whole text so far in one chunk, on pages in order."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + NUM_NEW_TOKENS:
+        num_pages = model.geometry.num_pages(len(tokens))
+        step = plan_step([Segment(0, 0, len(tokens), list(range(num_pages)))], PAGE_SIZE)
+        decoder = model.on(PageStorage.allocate(model.geometry, num_pages))
+        last = torch.tensor([len(tokens) - 1])
+        logits = decoder.forward(torch.tensor(tokens), torch.arange(len(tokens)), step, last)
+        tokens.append(int(logits[0].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("variant", ["bundled", *sorted(VARIANTS)])
+def test_tokens_are_those_of_one_prompt_at_a_time(variant: str, tmp_path: Path):
+    bundled = variant == "bundled"
+    directory = MODEL_DIR if bundled else models.save_random_config(VARIANTS[variant](), tmp_path)
+    model, prompts = int8_model(directory), make_prompts(PAGE_SIZE)
+    expected = [tokens_alone(model, prompt) for prompt in prompts]
+    driver = paged_driver(model, seed=11)
+    assert driver.generate(prompts, NUM_NEW_TOKENS, GREEDY) == expected
+    assert len({token for output in expected for token in output}) > NUM_NEW_TOKENS, "greedy output is degenerate"
+    tally = driver.tally
+    assert min(tally.mixed_steps, tally.chunked_prompts, tally.shared_pages, tally.swapped_rows) > 2, tally
+
+
+def test_they_are_not_the_float_models_tokens(tmp_path: Path):
+    """Or nothing here would be about int8."""
+    directory = models.save_random_model("llama", tmp_path)
+    prompts = make_prompts(PAGE_SIZE)
+    expected = stock_tokens(directory, prompts)
+    assert paged_driver(int8_model(directory), seed=11).generate(prompts, NUM_NEW_TOKENS, GREEDY) != expected
