@@ -19,6 +19,8 @@ from baton.model.loading import LoadedModel, load_model
 from baton.model.quantization import Quantization
 from baton.model.storage import PageStorage
 from tests import models
+from tests.cluster import Cluster, eventually
+from tests.exactness.test_cluster_exactness import CHUNKS, PAGES, ask, shaped_prompts, split
 from tests.exactness.test_lean_exactness import GREEDY, PAGE_SIZE, VARIANTS
 from tests.exactness.test_runner_exactness import NUM_NEW_TOKENS, make_prompts, paged_driver, stock_tokens
 from tests.kernels import kernel_levels
@@ -65,3 +67,23 @@ def test_they_are_not_the_float_models_tokens(tmp_path: Path):
     prompts = make_prompts(PAGE_SIZE)
     expected = stock_tokens(directory, prompts)
     assert paged_driver(int8_model(directory), seed=11).generate(prompts, NUM_NEW_TOKENS, GREEDY) != expected
+
+
+@pytest.mark.integration
+def test_a_cluster_answers_as_the_int8_model_and_a_float_worker_is_no_part_of_it(tmp_path: Path):
+    """Pages of float weights and of int8 weights look alike, so only the workers' names for their weights differ."""
+    model, prompts = int8_model(MODEL_DIR), shaped_prompts(9)
+    expected = [tokens_alone(model, prompt) for prompt in prompts]
+    assert expected != stock_tokens(MODEL_DIR, prompts)
+    with Cluster(
+        tmp_path, transport="stream", flags={**PAGES, "quantization": "int8"}, prefill_flags=CHUNKS
+    ) as cluster:
+        float_worker = cluster.start("decode", "decode-1", {"quantization": "none"})
+        eventually(lambda: "link_failed" in float_worker.log.read_text(), 60.0, "the float worker has tried a link")
+        assert "+int8 here" in float_worker.log.read_text()
+        eventually(lambda: cluster.holds_nothing("decode-1"), 60.0, "the float worker serves its metrics")
+        with split(cluster):
+            for _ in range(2):
+                assert [ask(cluster, prompt) for prompt in prompts] == expected
+        assert cluster.metric("decode-1", "baton_link_state") == 0
+        assert cluster.metric("decode-1", "baton_transfer_bytes_total") == 0
