@@ -115,18 +115,17 @@ BATON_INLINE void finish(int32_t sum, const Weight& w, int64_t output, float row
     narrow(multiply_add(product, row_scale, w.bias ? w.bias[output] : 0.0f), out + output);
 }
 
+// The outputs are `apart` of each other.
 template <typename T, int kOutputs, int kRows>
-void block(const Weight& w, int64_t first, const int8_t* rows, const float* row_scales, T* out) {
+void block(const Weight& w, int64_t first, int64_t apart, const int8_t* rows, const float* row_scales, T* out) {
     constexpr int kSums = kOutputs * kRows;
     const int8_t* weight = w.values + first * w.num_padded;
-    const int64_t ahead = kOutputs * w.num_padded;
     Sums sums[kSums] = {};
     for (int64_t i = 0; i < w.num_padded; i += kBytes) {
         Part parts[kRows];
         for (int r = 0; r < kRows; r++) parts[r] = Part(rows + r * w.num_padded + i);
         for (int o = 0; o < kOutputs; o++) {
-            __builtin_prefetch(weight + o * w.num_padded + ahead + i);
-            const auto bytes = load_weights(weight + o * w.num_padded + i);
+            const auto bytes = load_weights(weight + o * apart * w.num_padded + i);
             for (int r = 0; r < kRows; r++) sums[r * kOutputs + o] = parts[r].add(sums[r * kOutputs + o], bytes);
         }
     }
@@ -138,26 +137,28 @@ void block(const Weight& w, int64_t first, const int8_t* rows, const float* row_
         std::memcpy(totals + done, some, sizeof(Sums));
     }
     for (int r = 0; r < kRows; r++)
-        for (int o = 0; o < kOutputs; o++) finish(totals[r * kOutputs + o], w, first + o, row_scales[r], out + r * w.num_out);
+        for (int o = 0; o < kOutputs; o++) finish(totals[r * kOutputs + o], w, first + o * apart, row_scales[r], out + r * w.num_out);
 }
 
 // All rows for `kOutputs` outputs, at most `kRows` at a time.
 template <typename T, int kOutputs, int kRows>
-void outputs(const Weight& w, int64_t first, const int8_t* rows, const float* row_scales, T* out, int64_t num_rows) {
+void outputs(const Weight& w, int64_t first, int64_t apart, const int8_t* rows, const float* row_scales, T* out,
+             int64_t num_rows) {
     for (; num_rows >= kRows; num_rows -= kRows) {
-        block<T, kOutputs, kRows>(w, first, rows, row_scales, out);
+        block<T, kOutputs, kRows>(w, first, apart, rows, row_scales, out);
         rows += kRows * w.num_padded, row_scales += kRows, out += kRows * w.num_out;
     }
     if constexpr (kRows > 1)
-        if (num_rows > 0) outputs<T, kOutputs, kRows / 2>(w, first, rows, row_scales, out, num_rows);
+        if (num_rows > 0) outputs<T, kOutputs, kRows / 2>(w, first, apart, rows, row_scales, out, num_rows);
 }
 
 template <typename T, int kOutputs, int kRows>
 void product(const Weight& w, const int8_t* rows, const float* row_scales, T* out, int64_t num_rows) {
-    int64_t first = 0;
-    for (; first + kOutputs <= w.num_out; first += kOutputs)
-        outputs<T, kOutputs, kRows>(w, first, rows, row_scales, out, num_rows);
-    for (; first < w.num_out; first++) outputs<T, 1, kRows>(w, first, rows, row_scales, out, num_rows);
+    const int64_t apart = w.num_out / kOutputs;  // as far as can be, for the reason that linear.cpp gives
+    for (int64_t first = 0; first < apart; first++)
+        outputs<T, kOutputs, kRows>(w, first, apart, rows, row_scales, out, num_rows);
+    for (int64_t first = apart * kOutputs; first < w.num_out; first++)
+        outputs<T, 1, kRows>(w, first, 0, rows, row_scales, out, num_rows);
 }
 
 thread_local Room room;
