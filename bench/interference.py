@@ -1,6 +1,6 @@
 """G3: how much longer the gaps between tokens get while long prompts arrive: split, mixed chunks, unchunked.
 
-    python -m bench.interference [--shape m32] [--streams 4] [--prompts 6] [--prompt-tokens 1024 2048] [--load 1.4]
+    python -m bench.interference [--shape m32] [--streams 4] [--prompts 6] [--prompt-tokens 1024 2048] [--load 1.3]
         [--budgets 16 32 64] [--rotations 10] [--seed 0] [--result FILE]
 
 Systems of one random model, each with two workers of one thread on the same two cores (`bench.arrangements`): one that
@@ -239,8 +239,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=6, help="of a block")
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=[1024, 2048], help="shortest and longest")
-    parser.add_argument("--load", type=float, default=1.4, help="of prompts, over what one core can compute")
-    parser.add_argument("--alone-s", type=float, default=2.0, help="length of a block without prompts")
+    parser.add_argument("--load", type=float, default=1.3, help="of prompts, over what one core can compute")
+    parser.add_argument("--alone-s", type=float, default=3.0, help="length of a block without prompts")
     parser.add_argument("--budgets", type=int, nargs="+", default=[16, 32, 64], help="prompt tokens of a mixed step")
     parser.add_argument("--rotations", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
