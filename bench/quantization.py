@@ -1,0 +1,296 @@
+"""What int8 weights cost in accuracy and save in time: against float32, with bfloat16 as the yardstick.
+
+    python -m bench.quantization [--shape qwen2.5-0.5b] [--parts error speed] [--sequences 4] [--rows 1 4 8 32 512]
+        [--rotations 5] [--seed 0] [--result FILE]
+
+Error: the bundled model on text that its training has not seen (`scripts/bundled_corpus.py` with another seed), and a
+random model of the shape on random tokens. Every sequence goes through the worker's own decoder in one chunk: in
+float32, in bfloat16, and with int8 weights and activations of either; next-token distributions are compared by token.
+
+Speed: products with the shape's matrices on one core with one compute thread, over as many different ones as no cache
+can hold. Times are the thread's own on the CPU; a figure is the ratio of medians inside one rotation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import math
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from baton.bundled import MODEL_DIR
+from baton.model.attention.base import Segment, plan_step
+from baton.model.config import DtypeChoice
+from baton.model.decoder import configure_threads
+from baton.model.kernels.choice import KernelUse, choose_kernels
+from baton.model.kernels.library import Kernels
+from baton.model.kernels.linear import product_that_pays
+from baton.model.linear import make_linear
+from baton.model.loading import LoadedModel, load_model
+from baton.model.quantization import Quantization, divergences
+from baton.model.storage import PageStorage
+from baton.settings.process import limit_cores, usable_cores
+from bench.ceilings import ReadProbe
+from bench.random_models import save_random_model
+from bench.rotations import Block, Finding, Remark, Timed, command_remark, find, rotate, save, table_of
+from bench.shapes import SHAPES, Shape
+from bench.workbench import time_steps
+from scripts.bundled_corpus import documents
+from scripts.train_bundled_model import EVAL_SEED_OFFSET
+
+SEQUENCE_TOKENS = 256
+BUNDLED_SEQUENCES = 64
+WEIGHT_BYTES = 100_000_000
+"""Of int8: no cache holds so much."""
+BLOCK_S = 0.3
+MIN_STEPS = 3
+
+ARMS = {
+    "bfloat16": (DtypeChoice.BFLOAT16, Quantization.NONE),
+    "int8": (DtypeChoice.FLOAT32, Quantization.INT8),
+    "int8, bfloat16": (DtypeChoice.BFLOAT16, Quantization.INT8),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Of one model beside float32's, means over tokens. `nats`: of the text's own next token, None where it has none.
+
+    `divergence` is from float32's next-token distribution to this one, in nats; `agreement` the share of tokens after
+    which both find the same token the likeliest.
+    """
+
+    divergence: float
+    agreement: float
+    nats: float
+    nats_float32: float
+
+    @property
+    def perplexity_change(self) -> float:
+        """As a share of float32's perplexity."""
+        return math.expm1(self.nats - self.nats_float32)
+
+
+def loss_of(exact: Sequence[torch.Tensor], logits: Sequence[torch.Tensor], texts: Sequence[Sequence[int]]) -> Loss:
+    """From logits [tokens, vocab_size] of each text, float32's and another model's."""
+    divergence = torch.cat([divergences(a, b) for a, b in zip(exact, logits, strict=True)])
+    agreement = torch.cat([a.argmax(-1) == b.argmax(-1) for a, b in zip(exact, logits, strict=True)])
+    return Loss(divergence.mean().item(), agreement.double().mean().item(), nats(logits, texts), nats(exact, texts))
+
+
+def nats(logits: Sequence[torch.Tensor], texts: Sequence[Sequence[int]]) -> float:
+    """The mean loss of every token but the first."""
+    each = [
+        torch.nn.functional.cross_entropy(said[:-1].double(), torch.tensor(text[1:]), reduction="none")
+        for said, text in zip(logits, texts, strict=True)
+    ]
+    return torch.cat(each).mean().item()
+
+
+def bundled_texts(num_sequences: int) -> list[list[int]]:
+    """Unseen text of the bundled model's language, in sequences that each begin a document."""
+    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    stream = itertools.chain.from_iterable(tokenizer.encode(text).ids for text in documents(1 + EVAL_SEED_OFFSET))
+    return [list(itertools.islice(stream, SEQUENCE_TOKENS)) for _ in range(num_sequences)]
+
+
+def random_texts(vocab_size: int, num_sequences: int, seed: int) -> list[list[int]]:
+    """Tokens at random."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens: list[list[int]] = torch.randint(vocab_size, (num_sequences, SEQUENCE_TOKENS), generator=generator).tolist()
+    return tokens
+
+
+def logits_of(model: LoadedModel, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """After every token of every text: [tokens, vocab_size], float32."""
+    num_pages = model.geometry.num_pages(SEQUENCE_TOKENS)
+    decoder = model.on(PageStorage.allocate(model.geometry, num_pages))
+    found = []
+    for text in texts:
+        places = torch.arange(len(text))
+        step = plan_step([Segment(0, 0, len(text), list(range(num_pages)))], model.geometry.page_size)
+        found.append(decoder.forward(torch.tensor(text), places, step, places).float())
+    return found
+
+
+def losses(directory: Path, texts: Sequence[Sequence[int]]) -> dict[str, Loss]:
+    """Of every arm, one model in memory at a time. Raises `BatonError` for a model that cannot be loaded."""
+    exact = logits_of(load_model(directory, dtype=DtypeChoice.FLOAT32), texts)
+    return {
+        name: loss_of(exact, logits_of(load_model(directory, dtype=dtype, quantization=quantization), texts), texts)
+        for name, (dtype, quantization) in ARMS.items()
+    }
+
+
+def remarks_of(models: dict[str, dict[str, Loss]]) -> list[Remark]:
+    """For the saved run."""
+    return [
+        Remark(
+            f"{model}, {arm}",
+            f"KL {loss.divergence:.3g} nats, top-1 agreement {loss.agreement:.4f}, "
+            f"perplexity {loss.perplexity_change:+.3%}",
+        )
+        for model, arms in models.items()
+        for arm, loss in arms.items()
+    ]
+
+
+def loss_table(models: dict[str, dict[str, Loss]]) -> Table:
+    """A line a model and arm."""
+    table = Table("model", "arm", "mean KL (nats)", "top-1 agreement", "perplexity", "its change")
+    for model, arms in models.items():
+        for arm, loss in arms.items():
+            figures = (f"{loss.divergence:.2e}", f"{loss.agreement:.4f}", f"{math.exp(loss.nats):.4f}")
+            table.add_row(model, arm, *figures, f"{100 * loss.perplexity_change:+.2f} %")
+    return table
+
+
+def measure_losses(options: Options) -> dict[str, dict[str, Loss]]:
+    """The bundled model's and a random one's."""
+    shape = SHAPES[options.shape]
+    with tempfile.TemporaryDirectory() as folder:
+        save_random_model(shape, Path(folder), seed=options.seed)
+        texts = random_texts(shape.vocab_size, options.sequences, options.seed)
+        return {
+            "bundled": losses(MODEL_DIR, bundled_texts(BUNDLED_SEQUENCES)),
+            f"random {options.shape}": losses(Path(folder), texts),
+        }
+
+
+def matrices(shape: Shape) -> dict[str, tuple[int, int]]:
+    """[out_features, in_features] of a layer's products, as the lean decoder does them."""
+    heads = shape.num_heads * shape.head_dim
+    return {
+        "qkv": (heads + 2 * shape.num_kv_heads * shape.head_dim, shape.hidden_size),
+        "attention_out": (shape.hidden_size, heads),
+        "gate_up": (2 * shape.intermediate_size, shape.hidden_size),
+        "down": (shape.hidden_size, shape.intermediate_size),
+    }
+
+
+Products = list[Callable[[torch.Tensor], torch.Tensor]]
+
+
+def products_of(size: tuple[int, int], kernels: Kernels, seed: int) -> dict[str, Products]:
+    """With many matrices of one size: float32 as a worker computes it, and int8."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = [make_linear(torch.randn(size, generator=generator)) for _ in range(max(1, WEIGHT_BYTES // math.prod(size)))]
+    narrow = [copy.copy(linear) for linear in wide]
+    for linear in wide:
+        linear.use(product_that_pays(kernels, torch.float32))
+    for linear in narrow:
+        linear.quantize(kernels)
+    return {"float32": [*wide], "int8": [*narrow]}
+
+
+def speed_blocks(options: Options, kernels: Kernels, console: Console) -> Iterator[tuple[str, list[Block]]]:
+    """Of every matrix and number of rows, one after another, by its name."""
+    read = ReadProbe()
+    for matrix, size in matrices(SHAPES[options.shape]).items():
+        products = products_of(size, kernels, options.seed)
+        for num_rows in options.rows:
+            x = torch.randn(num_rows, size[1], generator=torch.Generator().manual_seed(num_rows))
+            name = f"{matrix} {size[0]} x {size[1]}, {num_rows} rows"
+            arms = {f"{name}: {arm}": timed(each(among, x)) for arm, among in products.items()}
+            with torch.inference_mode():
+                rotations = options.rotations
+                yield name, rotate(arms, lambda _: read(), num_rotations=rotations, seed=options.seed, console=console)
+
+
+def each(products: Products, x: torch.Tensor) -> Callable[[], object]:
+    """One pass over all."""
+    return lambda: [product(x) for product in products]
+
+
+def timed(run: Callable[[], object]) -> Callable[[], Timed]:
+    """A block of passes, after one for the caches."""
+
+    def block() -> Timed:
+        run()
+        return time_steps(run, block_s=BLOCK_S, min_steps=MIN_STEPS)
+
+    return block
+
+
+def speed_of(name: str, blocks: Sequence[Block]) -> Finding:
+    """Float32's time over int8's."""
+
+    def gain(group: tuple[Block, ...]) -> float:
+        wide, narrow = (statistics.median(block.cpu_s) for block in group)
+        return wide / narrow
+
+    pair = (f"{name}: float32", f"{name}: int8")
+    return find(f"{name}: int8 over float32", "x", blocks, pair, gain, lambda block: block.has_steady_probe)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One run's flags."""
+
+    shape: str
+    parts: tuple[str, ...]
+    sequences: int
+    rows: tuple[int, ...]
+    rotations: int
+    seed: int
+    result: Path | None
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """From the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="qwen2.5-0.5b", choices=SHAPES)
+    parser.add_argument("--parts", nargs="+", default=["error", "speed"], choices=("error", "speed"))
+    parser.add_argument("--sequences", type=int, default=4)
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 8, 32, 512])
+    parser.add_argument("--rotations", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--result", type=Path)
+    flags = parser.parse_args(arguments)
+    return Options(
+        shape=flags.shape,
+        parts=tuple(flags.parts),
+        sequences=flags.sequences,
+        rows=tuple(flags.rows),
+        rotations=flags.rotations,
+        seed=flags.seed,
+        result=flags.result,
+    )
+
+
+def main() -> None:
+    """Command line."""
+    options, console = parse(), Console(width=160)
+    limit_cores([usable_cores()[-1]])
+    configure_threads(1)
+    chosen = choose_kernels(KernelUse.AUTO, "cpu")
+    if chosen.kernels is None:
+        raise SystemExit(chosen.note)
+    blocks: list[Block] = []
+    findings: list[Finding] = []
+    remarks = [command_remark("bench.quantization"), Remark("kernels", chosen.note)]
+    if "error" in options.parts:
+        measured = measure_losses(options)
+        remarks += remarks_of(measured)
+        console.print(loss_table(measured))
+    if "speed" in options.parts:
+        for name, ran in speed_blocks(options, chosen.kernels, Console(stderr=True, quiet=True)):
+            blocks += ran
+            findings.append(speed_of(name, ran))
+        console.print(table_of(findings))
+    if options.result is not None:
+        save(options.result, "quantization", blocks, findings, remarks)
+
+
+if __name__ == "__main__":
+    main()
