@@ -1,8 +1,8 @@
 """A decode worker's engine loop, turn by turn, with the real model: what of a turn is not the forward pass.
 
-Called by `bench.engine`. Scheduler, landings, arrivals, loop, runner and sampler are the worker's own; prompts land
-without a transfer, and what the loop emits is handed to an event loop in another thread, as in a worker. The forward
-pass is what the model's `Decoder` takes; all other CPU time of the engine's thread is the host's.
+Called by `bench.engine` and `bench.gpu`. Scheduler, landings, arrivals, loop, runner and sampler are the worker's own;
+prompts land without a transfer, and what the loop emits is handed to an event loop in another thread, as in a worker.
+The forward pass is what the model's `Decoder` takes; all other CPU time of the engine's thread is the host's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def host_shares(workbench: Workbench, outside: Outside, num_rows: int, context: 
     """The host's share of the CPU time of `num_turns` turns, each, with rows that see `context` tokens at first."""
     timed = _TimedModel(workbench.model)
     runner = ModelRunner(cast(LoadedModel, timed), workbench.storage)
-    loop = _board(workbench, runner, outside, num_rows, context, num_turns)
+    loop = board(workbench, runner, outside, num_rows, context, num_turns)
     shares = []
     for turn in range(WARM_TURNS + num_turns):
         timed.forward_s, began_s = 0.0, time.thread_time()
@@ -133,8 +133,14 @@ class _TimedDecoder:
         return getattr(self._decoder, name)
 
 
-def _board(
-    workbench: Workbench, runner: ModelRunner, outside: Outside, num_rows: int, context: int, num_turns: int
+def board(
+    workbench: Workbench,
+    runner: ModelRunner,
+    outside: Outside,
+    num_rows: int,
+    context: int,
+    num_turns: int,
+    overlaps: bool = False,
 ) -> DecodeLoop:
     """A loop whose rows have landed and will run for longer than they are watched."""
     page_size = workbench.page_size
@@ -146,6 +152,7 @@ def _board(
     loop = DecodeLoop(
         cache, landings, scheduler, arrivals, runner, num_rows,
         emit=outside.emit, submit=_refuse_pull, on_idle=lambda: None, mailbox=mailbox,
+        start=runner.start if overlaps else None,
     )  # fmt: skip
     stop = StopParams(max_tokens=WARM_TURNS + num_turns + 2)
     rng = random.Random(workbench.seed)

@@ -49,10 +49,11 @@ class Shape:
 SHAPES = {
     "qwen2.5-0.5b": Shape("qwen2", 151936, 896, 4864, 24, 14, 2, 64, 32768, 1e6),
     "qwen3-0.6b": Shape("qwen3", 151936, 1024, 3072, 28, 16, 8, 128, 40960, 1e6),
+    "qwen3-8b": Shape("qwen3", 151936, 4096, 12288, 36, 32, 8, 128, 40960, 1e6),
     "m150": Shape("llama", 49152, 576, 1536, 30, 9, 3, 64, 8192, 1e5),
     "m32": Shape("llama", 16384, 512, 1408, 8, 8, 4, 64, 8192, 1e4),
     "tiny": Shape("llama", 4096, 256, 704, 4, 4, 2, 64, 8192, 1e4),
 }
-"""Two models that are much served, one of SmolLM2-135M's shape, the smallest whose weights (128 MB in float32, 64 MB in
-bfloat16) fit no usual core's share of cache, so that its decode steps still wait for memory, and one for trying things
-out."""
+"""Three models that are much served (Qwen3-8B's own head is not tied; a step reads as many weights either way), one of
+SmolLM2-135M's shape, the smallest whose weights (128 MB in float32, 64 MB in bfloat16) fit no usual core's share of
+cache, so that its decode steps still wait for memory, and one for trying things out."""

@@ -2,46 +2,78 @@
 
 from __future__ import annotations
 
-import importlib.util
+import random
 
 import pytest
 import torch
 
 from baton.kv.geometry import KVGeometry, LayerGeometry
-from baton.model.attention.base import AttentionCall, Segment, plan_step
+from baton.model.attention.base import AttentionBackend, AttentionCall, Segment, StepMetadata, plan_step
 from baton.model.attention.flashinfer_backend import FlashinferAttention, flashinfer_serves
 from baton.model.attention.torch_backend import TorchAttention
 from baton.model.geometry import ObservedLayer
 from baton.model.storage import PageStorage
+from tests.gpu.machine import needs_flashinfer
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="flashinfer is not installed"),
-]
+pytestmark = needs_flashinfer
 
 PAGE_SIZE = 16
+NUM_PAGES = 200
 SHAPE = LayerGeometry(2, 64, 64)
+
+
+def world(layer: ObservedLayer) -> PageStorage:
+    storage = PageStorage.allocate(KVGeometry((layer.geometry,) * 2, "bfloat16", PAGE_SIZE), NUM_PAGES, "cuda")
+    generator = torch.Generator().manual_seed(0)
+    for view in (storage.keys(1), storage.values(1)):
+        view.copy_(torch.randn(view.shape, generator=generator))
+    return storage
+
+
+def random_step(rng: random.Random, num_rows: int, chunks: bool) -> StepMetadata:
+    """Rows of any length on scattered pages, every third a chunk where `chunks` are wanted."""
+    free = rng.sample(range(NUM_PAGES), NUM_PAGES)
+    segments, first = [], 0
+    for row in range(num_rows):
+        num_tokens = rng.randint(2, 40) if chunks and row % 3 == 0 else 1
+        start = rng.randint(0, 70)
+        pages = [free.pop() for _ in range(-(-(start + num_tokens) // PAGE_SIZE))]
+        segments.append(Segment(first, start, num_tokens, pages))
+        first += num_tokens
+    return plan_step(segments, PAGE_SIZE, "cuda")
+
+
+def compare(storage: PageStorage, backend: AttentionBackend, layer: ObservedLayer, step: StepMetadata) -> None:
+    query = torch.randn(step.num_tokens, layer.num_heads, 64, generator=torch.Generator().manual_seed(1))
+    call = AttentionCall(1, query.to("cuda", torch.bfloat16), layer.scale, layer.window, layer.softcap)
+    reference = TorchAttention(storage)
+    outputs = []
+    for each in (backend, reference):
+        each.begin(step)
+        outputs.append(each.attend(call).float())
+    torch.testing.assert_close(*outputs, rtol=0.03, atol=0.03)
 
 
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("softcap", [None, 30.0])
-def test_agrees_with_the_torch_backend(window: int | None, softcap: float | None) -> None:
-    storage = PageStorage.allocate(KVGeometry((SHAPE, SHAPE), "bfloat16", PAGE_SIZE), 32, "cuda")
-    generator = torch.Generator().manual_seed(0)
-    for view in (storage.keys(1), storage.values(1)):
-        view.copy_(torch.randn(view.shape, generator=generator))
-    layers = [ObservedLayer(SHAPE, 8, 0.125, window, softcap, False)] * 2
-    assert flashinfer_serves(layers, storage)
-    segments = [Segment(0, 33, 1, [7, 3, 9]), Segment(1, 5, 40, [1, 30, 12]), Segment(41, 0, 3, [20])]
-    step = plan_step(segments, PAGE_SIZE, "cuda")
-    query = torch.randn(44, 8, 64, generator=generator).to("cuda", torch.bfloat16)
-    call = AttentionCall(layer=1, query=query, scale=0.125, window=window, softcap=softcap)
-    outputs = []
-    for backend in (FlashinferAttention(layers, storage), TorchAttention(storage)):
-        backend.begin(step)
-        outputs.append(backend.attend(call).float())
-    torch.testing.assert_close(*outputs, rtol=0.03, atol=0.03)
+@pytest.mark.parametrize("num_heads", [2, 4, 8, 14])  # by CUDA cores below a group of 4, by tensor cores from there on
+def test_random_steps_agree_with_the_torch_backend(window: int | None, softcap: float | None, num_heads: int) -> None:
+    layer = ObservedLayer(SHAPE, num_heads, 0.125, window, softcap, False)
+    storage = world(layer)
+    assert flashinfer_serves([layer, layer], storage)
+    backend = FlashinferAttention([layer, layer], storage)
+    rng = random.Random(2)
+    for chunks in (True, False, True, False):
+        compare(storage, backend, layer, random_step(rng, 12, chunks))
+
+
+def test_a_fixed_number_of_rows_agrees_with_the_torch_backend() -> None:
+    layer = ObservedLayer(SHAPE, 8, 0.125, None, None, False)
+    storage = world(layer)
+    fixed = FlashinferAttention([layer, layer], storage).for_rows(12, 8)
+    rng = random.Random(3)
+    for _ in range(3):
+        compare(storage, fixed, layer, random_step(rng, 12, chunks=False))
 
 
 def test_what_it_cannot_serve_is_left_to_torch() -> None:
