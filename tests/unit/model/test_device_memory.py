@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
+from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
+from baton.domain.request import SamplingParams
+from baton.engine.batch import Batch, Row, SampleSpec
+from baton.engine.runner import ModelRunner
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.kv.memory import MemoryKind, PageMemory, PoolMemory
 from baton.model.device_memory import DeviceMemory
+from baton.model.loading import load_model
+from baton.model.packed import Packing
 from baton.model.storage import PageStorage
+from baton.transfer.base import Pull, PullOutcome, SourceInfo
 from baton.transfer.digest import READ_BYTES, digest_pages, mismatches
+from baton.transfer.fake import FakeFabric, FakePuller, FakeSource
 from baton.transfer.region import MemoryRegion, region_of
+from tests import models
 from tests.staged import LateCopies, staged_memory
-from tests.unit.transfer.rigs import page_ids
+from tests.unit.transfer.rigs import EventBook, page_ids
 
 PAGE_BYTES = 1024
 
@@ -88,3 +98,38 @@ def test_the_scratch_page_is_behind_the_pool_and_not_part_of_it():
     assert storage.page_bytes().shape == (5, geometry.page_bytes)
     assert not storage.page_bytes().any()
     assert PageStorage.allocate(geometry, 5).scratch_page is None
+
+
+def test_a_request_goes_on_from_pages_that_came_from_another_device(tmp_path: Path):
+    """A prompt's pages, computed in one pool, announced by their digests, pulled into another pool behind copies."""
+    model = load_model(models.save_random_model("llama", tmp_path), page_size=8, packing=Packing.NEVER)
+    prompt = [(7 * n) % models.VOCAB_SIZE for n in range(29)]
+    remote, local = [6, 2, 9, 4], [1, 8, 3, 5]
+    sides = [PageStorage.allocate(model.geometry, 10, has_scratch=True) for _ in range(2)]
+    prefill, decode = (ModelRunner(model, storage) for storage in sides)
+    source, sink = (DeviceMemory(storage, LateCopies()) for storage in sides)
+
+    def step(runner: ModelRunner, tokens: list[int], start: int, pages: list[int]) -> int:
+        spec = SampleSpec(SamplingParams(temperature=0.0), tokens, len(prompt))
+        row = Row(AttemptId(RequestId("r"), 1), tokens[start:], start, page_ids(pages), spec)
+        (sampled,) = runner.run(Batch((row,))).sampled
+        assert sampled is not None
+        return sampled.token
+
+    tokens = [*prompt, step(prefill, prompt, 0, remote)]
+    fabric, events = FakeFabric(), EventBook()
+    offered = FakeSource(fabric, WorkerId("p"), Incarnation(1), source)
+    address = (source.address, source.num_pages, source.page_bytes)
+    info = SourceInfo(WorkerId("p"), Incarnation(1), "", "fake", offered.metadata(), *address)
+    puller = FakePuller(fabric, sink, events)
+    puller.connect(info)
+    digests = digest_pages(source, page_ids(remote))
+    pull = Pull(1, WorkerId("p"), page_ids(remote), page_ids(local), digests, 10.0)
+    puller.submit(pull)
+    assert events.terminal(pull).outcome is PullOutcome.DONE
+    puller.close()
+    alone = list(tokens)
+    for _ in range(3):
+        tokens.append(step(decode, tokens, len(tokens) - 1, local))
+        alone.append(step(prefill, alone, len(alone) - 1, remote))
+    assert tokens == alone
