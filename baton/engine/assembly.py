@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -75,7 +77,7 @@ def assemble(settings: WorkerSettings, num_host_pages: int | None, max_graph_row
 
 def _load(settings: WorkerSettings) -> LoadedModel:
     directory = resolve_model(settings.model)
-    with loading_progress(settings.model) as on_progress:
+    with _room("the weights"), loading_progress(settings.model) as on_progress:
         return load_model(
             directory,
             dtype=DtypeChoice(settings.dtype.value),
@@ -96,18 +98,31 @@ def _pool(model: LoadedModel, num_pages: int, host: PageMemory | None) -> tuple[
     if model.device == "cpu":
         memory = PageMemory(num_pages, geometry.page_bytes, prefault=True)
         return PageStorage.on_memory(geometry, memory, host), memory
-    try:
+    with _room(f"{num_pages} pages, {num_pages * geometry.page_bytes / MIB:.0f} MiB"):
         storage = PageStorage.allocate(geometry, num_pages, model.device, host, has_scratch=True)
-    except torch.OutOfMemoryError as error:
-        size = f"{num_pages} pages, {num_pages * geometry.page_bytes / MIB:.0f} MiB"
-        mend = "Lower --kv-memory-mib or --num-pages, or see what else uses the GPU."
-        raise SettingsError(size, why="the GPU has no room for them", mend=mend) from error
     return storage, DeviceMemory(storage, CudaCopies(storage.device))
 
 
+@contextmanager
+def _room(what: str) -> Iterator[None]:
+    """Says what a GPU had no room for, as `SettingsError`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        mend = "Lower --kv-memory-mib or --num-pages, take a smaller model, or see what else uses the GPU."
+        raise SettingsError(what, why="the GPU has no room for that", mend=mend) from error
+
+
 def _runner(model: LoadedModel, storage: PageStorage, max_graph_rows: int) -> ModelRunner:
+    """Raises `SettingsError` where steps cannot be captured; what is left of a GPU's state then is not to be used."""
     began = time.monotonic()
-    runner = ModelRunner(model, storage, max_graph_rows)
+    try:
+        runner = ModelRunner(model, storage, max_graph_rows)
+    except RuntimeError as error:
+        if not max_graph_rows:
+            raise
+        why = f"a step could not be captured: {error}"
+        raise SettingsError("cuda_graphs", why=why, mend="Use --no-cuda-graphs.") from error
     if model.device != "cpu":
         log.info("cuda_graphs", sizes=list(runner.graph_sizes), seconds=round(time.monotonic() - began, 2))
     return runner
