@@ -1,14 +1,15 @@
 """What int8 weights cost in accuracy and save in time: against float32, with bfloat16 as the yardstick.
 
-    python -m bench.quantization [--shape qwen2.5-0.5b] [--parts error speed] [--sequences 4] [--rows 1 4 8 32 512]
-        [--rotations 5] [--seed 0] [--result FILE]
+    python -m bench.quantization [--shape qwen2.5-0.5b] [--parts error speed steps] [--sequences 4]
+        [--rows 1 4 8 32 512] [--rotations 5] [--seed 0] [--result FILE]
 
 Error: the bundled model on text that its training has not seen (`scripts/bundled_corpus.py` with another seed), and a
 random model of the shape on random tokens. Every sequence goes through the worker's own decoder in one chunk: in
 float32, in bfloat16, and with int8 weights and activations of either; next-token distributions are compared by token.
 
 Speed: products with the shape's matrices on one core with one compute thread, over as many different ones as no cache
-can hold. Times are the thread's own on the CPU; a figure is the ratio of medians inside one rotation.
+can hold; and whole decode steps of the random model, every row with 256 tokens of context. Times are the thread's own
+on the CPU; a figure is the ratio of medians inside one rotation.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ WEIGHT_BYTES = 100_000_000
 """Of int8: no cache holds so much."""
 BLOCK_S = 0.3
 MIN_STEPS = 3
+MAX_STEP_ROWS = 32
 
+PARTS = ("error", "speed", "steps")
 ARMS = {
     "bfloat16": (DtypeChoice.BFLOAT16, Quantization.NONE),
     "int8": (DtypeChoice.FLOAT32, Quantization.INT8),
@@ -207,6 +210,33 @@ def speed_blocks(options: Options, kernels: Kernels, console: Console) -> Iterat
                 yield name, rotate(arms, lambda _: read(), num_rotations=rotations, seed=options.seed, console=console)
 
 
+def step_blocks(options: Options, console: Console) -> Iterator[tuple[str, list[Block]]]:
+    """Decode steps of a random model of the shape, by every number of rows that a decode batch may have."""
+    read = ReadProbe()
+    with tempfile.TemporaryDirectory() as folder:
+        save_random_model(SHAPES[options.shape], Path(folder), seed=options.seed)
+        models = {
+            kind.value: load_model(Path(folder), dtype=DtypeChoice.FLOAT32, quantization=kind) for kind in Quantization
+        }
+    for num_rows in (rows for rows in options.rows if rows <= MAX_STEP_ROWS):
+        name = f"decode step, {num_rows} rows"
+        steps = {"float32": models["none"], "int8": models["int8"]}
+        arms = {f"{name}: {arm}": timed(decode_step(model, num_rows)) for arm, model in steps.items()}
+        blocks = rotate(arms, lambda _: read(), num_rotations=options.rotations, seed=options.seed, console=console)
+        yield name, blocks
+
+
+def decode_step(model: LoadedModel, num_rows: int) -> Callable[[], object]:
+    """One token more for `num_rows` rows that have pages of their own."""
+    size, last = model.geometry.page_size, SEQUENCE_TOKENS - 1
+    pages_a_row = model.geometry.num_pages(SEQUENCE_TOKENS)
+    decoder = model.on(PageStorage.allocate(model.geometry, num_rows * pages_a_row))
+    tables = [list(range(row * pages_a_row, (row + 1) * pages_a_row)) for row in range(num_rows)]
+    segments = [Segment(row, last, 1, table) for row, table in enumerate(tables)]
+    rows, positions = torch.arange(num_rows), torch.full((num_rows,), last)
+    return lambda: decoder.forward(rows, positions, plan_step(segments, size), rows)
+
+
 def each(products: Products, x: torch.Tensor) -> Callable[[], object]:
     """One pass over all."""
     return lambda: [product(x) for product in products]
@@ -250,7 +280,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     """From the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen2.5-0.5b", choices=SHAPES)
-    parser.add_argument("--parts", nargs="+", default=["error", "speed"], choices=("error", "speed"))
+    parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=PARTS)
     parser.add_argument("--sequences", type=int, default=4)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 8, 32, 512])
     parser.add_argument("--rotations", type=int, default=5)
@@ -287,6 +317,11 @@ def main() -> None:
         for name, ran in speed_blocks(options, chosen.kernels, Console(stderr=True, quiet=True)):
             blocks += ran
             findings.append(speed_of(name, ran))
+    if "steps" in options.parts:
+        for name, ran in step_blocks(options, Console(stderr=True, quiet=True)):
+            blocks += ran
+            findings.append(speed_of(name, ran))
+    if findings:
         console.print(table_of(findings))
     if options.result is not None:
         save(options.result, "quantization", blocks, findings, remarks)

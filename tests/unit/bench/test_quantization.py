@@ -24,6 +24,7 @@ from bench.quantization import (
     remarks_of,
     speed_blocks,
     speed_of,
+    step_blocks,
 )
 from bench.random_models import save_random_model
 from bench.shapes import SHAPES
@@ -85,11 +86,13 @@ def test_every_matrix_is_measured_with_every_number_of_rows(monkeypatch: pytest.
     monkeypatch.setattr(quantization, "BLOCK_S", 0.0)
     monkeypatch.setattr(quantization, "WEIGHT_BYTES", 1)
     monkeypatch.setattr(quantization, "ReadProbe", lambda: lambda: 1e9)
-    options = parse("--shape tiny --parts speed --rows 1 3 --rotations 2".split())
+    options = parse("--shape tiny --rows 1 3 --rotations 2".split())
     kernels = choose_kernels(KernelUse.AUTO, "cpu").kernels
     assert kernels is not None
     ran = dict(speed_blocks(options, kernels, Console(file=io.StringIO())))
     assert len(ran) == 4 * 2
     assert all(len(block.cpu_s) >= quantization.MIN_STEPS for blocks in ran.values() for block in blocks)
-    findings = [speed_of(name, blocks) for name, blocks in ran.items()]
+    steps = dict(step_blocks(options, Console(file=io.StringIO())))
+    assert list(steps) == ["decode step, 1 rows", "decode step, 3 rows"]
+    findings = [speed_of(name, blocks) for name, blocks in (ran | steps).items()]
     assert all(found.num_rotations == 2 and found.over_all.median > 0.0 for found in findings)
