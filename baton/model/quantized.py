@@ -16,6 +16,9 @@ from baton.model.kernels.library import Kernels, takes
 LARGEST = 127
 """Of both sides. -128 is left out: it has no opposite, and the AVX2 product is exact only without it."""
 
+MAX_INPUTS = 2**16
+"""Sums of so many products of u8 and s8 fit an int32."""
+
 
 class _Weight(ctypes.Structure):
     """`Weight` of kernels/src/int8.cpp."""
@@ -65,9 +68,11 @@ class QuantizedProduct:
     __slots__ = ("_bias", "_call", "_kernels", "_scales", "_shape", "_sums", "_values")
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Keeps nothing of `weight` and `bias`. Raises `ValueError` for a weight that is not finite."""
+        """Keeps nothing of `weight` and `bias`. Raises `ValueError` for a weight that is not finite, or too wide."""
+        num_out, num_in = weight.shape
+        if num_in > MAX_INPUTS:
+            raise ValueError(f"sums over {num_in} inputs may not fit an int32")
         values, self._scales = quantize_weight(weight)
-        num_out, num_in = values.shape
         num_padded = -(-num_in // kernels.int8_padding) * kernels.int8_padding
         self._shape = (num_out, num_in)
         self._kernels = kernels

@@ -53,9 +53,10 @@ class Recipe:
 
 _PORTABLE = Recipe(Level.PORTABLE, 16, ())
 _AVX512_PARTS = ("f", "bw", "vl", "dq", "vnni", "bf16")
+_AVX512_PRODUCTS = ("-DBATON_BF16_PAIRS", "-DBATON_BYTE_PRODUCTS")
 _X86 = (
     Recipe(Level.AVX2, 32, ("-mavx2", "-mfma")),
-    Recipe(Level.AVX512_BF16, 64, (*(f"-mavx512{part}" for part in _AVX512_PARTS), "-DBATON_BF16_PAIRS")),
+    Recipe(Level.AVX512_BF16, 64, (*(f"-mavx512{part}" for part in _AVX512_PARTS), *_AVX512_PRODUCTS)),
 )
 
 

@@ -17,12 +17,14 @@ from baton.model.kernels.build import BuildFailed, Level, Outcome, Recipe, build
 from baton.model.kernels.check import first_wrong
 from baton.model.kernels.library import KernelsUnavailable, available_levels, open_kernels
 from baton.model.kernels.linear import NativeProduct
+from baton.model.quantized import QuantizedProduct
 from tests.kernels import kernel_levels
 
 ROOT = Path(__file__).resolve().parents[3]
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, building.COMPILERS)), reason="no C++ compiler")
 needs_avx2 = pytest.mark.skipif(Level.AVX2 not in kernel_levels(), reason="no AVX2 here")
 PORTABLE = recipes()[0]
+AVX512_PRODUCTS = ("-DBATON_BF16_PAIRS", "-DBATON_BYTE_PRODUCTS")
 
 
 @needs_compiler
@@ -126,13 +128,16 @@ def test_an_installation_without_a_compiler_succeeds(monkeypatch: pytest.MonkeyP
 @needs_avx2
 @pytest.mark.slow
 def test_the_widest_level_is_right_on_narrower_registers(tmp_path: Path):
-    """Vectors of 64 bytes and products of bfloat16 pairs, compiled for AVX2: all of the AVX512 level's source but the
-    one instruction, which is spelled out. It does not prove the instruction, nor what a compiler makes of the rest."""
-    wide = Recipe(Level.AVX512_BF16, 64, ("-mavx2", "-mfma", "-DBATON_BF16_PAIRS", "-Wno-psabi"))
+    """Vectors of 64 bytes and products of bfloat16 pairs and of bytes, compiled for AVX2: all of the AVX512 level's
+    source but the two instructions, which are spelled out. It proves neither them nor what a compiler makes of all.
+    """
+    wide = Recipe(Level.AVX512_BF16, 64, ("-mavx2", "-mfma", *AVX512_PRODUCTS, "-Wno-psabi"))
     build(wide, tmp_path / "wide.so")
     kernels = open_kernels(wide, tmp_path / "wide.so")
     assert kernels.span_elements == 32
     assert first_wrong(kernels) is None
+    ones, most = torch.ones(3, 960), torch.full((5, 960), -1.0)
+    torch.testing.assert_close(QuantizedProduct(kernels, most, None)(ones), ones @ most.T, rtol=1e-6, atol=0.0)
     x, weight = torch.randn(9, 96, generator=torch.Generator().manual_seed(0)), torch.ones(5, 96)
     product = NativeProduct(kernels, None)(x.bfloat16(), weight.bfloat16(), None)
     torch.testing.assert_close(

@@ -7,7 +7,7 @@ import torch
 
 from baton.model.kernels.build import Level
 from baton.model.kernels.library import load_kernels
-from baton.model.quantized import LARGEST, QuantizedProduct, quantize_rows, quantize_weight
+from baton.model.quantized import LARGEST, MAX_INPUTS, QuantizedProduct, quantize_rows, quantize_weight
 from tests.kernels import kernel_levels
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
@@ -101,6 +101,15 @@ def test_what_does_not_go_with_the_weight_is_refused():
             product(x)
     assert product(numbers(0, 96)).shape == (0, 5)
     assert torch.equal(product(numbers(96, 3).T), product(numbers(96, 3).T.contiguous()))
+
+
+@pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
+def test_a_weight_whose_sums_may_not_fit_is_refused():
+    with pytest.raises(ValueError, match="may not fit an int32"):
+        QuantizedProduct(load_kernels(kernel_levels()[-1]), torch.ones(1, MAX_INPUTS + 1), None)
+    for level in kernel_levels():
+        most = QuantizedProduct(load_kernels(level), torch.ones(1, MAX_INPUTS), None)
+        assert most(torch.ones(1, MAX_INPUTS)).item() == MAX_INPUTS
 
 
 @pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")

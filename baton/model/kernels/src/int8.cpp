@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kPadding = 64;
 
-#if defined(__AVX512VNNI__)
+#if defined(BATON_BYTE_PRODUCTS)
 constexpr int kBytes = 64;  // of the weight at a time
 constexpr int32_t kShift = 128;
 #elif defined(__AVX2__)
@@ -28,18 +28,24 @@ constexpr int32_t kShift = 0;
 typedef int32_t Sums __attribute__((vector_size(kBytes < 16 ? 16 : kBytes)));
 
 // `kBytes` of a row, made ready for the products with several weights.
+#if defined(BATON_BYTE_PRODUCTS)
+typedef int8_t Bytes __attribute__((vector_size(kBytes)));
+BATON_INLINE Sums add_products(Sums sums, Bytes u8, Bytes s8) {
 #if defined(__AVX512VNNI__)
+    return (Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)u8, (__m512i)s8);
+#else  // the same in words, so that everything around it can be tested without such a CPU
+    for (int i = 0; i < kBytes; i++) sums[i / 4] += (uint8_t)u8[i] * s8[i];
+    return sums;
+#endif
+}
 // The instruction takes u8: rows are moved up by kShift, and that times the sum of the weights is taken off at the end.
 struct Part {
-    __m512i moved;
+    Bytes moved;
     Part() = default;
-    BATON_INLINE explicit Part(const int8_t* from)
-        : moved(_mm512_xor_si512(_mm512_loadu_si512(from), _mm512_set1_epi8(-128))) {}
-    BATON_INLINE Sums add(Sums sums, __m512i weight) const {
-        return (Sums)_mm512_dpbusd_epi32((__m512i)sums, moved, weight);
-    }
+    BATON_INLINE explicit Part(const int8_t* from) : moved(load_as<Bytes>(from) ^ (int8_t)-128) {}
+    BATON_INLINE Sums add(Sums sums, Bytes weight) const { return add_products(sums, moved, weight); }
 };
-BATON_INLINE __m512i load_weights(const int8_t* from) { return _mm512_loadu_si512(from); }
+BATON_INLINE Bytes load_weights(const int8_t* from) { return load_as<Bytes>(from); }
 #elif defined(__AVX2__)
 struct Part {
     __m256i signs, size;
