@@ -33,7 +33,7 @@ MAX_SEEDS = 100
             Parts(book=planted.ReadsOneTooFar), {"I2", "I4", "I9", "drain"}, id="resumed from the wrong index"
         ),
         pytest.param(Parts(book=planted.ForgetsToEndCalls), {"I9"}, id="calls never end"),
-        pytest.param(Parts(ownership=planted.NeverRenewsItsLease), {"I3", "I4", "I8"}, id="lease never renewed"),
+        pytest.param(Parts(ownership=planted.NeverRenewsItsLease), {"I3", "I4", "I8", "I9"}, id="lease never renewed"),
     ],
 )
 def test_a_planted_bug_is_found(parts: Parts, rules: set[str]):
