@@ -27,6 +27,7 @@ from baton.kv.radix import RadixCache
 from baton.kv.tiers import HostTier
 from baton.model.decoder import Decoder
 from baton.model.loading import LoadedModel
+from baton.model.sampler import Chooser
 from baton.model.storage import PageStorage
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from bench.workbench import GREEDY, Workbench
@@ -108,6 +109,9 @@ class _TimedModel:
 
     def on(self, storage: PageStorage) -> _TimedDecoder:
         return _TimedDecoder(self._model.on(storage), self._stopwatch)
+
+    def chooser(self) -> Chooser:
+        return self._model.chooser()
 
     @contextmanager
     def _stopwatch(self) -> Iterator[None]:

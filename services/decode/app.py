@@ -157,7 +157,7 @@ class _Worker:
         return DecodeLoop(
             engine.cache, landings, scheduler, arrivals, engine.runner, settings.max_rows,
             emit=self._outbox.emit, submit=self._puller.submit, on_idle=self._lifetime.idle, mailbox=self._mailbox,
-            start=engine.runner.start if settings.overlap and engine.runner.returns_early else None,
+            start=engine.runner.start if engine.runner.returns_early else None,
         )  # fmt: skip
 
     def _pulled(self, event: PullEvent) -> None:

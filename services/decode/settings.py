@@ -43,9 +43,6 @@ class DecodeSettings(WorkerSettings):
     cuda_graphs: bool = True
     """On a GPU, launch a whole step of decoding rows at once, where the model's steps can be captured."""
 
-    overlap: bool = True
-    """On a GPU, send a step's tokens out while the next step runs."""
-
     host_pages: Annotated[int, Field(ge=0)] | None = None
     """Pages of host memory for preempted sequences; default: as many as the pool's."""
 

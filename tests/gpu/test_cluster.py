@@ -52,12 +52,8 @@ class TestBfloat16:
         assert model.report.check.passed
 
     @pytest.mark.parametrize("graphs", [True, False])
-    @pytest.mark.parametrize("overlap", [True, False])
-    def test_a_cluster_answers_with_and_without_graphs_and_overlap(
-        self, graphs: bool, overlap: bool, tmp_path: Path
-    ) -> None:
+    def test_a_cluster_answers_with_and_without_graphs(self, graphs: bool, tmp_path: Path) -> None:
         flags = {"device": "cuda", "dtype": "bfloat16"}
-        decode = {"cuda-graphs": graphs, "overlap": overlap}
-        with Cluster(tmp_path, flags=flags, decode_flags=decode) as cluster, split(cluster):
+        with Cluster(tmp_path, flags=flags, decode_flags={"cuda-graphs": graphs}) as cluster, split(cluster):
             for prompt in shaped_prompts(1)[1:]:
                 assert len(ask(cluster, prompt)) == 12
