@@ -2,6 +2,8 @@
 //
 // Called through `baton/model/kernels/linear.py`. For one to sixteen rows such a product is little more than the reading
 // of its weight, and what counts is that nothing else is read or written on the way.
+#include <type_traits>
+
 #include "room.h"
 #include "simd.h"
 
@@ -13,8 +15,10 @@ template <typename T, int kOutputs, int kRows>
 void block(const T* weight, int64_t num_in, const typename Dot<T>::Prepared* x, int64_t x_stride, const T* bias, T* out,
            int64_t out_stride, int64_t apart) {
     using D = Dot<T>;
+    constexpr int64_t kAhead = 64;  // elements: a few lines, which is as much as pays
     Vec sums[kOutputs][kRows] = {};
     for (int64_t i = 0; i < num_in; i += kSpan) {
+        for (int o = 0; o < kOutputs; o++) __builtin_prefetch(weight + o * apart * num_in + i + kAhead);
         for (int part = 0; part < D::kParts; part++) {
             Vec w[kOutputs];
             for (int o = 0; o < kOutputs; o++) w[o] = D::part(weight + o * apart * num_in + i, part);
@@ -78,7 +82,7 @@ void linear(const T* x, const T* weight, const T* bias, T* out, int64_t num_rows
         Dot<T>::prepare(x, rows * num_in, prepared);
         if (rows == 1)
             product<T, 8, 1>(weight, num_in, num_out, prepared, bias, out, rows);
-        else if (rows <= 3)
+        else if (rows <= 8 || std::is_same_v<T, bf16>)  // two and two rows of what the first two have left in the cache
             product<T, 4, 2>(weight, num_in, num_out, prepared, bias, out, rows);
         else
             product<T, 3, 4>(weight, num_in, num_out, prepared, bias, out, rows);
