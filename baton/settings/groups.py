@@ -125,17 +125,32 @@ class ServiceSettings(Settings):
     tls_ca_file: Path | None = None
     """Authorities (PEM) that the certificates of peers must come from; a peer without one gets no connection."""
 
+    cpu_affinity: str | None = None
+    """Cores this process may use, e.g. `0-3,8`; default: all."""
+
     log_level: LogLevel = LogLevel.INFO
     """The least severe log line that is written."""
 
     log_format: LogFormat = LogFormat.CONSOLE
     """`console` for people, `json` for machines; both on standard error."""
 
+    @field_validator("cpu_affinity")
+    @classmethod
+    def _readable(cls, cores: str | None) -> str | None:
+        if cores is not None:
+            parse_cores(cores)
+        return cores
+
     @model_validator(mode="after")
     def _ttl_outlives_heartbeat(self) -> Self:
         if self.worker_ttl_s < 2 * self.heartbeat_interval_s:
             raise ValueError("worker_ttl_s must be at least twice heartbeat_interval_s, or live workers would vanish")
         return self
+
+    @property
+    def cores(self) -> frozenset[int] | None:
+        """`cpu_affinity` as core numbers; None for all."""
+        return None if self.cpu_affinity is None else parse_cores(self.cpu_affinity)
 
 
 class WorkerSettings(ServiceSettings):
@@ -183,9 +198,6 @@ class WorkerSettings(ServiceSettings):
     threads: Count = 1
     """Compute threads; give every worker cores of its own."""
 
-    cpu_affinity: str | None = None
-    """Cores this process may use, e.g. `0-3,8`; default: all."""
-
     decoder: DecoderKind = DecoderKind.AUTO
     """Who computes the model: auto, lean (or do not start) or stock, the modelling code of transformers."""
 
@@ -198,13 +210,6 @@ class WorkerSettings(ServiceSettings):
     quantization: Quantization = Quantization.NONE
     """Weight matrices as they are (none) or rounded to int8; equal on all workers."""
 
-    @field_validator("cpu_affinity")
-    @classmethod
-    def _readable(cls, cores: str | None) -> str | None:
-        if cores is not None:
-            parse_cores(cores)
-        return cores
-
     @model_validator(mode="after")
     def _reachable(self) -> Self:
         if self.host in _ANY_ADDRESS and self.advertise_address is None:
@@ -216,11 +221,6 @@ class WorkerSettings(ServiceSettings):
         if self.quantization is Quantization.INT8 and (self.decoder is DecoderKind.STOCK or not self.kernels):
             raise ValueError("quantization int8 needs the lean decoder and the native kernels: leave both switched on")
         return self
-
-    @property
-    def cores(self) -> frozenset[int] | None:
-        """`cpu_affinity` as core numbers; None for all."""
-        return None if self.cpu_affinity is None else parse_cores(self.cpu_affinity)
 
     def advertised(self, bound_port: int) -> str:
         """The host:port to announce once the gRPC server is bound."""

@@ -49,9 +49,9 @@ def _serve(name: str, settings: ServiceSettings) -> int:
     """Prepares the process, then hands it to `services.<name>.app.serve(settings)`; returns the exit code."""
     refuse_unknown_variables(COMMANDS.values())
     configure_logging(name, settings.log_level, settings.log_format)
+    if settings.cores is not None:
+        limit_cores(settings.cores)
     if isinstance(settings, WorkerSettings):
-        if settings.cores is not None:
-            limit_cores(settings.cores)
         limit_threads(settings.threads)
     return uvloop.run(_service(name)(settings))
 

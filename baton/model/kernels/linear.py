@@ -10,7 +10,7 @@ import torch
 from baton.model.config import has_bfloat16_arithmetic
 from baton.model.kernels.library import Kernels, takes
 
-MAX_FLOAT32_ROWS = 24
+MAX_FLOAT32_ROWS = 48
 """Above it MKL's matrix product is faster; measured by `bench/kernels.py`."""
 
 
