@@ -2,15 +2,13 @@
 
 All of an experiment's systems run side by side for its whole length, so that its arms can take turns; one that is not
 asked only sends heartbeats. `baton up` gives the n-th worker of a system the n-th core and one compute thread: prefill
-has core 0 and decode core 1, and of two workers that do both each has one of the same two cores. A split system's
-router keeps off decode's core; the load client is on core 0 in every arm.
+has core 0 and decode core 1, and of two workers that do both each has one of the same two cores.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +17,6 @@ from tempfile import TemporaryDirectory
 import uvloop
 from rich.console import Console
 
-from baton.settings.process import limit_cores, usable_cores
 from bench.load_client import LoadClient
 from bench.running_system import running_system
 from bench.shapes import SHAPES
@@ -54,7 +51,6 @@ def running_clients(
     vocabulary = Vocabulary(SHAPES[shape].vocab_size, seed)
     with (
         running_arrangements(systems, shape, dtype, seed, console) as urls,
-        on_first_core(),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         contextlib.ExitStack() as stack,
     ):
@@ -64,17 +60,6 @@ def running_clients(
         for client in clients.values():
             stack.callback(_close, runner, client)
         yield runner, clients
-
-
-@contextlib.contextmanager
-def on_first_core() -> Iterator[None]:
-    """This process, the load client, keeps to the first of its cores; what was started before stays where it is."""
-    cores = usable_cores()
-    limit_cores(cores[:1])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 def _close(runner: asyncio.Runner, client: LoadClient) -> None:

@@ -57,8 +57,7 @@ def make_plan(settings: UpSettings, shared: Shared, cores: Sequence[int], keys: 
             flags["token_budget"] = str(settings.decode_token_budget)
         commands.append(_serve(role, f"{role}-{number}", settings, shared, flags))
         metrics.append(f"http://{LOCALHOST}:{metrics_port}/metrics")
-    router_cores = cores_beside(cores, shares[: settings.prefill], shares[settings.prefill :])
-    router_flags = {"host": settings.host, "port": str(port), "cpu_affinity": router_cores}
+    router_flags = {"host": settings.host, "port": str(port)}
     if keys is not None:
         router_flags["api_keys_file"] = str(keys.file)
     commands.append(_serve("router", "router", settings, shared, router_flags))
@@ -77,18 +76,6 @@ def share_cores(cores: Sequence[int], num_workers: int, threads: int) -> list[st
         ",".join(str(core) for core in sorted({cores[(index * threads + k) % len(cores)] for k in range(threads)}))
         for index in range(num_workers)
     ]
-
-
-def cores_beside(cores: Sequence[int], prefill: Sequence[str], decode: Sequence[str]) -> str:
-    """Where the router runs: on cores that no worker has, else beside prefill, and on all where decode has them all.
-
-    A token waits for whatever shares a core with decode; a prompt's chunk hardly notices.
-    """
-    of_prefill, of_decode = (
-        {int(core) for share in shares for core in share.split(",")} for shares in (prefill, decode)
-    )
-    left = set(cores) - of_prefill - of_decode or set(cores) - of_decode or set(cores)
-    return ",".join(map(str, sorted(left)))
 
 
 def free_ports(count: int) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 from baton.settings.groups import ServiceSettings
 from services.cli import serve
 from services.cli.main import run
-from services.cli.plan import Shared, callable_host, cores_beside, free_ports, make_plan, share_cores
+from services.cli.plan import Shared, callable_host, free_ports, make_plan, share_cores
 from services.cli.settings import UpSettings
 
 SHARED = Shared("unix:///tmp/s", Path("/tmp/s.secret"))
@@ -40,7 +40,6 @@ def test_every_command_is_understood_and_carries_the_choices(served):
     *workers, router = [settings for _, settings in served.values()]
     assert [worker.worker_id for worker in workers] == ["prefill-0", "prefill-1", "decode-0"]
     assert [worker.cpu_affinity for worker in workers] == ["0", "1", "0"]
-    assert router.cpu_affinity == "1"
     for worker in workers:
         assert (worker.page_size, worker.dtype, worker.transport) == (32, "float32", "stream")
         assert worker.advertised(0) == f"127.0.0.1:{worker.port}"
@@ -83,20 +82,6 @@ def test_a_busy_port_is_found_before_anything_starts():
 )
 def test_cores_are_shared_only_when_there_are_too_few(cores, workers, threads, shares):
     assert share_cores(cores, workers, threads) == shares
-
-
-@pytest.mark.parametrize(
-    ("cores", "prefill", "decode", "router"),
-    [
-        ([0, 1], ["0"], ["1"], "0"),
-        ([0, 1, 2, 3], ["0"], ["1"], "2,3"),
-        ([4], ["4"], ["4"], "4"),
-        ([0, 1], [], ["0", "1"], "0,1"),
-        ([0, 1, 2], ["0,1"], ["2"], "0,1"),
-    ],
-)
-def test_the_router_keeps_off_the_cores_of_decode(cores, prefill, decode, router):
-    assert cores_beside(cores, prefill, decode) == router
 
 
 def test_free_ports_differ():
