@@ -22,7 +22,8 @@ NUM_TRIES = 8
 PATIENCE_S = 60.0
 WITHOUT_DIGESTS = {"digests": False, "source-lease-s": 1.5, "worker-ttl-s": 10}
 """Then a commit needs prefill's word. A worker that is stopped for a moment is not taken for dead."""
-PREFILL = {"token-budget": 32}
+PREFILL = {"token-budget": 16}
+"""Many steps, so that a stop between the first chunk and the seal finds its moment."""
 ROUTER = {"worker-ttl-s": 10, "max-attempts": 10}
 
 
@@ -39,7 +40,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def prompt_of(number: int) -> list[int]:
-    return [5 + (13 * i + 7 * number + i * i * number) % 500 for i in range(900)]
+    return [5 + (13 * i + 7 * number + i * i * number) % 500 for i in range(2000)]
 
 
 def answer_with_a_pause(cluster: Cluster, body: dict[str, Any]) -> list[int | None]:
