@@ -53,6 +53,7 @@ def llama(gguf: Path, port: int, cores: tuple[int, ...], venv: Path) -> Server:
         *(str(venv / "bin" / "python"), "-m", "llama_cpp.server", "--model", str(gguf)),
         *("--model_alias", MODEL_NAME, "--n_ctx", str(MAX_MODEL_LEN), "--n_batch", "2048"),
         *("--n_threads", threads, "--n_threads_batch", threads, "--port", str(port)),
+        *("--interrupt_requests", "false"),  # or the next request would cut off the one that runs
     )
     return Server("llama", _on_cores(cores, *command), port, "/v1/models", {"OMP_NUM_THREADS": threads})
 
