@@ -56,7 +56,7 @@ BATCHES = {
     "chunk of 512 at 2048": [(1536, 512)],
 }
 MATRICES = ((4864, 896), (896, 4864))
-NUM_ROWS = (1, 2, 4, 8, 16, 32, 64)
+NUM_ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
 VOCAB_SIZE = 151_936
 NUM_SAMPLED_ROWS = 8
 SAMPLINGS = {

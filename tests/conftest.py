@@ -20,28 +20,26 @@ settings.register_profile("repeatable", derandomize=True, database=None)
 settings.register_profile("explore", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
-# Less than pytest's own `timeout`, which can only say that the event loop had nothing to do: this one fails at the
-# `await` that was never answered.
 PATIENCE_S = 120.0
+SHARE_OF_TIMEOUT = 0.8
+"""Of a test's `timeout`, if that is less. It can only say that the event loop had nothing to do; this fails at the
+`await` that was never answered."""
 
 
-def impatient(test: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
-    """`test`, which fails with a TimeoutError where it still waits after PATIENCE_S."""
+def impatient(test: Callable[..., Awaitable[object]], patience_s: float) -> Callable[..., Awaitable[object]]:
+    """`test`, which fails with a TimeoutError where it still waits after `patience_s`."""
 
     @functools.wraps(test)
     async def run(*args: Any, **kwargs: Any) -> None:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             await test(*args, **kwargs)
 
     return run
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if not isinstance(item, pytest.Function):
-            continue
-        if drawn := getattr(item.obj, "hypothesis", None):  # each example has this long
-            if inspect.iscoroutinefunction(drawn.inner_test):
-                drawn.inner_test = impatient(drawn.inner_test)
-        elif inspect.iscoroutinefunction(item.obj):
-            item.obj = impatient(item.obj)
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            marker = item.get_closest_marker("timeout")
+            timeout_s = float(marker.args[0] if marker else config.getini("timeout"))
+            item.obj = impatient(item.obj, min(PATIENCE_S, SHARE_OF_TIMEOUT * timeout_s))

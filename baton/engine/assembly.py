@@ -115,6 +115,8 @@ def _room(what: str) -> Iterator[None]:
 
 def _runner(model: LoadedModel, storage: PageStorage, max_graph_rows: int) -> ModelRunner:
     """Raises `SettingsError` where steps cannot be captured; what is left of a GPU's state then is not to be used."""
+    if model.device == "cpu":
+        return ModelRunner(model, storage)
     began = time.monotonic()
     try:
         runner = ModelRunner(model, storage, max_graph_rows)
@@ -123,8 +125,7 @@ def _runner(model: LoadedModel, storage: PageStorage, max_graph_rows: int) -> Mo
             raise
         why = f"a step could not be captured: {error}"
         raise SettingsError("cuda_graphs", why=why, mend="Use --no-cuda-graphs.") from error
-    if model.device != "cpu":
-        log.info("cuda_graphs", sizes=list(runner.graph_sizes), seconds=round(time.monotonic() - began, 2))
+    log.info("cuda_graphs", sizes=list(runner.graph_sizes), seconds=round(time.monotonic() - began, 2))
     return runner
 
 

@@ -97,13 +97,9 @@ class TorchChooser:
 _TORCH = TorchChooser()
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampledRow], chooser: Chooser = _TORCH) -> tuple[SampledToken, ...]:
-    """One token for each row of `logits` [rows, vocab_size]. Ties of greedy rows go to the lowest id."""
-    return choose(logits, rows, chooser).read()
-
-
 def choose(logits: torch.Tensor, rows: Sequence[SampledRow], chooser: Chooser = _TORCH) -> Choice:
-    """As `sample`, without waiting for the device of `logits`."""
+    """One token for each row of `logits` [rows, vocab_size], without waiting for their device. Ties of greedy rows go
+    to the lowest id."""
     if not rows:
         return Choice(logits.new_empty(0, dtype=torch.int64), None)
     tokens = _tokens(logits, rows, chooser)

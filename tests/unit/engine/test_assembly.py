@@ -74,3 +74,9 @@ def test_steps_that_cannot_be_captured_name_the_way_out(monkeypatch: pytest.Monk
         assembly._runner(model, storage, 8)
     with pytest.raises(RuntimeError, match="not permitted"):
         assembly._runner(model, storage, 0)
+
+
+def test_what_fails_on_the_cpu_is_not_taken_for_a_capture(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(assembly, "ModelRunner", no_capture)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        assembly._runner(cast(LoadedModel, Loaded("cpu")), PageStorage.allocate(GEOMETRY, 2), 8)

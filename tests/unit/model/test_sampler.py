@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.domain.request import SamplingParams
+from baton.domain.request import SampledToken, SamplingParams
 from baton.engine.batch import SampleSpec
 from baton.model.distribution import NUCLEUS_SIZES, Filters, draw, filtered, uniform
 from baton.model.kernels.library import load_kernels
 from baton.model.kernels.sampling import NativeChooser
-from baton.model.sampler import TorchChooser, choose, sample
+from baton.model.sampler import Chooser, TorchChooser, choose
 from tests.kernels import kernel_levels
 
 VOCAB_SIZE = 12
@@ -24,6 +24,10 @@ EDGE = 1e-5
 """A token this near to a filter's edge may fall on either side: weights are float32."""
 
 CHOOSERS = [TorchChooser(), *(NativeChooser(load_kernels(level)) for level in kernel_levels()[-1:])]
+
+
+def sample(logits: torch.Tensor, rows: list[SampleSpec], chooser: Chooser = CHOOSERS[0]) -> tuple[SampledToken, ...]:
+    return choose(logits, rows, chooser).read()
 
 
 def spec(history: list[int] | None = None, num_prompt: int = 1, banned: frozenset[int] = frozenset(), **sampling):
