@@ -23,7 +23,7 @@ VOCAB_SIZE = 12
 EDGE = 1e-5
 """A token this near to a filter's edge may fall on either side: weights are float32."""
 
-CHOOSERS = [TorchChooser(), *(NativeChooser(load_kernels(level)) for level in kernel_levels()[-1:])]
+CHOOSERS: list[Chooser] = [TorchChooser(), *(NativeChooser(load_kernels(level)) for level in kernel_levels()[-1:])]
 
 
 def sample(logits: torch.Tensor, rows: list[SampleSpec], chooser: Chooser = CHOOSERS[0]) -> tuple[SampledToken, ...]:
