@@ -28,14 +28,13 @@ from baton.model.attention.base import Segment, plan_step
 from baton.model.config import DtypeChoice
 from baton.model.decoder import Decoder, StockDecoder, choose_backend, choose_ops, configure_threads
 from baton.model.kernels.choice import KernelUse, choose_kernels
-from baton.model.kernels.linear import product_that_pays
-from baton.model.kernels.modules import use_product, use_torch
+from baton.model.layouts import Layout, in_panels
 from baton.model.lean.decoder import LeanDecoder
 from baton.model.lean.spec import LeanSpec, lean_spec
 from baton.model.lean.weights import take_weights
 from baton.model.loading import DecoderChoice, LoadedModel, load_model
 from baton.model.ops import TorchOps
-from baton.model.packed import Packing
+from baton.model.stock_linears import arrange_linears, restore_linears
 from baton.model.storage import PageStorage
 from baton.settings.process import limit_cores, usable_cores
 from bench.ceilings import ReadProbe
@@ -74,7 +73,7 @@ def measure(options: Options, console: Console) -> list[Finding]:
             loaded = load_model(
                 Path(folder),
                 dtype=DtypeChoice(dtype),
-                packing=Packing.NEVER,
+                layout=Layout.PLAIN,
                 decoder=DecoderChoice.STOCK,
                 kernels=KernelUse.NEVER,
             )
@@ -123,17 +122,16 @@ def _ways(loaded: LoadedModel, storage: PageStorage) -> dict[str, Way]:
     lean, num_slots = take_weights(module, spec), storage.num_pages * PAGE_SIZE
     plain = choose_backend(layers, storage)
     ways = {
-        "stock": Way(lambda: use_torch(module), StockDecoder(module, layers, storage, plain)),
-        "lean": Way(lambda: lean.use(None), LeanDecoder(lean, layers, storage, num_slots, plain, TorchOps())),
+        "stock": Way(lambda: restore_linears(module), StockDecoder(module, layers, storage, plain)),
+        "lean": Way(lean.restore, LeanDecoder(lean, layers, storage, num_slots, plain, TorchOps())),
     }
     kernels = choose_kernels(KernelUse.AUTO, "cpu").kernels
-    product = None if kernels is None else product_that_pays(kernels, loaded.config.torch_dtype)
-    if kernels is not None and product is not None:
+    if kernels is not None:
         best, ops = choose_backend(layers, storage, kernels), choose_ops(storage, kernels)
         native = StockDecoder(module, layers, storage, best)
-        ways["stock, kernels"] = Way(lambda: use_product(module, product), native)
+        ways["stock, kernels"] = Way(lambda: arrange_linears(module, in_panels(kernels)), native)
         fast = LeanDecoder(lean, layers, storage, num_slots, best, ops)
-        ways["lean, kernels"] = Way(lambda: lean.use(product), fast)
+        ways["lean, kernels"] = Way(lambda: lean.arrange(in_panels(kernels)), fast)
     return ways
 
 

@@ -186,6 +186,7 @@ def _workbench(options: Options, directory: Path) -> Workbench:
 
 def _remarks(options: Options, workbench: Workbench, read: ReadProbe, gemm: GemmProbe) -> list[Remark]:
     report, config = workbench.model.report, workbench.model.config
+    weights = report.weights
     ways = ", ".join(f"{name} {speed / 1e9:.1f}" for name, speed in read.ceiling.speeds)
     gemms = ", ".join(f"{dtype} {best.speed / 1e9:.1f} ({best.name})" for dtype, best in gemm.by_dtype.items())
     return [
@@ -194,7 +195,7 @@ def _remarks(options: Options, workbench: Workbench, read: ReadProbe, gemm: Gemm
         Remark("model", f"{options.shape}, random weights, {report.num_parameters / 1e6:.0f} M, {config.dtype}"),
         Remark("decoder", f"stock: {report.stock_note}" if report.stock_note else "lean"),
         Remark("kernels", report.kernel_note),
-        Remark("packed linears", f"{report.num_packed_layers} {report.packing_note}".rstrip()),
+        Remark("matrices", f"{weights.num_matrices} {weights.layout.value} {weights.note}".rstrip()),
         Remark("reading, GB/s", f"{read.ceiling.name} is the probe; {ways}"),
         Remark("matrix products, GFLOP/s", f"{gemm.dtype} is the probe; {gemms}"),
     ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,9 +30,9 @@ from baton.model.attention.torch_backend import TorchAttention
 from baton.model.decoder import configure_threads
 from baton.model.kernels.choice import KernelUse, choose_kernels
 from baton.model.kernels.library import Kernels
-from baton.model.kernels.linear import NativeProduct
+from baton.model.kernels.panels import PanelProduct
 from baton.model.kernels.sampling import NativeChooser
-from baton.model.packed import Packing, pack_weight, packed_product, packing_pays
+from baton.model.onednn import PackedProduct, onednn_works
 from baton.model.sampler import Chooser, TorchChooser
 from baton.model.storage import PageStorage
 from baton.settings.process import limit_cores, usable_cores
@@ -56,7 +56,7 @@ BATCHES = {
     "chunk of 512 at 2048": [(1536, 512)],
 }
 MATRICES = ((4864, 896), (896, 4864))
-NUM_ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
+NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 512)
 VOCAB_SIZE = 151_936
 NUM_SAMPLED_ROWS = 8
 SAMPLINGS = {
@@ -74,7 +74,7 @@ class Experiment:
     """Arms that are compared: the native one first. `num_bytes`: what it must read once, for the read figure."""
 
     name: str
-    arms: dict[str, Callable[[], object]]
+    arms: Mapping[str, Callable[[], object]]
     num_bytes: int
 
 
@@ -122,22 +122,21 @@ def _attention_arms(
 
 def linear_experiments(kernels: Kernels, dtype: str, seed: int) -> list[Experiment]:
     """Every number of rows with each matrix, over as many different matrices as no cache can hold."""
-    product = NativeProduct(kernels, None)
     torch_dtype = getattr(torch, dtype)
     generator = torch.Generator().manual_seed(seed)
     found = []
     for num_out, num_in in MATRICES:
         count = WEIGHT_BYTES // (num_out * num_in * torch_dtype.itemsize)
         weights = [torch.randn(num_out, num_in, generator=generator).to(torch_dtype) for _ in range(count)]
-        packed = [pack_weight(weight) for weight in weights] if packing_pays(torch_dtype, "cpu", Packing.ALWAYS) else []
+        ways: dict[str, Sequence[Callable[[torch.Tensor], torch.Tensor]]] = {
+            "native": [PanelProduct(kernels, weight, None) for weight in weights],
+            "torch": [partial(linear, weight=weight) for weight in weights],
+        }
+        if onednn_works(torch_dtype):
+            ways["packed"] = [PackedProduct(weight, None) for weight in weights]
         for num_rows in NUM_ROWS:
             x = torch.randn(num_rows, num_in, generator=generator).to(torch_dtype)
-            arms = {
-                "native": _each(lambda x, weight: product(x, weight, None), x, weights),
-                "torch": _each(linear, x, weights),
-            }
-            if packed:
-                arms["packed"] = _each(lambda x, weight: packed_product(x, weight, None), x, packed)
+            arms = {name: partial(_each, products, x) for name, products in ways.items()}
             name = f"{dtype}, {num_out} x {num_in}, {num_rows} rows"
             found.append(Experiment(name, arms, count * num_out * num_in * torch_dtype.itemsize))
     return found
@@ -166,10 +165,8 @@ def _draw(chooser: Chooser, logits: torch.Tensor, sampling: SamplingParams, unif
     return chooser.drawn(logits, [sampling] * len(uniforms), uniforms)
 
 
-def _each(
-    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, weights: Sequence[torch.Tensor]
-) -> Callable[[], object]:
-    return lambda: [multiply(x, weight) for weight in weights]
+def _each(products: Sequence[Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor) -> object:
+    return [product(x) for product in products]
 
 
 def run(

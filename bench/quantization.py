@@ -35,7 +35,7 @@ from baton.model.config import DtypeChoice
 from baton.model.decoder import configure_threads
 from baton.model.kernels.choice import KernelUse, choose_kernels
 from baton.model.kernels.library import Kernels
-from baton.model.kernels.linear import product_that_pays
+from baton.model.layouts import in_panels
 from baton.model.linear import make_linear
 from baton.model.loading import LoadedModel, load_model
 from baton.model.quantization import Quantization, divergences
@@ -189,10 +189,10 @@ def products_of(size: tuple[int, int], kernels: Kernels, seed: int) -> dict[str,
     generator = torch.Generator().manual_seed(seed)
     wide = [make_linear(torch.randn(size, generator=generator)) for _ in range(max(1, WEIGHT_BYTES // math.prod(size)))]
     narrow = [copy.copy(linear) for linear in wide]
-    for linear in wide:
-        linear.use(product_that_pays(kernels, torch.float32))
     for linear in narrow:
         linear.quantize(kernels)
+    for linear in wide:
+        linear.arrange(in_panels(kernels))
     return {"float32": [*wide], "int8": [*narrow]}
 
 

@@ -32,8 +32,8 @@ from baton.domain.request import SamplingParams  # noqa: E402
 from baton.engine.runner import ModelRunner  # noqa: E402
 from baton.kv.memory import PageMemory  # noqa: E402
 from baton.model.allow_list import TOKEN_EXACT  # noqa: E402
+from baton.model.layouts import Layout  # noqa: E402
 from baton.model.loading import DecoderChoice, load_model  # noqa: E402
-from baton.model.packed import Packing  # noqa: E402
 from baton.model.storage import PageStorage  # noqa: E402
 from tests.exactness.driver import Driver  # noqa: E402
 from tests.exactness.test_runner_exactness import make_prompts, stock_tokens  # noqa: E402
@@ -142,7 +142,7 @@ def probe(model_type: str) -> str:
         loaded = load_model(
             directory,
             page_size=8,
-            packing=Packing.NEVER,
+            layout=Layout.PLAIN,
             decoder=DecoderChoice.STOCK,
             allowed=frozenset({model_type}),
         )

@@ -21,8 +21,8 @@ from baton.model.decoder import configure_threads
 from baton.model.device_memory import CudaCopies, DeviceMemory
 from baton.model.identity import weights_name
 from baton.model.kernels.choice import KernelUse
+from baton.model.layouts import Layout
 from baton.model.loading import DecoderChoice, LoadedModel, load_model
-from baton.model.packed import Packing
 from baton.model.quantization import Quantization, QuantizationReport
 from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
@@ -84,7 +84,7 @@ def _load(settings: WorkerSettings) -> LoadedModel:
             page_size=settings.page_size,
             max_model_len=settings.max_model_len,
             device=resolve_device(settings.device),
-            packing=Packing.AUTO if settings.pack_linears else Packing.NEVER,
+            layout=Layout.AUTO if settings.pack_linears else Layout.PLAIN,
             decoder=DecoderChoice(settings.decoder.value),
             kernels=KernelUse.AUTO if settings.kernels else KernelUse.NEVER,
             quantization=Quantization(settings.quantization.value),
@@ -150,10 +150,10 @@ def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
         seconds=round(report.seconds, 2),
         decoder="stock" if report.stock_note else "lean",
         stock_note=report.stock_note or "none",
-        packed_linears=report.num_packed_layers,
-        packing_note=report.packing_note or "all",
         kernels=report.kernel_note,
-        native_linears=report.num_native_linears,
+        layout=report.weights.layout.value,
+        matrices=report.weights.num_matrices,
+        layout_note=report.weights.note or "none",
         **_quantization(report.quantization),
         self_check_gap=f"{report.check.gap:.1e}",
         torch=torch.__version__,

@@ -1,4 +1,4 @@
-"""How a model is loaded: config, weights, geometry, attention hook, decoder, self-check, packing. Called at start.
+"""How a model is loaded: config, weights, geometry, attention hook, decoder, self-check, layout. Called at start.
 
 A model is served by its body: the lean one where that exists and proves itself, or else the stock module. Either
 computes with the native kernels, where there are some and the model proves itself with them.
@@ -25,13 +25,11 @@ from baton.model.errors import UnsupportedModel
 from baton.model.geometry import ObservedLayer, kv_geometry, observe_layers
 from baton.model.kernels.choice import KernelChoice, KernelUse, choose_kernels
 from baton.model.kernels.library import Kernels
-from baton.model.kernels.linear import product_that_pays
-from baton.model.kernels.modules import use_product, use_torch
 from baton.model.kernels.sampling import NativeChooser
+from baton.model.layouts import Layout, choose_arrangement
 from baton.model.lean.decoder import LeanDecoder
 from baton.model.lean.spec import Unserved, lean_spec
 from baton.model.lean.weights import LeanModel, take_weights
-from baton.model.packed import Packing, pack_linears, packing_pays, unpack_linears
 from baton.model.quantization import Quantization, QuantizationReport, quantize, refuse_unless_possible
 from baton.model.sampler import Chooser, TorchChooser
 from baton.model.selfcheck import (
@@ -43,6 +41,7 @@ from baton.model.selfcheck import (
     paged_logits,
     refuse_unless_passed,
 )
+from baton.model.stock_linears import arrange_linears, restore_linears
 from baton.model.storage import PageStorage
 from baton.model.weights import OnProgress, load_weights
 
@@ -59,21 +58,28 @@ class DecoderChoice(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class WeightReport:
+    """How matrices are kept: `num_matrices` of them in `layout`. `note`: why they are plain, where they are."""
+
+    layout: Layout
+    num_matrices: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     """What happened while loading, for the log.
 
-    `packing_note` says why weights are not packed, `stock_note` why the stock module serves; empty where it is not so.
-    `kernel_note` names the kernels in use, or says why there are none; `num_native_linears` multiply with them.
+    `stock_note` says why the stock module serves; empty where it does not. `kernel_note` names the kernels in use, or
+    says why there are none.
     `check` is the float model's; `quantization` says how far the one that serves is from it, None where it is the same.
     """
 
     seconds: float
     num_parameters: int
-    num_packed_layers: int
-    packing_note: str
     stock_note: str
-    num_native_linears: int
     kernel_note: str
+    weights: WeightReport
     check: CheckResult
     quantization: QuantizationReport | None
 
@@ -124,7 +130,7 @@ def load_model(
     page_size: int = 16,
     max_model_len: int | None = None,
     device: str = "cpu",
-    packing: Packing = Packing.AUTO,
+    layout: Layout = Layout.AUTO,
     decoder: DecoderChoice = DecoderChoice.AUTO,
     kernels: KernelUse = KernelUse.AUTO,
     quantization: Quantization = Quantization.NONE,
@@ -149,18 +155,14 @@ def load_model(
     trial = _Trial(config, layers, geometry, probe, device, native)
     _set_attention(module, hf.ATTENTION_NAME)
     trial, body, stock_note, result = _choose_kernels_and_body(module, decoder, trial)
-    del module  # a lean body that is packed or quantised keeps nothing of it
-    num_packed, note, num_native, kernel_note, quantized = 0, "not packed: int8", 0, trial.choice.note, None
+    del module  # a lean body whose matrices are kept otherwise keeps nothing of it
+    weights, quantized = WeightReport(Layout.PLAIN, 0, "int8"), None
     if quantization is Quantization.INT8:
         quantized = quantize(body, stock_note, trial.choice, trial.logits)
     else:
-        num_packed, note, result = _pack(body, packing, trial, result)
-        if not num_packed:
-            num_native, kernel_note, result = _multiply(body, trial, result)
+        weights, result = _arrange(body, layout, trial, result)
     seconds = time.monotonic() - began
-    report = LoadReport(
-        seconds, num_parameters, num_packed, note, stock_note, num_native, kernel_note, result, quantized
-    )
+    report = LoadReport(seconds, num_parameters, stock_note, trial.choice.note, weights, result, quantized)
     return LoadedModel(config, geometry, layers, device, report, body, trial.choice.kernels)
 
 
@@ -250,45 +252,25 @@ def _text_config(module: Any) -> Any:
     return module.config.get_text_config()
 
 
-def _pack(body: Body, packing: Packing, trial: _Trial, unpacked: CheckResult) -> tuple[int, str, CheckResult]:
-    """Pack, check again, and go back if that failed: how many layers, why not more, and the check that holds."""
-    dtype = trial.config.dtype
-    if not packing_pays(trial.config.torch_dtype, trial.device, packing):
-        return 0, f"not packed: {packing.value}, {dtype} on {torch.backends.cpu.get_cpu_capability()}", unpacked
-    num_packed = body.pack() if isinstance(body, LeanModel) else pack_linears(body)
-    try:
-        result = trial.check(body)
-        note = "" if result.passed else f"not packed: packed logits differ by {result.gap:.2g}"
-    except UnsupportedModel as error:
-        result, note = unpacked, f"not packed: {error}"
-    if not note:
-        return num_packed, "", result
-    if isinstance(body, LeanModel):
-        body.unpack()
-    else:
-        unpack_linears(body)
-    return 0, note, unpacked
-
-
-def _multiply(body: Body, trial: _Trial, other: CheckResult) -> tuple[int, str, CheckResult]:
-    """Multiply natively, check again, and go back if that failed: how many layers, the note, the check that holds."""
-    kernels, note = trial.choice.kernels, trial.choice.note
-    product = None if kernels is None else product_that_pays(kernels, trial.config.torch_dtype)
-    if product is None:
-        return 0, note, other
-    num_native = body.use(product) if isinstance(body, LeanModel) else use_product(body, product)
+def _arrange(body: Body, wanted: Layout, trial: _Trial, plain: CheckResult) -> tuple[WeightReport, CheckResult]:
+    """Keep the matrices as pays, check again, and go back if that failed: what came of it, and the check that holds."""
+    arrangement = choose_arrangement(wanted, trial.choice.kernels, trial.config.torch_dtype, trial.device)
+    if arrangement is None:
+        cpu = torch.backends.cpu.get_cpu_capability()
+        return WeightReport(Layout.PLAIN, 0, f"{wanted.value}, {trial.config.dtype} on {trial.device} {cpu}"), plain
+    count = body.arrange(arrangement) if isinstance(body, LeanModel) else arrange_linears(body, arrangement)
     try:
         result = trial.check(body)
         problem = "" if result.passed else f"logits differ by {result.gap:.2g}"
     except UnsupportedModel as error:
-        result, problem = other, str(error)
+        result, problem = plain, str(error)
     if not problem:
-        return num_native, note, result
+        return WeightReport(arrangement.layout, count, ""), result
     if isinstance(body, LeanModel):
-        body.use(None)
+        body.restore()
     else:
-        use_torch(body)
-    return 0, f"{note}, but not for linear layers: {problem}", other
+        restore_linears(body)
+    return WeightReport(Layout.PLAIN, 0, f"not {arrangement.layout.value}: {problem}"), plain
 
 
 def _hooked(run: Callable[[], T]) -> T:

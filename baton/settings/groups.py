@@ -202,7 +202,7 @@ class WorkerSettings(ServiceSettings):
     """Who computes the model: auto, lean (or do not start) or stock, the modelling code of transformers."""
 
     pack_linears: bool = True
-    """Repack weight matrices for speed on CPU; needs their memory once more while starting."""
+    """Lay weight matrices out for speed on CPU; one at a time is kept twice while starting."""
 
     kernels: bool = True
     """Compute with the native kernels, where they were built and prove themselves; else torch does everything."""

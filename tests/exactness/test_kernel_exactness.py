@@ -15,8 +15,8 @@ from baton.model.config import DtypeChoice
 from baton.model.kernels.build import Level
 from baton.model.kernels.choice import KernelChoice, KernelUse
 from baton.model.kernels.library import load_kernels
+from baton.model.layouts import Layout
 from baton.model.loading import DecoderChoice, load_model
-from baton.model.packed import Packing
 from tests import models
 from tests.exactness.test_runner_exactness import NUM_NEW_TOKENS, PAGE_SIZE, make_prompts, paged_driver, stock_tokens
 from tests.kernels import kernel_levels
@@ -33,7 +33,7 @@ def assert_exact(directory: Path, decoder: DecoderChoice, kernels: KernelUse) ->
         directory,
         dtype=DtypeChoice.FLOAT32,
         page_size=PAGE_SIZE,
-        packing=Packing.NEVER,
+        layout=Layout.PLAIN if kernels is KernelUse.NEVER else Layout.PANELS,
         decoder=decoder,
         kernels=kernels,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,10 @@ from baton.engine.batch import Batch, StepOutput
 from baton.engine.runner import ModelRunner
 from baton.model.config import DtypeChoice
 from baton.model.kernels.choice import KernelUse
+from baton.model.layouts import Layout
 from baton.model.lean.spec import FAMILIES, SERVED_ROPES
 from baton.model.lean.weights import LeanModel
 from baton.model.loading import DecoderChoice, LoadedModel, load_model
-from baton.model.packed import Packing
 from baton.model.storage import PageStorage
 from tests import models
 from tests.exactness.driver import Driver
@@ -107,14 +108,14 @@ def kernels(request: pytest.FixtureRequest) -> KernelUse:
 def lean_model(
     directory: Path,
     kernels: KernelUse = KernelUse.NEVER,
-    packing: Packing = Packing.NEVER,
+    layout: Layout | None = None,
     page_size: int = PAGE_SIZE,
 ) -> LoadedModel:
     model = load_model(
         directory,
         dtype=DtypeChoice.FLOAT32,
         page_size=page_size,
-        packing=packing,
+        layout=layout or (Layout.PLAIN if kernels is KernelUse.NEVER else Layout.PANELS),
         decoder=DecoderChoice.LEAN,
         kernels=kernels,
     )
@@ -177,8 +178,8 @@ def test_tokens_are_the_stock_models(checkpoint: Checkpoint, kernels: KernelUse)
 @pytest.mark.parametrize("variant", ["qwen2", "gemma3_text", "phi3"])
 def test_tokens_of_packed_layers_are_the_stock_models(variant: str, tmp_path: Path):
     directory = models.save_random_config(VARIANTS[variant](), tmp_path)
-    model = lean_model(directory, packing=Packing.ALWAYS)
-    assert model.report.num_packed_layers == 4 * len(model.layers) + 1
+    model = lean_model(directory, layout=Layout.ONEDNN)
+    assert model.report.weights.num_matrices == 4 * len(model.layers) + 1
     assert_exact(Checkpoint.of(directory), model)
 
 
@@ -195,12 +196,17 @@ def test_the_bundled_models_tokens_are_the_stock_models(kernels: KernelUse):
 @pytest.mark.parametrize("variant", sorted(set(VARIANTS) - {"llama-default-rope", "llama-no-groups"}))
 def test_bfloat16_is_as_close_to_float32_as_the_stock_decoder_is(variant: str, kernels: KernelUse, tmp_path: Path):
     """Both against a float32 copy of the rounded weights, over chunks and single tokens (`baton.model.selfcheck`)."""
-    directory = models.save_random_config(VARIANTS[variant](), tmp_path, dtype=torch.bfloat16)
-    lean, stock = (
-        load_model(directory, dtype=DtypeChoice.BFLOAT16, decoder=choice, kernels=use).report.check
-        for choice, use in ((DecoderChoice.LEAN, kernels), (DecoderChoice.STOCK, KernelUse.NEVER))
-    )
-    assert 0.0 < lean.gap <= 1.25 * stock.gap
+    ratios = []
+    for seed in range(3):  # of one such model alone, chance decides which is the closer
+        config, directory = VARIANTS[variant](), tmp_path / str(seed)
+        models.save_random_config(config, directory, dtype=torch.bfloat16, seed=seed)
+        lean, stock = (
+            load_model(directory, dtype=DtypeChoice.BFLOAT16, decoder=choice, kernels=use).report.check
+            for choice, use in ((DecoderChoice.LEAN, kernels), (DecoderChoice.STOCK, KernelUse.NEVER))
+        )
+        assert lean.gap > 0.0
+        ratios.append(lean.gap / stock.gap)
+    assert statistics.median(ratios) <= 1.25, ratios
 
 
 def test_lean_and_stock_decoders_read_each_others_pages(tmp_path: Path):

@@ -17,8 +17,8 @@ from baton.domain.request import SamplingParams
 from baton.engine.runner import ModelRunner
 from baton.kv.memory import PageMemory
 from baton.model.config import DtypeChoice
+from baton.model.layouts import Layout
 from baton.model.loading import DecoderChoice, LoadedModel, load_model
-from baton.model.packed import Packing
 from baton.model.storage import PageStorage
 from tests import models
 from tests.exactness.driver import Driver
@@ -71,9 +71,9 @@ def paged_driver(model: LoadedModel, seed: int) -> Driver:
     return Driver(ModelRunner(model, storage), NUM_PAGES, model.geometry.page_size, NUM_HOST_SLOTS, seed)
 
 
-def assert_exact(directory: Path, packing: Packing, page_size: int = PAGE_SIZE) -> None:
+def assert_exact(directory: Path, layout: Layout, page_size: int = PAGE_SIZE) -> None:
     model = load_model(
-        directory, dtype=DtypeChoice.FLOAT32, page_size=page_size, packing=packing, decoder=DecoderChoice.STOCK
+        directory, dtype=DtypeChoice.FLOAT32, page_size=page_size, layout=layout, decoder=DecoderChoice.STOCK
     )
     prompts = make_prompts(page_size)
     driver = paged_driver(model, seed=11)
@@ -86,25 +86,25 @@ def assert_exact(directory: Path, packing: Packing, page_size: int = PAGE_SIZE) 
 
 @pytest.mark.parametrize("family", sorted(models.FAMILIES))
 def test_random_models_give_the_stock_models_tokens(family: str, tmp_path: Path) -> None:
-    assert_exact(models.save_random_model(family, tmp_path), Packing.NEVER)
+    assert_exact(models.save_random_model(family, tmp_path), Layout.PLAIN)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_oss"])
 def test_packed_layers_give_the_stock_models_tokens(family: str, tmp_path: Path) -> None:
-    assert_exact(models.save_random_model(family, tmp_path), Packing.ALWAYS)
+    assert_exact(models.save_random_model(family, tmp_path), Layout.ONEDNN)
 
 
 @pytest.mark.parametrize("page_size", [1, 5, 16])
 def test_any_page_size_gives_the_stock_models_tokens(page_size: int, tmp_path: Path) -> None:
-    assert_exact(models.save_random_model("mistral", tmp_path), Packing.NEVER, page_size)
+    assert_exact(models.save_random_model("mistral", tmp_path), Layout.PLAIN, page_size)
 
 
 def test_the_bundled_model_gives_the_stock_models_tokens() -> None:
-    assert_exact(MODEL_DIR, Packing.AUTO)
+    assert_exact(MODEL_DIR, Layout.AUTO)
 
 
 def test_sampled_tokens_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    model = load_model(models.save_random_model("llama", tmp_path), page_size=PAGE_SIZE, packing=Packing.NEVER)
+    model = load_model(models.save_random_model("llama", tmp_path), page_size=PAGE_SIZE, layout=Layout.PLAIN)
     prompts = make_prompts(PAGE_SIZE)
     sampling = SamplingParams(temperature=0.8, top_p=0.9, seed=1234)
     together = paged_driver(model, seed=1).generate(prompts, NUM_NEW_TOKENS, sampling)

@@ -16,8 +16,8 @@ from baton.model.attention.native_backend import NativeAttention
 from baton.model.attention.torch_backend import TorchAttention
 from baton.model.distribution import Filters, draw, filtered
 from baton.model.kernels.library import Kernels
-from baton.model.kernels.linear import NativeProduct
 from baton.model.kernels.ops import NativeOps
+from baton.model.kernels.panels import PanelProduct
 from baton.model.kernels.sampling import NativeChooser
 from baton.model.ops import Activation, HeadNorms, HeadShape, Ops, RopeTable, TorchOps
 from baton.model.quantized import QuantizedProduct, quantize_rows
@@ -58,10 +58,10 @@ def _trials(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, torch.T
     def numbers(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    for num_rows in (1, 3, 7, 19):
-        x, weight, bias = numbers(num_rows, 192), numbers(21, 192), numbers(21)
+    for num_rows in (1, 3, 7, 29):
+        x, weight, bias = numbers(num_rows, 192), numbers(45, 192), numbers(45)
         exact = x.double() @ weight.double().T + bias.double()
-        yield "linear", NativeProduct(kernels, None)(x, weight, bias), exact
+        yield "multiply", PanelProduct(kernels, weight, bias)(x), exact
     yield from _int8_trials(kernels, dtype, numbers)
     step, storage = plan_step(_SEGMENTS, _PAGE_SIZE), _storage(dtype)
     for view in (storage.keys(0), storage.values(0)):

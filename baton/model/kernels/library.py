@@ -28,16 +28,18 @@ class KernelsUnavailable(Exception):
 class Kernels:
     """A level's functions. Arguments are as in `src/*.cpp`: addresses, sizes in elements, strides in elements.
 
-    `span_elements` must divide a head's size and a product's inputs; `int8_padding` the bytes of an int8 weight's row.
+    `span_elements` must divide a head's size, `int8_padding` the bytes of an int8 weight's row; a panel of a weight has
+    `panel_outputs`.
     """
 
     level: Level
     span_elements: int
     int8_padding: int
+    panel_outputs: int
     norm: Callable[..., None]
     rotate_and_write: Callable[..., None]
     gate: Callable[..., None]
-    linear: Callable[..., None]
+    multiply: Callable[..., None]
     linear_int8: Callable[..., None]
     attend: Callable[..., None]
     likeliest: Callable[..., None]
@@ -65,15 +67,17 @@ def load_kernels(level: Level) -> Kernels:
 def open_kernels(recipe: Recipe, path: Path) -> Kernels:
     """The functions of a library that was built by `recipe`. Raises `KernelsUnavailable`."""
     library = _open(recipe, path)
-    library.baton_span.restype = library.baton_int8_padding.restype = ctypes.c_int64
+    for size in (library.baton_span, library.baton_int8_padding, library.baton_panel_outputs):
+        size.restype = ctypes.c_int64
     return Kernels(
         level=recipe.level,
         span_elements=library.baton_span(),
         int8_padding=library.baton_int8_padding(),
+        panel_outputs=library.baton_panel_outputs(),
         norm=_function(library, "norm", _BOOL, *[_ADDRESS] * 3, _FLOAT, _INT, _INT, _ADDRESS),
         rotate_and_write=_function(library, "rotate_and_write", _BOOL, *[_ADDRESS] * 5, _INT, *[_ADDRESS] * 3),
         gate=_function(library, "gate", _BOOL, _BOOL, _ADDRESS, _INT, _INT, _ADDRESS),
-        linear=_function(library, "linear", _BOOL, *[_ADDRESS] * 4, _INT, _INT, _INT),
+        multiply=_function(library, "multiply", _BOOL, *[_ADDRESS] * 4, _INT, _INT, _INT),
         linear_int8=_function(library, "linear_int8", _BOOL, *[_ADDRESS] * 3, _INT),
         attend=_function(library, "attend", _BOOL, _ADDRESS, _ADDRESS),
         likeliest=_function(library, "likeliest", _ADDRESS, _INT, _INT, _ADDRESS),

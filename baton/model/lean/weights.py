@@ -15,7 +15,7 @@ from torch import nn
 
 from baton.model.errors import UnsupportedModel
 from baton.model.kernels.library import Kernels
-from baton.model.kernels.linear import NativeProduct
+from baton.model.layouts import Arrangement
 from baton.model.lean.spec import LeanSpec
 from baton.model.linear import Linear, make_linear
 from baton.model.ops import HeadNorms, RopeTable
@@ -75,26 +75,20 @@ class LeanModel:
     norm: torch.Tensor
     head: Linear
 
-    def pack(self) -> int:
-        """Lay every matrix out for oneDNN, one after another; returns how many."""
-        for linear in self._linears():
-            linear.pack()
-        return len(self._linears())
+    def arrange(self, arrangement: Arrangement) -> int:
+        """Keep every matrix so that is taken, one after another; returns how many."""
+        return sum(linear.arrange(arrangement) for linear in self._linears())
 
-    def unpack(self) -> None:
-        """Undo `pack`."""
+    def restore(self) -> None:
+        """Undo `arrange`."""
         for linear in self._linears():
-            linear.unpack()
+            linear.restore()
 
     def quantize(self, kernels: Kernels) -> int:
         """Keep every matrix as int8, one after another and for good; returns how many. Raises `ValueError`."""
         for linear in self._linears():
             linear.quantize(kernels)
         return len(self._linears())
-
-    def use(self, product: NativeProduct | None) -> int:
-        """Let `product` answer where it pays, or torch alone (None); how many matrices it has now."""
-        return sum(linear.use(product) for linear in self._linears())
 
     def _linears(self) -> list[Linear]:
         """Every matrix that tokens are multiplied with, experts' aside."""

@@ -15,8 +15,8 @@ from baton.engine.runner import ModelRunner
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.kv.memory import MemoryKind, PageMemory, PoolMemory
 from baton.model.device_memory import DeviceMemory
+from baton.model.layouts import Layout
 from baton.model.loading import load_model
-from baton.model.packed import Packing
 from baton.model.storage import PageStorage
 from baton.transfer.base import Pull, PullOutcome, SourceInfo
 from baton.transfer.digest import READ_BYTES, digest_pages, mismatches
@@ -102,7 +102,7 @@ def test_the_scratch_page_is_behind_the_pool_and_not_part_of_it():
 
 def test_a_request_goes_on_from_pages_that_came_from_another_device(tmp_path: Path):
     """A prompt's pages, computed in one pool, announced by their digests, pulled into another pool behind copies."""
-    model = load_model(models.save_random_model("llama", tmp_path), page_size=8, packing=Packing.NEVER)
+    model = load_model(models.save_random_model("llama", tmp_path), page_size=8, layout=Layout.PLAIN)
     prompt = [(7 * n) % models.VOCAB_SIZE for n in range(29)]
     remote, local = [6, 2, 9, 4], [1, 8, 3, 5]
     sides = [PageStorage.allocate(model.geometry, 10, has_scratch=True) for _ in range(2)]

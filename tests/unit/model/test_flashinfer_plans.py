@@ -21,8 +21,8 @@ from baton.model.attention.torch_backend import TorchAttention
 from baton.model.config import DtypeChoice
 from baton.model.geometry import ObservedLayer
 from baton.model.kernels.choice import KernelUse
+from baton.model.layouts import Layout
 from baton.model.loading import load_model
-from baton.model.packed import Packing
 from baton.model.storage import PageStorage
 from tests import flashinfer_double, models
 from tests.exactness.driver import Driver
@@ -108,7 +108,7 @@ def test_a_runner_with_graphs_gives_the_tokens_of_one_without(
 ):
     model = load_model(
         models.save_random_model(family, tmp_path), dtype=DtypeChoice.FLOAT32, page_size=PAGE_SIZE,
-        packing=Packing.NEVER, kernels=KernelUse.NEVER,
+        layout=Layout.PLAIN, kernels=KernelUse.NEVER,
     )  # fmt: skip
     prompts = make_prompts(PAGE_SIZE)
     host = PageMemory(16, model.geometry.page_bytes)

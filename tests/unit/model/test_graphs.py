@@ -15,9 +15,9 @@ from baton.model.attention.torch_backend import TorchAttention
 from baton.model.config import DtypeChoice
 from baton.model.graphs import Compute, GraphedDecoder, RowsGraph, graph_sizes, with_graphs
 from baton.model.kernels.choice import KernelUse
+from baton.model.layouts import Layout
 from baton.model.lean.decoder import LeanDecoder
 from baton.model.loading import LoadedModel, load_model
-from baton.model.packed import Packing
 from baton.model.storage import PageStorage
 from tests import models
 
@@ -82,7 +82,7 @@ class World:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     directory = models.save_random_model(request.param, tmp_path_factory.mktemp(request.param))
     return load_model(
-        directory, dtype=DtypeChoice.FLOAT32, page_size=PAGE_SIZE, packing=Packing.NEVER, kernels=KernelUse.NEVER
+        directory, dtype=DtypeChoice.FLOAT32, page_size=PAGE_SIZE, layout=Layout.PLAIN, kernels=KernelUse.NEVER
     )
 
 

@@ -16,7 +16,7 @@ from baton.model.kernels import build as building
 from baton.model.kernels.build import BuildFailed, Level, Outcome, Recipe, build, digest_of, is_current, recipes
 from baton.model.kernels.check import first_wrong
 from baton.model.kernels.library import KernelsUnavailable, available_levels, open_kernels
-from baton.model.kernels.linear import NativeProduct
+from baton.model.kernels.panels import PanelProduct
 from baton.model.quantized import QuantizedProduct
 from tests.kernels import kernel_levels
 
@@ -139,7 +139,7 @@ def test_the_widest_level_is_right_on_narrower_registers(tmp_path: Path):
     ones, most = torch.ones(3, 960), torch.full((5, 960), -1.0)
     torch.testing.assert_close(QuantizedProduct(kernels, most, None)(ones), ones @ most.T, rtol=1e-6, atol=0.0)
     x, weight = torch.randn(9, 96, generator=torch.Generator().manual_seed(0)), torch.ones(5, 96)
-    product = NativeProduct(kernels, None)(x.bfloat16(), weight.bfloat16(), None)
+    product = PanelProduct(kernels, weight.bfloat16(), None)(x.bfloat16())
     torch.testing.assert_close(
         product.float(), x.bfloat16().float().sum(1, keepdim=True).expand(9, 5), rtol=1e-2, atol=0.05
     )

@@ -21,11 +21,12 @@ from baton.model.kernels.build import Level
 from baton.model.kernels.check import first_wrong
 from baton.model.kernels.choice import KernelChoice, KernelUse, choose_kernels
 from baton.model.kernels.library import Kernels, KernelsUnavailable, load_kernels
-from baton.model.kernels.modules import NativeLinear
 from baton.model.kernels.ops import NativeOps
+from baton.model.layouts import Layout
 from baton.model.lean.weights import LeanModel
-from baton.model.loading import DecoderChoice, load_model
+from baton.model.loading import DecoderChoice, WeightReport, load_model
 from baton.model.ops import TorchOps
+from baton.model.stock_linears import ArrangedLinear
 from baton.model.storage import PageStorage
 from tests import models
 from tests.kernels import kernel_levels
@@ -66,24 +67,22 @@ def test_a_model_is_served_with_them(llama: Path, dtype: DtypeChoice):
     storage = PageStorage.allocate(loaded.geometry, 4)
     assert isinstance(choose_backend(loaded.layers, storage, loaded.kernels), NativeAttention)
     assert isinstance(choose_ops(storage, loaded.kernels), NativeOps)
-    if loaded.report.num_packed_layers == 0 and loaded.kernels.level is Level.AVX2:
-        assert isinstance(loaded.body, LeanModel)
-        assert loaded.report.num_native_linears == 3 * 4 + 1
+    assert isinstance(loaded.body, LeanModel)
+    assert loaded.report.weights == WeightReport(Layout.PANELS, 3 * 4 + 1, "")
 
 
 def test_the_stock_decoder_has_them_too(llama: Path):
     loaded = load_model(llama, dtype=DtypeChoice.FLOAT32, decoder=DecoderChoice.STOCK)
     assert isinstance(loaded.body, torch.nn.Module)
-    swapped = [module for module in loaded.body.modules() if isinstance(module, NativeLinear)]
-    assert len(swapped) == loaded.report.num_native_linears
-    if loaded.report.num_packed_layers == 0:
-        assert len(swapped) == 3 * 7 + 1
+    assert loaded.report.weights == WeightReport(Layout.PANELS, 3 * 7 + 1, "")
+    assert sum(isinstance(module, ArrangedLinear) for module in loaded.body.modules()) == 3 * 7 + 1
 
 
 def test_they_can_be_switched_off(llama: Path):
     loaded = load_model(llama, kernels=KernelUse.NEVER)
     assert loaded.kernels is None
-    assert (loaded.report.num_native_linears, loaded.report.kernel_note) == (0, "no native kernels: switched off")
+    assert loaded.report.kernel_note == "no native kernels: switched off"
+    assert loaded.report.weights.layout is not Layout.PANELS
     storage = PageStorage.allocate(loaded.geometry, 4)
     assert isinstance(choose_backend(loaded.layers, storage, loaded.kernels), TorchAttention)
     assert isinstance(choose_ops(storage, loaded.kernels), TorchOps)
@@ -107,7 +106,9 @@ def spoiled(kernels: Kernels, name: str) -> Kernels:
     return replace(kernels, **functions)
 
 
-@pytest.mark.parametrize("name", ["norm", "gate", "rotate_and_write", "linear", "attend", "likeliest", "draw"])
+@pytest.mark.parametrize(
+    "name", ["norm", "gate", "rotate_and_write", "multiply", "linear_int8", "attend", "likeliest", "draw"]
+)
 def test_the_check_on_numbers_finds_each_wrong_kernel(name: str):
     assert first_wrong(best()) is None
     assert first_wrong(spoiled(best(), name)) is not None
@@ -144,14 +145,12 @@ def zero_output(_is_bf16: bool, _x: int, _w: int, _b: int, out: int, rows: int, 
 
 
 def test_products_that_fail_the_self_check_are_torchs_again(llama: Path, monkeypatch: pytest.MonkeyPatch):
-    bad = KernelChoice(quiet_error(best(), "linear", zero_output), "bad")
+    bad = KernelChoice(quiet_error(best(), "multiply", zero_output), "bad")
     monkeypatch.setattr(loading, "choose_kernels", lambda *_: bad)
     for decoder in (DecoderChoice.LEAN, DecoderChoice.STOCK):
         loaded = load_model(llama, dtype=DtypeChoice.FLOAT32, decoder=decoder)
-        if loaded.report.num_packed_layers:
-            pytest.skip("packed weights multiply here")
-        assert loaded.report.num_native_linears == 0
-        assert "bad, but not for linear layers: logits differ" in loaded.report.kernel_note
+        assert (loaded.report.weights.layout, loaded.report.weights.num_matrices) == (Layout.PLAIN, 0)
+        assert "not panels: logits differ" in loaded.report.weights.note
         assert loaded.report.check.passed
         assert loaded.kernels is not None
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from baton.model import loading
+from baton.model import layouts, loading
 from baton.model.config import DtypeChoice
 from baton.model.errors import UnsupportedModel
+from baton.model.layouts import Layout
 from baton.model.lean.decoder import LeanDecoder
 from baton.model.lean.weights import LeanModel
-from baton.model.linear import Linear
 from baton.model.loading import DecoderChoice, load_model
+from baton.model.onednn import PackedProduct
 from baton.model.ops import TorchOps
-from baton.model.packed import Packing
 from baton.model.storage import PageStorage
 from baton.model.weights import load_weights
 from tests import models
@@ -107,19 +107,15 @@ def test_a_decoder_that_fails_the_self_check_is_not_used(
         load_model(llama, dtype=dtype, decoder=DecoderChoice.LEAN)
 
 
-def test_packing_that_fails_leaves_the_lean_decoder_unpacked(llama: Path, monkeypatch: pytest.MonkeyPatch):
-    plain = load_model(llama, packing=Packing.NEVER)
-    monkeypatch.setattr(loading, "packing_pays", lambda *_: True)
-    call = Linear.__call__
-
-    def wrong(self: Linear, x: torch.Tensor) -> torch.Tensor:
-        return call(self, x) * (1.1 if self.packed else 1.0)
-
-    monkeypatch.setattr(Linear, "__call__", wrong)
-    loaded = load_model(llama)
+def test_a_layout_that_fails_leaves_the_lean_decoder_plain(llama: Path, monkeypatch: pytest.MonkeyPatch):
+    plain = load_model(llama, layout=Layout.PLAIN)
+    right = PackedProduct.__call__
+    monkeypatch.setattr(layouts, "onednn_works", lambda dtype: True)
+    monkeypatch.setattr(PackedProduct, "__call__", lambda self, x: right(self, x) * 1.1)
+    loaded = load_model(llama, layout=Layout.ONEDNN)
     assert isinstance(loaded.body, LeanModel)
-    assert loaded.report.num_packed_layers == 0
-    assert "packed logits differ" in loaded.report.packing_note
+    assert loaded.report.weights.num_matrices == 0
+    assert "not onednn: logits differ" in loaded.report.weights.note
     assert loaded.report.check == plain.report.check
 
 
@@ -130,7 +126,7 @@ def test_the_geometry_does_not_depend_on_the_decoder(llama: Path):
 
 
 def test_a_lean_body_keeps_nothing_of_the_stock_module(llama: Path, monkeypatch: pytest.MonkeyPatch):
-    """Or packing it would keep every weight twice."""
+    """Or every weight would be kept twice once it is laid out."""
     seen: list[weakref.ref[nn.Module]] = []
 
     def watched(*arguments: Any) -> nn.Module:
@@ -139,8 +135,8 @@ def test_a_lean_body_keeps_nothing_of_the_stock_module(llama: Path, monkeypatch:
         return module
 
     monkeypatch.setattr(loading, "load_weights", watched)
-    loaded = load_model(llama, packing=Packing.ALWAYS)
+    loaded = load_model(llama, layout=Layout.ONEDNN)
     gc.collect()
-    assert loaded.report.num_packed_layers == 3 * 4 + 1
+    assert loaded.report.weights.num_matrices == 3 * 4 + 1
     assert len(seen) > 3 * 4
     assert [part for part in seen if part() is not None] == []

@@ -15,12 +15,12 @@ from torch import nn
 from baton.model.attention import hf
 from baton.model.errors import UnsupportedModel
 from baton.model.geometry import observe_layers
+from baton.model.layouts import Layout, choose_arrangement
 from baton.model.lean import weights
 from baton.model.lean.spec import LeanSpec, lean_spec
 from baton.model.lean.weights import GatedFeedForward, LeanModel, Rope, take_weights
 from baton.model.linear import Linear, make_linear
 from baton.model.loading import DecoderChoice, LoadedModel, load_model
-from baton.model.packed import Packing
 from tests import models
 from tests.models import small_shape
 
@@ -146,27 +146,29 @@ def lean_body(loaded: LoadedModel) -> LeanModel:
     return loaded.body
 
 
-def test_packing_drops_the_plain_weights_and_can_be_undone(tmp_path: Path):
-    loaded = load_model(models.save_random_model("qwen2", tmp_path), packing=Packing.NEVER, decoder=DecoderChoice.LEAN)
+def test_a_layout_drops_the_plain_weights_and_can_be_undone(tmp_path: Path):
+    loaded = load_model(models.save_random_model("qwen2", tmp_path), layout=Layout.PLAIN, decoder=DecoderChoice.LEAN)
     lean = lean_body(loaded)
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
     part = lean.layers[1].feed_forward
     assert isinstance(part, GatedFeedForward)
     products = (lean.head, lean.layers[0].qkv, part.gate_up)
     before = [product(x) for product in products]
+    packed = choose_arrangement(Layout.ONEDNN, None, torch.float32, "cpu")
+    assert packed is not None
     with torch.inference_mode():
-        assert lean.pack() == 3 * 4 + 1
-        packed = [product(x) for product in products]
-        lean.unpack()
-    for ours, theirs in zip(packed, before, strict=True):
+        assert lean.arrange(packed) == 3 * 4 + 1
+        arranged = [product(x) for product in products]
+        lean.restore()
+    for ours, theirs in zip(arranged, before, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     assert all(torch.equal(product(x), old) for product, old in zip(products, before, strict=True))
 
 
-def test_a_tied_head_is_packed_and_the_embedding_keeps_its_weight(tmp_path: Path):
+def test_a_tied_head_is_arranged_and_the_embedding_keeps_its_weight(tmp_path: Path):
     directory = models.save_random_model("qwen3", tmp_path)
-    plain = lean_body(load_model(directory, packing=Packing.NEVER, decoder=DecoderChoice.LEAN))
-    loaded = load_model(directory, packing=Packing.ALWAYS, decoder=DecoderChoice.LEAN)
-    assert loaded.report.num_packed_layers == 3 * 4 + 1
+    plain = lean_body(load_model(directory, layout=Layout.PLAIN, decoder=DecoderChoice.LEAN))
+    loaded = load_model(directory, layout=Layout.ONEDNN, decoder=DecoderChoice.LEAN)
+    assert loaded.report.weights.num_matrices == 3 * 4 + 1
     assert loaded.report.check.passed
     assert torch.equal(lean_body(loaded).embedding, plain.embedding)

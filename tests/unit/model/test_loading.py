@@ -11,17 +11,20 @@ import torch
 from torch import nn
 
 from baton.kv.geometry import LayerGeometry
-from baton.model import loading, packed
+from baton.model import layouts, loading
 from baton.model.allow_list import TOKEN_EXACT
 from baton.model.attention import hf, torch_backend
 from baton.model.attention.base import AttentionCall
 from baton.model.config import DtypeChoice, has_bfloat16_arithmetic, read_config
 from baton.model.errors import UnreadableModel, UnsupportedModel
 from baton.model.kernels.choice import KernelUse
-from baton.model.loading import DecoderChoice, LoadedModel, load_model
-from baton.model.packed import PackedLinear, Packing, pack_linears, packing_pays, unpack_linears
+from baton.model.layouts import Layout
+from baton.model.loading import DecoderChoice, LoadedModel, WeightReport, load_model
+from baton.model.onednn import PackedProduct
+from baton.model.stock_linears import ArrangedLinear
 from baton.model.storage import PageStorage
 from tests import models
+from tests.kernels import kernel_levels
 
 
 @pytest.fixture(scope="module")
@@ -163,51 +166,32 @@ class _OneLayerMore:
         self.num_hidden_layers = config.num_hidden_layers + 1
 
 
-def test_packing_replaces_linear_layers_and_can_be_undone(llama):
-    model = stock_body(load_model(llama, packing=Packing.NEVER, decoder=DecoderChoice.STOCK, kernels=KernelUse.NEVER))
-    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    num_packed = pack_linears(model)
-    assert num_packed == 3 * 7 + 1
+@pytest.mark.parametrize("kernels", list(KernelUse))
+def test_stock_modules_keep_their_matrices_once(llama, kernels):
+    layout = Layout.PANELS if kernels is KernelUse.AUTO and kernel_levels() else Layout.ONEDNN
+    loaded = load_model(llama, layout=layout, decoder=DecoderChoice.STOCK, kernels=kernels)
+    assert loaded.report.weights == WeightReport(layout, 3 * 7 + 1, "")
+    assert loaded.report.check.passed
+    model = stock_body(loaded)
     assert not any(type(module) is nn.Linear for module in model.modules())
-    assert sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in before.values()) / 2
-    unpack_linears(model)
-    after = dict(model.named_parameters())
-    assert after.keys() == before.keys()
-    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert sum(p.numel() for p in model.parameters()) < loaded.report.num_parameters / 2
 
 
-def test_a_tied_head_is_packed_and_the_embedding_keeps_its_weight(tmp_path):
+def test_a_tied_head_is_arranged_and_the_embedding_keeps_its_weight(tmp_path):
     directory = models.save_random_model("qwen3", tmp_path)
-    loaded = load_model(directory, packing=Packing.ALWAYS, decoder=DecoderChoice.STOCK)
-    assert isinstance(stock_body(loaded).get_submodule("lm_head"), PackedLinear)
+    loaded = load_model(directory, layout=Layout.ONEDNN, decoder=DecoderChoice.STOCK)
+    assert isinstance(stock_body(loaded).get_submodule("lm_head"), ArrangedLinear)
     assert stock_body(loaded).get_submodule("model.embed_tokens").weight.shape == (models.VOCAB_SIZE, 64)
-    assert loaded.report.num_packed_layers > 0
     assert loaded.report.check.passed
 
 
-def test_packing_is_off_where_it_is_unwanted_absent_or_wrong(monkeypatch):
-    assert not packing_pays(torch.float32, "cpu", Packing.NEVER)
-    assert not packing_pays(torch.float32, "cuda", Packing.ALWAYS)
-    assert not packing_pays(torch.float16, "cpu", Packing.ALWAYS)
-    assert packing_pays(torch.float32, "cpu", Packing.ALWAYS)
-    monkeypatch.setattr(PackedLinear, "forward", lambda self, inputs: inputs.new_ones(1, inputs.shape[1], 80))
-    assert not packing_pays(torch.float32, "cpu", Packing.ALWAYS)
-
-    def missing(weight: torch.Tensor) -> torch.Tensor:
-        raise AttributeError("no such operator")
-
-    monkeypatch.setattr(packed, "pack_weight", missing)
-    assert not packing_pays(torch.float32, "cpu", Packing.ALWAYS)
-
-
-def test_a_packed_model_that_fails_is_unpacked_again(llama, monkeypatch):
-    monkeypatch.setattr(loading, "packing_pays", lambda *_: True)
-    monkeypatch.setattr(
-        PackedLinear, "forward", lambda self, inputs: inputs.new_ones(1, inputs.shape[1], self.out_features)
-    )
-    loaded = load_model(llama, decoder=DecoderChoice.STOCK, kernels=KernelUse.NEVER)
-    assert loaded.report.num_packed_layers == 0
-    assert "packed logits differ" in loaded.report.packing_note
+def test_a_layout_that_fails_is_undone(llama, monkeypatch):
+    right = PackedProduct.__call__
+    monkeypatch.setattr(PackedProduct, "__call__", lambda self, x: right(self, x) * (1.0 if x.dim() == 2 else 1.2))
+    monkeypatch.setattr(layouts, "onednn_works", lambda dtype: True)
+    loaded = load_model(llama, decoder=DecoderChoice.STOCK, kernels=KernelUse.NEVER, layout=Layout.ONEDNN)
+    assert (loaded.report.weights.layout, loaded.report.weights.num_matrices) == (Layout.PLAIN, 0)
+    assert "not onednn: logits differ" in loaded.report.weights.note
     assert loaded.report.check.passed
     assert any(type(module) is nn.Linear for module in stock_body(loaded).modules())
 

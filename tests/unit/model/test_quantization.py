@@ -18,9 +18,10 @@ from baton.model.config import DtypeChoice
 from baton.model.errors import UnsupportedModel
 from baton.model.identity import weights_name
 from baton.model.kernels.choice import KernelChoice, KernelUse, choose_kernels
+from baton.model.layouts import Layout
 from baton.model.lean.weights import LeanModel
 from baton.model.linear import make_linear
-from baton.model.loading import DecoderChoice, LoadedModel, load_model
+from baton.model.loading import DecoderChoice, LoadedModel, WeightReport, load_model
 from baton.model.quantization import MAX_ERROR, Quantization, compare, divergences
 from baton.model.quantized import QuantizedProduct
 from baton.model.weights import load_weights
@@ -48,7 +49,7 @@ def test_the_report_says_what_was_quantised_and_how_far_it_is_off(qwen3: Path, d
     assert report.quantization.num_linears == 3 * 4 + 1
     assert 0.001 < report.quantization.error < 0.1
     assert 0.0 < report.quantization.divergence < 0.01
-    assert (report.num_packed_layers, report.num_native_linears) == (0, 0)
+    assert report.weights == WeightReport(Layout.PLAIN, 0, "int8")
     assert load_model(qwen3, dtype=dtype).report.quantization is None
 
 
