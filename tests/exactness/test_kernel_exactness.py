@@ -47,8 +47,6 @@ def assert_exact(directory: Path, decoder: DecoderChoice, kernels: KernelUse) ->
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_of_every_level(level: Level, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kernels = load_kernels(level)
-    if 16 % kernels.span_elements:
-        pytest.skip("the models' heads of 16 are too small for this level")
     layers: set[int] = set()
     attend = NativeAttention.attend
 

@@ -29,7 +29,7 @@ _SEGMENT_COLUMNS = ("first", "start", "num_tokens")
 def native_serves(kernels: Kernels, layers: Sequence[ObservedLayer], storage: PageStorage) -> bool:
     """Whether the kernels take every layer's type and head sizes, on the device of `storage`."""
     sizes = {size for layer in layers for size in (layer.geometry.k_head_dim, layer.geometry.v_head_dim)}
-    fits = all(size % kernels.span_elements == 0 for size in sizes) and all(
+    fits = all(size % kernels.head_unit == 0 for size in sizes) and all(
         layer.num_heads % layer.geometry.num_kv_heads == 0 for layer in layers
     )
     return storage.device.type == "cpu" and takes(storage.keys(0).dtype) and fits

@@ -78,8 +78,10 @@ def history(storage: PageStorage, segment: Segment) -> tuple[torch.Tensor, torch
     return keys[: segment.end], values[: segment.end]
 
 
-def check(level: Level, shape: str, case: str, batch: str, page_size: int, dtype: torch.dtype) -> None:
-    num_heads, layer = SHAPES[shape]
+def check(
+    level: Level, shape: tuple[int, LayerGeometry], case: str, batch: str, page_size: int, dtype: torch.dtype
+) -> None:
+    num_heads, layer = shape
     segments = scattered(BATCHES[batch], page_size, f"{shape}{case}{batch}")
     storage = filled_storage(layer, page_size, segments, dtype)
     step = plan_step(segments, page_size)
@@ -107,7 +109,7 @@ def check(level: Level, shape: str, case: str, batch: str, page_size: int, dtype
 @pytest.mark.parametrize("batch", sorted(BATCHES))
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_equals_attention_written_out(level: Level, case: str, batch: str):
-    check(level, "grouped", case, batch, 4, torch.float32)
+    check(level, SHAPES["grouped"], case, batch, 4, torch.float32)
 
 
 @pytest.mark.parametrize("level", kernel_levels())
@@ -115,13 +117,23 @@ def test_equals_attention_written_out(level: Level, case: str, batch: str):
 @pytest.mark.parametrize("batch", sorted(BATCHES))
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_every_shape_of_heads(level: Level, shape: str, batch: str, dtype: torch.dtype):
-    check(level, shape, "all", batch, 4, dtype)
+    check(level, SHAPES[shape], "all", batch, 4, dtype)
+
+
+@pytest.mark.parametrize("level", kernel_levels())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("batch", sorted(BATCHES))
+@pytest.mark.parametrize("units", [(1, 1), (3, 5)], ids=str)
+def test_heads_that_end_in_half_a_span(level: Level, units: tuple[int, int], batch: str, dtype: torch.dtype):
+    """With AVX512: heads of 16, 48 and 80."""
+    unit = load_kernels(level).head_unit
+    check(level, (6, LayerGeometry(2, units[0] * unit, units[1] * unit)), "all", batch, 4, dtype)
 
 
 @pytest.mark.parametrize("level", kernel_levels())
 @pytest.mark.parametrize("page_size", [2, 3, 16, 64, 100])
 def test_every_size_of_page(level: Level, page_size: int):
-    check(level, "grouped", "long_window", "mixed", page_size, torch.float32)
+    check(level, SHAPES["grouped"], "long_window", "mixed", page_size, torch.float32)
 
 
 @pytest.mark.parametrize("level", kernel_levels())

@@ -134,7 +134,7 @@ def test_the_widest_level_is_right_on_narrower_registers(tmp_path: Path):
     wide = Recipe(Level.AVX512_BF16, 64, ("-mavx2", "-mfma", *AVX512_PRODUCTS, "-Wno-psabi"))
     build(wide, tmp_path / "wide.so")
     kernels = open_kernels(wide, tmp_path / "wide.so")
-    assert kernels.span_elements == 32
+    assert (kernels.panel_outputs, kernels.head_unit) == (32, 16)
     assert first_wrong(kernels) is None
     ones, most = torch.ones(3, 960), torch.full((5, 960), -1.0)
     torch.testing.assert_close(QuantizedProduct(kernels, most, None)(ones), ones @ most.T, rtol=1e-6, atol=0.0)

@@ -139,7 +139,7 @@ class Tile {
     template <int kQueries, int kKeys>
     void dots(int64_t q, const T* const* keys, Vec (*sums)[kWidth]) {
         Vec held[kQueries][kKeys] = {};
-        for (int64_t d = 0; d < layer_.k_dim; d += kSpan) {
+        for (int64_t d = 0; d + kSpan <= layer_.k_dim; d += kSpan) {
             for (int part = 0; part < D::kParts; part++) {
                 Vec x[kQueries];
                 for (int i = 0; i < kQueries; i++) x[i] = D::part_prepared(prepared() + (q + i) * layer_.k_dim + d, part);
@@ -147,6 +147,14 @@ class Tile {
                     const Vec key = D::part(keys[k] + d, part);
                     for (int i = 0; i < kQueries; i++) held[i][k] = D::add(held[i][k], x[i], key);
                 }
+            }
+        }
+        if (const int64_t d = layer_.k_dim / kSpan * kSpan; d < layer_.k_dim) {
+            Vec x[kQueries];
+            for (int i = 0; i < kQueries; i++) x[i] = D::half_prepared(prepared() + (q + i) * layer_.k_dim + d);
+            for (int k = 0; k < kKeys; k++) {
+                const Vec key = D::half(keys[k] + d);
+                for (int i = 0; i < kQueries; i++) held[i][k] = D::add(held[i][k], x[i], key);
             }
         }
         for (int i = 0; i < kQueries; i++)
@@ -300,11 +308,25 @@ class Tile {
             for (int c = 0; c < 2 * kSplits; c++) store(to + i * layer_.v_dim + c * kWidth, sums[i][c]);
     }
 
+    // The last half of a span, where there is one.
+    template <int kQueries>
+    void add_half(int64_t q, int64_t d, int64_t num_keys) {
+        Vec sums[kQueries];
+        float* to = sums_ + q * layer_.v_dim + d;
+        for (int i = 0; i < kQueries; i++) sums[i] = load(to + i * layer_.v_dim);
+        for (int64_t key = 0; key < num_keys; key++) {
+            const Vec value = load(values_[key] + d);
+            for (int i = 0; i < kQueries; i++) sums[i] += scores_[(q + i) * kTileKeys + key] * value;
+        }
+        for (int i = 0; i < kQueries; i++) store(to + i * layer_.v_dim, sums[i]);
+    }
+
     template <int kQueries, int kSplits>
     void add_queries(int64_t q, int64_t num_keys) {
         int64_t d = 0;
         for (; d + kSplits * kSpan <= layer_.v_dim; d += kSplits * kSpan) add_part<kQueries, kSplits>(q, d, num_keys);
-        for (; d < layer_.v_dim; d += kSpan) add_part<kQueries, 1>(q, d, num_keys);
+        for (; d + kSpan <= layer_.v_dim; d += kSpan) add_part<kQueries, 1>(q, d, num_keys);
+        if (d < layer_.v_dim) add_half<kQueries>(q, d, num_keys);
     }
 
     void add_values(int64_t num_keys) {
@@ -327,10 +349,12 @@ class Tile {
                 float mass = mass_[q];
                 if (layer_.sinks) mass += std::exp(layer_.sinks[h] - top_[q]);
                 const float share = 1.0f / mass;
-                for (int64_t i = 0; i < layer_.v_dim; i += kSpan) {
-                    const float* sum = sums_ + q * layer_.v_dim + i;
-                    store_split(heads + h * layer_.v_dim + i, {load(sum) * share, load(sum + kWidth) * share});
-                }
+                const float* sum = sums_ + q * layer_.v_dim;
+                T* to = heads + h * layer_.v_dim;
+                int64_t i = 0;
+                for (; i + kSpan <= layer_.v_dim; i += kSpan)
+                    store_split(to + i, {load(sum + i) * share, load(sum + i + kWidth) * share});
+                if (i < layer_.v_dim) store(to + i, load(sum + i) * share);
             }
         }
     }
@@ -348,7 +372,10 @@ void attend(const Layer& layer, const Segments& step) {
 
 }  // namespace
 
-// k_dim and v_dim are multiples of `baton_span()`; every page of a segment up to its last new token is in its table.
+// Sizes of heads that the attention takes are multiples of this.
+BATON_API int64_t baton_head_unit() { return kWidth; }
+
+// k_dim and v_dim are multiples of `baton_head_unit()`; every page of a segment up to its last new token is in its table.
 BATON_API void baton_attend(bool is_bf16, const Layer* layer, const Segments* step) {
     if (is_bf16)
         attend<bf16>(*layer, *step);

@@ -4,5 +4,4 @@
 // A digest of the sources and flags that it was built from (BATON_SOURCES is given by the build).
 BATON_API const char* baton_sources() { return BATON_SOURCES; }
 
-// Elements that are handled together: what must divide a product's inputs and the size of a head.
-BATON_API int64_t baton_span() { return kSpan; }
+// Elements that are handled together: what must divide a product's inputs.

@@ -90,7 +90,8 @@ BATON_INLINE void store_split(bf16* to, Split s) {
     std::memcpy(to, &pairs, sizeof pairs);
 }
 
-// A dot product of T, kSpan elements at a time in kParts steps; one of its sides is made ready once, by `prepare`.
+// A dot product of T, kSpan elements at a time in kParts steps, and half a span at its end where there is one; one of its
+// sides is made ready once, by `prepare`.
 template <typename T>
 struct Dot {
     using Prepared = float;
@@ -99,8 +100,12 @@ struct Dot {
     BATON_INLINE static Vec part_prepared(const float* from, int part) { return load(from + part * kWidth); }
     BATON_INLINE static Vec add(Vec sum, Vec x, Vec y) { return sum + x * y; }
     BATON_INLINE static void prepare(const T* from, int64_t num_elements, float* to) {
-        for (int64_t i = 0; i < num_elements; i += kSpan) store_split(to + i, load_split(from + i));
+        int64_t i = 0;
+        for (; i + kSpan <= num_elements; i += kSpan) store_split(to + i, load_split(from + i));
+        if (i < num_elements) store(to + i, load(from + i));
     }
+    BATON_INLINE static Vec half(const T* from) { return load(from); }
+    BATON_INLINE static Vec half_prepared(const float* from) { return load(from); }
 };
 #if defined(BATON_BF16_PAIRS)
 template <>
@@ -109,6 +114,12 @@ struct Dot<bf16> {  // AVX512-BF16's sums of products of adjacent pairs, without
     static constexpr int kParts = 1;
     BATON_INLINE static Vec part(const bf16* from, int) { return load_as<Vec>(from); }
     BATON_INLINE static Vec part_prepared(const bf16* from, int) { return load_as<Vec>(from); }
+    BATON_INLINE static Vec half(const bf16* from) {
+        Vec pairs{};  // zeros behind it
+        std::memcpy(&pairs, from, sizeof pairs / 2);
+        return pairs;
+    }
+    BATON_INLINE static Vec half_prepared(const bf16* from) { return half(from); }
     BATON_INLINE static Vec add(Vec sum, Vec x, Vec y) {
 #if defined(__AVX512BF16__)
         return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
