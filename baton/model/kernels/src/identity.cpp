@@ -3,5 +3,3 @@
 
 // A digest of the sources and flags that it was built from (BATON_SOURCES is given by the build).
 BATON_API const char* baton_sources() { return BATON_SOURCES; }
-
-// Elements that are handled together: what must divide a product's inputs.
