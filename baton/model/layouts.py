@@ -50,7 +50,7 @@ def choose_arrangement(wanted: Layout, kernels: Kernels | None, dtype: torch.dty
     """How to keep weights of `dtype`; None: as they are."""
     if wanted is Layout.PLAIN or device != "cpu":
         return None
-    if wanted in (Layout.AUTO, Layout.PANELS) and kernels is not None and _kernels_pay(dtype):
+    if wanted in (Layout.AUTO, Layout.PANELS) and kernels is not None and takes(dtype):
         return in_panels(kernels)
     if (wanted is Layout.ONEDNN or (wanted is Layout.AUTO and onednn_pays())) and onednn_works(dtype):
         return Arrangement(Layout.ONEDNN, lambda weight, _: onednn_takes(weight), PackedProduct)
@@ -60,7 +60,3 @@ def choose_arrangement(wanted: Layout, kernels: Kernels | None, dtype: torch.dty
 def in_panels(kernels: Kernels) -> Arrangement:
     """For `kernels`."""
     return Arrangement(Layout.PANELS, panels_take, lambda weight, bias: PanelProduct(kernels, weight, bias))
-
-
-def _kernels_pay(dtype: torch.dtype) -> bool:
-    return takes(dtype) and torch.get_num_threads() == 1  # they compute on the calling thread alone

@@ -23,7 +23,7 @@ SOURCE_DIR = Path(__file__).parent / "src"
 BUILT_DIR = Path(__file__).parent / "built"
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = (
-    *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"),
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),  # still exact about NaN and infinity
 )
 TIMEOUT_S = 300.0

@@ -9,6 +9,8 @@ import enum
 import functools
 from dataclasses import dataclass
 
+import torch
+
 from baton.model.kernels.check import first_wrong
 from baton.model.kernels.library import Kernels, KernelsUnavailable, available_levels, load_kernels
 
@@ -29,12 +31,15 @@ class KernelChoice:
 
 
 def choose_kernels(use: KernelUse, device: str) -> KernelChoice:
-    """What to compute with on `device`."""
+    """What to compute with on `device`; the kernels compute with as many threads as torch does."""
     if use is KernelUse.NEVER:
         return KernelChoice(None, "no native kernels: switched off")
     if device != "cpu":
         return KernelChoice(None, f"no native kernels on {device}")
-    return _best()
+    chosen = _best()
+    if chosen.kernels is not None:
+        chosen.kernels.set_threads(torch.get_num_threads())
+    return chosen
 
 
 @functools.cache

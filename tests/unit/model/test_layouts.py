@@ -27,18 +27,12 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-
-
 def chosen(wanted: Layout, kernels: Kernels | None, dtype: torch.dtype, device: str = "cpu") -> Layout:
     arrangement = choose_arrangement(wanted, kernels, dtype, device)
     return Layout.PLAIN if arrangement is None else arrangement.layout
 
 
 @needs_kernels
-@pytest.mark.usefixtures("one_thread")
 def test_panels_are_chosen_wherever_the_kernels_multiply():
     for dtype in (torch.float32, torch.bfloat16):
         assert chosen(Layout.AUTO, best(), dtype) is Layout.PANELS
@@ -46,12 +40,6 @@ def test_panels_are_chosen_wherever_the_kernels_multiply():
     assert chosen(Layout.PANELS, None, torch.float32) is Layout.PLAIN
     assert chosen(Layout.AUTO, best(), torch.float32, "cuda") is Layout.PLAIN
     assert chosen(Layout.PLAIN, best(), torch.float32) is Layout.PLAIN
-
-
-@needs_kernels
-def test_several_threads_are_torchs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert chosen(Layout.PANELS, best(), torch.float32) is Layout.PLAIN
 
 
 def test_without_kernels_onednn_packs_where_it_pays(monkeypatch: pytest.MonkeyPatch):

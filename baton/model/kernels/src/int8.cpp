@@ -6,6 +6,7 @@
 // from the row to the weight, and both sides within 127, it is at most 2 * 127 * 127, which fits.
 #include "room.h"
 #include "simd.h"
+#include "team.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -161,8 +162,10 @@ void outputs(const Weight& w, int64_t first, int64_t apart, const int8_t* rows, 
 template <typename T, int kOutputs, int kRows>
 void product(const Weight& w, const int8_t* rows, const float* row_scales, T* out, int64_t num_rows) {
     const int64_t apart = w.num_out / kOutputs;  // as far as can be, for the reason that linear.cpp gives
-    for (int64_t first = 0; first < apart; first++)
-        outputs<T, kOutputs, kRows>(w, first, apart, rows, row_scales, out, num_rows);
+    for_runs(apart, [&](int64_t begin, int64_t end) {
+        for (int64_t first = begin; first < end; first++)
+            outputs<T, kOutputs, kRows>(w, first, apart, rows, row_scales, out, num_rows);
+    });
     for (int64_t first = apart * kOutputs; first < w.num_out; first++)
         outputs<T, 1, kRows>(w, first, 0, rows, row_scales, out, num_rows);
 }
@@ -178,8 +181,10 @@ void linear(const T* x, const Weight& w, T* out, int64_t num_rows) {
     auto* scales = (float*)(rows + rows_at_once * w.num_padded);
     for (int64_t first = 0; first < num_rows; first += rows_at_once) {
         const int64_t count = num_rows - first < rows_at_once ? num_rows - first : rows_at_once;
-        for (int64_t row = 0; row < count; row++)
-            scales[row] = quantize(x + (first + row) * w.num_in, w.num_in, w.num_padded, rows + row * w.num_padded);
+        for_tokens(count, [&](int64_t begin, int64_t end) {
+            for (int64_t row = begin; row < end; row++)
+                scales[row] = quantize(x + (first + row) * w.num_in, w.num_in, w.num_padded, rows + row * w.num_padded);
+        });
         T* to = out + first * w.num_out;
         if (count == 1)
             product<T, 4, 1>(w, rows, scales, to, count);

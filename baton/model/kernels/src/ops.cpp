@@ -6,6 +6,7 @@
 
 #include "room.h"
 #include "simd.h"
+#include "team.h"
 
 namespace {
 
@@ -44,15 +45,17 @@ void add_row(T* residual, const T* x, int64_t num_features) {
 
 template <typename T>
 void norm(const T* x, T* residual, const float* weight, float eps, int64_t num_tokens, int64_t num_features, T* out) {
-    for (int64_t token = 0; token < num_tokens; token++) {
-        const T* row = x + token * num_features;
-        if (residual) {
-            T* sum = residual + token * num_features;
-            add_row(sum, row, num_features);
-            row = sum;
+    for_tokens(num_tokens, [=](int64_t first, int64_t last) {
+        for (int64_t token = first; token < last; token++) {
+            const T* row = x + token * num_features;
+            if (residual) {
+                T* sum = residual + token * num_features;
+                add_row(sum, row, num_features);
+                row = sum;
+            }
+            norm_row(row, weight, eps, num_features, out + token * num_features);
         }
-        norm_row(row, weight, eps, num_features, out + token * num_features);
-    }
+    });
 }
 
 struct Rotation {  // how heads are cut and turned; strides in elements
@@ -93,18 +96,20 @@ template <typename T>
 void rotate_and_write(const Rotation& r, const T* qkv, const int64_t* positions, const int64_t* pages,
                       const int64_t* slots, int64_t num_tokens, T* keys, T* values, T* query) {
     const int64_t dim = r.head_dim, num_rotated = r.num_heads + r.num_kv_heads;
-    float* wide = (float*)room.of(dim * sizeof(float));
-    for (int64_t token = 0; token < num_tokens; token++) {
-        const T* heads = qkv + token * (num_rotated + r.num_kv_heads) * dim;
-        const int64_t place = pages[token] * r.page_stride + slots[token] * dim;
-        for (int64_t h = 0; h < r.num_heads; h++)
-            rotate_head(r, heads + h * dim, r.query_norm, positions[token], wide, query + (token * r.num_heads + h) * dim);
-        for (int64_t h = 0; h < r.num_kv_heads; h++) {
-            const int64_t at = place + h * r.page_size * dim;
-            rotate_head(r, heads + (r.num_heads + h) * dim, r.key_norm, positions[token], wide, keys + at);
-            std::memcpy(values + at, heads + (num_rotated + h) * dim, dim * sizeof(T));
+    for_tokens(num_tokens, [=, &r](int64_t first, int64_t last) {
+        float* wide = (float*)room.of(dim * sizeof(float));
+        for (int64_t token = first; token < last; token++) {
+            const T* heads = qkv + token * (num_rotated + r.num_kv_heads) * dim;
+            const int64_t place = pages[token] * r.page_stride + slots[token] * dim, at = positions[token];
+            for (int64_t h = 0; h < r.num_heads; h++)
+                rotate_head(r, heads + h * dim, r.query_norm, at, wide, query + (token * r.num_heads + h) * dim);
+            for (int64_t h = 0; h < r.num_kv_heads; h++) {
+                const int64_t slot = place + h * r.page_size * dim;
+                rotate_head(r, heads + (r.num_heads + h) * dim, r.key_norm, at, wide, keys + slot);
+                std::memcpy(values + slot, heads + (num_rotated + h) * dim, dim * sizeof(T));
+            }
         }
-    }
+    });
 }
 
 BATON_INLINE Vec silu(Vec x) { return x / (1.0f + exp_of(-x)); }
@@ -117,13 +122,15 @@ BATON_INLINE Vec gelu_tanh(Vec x) {
 template <bool kGelu, typename T>
 void gate(const T* gate_up, int64_t num_tokens, int64_t width, T* out) {
     const auto apply = [](Vec x) { return kGelu ? gelu_tanh(x) : silu(x); };
-    for (int64_t token = 0; token < num_tokens; token++) {
-        const T *g = gate_up + token * 2 * width, *up = g + width;
-        T* to = out + token * width;
-        int64_t i = 0;
-        for (; i + kWidth <= width; i += kWidth) store(to + i, apply(load(g + i)) * load(up + i));
-        for (; i < width; i++) narrow(apply(splat(widen(g[i])))[0] * widen(up[i]), to + i);
-    }
+    for_tokens(num_tokens, [=](int64_t first, int64_t last) {
+        for (int64_t token = first; token < last; token++) {
+            const T *g = gate_up + token * 2 * width, *up = g + width;
+            T* to = out + token * width;
+            int64_t i = 0;
+            for (; i + kWidth <= width; i += kWidth) store(to + i, apply(load(g + i)) * load(up + i));
+            for (; i < width; i++) narrow(apply(splat(widen(g[i])))[0] * widen(up[i]), to + i);
+        }
+    });
 }
 
 }  // namespace

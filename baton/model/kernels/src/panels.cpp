@@ -9,6 +9,7 @@
 
 #include "room.h"
 #include "simd.h"
+#include "team.h"
 
 namespace {
 
@@ -156,12 +157,15 @@ BATON_INLINE const float* inputs_of(const bf16* x, int64_t num_elements) {
 
 template <typename T>
 void multiply(const Product<T>& product, const T* x, T* out, int64_t num_rows) {
-    auto* sums = (float*)sums_room.of(kRowsAtOnce * kPanel * sizeof(float));
+    const int64_t num_panels = (product.num_out + kPanel - 1) / kPanel;
     for (int64_t done = 0; done < num_rows; done += kRowsAtOnce) {
         const int64_t rows = num_rows - done < kRowsAtOnce ? num_rows - done : kRowsAtOnce;
         const auto* inputs = inputs_of(x + done * product.num_in, rows * product.num_in);
-        for (int64_t panel = 0; panel * kPanel < product.num_out; panel++)
-            product.panel(panel, inputs, rows, sums, out + done * product.num_out);
+        for_runs(num_panels, [&](int64_t first, int64_t last) {
+            auto* sums = (float*)sums_room.of(kRowsAtOnce * kPanel * sizeof(float));
+            for (int64_t panel = first; panel < last; panel++)
+                product.panel(panel, inputs, rows, sums, out + done * product.num_out);
+        });
     }
 }
 
