@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from baton.model.kernels.library import Kernels, takes
+from baton.model.kernels.panels import INPUTS_OF_A_STEP, lay_out
 
 LARGEST = 127
 """Of both sides. -128 is left out: it has no opposite, and the AVX2 product is exact only without it."""
@@ -24,7 +25,7 @@ class _Weight(ctypes.Structure):
     """`Weight` of kernels/src/int8.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("values", "scales", "sums", "bias")),
+        *((name, ctypes.c_void_p) for name in ("panels", "scales", "sums", "bias")),
         *((name, ctypes.c_int64) for name in ("num_in", "num_padded", "num_out")),
     )
 
@@ -65,7 +66,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class QuantizedProduct:
     """`x @ weight.T + bias` with a weight of int8: [rows, in_features] -> [rows, out_features], of the dtype of `x`."""
 
-    __slots__ = ("_bias", "_call", "_kernels", "_scales", "_shape", "_sums", "_values")
+    __slots__ = ("_bias", "_call", "_kernels", "_panels", "_scales", "_shape", "_sums")
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Keeps nothing of `weight` and `bias`. Raises `ValueError` for a weight that is not finite, or too wide."""
@@ -73,20 +74,20 @@ class QuantizedProduct:
         if num_in > MAX_INPUTS:
             raise ValueError(f"sums over {num_in} inputs may not fit an int32")
         values, self._scales = quantize_weight(weight)
-        num_padded = -(-num_in // kernels.int8_padding) * kernels.int8_padding
+        padding = -num_in % INPUTS_OF_A_STEP[torch.int8]
         self._shape = (num_out, num_in)
         self._kernels = kernels
-        self._values = pad(values, (0, num_padded - num_in)).contiguous()
+        self._panels = lay_out(pad(values, (0, padding)), kernels.panel_outputs)
         self._sums = values.sum(1, dtype=torch.int32)
         self._bias = None if bias is None else bias.float().clone()
-        tensors = (self._values, self._scales, self._sums, self._bias)
+        tensors = (self._panels, self._scales, self._sums, self._bias)
         addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-        self._call = _Weight(*addresses, num_in, num_padded, num_out)
+        self._call = _Weight(*addresses, num_in, num_in + padding, num_out)
 
     @property
     def num_bytes(self) -> int:
         """Of the weight and what belongs to it."""
-        tensors = (self._values, self._scales, self._sums, self._bias)
+        tensors = (self._panels, self._scales, self._sums, self._bias)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

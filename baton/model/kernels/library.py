@@ -28,13 +28,11 @@ class KernelsUnavailable(Exception):
 class Kernels:
     """A level's functions. Arguments are as in `src/*.cpp`: addresses, sizes in elements, strides in elements.
 
-    `head_unit` must divide a head's size, `int8_padding` the bytes of an int8 weight's row; a panel of a weight has
-    `panel_outputs`.
+    `head_unit` must divide a head's size; a panel of a weight has `panel_outputs`.
     """
 
     level: Level
     head_unit: int
-    int8_padding: int
     panel_outputs: int
     norm: Callable[..., None]
     rotate_and_write: Callable[..., None]
@@ -68,12 +66,11 @@ def load_kernels(level: Level) -> Kernels:
 def open_kernels(recipe: Recipe, path: Path) -> Kernels:
     """The functions of a library that was built by `recipe`. Raises `KernelsUnavailable`."""
     library = _open(recipe, path)
-    for unit in (library.baton_head_unit, library.baton_int8_padding, library.baton_panel_outputs):
+    for unit in (library.baton_head_unit, library.baton_panel_outputs):
         unit.restype = ctypes.c_int64
     return Kernels(
         level=recipe.level,
         head_unit=library.baton_head_unit(),
-        int8_padding=library.baton_int8_padding(),
         panel_outputs=library.baton_panel_outputs(),
         norm=_function(library, "norm", _BOOL, *[_ADDRESS] * 3, _FLOAT, _INT, _INT, _ADDRESS),
         rotate_and_write=_function(library, "rotate_and_write", _BOOL, *[_ADDRESS] * 5, _INT, *[_ADDRESS] * 3),

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from baton.model.kernels.library import Kernels, takes
 
-INPUTS_OF_A_STEP = {torch.float32: 1, torch.bfloat16: 2}
+INPUTS_OF_A_STEP = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}
 
 
 class PanelProduct:
