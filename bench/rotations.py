@@ -13,6 +13,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,6 +37,9 @@ class Timed:
 
 
 Arm = Callable[[], Sequence[float] | Timed]
+Turn = Callable[[int], AbstractContextManager[Mapping[str, Arm]]]
+"""The arms of something that runs only while the context lasts, for the rotation of that number."""
+
 OnRotation = Callable[[Sequence["Block"]], None]
 FindingsOf = Callable[[Sequence["Block"]], Sequence["Finding"]]
 
@@ -119,13 +123,46 @@ def rotate(
     for rotation in track(range(num_rotations), "rotations", console=console):
         order = list(arms)
         rng.shuffle(order)
-        for name in order:
-            before = probe(name)
-            taken = arms[name]()
-            values, cpu_s = (taken.wall_s, taken.cpu_s) if isinstance(taken, Timed) else (tuple(taken), ())
-            blocks.append(Block(rotation, name, before, probe(name), values, cpu_s))
+        blocks += [_block(rotation, name, arms[name], probe) for name in order]
         on_rotation(blocks)
     return blocks
+
+
+def rotate_turns(
+    turns: Mapping[str, Turn],
+    probe: Callable[[str], float],
+    *,
+    num_rotations: int,
+    seed: int,
+    console: Console,
+    on_failure: Callable[[int, str, Exception], None],
+    on_rotation: OnRotation = lambda blocks: None,
+) -> list[Block]:
+    """As `rotate`, for what cannot run side by side: in a rotation each turn, in a random order, runs all of its arms.
+
+    A turn that fails has no block in that rotation; `on_failure` is told the rotation, the turn and why, and may raise.
+    """
+    blocks: list[Block] = []
+    for rotation in track(range(num_rotations), "rotations", console=console):
+        rng = random.Random(f"{seed} {rotation}")
+        for name in rng.sample(list(turns), len(turns)):
+            try:
+                with turns[name](rotation) as arms:
+                    order = rng.sample(list(arms), len(arms))
+                    taken = [_block(rotation, arm, arms[arm], probe) for arm in order]
+            except (RuntimeError, OSError) as error:
+                on_failure(rotation, name, error)
+            else:
+                blocks += taken
+        on_rotation(blocks)
+    return blocks
+
+
+def _block(rotation: int, name: str, arm: Arm, probe: Callable[[str], float]) -> Block:
+    before = probe(name)
+    taken = arm()
+    values, cpu_s = (taken.wall_s, taken.cpu_s) if isinstance(taken, Timed) else (tuple(taken), ())
+    return Block(rotation, name, before, probe(name), values, cpu_s)
 
 
 def find(
@@ -138,10 +175,16 @@ def find(
 ) -> Finding:
     """The median, with its interval, of `figure` of each rotation's blocks of `arms`, given in that order.
 
-    A rotation is kept when `keep` holds for all of these blocks.
+    A rotation counts when it has all of these blocks, and is kept when `keep` holds for them. Raises `ValueError` when
+    none counts.
     """
     by_place = {(block.rotation, block.arm): block for block in blocks}
-    groups = [tuple(by_place[rotation, arm] for arm in arms) for rotation in sorted({b.rotation for b in blocks})]
+    places = [[(rotation, arm) for arm in arms] for rotation in sorted({block.rotation for block in blocks})]
+    groups = [
+        tuple(by_place[place] for place in group) for group in places if all(place in by_place for place in group)
+    ]
+    if not groups:
+        raise ValueError(f"no rotation has all of {', '.join(arms)}")
     steady = [group for group in groups if all(keep(block) for block in group)]
     return Finding(
         name=name,

@@ -1,7 +1,7 @@
 """How Baton and its peers are started on one model, two cores and one port each. Called by `bench.peers.compare`.
 
-Every server gets the same cores and as many compute threads as there are: Baton one a worker, the others all in one
-engine. Prefix caches are off where there is a switch; the load shares no prefixes.
+Every server gets the same cores and as many compute threads as there are: the others all in one engine; Baton one a
+worker, or more, which then share the cores. Prefix caches are off where there is a switch; the load shares no prefixes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+BATON = "baton"
 MODEL_NAME = "m"
 MAX_MODEL_LEN = 4096
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
@@ -31,10 +32,16 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
 
-def baton(model: Path, port: int, cores: tuple[int, ...], dtype: str) -> Server:
-    """Prefill and decode workers on a core each; with one core they share it."""
-    flags = ("up", str(model), f"--port={port}", f"--dtype={dtype}", "--threads=1")
-    return Server("baton", _on_cores(cores, sys.executable, "-m", "services.cli.main", *flags), port, "/ready")
+def baton(model: Path, port: int, cores: tuple[int, ...], dtype: str, threads: int = 1) -> Server:
+    """A prefill and a decode worker. With one thread each has a core; with two each computes on both of two cores."""
+    flags = ("up", str(model), f"--port={port}", f"--dtype={dtype}", f"--threads={threads}")
+    name = BATON if threads == 1 else f"{BATON}, {threads} threads"
+    return Server(name, _on_cores(cores, sys.executable, "-m", "services.cli.main", *flags), port, "/ready")
+
+
+def is_baton(server: str) -> bool:
+    """Whether this is the name of one of `baton`."""
+    return server.partition(",")[0] == BATON
 
 
 def vllm(model: Path, port: int, cores: tuple[int, ...], dtype: str, venv: Path) -> Server:

@@ -1,16 +1,32 @@
 """Interleaving and what is kept of it; and that the probes measure something."""
 
+import contextlib
 import io
+import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 from rich.console import Console
 
 from bench.probes import LoopbackProbe, MemcpyProbe, process_cpu_s
 from bench.report import load_run
-from bench.rotations import Block, Finding, Record, Remark, Series, Timed, find, rotate, save, table_of, write_whole
+from bench.rotations import (
+    Block,
+    Finding,
+    Record,
+    Remark,
+    Series,
+    Timed,
+    find,
+    rotate,
+    rotate_turns,
+    save,
+    table_of,
+    write_whole,
+)
 
 
 def block(rotation: int, arm: str, value: float, before: float = 100.0, after: float = 100.0) -> Block:
@@ -163,3 +179,47 @@ def test_cpu_time_grows_with_work():
     before_s = process_cpu_s(os.getpid())
     sum(range(2_000_000))
     assert process_cpu_s(os.getpid()) > before_s
+
+
+def test_arms_that_never_met_in_a_rotation_have_no_ratio():
+    apart = [Block(0, "base", 1.0, 1.0, (1.0,)), Block(1, "arm", 1.0, 1.0, (2.0,))]
+    assert find("x", "", apart, ("arm",), lambda group: group[0].values[0]).num_rotations == 1
+    with pytest.raises(ValueError, match="no rotation has all of arm, base"):
+        find("x", "", apart, ("arm", "base"), lambda group: group[0].values[0] / group[1].values[0])
+
+
+def test_a_turn_ends_before_the_next_begins_and_one_that_fails_half_way_leaves_nothing():
+    running: list[str] = []
+    seen: list[int] = []
+    failures: list[tuple[int, str, str]] = []
+
+    @contextlib.contextmanager
+    def turn(name: str, rotation: int):
+        assert not running
+        running.append(name)
+        arms_run = itertools.count()
+
+        def arm() -> list[float]:
+            if (name, rotation) == ("b", 1) and next(arms_run) == 1:
+                raise RuntimeError("broke")
+            return [1.0]
+
+        try:
+            yield {f"{name}{number}": arm for number in range(3)}
+        finally:
+            running.remove(name)
+
+    blocks = rotate_turns(
+        {name: partial(turn, name) for name in "abc"},
+        lambda _: 1.0,
+        num_rotations=4,
+        seed=0,
+        console=Console(file=io.StringIO()),
+        on_failure=lambda rotation, name, error: failures.append((rotation, name, str(error))),
+        on_rotation=lambda blocks: seen.append(len(blocks)),
+    )
+    assert failures == [(1, "b", "broke")]
+    assert seen == [9, 15, 24, 33]
+    assert not [block for block in blocks if block.rotation == 1 and block.arm.startswith("b")]
+    orders = {tuple(block.arm[0] for block in blocks if block.rotation == rotation)[::3] for rotation in (0, 2, 3)}
+    assert len(orders) > 1
