@@ -78,7 +78,7 @@ def open_kernels(recipe: Recipe, path: Path) -> Kernels:
         multiply=_function(library, "multiply", _BOOL, *[_ADDRESS] * 4, _INT, _INT, _INT),
         linear_int8=_function(library, "linear_int8", _BOOL, *[_ADDRESS] * 3, _INT),
         attend=_function(library, "attend", _BOOL, _ADDRESS, _ADDRESS),
-        likeliest=_function(library, "likeliest", _ADDRESS, _INT, _INT, _ADDRESS),
+        likeliest=_function(library, "likeliest", _BOOL, _ADDRESS, _INT, _INT, _ADDRESS),
         set_threads=_function(library, "set_threads", _INT),
         draw=_function(library, "draw", _ADDRESS, _INT, _FLOAT, _INT, _FLOAT, _FLOAT, _DOUBLE, _ADDRESS),
     )

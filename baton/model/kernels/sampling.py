@@ -12,7 +12,7 @@ import torch
 
 from baton.domain.request import SamplingParams
 from baton.model.distribution import MIN_TEMPERATURE
-from baton.model.kernels.library import Kernels
+from baton.model.kernels.library import Kernels, takes
 
 
 class NativeChooser:
@@ -25,12 +25,13 @@ class NativeChooser:
         """Each row's; of equals the lowest id."""
         logits = _readable(logits)
         tokens = torch.empty(logits.shape[0], dtype=torch.int64)
-        self._kernels.likeliest(logits.data_ptr(), *logits.shape, tokens.data_ptr())
+        is_bfloat16 = logits.dtype is torch.bfloat16
+        self._kernels.likeliest(is_bfloat16, logits.data_ptr(), *logits.shape, tokens.data_ptr())
         return tokens
 
     def drawn(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
         """One token a row, by its parameters and its number in [0, 1)."""
-        logits = _readable(logits)
+        logits = _readable(logits).float()
         tokens = torch.empty(len(rows), dtype=torch.int64)
         vocab_size = logits.shape[1]
         for index, (row, uniform) in enumerate(zip(rows, uniforms, strict=True)):
@@ -44,4 +45,4 @@ class NativeChooser:
 def _readable(logits: torch.Tensor) -> torch.Tensor:
     if not logits.is_cpu or logits.dim() != 2:
         raise ValueError(f"kernels choose from [rows, vocab_size] on the CPU, not {tuple(logits.shape)}")
-    return logits.float().contiguous()
+    return (logits if takes(logits.dtype) else logits.float()).contiguous()

@@ -8,6 +8,7 @@
 
 #include "room.h"
 #include "simd.h"
+#include "team.h"
 
 namespace {
 
@@ -20,17 +21,30 @@ float largest(const float* x, int64_t n) {
     return most;
 }
 
-// The first of the largest; 0 where nothing is larger than anything, as among NaNs.
-int64_t likeliest(const float* logits, int64_t n) {
-    const float most = largest(logits, n);
-    constexpr int64_t kBlock = 64;
+// The first of the largest; 0 where nothing is larger than anything, as among NaNs. One pass finds the first block that
+// has it.
+template <typename T>
+int64_t likeliest(const T* logits, int64_t n) {
+    constexpr int64_t kBlock = 16 * kSpan;
+    float most = -std::numeric_limits<float>::infinity();
+    int64_t begin = 0;
     for (int64_t first = 0; first < n; first += kBlock) {
-        const int64_t end = std::min(first + kBlock, n);
-        bool here = false;
-        for (int64_t i = first; i < end; i++) here |= logits[i] == most;
-        for (int64_t i = first; here && i < end; i++)
-            if (logits[i] == most) return i;
+        float best = most;
+        if (first + kBlock <= n) {
+            Split parts = load_split(logits + first);
+            Vec even = larger(parts.a, splat(most)), odd = larger(parts.b, splat(most));
+            for (int64_t i = kSpan; i < kBlock; i += kSpan) {
+                parts = load_split(logits + first + i);
+                even = larger(parts.a, even), odd = larger(parts.b, odd);
+            }
+            best = largest_of(larger(even, odd));
+        } else {
+            for (int64_t i = first; i < n; i++) best = widen(logits[i]) > best ? widen(logits[i]) : best;
+        }
+        if (best > most) most = best, begin = first;
     }
+    for (int64_t i = begin; i < std::min(begin + kBlock, n); i++)
+        if (widen(logits[i]) == most) return i;
     return 0;
 }
 
@@ -130,8 +144,11 @@ thread_local Room room;
 
 }  // namespace
 
-BATON_API void baton_likeliest(const float* logits, int64_t num_rows, int64_t vocab_size, int64_t* tokens) {
-    for (int64_t row = 0; row < num_rows; row++) tokens[row] = likeliest(logits + row * vocab_size, vocab_size);
+BATON_API void baton_likeliest(bool is_bf16, const void* logits, int64_t num_rows, int64_t vocab_size, int64_t* tokens) {
+    for_parts(num_rows, [=](int64_t row) {
+        const int64_t first = row * vocab_size;
+        tokens[row] = is_bf16 ? likeliest((const bf16*)logits + first, vocab_size) : likeliest((const float*)logits + first, vocab_size);
+    });
 }
 
 // One row. top_k: at most vocab_size, 0 for all; top_p from 1 on and min_p 0 let everything through.
