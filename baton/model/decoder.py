@@ -78,7 +78,7 @@ def choose_backend(
     if flashinfer_serves(layers, storage):
         return FlashinferAttention(layers, storage)
     if kernels is not None and native_serves(kernels, layers, storage):
-        return NativeAttention(kernels, storage, max_native_segment_tokens(storage.keys(0).dtype))
+        return NativeAttention(kernels, storage, max_native_segment_tokens(kernels, storage.keys(0).dtype))
     return TorchAttention(storage)
 
 

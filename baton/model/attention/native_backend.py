@@ -1,8 +1,8 @@
 """Paged attention by the native kernels: rows and prompt chunks of one step in one call a layer, nothing gathered.
 
 Chosen by `choose_backend` where the kernels are there and right. Reads K and V where they lie in the pages; a slot that
-no query of the step sees is not touched. Runs on the calling thread alone, as one compute thread a process is the rule;
-where torch may be faster with prompt chunks (several threads, or a CPU that multiplies bfloat16 matrices), it has them.
+no query of the step sees is not touched. Where torch may be faster with prompt chunks (bfloat16 products that the
+kernels lack), it has them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from baton.model.attention.base import AttentionCall, Segment, StepMetadata
 from baton.model.attention.torch_backend import TorchAttention
 from baton.model.config import has_bfloat16_arithmetic
 from baton.model.geometry import ObservedLayer
+from baton.model.kernels.build import Level
 from baton.model.kernels.library import Kernels, takes
 from baton.model.storage import PageStorage
 
@@ -123,7 +124,12 @@ class NativeAttention:
         return out.to(call.query.dtype)
 
 
-def max_native_segment_tokens(dtype: torch.dtype) -> int | None:
-    """Up to how many new tokens a segment is the kernels' on this machine; None: any number."""
-    torch_is_faster = torch.get_num_threads() > 1 or (dtype == torch.bfloat16 and has_bfloat16_arithmetic())
-    return MAX_ROW_TOKENS if torch_is_faster else None
+def max_native_segment_tokens(kernels: Kernels, dtype: torch.dtype) -> int | None:
+    """Up to how many new tokens a segment is the kernels' on this machine; None: any number.
+
+    Torch has those of bfloat16 where it has products that `kernels` lack.
+    """
+    lacks_products = has_bfloat16_arithmetic() and (
+        kernels.level is not Level.AVX512_BF16 or torch.cpu._is_amx_tile_supported()
+    )
+    return MAX_ROW_TOKENS if dtype is torch.bfloat16 and lacks_products else None

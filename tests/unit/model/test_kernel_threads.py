@@ -9,6 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.model.attention.base import AttentionCall, Segment, plan_step
+from baton.model.attention.native_backend import NativeAttention
 from baton.model.kernels.build import Level
 from baton.model.kernels.check import first_wrong
 from baton.model.kernels.choice import KernelUse, choose_kernels
@@ -17,12 +20,15 @@ from baton.model.kernels.ops import NativeOps
 from baton.model.kernels.panels import PanelProduct
 from baton.model.ops import Activation
 from baton.model.quantized import QuantizedProduct
+from baton.model.storage import PageStorage
 from tests.kernels import kernel_levels
 
 pytestmark = pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
 
 LEVELS = kernel_levels()
 NUM_CALLS = 2000
+CHUNK, LONG_ROW = list(range(3, 18)), list(range(18, 25))
+"""Pages."""
 
 
 @pytest.fixture(params=LEVELS, ids=lambda level: level.value)
@@ -48,9 +54,22 @@ def works(kernels: Kernels) -> dict[str, Callable[[], torch.Tensor]]:
         "panels of bfloat16": lambda: half(many.bfloat16()),
         "int8, few rows": lambda: int8(few),
         "int8, many rows": lambda: int8(many),
+        "attention": lambda: attention(kernels),
         "norm": lambda: ops.rms_norm(many, torch.ones(64), 1e-6),
         "gate": lambda: ops.gated(many, Activation.SILU),
     }
+
+
+def attention(kernels: Kernels) -> torch.Tensor:
+    """Of rows and a chunk of several tiles."""
+    geometry = KVGeometry((LayerGeometry(2, 64, 64),), "float32", 16)
+    storage = PageStorage.allocate(geometry, 40)
+    for view in (storage.keys(0), storage.values(0)):
+        view.copy_(numbers(*view.shape))
+    segments = [Segment(0, 40, 1, [0, 1, 2]), Segment(1, 30, 200, CHUNK), Segment(201, 99, 1, LONG_ROW)]
+    backend = NativeAttention(kernels, storage)
+    backend.begin(plan_step(segments, 16))
+    return backend.attend(AttentionCall(0, numbers(202, 6, 64), 0.125))
 
 
 @pytest.mark.parametrize("num_threads", [2, 3, 8])

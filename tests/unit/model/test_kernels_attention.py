@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.model.attention import native_backend
 from baton.model.attention.base import AttentionCall, Segment, plan_step
-from baton.model.attention.native_backend import NativeAttention, native_serves
+from baton.model.attention.native_backend import (
+    MAX_ROW_TOKENS,
+    NativeAttention,
+    max_native_segment_tokens,
+    native_serves,
+)
 from baton.model.attention.torch_backend import TorchAttention
 from baton.model.geometry import ObservedLayer
 from baton.model.kernels.build import Level
@@ -106,10 +113,11 @@ def check(
 
 
 @pytest.mark.parametrize("level", kernel_levels())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("batch", sorted(BATCHES))
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_equals_attention_written_out(level: Level, case: str, batch: str):
-    check(level, SHAPES["grouped"], case, batch, 4, torch.float32)
+def test_equals_attention_written_out(level: Level, case: str, batch: str, dtype: torch.dtype):
+    check(level, SHAPES["grouped"], case, batch, 4, dtype)
 
 
 @pytest.mark.parametrize("level", kernel_levels())
@@ -131,9 +139,31 @@ def test_heads_that_end_in_half_a_span(level: Level, units: tuple[int, int], bat
 
 
 @pytest.mark.parametrize("level", kernel_levels())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("page_size", [2, 3, 16, 64, 100])
-def test_every_size_of_page(level: Level, page_size: int):
-    check(level, SHAPES["grouped"], "long_window", "mixed", page_size, torch.float32)
+def test_every_size_of_page(level: Level, page_size: int, dtype: torch.dtype):
+    check(level, SHAPES["grouped"], "long_window", "mixed", page_size, dtype)
+
+
+@pytest.mark.parametrize("level", kernel_levels())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 9])
+@pytest.mark.parametrize("slope", [2.0, -2.0])
+def test_scores_that_grow_or_fall_along_the_keys(level: Level, slope: float, num_tokens: int, dtype: torch.dtype):
+    """What was summed before a larger score fades, to nothing in the end; what comes after a large one is nothing."""
+    segments = [Segment(0, 200, num_tokens, list(range(14)))]
+    storage = filled_storage(LayerGeometry(2, 32, 32), 16, segments, dtype)
+    for position in range(segments[0].end):
+        storage.keys(1)[position // 16, :, position % 16] = slope * position / 32
+    backend = NativeAttention(load_kernels(level), storage)
+    backend.begin(plan_step(segments, 16))
+    call = AttentionCall(layer=1, query=torch.ones(num_tokens, 4, 32, dtype=dtype), scale=0.3)
+    out = backend.attend(call)
+    keys, values = history(storage, segments[0])
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-7
+    for offset in range(num_tokens):
+        wanted = naive(call, call.query[offset], keys, values, 200 + offset)
+        torch.testing.assert_close(out[offset].double(), wanted, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("level", kernel_levels())
@@ -166,15 +196,17 @@ def test_slots_that_no_query_sees_are_not_read(level: Level):
 
 
 @pytest.mark.parametrize("level", kernel_levels())
-def test_a_nan_that_a_query_sees_is_not_hidden(level: Level):
-    segments = [Segment(0, 30, 1, list(range(8)))]
-    storage = filled_storage(LayerGeometry(2, 32, 32), 4, segments, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_a_nan_that_a_query_sees_is_not_hidden(level: Level, num_tokens: int, dtype: torch.dtype):
+    segments = [Segment(0, 30, num_tokens, list(range(10)))]
+    storage = filled_storage(LayerGeometry(2, 32, 32), 4, segments, dtype)
     storage.keys(1)[3, 0, 2] = math.nan
     backend = NativeAttention(load_kernels(level), storage)
     backend.begin(plan_step(segments, 4))
-    out = backend.attend(AttentionCall(layer=1, query=torch.ones(1, 4, 32), scale=0.1))
-    assert out[0, :2].isnan().all(), "the heads of the first KV head"
-    assert torch.isfinite(out[0, 2:]).all()
+    out = backend.attend(AttentionCall(layer=1, query=torch.ones(num_tokens, 4, 32, dtype=dtype), scale=0.1))
+    assert out[:, :2].isnan().all(), "the heads of the first KV head"
+    assert torch.isfinite(out[:, 2:]).all()
 
 
 def observed(layer: LayerGeometry) -> ObservedLayer:
@@ -204,6 +236,22 @@ def test_one_step_equals_the_torch_backend_in_bfloat16(level: Level):
         backend.begin(step)
         outputs.append(backend.attend(AttentionCall(layer=1, query=query, scale=0.125)).float())
     torch.testing.assert_close(outputs[0], outputs[1], rtol=0.05, atol=0.05)
+
+
+def test_who_has_chunks(monkeypatch: pytest.MonkeyPatch):
+    """Torch, where it has products of bfloat16 that the kernels lack."""
+    pairs, none = (replace(load_kernels(kernel_levels()[0]), level=level) for level in (Level.AVX512_BF16, Level.AVX2))
+    has_arithmetic, has_tiles = True, False
+    monkeypatch.setattr(native_backend, "has_bfloat16_arithmetic", lambda: has_arithmetic)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_tiles)
+    assert max_native_segment_tokens(pairs, torch.bfloat16) is None
+    assert max_native_segment_tokens(none, torch.bfloat16) == MAX_ROW_TOKENS
+    assert max_native_segment_tokens(none, torch.float32) is None
+    has_tiles = True
+    assert max_native_segment_tokens(pairs, torch.bfloat16) == MAX_ROW_TOKENS
+    assert max_native_segment_tokens(pairs, torch.float32) is None
+    has_arithmetic = False
+    assert max_native_segment_tokens(none, torch.bfloat16) is None
 
 
 @pytest.mark.parametrize("limit", [1, 8, 20])

@@ -142,12 +142,15 @@ BATON_INLINE float sum_of(Vec v) {
         for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
     return lanes[0];
 }
+template <int kStride, int... kLane>
+BATON_INLINE Vec swapped(Vec v, std::integer_sequence<int, kLane...>) {
+    return __builtin_shufflevector(v, v, (kLane ^ kStride)...);
+}
+template <int kStride = kWidth / 2>
 BATON_INLINE float largest_of(Vec v) {
-    float lanes[kWidth];
-    store(lanes, v);
-    float best = lanes[0];
-    for (int i = 1; i < kWidth; i++) best = lanes[i] > best ? lanes[i] : best;
-    return best;
+    v = larger(v, swapped<kStride>(v, std::make_integer_sequence<int, kWidth>()));
+    if constexpr (kStride > 1) return largest_of<kStride / 2>(v);
+    return v[0];
 }
 
 // Lane i of the result is the sum of the lanes of rows[i]: pairs of rows are added half a row crosswise, until one is left.
@@ -188,6 +191,28 @@ BATON_INLINE Vec exp_of(Vec x) {
     poly = poly * part * part + part + 1.0f;
     BitVec power = ((BitVec)shifted - (BitVec)magic + 127) << 23;
     return too_large ? splat(__builtin_inff()) : poly * (Vec)power;
+}
+// 2^x for x up to 0, at least 2^-126; a NaN stays one. kTerms 4: to 3e-6 of the result; 6: to a float's precision.
+template <int kTerms>
+constexpr float kPowerTerms[kTerms] = {0.6931241751f, 0.2402409911f, 0.05590642616f, 0.009582852945f};
+template <>
+constexpr float kPowerTerms<6>[6] = {0.6931471825f,   0.2402264774f,   0.05550332367f,
+                                     0.009618436918f, 0.001339887385f, 0.0001535336196f};
+template <int kTerms>
+BATON_INLINE Vec power_of_two(Vec x) {
+    const Vec magic = splat(12582912.0f);
+    x = x < -126.0f ? splat(-126.0f) : x;
+    const Vec shifted = x + magic;
+    const Vec part = x - (shifted - magic);
+    Vec poly = splat(kPowerTerms<kTerms>[kTerms - 1]);
+    for (int i = kTerms - 2; i >= 0; i--) poly = poly * part + kPowerTerms<kTerms>[i];
+    return (poly * part + 1.0f) * (Vec)(((BitVec)shifted - (BitVec)magic + 127) << 23);
+}
+// Which of kWidth numbers from `first` are in [begin, end).
+BATON_INLINE IntVec inside(int first, int64_t begin, int64_t end) {
+    IntVec number;
+    for (int i = 0; i < kWidth; i++) number[i] = first + i;
+    return (number >= (int)begin) & (number < (int)end);
 }
 BATON_INLINE Vec tanh_of(Vec x) { return 1.0f - 2.0f / (exp_of(x * 2.0f) + 1.0f); }
 

@@ -1,0 +1,158 @@
+// Products of few queries with keys and values where they lie: nothing is laid out.
+//
+// Laying rows out as words (words.h) costs about as much as multiplying them by a handful of queries.
+#pragma once
+
+#include "simd.h"
+
+namespace {
+
+// Few queries as `Dot` prepares them, `stride` floats apart, and where their scores or weights are.
+struct Few {
+    const float* prepared;
+    int64_t prepared_stride;
+    float* scores;
+    int64_t scores_stride;
+};
+
+template <typename T>
+BATON_INLINE const typename Dot<T>::Prepared* prepared_of(const Few& few, int64_t q) {
+    return (const typename Dot<T>::Prepared*)(few.prepared + q * few.prepared_stride);
+}
+
+// ---- scores: dot products, kKeys keys at a time for kQueries queries
+
+template <typename T, int kQueries, int kKeys>
+BATON_INLINE void dots(const Few& few, int64_t q, const T* const* keys, int64_t dim, Vec (*sums)[kWidth]) {
+    using D = Dot<T>;
+    Vec held[kQueries][kKeys] = {};
+    int64_t d = 0;
+    for (; d + kSpan <= dim; d += kSpan) {
+        for (int part = 0; part < D::kParts; part++) {
+            Vec x[kQueries];
+            for (int i = 0; i < kQueries; i++) x[i] = D::part_prepared(prepared_of<T>(few, q + i) + d, part);
+            for (int k = 0; k < kKeys; k++) {
+                const Vec key = D::part(keys[k] + d, part);
+                for (int i = 0; i < kQueries; i++) held[i][k] = D::add(held[i][k], x[i], key);
+            }
+        }
+    }
+    if (d < dim) {
+        Vec x[kQueries];
+        for (int i = 0; i < kQueries; i++) x[i] = D::half_prepared(prepared_of<T>(few, q + i) + d);
+        for (int k = 0; k < kKeys; k++) {
+            const Vec key = D::half(keys[k] + d);
+            for (int i = 0; i < kQueries; i++) held[i][k] = D::add(held[i][k], x[i], key);
+        }
+    }
+    for (int i = 0; i < kQueries; i++)
+        for (int k = 0; k < kKeys; k++) sums[i][k] = held[i][k];
+}
+
+template <typename T, int kQueries, typename BeforeKeys>
+void score_some(
+    const Few& few, int64_t q, const T* const* keys, int64_t num_keys, int64_t dim, BeforeKeys before_keys) {
+    constexpr int kKeys = 4;
+    Vec sums[kQueries][kWidth];
+    for (int64_t key = 0; key < num_keys; key += kWidth) {
+        if (q == 0) before_keys(key);
+        for (int k = 0; k < kWidth; k += kKeys) {
+            const T* some[kKeys];
+            for (int i = 0; i < kKeys; i++) some[i] = keys[key + k + i < num_keys ? key + k + i : num_keys - 1];
+            Vec part[kQueries][kWidth];
+            dots<T, kQueries, kKeys>(few, q, some, dim, part);
+            for (int i = 0; i < kQueries; i++)
+                for (int j = 0; j < kKeys; j++) sums[i][k + j] = part[i][j];
+        }
+        for (int i = 0; i < kQueries; i++)
+            store(few.scores + (q + i) * few.scores_stride + key, sums_of_rows(sums[i]));
+    }
+}
+
+// Scores of `num_keys` rows, and of the last one again up to a multiple of kWidth. By threes, and by twos where one
+// would be left alone. `before_keys(key)` is called once before each kWidth of them.
+template <typename T, typename BeforeKeys>
+void score_in_place(
+    const Few& few, int64_t num_queries, const T* const* keys, int64_t num_keys, int64_t dim, BeforeKeys before_keys) {
+    for (int64_t q = 0; q < num_queries;) {
+        const int64_t left = num_queries - q;
+        if (left == 1) {
+            score_some<T, 1>(few, q, keys, num_keys, dim, before_keys);
+            q += 1;
+        } else if (left == 2 || left == 4) {
+            score_some<T, 2>(few, q, keys, num_keys, dim, before_keys);
+            q += 2;
+        } else {
+            score_some<T, 3>(few, q, keys, num_keys, dim, before_keys);
+            q += 3;
+        }
+    }
+}
+
+// ---- sums of values, split as `load_split` gives them
+
+// What is added to: [queries, dim].
+struct Sums {
+    float* sums;
+    int64_t dim;
+};
+
+template <typename T, int kQueries, int kSplits>
+void add_spans(const Few& few, int64_t q, const T* const* values, int64_t num_keys, int64_t d, const Sums& out) {
+    Vec sums[kQueries][2 * kSplits];
+    float* to = out.sums + q * out.dim + d;
+    for (int i = 0; i < kQueries; i++)
+        for (int c = 0; c < 2 * kSplits; c++) sums[i][c] = load(to + i * out.dim + c * kWidth);
+    for (int64_t key = 0; key < num_keys; key++) {
+        Split value[kSplits];
+        for (int c = 0; c < kSplits; c++) value[c] = load_split(values[key] + d + c * kSpan);
+        for (int i = 0; i < kQueries; i++) {
+            const Vec weight = splat(few.scores[(q + i) * few.scores_stride + key]);
+            for (int c = 0; c < kSplits; c++) {
+                sums[i][2 * c] += weight * value[c].a;
+                sums[i][2 * c + 1] += weight * value[c].b;
+            }
+        }
+    }
+    for (int i = 0; i < kQueries; i++)
+        for (int c = 0; c < 2 * kSplits; c++) store(to + i * out.dim + c * kWidth, sums[i][c]);
+}
+
+// The last half of a span.
+template <typename T, int kQueries>
+void add_half(const Few& few, int64_t q, const T* const* values, int64_t num_keys, int64_t d, const Sums& out) {
+    Vec sums[kQueries];
+    float* to = out.sums + q * out.dim + d;
+    for (int i = 0; i < kQueries; i++) sums[i] = load(to + i * out.dim);
+    for (int64_t key = 0; key < num_keys; key++) {
+        const Vec value = load(values[key] + d);
+        for (int i = 0; i < kQueries; i++) sums[i] += few.scores[(q + i) * few.scores_stride + key] * value;
+    }
+    for (int i = 0; i < kQueries; i++) store(to + i * out.dim, sums[i]);
+}
+
+template <typename T, int kQueries, int kSplits>
+void add_some(const Few& few, int64_t q, const T* const* values, int64_t num_keys, const Sums& out) {
+    int64_t d = 0;
+    for (; d + kSplits * kSpan <= out.dim; d += kSplits * kSpan)
+        add_spans<T, kQueries, kSplits>(few, q, values, num_keys, d, out);
+    for (; d + kSpan <= out.dim; d += kSpan) add_spans<T, kQueries, 1>(few, q, values, num_keys, d, out);
+    if (d < out.dim) add_half<T, kQueries>(few, q, values, num_keys, d, out);
+}
+
+// Adds every row of values times each query's weight of it, a float where its score was.
+template <typename T>
+void add_in_place(const Few& few, int64_t num_queries, const T* const* values, int64_t num_keys, const Sums& out) {
+    int64_t q = 0;
+    for (; q + 6 <= num_queries; q += 6) add_some<T, 6, 1>(few, q, values, num_keys, out);
+    switch (num_queries - q) {
+        case 5: add_some<T, 5, 1>(few, q, values, num_keys, out); break;
+        case 4: add_some<T, 4, 1>(few, q, values, num_keys, out); break;
+        case 3: add_some<T, 3, 2>(few, q, values, num_keys, out); break;
+        case 2: add_some<T, 2, 2>(few, q, values, num_keys, out); break;
+        case 1: add_some<T, 1, 4>(few, q, values, num_keys, out); break;
+        default: break;
+    }
+}
+
+}  // namespace
