@@ -32,14 +32,23 @@ constexpr int64_t kStepElements = kPanel * S::kInputs;
 template <typename S>
 constexpr int64_t kStepBytes = kStepElements<S> * sizeof(typename S::Weight);
 
-// Some steps of one panel, and what is fetched meanwhile: `ahead_step` bytes a step.
+// Some steps of one panel, and what is fetched meanwhile: `ahead_step` bytes a step. `is_read_once`: past the caches where
+// others keep what they will need again.
 template <typename S>
 struct Block {
     const typename S::Weight* weights;
     int64_t num_steps;
     const char* ahead;
     int64_t ahead_step;
+    bool is_read_once;
 };
+
+template <typename S>
+BATON_INLINE void fetch(const Block<S>& block, int64_t step) {
+    const char* at = block.ahead + step * block.ahead_step;
+    for (int64_t line = 0; line < kStepBytes<S>; line += 64)
+        block.is_read_once ? __builtin_prefetch(at + line, 0, 0) : __builtin_prefetch(at + line, 0, 2);
+}
 
 // sums: [kRows, kPanel], to which the block's are added unless it `is_first`.
 template <typename S, int kRows>
@@ -47,10 +56,8 @@ void tile(const Block<S>& block, const typename S::Input* x, int64_t x_stride, t
     using Sum = typename S::Sum;
     Sum a[kRows] = {}, b[kRows] = {};
     const auto* weights = block.weights;
-    const char* ahead = block.ahead;
     for (int64_t s = 0; s < block.num_steps; s++, weights += kStepElements<S>, x += S::kInputs) {
-        for (int64_t line = 0; line < kStepBytes<S>; line += 64) __builtin_prefetch(ahead + line, 0, 2);
-        ahead += block.ahead_step;
+        fetch(block, s);
         for (int part = 0; part < S::kParts; part++) {
             const auto low = S::weights(weights, 0, part), high = S::weights(weights, 1, part);
             for (int r = 0; r < kRows; r++) {
@@ -85,7 +92,7 @@ void multiply_block(const typename S::Weight* weights, int64_t num_steps, const 
     const char* next = (const char*)weights + (num_groups == 1 ? kAheadBytes : num_steps * kStepBytes<S>);
     for (int64_t group = 0; group < num_groups; group++) {
         const int64_t row = num_rows * group / num_groups, rows = num_rows * (group + 1) / num_groups - row;
-        const Block<S> block{weights, num_steps, next + group * num_steps * ahead_step, ahead_step};
+        const Block<S> block{weights, num_steps, next + group * num_steps * ahead_step, ahead_step, num_groups == 1};
         kTiles<S>[rows - 1](block, x + row * x_stride, x_stride, sums + row * kPanel, is_first);
     }
 }
