@@ -60,10 +60,17 @@ class SimBook:
         return await self._ask(lambda book: book.create(record))
 
     async def advance(
-        self, id: AttemptId, *events: RequestEvent, num_emitted: int = 0, failure_code: str = ""
+        self,
+        id: AttemptId,
+        *events: RequestEvent,
+        num_emitted: int = 0,
+        failure_code: str = "",
+        fingerprint: str = "",
     ) -> RequestState:
         return await self._ask(
-            lambda book: book.advance(id, *events, num_emitted=num_emitted, failure_code=failure_code)
+            lambda book: book.advance(
+                id, *events, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
+            )
         )
 
     async def get(self, id: RequestId) -> RequestRecord | None:

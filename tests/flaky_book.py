@@ -41,9 +41,15 @@ class PartedBook:
         return await self._there().create(record)
 
     async def advance(
-        self, id: AttemptId, *events: RequestEvent, num_emitted: int = 0, failure_code: str = ""
+        self,
+        id: AttemptId,
+        *events: RequestEvent,
+        num_emitted: int = 0,
+        failure_code: str = "",
+        fingerprint: str = "",
     ) -> RequestState:
-        return await self._there().advance(id, *events, num_emitted=num_emitted, failure_code=failure_code)
+        news = {"failure_code": failure_code, "fingerprint": fingerprint}
+        return await self._there().advance(id, *events, num_emitted=num_emitted, **news)
 
     async def get(self, id: RequestId) -> RequestRecord | None:
         return await self._there().get(id)

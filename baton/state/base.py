@@ -25,7 +25,11 @@ class StateUnavailable(BatonError):
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """What the book knows of a request. `attempt` fences: a write under a lower one is refused (`Superseded`)."""
+    """What the book knows of a request. `attempt` fences: a write under a lower one is refused (`Superseded`).
+
+    `fingerprint` is that of the workers which its newest placed attempt was given to; "" before the first, and in
+    records of a version that did not write it.
+    """
 
     id: RequestId
     attempt: int
@@ -35,6 +39,7 @@ class RequestRecord:
     num_prompt_tokens: int
     num_emitted: int = 0
     failure_code: str = ""
+    fingerprint: str = ""
 
 
 class CallStatus(enum.Enum):
@@ -112,15 +117,20 @@ class RequestStore(Protocol):
         ...
 
     async def advance(
-        self, id: AttemptId, *events: RequestEvent, num_emitted: int = 0, failure_code: str = ""
+        self,
+        id: AttemptId,
+        *events: RequestEvent,
+        num_emitted: int = 0,
+        failure_code: str = "",
+        fingerprint: str = "",
     ) -> RequestState:
         """Moves a record along the table, by one event or by several in one step, and returns its new state.
 
         RETRY and RESUME must come with the next attempt (stored attempt + 1) and raise the stored one; every other
         event must carry the stored attempt. `id` is that of the first event; of those that follow, each that opens an
-        attempt opens the next one. `num_emitted` never goes down; `failure_code` is that of the last event. Raises
-        `Superseded` for a lower attempt, `Broken` for an event the table does not have, or an unknown id; nothing is
-        changed then.
+        attempt opens the next one. `num_emitted` never goes down; `failure_code` is that of the last event;
+        `fingerprint` replaces the stored one unless it is "". Raises `Superseded` for a lower attempt, `Broken` for an
+        event the table does not have, or an unknown id; nothing is changed then.
         """
         ...
 

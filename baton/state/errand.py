@@ -88,13 +88,21 @@ class Errand:
             raise Superseded(f"no way from {held.state.value}/{held.attempt} to {goal.state.value}/{goal.attempt}")
         if events:
             first = AttemptId(goal.id, held.attempt + ledger.num_opened(events[0]))
-            await store.advance(first, *events, num_emitted=goal.num_emitted, failure_code=goal.failure_code)
+            fingerprint = goal.fingerprint if goal.fingerprint != held.fingerprint else ""
+            await store.advance(
+                first,
+                *events,
+                num_emitted=goal.num_emitted,
+                failure_code=goal.failure_code,
+                fingerprint=fingerprint,
+            )
             self.known = replace(
                 held,
                 attempt=goal.attempt,
                 state=goal.state,
                 num_emitted=max(held.num_emitted, goal.num_emitted),
                 failure_code=goal.failure_code,
+                fingerprint=goal.fingerprint or held.fingerprint,
             )
 
     async def _held(self, store: RequestStore) -> RequestRecord:

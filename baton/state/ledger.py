@@ -37,9 +37,15 @@ def check_new(record: RequestRecord) -> None:
 
 
 def moved(
-    record: RequestRecord, attempt: int, event: RequestEvent, *, num_emitted: int = 0, failure_code: str = ""
+    record: RequestRecord,
+    attempt: int,
+    event: RequestEvent,
+    *,
+    num_emitted: int = 0,
+    failure_code: str = "",
+    fingerprint: str = "",
 ) -> RequestRecord:
-    """The record after `event`; its failure code becomes that of this event.
+    """The record after `event`; its failure code becomes that of this event, and its fingerprint too, if there is one.
 
     Raises `Superseded` when `attempt` is lower than the one the event must carry, `Broken` when it is higher or the
     table lacks the event.
@@ -55,18 +61,25 @@ def moved(
         state=advance(record.state, event),
         num_emitted=max(record.num_emitted, num_emitted),
         failure_code=failure_code,
+        fingerprint=fingerprint or record.fingerprint,
     )
 
 
 def walked(
-    record: RequestRecord, attempt: int, events: Sequence[RequestEvent], *, num_emitted: int = 0, failure_code: str = ""
+    record: RequestRecord,
+    attempt: int,
+    events: Sequence[RequestEvent],
+    *,
+    num_emitted: int = 0,
+    failure_code: str = "",
+    fingerprint: str = "",
 ) -> RequestRecord:
     """The record after `events`, the first of which comes under `attempt`; the failure code becomes that of the last.
     Raises as `moved`."""
     after = record
     for position, event in enumerate(events):
         given = after.attempt + num_opened(event) if position else attempt
-        after = moved(after, given, event, num_emitted=num_emitted, failure_code=failure_code)
+        after = moved(after, given, event, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint)
     return after
 
 

@@ -79,12 +79,19 @@ class MemoryBook:
         return True
 
     async def advance(
-        self, id: AttemptId, *events: RequestEvent, num_emitted: int = 0, failure_code: str = ""
+        self,
+        id: AttemptId,
+        *events: RequestEvent,
+        num_emitted: int = 0,
+        failure_code: str = "",
+        fingerprint: str = "",
     ) -> RequestState:
         record = self._find(id.request_id)
         if record is None:
             raise Broken(f"{events[0].value} of {id}: no such request in the book")
-        after = ledger.walked(record, id.attempt, events, num_emitted=num_emitted, failure_code=failure_code)
+        after = ledger.walked(
+            record, id.attempt, events, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
+        )
         self._requests.keep(after)
         return after.state
 

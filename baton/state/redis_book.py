@@ -61,10 +61,15 @@ class RedisBook:
         return bool(created)
 
     async def advance(
-        self, id: AttemptId, *events: RequestEvent, num_emitted: int = 0, failure_code: str = ""
+        self,
+        id: AttemptId,
+        *events: RequestEvent,
+        num_emitted: int = 0,
+        failure_code: str = "",
+        fingerprint: str = "",
     ) -> RequestState:
         rules: list[str | int] = [id.attempt, _path(events)]
-        news: list[str | int] = [num_emitted, failure_code, milliseconds(self._options.retention_s)]
+        news: list[str | int] = [num_emitted, failure_code, milliseconds(self._options.retention_s), fingerprint]
         keys = [self._keys.request(id.request_id)]
         async with self._line.answering("advance"):
             outcome, state, attempt, num_passed = await self._advance(keys=keys, args=[*rules, *news])

@@ -146,13 +146,20 @@ class BookWriter:
             self._scribe.noted()
 
     def advance(
-        self, id: AttemptId, event: RequestEvent, *, num_emitted: int = 0, failure_code: str = ""
+        self,
+        id: AttemptId,
+        event: RequestEvent,
+        *,
+        num_emitted: int = 0,
+        failure_code: str = "",
+        fingerprint: str = "",
     ) -> RequestState:
         """Notes a step and returns the new state; the errors are those of `RequestStore.advance`."""
         errand = self._backlog.job(id.request_id)
         if errand is None or errand.ended:
             raise Broken(f"{event.value} of {id}: no such request here, or it has ended")
-        errand.aim(ledger.moved(errand.goal, id.attempt, event, num_emitted=num_emitted, failure_code=failure_code))
+        news = {"failure_code": failure_code, "fingerprint": fingerprint}
+        errand.aim(ledger.moved(errand.goal, id.attempt, event, num_emitted=num_emitted, **news))
         self._note(errand)
         return errand.goal.state
 

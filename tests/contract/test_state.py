@@ -89,6 +89,25 @@ async def test_a_whole_life_with_a_retry(book: StateBook) -> None:
     assert await book.get(REQUEST.id) == replace(REQUEST, attempt=2, state=RequestState.FINISHED, num_emitted=3)
 
 
+async def test_the_fingerprint_stays_until_another_one_comes(book: StateBook) -> None:
+    await book.create(REQUEST)
+    await book.advance(attempt(1), E.ENQUEUE)
+    assert await book.get(REQUEST.id) == replace(REQUEST, state=RequestState.QUEUED)
+    await book.advance(attempt(1), E.PROMISE, fingerprint="old")
+    await book.advance(attempt(1), E.INTERRUPT)
+    await book.advance(attempt(2), E.RETRY)
+    kept = await book.get(REQUEST.id)
+    assert kept == replace(REQUEST, attempt=2, state=RequestState.QUEUED, fingerprint="old")
+    await book.advance(attempt(2), E.PROMISE, fingerprint="new")
+    assert await book.get(REQUEST.id) == replace(kept, state=RequestState.PROMISED, fingerprint="new")
+
+
+async def test_a_request_is_entered_with_its_fingerprint(book: StateBook) -> None:
+    pinned = replace(REQUEST, fingerprint="old")
+    assert await book.create(pinned)
+    assert await book.get(REQUEST.id) == pinned
+
+
 async def test_several_events_are_one_step(book: StateBook) -> None:
     await book.create(REQUEST)
     life = (E.ENQUEUE, E.PROMISE, E.PREFILL, E.INTERRUPT, E.RETRY, E.PROMISE, E.DECODE, E.INTERRUPT)

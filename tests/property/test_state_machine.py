@@ -71,19 +71,27 @@ class Model:
         return free
 
     async def advance(
-        self, id: AttemptId, *events: RequestEvent, num_emitted: int = 0, failure_code: str = ""
+        self,
+        id: AttemptId,
+        *events: RequestEvent,
+        num_emitted: int = 0,
+        failure_code: str = "",
+        fingerprint: str = "",
     ) -> RequestState:
         before, attempt = list(self.requests.get(id.request_id, ())), id.attempt
         try:
             for position, event in enumerate(events):
                 attempt += position > 0 and event in OPENING
-                state = await self._step(AttemptId(id.request_id, attempt), event, num_emitted, failure_code)
+                step = AttemptId(id.request_id, attempt)
+                state = await self._step(step, event, num_emitted, failure_code, fingerprint)
         except (Broken, Superseded):
             self.requests[id.request_id] = before
             raise
         return state
 
-    async def _step(self, id: AttemptId, event: RequestEvent, num_emitted: int, failure_code: str) -> RequestState:
+    async def _step(
+        self, id: AttemptId, event: RequestEvent, num_emitted: int, failure_code: str, fingerprint: str
+    ) -> RequestState:
         held = await self.get(id.request_id)
         if held is None:
             raise Broken
@@ -98,6 +106,7 @@ class Model:
             state=TABLE[held.state, event],
             num_emitted=max(held.num_emitted, num_emitted),
             failure_code=failure_code,
+            fingerprint=fingerprint or held.fingerprint,
         )
         self.requests[id.request_id].append((self.clock(), after))
         return after.state
@@ -156,11 +165,13 @@ class Comparison(RuleBasedStateMachine):
         event=st.sampled_from(RequestEvent),
         num_emitted=st.integers(0, 9),
         failure_code=st.sampled_from(["", "worker_lost"]),
+        fingerprint=st.sampled_from(["", "old", "new"]),
     )
-    def advance(self, id: RequestId, attempt: int, event: RequestEvent, num_emitted: int, failure_code: str) -> None:
-        self.same(
-            lambda book: book.advance(AttemptId(id, attempt), event, num_emitted=num_emitted, failure_code=failure_code)
-        )
+    def advance(
+        self, id: RequestId, attempt: int, event: RequestEvent, num_emitted: int, failure_code: str, fingerprint: str
+    ) -> None:
+        news = {"failure_code": failure_code, "fingerprint": fingerprint}
+        self.same(lambda book: book.advance(AttemptId(id, attempt), event, num_emitted=num_emitted, **news))
         self.get(id)
 
     @rule(id=REQUEST_IDS, data=st.data())
@@ -169,7 +180,7 @@ class Comparison(RuleBasedStateMachine):
         steps = [event for state, event in TABLE if held is not None and state is held.state]
         if held is not None and steps:
             event = data.draw(st.sampled_from(steps))
-            self.advance(id, held.attempt + (event in OPENING), event, 0, "")
+            self.advance(id, held.attempt + (event in OPENING), event, 0, "", "")
 
     @rule(id=REQUEST_IDS, data=st.data())
     def walk(self, id: RequestId, data: st.DataObject) -> None:

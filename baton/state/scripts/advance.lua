@@ -1,7 +1,8 @@
 -- Moves a request along the table by one event or several: compare (attempt, state) and set, in one step.
 -- KEYS: 1 request hash.
 -- ARGV: 1 attempt of the first event, 2 the events as JSON, each [how many attempts it opens (0 or 1), its column of the
---       table {state: next state}], 3 num_emitted, 4 failure code, 5 retention in ms.
+--       table {state: next state}], 3 num_emitted, 4 failure code, 5 retention in ms,
+--       6 fingerprint (the stored one stays if it is empty).
 -- Returns {outcome, state, attempt, events passed}; outcome is moved, or unknown, superseded, ahead or illegal, with the
 -- state and attempt that the event met which could not be passed: nothing is changed then.
 local held = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'num_emitted')
@@ -26,5 +27,8 @@ for _, event in ipairs(cjson.decode(ARGV[2])) do
 end
 redis.call('HSET', KEYS[1], 'state', state, 'attempt', attempt,
   'num_emitted', math.max(num_emitted, tonumber(ARGV[3])), 'failure_code', ARGV[4])
+if ARGV[6] ~= '' then
+  redis.call('HSET', KEYS[1], 'fingerprint', ARGV[6])
+end
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return {'moved', state, attempt, num_passed}
