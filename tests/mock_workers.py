@@ -90,6 +90,7 @@ class MockWorker:
 
     role: WorkerRole
     prefills = False  # for itself; a decode worker may
+    fingerprint = "mock"
 
     def __init__(self, id: str, script: Sequence[At] = ()) -> None:
         self.id = WorkerId(id)
@@ -129,7 +130,7 @@ class MockWorker:
             incarnation=self.incarnation,
             address=f"127.0.0.1:{self.port}",
             model=MODEL,
-            fingerprint="mock",
+            fingerprint=self.fingerprint,
             page_size=PAGE_SIZE,
             max_model_len=200,
             vocab_size=2000,

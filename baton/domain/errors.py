@@ -14,7 +14,8 @@
     |  |- LeaseEnded          lease_ended
     |  |- IntegrityFailure    integrity_failure    bytes did not match their digest
     |  |- Superseded          superseded           a newer attempt exists
-    |  `- SentBack            sent_back            preempted and no host memory left
+    |  |- SentBack            sent_back            preempted and no host memory left
+    |  `- ModelReplaced       model_replaced       503, who could go on as it began is gone: ask anew
     |- Cancelled              cancelled            the client went away
     |- DeadlineExceeded       deadline_exceeded    504
     `- Broken                 broken               our own invariant failed: log and exit
@@ -121,6 +122,12 @@ class SentBack(Interrupted):
     """A row was preempted and there was no host memory to keep it."""
 
     code = "sent_back"
+
+
+class ModelReplaced(Interrupted):
+    """Tokens were given, and no worker is left that would go on like those that made them."""
+
+    code = "model_replaced"
 
 
 class Cancelled(BatonError):

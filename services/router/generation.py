@@ -19,7 +19,8 @@ class GenerationJob:
     """One sequence to generate, parsed once and trusted afterwards. `deadline_s` counts from admission.
 
     A job that is carried on brings what earlier attempts emitted (`dispatch` yields only what follows), how many prompt
-    tokens were cached then, and the attempt that the book has opened for it.
+    tokens were cached then, the attempt that the book has opened for it, and the fingerprint of the workers that had it
+    last: only such workers may go on, for what they emitted may have been heard though it is not in the book.
     """
 
     id: RequestId
@@ -31,6 +32,7 @@ class GenerationJob:
     attempt: int = 1
     emitted: tuple[OutputToken, ...] = ()
     num_cached_tokens: int = 0
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

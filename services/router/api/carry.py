@@ -90,8 +90,13 @@ class _Standing:
     def carried_on(self, epoch: int) -> GenerationJob:
         """A job that is not in the book yet may run all the same, so its attempts are fenced off by their numbers."""
         attempt = first_attempt(epoch) if self.record is None else self.record.attempt
-        journal = self.journal
-        return replace(self.job, attempt=attempt, emitted=journal.tokens, num_cached_tokens=journal.num_cached_tokens)
+        return replace(
+            self.job,
+            attempt=attempt,
+            emitted=self.journal.tokens,
+            num_cached_tokens=self.journal.num_cached_tokens,
+            fingerprint="" if self.record is None else self.record.fingerprint,
+        )
 
 
 class Carrier:

@@ -2,7 +2,8 @@
 
 "Not now" from one decode worker sends the attempt to another. Whom all have told "not now" stands in line: first come,
 first served, and only the first few ask again, when the workers said that it is worth it, so that a crowd that waits
-for pages neither overtakes itself nor drowns the workers in questions.
+for pages neither overtakes itself nor drowns the workers in questions. Who is pinned to workers that are not there
+waits outside the line: it must not hold up those who could be served.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import grpc
 
-from baton.domain.errors import DeadlineExceeded, Draining, Overloaded, WorkerLost
+from baton.domain.errors import BatonError, DeadlineExceeded, Draining, ModelReplaced, Overloaded, WorkerLost
 from baton.domain.ids import Incarnation, PageKey
 from baton.domain.request import EngineRequest
 from baton.kv.keys import page_keys
@@ -53,7 +54,7 @@ class NotNow:
 @dataclass(frozen=True, slots=True)
 class BookingLimits:
     """`promise_timeout_s`: for an answer, and for the promise to be used. `patience_s`: without any pair to ask, for
-    a request whose client has heard nothing yet; what is under way waits for workers until its deadline."""
+    a request whose client has heard nothing yet; what is under way, or pinned, waits for workers until its deadline."""
 
     promise_timeout_s: float
     patience_s: float
@@ -92,20 +93,27 @@ class Booker:
         self._num_in_line = 0
         self._answered_at = 0.0
 
-    async def book(self, request: EngineRequest, avoided: Avoided, deadline: float) -> Booking | None:
+    async def book(
+        self, request: EngineRequest, avoided: Avoided, deadline: float, fingerprint: str = ""
+    ) -> Booking | None:
         """A promise on the best pair that has room, waiting for one until `deadline` (of the loop's clock).
 
-        None when for `patience_s` there was no pair to ask at all, and no token was emitted yet. Raises
-        `DeadlineExceeded`, `PromiseLost`, or what a worker said is final.
+        With a `fingerprint` only pairs that have it are asked. None when for `patience_s` there was no pair to ask at
+        all, no token was emitted yet, and it is not pinned. Raises `DeadlineExceeded`, `ModelReplaced`, `PromiseLost`,
+        or what a worker said is final.
         """
+        search = _Search(self._ask(request, avoided, fingerprint), self._now())
         try:
             async with asyncio.timeout_at(deadline):
-                return await self._book(request, avoided)
+                while True:
+                    await self._until_of_its_kind(fingerprint)
+                    booking = await self._book(request, search)
+                    if booking is not None or not fingerprint:
+                        return booking
         except TimeoutError:
-            raise DeadlineExceeded(f"request {request.id.request_id} found no room in time") from None
+            raise self._too_late(request, fingerprint) from None
 
-    async def _book(self, request: EngineRequest, avoided: Avoided) -> Booking | None:
-        search = _Search(self._ask(request, avoided), self._now())
+    async def _book(self, request: EngineRequest, search: _Search) -> Booking | None:
         if not self._num_in_line and (booking := await self._ask_around(request, search)) is not None:
             return booking
         self._num_in_line += 1
@@ -115,9 +123,26 @@ class Booker:
         finally:
             self._num_in_line -= 1
 
+    async def _until_of_its_kind(self, fingerprint: str) -> None:
+        while not self._fleet.answers_like(fingerprint):
+            await self._fleet.changed()
+
+    def _too_late(self, request: EngineRequest, fingerprint: str) -> BatonError:
+        id = request.id.request_id
+        if self._fleet.answers_like(fingerprint) or not self._fleet.readiness()[0]:
+            return DeadlineExceeded(f"request {id} found no room in time")
+        return ModelReplaced(
+            f"request {id} was begun by workers with another model, other weights or another page geometry than all "
+            "that are here now, and none like them came back in time: ask anew"
+        )
+
     async def _wait_for_room(self, request: EngineRequest, search: _Search) -> Booking | None:
-        patience_s = math.inf if request.num_emitted else self._limits.patience_s
+        """Also None when no pair is left that the request is pinned to."""
+        pin = search.ask.fingerprint
+        patience_s = math.inf if request.num_emitted or pin else self._limits.patience_s
         while (booking := await self._ask_around(request, search)) is None:
+            if not self._fleet.answers_like(pin):
+                return None
             gives_up_at = max(search.began_at, self._answered_at) + patience_s
             if not search.busy_until and self._now() >= gives_up_at:
                 return None
@@ -134,10 +159,10 @@ class Booker:
             search.busy_until[pair.decode.incarnation] = self._answered_at + max(MIN_BUSY_S, answer.retry_after_s)
         return None
 
-    def _ask(self, request: EngineRequest, avoided: Avoided) -> Ask:
+    def _ask(self, request: EngineRequest, avoided: Avoided, fingerprint: str) -> Ask:
         max_tokens = request.num_prompt_tokens + request.stop.max_tokens
         keys = {size: page_keys(request.tokens, size, request.salt) for size in self._fleet.page_sizes()}
-        return Ask(len(request.tokens), max_tokens, keys, avoided)
+        return Ask(len(request.tokens), max_tokens, keys, avoided, fingerprint=fingerprint)
 
     async def _promise(self, request: EngineRequest, ask: Ask, pair: Pair) -> Booking | NotNow:
         """Asks one decode worker. Whatever goes wrong while it is asked, it is told to forget the promise."""

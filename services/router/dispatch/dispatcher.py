@@ -161,7 +161,14 @@ class TokenDispatcher:
         identity, num_prompt_tokens = self._identity, len(job.prompt_tokens)
         state = RequestState.QUEUED if job.attempt > 1 else RequestState.RECEIVED
         record = RequestRecord(
-            job.id, job.attempt, state, identity.router_id, identity.model, num_prompt_tokens, len(job.emitted)
+            job.id,
+            job.attempt,
+            state,
+            identity.router_id,
+            identity.model,
+            num_prompt_tokens,
+            len(job.emitted),
+            fingerprint=job.fingerprint,
         )
         deadline = asyncio.get_running_loop().time() + job.deadline_s
         return Journey(job, place, record, deadline, self._pen)
@@ -182,7 +189,7 @@ class TokenDispatcher:
 
     async def _book(self, journey: Journey) -> Booking:
         try:
-            booking = await self._booker.book(journey.request(), journey.avoided, journey.deadline)
+            booking = await self._booker.book(journey.request(), journey.avoided, journey.deadline, journey.pin)
         except PromiseLost as loss:
             journey.promise_lost(loss.pair)
             raise

@@ -117,6 +117,10 @@ class Fleet:
         rows = {pair.decode.incarnation: pair.decode.load.max_rows for pair in self._announced_pairs()}
         return sum(rows.values()) if rows else None
 
+    def answers_like(self, fingerprint: str) -> bool:
+        """Whether some linked pair makes the tokens that workers of `fingerprint` make; "" for any."""
+        return not fingerprint or any(pair.answers_like(fingerprint) for pair in self._announced_pairs())
+
     def listen(self, on_look: Callable[[], None]) -> None:
         """Calls `on_look` after every look at the registry, for as long as the fleet lives."""
         self._listeners.append(on_look)

@@ -43,7 +43,13 @@ class Pen(Protocol):
     def adopt(self, record: RequestRecord) -> None: ...
 
     def advance(
-        self, id: AttemptId, event: RequestEvent, *, num_emitted: int = 0, failure_code: str = ""
+        self,
+        id: AttemptId,
+        event: RequestEvent,
+        *,
+        num_emitted: int = 0,
+        failure_code: str = "",
+        fingerprint: str = "",
     ) -> RequestState: ...
 
     def write_tokens(
@@ -76,6 +82,7 @@ class Journey:
         self._pen = pen
         self._id = AttemptId(job.id, record.attempt)
         self._state = record.state
+        self._fingerprint = job.fingerprint
         self._emitted = [token.token for token in job.emitted]
         self._num_cached_tokens = job.num_cached_tokens
         _NUM_IN_STATE[self._state].inc()
@@ -99,6 +106,12 @@ class Journey:
     def state(self) -> RequestState:
         return self._state
 
+    @property
+    def pin(self) -> str:
+        """The fingerprint that the next attempt's workers must have: that of the workers which made the first token,
+        or had the job when it was taken over. "" while no token can have been heard."""
+        return self._fingerprint if self._emitted or self._job.fingerprint else ""
+
     def request(self) -> EngineRequest:
         """What the current attempt asks for: the prompt and all tokens emitted so far."""
         job = self._job
@@ -108,7 +121,8 @@ class Journey:
     def promised(self, booking: Booking) -> None:
         """The attempt has its workers."""
         self._pair = booking.pair
-        self._happen(RequestEvent.PROMISE)
+        self._fingerprint = booking.pair.fingerprint
+        self._happen(RequestEvent.PROMISE, fingerprint=self._fingerprint)
         if not booking.pair.local:
             self._happen(RequestEvent.PREFILL)
         if not self._emitted:
@@ -202,8 +216,9 @@ class Journey:
         self._happen(event, failure_code)
         _NUM_IN_STATE[self._state].dec()
 
-    def _happen(self, event: RequestEvent, failure_code: str = "") -> None:
+    def _happen(self, event: RequestEvent, failure_code: str = "", fingerprint: str = "") -> None:
         before, self._state = self._state, advance(self._state, event)
-        self._pen.advance(self._id, event, num_emitted=len(self._emitted), failure_code=failure_code)
+        news = {"failure_code": failure_code, "fingerprint": fingerprint}
+        self._pen.advance(self._id, event, num_emitted=len(self._emitted), **news)
         _NUM_IN_STATE[before].dec()
         _NUM_IN_STATE[self._state].inc()

@@ -1,9 +1,10 @@
 """Which prefill worker computes a prompt and which decode worker continues it. Called by `fleet`; no I/O, no clock.
 
-A pair is eligible when both workers are ready, not stuck, large enough, and the decode worker's link to this very
-incarnation of the prefill worker is up and has moved bytes. Among the eligible the cheapest wins, all costs in prefill
-tokens: what waits at prefill, what prefill must still compute, what must be moved, and how crowded decode is. Workers
-that earlier attempts of the request were lost on come last, not never. Equal pairs take turns.
+A pair is eligible when both workers are ready, not stuck, large enough, of the fingerprint that the request is pinned
+to, if it is, and the decode worker's link to this very incarnation of the prefill worker is up and has moved bytes.
+Among the eligible the cheapest wins, all costs in prefill tokens: what waits at prefill, what prefill must still
+compute, what must be moved, and how crowded decode is. Workers that earlier attempts of the request were lost on come
+last, not never. Equal pairs take turns.
 """
 
 from __future__ import annotations
@@ -47,6 +48,15 @@ class Pair:
     def incarnations(self) -> tuple[Incarnation, Incarnation]:
         return self.prefill.incarnation, self.decode.incarnation
 
+    @property
+    def fingerprint(self) -> str:
+        """Whose tokens they make: those of linked workers are equal."""
+        return self.decode.fingerprint
+
+    def answers_like(self, fingerprint: str) -> bool:
+        """Whether both workers are of that kind; all are when it is ""."""
+        return not fingerprint or all(worker.fingerprint == fingerprint for worker in self.workers)
+
 
 @dataclass(frozen=True, slots=True)
 class Avoided:
@@ -71,6 +81,7 @@ class Ask:
     """What a request needs. `num_tokens` are to be prefilled, `max_tokens` bounds them and all output together.
 
     `keys` are those of the full pages of the tokens, by page size. `busy` decode workers have just said "not now".
+    `fingerprint`: the only one that its workers may have, "" if any will do.
     """
 
     num_tokens: int
@@ -78,6 +89,7 @@ class Ask:
     keys: Mapping[int, Sequence[PageKey]]
     avoided: Avoided = Avoided()
     busy: frozenset[Incarnation] = frozenset()
+    fingerprint: str = ""
 
 
 class PrefixIndex:
@@ -157,7 +169,8 @@ def _joins(link: LinkRecord, prefill: WorkerRecord) -> bool:
 
 
 def _can_take(pair: Pair, ask: Ask) -> bool:
-    return pair.decode.incarnation not in ask.busy and capacity_tokens(pair) >= ask.max_tokens
+    free = pair.decode.incarnation not in ask.busy
+    return free and pair.answers_like(ask.fingerprint) and capacity_tokens(pair) >= ask.max_tokens
 
 
 def _cost(pair: Pair, ask: Ask, index: PrefixIndex) -> tuple[int, bool, float]:

@@ -190,3 +190,25 @@ def test_the_index_forgets_the_dead():
     assert index.num_hit_pages(Incarnation(1), KEYS) == 2
     assert index.num_hit_pages(Incarnation(2), KEYS) == 0
     assert len(index) == 2
+
+
+def test_a_pinned_request_goes_only_to_workers_of_its_fingerprint():
+    old = pairs(prefill(0, waiting_tokens=900), decode(0, running_rows=3))[0]
+    new = pairs(replace(prefill(1), fingerprint="new"), replace(decode(1), fingerprint="new"))[0]
+    assert chosen([old, new]) == ("prefill-1", "decode-1")
+    assert chosen([old, new], replace(ASK, fingerprint="f")) == ("prefill-0", "decode-0")
+    assert choose([new], replace(ASK, fingerprint="f"), PrefixIndex(100), 0) is None
+
+
+def test_a_pinned_request_takes_no_worker_that_prefills_for_itself_with_other_weights():
+    alone = replace(decode(0), prefills=True, fingerprint="f+int8")
+    (pair,) = linked_pairs([alone])
+    assert not pair.answers_like("f")
+    assert pair.answers_like("f+int8")
+    assert pair.answers_like("")
+
+
+def test_a_pair_is_of_a_fingerprint_only_if_both_workers_are():
+    (pair,) = pairs(prefill(0), replace(decode(0), fingerprint="new"))
+    assert not pair.answers_like("f")
+    assert not pair.answers_like("new")

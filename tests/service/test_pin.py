@@ -1,0 +1,196 @@
+"""A request that has given a token goes on only with workers like those that made it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.errors import ModelReplaced
+from baton.domain.ids import AttemptId, RequestId
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.request import OutputToken
+from services.router.api.http_errors import reply_to
+from services.router.dispatch.booking import MAX_ASKING
+from services.router.generation import GenerationChunk, GenerationJob
+from tests.mock_workers import At, Die, Hold, MockDecode, Phase, token_at
+from tests.service.dispatch_world import World, consume, job, scripted, tokens, two_looks, world
+from tests.service.takeover_world import opened, resumed
+from tests.service.takeover_world import world as routers
+
+pytestmark = pytest.mark.timeout(60)
+
+DEADLINE_S = 0.8
+
+
+class Selfish(MockDecode):
+    """Prefills for itself; two of one fingerprint are one model."""
+
+    prefills = True
+
+    def __init__(self, id: str, fingerprint: str, script: Sequence[At] = ()) -> None:
+        super().__init__(id, script)
+        self.fingerprint = fingerprint
+
+
+async def join(w: World, *workers: Selfish) -> None:
+    """They are there, and the router knows it."""
+    for worker in workers:
+        await worker.start()
+        w.cluster.decodes.append(worker)
+    await w.cluster.announce()
+    await two_looks(w)
+
+
+async def leave(w: World, worker: Selfish) -> None:
+    """It dies, and its record goes with it."""
+    w.cluster.decodes.remove(worker)
+    await w.book.withdraw(worker.id, worker.incarnation)
+    await worker.stop()
+
+
+@asynccontextmanager
+async def begun(
+    max_tokens: int = 5, deadline_s: float = 10.0
+) -> AsyncIterator[tuple[World, Selfish, list[GenerationChunk], AsyncGenerator[GenerationChunk]]]:
+    """A request that has two tokens of a worker of the old model, and hangs there."""
+    async with world([], []) as w:
+        old = Selfish("old-0", "old", [At(Phase.DECODE, Hold(), index=2)])
+        await join(w, old)
+        chunks = w.dispatcher.run(w.dispatcher.admit(job(max_tokens=max_tokens, deadline_s=deadline_s)))
+        seen = [await anext(chunks), await anext(chunks)]
+        yield w, old, seen, chunks
+
+
+async def test_a_replay_waits_for_workers_like_the_first_and_then_says_why_it_ends():
+    async with begun(deadline_s=DEADLINE_S) as (w, old, seen, chunks):
+        new = Selfish("new-0", "new")
+        await join(w, new)
+        await leave(w, old)
+        with pytest.raises(ModelReplaced, match="another model, other weights") as raised:
+            await consume(chunks)
+        assert tokens(seen) == scripted(2)
+        assert new.promises == []
+        reply = reply_to(raised.value)
+        assert (reply.status, reply.body.code) == (503, "model_replaced")
+        await w.writer.flush(5.0)
+        assert (await w.book.read_journal(RequestId("r"), 0, 0.0)).failure_code == "model_replaced"
+        assert await w.state(job()) is RequestState.FAILED
+
+
+async def test_a_replay_goes_to_a_worker_like_the_first_although_others_are_idle():
+    async with begun() as (w, old, seen, chunks):
+        twin, new = Selfish("old-1", "old"), Selfish("new-0", "new")
+        await join(w, twin, new)
+        await w.cluster.change_load(twin, running_rows=7)  # the dearer one
+        await two_looks(w)
+        await leave(w, old)
+        assert tokens(seen + await consume(chunks)) == scripted(5)
+        served = {worker.id: [request.id.attempt for request in worker.requests] for worker in (old, twin, new)}
+        assert served == {"old-0": [1], "old-1": [2], "new-0": []}
+
+
+async def test_a_worker_like_the_first_that_comes_back_in_time_is_waited_for():
+    async with begun() as (w, old, seen, chunks):
+        new = Selfish("new-0", "new")
+        await join(w, new)
+        await leave(w, old)
+        await w.generate(job("newcomer"))  # served meanwhile
+        back = Selfish("old-0", "old")
+        await join(w, back)
+        assert tokens(seen + await consume(chunks)) == scripted(5)
+        assert [request.id.request_id for request in new.requests] == ["newcomer"]
+
+
+async def test_those_who_wait_for_another_model_do_not_hold_up_newcomers():
+    """More than may stand at the head of the line."""
+    async with world([], []) as w:
+        old, new = Selfish("old-0", "old"), Selfish("new-0", "new")
+        await join(w, new)
+        waiting = [
+            replace(job(f"waits-{n}", deadline_s=5.0), attempt=1001, fingerprint=old.fingerprint)
+            for n in range(MAX_ASKING - 1)
+        ]
+        runs = [w.dispatcher.run(w.dispatcher.admit(one)) for one in waiting]
+        tasks = [asyncio.ensure_future(consume(run)) for run in runs]
+        assert tokens(await w.generate(job("newcomer", deadline_s=2.0))) == scripted(5)
+        await join(w, old)
+        for task in tasks:
+            assert tokens(await task) == scripted(5)
+        assert len(new.requests) == 1
+
+
+async def test_a_request_that_has_given_no_token_goes_to_whatever_there_is():
+    async with world([], []) as w:
+        old, new = Selfish("old-0", "old", [At(Phase.LAND, Die())]), Selfish("new-0", "new")
+        await join(w, old)
+        ticket = w.dispatcher.admit(job())
+        running = asyncio.ensure_future(consume(w.dispatcher.run(ticket)))
+        await old.reached(Phase.LAND)
+        await join(w, new)
+        await leave(w, old)
+        assert tokens(await running) == scripted(5)
+        record = await kept(w)
+        assert record.fingerprint == "new"
+
+
+async def kept(w: World):
+    await w.writer.flush(5.0)
+    record = await w.book.get(job().id)
+    assert record is not None
+    return record
+
+
+@pytest.mark.parametrize("num_journalled", [0, 2])
+async def test_a_job_that_is_taken_over_keeps_its_pin(num_journalled):
+    """Also with an empty journal: its client may have heard more than was written down."""
+    async with begun() as (w, old, _, chunks):
+        await chunks.aclose()
+        assert (await kept(w)).fingerprint == "old"
+        assert await w.book.advance(AttemptId(job().id, 2), RequestEvent.RESUME) is RequestState.QUEUED
+        new = Selfish("new-0", "new")
+        await join(w, new)
+        await leave(w, old)
+        emitted = tuple(OutputToken(index, token_at(index)) for index in range(num_journalled))
+        carried: GenerationJob = replace(
+            job(deadline_s=DEADLINE_S), attempt=2, emitted=emitted, fingerprint=(await kept(w)).fingerprint
+        )
+        with pytest.raises(ModelReplaced):
+            await w.generate(carried)
+        assert new.promises == []
+        assert (await kept(w)).fingerprint == "old"
+
+
+async def test_a_job_of_a_version_that_wrote_no_fingerprint_goes_to_whatever_there_is_and_is_pinned_then():
+    async with world([], []) as w:
+        new = Selfish("new-0", "new")
+        await join(w, new)
+        emitted = (OutputToken(0, token_at(0)),)
+        assert tokens(await w.generate(replace(job(), emitted=emitted))) == scripted(5)[1:]
+        assert (await kept(w)).fingerprint == "new"
+
+
+async def test_another_router_holds_to_the_pin(tmp_path):
+    """Through the whole router: its call is claimed by the other one, while only workers of another kind are left."""
+    async with routers(tmp_path, decode=[At(Phase.DECODE, Hold(), index=4)], request_deadline_s=4.0) as w:
+        (here, there), new = w.routers, Selfish("new-0", "new")
+        async with opened(here, max_tokens=8) as stream:
+            seen = await stream.take(4)
+            id = stream.call_id
+            await w.until_emitted(id, 4)
+            gone, w.cluster.prefills, w.cluster.decodes = w.cluster.workers, [], [new]
+            await new.start()
+            await w.cluster.announce()
+            here.book.away = True  # before its attempt is lost: the other router is to hear of it from the book
+            for worker in gone:
+                await w.book.withdraw(worker.id, worker.incarnation)
+                await worker.stop()
+            await w.until_owned(id, "router-1")
+        async with resumed(there, id, seen[-1].id) as stream:
+            rest = await stream.rest()
+        assert [event for event in rest if "choices" in event.data] == []
+        assert "model_replaced" in rest[-1].data
+        assert new.promises == []
