@@ -23,9 +23,9 @@ from simulation.prefill import SimPrefill
 from simulation.process import Process
 from simulation.reads import Wires
 from simulation.router import SimRouter
-from simulation.scenario import BOOK, FaultKind, FaultPlan, Scenario
+from simulation.scenario import BOOK, VERSIONS, FaultKind, FaultPlan, Scenario
 from simulation.trace import Trace
-from simulation.witness import Expected, WitnessedBook
+from simulation.witness import Breach, WitnessedBook
 
 Room = SimPrefill | SimDecode | SimRouter
 
@@ -33,7 +33,7 @@ Room = SimPrefill | SimDecode | SimRouter
 class Cluster:
     """Every process of a world. Made inside the running loop.
 
-    `violated` hears of processes that crash; `expected`: what the model says in a job, for who watches the book.
+    `violated` hears of processes that crash; `breach`: what is wrong with a job's tokens, for who watches the book.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Cluster:
         parts: Parts,
         trace: Trace,
         violated: Callable[[Violation], None],
-        expected: Expected,
+        breach: Breach,
     ) -> None:
         self._scenario = scenario
         self._parts = parts
@@ -55,7 +55,8 @@ class Cluster:
         self._dead: list[Process] = []
         self._names = [*scenario.routers, *scenario.prefills, *scenario.decodes]
         self._health = Health(scenario)
-        self._expected = expected
+        self._breach = breach
+        self._versions = dict.fromkeys([*scenario.prefills, *scenario.decodes], VERSIONS[0])
         self.rooms: dict[str, Room] = {}
         self.book_host = BookHost(self._make_book)
         for name in self._names:
@@ -109,10 +110,12 @@ class Cluster:
 
     def _strike_process(self, fault: FaultPlan, process: Process) -> None:
         until_s = asyncio.get_running_loop().time() + fault.duration_s
+        if fault.kind is FaultKind.UPGRADE:
+            self._versions[process.name] = VERSIONS[-1]
         match fault.kind:
             case FaultKind.KILL:
                 self._end(process, fault.duration_s, cleanly=False)
-            case FaultKind.DRAIN if process.alive:
+            case FaultKind.DRAIN | FaultKind.UPGRADE if process.alive:
                 process.spawn(self._drain(process, fault.duration_s), f"{process.name} leaves")
             case FaultKind.FREEZE:
                 process.frozen_until_s = max(until_s, process.frozen_until_s)
@@ -156,9 +159,9 @@ class Cluster:
     def _open(self, name: str, process: Process) -> None:
         scenario, common = self._scenario, (process, self._network, self._wires, self.book_host, self._parts)
         if name in scenario.prefills:
-            self.rooms[name] = SimPrefill(*common, scenario, self._crashed)
+            self.rooms[name] = SimPrefill(*common, scenario, self._crashed, self._versions[name])
         elif name in scenario.decodes:
-            self.rooms[name] = SimDecode(*common, scenario, self._crashed)
+            self.rooms[name] = SimDecode(*common, scenario, self._crashed, self._versions[name])
         else:
             clock = asyncio.get_running_loop().time
             deadline_s = scenario.deadline_s
@@ -176,7 +179,7 @@ class Cluster:
             worker_ttl_s=sizes.worker_ttl_s, owner_ttl_s=sizes.owner_ttl_s, heartbeat_s=sizes.heartbeat_s
         )
         book = self._parts.book(options, clock=clock)
-        return cast(StateBook, WitnessedBook(book, self._is_well, self._expected, self._violated))
+        return cast(StateBook, WitnessedBook(book, self._is_well, self._breach, self._violated))
 
     def _is_well(self, owner: OwnerId) -> bool:
         """Whether a router has had no reason to lose its lease."""

@@ -38,7 +38,7 @@ from simulation.engine import Engine, SimMailbox, SimRunner
 from simulation.memory import SimMemory
 from simulation.network import Host, Network
 from simulation.oracle import Emissions, Violation, check_idle, check_pages
-from simulation.parts import FINGERPRINT, INTAKE, MODEL, SIZES, Parts
+from simulation.parts import INTAKE, MODEL, SIZES, Parts, fingerprint
 from simulation.process import OnCrash, Process
 from simulation.reads import SimPuller, Wires
 from simulation.scenario import VOCAB_SIZE, Scenario
@@ -54,10 +54,11 @@ class SimDecode:
 
     def __init__(
         self, process: Process, network: Network, wires: Wires, book: BookHost, parts: Parts,
-        scenario: Scenario, on_crash: OnCrash,
+        scenario: Scenario, on_crash: OnCrash, version: int,
     ) -> None:  # fmt: skip
         num_host_pages = scenario.num_host_pages
         self.process = process
+        self._fingerprint = fingerprint(version)
         self._network = network
         self._lifetime = parts.lifetime(asyncio.Event())
         self._emissions = Emissions(process.name)
@@ -68,7 +69,7 @@ class SimDecode:
         self._puller = SimPuller(process, wires.add_reader(process), self._memory, self._pulled)
         sim_book = SimBook(book, network, process, SIZES.heartbeat_s)
         self._presence = Presence(sim_book, self._record, SIZES.heartbeat_s, process.kill)
-        identity = LinkIdentity(WorkerId(process.name), process.incarnation, MODEL, FINGERPRINT, PAGE_BYTES)
+        identity = LinkIdentity(WorkerId(process.name), process.incarnation, MODEL, self._fingerprint, PAGE_BYTES)
         self._links = Links(
             identity, sim_book, SimChannels(network, process), cast(ThreadedPuller, self._puller), self._mailbox,
             self._presence.changed, LINK_PATIENCE_TTLS * SIZES.worker_ttl_s,
@@ -76,7 +77,7 @@ class SimDecode:
         self._handoffs = parts.handoffs(self._links, self._mailbox, SIZES.renew_s, INTAKE)
         self._outbox = Outbox(WorkerId(process.name), TRANSPORT, self._streams, self._handoffs)
         host = SimMemory(max(1, num_host_pages), PAGE_BYTES)
-        runner = SimRunner(self._memory, SIZES.page_size, VOCAB_SIZE, host)
+        runner = SimRunner(self._memory, SIZES.page_size, VOCAB_SIZE, host, version)
         self._engine = Engine(process, runner, self._mailbox.time_out, self._check, on_crash, scenario.mean_step_s)
         self._prefills = process.name in scenario.selfish
         self._loop = self._make_loop(runner, parts, scenario.digests, num_host_pages)
@@ -140,7 +141,7 @@ class SimDecode:
             incarnation=self.process.incarnation,
             address=self.process.name,
             model=MODEL,
-            fingerprint=FINGERPRINT,
+            fingerprint=self._fingerprint,
             page_size=SIZES.page_size,
             max_model_len=SIZES.max_model_len,
             vocab_size=VOCAB_SIZE,

@@ -33,6 +33,7 @@ TO_THE_BOOK = (FaultKind.KILL, FaultKind.FREEZE)
 BETWEEN_TWO = (FaultKind.CUT, FaultKind.MUTE, FaultKind.SLOW)
 LONGEST_S = {
     FaultKind.DRAIN: MAX_AWAY_S,
+    FaultKind.UPGRADE: MAX_AWAY_S,
     FaultKind.FREEZE: MAX_SILENCE_S,
     FaultKind.CUT: MAX_SILENCE_S,
     FaultKind.MUTE: MAX_SILENCE_S,
@@ -41,7 +42,14 @@ LONGEST_S = {
 
 def scenario_of(seed: int) -> Scenario:
     """Of ten in a row, one is undisturbed, in one processes only drain, and one begins with a burst; in three it is
-    mostly the routers and their way to the book that fail, while answers are long."""
+    mostly the routers and their way to the book that fail, while answers are long; in one all workers are upgraded."""
+    scenario = _scenario_of(seed)
+    if seed % 10 == 6:
+        scenario = replace(scenario, faults=(*scenario.faults, *_rollout(Random(f"rollout {seed}"), scenario)))
+    return scenario
+
+
+def _scenario_of(seed: int) -> Scenario:
     rng = Random(f"scenario {seed}")
     match seed % 10:
         case 0:
@@ -135,6 +143,11 @@ def _noise(rng: Random, digests: bool) -> Noise:
 def _drain(rng: Random, scenario: Scenario) -> FaultPlan:
     target = rng.choice([*scenario.prefills, *scenario.decodes, *scenario.routers])
     return FaultPlan(FaultKind.DRAIN, rng.uniform(BEGIN_S, END_S), rng.uniform(0.05, MAX_AWAY_S), target)
+
+
+def _rollout(rng: Random, scenario: Scenario) -> list[FaultPlan]:
+    """Every worker gets the next version of the model, one after another or several at a time."""
+    return [_plan(rng, FaultKind.UPGRADE, worker) for worker in (*scenario.prefills, *scenario.decodes)]
 
 
 def _to_a_rival(rng: Random, scenario: Scenario) -> FaultPlan:

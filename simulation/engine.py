@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
-from baton.engine.batch import Batch, StepOutput
+from baton.domain.request import SampledToken
+from baton.engine.batch import Batch, SampleSpec, StepOutput
 from baton.engine.fake_runner import FakeRunner
 from baton.engine.mailbox import Mailbox
 from baton.engine.thread import EngineLoop
+from baton.kv.memory import PageMemory
 from simulation.process import Process
 
 Command = TypeVar("Command")
@@ -61,13 +64,23 @@ class SimMailbox(Mailbox[Command]):
 
 
 class SimRunner(FakeRunner):
-    """The fake model; remembers whether it was asked."""
+    """The fake model in one of its versions; remembers whether it was asked."""
 
     has_run = False
+
+    def __init__(
+        self, memory: PageMemory, page_size: int, vocab_size: int, host: PageMemory | None = None, version: int = 0
+    ) -> None:
+        super().__init__(memory, page_size, vocab_size, host)
+        self._version = version
 
     def run(self, batch: Batch) -> StepOutput:
         self.has_run = True
         return super().run(batch)
+
+    def _sample(self, spec: SampleSpec) -> SampledToken:
+        sampling = replace(spec.sampling, seed=spec.sampling.seed + self._version)
+        return super()._sample(replace(spec, sampling=sampling))
 
 
 class Engine:

@@ -1,7 +1,8 @@
 """What must hold, and who broke it. Every room asks it after every event; the first violation ends the run.
 
 I1, I5, I6: `check_pages`, `check_idle`. I2 is the fake runner's: it reads back every position before it computes. I3,
-I4: `Emissions` in every worker, `client.Client` at the end of the line. I7: `clock.Stalled`. I8, I9: `world`.
+I4: `Emissions` in every worker, `client.Client` at the end of the line. I7: `clock.Stalled`. I8, I9: `world`. I10 (all
+tokens of a sequence are one model's): `answer`, and `witness` for what is journalled.
 """
 
 from __future__ import annotations

@@ -66,5 +66,11 @@ class Sizes:
 
 SIZES = Sizes()
 MODEL = "fake"
-FINGERPRINT = "fake"
+
+
+def fingerprint(version: int) -> str:
+    """Of workers that have this version of the model."""
+    return f"{MODEL} {version}"
+
+
 INTAKE = Intake(VOCAB_SIZE, SIZES.max_model_len)

@@ -34,7 +34,7 @@ from simulation.engine import Engine, SimMailbox, SimRunner
 from simulation.memory import SimMemory
 from simulation.network import Host, Network
 from simulation.oracle import Emissions, check_idle, check_pages
-from simulation.parts import FINGERPRINT, INTAKE, MODEL, SIZES, Parts
+from simulation.parts import INTAKE, MODEL, SIZES, Parts, fingerprint
 from simulation.process import OnCrash, Process
 from simulation.reads import Wires
 from simulation.scenario import VOCAB_SIZE, Scenario
@@ -49,10 +49,11 @@ class SimPrefill:
 
     def __init__(
         self, process: Process, network: Network, wires: Wires, book: BookHost, parts: Parts,
-        scenario: Scenario, on_crash: OnCrash,
+        scenario: Scenario, on_crash: OnCrash, version: int,
     ) -> None:  # fmt: skip
         digests = scenario.digests
         self.process = process
+        self._fingerprint = fingerprint(version)
         self._network = network
         self._lifetime = parts.lifetime(asyncio.Event())
         self._emissions = Emissions(process.name)
@@ -61,7 +62,7 @@ class SimPrefill:
         self._offers = parts.offer_book(self._cache.pool, SIZES.lease_s, grants_leases=not digests)
         limits = PrefillLimits(SIZES.page_size, SIZES.token_budget, SIZES.max_chunking, SIZES.max_pinned_pages)
         scheduler = parts.prefill_scheduler(self._cache, self._offers, limits)
-        runner = SimRunner(self._memory, SIZES.page_size, VOCAB_SIZE)
+        runner = SimRunner(self._memory, SIZES.page_size, VOCAB_SIZE, version=version)
         self._mailbox: SimMailbox[PrefillCommand] = SimMailbox(1024, self._seen)
         self._streams: Streams[StreamEvent] = Streams(on_empty=self._lifetime.idle)
         self._handoffs = HandoffLog()
@@ -98,7 +99,7 @@ class SimPrefill:
     def _listen(self, metadata: bytes, granted_lease_s: float | None) -> None:
         worker_id, memory = WorkerId(self.process.name), self._memory
         terms = LinkTerms(
-            worker_id, self.process.incarnation, MODEL, FINGERPRINT, {TRANSPORT: metadata}, memory.address,
+            worker_id, self.process.incarnation, MODEL, self._fingerprint, {TRANSPORT: metadata}, memory.address,
             memory.num_pages, memory.page_bytes, WATCH_TIMEOUT_S, granted_lease_s,
         )  # fmt: skip
         server = SimServer()
@@ -115,7 +116,7 @@ class SimPrefill:
             incarnation=self.process.incarnation,
             address=self.process.name,
             model=MODEL,
-            fingerprint=FINGERPRINT,
+            fingerprint=self._fingerprint,
             page_size=SIZES.page_size,
             max_model_len=SIZES.max_model_len,
             vocab_size=VOCAB_SIZE,

@@ -23,6 +23,10 @@ CALM_S = END_S + MAX_SILENCE_S + 0.1
 VOCAB_SIZE = 3
 MAX_CHOICES = 2
 
+VERSIONS = (0, 1)
+"""Of the model: workers begin with the first, and after an upgrade have the second. No two say the same after anything,
+so a token tells whose it is."""
+
 NO_ROUTER = "no_router"
 """What a client says that finds no router to ask."""
 
@@ -37,6 +41,7 @@ class FaultKind(enum.Enum):
     FREEZE = "freeze"  # SIGSTOP, then SIGCONT
     STICK = "stick"  # the engine hangs in a step, the rest lives
     DRAIN = "drain"  # SIGTERM; restarted `duration_s` after it has left
+    UPGRADE = "upgrade"  # as DRAIN, and what is started then has the next version of the model
     CUT = "cut"  # no message gets through
     MUTE = "mute"  # what the target sends does not reach the peer
     SLOW = "slow"  # messages take long

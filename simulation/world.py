@@ -81,7 +81,7 @@ class _World:
     async def live(self) -> None:
         """Everything, until the end or the first violation."""
         loop = asyncio.get_running_loop()
-        cluster = self._cluster = Cluster(self._scenario, self._parts, self._trace, self.violated, self._said_alone)
+        cluster = self._cluster = Cluster(self._scenario, self._parts, self._trace, self.violated, self._breach)
         for plan in self._scenario.clients:
             loop.call_at(plan.at_s, self._arrive, cluster, plan)
         for fault in self._scenario.faults:
@@ -147,13 +147,13 @@ class _World:
         client.arrive([partial(cluster.router, name) for name in (plan.router, *others)])
         return client
 
-    def _said_alone(self, job: RequestId) -> Sequence[int] | None:
-        """What the model says in a job, when it is a client's."""
+    def _breach(self, job: RequestId, said: Sequence[int]) -> str:
+        """The rule that the tokens break, when the job is a client's."""
         for client in self.clients:
             jobs = [client.call_id, *(f"{client.call_id}-{n}" for n in range(1, client.plan.num_choices))]
             if job in jobs:
-                return client.answer.expected[jobs.index(job)]
-        return None
+                return client.answer.breach(jobs.index(job), said)
+        return ""
 
     def _probe(self, cluster: Cluster) -> list[Client]:
         """A few clients more than can be served at once anywhere; all of them must be."""

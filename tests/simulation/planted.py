@@ -12,6 +12,8 @@ import grpc
 from baton.domain.errors import WorkerLost
 from baton.domain.handoff import LandingEvent, SourceEvent, advance_landing
 from baton.domain.ids import AttemptId, OwnerId, RequestId
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.request import EngineRequest
 from baton.engine import observe
 from baton.engine.batch import Batch, StepOutput
 from baton.kv.pages import Hold
@@ -29,8 +31,10 @@ from services.decode.landing import Landing, LandingBook
 from services.decode.links import Link
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.offers import OfferBook, _Offer
+from services.router.dispatch.booking import Booker, Booking
 from services.router.dispatch.dispatcher import TokenDispatcher
 from services.router.dispatch.journey import Journey
+from services.router.dispatch.placement import Avoided
 from services.router.generation import GenerationChunk
 
 
@@ -183,6 +187,28 @@ class DropsWhoWaits(TokenDispatcher):
         async with aclosing(super()._attempts(journey)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+
+class _AsksAnybody(Booker):
+    async def book(
+        self, request: EngineRequest, avoided: Avoided, deadline: float, fingerprint: str = ""
+    ) -> Booking | None:
+        return await super().book(request, avoided, deadline)
+
+
+class ForgetsThePin(TokenDispatcher):
+    """Goes on with whatever workers there are."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._booker = _AsksAnybody(self._fleet, self._aborts, self._limits.booking)
+
+
+class KeepsNoFingerprint(MemoryBook):
+    """Whoever takes a request over does not learn which model began it."""
+
+    async def advance(self, id: AttemptId, *events: RequestEvent, **news: Any) -> RequestState:
+        return await super().advance(id, *events, **{**news, "fingerprint": ""})
 
 
 class MeasuresFromTheReply(Handoffs):

@@ -74,6 +74,38 @@ def test_a_claim_without_compare_and_set_is_found():
     assert found.rule == "I3"
 
 
+@pytest.mark.parametrize("parts", [Parts(dispatcher=planted.ForgetsThePin)], ids=["replay"])
+def test_an_answer_of_two_models_is_found(parts: Parts):
+    rollouts = range(6, 406, 10)
+    found = next((v for v in (run(scenario_of(seed), parts) for seed in rollouts) if v.violation is not None), None)
+    assert found is not None
+    assert found.violation is not None
+    assert found.violation.rule == "I10"
+    assert run(found.scenario).violation is None
+
+
+def taken_over(seed: int) -> Scenario:
+    """A router dies with its calls under way, and by then every worker is about to get the next model."""
+    quiet = scenario_of(seed).without_faults()
+    workers = (*quiet.prefills, *quiet.decodes)
+    clients = tuple(
+        replace(client, router="router-0", patience_s=None, returns=True, max_tokens=12, stop_token=None)
+        for client in quiet.clients
+    )
+    rollout = [FaultPlan(FaultKind.UPGRADE, BEGIN_S + 0.6, 0.1, worker) for worker in workers]
+    dies = FaultPlan(FaultKind.KILL, BEGIN_S + 0.5, 9.0, "router-0")
+    return replace(quiet, num_routers=2, clients=clients, faults=(dies, *rollout), mean_step_s=0.2, deadline_s=8.0)
+
+
+def test_a_takeover_that_does_not_learn_the_pin_is_found():
+    seeds, parts = range(7, 107, 10), Parts(book=planted.KeepsNoFingerprint)
+    found = next((v for v in (run(taken_over(seed), parts) for seed in seeds) if v.violation is not None), None)
+    assert found is not None
+    assert found.violation is not None
+    assert found.violation.rule == "I10"
+    assert run(found.scenario).violation is None
+
+
 def shaky(seed: int) -> Scenario:
     """No digests; prefill and decode hear each other late or not at all, while reads take long."""
     quiet = scenario_of(seed)

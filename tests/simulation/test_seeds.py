@@ -21,7 +21,7 @@ BEGINNINGS = (
 )
 PARTS_OF_LINES = (
     *("keepalive", "code=worker_lost", "code=link_broken", "code=sent_back", "code=integrity_failure"),
-    *("refused overloaded", "refused no_workers"),
+    *("refused overloaded", "refused no_workers", "failed model_replaced"),
 )
 
 
