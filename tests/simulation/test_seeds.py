@@ -21,7 +21,7 @@ BEGINNINGS = (
 )
 PARTS_OF_LINES = (
     *("keepalive", "code=worker_lost", "code=link_broken", "code=sent_back", "code=integrity_failure"),
-    *("refused overloaded", "refused no_workers", "failed model_replaced"),
+    *("refused overloaded", "refused no_workers"),
 )
 
 
@@ -62,6 +62,14 @@ def test_what_is_simulated_happens():
         assert any(text.startswith(begins) for text in texts), begins
     for holds in PARTS_OF_LINES:
         assert any(holds in text for text in texts), holds
+
+
+def test_answers_meet_a_change_of_model():
+    """In mid-run every worker is upgraded: some answers lose the last worker that could have ended them."""
+    verdicts = [verdict_of(seed) for seed in range(6, 150, 10)]
+    assert [verdict.violation for verdict in verdicts] == [None] * len(verdicts)
+    outcomes = Counter(outcome.split(" ", 1)[1].strip() for verdict in verdicts for outcome in verdict.outcomes)
+    assert outcomes["finished"] > outcomes["failed model_replaced"] > 0
 
 
 def test_nobody_fails_because_processes_leave():
