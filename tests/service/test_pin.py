@@ -14,10 +14,11 @@ from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import OutputToken
 from services.router.api.http_errors import reply_to
+from services.router.dispatch.admission import DoorLimits
 from services.router.dispatch.booking import MAX_ASKING
 from services.router.generation import GenerationChunk, GenerationJob
 from tests.mock_workers import At, Die, Hold, MockDecode, Phase, token_at
-from tests.service.dispatch_world import World, consume, job, scripted, tokens, two_looks, world
+from tests.service.dispatch_world import LIMITS, World, consume, job, scripted, tokens, two_looks, world
 from tests.service.takeover_world import opened, resumed
 from tests.service.takeover_world import world as routers
 
@@ -107,12 +108,14 @@ async def test_a_worker_like_the_first_that_comes_back_in_time_is_waited_for():
 
 async def test_those_who_wait_for_another_model_do_not_hold_up_newcomers():
     """More than may stand at the head of the line."""
-    async with world([], []) as w:
+    async with world([], [], replace(LIMITS, door=DoorLimits(32, 8, 1000))) as w:
         old, new = Selfish("old-0", "old"), Selfish("new-0", "new")
+        for worker in (old, new):
+            worker.load = replace(worker.load, max_rows=32)
         await join(w, new)
         waiting = [
             replace(job(f"waits-{n}", deadline_s=5.0), attempt=1001, fingerprint=old.fingerprint)
-            for n in range(MAX_ASKING - 1)
+            for n in range(MAX_ASKING + 1)
         ]
         runs = [w.dispatcher.run(w.dispatcher.admit(one)) for one in waiting]
         tasks = [asyncio.ensure_future(consume(run)) for run in runs]
