@@ -119,6 +119,7 @@ async def test_those_who_wait_for_another_model_do_not_hold_up_newcomers():
         ]
         runs = [w.dispatcher.run(w.dispatcher.admit(one)) for one in waiting]
         tasks = [asyncio.ensure_future(consume(run)) for run in runs]
+        await two_looks(w)  # all of them have found nobody
         assert tokens(await w.generate(job("newcomer", deadline_s=2.0))) == scripted(5)
         await join(w, old)
         for task in tasks:
