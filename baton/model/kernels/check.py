@@ -72,6 +72,7 @@ def _trials(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, torch.T
     query = numbers(step.num_tokens, _HEADS.num_heads, _HEADS.head_dim)
     for call in (
         AttentionCall(0, query, 0.2),
+        AttentionCall(0, query[:, : _HEADS.num_kv_heads], 0.2),  # a head by itself is multiplied in another way
         AttentionCall(0, query, 0.2, window=5, softcap=3.0, sinks=torch.linspace(-1, 2, _HEADS.num_heads)),
     ):
         answers = []

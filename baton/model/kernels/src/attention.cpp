@@ -44,6 +44,31 @@ BATON_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 thread_local Room room;
 
+// Rows that will be read soon, asked for in even parts between the steps of a product. Pages lie anywhere, so the
+// machine cannot guess them; and asked for all at once, they would hold up what is computed meanwhile.
+template <typename T>
+class Ahead {
+  public:
+    Ahead(const T* const* rows, int64_t num_rows, int64_t dim, int64_t num_parts)
+        : row_(rows), end_(rows + num_rows), dim_(dim) {
+        const int64_t num_lines = num_rows * ((dim + kLine - 1) / kLine);
+        num_at_once_ = (num_lines + num_parts - 1) / num_parts;
+    }
+
+    BATON_INLINE void fetch_part() {
+        for (int64_t i = 0; i < num_at_once_ && row_ != end_; i++) {
+            __builtin_prefetch(*row_ + at_);
+            at_ += kLine;
+            if (at_ >= dim_) at_ = 0, row_++;
+        }
+    }
+
+  private:
+    static constexpr int64_t kLine = 64 / sizeof(T);
+    const T *const *row_, *const *end_;
+    int64_t dim_, num_at_once_, at_ = 0;
+};
+
 template <typename T>
 class Tile {
   public:
@@ -139,8 +164,8 @@ class Tile {
         }
     }
 
-    // Pages lie anywhere, so the machine cannot guess what comes next: the values of a tile are asked for while its
-    // keys are laid across, and the keys of the next one while the softmax is computed.
+    // Of few queries, the values of a tile are asked for while its scores are computed, and the keys of the next one
+    // while its softmax is.
     static void fetch(const T* const* rows, int64_t first, int64_t last, int64_t dim) {
         for (int64_t i = first; i < last; i++)
             for (int64_t d = 0; d < dim; d += 64 / (int64_t)sizeof(T)) __builtin_prefetch(rows[i] + d);
@@ -150,29 +175,35 @@ class Tile {
 
     // Of keys past the end the scores are of what lies there; `weigh` drops them.
     void score(int64_t num_keys) {
-        const auto fetch_values = [this, num_keys](int64_t key) {
-            fetch(values_, key, least(key + kWidth, num_keys), layer_.v_dim);
-        };
         if (is_few_) {
+            const auto fetch_values = [this, num_keys](int64_t key) {
+                fetch(values_, key, least(key + kWidth, num_keys), layer_.v_dim);
+            };
             score_in_place(few(), num_queries_, keys_, num_keys, layer_.k_dim, fetch_values);
             return;
         }
         const int64_t padded = round_up(num_keys, kWidth);
         for (int64_t key = num_keys; key < padded; key++) keys_[key] = keys_[num_keys - 1];
-        for (int64_t key = 0; key < padded; key += kWidth) {
-            fetch_values(key);
+        for (int64_t key = 0; key < padded; key += kWidth)
             lay_across(keys_ + key, layer_.k_dim, key_words_ + key, kTileKeys);
-        }
-        const auto row_of = [this](int64_t word) { return key_words_ + word * kTileKeys; };
+        Ahead<T> ahead(values_, num_keys, layer_.v_dim, num_steps(num_words_));
+        const auto row_of = [this, &ahead](int64_t word) {
+            ahead.fetch_part();
+            return key_words_ + word * kTileKeys;
+        };
         const Left queries{query_, num_words_, num_words_};
         multiply<T>(queries, num_queries_, row_of, round_up(num_keys, kProductLanes), {scores_, kTileKeys, true});
     }
+
+    // How often a product of these queries asks for a row of its right side, at least.
+    int64_t num_steps(int64_t num_words) const { return (num_queries_ + kProductRows - 1) / kProductRows * num_words; }
 
     // ---- the softmax so far, in powers of two: scores become weights; older sums shrink where the maximum has grown
 
     void weigh(int64_t key, int64_t num_keys) {
         for (int64_t q = 0; q < num_queries_; q++) {
-            fetch(ahead_, q * num_ahead_ / num_queries_, (q + 1) * num_ahead_ / num_queries_, layer_.k_dim);
+            const int64_t first = q * num_ahead_ / num_queries_, last = (q + 1) * num_ahead_ / num_queries_;
+            if (is_few_) fetch(ahead_, first, last, layer_.k_dim);
             const int64_t position = position_ + q / group_;
             const int64_t end = most(0, least(num_keys, position + 1 - key));
             const int64_t oldest = layer_.window == kNoWindow ? 0 : position + 1 - layer_.window;
@@ -228,16 +259,23 @@ class Tile {
         const Out sums{sums_, dim, is_first};
         if (is_few_) {
             add_in_place(few(), num_queries_, values_, num_keys, {sums_, dim});
-        } else if constexpr (W::kInPlace) {
-            multiply<T>(weights, num_queries_, [this](int64_t key) { return values_[key]; }, dim, sums);
-        } else {
-            for (int64_t word = 0; word < weights.num_words; word++) {
-                const int64_t key = word * W::kElements, next = key + W::kElements - 1;
-                W::lay_values(values_[key], values_[least(next, num_keys - 1)], dim, value_words_ + word * dim);
-            }
-            const auto row_of = [this, dim](int64_t word) { return value_words_ + word * dim; };
-            multiply<T>(weights, num_queries_, row_of, dim, sums);
+            return;
         }
+        if constexpr (!W::kInPlace) {
+            for (int64_t word = 0; word < weights.num_words; word++) {
+                const int64_t key = word * W::kElements, next = least(key + W::kElements, num_keys) - 1;
+                W::lay_values(values_[key], values_[next], dim, value_words_ + word * dim);
+            }
+        }
+        Ahead<T> ahead(ahead_, num_ahead_, layer_.k_dim, num_steps(weights.num_words));
+        const auto row_of = [this, dim, &ahead](int64_t word) {
+            ahead.fetch_part();
+            if constexpr (W::kInPlace)
+                return values_[word];
+            else
+                return value_words_ + word * dim;
+        };
+        multiply<T>(weights, num_queries_, row_of, dim, sums);
     }
 
     void finish(int64_t place, int64_t num_tokens) {

@@ -1,6 +1,7 @@
 // Products of few queries with keys and values where they lie: nothing is laid out.
 //
-// Laying rows out as words (words.h) costs about as much as multiplying them by a handful of queries.
+// Laying rows out as words (words.h) costs about as much as multiplying them by some queries; `kFewQueries` says how
+// many.
 #pragma once
 
 #include "simd.h"

@@ -23,7 +23,7 @@ template <typename T>
 struct Words {  // one element
     static constexpr int kElements = 1;
     static constexpr bool kInPlace = std::is_same_v<T, float>;  // a row of values is one of words already
-    static constexpr int kFewQueries = std::is_same_v<T, float> ? 5 : 12;  // not worth the laying out: measured
+    static constexpr int kFewQueries = std::is_same_v<T, float> ? 2 : 12;  // not worth the laying out, as measured
     static constexpr int kPowerTerms = std::is_same_v<T, float> ? 6 : 4;  // as exact as its products need
     BATON_INLINE static Vec add(Vec sum, Vec x, Vec y) { return sum + x * y; }
     // kWidth words; with zeros behind where fewer elements are left.
@@ -44,7 +44,7 @@ template <>
 struct Words<bf16> {  // two adjacent elements; of values, those of two adjacent keys
     static constexpr int kElements = 2;
     static constexpr bool kInPlace = false;
-    static constexpr int kFewQueries = 4;
+    static constexpr int kFewQueries = 1;
     static constexpr int kPowerTerms = 4;
     BATON_INLINE static Vec add(Vec sum, Vec x, Vec y) { return Dot<bf16>::add(sum, x, y); }
     BATON_INLINE static Vec load_words(const bf16* from, int64_t num_elements) {
