@@ -40,7 +40,12 @@ class Connection(asyncio.Protocol):
         self._read_at_s = 0.0
         self._ends_with_connection = True
         self._lost = asyncio.Event()
-        self.is_reusable = True
+        self._may_go_on = True
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another exchange may follow: neither side has ended it. The server may while it is idle."""
+        return self._may_go_on and self._transport is not None and not self._transport.is_closing()
 
     async def exchange(self, request: bytes, receiver: Receiver) -> None:
         """Sends a whole request and returns once the response has been received. Raises `OSError` when it breaks."""
@@ -61,7 +66,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Hangs up; idempotent."""
-        self.is_reusable = False
+        self._may_go_on = False
         if self._transport is not None:
             self._transport.abort()
 
@@ -89,7 +94,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """From asyncio."""
-        self.is_reusable = False
+        self._may_go_on = False
         self._lost.set()
         whole = exc is None and self._ends_with_connection and self._parser_has_head()
         self._end(None if whole else ConnectionResetError("the server closed the connection"))
@@ -111,7 +116,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """From the parser."""
-        self.is_reusable = self.is_reusable and self._parser.should_keep_alive()
+        self._may_go_on = self._may_go_on and self._parser.should_keep_alive()
         self._end(None)
 
     def _parser_has_head(self) -> bool:

@@ -107,6 +107,16 @@ async def test_connections_are_used_again():
         assert len(client._pool._idle) == 2
 
 
+async def test_a_connection_that_ended_while_it_was_idle_is_not_used_again():
+    async with router(lambda job: one_by_one(tokens_of("hi"))) as world, bench(world, FakeClock()) as client:
+        assert (await client.measure(CALL, REQUEST, lambda _: None)).failure is None
+        (idle,) = client._pool._idle
+        assert idle._transport is not None
+        idle._transport.close()  # as uvloop does when it has read the server's end, a turn before it says so
+        assert (await client.measure(CALL, REQUEST, lambda _: None)).failure is None
+        assert client._pool._idle != [idle]
+
+
 async def test_a_refusal_is_a_failure_with_the_servers_words():
     async with router(lambda job: []) as world, bench(world, FakeClock()) as client:
         answer = await client.measure(Call("other", Endpoint.CHAT, 0.0, False, False), REQUEST, lambda _: None)
