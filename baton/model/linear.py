@@ -33,7 +33,9 @@ class Linear:
         return linear(x, self._weight, self._bias)
 
     def arrange(self, arrangement: Arrangement) -> bool:
-        """Keep the weight so, if it is taken, and the plain one no more; whether it is."""
+        """Keep the weight so, if it is taken, and the plain one no more; whether it is. Restore it before another."""
+        if self._product is not None:
+            return True
         if not arrangement.takes(self._weight, self._bias):
             return False
         self._product = arrangement.arrange(self._weight, self._bias)

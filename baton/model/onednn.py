@@ -1,4 +1,4 @@
-"""Products with weights in an order of oneDNN's choice: what serves where there are no kernels, or several threads.
+"""Products with weights in an order of oneDNN's choice: what serves where there are no kernels.
 
 The operators are private to torch, so they are tried on numbers first; where they are missing, wrong or known not to
 pay, weights stay plain. Called by `baton.model.layouts`. Knows no layer.

@@ -68,9 +68,11 @@ class Errand:
 
     def entry(self, max_tokens: int) -> JournalEntry | None:
         """What to journal next, under the attempt that the book is known to hold; None while it may not be written:
-        the book lacks the record or the call."""
+        the book lacks the record, the call, or the fingerprint of those who made the tokens."""
         opened = self.call is None or self.call.opened
         if self.known is None or self.trust.doubtful or not opened or not self.journal.due:
+            return None
+        if self.goal.fingerprint not in ("", self.known.fingerprint) and not ledger.same_place(self.known, self.goal):
             return None
         return self.journal.entry(AttemptId(self.goal.id, self.known.attempt), max_tokens)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.domain.errors import ModelReplaced
+from baton.domain.errors import DeadlineExceeded, ModelReplaced
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import OutputToken
@@ -17,7 +17,7 @@ from services.router.api.http_errors import reply_to
 from services.router.dispatch.admission import DoorLimits
 from services.router.dispatch.booking import MAX_ASKING
 from services.router.generation import GenerationChunk, GenerationJob
-from tests.mock_workers import At, Die, Hold, MockDecode, Phase, token_at
+from tests.mock_workers import At, Busy, Die, Hold, MockDecode, Phase, token_at
 from tests.service.dispatch_world import LIMITS, World, consume, job, scripted, tokens, two_looks, world
 from tests.service.takeover_world import opened, resumed
 from tests.service.takeover_world import world as routers
@@ -125,6 +125,29 @@ async def test_those_who_wait_for_another_model_do_not_hold_up_newcomers():
         for task in tasks:
             assert tokens(await task) == scripted(5)
         assert len(new.requests) == 1
+
+
+async def test_those_who_wait_for_room_on_the_old_model_do_not_hold_up_newcomers():
+    """As many as may ask again at a time stand at the head of their line, and it is theirs alone."""
+    async with world([], [], replace(LIMITS, door=DoorLimits(32, 8, 1000))) as w:
+        old, new = Selfish("old-0", "old", [At(Phase.PROMISE, Busy(60.0), times=99)]), Selfish("new-0", "new")
+        for worker in (old, new):
+            worker.load = replace(worker.load, max_rows=32)
+        await join(w, old, new)
+        waiting = [
+            replace(job(f"waits-{n}", deadline_s=3.0), attempt=1001, fingerprint=old.fingerprint)
+            for n in range(MAX_ASKING + 1)
+        ]
+        runs = [w.dispatcher.run(w.dispatcher.admit(one)) for one in waiting]
+        tasks = [asyncio.ensure_future(consume(run)) for run in runs]
+        await old.reached(Phase.PROMISE, times=MAX_ASKING + 1)
+        await two_looks(w)  # all of them have been told
+        ticket = w.dispatcher.admit(job("newcomer", deadline_s=10.0))
+        assert tokens(await consume(w.dispatcher.run(ticket))) == scripted(5)
+        assert not any(task.done() for task in tasks), "they wait still"
+        for task in tasks:
+            with pytest.raises(DeadlineExceeded):
+                await task
 
 
 async def test_a_request_that_has_given_no_token_goes_to_whatever_there_is():

@@ -56,7 +56,8 @@ def panels_take(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
 def lay_out(weight: torch.Tensor, panel_outputs: int) -> torch.Tensor:
     """`weight` [out_features, in_features] as [panels, steps, panel_outputs, inputs of a step], zeros after its end."""
     inputs = INPUTS_OF_A_STEP[weight.dtype]
-    filled = pad(weight, (0, 0, 0, -weight.shape[0] % panel_outputs))
+    missing = -weight.shape[0] % panel_outputs
+    filled = pad(weight, (0, 0, 0, missing)) if missing else weight.contiguous()
     return filled.view(-1, panel_outputs, weight.shape[1] // inputs, inputs).transpose(1, 2).contiguous()
 
 

@@ -3,7 +3,7 @@
 "Not now" from one decode worker sends the attempt to another. Whom all have told "not now" stands in line: first come,
 first served, and only the first few ask again, when the workers said that it is worth it, so that a crowd that waits
 for pages neither overtakes itself nor drowns the workers in questions. Who is pinned to workers that are not there
-waits outside the line: it must not hold up those who could be served.
+waits outside the line, and for room on them in a line of their own: they must not hold up those who could be served.
 """
 
 from __future__ import annotations
@@ -82,6 +82,14 @@ class _Search:
         return replace(self.ask, busy=frozenset(self.busy_until))
 
 
+@dataclass(slots=True)
+class _Line:
+    """Those who wait for room on workers of one fingerprint, or on any; `head`: those of them who ask again."""
+
+    head: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_ASKING))
+    num_waiting: int = 0
+
+
 class Booker:
     """Makes bookings. Owned by one event loop."""
 
@@ -89,8 +97,7 @@ class Booker:
         self._fleet = fleet
         self._aborts = aborts
         self._limits = limits
-        self._head_of_line = asyncio.Semaphore(MAX_ASKING)
-        self._num_in_line = 0
+        self._lines: dict[str, _Line] = {}  # by fingerprint
         self._answered_at = 0.0
 
     async def book(
@@ -114,14 +121,18 @@ class Booker:
             raise self._too_late(request, fingerprint) from None
 
     async def _book(self, request: EngineRequest, search: _Search) -> Booking | None:
-        if not self._num_in_line and (booking := await self._ask_around(request, search)) is not None:
+        pin = search.ask.fingerprint
+        if pin not in self._lines and (booking := await self._ask_around(request, search)) is not None:
             return booking
-        self._num_in_line += 1
+        line = self._lines.setdefault(pin, _Line())
+        line.num_waiting += 1
         try:
-            async with self._head_of_line:
+            async with line.head:
                 return await self._wait_for_room(request, search)
         finally:
-            self._num_in_line -= 1
+            line.num_waiting -= 1
+            if not line.num_waiting:
+                del self._lines[pin]
 
     async def _until_of_its_kind(self, fingerprint: str) -> None:
         while not self._fleet.answers_like(fingerprint):

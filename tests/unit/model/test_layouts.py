@@ -97,6 +97,7 @@ def test_a_lean_linear_is_arranged_and_goes_back(arrangement: Arrangement):
     assert torch.equal(plain, linear(x, weight, bias))
     assert product.arrange(arrangement)
     torch.testing.assert_close(product(x), plain, rtol=1e-5, atol=1e-5)
+    assert product.arrange(arrangement), "it is so already"
     product.restore()
     assert torch.equal(product(x), plain)
 

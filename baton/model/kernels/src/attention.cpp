@@ -235,7 +235,7 @@ class Tile {
         if (top > top_[q]) {
             const float shrink = std::exp2(top_[q] - top);
             float* sums = sums_ + q * layer_.v_dim;
-            if (shrink > 0.0f)  // else they may not be there yet
+            if (top_[q] > -INFINITY)  // else they may not be there yet
                 for (int64_t i = 0; i < layer_.v_dim; i += kWidth) store(sums + i, load(sums + i) * shrink);
             mass *= shrink;
             top_[q] = top;

@@ -1,9 +1,9 @@
 // Products of rows that are quantised one by one with a weight of int8 in panels: exact sums in int32, so that a row's
 // result has the same bits whatever rows stand beside it.
 //
-// Called through `baton/model/quantized.py`, which has filled the weight's rows up with zeros to whole steps. AVX2 alone
-// has no exact product of u8 and s8: the sum of two pairs may exceed an int16 and saturates. With signs moved from the row
-// to the weight, and both sides within 127, it is at most 2 * 127 * 127, which fits.
+// Called through `baton/model/quantized.py`, which has filled the weight's rows up with zeros to whole steps. AVX2
+// alone has no exact product of u8 and s8: the sum of two pairs may exceed an int16 and saturates. With signs moved
+// from the row to the weight, and both sides within 127, it is at most 2 * 127 * 127, which fits.
 #include "panels.h"
 #include "room.h"
 #include "simd.h"
@@ -24,7 +24,9 @@ struct ByteStep {
     using Total = int32_t;
     using Sum = IntVec;
     static constexpr int kInputs = 4, kParts = 1, kMaxRows = kManyRegisters;
-    BATON_INLINE static Bytes weights(const int8_t* at, int half, int) { return load_as<Bytes>(at + half * kWidth * 4); }
+    BATON_INLINE static Bytes weights(const int8_t* at, int half, int) {
+        return load_as<Bytes>(at + half * kWidth * kInputs);
+    }
     BATON_INLINE static Bytes input(const uint8_t* at, int) { return (Bytes)(IntVec{} + load_as<int32_t>(at)); }
     BATON_INLINE static IntVec add(IntVec sum, Bytes w, Bytes x);
 };

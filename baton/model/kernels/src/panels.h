@@ -2,8 +2,9 @@
 // what is multiplied next always lies next, and a sum never has to be added up across a vector's lanes.
 //
 // Few rows read a panel once, at the speed of memory; many take it from the cache, kMaxRows at a time (Goto and van de
-// Geijn, "Anatomy of high-performance matrix multiplication", 2008). Every sum goes through the inputs in order, so that a
-// row's result has the same bits whatever rows stand beside it. What is multiplied in a step, and how, says a `Step`:
+// Geijn, "Anatomy of high-performance matrix multiplication", 2008). Every sum goes through the inputs in order, so
+// that a row's result has the same bits whatever rows stand beside it. What is multiplied in a step, and how, says a
+// `Step`:
 //
 //   Weight, Input, Total: elements of a weight, of a row, and of a sum    Sum: a vector of sums
 //   kInputs: inputs of a step    kParts: products that it takes    kMaxRows: rows that registers have room for
@@ -18,12 +19,12 @@ namespace {
 
 constexpr int kPanel = 2 * kWidth;  // outputs that are computed together
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kManyRegisters = 12;  // rows: with two vectors of outputs as many sums as fit, beside what they are made of
+constexpr int kManyRegisters = 12;  // rows, of two vectors of sums each, that fit beside what they are made of
 #else
 constexpr int kManyRegisters = 6;
 #endif
-constexpr int64_t kBlockSteps = 512;       // that are summed up before they are added to the rest: many rows read them again
-                                           // from the cache, and sums of sums are more exact than one long sum
+constexpr int64_t kBlockSteps = 512;       // that are summed up before they are added to the rest: many rows read them
+                                           // again from the cache, and sums of sums are more exact than one long sum
 constexpr int64_t kAheadBytes = 8 * 1024;  // from which few rows fetch what they will read
 constexpr int64_t kRowsAtOnce = 192;       // whose sums stay in the cache
 
@@ -32,8 +33,8 @@ constexpr int64_t kStepElements = kPanel * S::kInputs;
 template <typename S>
 constexpr int64_t kStepBytes = kStepElements<S> * sizeof(typename S::Weight);
 
-// Some steps of one panel, and what is fetched meanwhile: `ahead_step` bytes a step. `is_read_once`: past the caches where
-// others keep what they will need again.
+// Some steps of one panel, and what is fetched meanwhile: `ahead_step` bytes a step. `is_read_once`: past the caches,
+// where others keep what they will need again.
 template <typename S>
 struct Block {
     const typename S::Weight* weights;
@@ -83,8 +84,8 @@ constexpr std::array<Tile<S>, sizeof...(kRows)> tiles_of(std::integer_sequence<i
 template <typename S>
 constexpr auto kTiles = tiles_of<S>(std::make_integer_sequence<int, S::kMaxRows>());  // [rows - 1]
 
-// Groups of rows as large as each other. One alone fetches what it will read soon itself; several, each their part of the
-// block after this one.
+// Groups of rows as large as each other. One alone fetches what it will read soon itself; several, each their part of
+// the block after this one.
 template <typename S>
 void multiply_block(const typename S::Weight* weights, int64_t num_steps, const typename S::Input* x, int64_t x_stride,
                     int64_t num_rows, typename S::Total* sums, bool is_first) {
@@ -104,8 +105,8 @@ void multiply_panel(const typename S::Weight* panel, int64_t num_steps, const ty
     const int64_t num_blocks = (num_steps + kBlockSteps - 1) / kBlockSteps;
     for (int64_t block = 0; block < num_blocks; block++) {
         const int64_t first = num_steps * block / num_blocks, last = num_steps * (block + 1) / num_blocks;
-        multiply_block<S>(panel + first * kStepElements<S>, last - first, x + first * S::kInputs, x_stride, num_rows, sums,
-                          !block);
+        const auto* weights = panel + first * kStepElements<S>;
+        multiply_block<S>(weights, last - first, x + first * S::kInputs, x_stride, num_rows, sums, !block);
     }
 }
 

@@ -144,10 +144,12 @@ thread_local Room room;
 
 }  // namespace
 
-BATON_API void baton_likeliest(bool is_bf16, const void* logits, int64_t num_rows, int64_t vocab_size, int64_t* tokens) {
+BATON_API void baton_likeliest(bool is_bf16, const void* logits, int64_t num_rows, int64_t vocab_size,
+                               int64_t* tokens) {
     for_parts(num_rows, [=](int64_t row) {
         const int64_t first = row * vocab_size;
-        tokens[row] = is_bf16 ? likeliest((const bf16*)logits + first, vocab_size) : likeliest((const float*)logits + first, vocab_size);
+        tokens[row] = is_bf16 ? likeliest((const bf16*)logits + first, vocab_size)
+                              : likeliest((const float*)logits + first, vocab_size);
     });
 }
 

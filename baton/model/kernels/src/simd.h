@@ -2,7 +2,7 @@
 //
 // Everything is written with the compiler's vector extensions (GCC and Clang), so one source serves every level: the
 // build gives BATON_VECTOR_BYTES (16, 32 or 64) and the flags that say which instructions may be used for it. What only
-// one level has is marked; today that is the product of bfloat16 pairs.
+// one level has is marked.
 #pragma once
 
 #include <cstdint>

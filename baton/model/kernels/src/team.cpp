@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "simd.h"
@@ -36,8 +37,11 @@ class Team {
     void resize(int64_t num_threads) {
         std::lock_guard<std::mutex> one_at_a_time(resizing_);
         const int64_t wanted = num_threads < 1 ? 0 : (num_threads > kMaxThreads ? kMaxThreads : num_threads) - 1;
-        for (; num_started_ < wanted; num_started_++) std::thread(&Team::help, this, num_started_).detach();
-        num_helpers_ = wanted;
+        try {
+            for (; num_started_ < wanted; num_started_++) std::thread(&Team::help, this, num_started_).detach();
+        } catch (const std::system_error&) {  // the machine lets us have no more
+        }
+        num_helpers_ = wanted < num_started_ ? wanted : num_started_;
     }
 
     void run(int64_t num_parts, void (*part)(void*, int64_t), void* work) {

@@ -1,5 +1,5 @@
-// A call's work, split among threads that stay. Parts are claimed one by one, so that a thread whose core the machine gives
-// to somebody else holds up one part and not the call; what a part computes does not depend on who computes it.
+// A call's work, split among threads that stay. Parts are claimed one by one, so that a thread whose core the machine
+// gives to somebody else holds up one part and not the call; what a part computes does not depend on who computes it.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 // Threads that work on a call, its own included; 1 until `baton_set_threads`.
 int64_t team_size();
 
-// part(work, i) for every i of [0, num_parts), on some thread each; all are done when it returns. One call at a time: who
-// calls while another call runs does all of it alone.
+// part(work, i) for every i of [0, num_parts), on some thread each; all are done when it returns. One call at a time:
+// who calls while another call runs does all of it alone.
 void team_run(int64_t num_parts, void (*part)(void* work, int64_t i), void* work);
 
 // The same for a function object.
@@ -24,7 +24,8 @@ inline void for_parts(int64_t num_parts, Part&& part) {
 template <typename Part>
 inline void for_runs(int64_t num_items, Part&& part) {
     constexpr int64_t kRunsPerThread = 8;  // so that threads that are not equally fast end together
-    const int64_t wanted = team_size() == 1 ? 1 : team_size() * kRunsPerThread, runs = num_items < wanted ? num_items : wanted;
+    const int64_t wanted = team_size() == 1 ? 1 : team_size() * kRunsPerThread;
+    const int64_t runs = num_items < wanted ? num_items : wanted;
     for_parts(runs, [&](int64_t i) { part(num_items * i / runs, num_items * (i + 1) / runs); });
 }
 
