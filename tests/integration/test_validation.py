@@ -20,10 +20,10 @@ pytestmark = pytest.mark.integration
 NUM_TOKENS = 24
 NUM_TRIES = 8
 PATIENCE_S = 60.0
-WITHOUT_DIGESTS = {"digests": False, "source-lease-s": 1.5, "worker-ttl-s": 10}
+WITHOUT_DIGESTS = {"digests": False, "source-lease-s": 1.5, "worker-ttl-s": 10, "page-size": 2}
 """Then a commit needs prefill's word. A worker that is stopped for a moment is not taken for dead."""
-PREFILL = {"token-budget": 16}
-"""Many steps, so that a stop between the first chunk and the seal finds its moment."""
+PREFILL = {"token-budget": 2}
+"""A page a step: a thousand steps, so that a stop between the first chunk and the seal finds its moment."""
 ROUTER = {"worker-ttl-s": 10, "max-attempts": 10}
 
 
