@@ -148,7 +148,7 @@ def test_every_size_of_page(level: Level, page_size: int, dtype: torch.dtype):
 @pytest.mark.parametrize("level", kernel_levels())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("num_tokens", [1, 9])
-@pytest.mark.parametrize("slope", [2.0, -2.0, 8.0])
+@pytest.mark.parametrize("slope", [2.0, -2.0, 40.0])
 def test_scores_that_grow_or_fall_along_the_keys(level: Level, slope: float, num_tokens: int, dtype: torch.dtype):
     """What was summed before a larger score fades, to nothing in the end; what comes after a large one is nothing."""
     segments = [Segment(0, 200, num_tokens, list(range(14)))]
