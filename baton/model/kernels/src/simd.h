@@ -153,24 +153,21 @@ BATON_INLINE float largest_of(Vec v) {
     return v[0];
 }
 
-// Lane i of the result is the sum of the lanes of rows[i]: pairs of rows are added half a row crosswise, until one is left.
-// V: a vector of 32-bit lanes, of which there are as many as rows.
-template <typename V>
-constexpr int kLanes = sizeof(V) / 4;
-template <int kStride, typename V, int... kLane>
-BATON_INLINE V add_crosswise(V a, V b, std::integer_sequence<int, kLane...>) {
-    return __builtin_shufflevector(a, b, (kLane & kStride ? kLane + kLanes<V> : kLane)...) +
-           __builtin_shufflevector(a, b, ((kLane & kStride ? kLane + kLanes<V> : kLane) ^ kStride)...);
+// Lane i of the result is the sum of the lanes of rows[i], kWidth of them: pairs of rows are added half a row crosswise,
+// until one is left.
+template <int kStride, int... kLane>
+BATON_INLINE Vec add_crosswise(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
+    return __builtin_shufflevector(a, b, (kLane & kStride ? kLane + kWidth : kLane)...) +
+           __builtin_shufflevector(a, b, ((kLane & kStride ? kLane + kWidth : kLane) ^ kStride)...);
 }
-template <int kStride, typename V>
-BATON_INLINE void add_pairs(V* rows) {
+template <int kStride>
+BATON_INLINE void add_pairs(Vec* rows) {
     for (int i = 0; i < kStride; i++)
-        rows[i] = add_crosswise<kStride>(rows[i], rows[i + kStride], std::make_integer_sequence<int, kLanes<V>>());
+        rows[i] = add_crosswise<kStride>(rows[i], rows[i + kStride], std::make_integer_sequence<int, kWidth>());
     if constexpr (kStride > 1) add_pairs<kStride / 2>(rows);
 }
-template <typename V>
-BATON_INLINE V sums_of_rows(V* rows) {
-    add_pairs<kLanes<V> / 2>(rows);
+BATON_INLINE Vec sums_of_rows(Vec* rows) {
+    add_pairs<kWidth / 2>(rows);
     return rows[0];
 }
 
