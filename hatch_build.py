@@ -25,13 +25,13 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]
         finally:
             sys.path.remove(self.root)
         built = 0
-        for outcome in build_all(os.environ.get("CXX")):
-            if outcome.failure is None:
+        for result in build_all(os.environ.get("CXX")):
+            if result.failure is None:
                 built += 1
-                build_data["artifacts"].append(f"/{outcome.recipe.path.relative_to(Path(self.root).resolve())}")
+                build_data["artifacts"].append(f"/{result.spec.path.relative_to(Path(self.root).resolve())}")
             else:
-                level = outcome.recipe.level.value
-                self.app.display_warning(f"no {level} kernels, torch computes instead: {outcome.failure}")
+                level = result.spec.level.value
+                self.app.display_warning(f"no {level} kernels, torch computes instead: {result.failure}")
         if built and version != "editable":
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{_platform()}"

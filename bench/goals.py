@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bench.rotations import Finding
+from bench.harness.rotations import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class Goal:
     scale: float = 1.0
 
     @property
-    def words(self) -> str:
+    def target(self) -> str:
         """`>= 80 %`."""
         return f"{'>=' if self.at_least else '<='} {_number(self.bound)}{self.unit}"
 
     def verdict(self, finding: Finding) -> str:
         """In words. Only steady rotations count, and only when the whole interval lies on one side."""
-        if finding.over_kept is None:
+        if finding.steady is None:
             return "no verdict, no rotation was steady"
-        good = [self._is_good(end) for end in (finding.over_kept.low, finding.over_kept.high)]
+        good = [self._is_good(end) for end in (finding.steady.low, finding.steady.high)]
         return "reached" if all(good) else "undecided" if any(good) else "missed"
 
     def _is_good(self, figure: float) -> bool:
@@ -58,14 +58,14 @@ class Unmeasured:
 
     number: str
     what: str
-    words: str
+    target: str
     limit: str
     reason: str
 
 
 _ENGINE = "baton bench engine --rotations 20 --result runs/engine.json"
-_INTERFERENCE = "python -m bench.interference --rotations 10 --result runs/interference.json"
-_GOODPUT = "python -m bench.goodput --rotations 3 --result runs/goodput.json"
+_INTERFERENCE = "python -m bench.system.interference --rotations 10 --result runs/interference.json"
+_GOODPUT = "python -m bench.system.goodput --rotations 3 --result runs/goodput.json"
 _PREFIX = "baton bench prefix --shape m150 --rotations 20 --result runs/prefix.json"
 _TRANSFER = "baton bench transfer --rotations 20 --result runs/transfer.json"
 _EXPOSED = "baton bench exposed --rotations 10 --result runs/exposed.json"
@@ -92,9 +92,9 @@ GOALS: tuple[Goal, ...] = (
          r"^split / best colocated: goodput by largest gap$", 2, True, "x", "its raw throughput is at most equal",
          _GOODPUT),
     Goal("G5", "pages over a transport, over a copy or a socket: NIXL", "transfer",
-         r"^nixl: speed / yardstick$", 85, True, " %", "100 %", _TRANSFER, 100),
+         r"^nixl: speed / baseline$", 85, True, " %", "100 %", _TRANSFER, 100),
     Goal("G5", "the same: gRPC stream", "transfer",
-         r"^stream: speed / yardstick$", 80, True, " %", "100 %", _TRANSFER, 100),
+         r"^stream: speed / baseline$", 80, True, " %", "100 %", _TRANSFER, 100),
     Goal("G5", "exposed transfer time over the time to the first token", "exposed",
          r"^\w+, \d+ tokens: exposed / first token$", 1, False, " %", "0 %", _EXPOSED, 100),
     Goal("G6", "shared prefix: speed-up of the first token over the ideal one", "prefix",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from bench.rotations import Finding
+from bench.harness.rotations import Finding
 
 _INCHES_A_BAR = 0.38
 _WIDTH_INCHES = 9.0
@@ -33,11 +33,11 @@ def _draw(title: str, findings: Sequence[Finding]) -> Figure:
     figure = Figure(figsize=(_WIDTH_INCHES, 1.4 + _INCHES_A_BAR * len(findings)), layout="constrained")
     axes = figure.subplots()
     for place, finding in enumerate(findings):
-        interval = finding.over_kept or finding.over_all
-        hatch = None if finding.over_kept is not None else "//"
+        interval = finding.steady or finding.overall
+        hatch = None if finding.steady is not None else "//"
         error = [[max(0.0, interval.median - interval.low)], [max(0.0, interval.high - interval.median)]]
         axes.barh(place, interval.median, xerr=error, hatch=hatch, color="tab:blue", alpha=0.8, capsize=3)
-    axes.set_yticks(range(len(findings)), [f"{f.name} ({f.num_kept}/{f.num_rotations})" for f in findings])
+    axes.set_yticks(range(len(findings)), [f"{f.name} ({f.num_steady}/{f.num_rotations})" for f in findings])
     axes.invert_yaxis()
     axes.set_title(title)
     axes.grid(axis="x", alpha=0.3)

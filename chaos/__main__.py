@@ -17,13 +17,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from chaos.client import Client
-from chaos.cluster import Shape, running_cluster
-from chaos.matrix import Cell, CellResult, all_cells, play, prepare
-from chaos.oracle import Oracle
+from chaos.checks.oracle import Oracle
+from chaos.clients.client import ChaosClient
+from chaos.harness import ChaosHarness
+from chaos.matrix import Cell, CellResult, all_cells, prepare, run_cell
+from chaos.report import as_json, markdown_table, soak_markdown, soak_summary, soak_table, terminal_table, write_into
 from chaos.soak import Soak
-from chaos.stage import Stage
-from chaos.table import as_json, markdown_table, soak_markdown, soak_summary, soak_table, terminal_table, write_into
+from chaos.testbed.cluster import ClusterShape, running_cluster
 
 
 def main(arguments: list[str]) -> int:
@@ -40,16 +40,18 @@ def main(arguments: list[str]) -> int:
 
 
 async def _matrix(options: argparse.Namespace, logs: Path, console: Console) -> int:
-    shape = Shape(transport=options.transport)
+    shape = ClusterShape(transport=options.transport)
     cells = [
         cell for cell in all_cells(options.transport) if any(words in str(cell) for words in options.cells or [""])
     ]
     results: list[CellResult] = []
     async with running_cluster(shape, logs) as cluster:
-        stage = Stage(cluster, Client(cluster.http, shape.model), Oracle(), options.hold_s, options.book_hold_s)
-        await prepare(stage)
+        harness = ChaosHarness(
+            cluster, ChaosClient(cluster.http, shape.model), Oracle(), options.hold_s, options.redis_hold_s
+        )
+        await prepare(harness)
         for cell in cells * options.repeat:
-            results.append(await _play(cell, stage, console))
+            results.append(await _run_cell(cell, harness, console))
             if options.json is not None:  # now, so that a run that is broken off has not been for nothing
                 options.json.write_text(as_json(results))
     console.print(terminal_table(results))
@@ -61,11 +63,11 @@ async def _matrix(options: argparse.Namespace, logs: Path, console: Console) -> 
 
 
 async def _soak(options: argparse.Namespace, logs: Path, console: Console) -> int:
-    shape = Shape(transport=options.transport, prefill_flags={}, router_flags={"request-deadline-s": 60})
+    shape = ClusterShape(transport=options.transport, prefill_flags={}, router_flags={"request-deadline-s": 60})
     async with running_cluster(shape, logs) as cluster:
-        stage = Stage(cluster, Client(cluster.http, shape.model), Oracle())
-        await prepare(stage)
-        report = await Soak(stage, options.seed, options.clients).run(options.minutes)
+        harness = ChaosHarness(cluster, ChaosClient(cluster.http, shape.model), Oracle())
+        await prepare(harness)
+        report = await Soak(harness, options.seed, options.clients).run(options.minutes)
     console.print(soak_table(report))
     console.print(soak_summary(report), markup=False, highlight=False)
     if options.json is not None:
@@ -77,8 +79,8 @@ async def _soak(options: argparse.Namespace, logs: Path, console: Console) -> in
     return int(bool(report.problems))
 
 
-async def _play(cell: Cell, stage: Stage, console: Console) -> CellResult:
-    result = await play(cell, stage)
+async def _run_cell(cell: Cell, harness: ChaosHarness, console: Console) -> CellResult:
+    result = await run_cell(cell, harness)
     verdict = "FAILED" if result.problems else "passed"
     times = f"gap {result.longest_gap_s:.1f} s, whole after {result.settled_s:.1f} s, {result.wall_s:.1f} s in all"
     console.print(f"{verdict} {cell}: {times}", highlight=False)
@@ -94,7 +96,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     matrix.add_argument("--cells", action="append", help="only cells whose name has this in it; may be repeated")
     matrix.add_argument("--repeat", type=int, default=1, help="how often each is played")
     matrix.add_argument("--hold-s", type=float, default=10.0, help="longest time of a fault that ends by itself")
-    matrix.add_argument("--book-hold-s", type=float, default=60.0, help="the same for Redis' faults")
+    matrix.add_argument("--redis-hold-s", type=float, default=60.0, help="the same for Redis' faults")
     soak = commands.add_parser("soak", help="mixed load under random faults, and what grows")
     soak.add_argument("--minutes", type=float, default=20.0)
     soak.add_argument("--seed", type=int, default=1, help="of the load and of the faults")

@@ -1,7 +1,7 @@
 """The faults: what is done to the cluster, or by a client, once a phase is reached.
 
-Every fault is a function of the stage and the scene that returns when it has been done; `Cluster.revive` and
-`calm_book` undo all of them. `matrix` is the caller.
+Every fault is a function of the harness and the context that returns when it has been done; `ChaosCluster.recover` and
+`restore_redis_memory` undo all of them. `matrix` is the caller.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Awaitable, Callable
 
 from redis.asyncio import Redis
 
-from chaos.cluster import REDIS
-from chaos.flipper import FlipBudget
-from chaos.phases import Phase
-from chaos.proxy import Condition
-from chaos.stage import Scene, Stage
+from chaos.harness import ChaosHarness, PhaseContext
+from chaos.phases import RequestPhase
+from chaos.testbed.bit_flipper import FlipBudget
+from chaos.testbed.cluster import REDIS
+from chaos.testbed.proxy import LinkCondition
 
-SLOW = Condition(delay_s=0.15, bytes_per_s=2_000_000.0)
-SLOW_BOOK = Condition(delay_s=0.2)
+SLOW = LinkCondition(delay_s=0.15, bytes_per_s=2_000_000.0)
+SLOW_REDIS = LinkCondition(delay_s=0.2)
 TINY_BYTES = 1
 
 
-class Fault(enum.Enum):
+class ClusterFault(enum.Enum):
     """What happens."""
 
     KILL_PREFILL = "kill -9 prefill"
@@ -32,133 +32,142 @@ class Fault(enum.Enum):
     STOP_PREFILL = "SIGSTOP prefill"
     STOP_DECODE = "SIGSTOP decode"
     STOP_ROUTER = "SIGSTOP router"
-    PART_WORKERS = "decode | prefill"
-    PART_ROUTER_PREFILL = "router | prefill"
-    PART_ROUTER_DECODE = "router | decode"
+    PARTITION_WORKERS = "decode | prefill"
+    PARTITION_ROUTER_PREFILL = "router | prefill"
+    PARTITION_ROUTER_DECODE = "router | decode"
     SLOW_LINK = "slow decode - prefill"
     FLIP_ONCE = "a bit flips"
     FLIP_ALWAYS = "a worker's bits flip"
     DUPLICATE = "asked twice"
     HANG_UP = "client hangs up"
-    KILL_BOOK = "kill -9 Redis"
-    RESTART_BOOK = "Redis restarts"
-    FULL_BOOK = "Redis full"
-    SLOW_BOOK = "Redis slow"
-    PART_BOOK = "all | Redis"
+    KILL_REDIS = "kill -9 Redis"
+    RESTART_REDIS = "Redis restarts"
+    FULL_REDIS = "Redis full"
+    SLOW_REDIS = "Redis slow"
+    PARTITION_REDIS = "all | Redis"
 
     @property
-    def of_the_book(self) -> bool:
+    def is_redis_fault(self) -> bool:
         """Whether it concerns Redis alone, so that nobody may be refused anything."""
-        return self in (Fault.KILL_BOOK, Fault.RESTART_BOOK, Fault.FULL_BOOK, Fault.SLOW_BOOK, Fault.PART_BOOK)
+        return self in (
+            ClusterFault.KILL_REDIS,
+            ClusterFault.RESTART_REDIS,
+            ClusterFault.FULL_REDIS,
+            ClusterFault.SLOW_REDIS,
+            ClusterFault.PARTITION_REDIS,
+        )
 
     @property
-    def loses_the_book(self) -> bool:
+    def loses_store(self) -> bool:
         """Whether Redis forgets everything."""
-        return self in (Fault.KILL_BOOK, Fault.RESTART_BOOK)
+        return self in (ClusterFault.KILL_REDIS, ClusterFault.RESTART_REDIS)
 
     @property
-    def ends(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether it lasts for a while and is then over by itself, without a restart."""
-        return self in _LASTING
+        return self in _TRANSIENT
 
 
-_LASTING = frozenset(
+_TRANSIENT = frozenset(
     {
-        Fault.STOP_PREFILL, Fault.STOP_DECODE, Fault.STOP_ROUTER, Fault.PART_WORKERS, Fault.PART_ROUTER_PREFILL,
-        Fault.PART_ROUTER_DECODE, Fault.SLOW_LINK, Fault.FLIP_ALWAYS, Fault.FULL_BOOK, Fault.SLOW_BOOK, Fault.PART_BOOK,
+        ClusterFault.STOP_PREFILL, ClusterFault.STOP_DECODE, ClusterFault.STOP_ROUTER, ClusterFault.PARTITION_WORKERS,
+        ClusterFault.PARTITION_ROUTER_PREFILL, ClusterFault.PARTITION_ROUTER_DECODE, ClusterFault.SLOW_LINK,
+        ClusterFault.FLIP_ALWAYS, ClusterFault.FULL_REDIS, ClusterFault.SLOW_REDIS, ClusterFault.PARTITION_REDIS,
     }
 )  # fmt: skip
-_NEEDS_PAGES_TO_COME = frozenset({Fault.FLIP_ONCE, Fault.FLIP_ALWAYS})
-_BEFORE_PAGES = frozenset({Phase.QUEUED, Phase.PROMISED, Phase.PREFILLING, Phase.SEALED})
+_NEEDS_PENDING_PAGES = frozenset({ClusterFault.FLIP_ONCE, ClusterFault.FLIP_ALWAYS})
+_BEFORE_PAGES = frozenset({RequestPhase.QUEUED, RequestPhase.RESERVED, RequestPhase.PREFILLING, RequestPhase.SEALED})
 
 
-def makes_sense(phase: Phase, fault: Fault, transport: str) -> bool:
+def is_applicable(phase: RequestPhase, fault: ClusterFault, transport: str) -> bool:
     """Pages can flip only while there are some to come, and only where a proxy carries them; likewise narrow ways."""
-    if transport != "stream" and (fault in _NEEDS_PAGES_TO_COME or phase is Phase.SEALED):
+    if transport != "stream" and (fault in _NEEDS_PENDING_PAGES or phase is RequestPhase.SEALED):
         return False
-    return fault not in _NEEDS_PAGES_TO_COME or phase in _BEFORE_PAGES
+    return fault not in _NEEDS_PENDING_PAGES or phase in _BEFORE_PAGES
 
 
-async def strike(fault: Fault, stage: Stage, scene: Scene) -> FlipBudget | None:
+async def inject_fault(fault: ClusterFault, harness: ChaosHarness, context: PhaseContext) -> FlipBudget | None:
     """Does it. Returns what counts flipped frames, for faults that flip."""
-    if fault in _NEEDS_PAGES_TO_COME:
-        budget = FlipBudget(1 if fault is Fault.FLIP_ONCE else None)
-        cluster = stage.cluster
-        sources = cluster.names("prefill") if fault is Fault.FLIP_ONCE else [scene.prefill]
-        cluster.network.change(cluster.names("decode"), sources, Condition(flips=budget))
+    if fault in _NEEDS_PENDING_PAGES:
+        budget = FlipBudget(1 if fault is ClusterFault.FLIP_ONCE else None)
+        cluster = harness.cluster
+        sources = cluster.names("prefill") if fault is ClusterFault.FLIP_ONCE else [context.prefill]
+        cluster.network.change(cluster.names("decode"), sources, LinkCondition(flips=budget))
         return budget
-    await _STRIKES[fault](stage, scene)
+    await _INJECTORS[fault](harness, context)
     return None
 
 
-async def calm_book(stage: Stage) -> None:
-    """Undoes `FULL_BOOK`."""
-    await _configure_book(stage, "0")
+async def restore_redis_memory(harness: ChaosHarness) -> None:
+    """Undoes `FULL_REDIS`."""
+    await _configure_redis(harness, "0")
 
 
-async def _kill(stage: Stage, name: str) -> None:
-    await stage.cluster.kill(name)
+async def _kill(harness: ChaosHarness, name: str) -> None:
+    await harness.cluster.kill(name)
 
 
-async def _stop(stage: Stage, name: str) -> None:
-    stage.cluster.processes[name].stop()
+async def _stop(harness: ChaosHarness, name: str) -> None:
+    harness.cluster.processes[name].stop()
 
 
-async def _part(stage: Stage, one: str, other: str) -> None:
-    stage.cluster.network.part([one], [other])
+async def _partition(harness: ChaosHarness, one: str, other: str) -> None:
+    harness.cluster.network.partition([one], [other])
 
 
-async def _slow_link(stage: Stage, scene: Scene) -> None:
-    stage.cluster.network.change(stage.cluster.names("decode"), stage.cluster.names("prefill"), SLOW)
+async def _slow_link(harness: ChaosHarness, context: PhaseContext) -> None:
+    harness.cluster.network.change(harness.cluster.names("decode"), harness.cluster.names("prefill"), SLOW)
 
 
-async def _ask_again(stage: Stage, scene: Scene) -> None:
+async def _ask_again(harness: ChaosHarness, context: PhaseContext) -> None:
     """What a client does that thinks its request was lost: the same bytes again, to both routers."""
-    for run in list(scene.runs):
-        for router in (scene.router, scene.bystander):
-            scene.runs.append(stage.ask(run.transcript.question, router))
+    for run in list(context.runs):
+        for router in (context.router, context.other_router):
+            context.runs.append(harness.ask(run.transcript.request, router))
 
 
-async def _hang_up(stage: Stage, scene: Scene) -> None:
-    await asyncio.gather(*(run.hang_up() for run in scene.runs))
+async def _hang_up(harness: ChaosHarness, context: PhaseContext) -> None:
+    await asyncio.gather(*(run.hang_up() for run in context.runs))
 
 
-async def _restart_book(stage: Stage, scene: Scene) -> None:
-    await stage.cluster.kill(REDIS)
-    await stage.cluster.start_redis()
+async def _restart_redis(harness: ChaosHarness, context: PhaseContext) -> None:
+    await harness.cluster.kill(REDIS)
+    await harness.cluster.start_redis()
 
 
-async def _fill_book(stage: Stage, scene: Scene) -> None:
-    await _configure_book(stage, str(TINY_BYTES))
+async def _fill_redis(harness: ChaosHarness, context: PhaseContext) -> None:
+    await _configure_redis(harness, str(TINY_BYTES))
 
 
-async def _disturb_book(stage: Stage, condition: Condition) -> None:
-    stage.cluster.network.change(stage.cluster.names(), [REDIS], condition)
+async def _disturb_redis(harness: ChaosHarness, condition: LinkCondition) -> None:
+    harness.cluster.network.change(harness.cluster.names(), [REDIS], condition)
 
 
-async def _configure_book(stage: Stage, max_bytes: str) -> None:
-    assert stage.cluster.redis.tcp_url is not None
-    async with Redis.from_url(stage.cluster.redis.tcp_url) as client:
+async def _configure_redis(harness: ChaosHarness, max_bytes: str) -> None:
+    assert harness.cluster.redis.tcp_url is not None
+    async with Redis.from_url(harness.cluster.redis.tcp_url) as client:
         await client.config_set("maxmemory-policy", "noeviction")
         await client.config_set("maxmemory", max_bytes)
 
 
-_STRIKES: dict[Fault, Callable[[Stage, Scene], Awaitable[None]]] = {
-    Fault.KILL_PREFILL: lambda stage, scene: _kill(stage, scene.prefill),
-    Fault.KILL_DECODE: lambda stage, scene: _kill(stage, scene.decode),
-    Fault.KILL_ROUTER: lambda stage, scene: _kill(stage, scene.router),
-    Fault.STOP_PREFILL: lambda stage, scene: _stop(stage, scene.prefill),
-    Fault.STOP_DECODE: lambda stage, scene: _stop(stage, scene.decode),
-    Fault.STOP_ROUTER: lambda stage, scene: _stop(stage, scene.router),
-    Fault.PART_WORKERS: lambda stage, scene: _part(stage, scene.decode, scene.prefill),
-    Fault.PART_ROUTER_PREFILL: lambda stage, scene: _part(stage, scene.router, scene.prefill),
-    Fault.PART_ROUTER_DECODE: lambda stage, scene: _part(stage, scene.router, scene.decode),
-    Fault.SLOW_LINK: _slow_link,
-    Fault.DUPLICATE: _ask_again,
-    Fault.HANG_UP: _hang_up,
-    Fault.KILL_BOOK: lambda stage, scene: _kill(stage, REDIS),
-    Fault.RESTART_BOOK: _restart_book,
-    Fault.FULL_BOOK: _fill_book,
-    Fault.SLOW_BOOK: lambda stage, scene: _disturb_book(stage, SLOW_BOOK),
-    Fault.PART_BOOK: lambda stage, scene: _disturb_book(stage, Condition(held=True)),
+_INJECTORS: dict[ClusterFault, Callable[[ChaosHarness, PhaseContext], Awaitable[None]]] = {
+    ClusterFault.KILL_PREFILL: lambda harness, context: _kill(harness, context.prefill),
+    ClusterFault.KILL_DECODE: lambda harness, context: _kill(harness, context.decode),
+    ClusterFault.KILL_ROUTER: lambda harness, context: _kill(harness, context.router),
+    ClusterFault.STOP_PREFILL: lambda harness, context: _stop(harness, context.prefill),
+    ClusterFault.STOP_DECODE: lambda harness, context: _stop(harness, context.decode),
+    ClusterFault.STOP_ROUTER: lambda harness, context: _stop(harness, context.router),
+    ClusterFault.PARTITION_WORKERS: lambda harness, context: _partition(harness, context.decode, context.prefill),
+    ClusterFault.PARTITION_ROUTER_PREFILL: lambda harness, context: _partition(
+        harness, context.router, context.prefill
+    ),
+    ClusterFault.PARTITION_ROUTER_DECODE: lambda harness, context: _partition(harness, context.router, context.decode),
+    ClusterFault.SLOW_LINK: _slow_link,
+    ClusterFault.DUPLICATE: _ask_again,
+    ClusterFault.HANG_UP: _hang_up,
+    ClusterFault.KILL_REDIS: lambda harness, context: _kill(harness, REDIS),
+    ClusterFault.RESTART_REDIS: _restart_redis,
+    ClusterFault.FULL_REDIS: _fill_redis,
+    ClusterFault.SLOW_REDIS: lambda harness, context: _disturb_redis(harness, SLOW_REDIS),
+    ClusterFault.PARTITION_REDIS: lambda harness, context: _disturb_redis(harness, LinkCondition(partitioned=True)),
 }

@@ -14,24 +14,24 @@ from dataclasses import dataclass, field
 
 import httpx2
 
-from chaos.client import COMPLETIONS, Client, End, Question, Transcript
-from chaos.oracle import Oracle
-from chaos.questions import LONGISH, SEEDED_PAIR, SEVERAL_PAGES, SHORT, STEADY, STOPPED, TALK
+from chaos.checks.oracle import Oracle
+from chaos.clients.client import COMPLETIONS, ChaosClient, ClientRequest, StreamEnd, Transcript
+from chaos.clients.requests import LONGISH, SEEDED_PAIR, SEVERAL_PAGES, SHORT, STEADY, STOPPED, TALK
 
 log = logging.getLogger(__name__)
 
-ASKED = (SHORT, SHORT, TALK, TALK, STEADY, SEEDED_PAIR, SEVERAL_PAGES, STOPPED, LONGISH)
+REQUESTS = (SHORT, SHORT, TALK, TALK, STEADY, SEEDED_PAIR, SEVERAL_PAGES, STOPPED, LONGISH)
 NUM_SALTS = 24
 """So many different versions of every prompt: caches work and evict, and what remembers prompts can become full."""
 HANG_UP_SHARE, BAD_SHARE = 0.12, 0.05
-REFUSALS = frozenset({"no_workers", "overloaded", "draining", "state_unavailable"})
+REFUSALS = frozenset({"no_workers", "overloaded", "draining", "store_unavailable"})
 """With these a client is turned away at the door, which is an answer while the workers it needs are away."""
 BAD_BODIES = (b"{", b"[]", b'{"model": "bundled", "prompt": ""}', b'{"model": "nobody", "prompt": "x"}')
 RETRY_S = 0.2
 
 
 @dataclass(slots=True)
-class LoadReport:
+class MixedLoadReport:
     """Counts by kind of end, and every problem, bounded."""
 
     ends: Counter[str] = field(default_factory=Counter)
@@ -49,12 +49,12 @@ class LoadReport:
             self.problems.append(text)
 
 
-class Load:
-    """`num_clients` that ask one question after another, of routers in turn, until they are told to pause or end."""
+class MixedLoad:
+    """`num_clients` that ask one request after another, of routers in turn, until they are told to pause or end."""
 
-    def __init__(self, client: Client, oracle: Oracle, routers: Callable[[], list[str]], num_clients: int) -> None:
+    def __init__(self, client: ChaosClient, oracle: Oracle, routers: Callable[[], list[str]], num_clients: int) -> None:
         """`routers`: where they are now."""
-        self.report = LoadReport()
+        self.report = MixedLoadReport()
         self._client = client
         self._oracle = oracle
         self._routers = routers
@@ -63,18 +63,18 @@ class Load:
         self._tasks: list[asyncio.Task[None]] = []
         self._num_busy = 0
         self._quiet = asyncio.Event()
-        self._heard: list[Transcript] = []
+        self._transcripts: list[Transcript] = []
 
-    def heard(self) -> list[Transcript]:
+    def take_transcripts(self) -> list[Transcript]:
         """Everything that was heard since the last time."""
-        heard, self._heard = self._heard, []
-        return heard
+        transcripts, self._transcripts = self._transcripts, []
+        return transcripts
 
     def start(self, seed: int) -> None:
         """From now on."""
         self._running.set()
         rngs = [random.Random(f"client {seed} {number}") for number in range(self._num_clients)]
-        self._tasks = [asyncio.create_task(self._ask_on(rng)) for rng in rngs]
+        self._tasks = [asyncio.create_task(self._run_client(rng)) for rng in rngs]
 
     async def pause(self, timeout_s: float) -> None:
         """Nothing new is asked; returns when all answers are there. Raises `TimeoutError`."""
@@ -84,7 +84,7 @@ class Load:
                 self._quiet.clear()
                 await self._quiet.wait()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """After a pause."""
         self._running.set()
 
@@ -96,37 +96,37 @@ class Load:
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                 raise result
 
-    async def _ask_on(self, rng: random.Random) -> None:
+    async def _run_client(self, rng: random.Random) -> None:
         while True:
             await self._running.wait()
             self._num_busy += 1
             try:
-                await self._ask_once(rng)
+                await self._send_one(rng)
             finally:
                 self._num_busy -= 1
                 if not self._num_busy:
                     self._quiet.set()
 
-    async def _ask_once(self, rng: random.Random) -> None:
+    async def _send_one(self, rng: random.Random) -> None:
         routers = self._routers()
         rng.shuffle(routers)
         kind = rng.random()
         if kind < BAD_SHARE:
-            await self._ask_badly(rng, routers[0])
+            await self._send_bad_body(rng, routers[0])
             return
-        question = rng.choice(ASKED).salted(f"soak-{rng.randrange(NUM_SALTS)}")
+        request = rng.choice(REQUESTS).with_salt(f"soak-{rng.randrange(NUM_SALTS)}")
         if kind < BAD_SHARE + HANG_UP_SHARE:
-            await self._hang_up(question, routers[0], rng.choice([1, 1, 2, 10]))
+            await self._hang_up(request, routers[0], rng.choice([1, 1, 2, 10]))
         else:
-            self._note(await self._client.ask(question, routers))
+            self._record(await self._client.ask(request, routers))
 
-    async def _hang_up(self, question: Question, url: str, num_tokens: int) -> None:
-        transcript = Transcript(question)
-        await self._client.ask_and_hang_up(question, url, num_tokens, transcript)
-        if transcript.end is not End.LOST:  # its router died before it could hang up: it does not care
-            self._note(transcript)
+    async def _hang_up(self, request: ClientRequest, url: str, num_tokens: int) -> None:
+        transcript = Transcript(request)
+        await self._client.ask_and_hang_up(request, url, num_tokens, transcript)
+        if transcript.end is not StreamEnd.LOST:  # its router died before it could hang up: it does not care
+            self._record(transcript)
 
-    async def _ask_badly(self, rng: random.Random, url: str) -> None:
+    async def _send_bad_body(self, rng: random.Random, url: str) -> None:
         headers = {"content-type": "application/json"}
         try:
             answer = await self._client.http.post(url + COMPLETIONS, content=rng.choice(BAD_BODIES), headers=headers)
@@ -138,7 +138,7 @@ class Load:
         if answer.status_code not in (400, 404):
             self.report.problem(f"a bad body was answered with {answer.status_code}")
 
-    def _note(self, transcript: Transcript) -> None:
+    def _record(self, transcript: Transcript) -> None:
         report = self.report
         report.ends[
             transcript.end.value + (f" {transcript.code}" if transcript.code else "") if transcript.end else "?"
@@ -146,5 +146,5 @@ class Load:
         report.num_tokens += transcript.num_tokens()
         report.num_resumes += transcript.num_resumes
         report.longest_gap_s = max(report.longest_gap_s, transcript.longest_gap_s)
-        for problem in self._oracle.judge(transcript, REFUSALS if not transcript.events else frozenset()):
+        for problem in self._oracle.check(transcript, REFUSALS if not transcript.events else frozenset()):
             report.problem(f"{transcript.call_id}: {problem}")

@@ -1,13 +1,13 @@
-"""How a request is brought into a phase; that it is there is known from tokens heard and from gauges, never from time.
+"""How a request is brought into a phase; that it is there is known from tokens heard and from metrics, never from time.
 
-    queued        the router's door is full of streams; one more waits in front of it
-    promised      decode has promised room; prefill workers compute other long prompts, this one waits there
+    queued        the router's running slots are full of streams; one more waits in the admission queue
+    reserved      decode has reserved pages; prefill workers compute other long prompts, this one waits there
     prefilling    chunks of a long prompt are computed, announced and pulled: pages pass, and no token was heard
     sealed        the first token was heard, and the ways between workers are so narrow that the pages are not all there
     decoding      tokens come, of a greedy, a seeded (n=2), a chat and a stop-string call at once
     last token    all tokens but one were heard
 
-`reach` is called by `matrix`.
+`reach_phase` is called by `matrix`.
 """
 
 from __future__ import annotations
@@ -17,144 +17,146 @@ import enum
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from chaos.client import Question
-from chaos.cluster import eventually
-from chaos.gauges import Gauges
-from chaos.proxy import Condition
-from chaos.questions import FILLER, LONG, LONGISH, SEEDED_PAIR, SEVERAL_PAGES, SHORT, STEADY, STOPPED, TALK
-from chaos.stage import Run, Scene, Stage
+from chaos.clients.client import ClientRequest
+from chaos.clients.requests import FILLER, LONG, LONGISH, SEEDED_PAIR, SEVERAL_PAGES, SHORT, STEADY, STOPPED, TALK
+from chaos.harness import ChaosHarness, ClientRun, PhaseContext
+from chaos.testbed.cluster import eventually
+from chaos.testbed.metrics import ProcessMetrics
+from chaos.testbed.proxy import LinkCondition
 
 REACH_TIMEOUT_S = 40.0
-NARROW = Condition(bytes_per_s=100_000.0)
+THROTTLED = LinkCondition(bytes_per_s=100_000.0)
 """A page of the bundled model takes half a second."""
 
 
-class Phase(enum.Enum):
+class RequestPhase(enum.Enum):
     """Where a request is when the fault comes."""
 
     QUEUED = "queued"
-    PROMISED = "promised"
+    RESERVED = "reserved"
     PREFILLING = "prefilling"
     SEALED = "sealed"
     DECODING = "decoding"
     LAST_TOKEN = "last token"
 
 
-async def reach(phase: Phase, stage: Stage) -> Scene:
-    """Asks what is needed and returns when the phase is there. Raises `NotInTime`."""
-    routers = stage.cluster.names("router")
-    scene = Scene([], routers[0], routers[-1])
+async def reach_phase(phase: RequestPhase, harness: ChaosHarness) -> PhaseContext:
+    """Asks what is needed and returns when the phase is there. Raises `WaitTimeout`."""
+    routers = harness.cluster.names("router")
+    context = PhaseContext([], routers[0], routers[-1])
     async with asyncio.timeout(REACH_TIMEOUT_S + 5.0):
         match phase:
-            case Phase.QUEUED:
-                await _queue(stage, scene)
-            case Phase.PROMISED:
-                await _promise(stage, scene)
-            case Phase.PREFILLING:
-                await _prefill(stage, scene)
-            case Phase.SEALED:
-                await _seal(stage, scene)
-            case Phase.DECODING:
-                await _decode(stage, scene)
-            case Phase.LAST_TOKEN:
-                run = _ask(stage, scene, SHORT)
-                await run.transcript.until_tokens(int(SHORT.parameters["max_tokens"]) - 1)
-    await _find_hands(stage, scene)
-    return scene
+            case RequestPhase.QUEUED:
+                await _queue(harness, context)
+            case RequestPhase.RESERVED:
+                await _reserve(harness, context)
+            case RequestPhase.PREFILLING:
+                await _prefill(harness, context)
+            case RequestPhase.SEALED:
+                await _seal(harness, context)
+            case RequestPhase.DECODING:
+                await _decode(harness, context)
+            case RequestPhase.LAST_TOKEN:
+                run = _ask(harness, context, SHORT)
+                await run.transcript.wait_tokens(int(SHORT.parameters["max_tokens"]) - 1)
+    await _pick_workers(harness, context)
+    return context
 
 
-def _ask(stage: Stage, scene: Scene, *questions: Question) -> Run:
-    """Asks the scene's router, and the bystander when that one is lost; returns the last run."""
-    for question in questions:
-        scene.runs.append(stage.ask(stage.fresh(question), scene.router, scene.bystander))
-    return scene.runs[-1]
+def _ask(harness: ChaosHarness, context: PhaseContext, *requests: ClientRequest) -> ClientRun:
+    """Asks the context's router, and the other_router when that one is lost; returns the last run."""
+    for request in requests:
+        context.runs.append(harness.ask(harness.with_fresh_salt(request), context.router, context.other_router))
+    return context.runs[-1]
 
 
-async def _queue(stage: Stage, scene: Scene) -> None:
-    room = int(str(stage.cluster.shape.router_flags["max-running-requests"]))
+async def _queue(harness: ChaosHarness, context: PhaseContext) -> None:
+    num_slots = int(str(harness.cluster.shape.router_flags["max-running-requests"]))
 
     async def waits() -> bool:
-        gauges = await _look(stage, scene, "router")
-        return scene.router in gauges and gauges[scene.router].sum("baton_queued_requests") > 0
+        metrics = await _read_metrics(harness, context, "router")
+        return context.router in metrics and metrics[context.router].sum("baton_queued_requests") > 0
 
-    await _until(waits, stage, scene, *[FILLER] * room, SHORT)
+    await _ask_until(waits, harness, context, *[FILLER] * num_slots, SHORT)
 
 
-async def _promise(stage: Stage, scene: Scene) -> None:
+async def _reserve(harness: ChaosHarness, context: PhaseContext) -> None:
     """A prefill worker computes one prompt at a time, and there is one prompt more than workers."""
 
     async def waits() -> bool:
-        gauges = await _look(stage, scene, "prefill")
-        return any(g.sum("baton_waiting_requests") > 0 and g.busy_pages > 0 for g in gauges.values())
+        metrics = await _read_metrics(harness, context, "prefill")
+        return any(g.sum("baton_waiting_requests") > 0 and g.busy_pages > 0 for g in metrics.values())
 
-    await _until(waits, stage, scene, *[LONGISH] * stage.cluster.shape.num_prefill, SEVERAL_PAGES)
+    await _ask_until(waits, harness, context, *[LONGISH] * harness.cluster.shape.num_prefill, SEVERAL_PAGES)
 
 
-async def _prefill(stage: Stage, scene: Scene) -> None:
+async def _prefill(harness: ChaosHarness, context: PhaseContext) -> None:
     """Where a proxy sees pages pass, it is asked: a worker that computes may take seconds to answer a scrape."""
-    before = stage.cluster.network.page_frames()
+    before = harness.cluster.network.page_frames()
 
-    async def lands() -> bool:
-        if stage.cluster.shape.transport == "stream":
-            return _see_pages(stage, scene, before)
-        gauges = await _look(stage, scene, "prefill", "decode")
-        landing = any(g.sum("baton_kv_pages", owner="promised") > 0 for g in gauges.values())
-        return landing and any(g.sum("baton_kv_pages", owner="pinned") > 0 for g in gauges.values())
+    async def imports_pages() -> bool:
+        if harness.cluster.shape.transport == "stream":
+            return _see_pages(harness, context, before)
+        metrics = await _read_metrics(harness, context, "prefill", "decode")
+        is_importing = any(g.sum("baton_kv_pages", owner="reserved") > 0 for g in metrics.values())
+        return is_importing and any(g.sum("baton_kv_pages", owner="pinned") > 0 for g in metrics.values())
 
-    await _until(lands, stage, scene, LONG)
+    await _ask_until(imports_pages, harness, context, LONG)
 
 
-def _see_pages(stage: Stage, scene: Scene, before: Counter[tuple[str, str]]) -> bool:
+def _see_pages(harness: ChaosHarness, context: PhaseContext, before: Counter[tuple[str, str]]) -> bool:
     """Whether pages have passed since `before`; names the pair between which most did."""
-    passed = stage.cluster.network.page_frames() - before
+    passed = harness.cluster.network.page_frames() - before
     if passed:
-        [((scene.decode, scene.prefill), _)] = passed.most_common(1)
+        [((context.decode, context.prefill), _)] = passed.most_common(1)
     return bool(passed)
 
 
-async def _until(condition: Callable[[], Awaitable[bool]], stage: Stage, scene: Scene, *questions: Question) -> None:
+async def _ask_until(
+    condition: Callable[[], Awaitable[bool]], harness: ChaosHarness, context: PhaseContext, *requests: ClientRequest
+) -> None:
     """Asks, and looks until the condition holds; asks again when all were answered before it was seen to hold."""
 
-    async def asked_and_seen() -> bool:
-        if all(run.task.done() for run in scene.runs):
-            _ask(stage, scene, *questions)
+    async def ask_and_check() -> bool:
+        if all(run.task.done() for run in context.runs):
+            _ask(harness, context, *requests)
         return await condition()
 
-    await eventually(asked_and_seen, REACH_TIMEOUT_S, "the phase")
+    await eventually(ask_and_check, REACH_TIMEOUT_S, "the phase")
 
 
-async def _seal(stage: Stage, scene: Scene) -> None:
-    cluster = stage.cluster
+async def _seal(harness: ChaosHarness, context: PhaseContext) -> None:
+    cluster = harness.cluster
     before = cluster.network.page_frames()
-    cluster.network.change(cluster.names("decode"), cluster.names("prefill"), NARROW)
-    run = _ask(stage, scene, SEVERAL_PAGES)
-    await run.transcript.until_tokens(1)
-    _see_pages(stage, scene, before)
+    cluster.network.change(cluster.names("decode"), cluster.names("prefill"), THROTTLED)
+    run = _ask(harness, context, SEVERAL_PAGES)
+    await run.transcript.wait_tokens(1)
+    _see_pages(harness, context, before)
 
 
-async def _decode(stage: Stage, scene: Scene) -> None:
-    _ask(stage, scene, STEADY, SEEDED_PAIR, TALK, STOPPED)
-    await _hear_first_tokens(scene)
-    await scene.runs[0].transcript.until_tokens(8)
+async def _decode(harness: ChaosHarness, context: PhaseContext) -> None:
+    _ask(harness, context, STEADY, SEEDED_PAIR, TALK, STOPPED)
+    await _wait_first_tokens(context)
+    await context.runs[0].transcript.wait_tokens(8)
 
 
-async def _hear_first_tokens(scene: Scene) -> None:
-    await asyncio.gather(*(run.transcript.until_tokens(1) for run in scene.runs))
+async def _wait_first_tokens(context: PhaseContext) -> None:
+    await asyncio.gather(*(run.transcript.wait_tokens(1) for run in context.runs))
 
 
-async def _look(stage: Stage, scene: Scene, *roles: str) -> dict[str, Gauges]:
-    """Reads gauges, and names the workers that hold most pages: they have the request, or most of them, in hand."""
-    gauges = await stage.cluster.all_gauges(*roles)
+async def _read_metrics(harness: ChaosHarness, context: PhaseContext, *roles: str) -> dict[str, ProcessMetrics]:
+    """Reads metrics, and names the workers that hold most pages: they have the request, or most of them, in hand."""
+    metrics = await harness.cluster.all_metrics(*roles)
     for role in ("prefill", "decode"):
-        held = {name: gauges[name].busy_pages for name in stage.cluster.names(role) if name in gauges}
+        held = {name: metrics[name].busy_pages for name in harness.cluster.names(role) if name in metrics}
         if any(held.values()):
-            setattr(scene, role, max(held, key=lambda name: held[name]))
-    return gauges
+            setattr(context, role, max(held, key=lambda name: held[name]))
+    return metrics
 
 
-async def _find_hands(stage: Stage, scene: Scene) -> None:
+async def _pick_workers(harness: ChaosHarness, context: PhaseContext) -> None:
     """Names a worker of each role, if the phase has not: by what they hold now, else the first."""
-    if not (scene.prefill and scene.decode):
-        await _look(stage, scene, "prefill", "decode")
-    scene.prefill = scene.prefill or stage.cluster.names("prefill")[0]
-    scene.decode = scene.decode or stage.cluster.names("decode")[0]
+    if not (context.prefill and context.decode):
+        await _read_metrics(harness, context, "prefill", "decode")
+    context.prefill = context.prefill or harness.cluster.names("prefill")[0]
+    context.decode = context.decode or harness.cluster.names("decode")[0]

@@ -18,27 +18,28 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 
-from chaos.census import Count, Growth, growths
-from chaos.cluster import REDIS, Cluster, NotInTime
-from chaos.faults import Fault, calm_book, strike
-from chaos.load import Load, LoadReport
-from chaos.processes import weight_of
-from chaos.stage import Scene, Stage
-from chaos.witness import Witness
+from chaos.checks.resource_monitor import ResourceGrowth, ResourceSample, resource_growths
+from chaos.checks.store_watcher import StoreWatcher
+from chaos.faults import ClusterFault, inject_fault, restore_redis_memory
+from chaos.harness import ChaosHarness, PhaseContext
+from chaos.load import MixedLoad, MixedLoadReport
+from chaos.testbed.cluster import REDIS, ChaosCluster, WaitTimeout
+from chaos.testbed.process import resources_of
 
 log = logging.getLogger(__name__)
 
 ROUND_S = 45.0
 MAX_FAULT_S = 6.0
-MAX_CALM_S = 6.0
+MAX_PAUSE_S = 6.0
 PAUSE_TIMEOUT_S = 120.0
-WHOLE_TIMEOUT_S = 120.0
+RECOVERY_TIMEOUT_S = 120.0
 STALL_STEP_S = 0.05
-KILLS = (Fault.KILL_PREFILL, Fault.KILL_DECODE, Fault.KILL_ROUTER)
-OTHERS = (
-    Fault.STOP_PREFILL, Fault.STOP_DECODE, Fault.STOP_ROUTER, Fault.PART_WORKERS, Fault.PART_ROUTER_PREFILL,
-    Fault.PART_ROUTER_DECODE, Fault.SLOW_LINK, Fault.FLIP_ONCE, Fault.FLIP_ALWAYS, Fault.KILL_BOOK, Fault.RESTART_BOOK,
-    Fault.FULL_BOOK, Fault.SLOW_BOOK, Fault.PART_BOOK,
+KILL_FAULTS = (ClusterFault.KILL_PREFILL, ClusterFault.KILL_DECODE, ClusterFault.KILL_ROUTER)
+OTHER_FAULTS = (
+    ClusterFault.STOP_PREFILL, ClusterFault.STOP_DECODE, ClusterFault.STOP_ROUTER, ClusterFault.PARTITION_WORKERS,
+    ClusterFault.PARTITION_ROUTER_PREFILL, ClusterFault.PARTITION_ROUTER_DECODE, ClusterFault.SLOW_LINK,
+    ClusterFault.FLIP_ONCE, ClusterFault.FLIP_ALWAYS, ClusterFault.KILL_REDIS, ClusterFault.RESTART_REDIS,
+    ClusterFault.FULL_REDIS, ClusterFault.SLOW_REDIS, ClusterFault.PARTITION_REDIS,
 )  # fmt: skip
 
 
@@ -50,9 +51,9 @@ class SoakReport:
     minutes: float = 0.0
     num_rounds: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    load: LoadReport = field(default_factory=LoadReport)
-    growths: list[Growth] = field(default_factory=list)
-    counts: list[Count] = field(default_factory=list)
+    load: MixedLoadReport = field(default_factory=MixedLoadReport)
+    growths: list[ResourceGrowth] = field(default_factory=list)
+    samples: list[ResourceSample] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     longest_stall_s: float = 0.0
     """Of this process, which all connections pass through: a stall is a fault that nobody drew."""
@@ -65,14 +66,14 @@ class SoakReport:
 
 
 class Soak:
-    """One run. `stage`'s oracle has been taught."""
+    """One run. `harness`'s oracle has been taught."""
 
-    def __init__(self, stage: Stage, seed: int, num_clients: int) -> None:
-        self._stage = stage
+    def __init__(self, harness: ChaosHarness, seed: int, num_clients: int) -> None:
+        self._harness = harness
         self._rng = random.Random(f"soak {seed}")
         self._seed = seed
-        cluster = stage.cluster
-        self._load = Load(stage.client, stage.oracle, lambda: _urls(cluster), num_clients)
+        cluster = harness.cluster
+        self._load = MixedLoad(harness.client, harness.oracle, lambda: _urls(cluster), num_clients)
         self.report = SoakReport(seed, load=self._load.report)
 
     async def run(self, minutes: float) -> SoakReport:
@@ -83,56 +84,56 @@ class Soak:
         try:
             while time.monotonic() - began_s < minutes * 60:
                 await self._round(time.monotonic() + ROUND_S)
-                await self._lull(began_s)
+                await self._quiesce(began_s)
         finally:
             measuring.cancel()
             await self._load.end()
         report = self.report
         report.minutes = (time.monotonic() - began_s) / 60
-        report.growths = growths(report.counts)
+        report.growths = resource_growths(report.samples)
         report.problems += [problem for growth in report.growths for problem in growth.problems]
         report.problems += report.load.problems
         return report
 
     async def _round(self, until_s: float) -> None:
         while time.monotonic() < until_s:
-            await asyncio.sleep(self._rng.uniform(0.5, MAX_CALM_S))  # load without any fault
-            fault = self._rng.choice(KILLS) if self._rng.random() < 0.25 else self._rng.choice(OTHERS)
+            await asyncio.sleep(self._rng.uniform(0.5, MAX_PAUSE_S))  # load without any fault
+            fault = self._rng.choice(KILL_FAULTS) if self._rng.random() < 0.25 else self._rng.choice(OTHER_FAULTS)
             self.report.faults[fault.value] += 1
-            log.info("strike %s", fault.value)
-            await strike(fault, self._stage, self._scene(fault))
+            log.info("fault %s", fault.value)
+            await inject_fault(fault, self._harness, self._context(fault))
             await asyncio.sleep(self._rng.uniform(0.2, MAX_FAULT_S))  # load under the fault
-            await self._undo()
+            await self._recover()
 
-    def _scene(self, fault: Fault) -> Scene:
-        names = {role: self._stage.cluster.names(role) for role in ("router", "prefill", "decode")}
-        chosen = {role: known[-1] if fault in KILLS else self._rng.choice(known) for role, known in names.items()}
-        return Scene([], chosen["router"], names["router"][0], chosen["prefill"], chosen["decode"])
+    def _context(self, fault: ClusterFault) -> PhaseContext:
+        names = {role: self._harness.cluster.names(role) for role in ("router", "prefill", "decode")}
+        chosen = {role: known[-1] if fault in KILL_FAULTS else self._rng.choice(known) for role, known in names.items()}
+        return PhaseContext([], chosen["router"], names["router"][0], chosen["prefill"], chosen["decode"])
 
-    async def _undo(self) -> None:
-        await self._stage.cluster.revive()
-        await calm_book(self._stage)
-        self.report.problems += self._stage.cluster.unasked_deaths()
+    async def _recover(self) -> None:
+        await self._harness.cluster.recover()
+        await restore_redis_memory(self._harness)
+        self.report.problems += self._harness.cluster.unexpected_exits()
         try:
-            await self._stage.cluster.wait_in_service(WHOLE_TIMEOUT_S)
-        except NotInTime as late:
+            await self._harness.cluster.wait_in_service(RECOVERY_TIMEOUT_S)
+        except WaitTimeout as late:
             self.report.problems.append(f"round {self.report.num_rounds + 1}: {late}")
-        log.info("mended")
+        log.info("recovered")
 
-    async def _lull(self, began_s: float) -> None:
+    async def _quiesce(self, began_s: float) -> None:
         """Everything must come to rest; then it is counted."""
-        cluster = self._stage.cluster
+        cluster = self._harness.cluster
         self.report.num_rounds += 1
         try:
             await self._load.pause(PAUSE_TIMEOUT_S)
-            await cluster.wait_in_service(WHOLE_TIMEOUT_S)
-            await cluster.wait_idle(WHOLE_TIMEOUT_S)
-        except (NotInTime, TimeoutError) as late:
+            await cluster.wait_in_service(RECOVERY_TIMEOUT_S)
+            await cluster.wait_idle(RECOVERY_TIMEOUT_S)
+        except (WaitTimeout, TimeoutError) as late:
             self.report.problems.append(f"round {self.report.num_rounds} does not come to rest: {late or 'answers'}")
-        heard = self._load.heard()
-        self.report.problems += await Witness(cluster.book).contradictions(heard)
-        await self._count(time.monotonic() - began_s)
-        self._load.go_on()
+        transcripts = self._load.take_transcripts()
+        self.report.problems += await StoreWatcher(cluster.store).contradictions(transcripts)
+        await self._sample_resources(time.monotonic() - began_s)
+        self._load.resume()
 
     async def _measure_stalls(self) -> None:
         """How much later than asked for this process is woken."""
@@ -141,16 +142,18 @@ class Soak:
             await asyncio.sleep(STALL_STEP_S)
             self.report.longest_stall_s = max(self.report.longest_stall_s, time.monotonic() - asked_s - STALL_STEP_S)
 
-    async def _count(self, at_s: float) -> None:
-        cluster = self._stage.cluster
-        gauges = await cluster.all_gauges()
+    async def _sample_resources(self, at_s: float) -> None:
+        cluster = self._harness.cluster
+        metrics = await cluster.all_metrics()
         for name, process in cluster.processes.items():
             if process.running:
-                busy = gauges[name].busy_pages if name in gauges else 0
-                self.report.counts.append(Count(at_s, name, process.pid, process.weight(), busy))
+                busy = metrics[name].busy_pages if name in metrics else 0
+                self.report.samples.append(ResourceSample(at_s, name, process.pid, process.resources(), busy))
         if cluster.redis.pid is not None:
-            self.report.counts.append(Count(at_s, REDIS, cluster.redis.pid, weight_of(cluster.redis.pid), 0))
+            self.report.samples.append(
+                ResourceSample(at_s, REDIS, cluster.redis.pid, resources_of(cluster.redis.pid), 0)
+            )
 
 
-def _urls(cluster: Cluster) -> list[str]:
+def _urls(cluster: ChaosCluster) -> list[str]:
     return [cluster.processes[name].url for name in cluster.names("router")]

@@ -11,12 +11,12 @@ from baton.model.kernels.build import build_all
 
 
 def main() -> None:
-    for outcome in build_all(os.environ.get("CXX")):
-        level = outcome.recipe.level.value
-        if outcome.is_new:
+    for result in build_all(os.environ.get("CXX")):
+        level = result.spec.level.value
+        if result.is_new:
             print(f"built the {level} kernels")
-        elif outcome.failure is not None:
-            print(f"no {level} kernels, torch computes instead: {outcome.failure}")
+        elif result.failure is not None:
+            print(f"no {level} kernels, torch computes instead: {result.failure}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from baton.domain.handoff import LANDING_TABLE, SOURCE_TABLE, LandingState, SourceState
+from baton.domain.handoff import EXPORT_TRANSITIONS, IMPORT_TRANSITIONS, ExportState, ImportState
 from baton.domain.lifecycle import TABLE, TERMINAL, RequestState
 from baton.settings.base import Settings, env_name
 from baton.telemetry.metrics import declared
@@ -63,8 +63,8 @@ def protocol(page: str) -> str:
     """`docs/protocol.md` with its marked sections replaced by diagrams. Raises `KeyError` for an unknown section."""
     diagrams = {
         "request": diagram(TABLE, RequestState.RECEIVED, TERMINAL),
-        "source": diagram(SOURCE_TABLE, SourceState.PINNED, _ends(SOURCE_TABLE, SourceState)),
-        "landing": diagram(LANDING_TABLE, LandingState.PROMISED, _ends(LANDING_TABLE, LandingState)),
+        "export": diagram(EXPORT_TRANSITIONS, ExportState.PINNED, _ends(EXPORT_TRANSITIONS, ExportState)),
+        "import": diagram(IMPORT_TRANSITIONS, ImportState.RESERVED, _ends(IMPORT_TRANSITIONS, ImportState)),
     }
     return SECTION.sub(lambda found: f"{found[1]}{diagrams[found[2]]}{found[3]}", page)
 

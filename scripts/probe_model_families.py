@@ -1,4 +1,4 @@
-"""Finds the model types that may be served, and writes them down in `baton/model/allow_list.py`.
+"""Finds the model types that may be served, and writes them down in `baton/model/loading/allow_list.py`.
 
 Every causal language model type of the installed transformers is built tiny and random, saved, loaded through
 `load_model` (whose self-check compares logits) and made to answer prompts in chunks over shared, scattered pages. A
@@ -31,14 +31,14 @@ sys.path.insert(0, str(ROOT))
 from baton.domain.request import SamplingParams  # noqa: E402
 from baton.engine.runner import ModelRunner  # noqa: E402
 from baton.kv.memory import PageMemory  # noqa: E402
-from baton.model.allow_list import TOKEN_EXACT  # noqa: E402
-from baton.model.layouts import Layout  # noqa: E402
-from baton.model.loading import DecoderChoice, load_model  # noqa: E402
+from baton.model.linears.packing import WeightLayout  # noqa: E402
+from baton.model.loading.allow_list import TOKEN_EXACT  # noqa: E402
+from baton.model.loading.loader import DecoderChoice, load_model  # noqa: E402
 from baton.model.storage import PageStorage  # noqa: E402
-from tests.exactness.driver import Driver  # noqa: E402
+from tests.exactness.random_scheduler import RandomScheduler  # noqa: E402
 from tests.exactness.test_runner_exactness import make_prompts, stock_tokens  # noqa: E402
 
-ALLOW_LIST = ROOT / "baton/model/allow_list.py"
+ALLOW_LIST = ROOT / "baton/model/loading/allow_list.py"
 DEADLINE_S = 180.0
 MAX_PARAMETERS = 40_000_000
 
@@ -79,7 +79,7 @@ def main() -> int:
     """Probe all types (or `--only` some), print a line for each, and with `--write` rewrite the list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="comma-separated model types")
-    parser.add_argument("--write", action="store_true", help="rewrite baton/model/allow_list.py")
+    parser.add_argument("--write", action="store_true", help="rewrite baton/model/loading/allow_list.py")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
@@ -142,13 +142,15 @@ def probe(model_type: str) -> str:
         loaded = load_model(
             directory,
             page_size=8,
-            layout=Layout.PLAIN,
+            layout=WeightLayout.PLAIN,
             decoder=DecoderChoice.STOCK,
             allowed=frozenset({model_type}),
         )
         memory, host = (PageMemory(n, loaded.geometry.page_bytes) for n in (600, 16))
         runner = ModelRunner(loaded, PageStorage.on_memory(loaded.geometry, memory, host))
-        ours = Driver(runner, 600, 8, 16, seed=11).generate(prompts, len(expected[0]), SamplingParams(temperature=0.0))
+        ours = RandomScheduler(runner, 600, 8, 16, seed=11).generate(
+            prompts, len(expected[0]), SamplingParams(temperature=0.0)
+        )
     if len({token for output in expected for token in output}) < 8:
         return "degenerate: its tokens prove nothing"
     same = sum(a == b for x, y in zip(ours, expected, strict=True) for a, b in zip(x, y, strict=True))

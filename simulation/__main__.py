@@ -12,11 +12,11 @@ import argparse
 import sys
 import time
 
-from simulation.draw import scenario_of
 from simulation.report import MAX_LINES, describe
+from simulation.run import run
+from simulation.scenario_generator import generate_scenario
 from simulation.shrink import shrink
-from simulation.sweep import Bar, Swept, failing_seed, num_cores, sweep
-from simulation.world import run
+from simulation.sweep import ProgressBar, SweepResult, failing_seed, num_cores, sweep
 
 INTERRUPTED = 130
 """As shells have it for SIGINT."""
@@ -26,32 +26,32 @@ def main(arguments: list[str]) -> int:
     """Returns the exit status: 0 without a violation."""
     options = _options(arguments)
     if options.seed is not None:
-        verdict = run(scenario_of(options.seed))
-        _say(describe(verdict, len(verdict.trace.entries) if options.trace else MAX_LINES))
-        return int(verdict.violation is not None)
+        result = run(generate_scenario(options.seed))
+        _print(describe(result, len(result.trace.entries) if options.trace else MAX_LINES))
+        return int(result.violation is not None)
     return _run_seeds(options.first, options.seeds, options.jobs or num_cores())
 
 
 def _run_seeds(first: int, num_seeds: int, num_jobs: int) -> int:
     began_at = time.monotonic()
-    swept = _swept(first, num_seeds, num_jobs)
-    if swept.failing_seed is not None:
-        _say(describe(shrink(run(scenario_of(swept.failing_seed)), run)))
-        _say(f"{swept.num_good} seeds were good; on with --first {swept.next_seed}")
+    result = _sweep(first, num_seeds, num_jobs)
+    if result.failing_seed is not None:
+        _print(describe(shrink(run(generate_scenario(result.failing_seed)), run)))
+        _print(f"{result.num_good} seeds were good; on with --first {result.next_seed}")
         return 1
-    if swept.next_seed < first + num_seeds:
-        _say(f"stopped after {swept.num_good} good seeds; on with --first {swept.next_seed}")
+    if result.next_seed < first + num_seeds:
+        _print(f"stopped after {result.num_good} good seeds; on with --first {result.next_seed}")
         return INTERRUPTED
-    _say(f"{num_seeds} seeds from {first} in {time.monotonic() - began_at:.1f} s: 0 violations")
+    _print(f"{num_seeds} seeds from {first} in {time.monotonic() - began_at:.1f} s: 0 violations")
     return 0
 
 
-def _swept(first: int, num_seeds: int, num_jobs: int) -> Swept:
+def _sweep(first: int, num_seeds: int, num_jobs: int) -> SweepResult:
     if num_jobs == 1:
         seed = failing_seed(range(first, first + num_seeds))
         next_seed = first + num_seeds if seed is None else seed
-        return Swept(next_seed - first, next_seed, seed)
-    return sweep(first, num_seeds, num_jobs, Bar(first, num_seeds, sys.stderr).show)
+        return SweepResult(next_seed - first, next_seed, seed)
+    return sweep(first, num_seeds, num_jobs, ProgressBar(first, num_seeds, sys.stderr).show)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -64,7 +64,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 

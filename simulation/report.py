@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simulation.world import Verdict
+from simulation.run import RunResult
 
 MAX_LINES = 60
 
 
-def describe(verdict: Verdict, max_lines: int = MAX_LINES) -> str:
+def describe(result: RunResult, max_lines: int = MAX_LINES) -> str:
     """For people to read."""
-    return "\n".join(_lines(verdict, max_lines))
+    return "\n".join(_lines(result, max_lines))
 
 
-def _lines(verdict: Verdict, max_lines: int) -> Iterator[str]:
-    scenario, violation = verdict.scenario, verdict.violation
+def _lines(result: RunResult, max_lines: int) -> Iterator[str]:
+    scenario, violation = result.scenario, result.violation
     yield f"seed {scenario.seed}: {violation or 'no violation'}"
     yield f"  {', '.join((*scenario.routers, *scenario.prefills, *scenario.decodes))}; digests {scenario.digests}"
-    yield f"  prefilling for themselves: {', '.join(scenario.selfish) or 'nobody'}"
+    yield f"  prefilling for themselves: {', '.join(scenario.local_prefill_workers) or 'nobody'}"
     yield f"  {scenario.noise}"
     yield from (f"  fault  {fault}" for fault in scenario.faults)
-    yield from (f"  client {outcome}" for outcome in verdict.outcomes)
-    yield from map(str, verdict.trace.story(violation.subject if violation else None, max_lines))
-    yield f"  trace {verdict.trace.digest()}; again: python -m simulation --seed {scenario.seed} --trace"
+    yield from (f"  client {outcome}" for outcome in result.outcomes)
+    yield from map(str, result.trace.entries_for(violation.request_id if violation else None, max_lines))
+    yield f"  trace {result.trace.digest()}; again: python -m simulation --seed {scenario.seed} --trace"

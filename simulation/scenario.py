@@ -1,4 +1,5 @@
-"""What happens in a run, fixed beforehand: clients, faults and how bad the network is. Values only; `draw` makes them.
+"""What happens in a run, fixed beforehand: clients, faults and how bad the network is. Values only;
+`scenario_generator` makes them.
 
 A scenario with a client or a fault taken out is a scenario too, which is how `shrink` makes failures small.
 """
@@ -14,10 +15,10 @@ from baton.domain.ids import RequestId
 BEGIN_S, END_S = 1.5, 5.5
 """Clients arrive between these; faults begin between these."""
 
-MAX_SILENCE_S = 6.0
+MAX_PARTITION_S = 6.0
 """Longest that a process is frozen, or two are cut off: a third of these outlast their connections (`network`)."""
 
-CALM_S = END_S + MAX_SILENCE_S + 0.1
+FAULTS_END_S = END_S + MAX_PARTITION_S + 0.1
 """By now every fault is over, and the network works again."""
 
 VOCAB_SIZE = 3
@@ -30,20 +31,20 @@ so a token tells whose it is."""
 NO_ROUTER = "no_router"
 """What a client says that finds no router to ask."""
 
-BOOK = "book"
-"""The name of the process that keeps the reception book."""
+STORE = "store"
+"""The name of the process that keeps the state store."""
 
 
-class FaultKind(enum.Enum):
+class SimFaultKind(enum.Enum):
     """What is done to a process or, where a fault has a peer, between two."""
 
-    KILL = "kill"  # and restarted after `duration_s`; the book comes back empty
+    KILL = "kill"  # and restarted after `duration_s`; the store comes back empty
     FREEZE = "freeze"  # SIGSTOP, then SIGCONT
-    STICK = "stick"  # the engine hangs in a step, the rest lives
+    HANG = "hang"  # the engine hangs in a step, the rest lives
     DRAIN = "drain"  # SIGTERM; restarted `duration_s` after it has left
     UPGRADE = "upgrade"  # as DRAIN, and what is started then has the next version of the model
     CUT = "cut"  # no message gets through
-    MUTE = "mute"  # what the target sends does not reach the peer
+    CUT_ONE_WAY = "one-way cut"  # what the target sends does not reach the peer
     SLOW = "slow"  # messages take long
 
 
@@ -51,7 +52,7 @@ class FaultKind(enum.Enum):
 class FaultPlan:
     """One fault; `peer` is the other end of what is between two."""
 
-    kind: FaultKind
+    kind: SimFaultKind
     at_s: float
     duration_s: float
     target: str
@@ -99,7 +100,7 @@ class Noise:
 class Scenario:
     """Everything a run depends on. `digests` off: commits are validated by V1 or V2, and no read is corrupted.
 
-    The first `num_selfish` decode workers prefill for themselves too, which may be all there is to prefill.
+    The first `num_local_prefill` decode workers prefill for themselves too, which may be all there is to prefill.
     """
 
     seed: int
@@ -113,7 +114,7 @@ class Scenario:
     noise: Noise
     clients: tuple[ClientPlan, ...]
     faults: tuple[FaultPlan, ...]
-    num_selfish: int = 0
+    num_local_prefill: int = 0
 
     @property
     def routers(self) -> tuple[str, ...]:
@@ -128,29 +129,29 @@ class Scenario:
         return tuple(f"decode-{n}" for n in range(self.num_decodes))
 
     @property
-    def selfish(self) -> tuple[str, ...]:
-        return self.decodes[: self.num_selfish]
+    def local_prefill_workers(self) -> tuple[str, ...]:
+        return self.decodes[: self.num_local_prefill]
 
     @property
-    def is_gentle(self) -> bool:
+    def only_drains(self) -> bool:
         """Nothing happens but that processes are told to leave: nobody may fail."""
-        return self.noise == Noise() and all(fault.kind is FaultKind.DRAIN for fault in self.faults)
+        return self.noise == Noise() and all(fault.kind is SimFaultKind.DRAIN for fault in self.faults)
 
     @property
-    def excuses(self) -> frozenset[str]:
+    def allowed_refusals(self) -> frozenset[str]:
         """Codes with which a request may be refused although all who leave do so cleanly: whoever of a kind could have
         taken it may have been away at the same time."""
         leaving = {fault.target for fault in self.faults}
         codes = {Overloaded.code}
         no_pair = leaving.issuperset(self.prefills) or leaving.issuperset(self.decodes)
-        if no_pair and leaving.issuperset(self.selfish):
+        if no_pair and leaving.issuperset(self.local_prefill_workers):
             codes.add(NoWorkers.code)
         if leaving.issuperset(self.routers):
             codes |= {Draining.code, NO_ROUTER}
         return frozenset(codes)
 
     @property
-    def failures_for_want_of_room(self) -> frozenset[str]:
+    def capacity_failures(self) -> frozenset[str]:
         """Codes with which a request may fail although nothing goes wrong: this many clients are too much for these
         workers, whose pools are tiny. Without host memory a row that finds no page is sent back, again and again."""
         return frozenset({DeadlineExceeded.code})

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
+from simulation.run import RunResult
 from simulation.scenario import Noise, Scenario
-from simulation.world import Verdict
 
-Run = Callable[[Scenario], Verdict]
+Run = Callable[[Scenario], RunResult]
 
 
-def shrink(failing: Verdict, run: Run, max_runs: int = 100) -> Verdict:
-    """A verdict with the same rule broken, from a scenario of which nothing more can be taken out within `max_runs`."""
+def shrink(failing: RunResult, run: Run, max_runs: int = 100) -> RunResult:
+    """A result with the same rule broken, from a scenario of which nothing more can be taken out within `max_runs`."""
     smallest = failing
     candidates = _smaller(smallest.scenario)
     for _ in range(max_runs):
         candidate = next(candidates, None)
         if candidate is None:
             break
-        verdict = run(candidate)
-        if verdict.violation is not None and failing.violation is not None:
-            if verdict.violation.rule != failing.violation.rule:
+        result = run(candidate)
+        if result.violation is not None and failing.violation is not None:
+            if result.violation.rule != failing.violation.rule:
                 continue
-            smallest, candidates = verdict, _smaller(candidate)
+            smallest, candidates = result, _smaller(candidate)
     return smallest
 
 

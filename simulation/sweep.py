@@ -18,8 +18,8 @@ from multiprocessing import get_context
 from threading import Event
 from typing import TextIO
 
-from simulation.draw import scenario_of
-from simulation.world import run
+from simulation.run import run
+from simulation.scenario_generator import generate_scenario
 
 CHUNK_SEEDS = 10
 BAR_CHARACTERS = 30
@@ -29,7 +29,7 @@ LINE_INTERVAL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class SweepResult:
     """`next_seed`: all before it, from the sweep's first on, are good. `failing_seed`: the one that ended the sweep.
 
     Without a failing seed `next_seed` is the end, unless the sweep was interrupted.
@@ -40,7 +40,7 @@ class Swept:
     failing_seed: int | None
 
 
-def sweep(first: int, num_seeds: int, num_jobs: int, progress: Callable[[int], None]) -> Swept:
+def sweep(first: int, num_seeds: int, num_jobs: int, progress: Callable[[int], None]) -> SweepResult:
     """Runs seeds `first .. first + num_seeds - 1`, until SIGINT. `progress` hears how many are good so far."""
     last = first + num_seeds
     chunks = (range(start, min(start + CHUNK_SEEDS, last)) for start in range(first, last, CHUNK_SEEDS))
@@ -62,7 +62,7 @@ def sweep(first: int, num_seeds: int, num_jobs: int, progress: Callable[[int], N
             progress(num_good)
         pool.shutdown(wait=True, cancel_futures=True)
     next_seed = min((chunk.start for chunk in open_chunks.values()), default=last)
-    return Swept(num_good, next_seed, min(failed, default=None))
+    return SweepResult(num_good, next_seed, min(failed, default=None))
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def _pool(num_jobs: int) -> ProcessPoolExecutor:
 
 def failing_seed(seeds: range) -> int | None:
     """The first of `seeds` with a violation."""
-    return next((seed for seed in seeds if run(scenario_of(seed)).violation is not None), None)
+    return next((seed for seed in seeds if run(generate_scenario(seed)).violation is not None), None)
 
 
 def num_cores() -> int:
@@ -92,22 +92,22 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class Bar:
+class ProgressBar:
     """Draws progress to a terminal, or writes a line now and then to anything else."""
 
     def __init__(self, first: int, num_seeds: int, out: TextIO) -> None:
         self._first = first
         self._num_seeds = num_seeds
         self._out = out
-        self._began_at = self._told_at = time.monotonic()
+        self._began_at = self._shown_at = time.monotonic()
 
     def show(self, num_good: int) -> None:
         """So many seeds are good."""
         now = time.monotonic()
         if self._out.isatty():
             self._out.write("\r" + "".join(self._parts(num_good, now)) + ("\n" if num_good == self._num_seeds else ""))
-        elif now - self._told_at >= LINE_INTERVAL_S:
-            self._told_at = now
+        elif now - self._shown_at >= LINE_INTERVAL_S:
+            self._shown_at = now
             self._out.write("".join(self._parts(num_good, now)) + "\n")
         self._out.flush()
 

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-LIFE = timedelta(days=2)
-CLOCKS_DIFFER_BY = timedelta(minutes=5)
+VALIDITY = timedelta(days=2)
+MAX_CLOCK_SKEW = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Authority:
+class CertificateAuthority:
     """Signs certificates for 127.0.0.1 and localhost."""
 
     certificate: Path
@@ -51,7 +51,7 @@ class Authority:
         """A new one; its certificates lie in `directory`."""
         key, name = ec.generate_private_key(ec.SECP256R1()), _named("Test authority")
         basic = x509.BasicConstraints(ca=True, path_length=None)
-        own = _about(name, name, key).add_extension(basic, critical=True).sign(key, hashes.SHA256())
+        own = _certificate_builder(name, name, key).add_extension(basic, critical=True).sign(key, hashes.SHA256())
         path = directory / "authority.pem"
         path.write_bytes(own.public_bytes(Encoding.PEM))
         return cls(path, name, key)
@@ -62,7 +62,7 @@ class Authority:
         names = [x509.IPAddress(IPv4Address("127.0.0.1")), x509.DNSName("localhost")]
         ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         signed = (
-            _about(_named(name), self._name, key)
+            _certificate_builder(_named(name), self._name, key)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.ExtendedKeyUsage(ends), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -78,7 +78,7 @@ class Authority:
         return self.certificate.with_name(file)
 
 
-def lock(key: Path, locked: Path) -> None:
+def encrypt_key(key: Path, locked: Path) -> None:
     """Writes the key of file `key` to `locked`, encrypted with a password."""
     pem = load_pem_private_key(key.read_bytes(), None).private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
@@ -91,7 +91,9 @@ def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _about(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _certificate_builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -99,6 +101,6 @@ def _about(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKe
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCKS_DIFFER_BY)
-        .not_valid_after(now + LIFE)
+        .not_valid_before(now - MAX_CLOCK_SKEW)
+        .not_valid_after(now + VALIDITY)
     )

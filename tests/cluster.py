@@ -1,8 +1,8 @@
 """A whole cluster of real processes for tests: real Redis, real workers, real router, real transfers.
 
-Every process is `baton serve ...`, as an operator would start it, but for its imports, which `nursery` has done. Waits
-have deadlines; a process that dies unasked is a failure that shows its log. `Cluster` is a context manager and leaves
-nothing running.
+Every process is `baton serve ...`, as an operator would start it, but for its imports, which `fork_server` has done.
+Waits have deadlines; a process that dies unasked is a failure that shows its log. `Cluster` is a context manager and
+leaves nothing running.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.cli.plan import free_ports
-from tests import nursery
+from tests import fork_server
 from tests.redis_server import running_redis
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
-PATIENCE_S = 30.0
+PAGE_HOLD_TIMEOUT_S = 30.0
 POLL_S = 0.02
-ONE_CALL_A_CONNECTION = httpx2.Limits(max_keepalive_connections=0)
+NO_KEEPALIVE = httpx2.Limits(max_keepalive_connections=0)
 PAGES = re.compile(r'^baton_kv_pages\{owner="(\w+)"\} (\S+)$', re.MULTILINE)
-BUSY_OWNERS = ("pinned", "live", "promised", "draining")
+BUSY_OWNERS = ("pinned", "live", "reserved", "draining")
 
 
 def eventually(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
@@ -54,15 +54,15 @@ class Process:
     metrics_port: int
     flags: list[str]
     log: Path
-    popen: nursery.Child
-    expected_to_live: bool = True
+    popen: fork_server.ForkedProcess
+    expected_running: bool = True
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def signal(self, number: signal.Signals) -> None:
-        self.expected_to_live = self.expected_to_live and number == signal.SIGCONT
+        self.expected_running = self.expected_running and number == signal.SIGCONT
         self.popen.send_signal(number)
 
     def tail(self) -> str:
@@ -89,7 +89,7 @@ class Cluster:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self.redis = stack.enter_context(running_redis())
-            self._scraper = stack.enter_context(plain_client(timeout=5.0, limits=ONE_CALL_A_CONNECTION))
+            self._scraper = stack.enter_context(plain_client(timeout=5.0, limits=NO_KEEPALIVE))
             stack.callback(self._stop_all)
             for i in range(self.num_prefill):
                 self.start("prefill", f"prefill-{i}")
@@ -105,7 +105,7 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        dead = [p for p in self.processes.values() if p.expected_to_live and p.popen.poll() is not None]
+        dead = [p for p in self.processes.values() if p.expected_running and p.popen.poll() is not None]
         tails = "\n".join(f"--- {p.name} exited with {p.popen.returncode}\n{p.tail()}" for p in dead)
         self._stack.close()
         assert not dead, tails
@@ -131,7 +131,7 @@ class Cluster:
             flags |= self.flags | (self.prefill_flags if role == "prefill" else self.decode_flags)
         arguments = [f"--{key}={value}" for key, value in (flags | own).items()]
         log = self.directory / f"{name}-{time.monotonic_ns()}.log"
-        popen = nursery.shared().spawn(name, ["serve", role, *arguments], log)
+        popen = fork_server.shared_fork_server().spawn(name, ["serve", role, *arguments], log)
         self.processes[name] = Process(name, role, port, metrics_port, arguments, log, popen)
         return self.processes[name]
 
@@ -177,7 +177,7 @@ class Cluster:
         """Pages anywhere that are neither free nor cached."""
         return sum(self.pages(p.name)[owner] for p in self.workers() for owner in BUSY_OWNERS)
 
-    def holds_nothing(self, name: str) -> bool:
+    def has_no_busy_pages(self, name: str) -> bool:
         """Whether a worker has pages, and every one of them is free or cached."""
         pages = self.pages(name)
         return pages["free"] > 0 and not any(pages[owner] for owner in BUSY_OWNERS)
@@ -186,15 +186,15 @@ class Cluster:
         """Until no worker holds a page for anybody."""
         eventually(lambda: self.busy_pages() == 0, timeout_s, "all pages free")
 
-    def pages_held_s(self, since: float) -> float:
+    def page_hold_time_s(self, since: float) -> float:
         """How long after `since` (`time.monotonic()`) a worker still held a page for anybody: when the last look that
         saw one was begun. What the looking itself takes is not counted; 0 when the first one sees none."""
-        deadline, held_s = since + PATIENCE_S, 0.0
+        deadline, held_s = since + PAGE_HOLD_TIMEOUT_S, 0.0
         while (began := time.monotonic()) < deadline:
             if not self.busy_pages():
                 return held_s
             held_s = began - since
-        raise AssertionError(f"pages are held {PATIENCE_S} s later")
+        raise AssertionError(f"pages are held {PAGE_HOLD_TIMEOUT_S} s later")
 
     @property
     def bytes_moved(self) -> float:
@@ -223,7 +223,7 @@ class Cluster:
 
     def _ready(self) -> bool:
         for process in self.processes.values():
-            if process.expected_to_live and process.popen.poll() is not None:
+            if process.expected_running and process.popen.poll() is not None:
                 raise AssertionError(f"{process.name} exited with {process.popen.returncode}\n{process.tail()}")
         return all(is_ready(router) for router in self.workers("router"))
 

@@ -20,18 +20,18 @@ settings.register_profile("repeatable", derandomize=True, database=None)
 settings.register_profile("explore", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
-PATIENCE_S = 120.0
-SHARE_OF_TIMEOUT = 0.8
+TEST_TIMEOUT_S = 120.0
+TIMEOUT_SHARE = 0.8
 """Of a test's `timeout`, if that is less. It can only say that the event loop had nothing to do; this fails at the
 `await` that was never answered."""
 
 
-def impatient(test: Callable[..., Awaitable[object]], patience_s: float) -> Callable[..., Awaitable[object]]:
-    """`test`, which fails with a TimeoutError where it still waits after `patience_s`."""
+def with_timeout(test: Callable[..., Awaitable[object]], timeout_s: float) -> Callable[..., Awaitable[object]]:
+    """`test`, which fails with a TimeoutError where it still waits after `timeout_s`."""
 
     @functools.wraps(test)
     async def run(*args: Any, **kwargs: Any) -> None:
-        async with asyncio.timeout(patience_s):
+        async with asyncio.timeout(timeout_s):
             await test(*args, **kwargs)
 
     return run
@@ -42,4 +42,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             marker = item.get_closest_marker("timeout")
             timeout_s = float(marker.args[0] if marker else config.getini("timeout"))
-            item.obj = impatient(item.obj, min(PATIENCE_S, SHARE_OF_TIMEOUT * timeout_s))
+            item.obj = with_timeout(item.obj, min(TEST_TIMEOUT_S, TIMEOUT_SHARE * timeout_s))

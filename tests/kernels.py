@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from baton.model.kernels.build import Level
+from baton.model.kernels.build import IsaLevel
 from baton.model.kernels.library import KernelsUnavailable, available_levels
 
 
-def kernel_levels() -> tuple[Level, ...]:
+def kernel_levels() -> tuple[IsaLevel, ...]:
     try:
         return available_levels()
     except KernelsUnavailable:

@@ -1,7 +1,7 @@
 """Scriptable prefill and decode workers: real gRPC servers in this process that compute nothing.
 
-Tokens are a function of their index, so any attempt on any worker continues alike. A script is a list of `At`: what to
-do when a phase is reached. Every call, abort and phase is recorded and can be waited for.
+Tokens are a function of their index, so any attempt on any worker continues alike. A script is a list of
+`ScriptedAction`: what to do when a phase is reached. Every call, abort and phase is recorded and can be waited for.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 import grpc
 
-from baton.domain.ids import AttemptId, Incarnation, PromiseId, WorkerId, new_incarnation
+from baton.domain.ids import AttemptId, Incarnation, ReservationId, WorkerId, new_incarnation
 from baton.domain.request import EngineRequest, FinishReason, OutputToken
 from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
 from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
-from baton.rpc.server import Entrance, RunningServer, start_server
-from baton.state.base import WorkerRegistry
+from baton.rpc.server import RunningServer, ServerAuth, start_server
+from baton.store.store import WorkerRegistry
 
 WAIT_S = 5.0
 PAGE_SIZE = 4
@@ -30,11 +30,11 @@ MODEL = "mock"
 class Phase(enum.Enum):
     """Where a script may step in: before each of these, and once more after the seal."""
 
-    PROMISE = "promise"
+    RESERVE = "reserve"
     ACCEPT = "accept"
     SEAL = "seal"
     SEALED = "sealed"
-    LAND = "land"
+    IMPORT = "import"
     DECODE = "decode"
 
 
@@ -58,7 +58,7 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
-class Die:
+class Crash:
     """Stop the server at once, breaking every call."""
 
 
@@ -67,11 +67,11 @@ class Skip:
     """Leave out one token index."""
 
 
-Action = Hold | Fail | Busy | Die | Skip
+Action = Hold | Fail | Busy | Crash | Skip
 
 
 @dataclass(slots=True)
-class At:
+class ScriptedAction:
     """Do `action` on reaching `phase`, `times` times; DECODE is reached before each token, this before `index`."""
 
     phase: Phase
@@ -92,7 +92,7 @@ class MockWorker:
     prefills = False  # for itself; a decode worker may
     fingerprint = "mock"
 
-    def __init__(self, id: str, script: Sequence[At] = ()) -> None:
+    def __init__(self, id: str, script: Sequence[ScriptedAction] = ()) -> None:
         self.id = WorkerId(id)
         self.incarnation: Incarnation = new_incarnation()
         self.script = list(script)
@@ -101,13 +101,13 @@ class MockWorker:
         self.requests: list[EngineRequest] = []
         self.aborts: list[tuple[AttemptId, str]] = []
         self._reached: dict[Phase, int] = dict.fromkeys(Phase, 0)
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._released = asyncio.Event()
         self._running: RunningServer | None = None
-        self._death: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
 
     async def start(self, port: int = 0) -> None:
-        self._running = await start_server("127.0.0.1", port, self._register, Entrance(self.incarnation))
+        self._running = await start_server("127.0.0.1", port, self._register, ServerAuth(self.incarnation))
 
     async def stop(self) -> None:
         """Ends every call at once; idempotent."""
@@ -152,31 +152,31 @@ class MockWorker:
     async def Abort(  # gRPC's name
         self, message: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> common_pb2.AbortReply:
-        async with self._news:
+        async with self._changed:
             self.aborts.append((decode_id(message.id), message.reason))
-            self._news.notify_all()
+            self._changed.notify_all()
         return common_pb2.AbortReply()
 
     def _register(self, server: grpc.aio.Server) -> None:
         raise NotImplementedError
 
     async def _wait_for(self, condition: Callable[[], bool], within_s: float = WAIT_S) -> None:
-        async with asyncio.timeout(within_s), self._news:
-            await self._news.wait_for(condition)
+        async with asyncio.timeout(within_s), self._changed:
+            await self._changed.wait_for(condition)
 
-    async def _reach(self, phase: Phase, index: int | None = None) -> Action | None:
-        """Notes the phase; performs Hold and Die, returns what the caller must do itself."""
-        async with self._news:
+    async def _run_action(self, phase: Phase, index: int | None = None) -> Action | None:
+        """Notes the phase; performs Hold and Crash, returns what the caller must do itself."""
+        async with self._changed:
             self._reached[phase] += 1
-            self._news.notify_all()
-        action = self._take(phase, index)
-        if isinstance(action, Die):
-            self._death = asyncio.create_task(self.stop())
-        if isinstance(action, Die | Hold):
+            self._changed.notify_all()
+        action = self._next_action(phase, index)
+        if isinstance(action, Crash):
+            self._stopping = asyncio.create_task(self.stop())
+        if isinstance(action, Crash | Hold):
             await self._released.wait()  # or until the call is cancelled
         return action
 
-    def _take(self, phase: Phase, index: int | None) -> Action | None:
+    def _next_action(self, phase: Phase, index: int | None) -> Action | None:
         for at in self.script:
             if at.phase is phase and at.times > 0 and at.index in (None, index):
                 at.times -= 1
@@ -202,12 +202,12 @@ class MockPrefill(MockWorker, prefill_pb2_grpc.PrefillServicer):
             (Phase.ACCEPT, prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())),
             (Phase.SEAL, prefill_pb2.PrefillEvent(sealed=self._sealed(request))),
         ):
-            action = await self._reach(phase)
+            action = await self._run_action(phase)
             if isinstance(action, Fail):
                 yield prefill_pb2.PrefillEvent(failed=failure(action))
                 return
             yield event
-        await self._reach(Phase.SEALED)
+        await self._run_action(Phase.SEALED)
 
     def _sealed(self, request: EngineRequest) -> prefill_pb2.Sealed:
         index = request.num_emitted
@@ -224,26 +224,26 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
     role = WorkerRole.DECODE
     decode_prefix_len = 0
 
-    def __init__(self, id: str, script: Sequence[At] = ()) -> None:
+    def __init__(self, id: str, script: Sequence[ScriptedAction] = ()) -> None:
         super().__init__(id, script)
-        self.promises: list[decode_pb2.PromiseRequest] = []
+        self.reservations: list[decode_pb2.ReserveRequest] = []
         self.generates: list[decode_pb2.GenerateRequest] = []
 
     def _register(self, server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServicer_to_server(self, server)
 
-    async def Promise(  # gRPC's name
-        self, message: decode_pb2.PromiseRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> decode_pb2.PromiseReply:
-        self.promises.append(message)
-        match await self._reach(Phase.PROMISE):
+    async def Reserve(  # gRPC's name
+        self, message: decode_pb2.ReserveRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> decode_pb2.ReserveReply:
+        self.reservations.append(message)
+        match await self._run_action(Phase.RESERVE):
             case Busy(retry_after_s):
-                return decode_pb2.PromiseReply(busy=decode_pb2.Busy(retry_after_s=retry_after_s))
+                return decode_pb2.ReserveReply(busy=decode_pb2.Busy(retry_after_s=retry_after_s))
             case Fail() as fail:
-                return decode_pb2.PromiseReply(refused=failure(fail))
-        promise_id = PromiseId(f"{self.id}-{len(self.promises)}")
-        promised = decode_pb2.Promised(promise_id=promise_id, decode_prefix_len=self.decode_prefix_len)
-        return decode_pb2.PromiseReply(promised=promised)
+                return decode_pb2.ReserveReply(refused=failure(fail))
+        reservation_id = ReservationId(f"{self.id}-{len(self.reservations)}")
+        reserved = decode_pb2.Reserved(reservation_id=reservation_id, decode_prefix_len=self.decode_prefix_len)
+        return decode_pb2.ReserveReply(reserved=reserved)
 
     async def Generate(  # gRPC's name
         self, message: decode_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -251,15 +251,15 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
         request = decode_request(message.request)
         self.requests.append(request)
         self.generates.append(message)
-        action = await self._reach(Phase.LAND)
+        action = await self._run_action(Phase.IMPORT)
         if isinstance(action, Fail):
             yield decode_pb2.GenerateEvent(failed=failure(action))
             return
         local = message.prefill_incarnation == self.incarnation
         if not local:
-            yield decode_pb2.GenerateEvent(landed=decode_pb2.Landed(num_bytes_moved=1, num_pages_moved=1))
+            yield decode_pb2.GenerateEvent(imported=decode_pb2.Imported(num_bytes_moved=1, num_pages_moved=1))
         for index in range(request.num_emitted + (not local), request.stop.max_tokens):
-            action = await self._reach(Phase.DECODE, index)
+            action = await self._run_action(Phase.DECODE, index)
             if isinstance(action, Fail):
                 yield decode_pb2.GenerateEvent(failed=failure(action))
                 return

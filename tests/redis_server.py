@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.state.embedded import EmbeddedRedis, find_server
+from services.cli.local_redis import LocalRedis, find_server
 
 
 def require_redis() -> None:
@@ -23,15 +23,15 @@ def require_redis() -> None:
 
 
 @contextlib.contextmanager
-def running_redis(*, tcp_port: int | None = None) -> Iterator[EmbeddedRedis]:
+def running_redis(*, tcp_port: int | None = None) -> Iterator[LocalRedis]:
     """A server that answers, and is gone afterwards."""
     require_redis()
-    with EmbeddedRedis(tcp_port=tcp_port) as server:
+    with LocalRedis(tcp_port=tcp_port) as server:
         yield server
 
 
 @contextlib.contextmanager
-def frozen(server: EmbeddedRedis) -> Iterator[None]:
+def frozen(server: LocalRedis) -> Iterator[None]:
     """The server is alive, takes connections and never answers."""
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)

@@ -7,22 +7,22 @@ import enum
 from baton.domain.errors import Broken
 
 
-class SourceState(enum.Enum):
-    """An offer on the prefill side. Pages are pinned in the first three states only.
+class ExportState(enum.Enum):
+    """An export on the prefill side. Pages are pinned in the first three states only.
 
-    FORSAKEN: given up, but decode was granted a lease and may be reading until that is over or it says otherwise.
+    ABANDONED: given up, but decode was granted a lease and may be reading until that is over or it says otherwise.
     """
 
     PINNED = "pinned"
     SEALED = "sealed"
-    FORSAKEN = "forsaken"
+    ABANDONED = "abandoned"
     COMMITTED = "committed"
     EXPIRED = "expired"
     ABORTED = "aborted"
 
 
-class SourceEvent(enum.Enum):
-    """What can happen to an offer."""
+class ExportEvent(enum.Enum):
+    """What can happen to an export."""
 
     PUBLISH = "publish"
     SEAL = "seal"
@@ -30,65 +30,65 @@ class SourceEvent(enum.Enum):
     COMMIT = "commit"
     LEASE_END = "lease_end"
     ABORT = "abort"
-    FORSAKE = "forsake"
+    ABANDON = "abandon"
 
 
-class LandingState(enum.Enum):
-    """A landing on the decode side. A row may run only from COMMITTED."""
+class ImportState(enum.Enum):
+    """An import on the decode side. A row may run only from COMMITTED."""
 
-    PROMISED = "promised"
-    BOUND = "bound"
+    RESERVED = "reserved"
+    ALLOCATED = "allocated"
     PULLING = "pulling"
     COMMITTED = "committed"
     DRAINING = "draining"
     RELEASED = "released"
 
 
-class LandingEvent(enum.Enum):
-    """What can happen to a landing."""
+class ImportEvent(enum.Enum):
+    """What can happen to an import."""
 
-    BIND = "bind"
+    ALLOCATE = "allocate"
     PULL = "pull"
     COMMIT = "commit"
     ABORT = "abort"
     DRAINED = "drained"
 
 
-_S, _SE, _L, _LE = SourceState, SourceEvent, LandingState, LandingEvent
+_S, _SE, _L, _LE = ExportState, ExportEvent, ImportState, ImportEvent
 
-SOURCE_TABLE: dict[tuple[SourceState, SourceEvent], SourceState] = {
+EXPORT_TRANSITIONS: dict[tuple[ExportState, ExportEvent], ExportState] = {
     (_S.PINNED, _SE.PUBLISH): _S.PINNED,
     (_S.PINNED, _SE.SEAL): _S.SEALED,
     **{(s, _SE.RENEW): s for s in (_S.PINNED, _S.SEALED)},
     (_S.SEALED, _SE.COMMIT): _S.COMMITTED,
-    **{(s, _SE.FORSAKE): _S.FORSAKEN for s in (_S.PINNED, _S.SEALED)},
-    **{(s, _SE.LEASE_END): _S.EXPIRED for s in (_S.PINNED, _S.SEALED, _S.FORSAKEN)},
-    **{(s, _SE.ABORT): _S.ABORTED for s in (_S.PINNED, _S.SEALED, _S.FORSAKEN)},
+    **{(s, _SE.ABANDON): _S.ABANDONED for s in (_S.PINNED, _S.SEALED)},
+    **{(s, _SE.LEASE_END): _S.EXPIRED for s in (_S.PINNED, _S.SEALED, _S.ABANDONED)},
+    **{(s, _SE.ABORT): _S.ABORTED for s in (_S.PINNED, _S.SEALED, _S.ABANDONED)},
 }
 
-LANDING_TABLE: dict[tuple[LandingState, LandingEvent], LandingState] = {
-    (_L.PROMISED, _LE.BIND): _L.BOUND,
-    (_L.BOUND, _LE.PULL): _L.PULLING,
+IMPORT_TRANSITIONS: dict[tuple[ImportState, ImportEvent], ImportState] = {
+    (_L.RESERVED, _LE.ALLOCATE): _L.ALLOCATED,
+    (_L.ALLOCATED, _LE.PULL): _L.PULLING,
     (_L.PULLING, _LE.PULL): _L.PULLING,
-    (_L.BOUND, _LE.COMMIT): _L.COMMITTED,  # everything was in decode's own prefix cache but the last page
+    (_L.ALLOCATED, _LE.COMMIT): _L.COMMITTED,  # everything was in decode's own prefix cache but the last page
     (_L.PULLING, _LE.COMMIT): _L.COMMITTED,
-    **{(s, _LE.ABORT): _L.DRAINING for s in (_L.PROMISED, _L.BOUND, _L.PULLING)},
+    **{(s, _LE.ABORT): _L.DRAINING for s in (_L.RESERVED, _L.ALLOCATED, _L.PULLING)},
     (_L.COMMITTED, _LE.ABORT): _L.RELEASED,
     (_L.DRAINING, _LE.DRAINED): _L.RELEASED,
 }
 
 
-def advance_source(state: SourceState, event: SourceEvent) -> SourceState:
-    """The offer's state after `event`. Raises `Broken` for a pair that is not in the table."""
+def advance_export(state: ExportState, event: ExportEvent) -> ExportState:
+    """The export's state after `event`. Raises `Broken` for a pair that is not in the table."""
     try:
-        return SOURCE_TABLE[state, event]
+        return EXPORT_TRANSITIONS[state, event]
     except KeyError:
-        raise Broken(f"offer in state {state.value} cannot {event.value}") from None
+        raise Broken(f"export in state {state.value} cannot {event.value}") from None
 
 
-def advance_landing(state: LandingState, event: LandingEvent) -> LandingState:
-    """The landing's state after `event`. Raises `Broken` for a pair that is not in the table."""
+def advance_import(state: ImportState, event: ImportEvent) -> ImportState:
+    """The import's state after `event`. Raises `Broken` for a pair that is not in the table."""
     try:
-        return LANDING_TABLE[state, event]
+        return IMPORT_TRANSITIONS[state, event]
     except KeyError:
-        raise Broken(f"landing in state {state.value} cannot {event.value}") from None
+        raise Broken(f"import in state {state.value} cannot {event.value}") from None

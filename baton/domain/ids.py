@@ -18,7 +18,7 @@ WorkerId = NewType("WorkerId", str)
 Incarnation = NewType("Incarnation", int)
 """Random 64-bit number drawn at process start: a restarted worker is a different one."""
 
-PromiseId = NewType("PromiseId", str)
+ReservationId = NewType("ReservationId", str)
 PageId = NewType("PageId", int)
 """Index of a page in one worker's pool, in [0, num_pages)."""
 

@@ -12,7 +12,7 @@ class RequestState(enum.Enum):
 
     RECEIVED = "received"
     QUEUED = "queued"
-    PROMISED = "promised"
+    RESERVED = "reserved"
     PREFILLING = "prefilling"
     SEALED = "sealed"
     DECODING = "decoding"
@@ -31,7 +31,7 @@ class RequestEvent(enum.Enum):
     """What can happen to a request."""
 
     ENQUEUE = "enqueue"
-    PROMISE = "promise"
+    RESERVE = "reserve"
     PREFILL = "prefill"
     SEAL = "seal"
     DECODE = "decode"
@@ -51,14 +51,14 @@ TABLE: dict[tuple[RequestState, RequestEvent], RequestState] = {
     (_S.RECEIVED, _E.ENQUEUE): _S.QUEUED,
     (_S.RECEIVED, _E.REFUSE): _S.REFUSED,
     (_S.QUEUED, _E.REFUSE): _S.REFUSED,
-    (_S.QUEUED, _E.PROMISE): _S.PROMISED,
-    (_S.PROMISED, _E.PREFILL): _S.PREFILLING,
-    (_S.PROMISED, _E.DECODE): _S.DECODING,  # the decode worker prefills for itself
+    (_S.QUEUED, _E.RESERVE): _S.RESERVED,
+    (_S.RESERVED, _E.PREFILL): _S.PREFILLING,
+    (_S.RESERVED, _E.DECODE): _S.DECODING,  # the decode worker prefills for itself
     (_S.PREFILLING, _E.SEAL): _S.SEALED,
     (_S.SEALED, _E.DECODE): _S.DECODING,
     (_S.SEALED, _E.FINISH): _S.FINISHED,  # the first token was the last
     (_S.DECODING, _E.FINISH): _S.FINISHED,
-    **{(s, _E.INTERRUPT): _S.INTERRUPTED for s in (_S.PROMISED, _S.PREFILLING, _S.SEALED, _S.DECODING)},
+    **{(s, _E.INTERRUPT): _S.INTERRUPTED for s in (_S.RESERVED, _S.PREFILLING, _S.SEALED, _S.DECODING)},
     (_S.INTERRUPTED, _E.RETRY): _S.QUEUED,
     # A router carries on what another one lost, or what was cancelled because its client went away and came back.
     **{(s, _E.RESUME): _S.QUEUED for s in _S if s not in TERMINAL or s is _S.CANCELLED},

@@ -51,7 +51,7 @@ class WorkerRecord:
     """One live worker process. `fingerprint` is its KV geometry's; workers that differ cannot be linked.
 
     `prefills`: a decode worker that computes prompts for itself, beside its rows, if it is asked to.
-    `badge`: proof that it holds the cluster's secret, see `baton.domain.trust`; empty in an open cluster.
+    `signature`: proof that it holds the cluster's secret, see `baton.domain.trust`; empty in an open cluster.
     """
 
     id: WorkerId
@@ -66,5 +66,5 @@ class WorkerRecord:
     status: WorkerStatus = WorkerStatus.READY
     load: WorkerLoad = WorkerLoad()
     links: tuple[LinkRecord, ...] = ()
-    badge: str = ""
+    signature: str = ""
     prefills: bool = False

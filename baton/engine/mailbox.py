@@ -10,7 +10,7 @@ Command = TypeVar("Command")
 
 
 class Mailbox(Generic[Command]):
-    """Many writers, one reader. `offer` may be refused (new work); `post` may not (aborts, completions, answers).
+    """Many writers, one reader. `try_put` may be refused (new work); `put` may not (aborts, completions, answers).
 
     What is posted is bounded all the same: a bounded number of requests causes a bounded number of posts each.
     """
@@ -21,7 +21,7 @@ class Mailbox(Generic[Command]):
         self._arrived = threading.Condition()
         self._closed = False
 
-    def offer(self, command: Command) -> bool:
+    def try_put(self, command: Command) -> bool:
         """Puts new work in; False when the mailbox is full or closed."""
         with self._arrived:
             if self._closed or len(self._commands) >= self._max_commands:
@@ -30,14 +30,14 @@ class Mailbox(Generic[Command]):
             self._arrived.notify()
             return True
 
-    def post(self, command: Command) -> None:
+    def put(self, command: Command) -> None:
         """Puts a command in whose loss would leak. After `close` it is dropped: there is no engine left to leak."""
         with self._arrived:
             if not self._closed:
                 self._commands.append(command)
                 self._arrived.notify()
 
-    def take(self, timeout_s: float | None) -> list[Command]:
+    def take_all(self, timeout_s: float | None) -> list[Command]:
         """Everything that has arrived, in order; waits up to `timeout_s` (None: until something comes) if empty."""
         with self._arrived:
             if not self._commands and not self._closed:

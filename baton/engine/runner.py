@@ -9,25 +9,25 @@ from dataclasses import dataclass
 
 from baton.engine.batch import Batch, Row, StepOutput
 from baton.model.attention.base import Segment, plan_step
-from baton.model.graphs import GraphedDecoder, with_graphs
-from baton.model.loading import LoadedModel
-from baton.model.placing import int64_tensor
-from baton.model.sampler import Choice, choose
+from baton.model.decoders.cuda_graphs import CudaGraphDecoder, with_cuda_graphs
+from baton.model.loading.loader import LoadedModel
+from baton.model.sampling.sampler import SampleResult, sample_tokens
 from baton.model.storage import PageStorage
+from baton.model.to_device import int64_tensor
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStep:
-    """A `StepInFlight` of the `ModelRunner`; `choice` is None where there were no rows."""
+    """A `StepInFlight` of the `ModelRunner`; `sample_result` is None where there were no rows."""
 
     batch: Batch
-    choice: Choice | None
+    sample_result: SampleResult | None
     storage: PageStorage
 
     def result(self) -> StepOutput:
         """Waits for the device, sampled or not: after it what was written may be digested and read by peers."""
-        sampled = iter(() if self.choice is None else self.choice.read())
-        self.storage.finish()
+        sampled = iter(() if self.sample_result is None else self.sample_result.read())
+        self.storage.synchronize()
         return StepOutput(tuple(None if row.sample is None else next(sampled) for row in self.batch.rows))
 
 
@@ -36,18 +36,18 @@ class ModelRunner:
 
     def __init__(self, model: LoadedModel, storage: PageStorage, max_graph_rows: int = 0) -> None:
         """`max_graph_rows`: up to how many rows a decode step may be a CUDA graph; 0 makes none."""
-        decoder = model.on(storage)
-        self._decoder = with_graphs(decoder, storage, max_graph_rows) if max_graph_rows else decoder
+        decoder = model.decoder(storage)
+        self._decoder = with_cuda_graphs(decoder, storage, max_graph_rows) if max_graph_rows else decoder
         self._storage = storage
-        self._chooser = model.chooser()
+        self._sampler = model.sampler()
 
     @property
     def graph_sizes(self) -> tuple[int, ...]:
         """The numbers of rows for which there is a graph."""
-        return self._decoder.sizes if isinstance(self._decoder, GraphedDecoder) else ()
+        return self._decoder.sizes if isinstance(self._decoder, CudaGraphDecoder) else ()
 
     @property
-    def returns_early(self) -> bool:
+    def is_async(self) -> bool:
         """Whether `start` returns before the step is done: on a GPU."""
         return self._storage.device.type != "cpu"
 
@@ -58,8 +58,8 @@ class ModelRunner:
     def start(self, batch: Batch) -> ModelStep:
         """Begins a step. No other may be begun before its result was taken."""
         self._copy(batch)
-        choice = self._extend(batch.rows) if batch.rows else None
-        return ModelStep(batch, choice, self._storage)
+        sample_result = self._extend(batch.rows) if batch.rows else None
+        return ModelStep(batch, sample_result, self._storage)
 
     def _copy(self, batch: Batch) -> None:
         for copy in batch.copies:
@@ -68,7 +68,7 @@ class ModelRunner:
             else:
                 self._storage.copy_from_host(copy.slots, copy.pages)
 
-    def _extend(self, rows: tuple[Row, ...]) -> Choice:
+    def _extend(self, rows: tuple[Row, ...]) -> SampleResult:
         """Forward pass over all rows' new tokens; the tokens of the rows that asked, in order."""
         specs = [row.sample for row in rows if row.sample is not None]
         ids: list[int] = []
@@ -87,4 +87,4 @@ class ModelRunner:
         places = keep or [len(ids) - 1]
         flat_ids, flat_positions, flat_places = (int64_tensor(x, device) for x in (ids, positions, places))
         logits = self._decoder.forward(flat_ids, flat_positions, step, flat_places)
-        return choose(logits[: len(keep)], specs, self._chooser)
+        return sample_tokens(logits[: len(keep)], specs, self._sampler)

@@ -1,9 +1,9 @@
 """Who holds which page of one worker's pool. Owned by the engine thread; no locks, no tensors, no clock.
 
-A page may be held several times and for several reasons (a running row and an offer may share it) and may also be in
+A page may be held several times and for several reasons (a running row and an export may share it) and may also be in
 the prefix cache. It returns to the free list the moment nothing holds it and the cache does not want it. For the books
 every page has exactly one `Owner`, so that the owners' counts always add up to the pool:
-`free + cached + pinned + live + promised + draining == total`.
+`free + cached + pinned + live + reserved + draining == total`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from baton.domain.ids import PageId
 class Hold(enum.IntEnum):
     """Why a page may not be reused."""
 
-    PINNED = 0  # published in an offer, until commit, abort or lease end
+    PINNED = 0  # published in an export, until commit, abort or lease end
     LIVE = 1  # in the page table of a prompt being chunked or a row being decoded
-    PROMISED = 2  # bound to a landing
+    RESERVED = 2  # bound to an import
     DRAINING = 3  # given up, but a read into it may still be in flight
 
 
@@ -32,13 +32,13 @@ class Owner(enum.IntEnum):
     CACHED = 1
     PINNED = 2
     LIVE = 3
-    PROMISED = 4
+    RESERVED = 4
     DRAINING = 5
 
 
-_OWNERS_BY_STRENGTH = (
+_OWNERS_BY_PRIORITY = (
     (Hold.DRAINING, Owner.DRAINING),
-    (Hold.PROMISED, Owner.PROMISED),
+    (Hold.RESERVED, Owner.RESERVED),
     (Hold.LIVE, Owner.LIVE),
     (Hold.PINNED, Owner.PINNED),
 )
@@ -82,16 +82,16 @@ class PagePool:
         pages = [self._free.pop() for _ in range(num_pages)]
         for page in pages:
             self._holds[hold][page] += 1
-            self._book(page)
+            self._update_owner(page)
         return pages
 
     def hold(self, pages: Iterable[PageId], hold: Hold) -> None:
-        """One more hold on each page. Raises `Broken` for a free page: it may already be promised to another."""
+        """One more hold on each page. Raises `Broken` for a free page: it may already be reserved to another."""
         for page in pages:
             if self._owners[page] == Owner.FREE:
                 raise Broken(f"page {page} is free and cannot be held")
             self._holds[hold][page] += 1
-            self._book(page)
+            self._update_owner(page)
 
     def drop(self, pages: Iterable[PageId], hold: Hold) -> None:
         """One hold fewer on each page; frees those that nothing else wants. Raises `Broken` if it was not held."""
@@ -99,7 +99,7 @@ class PagePool:
             if self._holds[hold][page] == 0:
                 raise Broken(f"page {page} has no {hold.name} hold to drop")
             self._holds[hold][page] -= 1
-            self._book(page)
+            self._update_owner(page)
 
     def move(self, pages: Sequence[PageId], old: Hold, new: Hold) -> None:
         """Changes the reason without a moment in which the pages are unheld."""
@@ -109,7 +109,7 @@ class PagePool:
     def set_cached(self, page: PageId, cached: bool) -> None:
         """Called by the prefix cache alone, when a page enters or leaves it."""
         self._cached[page] = cached
-        self._book(page)
+        self._update_owner(page)
 
     def check(self) -> None:
         """Recomputes the books from the holds. Raises `Broken` at the first page that does not agree."""
@@ -118,21 +118,21 @@ class PagePool:
             raise Broken("a page is on the free list twice")
         counted = [0] * len(Owner)
         for page in range(self.num_pages):
-            owner = self._strongest(page)
+            owner = self._strongest_owner(page)
             counted[owner] += 1
             if owner != self._owners[page] or (owner == Owner.FREE) != (page in free):
                 raise Broken(f"page {page} is booked as {Owner(self._owners[page]).name}, is {owner.name}")
         if counted != self._num_owned:
             raise Broken(f"owners' counts {self._num_owned} are really {counted}")
 
-    def _strongest(self, page: int) -> Owner:
-        for hold, owner in _OWNERS_BY_STRENGTH:
+    def _strongest_owner(self, page: int) -> Owner:
+        for hold, owner in _OWNERS_BY_PRIORITY:
             if self._holds[hold][page]:
                 return owner
         return Owner.CACHED if self._cached[page] else Owner.FREE
 
-    def _book(self, page: PageId) -> None:
-        before, now = self._owners[page], self._strongest(page)
+    def _update_owner(self, page: PageId) -> None:
+        before, now = self._owners[page], self._strongest_owner(page)
         if before == now:
             return
         self._owners[page] = now

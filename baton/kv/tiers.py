@@ -16,13 +16,13 @@ class HostTier:
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self, num_slots: int) -> tuple[int, ...] | None:
+    def allocate(self, num_slots: int) -> tuple[int, ...] | None:
         """`num_slots` slots, or None when there are not that many."""
         if num_slots > len(self._free):
             return None
         return tuple(self._free.pop() for _ in range(num_slots))
 
-    def give(self, slots: tuple[int, ...]) -> None:
+    def free(self, slots: tuple[int, ...]) -> None:
         """Takes slots back. Raises `Broken` for one that was not out."""
         free = set(self._free)
         if any(slot in free or not 0 <= slot < self.num_slots for slot in slots) or len(set(slots)) != len(slots):

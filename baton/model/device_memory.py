@@ -16,7 +16,7 @@ from baton.kv.memory import MemoryKind
 from baton.model.storage import PageStorage
 
 
-class HostCopies(Protocol):
+class CopyStream(Protocol):
     """Copies between a device and the host, which run until they are waited for. Used from any thread."""
 
     def buffer(self, num_bytes: int) -> torch.Tensor:
@@ -32,8 +32,8 @@ class HostCopies(Protocol):
         ...
 
 
-class CudaCopies:
-    """`HostCopies` on a stream of `device`. Only on a machine with a GPU."""
+class CudaCopyStream:
+    """`CopyStream` on a stream of `device`. Only on a machine with a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -52,34 +52,34 @@ class CudaCopies:
 class DeviceMemory:
     """The `PoolMemory` (see `baton.kv.memory`) of a storage. Keeps it alive: peers may hold its address."""
 
-    def __init__(self, storage: PageStorage, copies: HostCopies, kind: MemoryKind = MemoryKind.VRAM) -> None:
+    def __init__(self, storage: PageStorage, copy_stream: CopyStream, kind: MemoryKind = MemoryKind.VRAM) -> None:
         self.num_pages = storage.num_pages
         self.address = storage.address
         self.kind = kind
         self.device_id = storage.device.index or 0
         self._pages = storage.page_bytes()
         self.page_bytes = self._pages.shape[1]
-        self._copies = copies
+        self._copy_stream = copy_stream
 
     def read(self, pages: Sequence[int]) -> list[memoryview]:
         """Copies of `pages`, one page-locked buffer for all of them. Raises `IndexError` outside the pool."""
         self._check(pages)
-        buffer = self._copies.buffer(len(pages) * self.page_bytes)
+        buffer = self._copy_stream.buffer(len(pages) * self.page_bytes)
         slots = buffer.view(len(pages), self.page_bytes)
         for slot, page in zip(slots, pages, strict=True):
-            self._copies.copy(slot, self._pages[page])
-        self._copies.wait()
+            self._copy_stream.copy(slot, self._pages[page])
+        self._copy_stream.wait()
         return self._cut(buffer)
 
     def write(self, pages: Sequence[int], contents: Sequence[memoryview]) -> None:
         """Puts `contents` into `pages`; they are there when it returns. Raises `IndexError` outside the pool."""
         self._check(pages)
-        buffer = self._copies.buffer(len(pages) * self.page_bytes)
+        buffer = self._copy_stream.buffer(len(pages) * self.page_bytes)
         for place, content in zip(self._cut(buffer), contents, strict=True):
             place[:] = content
         for slot, page in zip(buffer.view(len(pages), self.page_bytes), pages, strict=True):
-            self._copies.copy(self._pages[page], slot)
-        self._copies.wait()
+            self._copy_stream.copy(self._pages[page], slot)
+        self._copy_stream.wait()
 
     def _cut(self, buffer: torch.Tensor) -> list[memoryview]:
         view = memoryview(buffer.numpy())  # type: ignore[arg-type]

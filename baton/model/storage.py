@@ -78,7 +78,7 @@ class PageStorage:
         """The pool, without a scratch page, as uint8 [num_pages, bytes of a page], on its device."""
         return self._pool[: self.num_pages].view(torch.uint8)
 
-    def finish(self) -> None:
+    def synchronize(self) -> None:
         """Returns when the device has done what this thread asked of it; of host memory that is always so."""
         if self._pool.is_cuda:
             torch.cuda.current_stream(self.device).synchronize()

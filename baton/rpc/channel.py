@@ -1,8 +1,8 @@
-"""How one channel is opened: in the clear or with certificates, and with a ticket on every call if there is a secret.
+"""How one channel is opened: in the clear or with certificates, and with a token on every call if there is a secret.
 
-Called by `baton.rpc.client` (asyncio) and by the `stream` transport (threads). Knows no message. The ticket is put on
-by a channel of our own rather than by an interceptor, because it is over the very bytes that travel: protobuf promises
-no second serialisation with the same bytes.
+Called by `baton.rpc.channel_pool` (asyncio) and by the `stream` transport (threads). Knows no message. The token is put
+on by a channel of our own rather than by an interceptor, because it is over the very bytes that travel: protobuf does
+not promise that a second serialisation gives the same bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import grpc
 
 from baton.domain.ids import Incarnation
 from baton.domain.trust import ClusterTrust
-from baton.rpc.ticket import TICKET_METADATA_KEY, TicketIssuer
+from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, CallTokenIssuer
 
 Options = Sequence[tuple[str, Any]]
 AnyChannel = TypeVar("AnyChannel", grpc.aio.Channel, grpc.Channel)
@@ -51,13 +51,13 @@ def server_credentials(trust: ClusterTrust) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials([pair], trust.tls.authorities, require_client_auth=True)
 
 
-class TicketedChannel:
-    """What a stub needs of a channel, with a ticket for the worker of one incarnation on every call.
+class AuthenticatedChannel:
+    """What a stub needs of a channel, with a token for the worker of one incarnation on every call.
 
     `channel` may be one for asyncio or one for threads; whoever opened it closes it.
     """
 
-    def __init__(self, channel: grpc.aio.Channel | grpc.Channel, issuer: TicketIssuer) -> None:
+    def __init__(self, channel: grpc.aio.Channel | grpc.Channel, issuer: CallTokenIssuer) -> None:
         self._channel: Any = channel
         self._issuer = issuer
 
@@ -66,25 +66,29 @@ class TicketedChannel:
     ) -> Callable[..., Any]:
         """As in `grpc.Channel`; what is returned is called with a request."""
         call = self._channel.unary_unary(method, None, response_deserializer, **options)
-        return self._ticketed(method, request_serializer, call)
+        return self._with_token(method, request_serializer, call)
 
     def unary_stream(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **options: Any
     ) -> Callable[..., Any]:
         """As in `grpc.Channel`; what is returned is called with a request."""
         call = self._channel.unary_stream(method, None, response_deserializer, **options)
-        return self._ticketed(method, request_serializer, call)
+        return self._with_token(method, request_serializer, call)
 
-    def _ticketed(self, method: str, serialise: Callable[[Any], bytes], call: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_token(
+        self, method: str, serialise: Callable[[Any], bytes], call: Callable[..., Any]
+    ) -> Callable[..., Any]:
         def start(request: Any, timeout: float | None = None, **options: Any) -> Any:
             body = serialise(request)
-            ticket = (TICKET_METADATA_KEY, self._issuer.issue(method, body))
-            return call(body, timeout=timeout, metadata=(ticket,), **options)
+            token = (CALL_TOKEN_METADATA_KEY, self._issuer.issue(method, body))
+            return call(body, timeout=timeout, metadata=(token,), **options)
 
         return start
 
 
-def ticketed(channel: AnyChannel, trust: ClusterTrust, incarnation: Incarnation) -> AnyChannel | TicketedChannel:
+def with_call_tokens(
+    channel: AnyChannel, trust: ClusterTrust, incarnation: Incarnation
+) -> AnyChannel | AuthenticatedChannel:
     """`channel` for stubs that call the worker of this incarnation; as it is in an open cluster."""
-    key = trust.key("ticket")
-    return channel if key is None else TicketedChannel(channel, TicketIssuer(key, incarnation))
+    key = trust.key("call-token")
+    return channel if key is None else AuthenticatedChannel(channel, CallTokenIssuer(key, incarnation))

@@ -1,7 +1,7 @@
 """Domain values <-> protobuf messages, and errors <-> gRPC status: the only file that knows both.
 
-Called by the services' servers and clients. The wire carries single-precision floats; `single` below is the one place
-that rounds to them, so every process samples with bit-equal parameters.
+Called by the services' servers and clients. The wire carries single-precision floats; `to_float32` below is the one
+place that rounds to them, so every process samples with bit-equal parameters.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _FINISH_TO_PB = {
 _FINISH_FROM_PB = {value: reason for reason, value in _FINISH_TO_PB.items()}
 
 
-def single(value: float) -> float:
-    """`value` rounded to the nearest single-precision float. Raises `OverflowError` beyond its range."""
+def to_float32(value: float) -> float:
+    """`value` rounded to the nearest to_float32-precision float. Raises `OverflowError` beyond its range."""
     return float(_SINGLE.unpack(_SINGLE.pack(value))[0])
 
 
@@ -81,15 +81,15 @@ def decode_id(message: pb.AttemptId) -> AttemptId:
 def encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:
     """To the wire, rounding floats."""
     return pb.SamplingParams(
-        temperature=single(sampling.temperature),
+        temperature=to_float32(sampling.temperature),
         top_k=sampling.top_k,
-        top_p=single(sampling.top_p),
-        min_p=single(sampling.min_p),
-        presence_penalty=single(sampling.presence_penalty),
-        frequency_penalty=single(sampling.frequency_penalty),
-        repetition_penalty=single(sampling.repetition_penalty),
+        top_p=to_float32(sampling.top_p),
+        min_p=to_float32(sampling.min_p),
+        presence_penalty=to_float32(sampling.presence_penalty),
+        frequency_penalty=to_float32(sampling.frequency_penalty),
+        repetition_penalty=to_float32(sampling.repetition_penalty),
         seed=sampling.seed,
-        logit_bias={token: single(bias) for token, bias in sampling.logit_bias},
+        logit_bias={token: to_float32(bias) for token, bias in sampling.logit_bias},
         logprobs=sampling.logprobs,
     )
 
@@ -147,7 +147,7 @@ def decode_request(message: pb.EngineRequest) -> EngineRequest:
 
 
 def encode_token(token: OutputToken) -> pb.OutputToken:
-    """To the wire; log-probabilities are rounded to single precision."""
+    """To the wire; log-probabilities are rounded to to_float32 precision."""
     if token.logprobs is None:
         return pb.OutputToken(index=token.index, token=token.token)
     top = [pb.TokenLogprob(token=id, logprob=logprob) for id, logprob in token.logprobs.top]
@@ -182,18 +182,18 @@ def decode_failure(message: pb.Failure) -> BatonError:
     return from_code(message.code, message.message)
 
 
-def status_of(error: BatonError) -> grpc.StatusCode:
+def grpc_status(error: BatonError) -> grpc.StatusCode:
     """The gRPC status that stands for `error`."""
     return next(status for kind, status in _STATUS if isinstance(error, kind))
 
 
 async def abort(context: grpc.aio.ServicerContext[object, object], error: BatonError) -> NoReturn:
-    """Ends a call with `error`; the caller gets it back from `error_of`. Never returns."""
-    await context.abort(status_of(error), str(error), ((CODE_METADATA_KEY, error.code),))
+    """Ends a call with `error`; the caller gets it back from `error_from_rpc`. Never returns."""
+    await context.abort(grpc_status(error), str(error), ((CODE_METADATA_KEY, error.code),))
     raise AssertionError("abort returned")
 
 
-def error_of(error: grpc.aio.AioRpcError) -> BatonError:
+def error_from_rpc(error: grpc.aio.AioRpcError) -> BatonError:
     """The error that a failed call stands for: the one the peer named, otherwise `WorkerLost`.
 
     A status without our code means that the peer or the way to it is gone, or that it did not answer in the time

@@ -10,10 +10,10 @@ import grpc
 
 from baton.domain.ids import Incarnation
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
+from baton.rpc.auth_interceptor import AuthInterceptor, RejectedCall
+from baton.rpc.call_token import CallTokenVerifier
 from baton.rpc.channel import server_credentials
-from baton.rpc.client import MAX_MESSAGE_BYTES, PING_INTERVAL_S, PING_TIMEOUT_S
-from baton.rpc.door import Door, Turned
-from baton.rpc.ticket import TicketVerifier
+from baton.rpc.channel_pool import MAX_MESSAGE_BYTES, PING_INTERVAL_S, PING_TIMEOUT_S
 
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 """A prompt of a million tokens takes a third of it. A larger request is refused before it is read into memory."""
@@ -49,32 +49,32 @@ class RunningServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
+class ServerAuth:
     """Who is let in: callers that hold what `trust` names and mean this `incarnation`.
 
-    `on_turned` hears, in the event loop, of every call that is not.
+    `on_rejected` hears, in the event loop, of every call that is not.
     """
 
     incarnation: Incarnation
     trust: ClusterTrust = OPEN_CLUSTER
-    on_turned: Callable[[Turned], None] = lambda turned: None
+    on_rejected: Callable[[RejectedCall], None] = lambda rejected: None
 
-    def door(self) -> Door:
+    def interceptor(self) -> AuthInterceptor:
         """What stands before the servicers."""
-        key = self.trust.key("ticket")
-        return Door(None if key is None else TicketVerifier(key, self.incarnation), self.on_turned)
+        key = self.trust.key("call-token")
+        return AuthInterceptor(None if key is None else CallTokenVerifier(key, self.incarnation), self.on_rejected)
 
 
 async def start_server(
-    host: str, port: int, register: Callable[[grpc.aio.Server], None], entrance: Entrance
+    host: str, port: int, register: Callable[[grpc.aio.Server], None], auth: ServerAuth
 ) -> RunningServer:
-    """Binds host:port (0: a free one), lets `register` add its servicers, and serves those whom `entrance` lets in.
+    """Binds host:port (0: a free one), lets `register` add its servicers, and serves those whom `auth` lets in.
 
     Raises `OSError` that names the address when it cannot be bound.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(entrance.door(),))
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(auth.interceptor(),))
     register(server)
-    bound = _bind(server, f"{host}:{port}", entrance.trust)
+    bound = _bind(server, f"{host}:{port}", auth.trust)
     if bound == 0:
         await server.stop(None)
         raise OSError(errno.EADDRINUSE, f"gRPC port {port} on {host} is in use or not an address of this machine")

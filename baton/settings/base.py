@@ -22,11 +22,11 @@ class SettingsError(BatonError):
 
     code: ClassVar[str] = "bad_settings"
 
-    def __init__(self, what: str, *, why: str, mend: str) -> None:
-        super().__init__(f"{what}: {why}. {mend}")
+    def __init__(self, what: str, *, why: str, hint: str) -> None:
+        super().__init__(f"{what}: {why}. {hint}")
         self.what = what
         self.why = why
-        self.mend = mend
+        self.hint = hint
 
 
 class Settings(BaseSettings):
@@ -68,5 +68,5 @@ def _unknown(name: str, known: list[str]) -> SettingsError:
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     hint = f"Did you mean {nearest[0]}? " if nearest else ""
     return SettingsError(
-        f"environment variable {name}", why="no setting has this name", mend=f"{hint}Rename it or unset it."
+        f"environment variable {name}", why="no setting has this name", hint=f"{hint}Rename it or unset it."
     )

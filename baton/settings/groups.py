@@ -29,12 +29,12 @@ def _is_redis(url: str) -> str:
     return url
 
 
-def _is_book(url: str) -> str:
+def _is_store_url(url: str) -> str:
     return url if url == "memory://" else _is_redis(url)
 
 
 RedisUrl = Annotated[str, AfterValidator(_is_redis)]
-BookUrl = Annotated[str, AfterValidator(_is_book)]
+StoreUrl = Annotated[str, AfterValidator(_is_store_url)]
 
 
 class LogFormat(StrEnum):
@@ -69,7 +69,7 @@ class DecoderKind(StrEnum):
     STOCK = "stock"
 
 
-class Quantization(StrEnum):
+class QuantizationKind(StrEnum):
     """Number format of the weight matrices where it is not `dtype`."""
 
     NONE = "none"
@@ -101,8 +101,8 @@ class ServiceSettings(Settings):
     model: str = "bundled"
     """`bundled`, a directory with a Hugging Face model, or a Hugging Face id such as `Qwen/Qwen3-0.6B`."""
 
-    redis_url: BookUrl = "redis://127.0.0.1:6379/0"
-    """Where the reception book is: redis://, rediss:// or unix:// (memory:// serves one process alone)."""
+    redis_url: StoreUrl = "redis://127.0.0.1:6379/0"
+    """Where the state store is: redis://, rediss:// or unix:// (memory:// serves one process alone)."""
 
     heartbeat_interval_s: Seconds = 0.5
     """How often a worker announces itself, and the longest that a router goes without looking."""
@@ -186,7 +186,7 @@ class WorkerSettings(ServiceSettings):
     max_model_len: Count | None = None
     """Most tokens of prompt and output together; default: what the model was made for."""
 
-    source_lease_s: Seconds = 5.0
+    export_lease_s: Seconds = 5.0
     """How long prefill keeps a handoff's pages without hearing from decode; equal on all workers."""
 
     transport: Transport = Transport.AUTO
@@ -207,7 +207,7 @@ class WorkerSettings(ServiceSettings):
     kernels: bool = True
     """Compute with the native kernels, where they were built and prove themselves; else torch does everything."""
 
-    quantization: Quantization = Quantization.NONE
+    quantization: QuantizationKind = QuantizationKind.NONE
     """Weight matrices as they are (none) or rounded to int8; equal on all workers."""
 
     @model_validator(mode="after")
@@ -218,7 +218,7 @@ class WorkerSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _quantizable(self) -> Self:
-        if self.quantization is Quantization.INT8 and (self.decoder is DecoderKind.STOCK or not self.kernels):
+        if self.quantization is QuantizationKind.INT8 and (self.decoder is DecoderKind.STOCK or not self.kernels):
             raise ValueError("quantization int8 needs the lean decoder and the native kernels: leave both switched on")
         return self
 
@@ -233,7 +233,7 @@ class WorkerSettings(ServiceSettings):
         num_pages = self.kv_memory_mib * MIB // page_bytes
         if num_pages < 1:
             why = f"one page takes {page_bytes / MIB:.1f} MiB"
-            raise SettingsError(f"kv_memory_mib={self.kv_memory_mib}", why=why, mend="Raise --kv-memory-mib.")
+            raise SettingsError(f"kv_memory_mib={self.kv_memory_mib}", why=why, hint="Raise --kv-memory-mib.")
         return num_pages
 
 

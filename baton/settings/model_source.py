@@ -32,7 +32,7 @@ def resolve_model(name: str, files: ModelFiles = ModelFiles.ALL) -> Path:
         return _checked(directory, name, files)
     if _HUB_ID.fullmatch(name):
         return _checked(_download(name, files), name, files)
-    raise SettingsError(f"model {name!r}", why="there is no such directory", mend=_CHOICES)
+    raise SettingsError(f"model {name!r}", why="there is no such directory", hint=_CHOICES)
 
 
 def model_name(name: str) -> str:
@@ -51,13 +51,13 @@ def _bundled() -> Path:
 
 def _checked(directory: Path, name: str, files: ModelFiles) -> Path:
     if not (directory / "config.json").is_file():
-        raise SettingsError(f"model {name!r}", why=f"{directory} has no config.json", mend=_CHOICES)
+        raise SettingsError(f"model {name!r}", why=f"{directory} has no config.json", hint=_CHOICES)
     if not (directory / "tokenizer.json").is_file():
         why = f"{directory} has no tokenizer.json"
-        raise SettingsError(f"model {name!r}", why=why, mend="Save it there with a fast tokenizer's save_pretrained().")
+        raise SettingsError(f"model {name!r}", why=why, hint="Save it there with a fast tokenizer's save_pretrained().")
     if files is ModelFiles.ALL and not any(directory.glob("*.safetensors")):
         why = f"{directory} has no *.safetensors"
-        raise SettingsError(f"model {name!r}", why=why, mend="Convert the weights with save_pretrained().")
+        raise SettingsError(f"model {name!r}", why=why, hint="Convert the weights with save_pretrained().")
     return directory
 
 
@@ -69,10 +69,10 @@ def _download(name: str, files: ModelFiles) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(files.value)))
     except GatedRepoError:
-        why, mend = "its owner must grant you access", "Ask for it on huggingface.co, then run `hf auth login`."
+        why, hint = "its owner must grant you access", "Ask for it on huggingface.co, then run `hf auth login`."
     except (RepositoryNotFoundError, HFValidationError):
-        why, mend = "the Hugging Face hub has no such model, nor is there such a directory", _CHOICES
+        why, hint = "the Hugging Face hub has no such model, nor is there such a directory", _CHOICES
     except (HfHubHTTPError, OSError) as error:  # LocalEntryNotFoundError and ConnectionError are OSErrors
         why = f"it is not in the local cache and cannot be downloaded ({type(error).__name__})"
-        mend = "Check the network and HF_HUB_OFFLINE, or download it elsewhere and give its directory."
-    raise SettingsError(f"model {name!r}", why=why, mend=mend)
+        hint = "Check the network and HF_HUB_OFFLINE, or download it elsewhere and give its directory."
+    raise SettingsError(f"model {name!r}", why=why, hint=hint)

@@ -25,7 +25,7 @@ def limit_cores(cores: Collection[int]) -> None:
     missing = sorted(set(cores) - set(usable_cores()))
     if missing:
         why = f"cores {missing} are not among those this process may use, {usable_cores()}"
-        raise SettingsError("cpu_affinity", why=why, mend="Name other cores, or leave --cpu-affinity out.")
+        raise SettingsError("cpu_affinity", why=why, hint="Name other cores, or leave --cpu-affinity out.")
     os.sched_setaffinity(0, cores)
 
 
@@ -42,7 +42,7 @@ def thread_variables(threads: int) -> Mapping[str, str]:
     }
 
 
-def keep_for_good() -> None:
+def freeze_gc() -> None:
     """Takes all objects there are out of the garbage collector's sight, once a service is built and loaded.
 
     Modules, weights and tables stay until the end. With torch and transformers they are 400,000 objects, and going

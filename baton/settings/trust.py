@@ -40,7 +40,7 @@ def read_trust(settings: TrustFiles) -> ClusterTrust:
     return ClusterTrust(secret, _read_identity(settings))
 
 
-def why_open(settings: ServiceSettings) -> str | None:
+def open_cluster_warning(settings: ServiceSettings) -> str | None:
     """What to warn of at start: that this process can be reached from elsewhere and asks nobody who they are."""
     if settings.cluster_secret_file is not None or _is_loopback(settings.host):
         return None
@@ -51,7 +51,7 @@ def _read_secret(path: Path) -> bytes:
     secret = _read_private(path, "cluster_secret_file", MAX_SECRET_BYTES).strip()
     if len(secret) < MIN_SECRET_BYTES:
         why = f"it holds {len(secret)} bytes, at least {MIN_SECRET_BYTES} are needed"
-        raise SettingsError(f"cluster_secret_file {path}", why=why, mend="Make one: openssl rand -hex 32.")
+        raise SettingsError(f"cluster_secret_file {path}", why=why, hint="Make one: openssl rand -hex 32.")
     return secret
 
 
@@ -61,7 +61,7 @@ def _read_identity(settings: TrustFiles) -> TlsIdentity | None:
         return None
     if certificate is None or key is None or authorities is None:
         why = "one or two of tls_cert_file, tls_key_file and tls_ca_file are missing"
-        raise SettingsError("certificates", why=why, mend="Give all three, or none.")
+        raise SettingsError("certificates", why=why, hint="Give all three, or none.")
     identity = TlsIdentity(
         _read(certificate, "tls_cert_file", _MAX_PEM_BYTES),
         _read_private(key, "tls_key_file", _MAX_PEM_BYTES),
@@ -78,12 +78,12 @@ def _check_pair(certificate: Path, key: Path, authorities: Path) -> None:
         context.load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
         why = f"certificate and key {key} do not fit together or cannot be read ({_reason(error)})"
-        raise SettingsError(f"tls_cert_file {certificate}", why=why, mend="Give PEM files of one pair.") from None
+        raise SettingsError(f"tls_cert_file {certificate}", why=why, hint="Give PEM files of one pair.") from None
     try:
         context.load_verify_locations(authorities)
     except ssl.SSLError as error:
         why = f"it holds no certificate ({_reason(error)})"
-        raise SettingsError(f"tls_ca_file {authorities}", why=why, mend="Give the authority's PEM file.") from None
+        raise SettingsError(f"tls_ca_file {authorities}", why=why, hint="Give the authority's PEM file.") from None
 
 
 def _no_password() -> str:
@@ -99,7 +99,7 @@ def _read_private(path: Path, setting: str, max_bytes: int) -> bytes:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & _FOR_OTHERS:
         why = f"its mode is {mode:04o}, others may read or change it"
-        raise SettingsError(f"{setting} {path}", why=why, mend=f"chmod 600 {path}, or 640 for its group.")
+        raise SettingsError(f"{setting} {path}", why=why, hint=f"chmod 600 {path}, or 640 for its group.")
     return content
 
 
@@ -109,9 +109,9 @@ def _read(path: Path, setting: str, max_bytes: int) -> bytes:
             content = file.read(max_bytes + 1)
     except OSError as error:
         why = error.strerror or str(error)
-        raise SettingsError(f"{setting} {path}", why=why, mend="Correct the path, or who may read it.") from None
+        raise SettingsError(f"{setting} {path}", why=why, hint="Correct the path, or who may read it.") from None
     if len(content) > max_bytes:
-        raise SettingsError(f"{setting} {path}", why=f"it is larger than {max_bytes} bytes", mend="Correct the path.")
+        raise SettingsError(f"{setting} {path}", why=f"it is larger than {max_bytes} bytes", hint="Correct the path.")
     return content
 
 

@@ -43,17 +43,17 @@ ADMISSION_TOTAL = Counter(
 )
 QUEUED_REQUESTS = Gauge("baton_queued_requests", "Requests waiting at the door.", registry=REGISTRY)
 QUEUED_TOKENS = Gauge("baton_queued_tokens", "Prompt tokens waiting at the door.", registry=REGISTRY)
-QUARANTINED_LINKS = Gauge(
-    "baton_quarantined_links",
+OPEN_LINK_BREAKERS = Gauge(
+    "baton_open_link_breakers",
     "Links that this router has lost attempts on, and that rest or are being tried again.",
     registry=REGISTRY,
 )
-REPLAYS_TOTAL = Counter(
-    "baton_replays", "Attempts lost and tried again.", ["phase", "reason", "outcome"], registry=REGISTRY
+RETRIES_TOTAL = Counter(
+    "baton_retries", "Attempts lost and tried again.", ["phase", "reason", "outcome"], registry=REGISTRY
 )
 ABORTS_TOTAL = Counter("baton_aborts", "Requests aborted, by the phase they were in.", ["phase"], registry=REGISTRY)
-CALLS_CARRIED_TOTAL = Counter(
-    "baton_calls_carried",
+TAKEOVERS_TOTAL = Counter(
+    "baton_takeovers",
     "Calls of other routers, or whose client had gone, that were carried on here: orphans, or for a client.",
     ["cause"],
     registry=REGISTRY,
@@ -149,8 +149,8 @@ STALE_MESSAGES_TOTAL = Counter(
     "baton_stale_messages", "Messages of an older attempt or incarnation, refused.", ["kind"], registry=REGISTRY
 )
 
-CALLS_TURNED_AWAY_TOTAL = Counter(
-    "baton_calls_turned_away",
+REJECTED_CALLS_TOTAL = Counter(
+    "baton_rejected_calls",
     "Calls refused at the door: no ticket, one that does not fit, is used again or is for another process, or garbage.",
     ["reason"],
     registry=REGISTRY,

@@ -23,7 +23,7 @@ from baton.domain.ids import Incarnation, PageId, WorkerId
 
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """What a puller must know of a source's pool; travels in `LinkOffer`. `address` is the source's gRPC address."""
+    """What a puller must know of a source's pool; travels in `SourceInfo`. `address` is the source's gRPC address."""
 
     worker_id: WorkerId
     incarnation: Incarnation

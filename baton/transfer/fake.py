@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.kv.memory import PoolMemory
+from baton.transfer.active_pull import ActivePull, ClockFn, pull_problem
 from baton.transfer.base import OnPullEvent, SourceInfo
 from baton.transfer.digest import mismatches
-from baton.transfer.flight import Clock, Flight, why_impossible
 from baton.transfer.puller import ThreadedPuller
 
 TRANSPORT = "fake"
-_TURN_S = 0.001
+_MIN_POLL_S = 0.001
 
 
-class FaultKind(enum.Enum):
+class PullFaultKind(enum.Enum):
     """What goes wrong with a pull."""
 
     NONE = "none"
@@ -34,10 +34,10 @@ class FaultKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PullFault:
     """One pull's fate: after `delay_s` it fails, or lands with a bit flipped in page `position`, or never ends."""
 
-    kind: FaultKind = FaultKind.NONE
+    kind: PullFaultKind = PullFaultKind.NONE
     delay_s: float = 0.0
     position: int = 0
 
@@ -66,14 +66,14 @@ class FakeFabric:
 
     def __init__(self) -> None:
         self.sources: dict[bytes, FakeSource] = {}
-        self._faults: deque[Fault] = deque()
+        self._faults: deque[PullFault] = deque()
 
-    def script(self, faults: Iterable[Fault]) -> None:
+    def script(self, faults: Iterable[PullFault]) -> None:
         """The next pulls, one each, meet `faults`; those after them meet none."""
         self._faults.extend(faults)
 
-    def next_fault(self) -> Fault:
-        return self._faults.popleft() if self._faults else Fault()
+    def next_fault(self) -> PullFault:
+        return self._faults.popleft() if self._faults else PullFault()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +83,22 @@ class _Link:
 
 
 @dataclass(frozen=True, slots=True)
-class _Move:
-    flight: Flight
+class _Copy:
+    active: ActivePull
     link: _Link
-    fault: Fault
-    due: float
+    fault: PullFault
+    due_at: float
 
 
 class FakeMover:
     """Copies pages by memcpy when they are due. See `baton.transfer.puller.Mover`."""
 
-    def __init__(self, fabric: FakeFabric, memory: PoolMemory, clock: Clock = time.monotonic) -> None:
+    def __init__(self, fabric: FakeFabric, memory: PoolMemory, clock: ClockFn = time.monotonic) -> None:
         self._fabric = fabric
         self._memory = memory
         self._clock = clock
         self._links: dict[WorkerId, _Link] = {}
-        self._moves: list[_Move] = []
+        self._copies: list[_Copy] = []
 
     def link(self, source: SourceInfo) -> None:
         found = self._fabric.sources.get(source.metadata)
@@ -109,47 +109,47 @@ class FakeMover:
     def unlink(self, source: WorkerId) -> None:
         self._links.pop(source, None)  # its moves hold the link until they end
 
-    def start(self, flight: Flight) -> None:
-        link = self._links.get(flight.pull.source)
+    def start(self, active: ActivePull) -> None:
+        link = self._links.get(active.pull.source)
         if link is None:
-            flight.fail(f"no link to {flight.pull.source}")
-        elif reason := why_impossible(flight.pull, self._memory.num_pages, link.info):
-            flight.fail(reason)
+            active.fail(f"no link to {active.pull.source}")
+        elif reason := pull_problem(active.pull, self._memory.num_pages, link.info):
+            active.fail(reason)
         else:
             fault = self._fabric.next_fault()
-            self._moves.append(_Move(flight, link, fault, self._clock() + fault.delay_s))
+            self._copies.append(_Copy(active, link, fault, self._clock() + fault.delay_s))
 
     def progress(self) -> float | None:
-        self._moves = [move for move in self._moves if not self._advance(move)]
-        if not self._moves:
+        self._copies = [copy for copy in self._copies if not self._advance(copy)]
+        if not self._copies:
             return None
-        return max(_TURN_S, min(move.due for move in self._moves) - self._clock())
+        return max(_MIN_POLL_S, min(copy.due_at for copy in self._copies) - self._clock())
 
     def close(self) -> None:
-        self._moves.clear()
+        self._copies.clear()
         self._links.clear()
 
-    def _advance(self, move: _Move) -> bool:
+    def _advance(self, copy: _Copy) -> bool:
         """Whether the move ended."""
-        if move.link.source.closed:
-            move.flight.fail("the source is gone")
-        elif move.link.source.paused or self._clock() < move.due or move.fault.kind is FaultKind.HANG:
+        if copy.link.source.closed:
+            copy.active.fail("the source is gone")
+        elif copy.link.source.paused or self._clock() < copy.due_at or copy.fault.kind is PullFaultKind.HANG:
             return False
-        elif move.fault.kind is FaultKind.FAIL:
-            move.flight.fail("scripted")
+        elif copy.fault.kind is PullFaultKind.FAIL:
+            copy.active.fail("scripted")
         else:
-            self._copy(move)
+            self._copy_pages(copy)
         return True
 
-    def _copy(self, move: _Move) -> None:
-        pull = move.flight.pull
-        self._memory.write(pull.local_pages, move.link.source.memory.read(pull.remote_pages))
-        if move.fault.kind is FaultKind.CORRUPT:
-            self._flip_a_bit(pull.local_pages[move.fault.position])
-        move.flight.num_bytes = len(pull.local_pages) * self._memory.page_bytes
-        move.flight.land([] if pull.digests is None else mismatches(self._memory, pull.local_pages, pull.digests))
+    def _copy_pages(self, copy: _Copy) -> None:
+        pull = copy.active.pull
+        self._memory.write(pull.local_pages, copy.link.source.memory.read(pull.remote_pages))
+        if copy.fault.kind is PullFaultKind.CORRUPT:
+            self._flip_bit(pull.local_pages[copy.fault.position])
+        copy.active.num_bytes = len(pull.local_pages) * self._memory.page_bytes
+        copy.active.complete([] if pull.digests is None else mismatches(self._memory, pull.local_pages, pull.digests))
 
-    def _flip_a_bit(self, page: PageId) -> None:
+    def _flip_bit(self, page: PageId) -> None:
         content = bytearray(self._memory.read([page])[0])
         content[0] ^= 1
         self._memory.write([page], [memoryview(content)])

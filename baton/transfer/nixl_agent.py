@@ -30,10 +30,10 @@ _config_lock = threading.Lock()
 class ReadState(enum.Enum):
     """A posted read. Only `DONE` and `DISCONNECTED` prove that no byte can land any more."""
 
-    MOVING = "moving"
+    IN_PROGRESS = "moving"
     DONE = "done"
     DISCONNECTED = "disconnected"
-    UNPROVEN = "unproven"
+    UNKNOWN = "unproven"
 
 
 def load_nixl() -> Any:
@@ -73,28 +73,28 @@ class NixlAgent:
         self.name = name
         self._api = load_nixl()
         self._errors: tuple[type[Exception], ...] = _error_types(self._api.nixlBind)
-        self._disconnect: type[Exception] = self._api.nixlBind.nixlRemoteDisconnectError
-        with self._named(f"no NIXL agent {name}"):
+        self._disconnect_error: type[Exception] = self._api.nixlBind.nixlRemoteDisconnectError
+        with self._as_link_broken(f"no NIXL agent {name}"):
             config = self._api.nixl_agent_config(enable_prog_thread=progress_thread, backends=[])
-            with _calm_progress_thread(self._api.nixlBind):
+            with _slow_progress_thread(self._api.nixlBind):
                 self._agent: Any = self._api.nixl_agent(name, config)
             # "peer": a dead process is noticed. With "none" UCX may wait for it for ever.
             self._agent.create_backend(_BACKEND, {"ucx_error_handling_mode": "peer"})
 
     def register(self, region: MemoryRegion) -> None:
         """Makes memory readable by peers and usable as a destination. It must stay mapped while the process lives."""
-        with self._named(f"{region.num_bytes} bytes of {region.kind.value} cannot be registered"):
+        with self._as_link_broken(f"{region.num_bytes} bytes of {region.kind.value} cannot be registered"):
             descriptor = (region.address, region.num_bytes, region.device_id, "")
             self._agent.register_memory([descriptor], region.kind.value, [_BACKEND])
 
     def metadata(self) -> bytes:
         """What a peer needs to reach this agent: its name, its UCX address and its registered memory."""
-        with self._named("no agent metadata"):
+        with self._as_link_broken("no agent metadata"):
             return bytes(self._agent.get_agent_metadata())
 
     def add_peer(self, metadata: bytes) -> str:
         """The peer's name. Adding one that is known with the same metadata changes nothing."""
-        with self._named("peer metadata refused"):
+        with self._as_link_broken("peer metadata refused"):
             name = self._agent.add_remote_agent(metadata)
         return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
@@ -113,7 +113,7 @@ class NixlAgent:
 
     def read(self, local: Any, local_pages: Sequence[int], remote: Any, remote_pages: Sequence[int]) -> Any:
         """A read of `remote_pages` into `local_pages`, pairwise; nothing moves before `post`."""
-        with self._named("read refused"):
+        with self._as_link_broken("read refused"):
             return self._agent.make_prepped_xfer(
                 "READ", local, np.asarray(local_pages, np.int32), remote, np.asarray(remote_pages, np.int32)
             )
@@ -138,20 +138,20 @@ class NixlAgent:
     def _prepare(self, owner: str, region: MemoryRegion) -> Any:
         # One strided row (address, length, device, stride, count), however many pages there are.
         row = [region.address, region.page_bytes, region.device_id, region.page_bytes, region.num_pages]
-        with self._named(f"{owner}: pages cannot be addressed"):
+        with self._as_link_broken(f"{owner}: pages cannot be addressed"):
             return self._agent.prep_xfer_dlist(owner, np.array([row], np.uint64), region.kind.value, [_BACKEND])
 
     def _state(self, ask: Callable[[Any], str], read: Any) -> ReadState:
         try:
             state = ask(read)
-        except self._disconnect:
+        except self._disconnect_error:
             return ReadState.DISCONNECTED
         except self._errors:
-            return ReadState.UNPROVEN
-        return {"DONE": ReadState.DONE, "PROC": ReadState.MOVING}.get(state, ReadState.UNPROVEN)
+            return ReadState.UNKNOWN
+        return {"DONE": ReadState.DONE, "PROC": ReadState.IN_PROGRESS}.get(state, ReadState.UNKNOWN)
 
     @contextlib.contextmanager
-    def _named(self, what: str) -> Iterator[None]:
+    def _as_link_broken(self, what: str) -> Iterator[None]:
         try:
             yield
         except self._errors as error:
@@ -165,16 +165,16 @@ def _error_types(bindings: Any) -> tuple[type[Exception], ...]:
 
 
 @contextlib.contextmanager
-def _calm_progress_thread(bindings: Any) -> Iterator[None]:
+def _slow_progress_thread(bindings: Any) -> Iterator[None]:
     """The Python API hard-codes a progress delay of 0, which burns a core; 1 ms costs 2 % and no latency."""
     original: Any = bindings.nixlAgentConfig
 
-    def set_calmly(config: object, name: str, value: object) -> None:
+    def set_delay(config: object, name: str, value: object) -> None:
         original.__setattr__(config, name, PROGRESS_DELAY_US if name == "pthrDelay" else value)
 
-    calm = type("CalmConfig", (original,), {"__setattr__": set_calmly})
+    slowed = type("SlowProgressConfig", (original,), {"__setattr__": set_delay})
     with _config_lock:
-        bindings.nixlAgentConfig = calm
+        bindings.nixlAgentConfig = slowed
         try:
             yield
         finally:

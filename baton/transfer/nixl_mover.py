@@ -3,7 +3,7 @@
 A read cannot be cancelled: releasing its handle does not stop late bytes. So a read that is past its deadline is
 polled until it is done or its peer is gone, and only then the flight ends. A peer that hangs never errors; the callers'
 deadlines and heartbeats notice it. A flight's life: start -> posts of at most 16 MiB -> digests of each post as it
-lands -> `land`, or `fail` once nothing of it moves any more.
+lands -> `complete`, or `fail` once nothing of it moves any more.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from baton.domain.errors import LinkBroken
 from baton.domain.ids import WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import MemoryKind, PoolMemory
+from baton.transfer.active_pull import ActivePull, pull_problem
 from baton.transfer.base import SourceInfo
 from baton.transfer.digest import mismatches
-from baton.transfer.flight import Flight, why_impossible
 from baton.transfer.nixl_agent import NixlAgent, ReadState
 from baton.transfer.nixl_metadata import NixlMetadata, agent_name, decode_metadata
 from baton.transfer.region import MemoryRegion, region_of
@@ -32,7 +32,7 @@ MAX_POST_BYTES = 16 * 1024 * 1024
 MAX_POSTS_PER_LINK = 4
 MIN_POLL_S = 0.0001
 MAX_POLL_S = 0.0005
-QUARANTINE_POLL_S = 0.01
+LATE_POLL_S = 0.01
 CLOSE_DRAIN_S = 1.0
 UNKNOWN_PATH = "nixl/ucx"
 CMA_PATH = "nixl/ucx (cma)"
@@ -42,25 +42,25 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """One incarnation of one source. `num_reads` posts and `num_flights` flights still need it."""
+    """One incarnation of one source. `num_reads` posts and `num_active_pulls` flights still need it."""
 
     info: SourceInfo
     peer: str
     pages: Any
     kind: MemoryKind
     num_reads: int = 0
-    num_flights: int = 0
+    num_active_pulls: int = 0
     broken: str | None = None
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Transfer:
     """A flight on its link. Positions [0, next_position) have been posted, `num_reads` posts are still moving.
 
     `failure` says why some of what was posted, or would have been next, will not arrive.
     """
 
-    flight: Flight
+    active: ActivePull
     link: _Link
     next_position: int = 0
     num_reads: int = 0
@@ -70,18 +70,18 @@ class _Job:
     @property
     def stopped(self) -> bool:
         """Nothing more is posted for it."""
-        return self.flight.late or self.failure is not None or self.link.broken is not None
+        return self.active.late or self.failure is not None or self.link.broken is not None
 
     @property
-    def unposted(self) -> bool:
-        return self.next_position < len(self.flight.pull.local_pages)
+    def has_unposted(self) -> bool:
+        return self.next_position < len(self.active.pull.local_pages)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Read:
     """One post: positions [start, stop) of a job."""
 
-    job: _Job
+    transfer: _Transfer
     handle: Any
     start: int
     stop: int
@@ -108,7 +108,7 @@ class NixlMover:
         self._max_post_pages = max(1, MAX_POST_BYTES // self._region.page_bytes)
         self._links: dict[WorkerId, _Link] = {}
         self._retired: list[_Link] = []
-        self._jobs: list[_Job] = []
+        self._transfers: list[_Transfer] = []
         self._reads: list[_Read] = []
         self._poll_s = MIN_POLL_S
 
@@ -147,7 +147,7 @@ class NixlMover:
             raise
 
     def _drop_drained(self) -> None:
-        for link in [link for link in self._retired if link.num_flights == 0]:
+        for link in [link for link in self._retired if link.num_active_pulls == 0]:
             self._retired.remove(link)
             self._agent.release(link.pages)
             self._agent.remove_peer(link.peer)
@@ -162,27 +162,27 @@ class NixlMover:
 
     # ------------------------------------------------------------------ flights
 
-    def start(self, flight: Flight) -> None:
-        link = self._links.get(flight.pull.source)
+    def start(self, active: ActivePull) -> None:
+        link = self._links.get(active.pull.source)
         if link is None:
-            flight.fail(f"no link to {flight.pull.source}")
-        elif reason := why_impossible(flight.pull, self._region.num_pages, link.info):
-            flight.fail(reason)
+            active.fail(f"no link to {active.pull.source}")
+        elif reason := pull_problem(active.pull, self._region.num_pages, link.info):
+            active.fail(reason)
         else:
-            link.num_flights += 1
-            self._jobs.append(_Job(flight, link))
+            link.num_active_pulls += 1
+            self._transfers.append(_Transfer(active, link))
             self._poll_s = MIN_POLL_S
 
     def progress(self) -> float | None:
         moved = self._poll_all()
         moved = self._post_next() or moved
         self._end_finished()
-        if any(self._may_post(job) for job in self._jobs):
+        if any(self._may_post(transfer) for transfer in self._transfers):
             return 0.0
         if not self._reads:
             return None
         self._poll_s = MIN_POLL_S if moved else min(2 * self._poll_s, MAX_POLL_S)
-        return QUARANTINE_POLL_S if all(read.job.flight.late for read in self._reads) else self._poll_s
+        return LATE_POLL_S if all(read.transfer.active.late for read in self._reads) else self._poll_s
 
     def close(self) -> None:
         """Waits a little for moving reads: UCX aborts a TCP source that finds a read's reader gone.
@@ -197,7 +197,7 @@ class NixlMover:
             self._agent.remove_peer(link.peer)
         self._agent.release(self._pages)
         # Handles keep the agent alive, and an exception's traceback may keep this mover.
-        self._reads, self._jobs, self._retired, self._pages = [], [], [], None
+        self._reads, self._transfers, self._retired, self._pages = [], [], [], None
         self._links.clear()
         self._agent.close()
 
@@ -206,91 +206,95 @@ class NixlMover:
         pause = threading.Event()
         moving = self._reads
         while moving and time.monotonic() < deadline:
-            moving = [read for read in moving if self._agent.poll(read.handle) is ReadState.MOVING]
+            moving = [read for read in moving if self._agent.poll(read.handle) is ReadState.IN_PROGRESS]
             pause.wait(MIN_POLL_S if moving else 0.0)
 
     def _poll_all(self) -> bool:
         """Whether a read ended."""
-        still = [read for read in self._reads if not self._settle(read, self._agent.poll(read.handle))]
+        still = [read for read in self._reads if not self._finish_read(read, self._agent.poll(read.handle))]
         moved = len(still) < len(self._reads)
         self._reads = still
         return moved
 
-    def _may_post(self, job: _Job) -> bool:
-        return job.unposted and not job.stopped and job.link.num_reads < MAX_POSTS_PER_LINK
+    def _may_post(self, transfer: _Transfer) -> bool:
+        return transfer.has_unposted and not transfer.stopped and transfer.link.num_reads < MAX_POSTS_PER_LINK
 
     def _post_next(self) -> bool:
         """One post a turn, as it may block while it copies, and of each job in turn, so that short ones get through."""
-        job = next((job for job in self._jobs if self._may_post(job)), None)
-        if job is None:
+        transfer = next((transfer for transfer in self._transfers if self._may_post(transfer)), None)
+        if transfer is None:
             return False
-        self._jobs.remove(job)
-        self._jobs.append(job)
-        self._post(job)
+        self._transfers.remove(transfer)
+        self._transfers.append(transfer)
+        self._post(transfer)
         return True
 
-    def _post(self, job: _Job) -> None:
-        pull, start = job.flight.pull, job.next_position
+    def _post(self, transfer: _Transfer) -> None:
+        pull, start = transfer.active.pull, transfer.next_position
         stop = min(start + self._max_post_pages, len(pull.local_pages))
         try:
             handle = self._agent.read(
-                self._pages, pull.local_pages[start:stop], job.link.pages, pull.remote_pages[start:stop]
+                self._pages, pull.local_pages[start:stop], transfer.link.pages, pull.remote_pages[start:stop]
             )
         except LinkBroken as error:
-            job.failure = str(error)
-            self._break(job.link, job.failure)
+            transfer.failure = str(error)
+            self._break(transfer.link, transfer.failure)
             return
-        job.next_position = stop
-        job.num_reads += 1
-        job.link.num_reads += 1
-        read = _Read(job, handle, start, stop)
+        transfer.next_position = stop
+        transfer.num_reads += 1
+        transfer.link.num_reads += 1
+        read = _Read(transfer, handle, start, stop)
         state = self._agent.post(handle)
-        self._note_path(read, state)
-        if not self._settle(read, state):
+        self._update_path(read, state)
+        if not self._finish_read(read, state):
             self._reads.append(read)
 
-    def _settle(self, read: _Read, state: ReadState) -> bool:
+    def _finish_read(self, read: _Read, state: ReadState) -> bool:
         """Whether the read ended; takes note of what it brought."""
-        job = read.job
-        if state is ReadState.MOVING:
+        transfer = read.transfer
+        if state is ReadState.IN_PROGRESS:
             return False
-        if state is ReadState.UNPROVEN:  # it may still land: say so, and keep its pages
-            self._break(job.link, "NIXL reports an error that proves nothing")
-            job.flight.expire("the read's end cannot be proved")
+        if state is ReadState.UNKNOWN:  # it may still land: say so, and keep its pages
+            self._break(transfer.link, "NIXL reports an error that proves nothing")
+            transfer.active.expire("the read's end cannot be proved")
             return False
         if state is ReadState.DISCONNECTED:
-            job.failure = "the source is gone"
-            self._break(job.link, job.failure)
+            transfer.failure = "the source is gone"
+            self._break(transfer.link, transfer.failure)
         else:
-            self._arrive(read)
-        job.num_reads -= 1
-        job.link.num_reads -= 1
+            self._record_read(read)
+        transfer.num_reads -= 1
+        transfer.link.num_reads -= 1
         self._agent.release(read.handle)
         return True
 
-    def _arrive(self, read: _Read) -> None:
-        job, pull = read.job, read.job.flight.pull
-        job.flight.num_bytes += (read.stop - read.start) * self._region.page_bytes
-        if pull.digests is not None and not job.flight.late:
+    def _record_read(self, read: _Read) -> None:
+        transfer, pull = read.transfer, read.transfer.active.pull
+        transfer.active.num_bytes += (read.stop - read.start) * self._region.page_bytes
+        if pull.digests is not None and not transfer.active.late:
             part = slice(read.start, read.stop)
             wrong = mismatches(self._memory, pull.local_pages[part], pull.digests[part])
-            job.corrupt += [read.start + position for position in wrong]
+            transfer.corrupt += [read.start + position for position in wrong]
 
-    def _note_path(self, read: _Read, state: ReadState) -> None:
+    def _update_path(self, read: _Read, state: ReadState) -> None:
         if (read.stop - read.start) * self._region.page_bytes >= 1024 * 1024:
-            link = read.job.link
+            link = read.transfer.link
             on_hosts = self._region.kind is link.kind is MemoryKind.DRAM  # a GPU's memory is never copied by the kernel
             self._paths[link.info.worker_id] = CMA_PATH if on_hosts and state is ReadState.DONE else UNKNOWN_PATH
 
     def _end_finished(self) -> None:
-        for job in list(self._finished()):
-            self._jobs.remove(job)
-            job.link.num_flights -= 1
-            if job.unposted or job.failure is not None:
-                job.flight.fail(job.failure or job.link.broken or "past its deadline")
+        for transfer in list(self._finished()):
+            self._transfers.remove(transfer)
+            transfer.link.num_active_pulls -= 1
+            if transfer.has_unposted or transfer.failure is not None:
+                transfer.active.fail(transfer.failure or transfer.link.broken or "past its deadline")
             else:
-                job.flight.land(job.corrupt)
+                transfer.active.complete(transfer.corrupt)
         self._drop_drained()
 
-    def _finished(self) -> Iterator[_Job]:
-        return (job for job in self._jobs if job.num_reads == 0 and (job.stopped or not job.unposted))
+    def _finished(self) -> Iterator[_Transfer]:
+        return (
+            transfer
+            for transfer in self._transfers
+            if transfer.num_reads == 0 and (transfer.stopped or not transfer.has_unposted)
+        )

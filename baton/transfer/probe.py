@@ -40,7 +40,7 @@ def probe_bandwidth(
             ended: Future[PullEvent] = Future()
             pull = Pull(0, source.worker_id, pages, tuple(local_pages[:num_pages]), None, deadline_s)
             event = _pull_once(puller, pull, ended)
-    except _StillMoving:
+    except _ProbeLate:
         ended.add_done_callback(lambda _: on_pages_free())
         raise
     except LinkBroken:
@@ -50,7 +50,7 @@ def probe_bandwidth(
     return event.num_bytes, event.seconds
 
 
-class _StillMoving(LinkBroken):
+class _ProbeLate(LinkBroken):
     """The probe is late and its pages are not free yet."""
 
 
@@ -65,7 +65,7 @@ def _pull_once(puller: ThreadedPuller, pull: Pull, ended: Future[PullEvent]) -> 
     try:
         event = ended.result(timeout=pull.deadline_s + 0.1)  # a late one that can be cancelled ends at its deadline
     except TimeoutError:
-        raise _StillMoving(f"probe of {pull.source}: nothing within {pull.deadline_s} s") from None
+        raise _ProbeLate(f"probe of {pull.source}: nothing within {pull.deadline_s} s") from None
     if event.outcome is not PullOutcome.DONE:
         raise LinkBroken(f"probe of {pull.source}: {event.reason}")
     return event

@@ -19,8 +19,8 @@ import structlog
 
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import WorkerId
+from baton.transfer.active_pull import ActivePull
 from baton.transfer.base import OnPullEvent, Pull, SourceInfo
-from baton.transfer.flight import Flight
 
 OPEN_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
@@ -41,8 +41,8 @@ class Mover(Protocol):
         """Forgets a source once its reads have ended; unknown ones are ignored."""
         ...
 
-    def start(self, flight: Flight) -> None:
-        """Takes a flight on; from now on it owes the flight its `land` or `fail`."""
+    def start(self, active: ActivePull) -> None:
+        """Takes a flight on; from now on it owes the flight its `complete` or `fail`."""
         ...
 
     def progress(self) -> float | None:
@@ -68,7 +68,7 @@ class _Submit:
 @dataclass(frozen=True, slots=True)
 class _Connect:
     source: SourceInfo
-    answer: Future[None] = field(default_factory=Future)
+    reply: Future[None] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class ThreadedPuller:
         self._page_bytes = page_bytes
         self._on_event = on_event
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._flights: list[Flight] = []
+        self._active_pulls: list[ActivePull] = []
         self._closed = threading.Event()
         opened: Future[None] = Future()
         self._thread = threading.Thread(
@@ -123,7 +123,7 @@ class ThreadedPuller:
         command = _Connect(source)
         self._commands.put(command)
         try:
-            command.answer.result(CONNECT_TIMEOUT_S)
+            command.reply.result(CONNECT_TIMEOUT_S)
         except TimeoutError:
             raise LinkBroken(f"no link to {source.worker_id} within {CONNECT_TIMEOUT_S} s") from None
 
@@ -165,23 +165,23 @@ class ThreadedPuller:
             self._serve(mover)
         except Exception:
             _log.exception("transfer thread failed; it takes no more pulls", transport=self.transport)
-            self._refuse()
+            self._reject_all()
         finally:
             mover.close()
 
     def _serve(self, mover: Mover) -> None:
         delay: float | None = None
         while True:
-            for command in self._take(delay):
+            for command in self._next_commands(delay):
                 if isinstance(command, _Close):
                     return
-                self._obey(command, mover)
-            self._expire()
+                self._handle(command, mover)
+            self._expire_late()
             delay = mover.progress()
-            self._flights = [flight for flight in self._flights if not flight.ended]
+            self._active_pulls = [active for active in self._active_pulls if not active.ended]
             delay = self._until_deadline(delay)
 
-    def _take(self, delay: float | None) -> Iterator[_Command]:
+    def _next_commands(self, delay: float | None) -> Iterator[_Command]:
         """Waits at most `delay` seconds for a command, then hands out all there are."""
         try:
             yield self._commands.get(timeout=delay) if delay != 0.0 else self._commands.get_nowait()
@@ -190,46 +190,46 @@ class ThreadedPuller:
         except queue.Empty:
             return
 
-    def _obey(self, command: _Submit | _Connect | _Disconnect | _Wake, mover: Mover) -> None:
+    def _handle(self, command: _Submit | _Connect | _Disconnect | _Wake, mover: Mover) -> None:
         match command:
             case _Submit(pull, at, on_event):
-                flight = Flight(pull, at, on_event, time.monotonic)
-                self._flights.append(flight)
-                mover.start(flight)
-            case _Connect(source, answer):
+                active = ActivePull(pull, at, on_event, time.monotonic)
+                self._active_pulls.append(active)
+                mover.start(active)
+            case _Connect(source, reply):
                 try:
                     mover.link(source)
                 except LinkBroken as error:
-                    answer.set_exception(error)
+                    reply.set_exception(error)
                 else:
-                    answer.set_result(None)
+                    reply.set_result(None)
             case _Disconnect(source_id):
                 mover.unlink(source_id)
             case _Wake():
                 pass
 
-    def _expire(self) -> None:
+    def _expire_late(self) -> None:
         now = time.monotonic()
-        for flight in self._flights:
-            if now > flight.deadline:
-                flight.expire("past its deadline")
+        for active in self._active_pulls:
+            if now > active.deadline:
+                active.expire("past its deadline")
 
     def _until_deadline(self, delay: float | None) -> float | None:
-        deadlines = [flight.deadline for flight in self._flights if not flight.late]
+        deadlines = [active.deadline for active in self._active_pulls if not active.late]
         if not deadlines:
             return delay
         remaining = max(0.0, min(deadlines) - time.monotonic())
         return remaining if delay is None else min(delay, remaining)
 
-    def _refuse(self) -> None:
+    def _reject_all(self) -> None:
         """After a fault of ours: what was in flight may still land, so it stays late; what comes is refused."""
-        for flight in self._flights:
-            flight.expire("the transfer thread failed")
+        for active in self._active_pulls:
+            active.expire("the transfer thread failed")
         while not isinstance(command := self._commands.get(), _Close):
             match command:
                 case _Submit(pull, at, on_event):
-                    Flight(pull, at, on_event, time.monotonic).fail("the transfer thread failed")
-                case _Connect(_, answer):
-                    answer.set_exception(LinkBroken("the transfer thread failed"))
+                    ActivePull(pull, at, on_event, time.monotonic).fail("the transfer thread failed")
+                case _Connect(_, reply):
+                    reply.set_exception(LinkBroken("the transfer thread failed"))
                 case _:
                     pass

@@ -18,17 +18,17 @@ import grpc.aio
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import PoolMemory
-from baton.rpc.channel import open_sync_channel, ticketed
+from baton.rpc.channel import open_sync_channel, with_call_tokens
 from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
+from baton.transfer.active_pull import ActivePull, pull_problem
 from baton.transfer.base import OnPullEvent, SourceInfo
 from baton.transfer.digest import mismatches
-from baton.transfer.flight import Flight, why_impossible
 from baton.transfer.puller import ThreadedPuller
 
 TRANSPORT = "stream"
 MAX_MESSAGE_BYTES = 1024 * 1024
 """Of page bytes in one message, or one page where that is more."""
-LANES_PER_LINK = 2
+THREADS_PER_LINK = 2
 GRACE_S = 0.02
 """A call outlives its pull's deadline by this, so that it is the transfer thread that calls the pull late."""
 _CHANNEL_OPTIONS = (
@@ -93,19 +93,19 @@ class _Link:
 
     def __init__(self, info: SourceInfo, trust: ClusterTrust) -> None:
         self.info = info
-        self.num_flights = 0
+        self.num_active_pulls = 0
         self._channel = open_sync_channel(info.address, trust, _CHANNEL_OPTIONS)
-        self.stub = handoff_pb2_grpc.HandoffStub(ticketed(self._channel, trust, info.incarnation))
-        self.lanes = ThreadPoolExecutor(LANES_PER_LINK, thread_name_prefix=f"baton-lane-{info.worker_id}")
+        self.stub = handoff_pb2_grpc.HandoffStub(with_call_tokens(self._channel, trust, info.incarnation))
+        self.executor = ThreadPoolExecutor(THREADS_PER_LINK, thread_name_prefix=f"baton-read-{info.worker_id}")
 
     def close(self) -> None:
         """Cancels calls in progress, and returns when nothing of them can write any more."""
         self._channel.close()
-        self.lanes.shutdown(cancel_futures=True)
+        self.executor.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _Landed:
+class _ReadResult:
     """What a lane brought home. `failure` None: every page."""
 
     num_bytes: int
@@ -114,10 +114,10 @@ class _Landed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    flight: Flight
+class _Transfer:
+    active: ActivePull
     link: _Link
-    outcome: Future[_Landed]
+    outcome: Future[_ReadResult]
 
 
 class StreamMover:
@@ -129,7 +129,7 @@ class StreamMover:
         self._trust = trust
         self._links: dict[WorkerId, _Link] = {}
         self._retired: list[_Link] = []
-        self._jobs: list[_Job] = []
+        self._transfers: list[_Transfer] = []
 
     def link(self, source: SourceInfo) -> None:
         self.unlink(source.worker_id)
@@ -141,23 +141,23 @@ class StreamMover:
             self._retired.append(link)
             self._drop_drained()
 
-    def start(self, flight: Flight) -> None:
-        link = self._links.get(flight.pull.source)
+    def start(self, active: ActivePull) -> None:
+        link = self._links.get(active.pull.source)
         if link is None:
-            flight.fail(f"no link to {flight.pull.source}")
-        elif reason := why_impossible(flight.pull, self._memory.num_pages, link.info):
-            flight.fail(reason)
+            active.fail(f"no link to {active.pull.source}")
+        elif reason := pull_problem(active.pull, self._memory.num_pages, link.info):
+            active.fail(reason)
         else:
-            link.num_flights += 1
-            outcome = link.lanes.submit(_read, link, flight, self._memory)
-            self._jobs.append(_Job(flight, link, outcome))
+            link.num_active_pulls += 1
+            outcome = link.executor.submit(_read, link, active, self._memory)
+            self._transfers.append(_Transfer(active, link, outcome))
             outcome.add_done_callback(lambda _: self._wake())
 
     def progress(self) -> float | None:
-        for job in self._jobs:
-            if job.flight.late:
-                job.outcome.cancel()  # while it waits for a lane; one that reads has the same deadline in its call
-        self._jobs = [job for job in self._jobs if not self._end_if_done(job)]
+        for transfer in self._transfers:
+            if transfer.active.late:
+                transfer.outcome.cancel()  # while it waits for a lane; one that reads has the same deadline in its call
+        self._transfers = [transfer for transfer in self._transfers if not self._end_if_done(transfer)]
         self._drop_drained()
         return None
 
@@ -167,53 +167,53 @@ class StreamMover:
         self._links.clear()
         self._retired.clear()
 
-    def _end_if_done(self, job: _Job) -> bool:
-        if not job.outcome.done():
+    def _end_if_done(self, transfer: _Transfer) -> bool:
+        if not transfer.outcome.done():
             return False
-        job.link.num_flights -= 1
-        if job.outcome.cancelled():
-            job.flight.fail("past its deadline")
+        transfer.link.num_active_pulls -= 1
+        if transfer.outcome.cancelled():
+            transfer.active.fail("past its deadline")
             return True
-        landed = job.outcome.result()
-        job.flight.num_bytes = landed.num_bytes
+        landed = transfer.outcome.result()
+        transfer.active.num_bytes = landed.num_bytes
         if landed.failure is None:
-            job.flight.land(landed.corrupt)
+            transfer.active.complete(landed.corrupt)
         else:
-            job.flight.fail(landed.failure)
+            transfer.active.fail(landed.failure)
         return True
 
     def _drop_drained(self) -> None:
-        for link in [link for link in self._retired if link.num_flights == 0]:
+        for link in [link for link in self._retired if link.num_active_pulls == 0]:
             self._retired.remove(link)
             link.close()
 
 
-def _read(link: _Link, flight: Flight, memory: PoolMemory) -> _Landed:
+def _read(link: _Link, active: ActivePull, memory: PoolMemory) -> _ReadResult:
     """In a lane: reads the pages of a flight until they are all there, the deadline passes or the source fails."""
-    pull, num_pages = flight.pull, 0
+    pull, num_pages = active.pull, 0
     corrupt: list[int] = []
     request = handoff_pb2.ReadPagesRequest(incarnation=link.info.incarnation, pages=pull.remote_pages)
     call = None
     try:
-        call = link.stub.ReadPages(request, timeout=max(0.0, flight.deadline + GRACE_S - time.monotonic()))
+        call = link.stub.ReadPages(request, timeout=max(0.0, active.deadline + GRACE_S - time.monotonic()))
         for message in call:
-            landed = slice(num_pages, num_pages + _store(message.data, pull.local_pages[num_pages:], memory))
+            landed = slice(num_pages, num_pages + _write_pages(message.data, pull.local_pages[num_pages:], memory))
             num_pages = landed.stop
             if pull.digests is not None:
                 wrong = mismatches(memory, pull.local_pages[landed], pull.digests[landed])
                 corrupt += [landed.start + position for position in wrong]
         failure = None if num_pages == len(pull.local_pages) else f"the stream ended after {num_pages} pages"
     except grpc.RpcError as error:
-        failure = _in_words(error)
+        failure = _error_text(error)
     except ValueError as error:  # bytes that fit no page, or the channel was closed meanwhile
         failure = str(error)
     finally:
         if call is not None:
             call.cancel()
-    return _Landed(num_pages * memory.page_bytes, tuple(corrupt), failure)
+    return _ReadResult(num_pages * memory.page_bytes, tuple(corrupt), failure)
 
 
-def _store(data: bytes, pages: Sequence[PageId], memory: PoolMemory) -> int:
+def _write_pages(data: bytes, pages: Sequence[PageId], memory: PoolMemory) -> int:
     """Copies whole pages of `data` to the first of `pages`; how many. Raises `ValueError` for bytes that do not fit."""
     num_pages, rest = divmod(len(data), memory.page_bytes)
     if rest or num_pages > len(pages):
@@ -224,5 +224,5 @@ def _store(data: bytes, pages: Sequence[PageId], memory: PoolMemory) -> int:
     return num_pages
 
 
-def _in_words(error: object) -> str:
+def _error_text(error: object) -> str:
     return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)

@@ -28,18 +28,29 @@ from typing import Any
 from rich.console import Console
 
 from baton.settings.process import usable_cores
-from bench.interruption import run_command
-from bench.peers.loads import FIGURES, LAST_WORDS_CHARS, LOADS, Facts, Figure, Load, measure
-from bench.peers.servers import Server, baton, is_baton, llama, vllm
-from bench.probes import MemcpyProbe
-from bench.rotations import Arm, Block, Finding, Record, Remark, Turn, command_remark, find, rotate_turns, table_of
-from bench.running_system import running_server
-from bench.shapes import SHAPES
+from bench.harness.model_shapes import SHAPES
+from bench.harness.probes import MemcpyProbe
+from bench.harness.rotations import (
+    Arm,
+    Block,
+    ExclusiveArms,
+    Finding,
+    Remark,
+    ResultFile,
+    command_remark,
+    make_finding,
+    rotate_exclusive,
+    table_of,
+)
+from bench.harness.running_system import running_server
+from bench.harness.signals import run_command
+from bench.peers.loads import ERROR_TAIL_CHARS, LOADS, REPORT_LINES, LoadResult, PeerLoad, ReportLine, measure
+from bench.peers.servers import PeerServer, baton, is_baton, llama, vllm
 from services.cli.plan import free_ports
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PeerComparisonOptions:
     """One run's flags."""
 
     directory: Path
@@ -56,26 +67,28 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Seeds:
+class PromptSeeds:
     """Of prompts: the same for every server, and none twice, so that no cache has seen a prompt that is measured."""
 
     first: int
     rotation: int
 
-    def measured(self, load: Load) -> int:
+    def measured(self, load: PeerLoad) -> int:
         return self.first + 2 * (self.rotation * len(LOADS) + LOADS.index(load))
 
-    def warm_up(self, load: Load) -> int:
+    def warm_up(self, load: PeerLoad) -> int:
         return self.measured(load) + 1
 
 
 @contextlib.contextmanager
-def turn(server: Server, first_seed: int, directory: Path, console: Console, rotation: int) -> Iterator[dict[str, Arm]]:
+def server_arms(
+    server: PeerServer, first_seed: int, directory: Path, console: Console, rotation: int
+) -> Iterator[dict[str, Arm]]:
     """A server while the context lasts, warm, and its arms: one for every load.
 
     Raises as `running_server` does, and `RuntimeError` when a request failed.
     """
-    seeds = Seeds(first_seed, rotation)
+    seeds = PromptSeeds(first_seed, rotation)
     with contextlib.ExitStack() as stack:
         with console.status(f"starting {server.name}"):
             stack.enter_context(running_server(server.command, server.url, server.ready_path, server.variables))
@@ -87,75 +100,77 @@ def turn(server: Server, first_seed: int, directory: Path, console: Console, rot
         }
 
 
-def arm_name(server: str, load: Load) -> str:
+def arm_name(server: str, load: PeerLoad) -> str:
     return f"{server}: {load.name}"
 
 
 def findings_of(blocks: Sequence[Block]) -> list[Finding]:
     """Every server's figures, and every peer's times over Baton's."""
     servers = sorted({block.arm.partition(": ")[0] for block in blocks})
-    return [finding for figure in FIGURES for finding in _findings(figure, servers, blocks)]
+    return [finding for line in REPORT_LINES for finding in _findings(line, servers, blocks)]
 
 
-def _findings(figure: Figure, servers: Sequence[str], blocks: Sequence[Block]) -> Iterator[Finding]:
-    arms = {server: arm_name(server, figure.load) for server in servers}
-    told = [block for block in blocks if block.arm in arms.values() and figure.of(Facts.of_block(block)) is not None]
-    rotations = {server: {block.rotation for block in told if block.arm == arms[server]} for server in servers}
+def _findings(line: ReportLine, servers: Sequence[str], blocks: Sequence[Block]) -> Iterator[Finding]:
+    arms = {server: arm_name(server, line.load) for server in servers}
+    reported = [
+        block for block in blocks if block.arm in arms.values() and line.of(LoadResult.of_block(block)) is not None
+    ]
+    rotations = {server: {block.rotation for block in reported if block.arm == arms[server]} for server in servers}
     for server in [server for server in servers if rotations[server]]:
         arm = (arms[server],)
-        yield find(f"{server}: {figure.name}", figure.unit, told, arm, lambda group: _figure(figure, group[0]))
+        yield make_finding(f"{server}: {line.name}", line.unit, reported, arm, lambda group: _figure(line, group[0]))
     pairs = [(peer, own) for peer in servers for own in servers if is_baton(own) and not is_baton(peer)]
     for peer, own in pairs:
-        if figure.compared and rotations[peer] & rotations[own]:
-            name = f"{figure.name}: {peer} / {own}"
-            yield find(name, "", told, (arms[peer], arms[own]), partial(_ratio, figure))
+        if line.compared and rotations[peer] & rotations[own]:
+            name = f"{line.name}: {peer} / {own}"
+            yield make_finding(name, "", reported, (arms[peer], arms[own]), partial(_ratio, line))
 
 
-def _figure(figure: Figure, block: Block) -> float:
-    value = figure.of(Facts.of_block(block))
+def _figure(line: ReportLine, block: Block) -> float:
+    value = line.of(LoadResult.of_block(block))
     assert value is not None
     return value
 
 
-def _ratio(figure: Figure, group: tuple[Block, ...]) -> float:
-    return _figure(figure, group[0]) / _figure(figure, group[1])
+def _ratio(line: ReportLine, group: tuple[Block, ...]) -> float:
+    return _figure(line, group[0]) / _figure(line, group[1])
 
 
 def failure_remark(rotation: int, server: str, error: Exception) -> Remark:
     """Why a peer was left out. Raises the error when it is Baton's: there would be nothing to compare with."""
     if is_baton(server):
         raise error
-    words = " ".join(str(error).split())[-LAST_WORDS_CHARS:]
+    words = " ".join(str(error).split())[-ERROR_TAIL_CHARS:]
     return Remark(f"{server} was left out of rotation {rotation + 1}", words)
 
 
-def run(options: Options, console: Console) -> tuple[list[Finding], list[Remark]]:
+def run(options: PeerComparisonOptions, console: Console) -> tuple[list[Finding], list[Remark]]:
     """Measures all servers, in turns. Raises `RuntimeError` and `OSError` when Baton fails."""
     with tempfile.TemporaryDirectory(prefix="baton-peers-") as directory:
-        turns: Mapping[str, Turn] = {
-            server.name: partial(turn, server, options.seed, Path(directory), console)
+        turns: Mapping[str, ExclusiveArms] = {
+            server.name: partial(server_arms, server, options.seed, Path(directory), console)
             for server in _servers(options, Path(directory), console)
         }
         remarks = [command_remark("bench.peers.compare")]
         probe = MemcpyProbe()
-        blocks = rotate_turns(
+        blocks = rotate_exclusive(
             turns,
             lambda _: probe(),
             num_rotations=options.rotations,
             seed=options.seed,
             console=console,
             on_failure=lambda *failure: remarks.append(failure_remark(*failure)),
-            on_rotation=Record(options.result, "peers", options.rotations, findings_of, remarks).keep,
+            on_rotation=ResultFile(options.result, "peers", options.rotations, findings_of, remarks).write,
         )
     return findings_of(blocks), remarks
 
 
-def parse(arguments: Sequence[str] | None = None) -> Options:
+def parse(arguments: Sequence[str] | None = None) -> PeerComparisonOptions:
     """From the command line."""
     known = [name for name, shape in SHAPES.items() if shape.family == "qwen2"]  # what make_gguf.py has names for
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="of bench/peers/install.sh")
-    parser.add_argument("--model-dir", type=Path, help="a model of `bench.random_models`; default: one is made")
+    parser.add_argument("--model-dir", type=Path, help="a model of `bench.harness.random_models`; default: one is made")
     parser.add_argument("--shape", default="qwen2.5-0.5b", choices=known)
     parser.add_argument("--peers", nargs="*", default=["vllm", "llama"], choices=("vllm", "llama"))
     parser.add_argument("--dtype", help="of vLLM; default: bfloat16 where this CPU multiplies it, else float32")
@@ -169,7 +184,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--result", type=Path)
     flags: dict[str, Any] = vars(parser.parse_args(arguments))
     lists = {name: tuple(dict.fromkeys(flags[name])) for name in ("peers", "baton_threads", "cores")}
-    return Options(**{**flags, **lists})
+    return PeerComparisonOptions(**{**flags, **lists})
 
 
 def main() -> None:
@@ -178,15 +193,15 @@ def main() -> None:
     findings, remarks = run(options, Console(stderr=True))
     console = Console()
     for remark in remarks:
-        console.print(f"{remark.name}: {remark.words}", markup=False, highlight=False)
+        console.print(f"{remark.name}: {remark.text}", markup=False, highlight=False)
     console.print(table_of(findings))
 
 
-def _servers(options: Options, directory: Path, console: Console) -> list[Server]:
+def _servers(options: PeerComparisonOptions, directory: Path, console: Console) -> list[PeerServer]:
     model = options.model_dir or directory / options.shape
     if not (model / "config.json").is_file():
         with console.status(f"making a random {options.shape}"):
-            subprocess.run([sys.executable, "-m", "bench.random_models", options.shape, str(model)], check=True)
+            subprocess.run([sys.executable, "-m", "bench.harness.random_models", options.shape, str(model)], check=True)
     cores = options.cores
     ports = iter(free_ports(len(options.baton_threads) + len(options.peers)))
     servers = [
@@ -206,7 +221,7 @@ def _servers(options: Options, directory: Path, console: Console) -> list[Server
 
 def _fast_dtype() -> str:
     # Imported here: it brings torch, which nothing else of this process needs.
-    from baton.model.config import has_bfloat16_arithmetic
+    from baton.model.cpu import has_bfloat16_arithmetic
 
     return "bfloat16" if has_bfloat16_arithmetic() else "float32"
 

@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from bench.peers.servers import Server
-from bench.rotations import Block
-from services.cli.bench.records import RequestRow
-from services.cli.bench.run_file import load
+from bench.harness.rotations import Block
+from bench.peers.servers import PeerServer
+from services.cli.bench.results.records import RequestRow
+from services.cli.bench.results.run_file import load
 
-LAST_WORDS_CHARS = 400
+ERROR_TAIL_CHARS = 400
 WARM_UP_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PeerLoad:
     """Flags of `baton bench serve`."""
 
     name: str
@@ -38,19 +38,19 @@ class Load:
         return ("--num-prompts", str(self.num_prompts), *lengths, "--max-concurrency", str(self.max_concurrency))
 
     @property
-    def warm_up(self) -> Load:
+    def warm_up(self) -> PeerLoad:
         """The same shape once, with short answers."""
         short = min(self.num_output_tokens, WARM_UP_TOKENS)
         return replace(self, num_prompts=self.max_concurrency, num_output_tokens=short)
 
 
-LONG_PROMPT = Load("long prompt", 3, 200, 2, 1)
-ONE_STREAM = Load("one stream", 2, 16, 48, 1)
-EIGHT_STREAMS = Load("eight streams", 8, 8, 96, 8)
+LONG_PROMPT = PeerLoad("long prompt", 3, 200, 2, 1)
+ONE_STREAM = PeerLoad("one stream", 2, 16, 48, 1)
+EIGHT_STREAMS = PeerLoad("eight streams", 8, 8, 96, 8)
 LOADS = (LONG_PROMPT, ONE_STREAM, EIGHT_STREAMS)
 
 
-class Outcome(NamedTuple):
+class RequestResult(NamedTuple):
     """One request: seconds to its first token and per token after it, and tokens; a prompt not counted has 0."""
 
     ttft_s: float
@@ -60,12 +60,12 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """One run of a load. `together`: tokens/s while all of its requests had a token and none its last; 0 for never."""
+class LoadResult:
+    """One run of a load. `concurrent_rate`: tokens/s while all requests were decoding; 0 if they never were."""
 
     wall_s: float
-    together: float
-    outcomes: tuple[Outcome, ...]
+    concurrent_rate: float
+    outcomes: tuple[RequestResult, ...]
 
     @classmethod
     def of_rows(cls, rows: Sequence[RequestRow], num_words: int) -> Self:
@@ -73,29 +73,32 @@ class Facts:
         if failed := [row.failure for row in rows if row.failure is not None]:
             raise RuntimeError(f"{len(failed)} of {len(rows)} requests failed: {failed[0]}")
         outcomes = (
-            Outcome(row.ttft_s, row.tpot_s or 0.0, _counted(row, num_words), row.num_output_tokens) for row in rows
+            RequestResult(row.ttft_s, row.tpot_s or 0.0, _num_prompt_tokens(row, num_words), row.num_output_tokens)
+            for row in rows
         )
-        return cls(max(row.sent_s + row.ended_s for row in rows), _together(rows), tuple(outcomes))
+        return cls(max(row.sent_s + row.ended_s for row in rows), _concurrent_rate(rows), tuple(outcomes))
 
     @classmethod
     def of_block(cls, block: Block) -> Self:
         """What `values` was."""
-        wall_s, together, *flat = block.values
-        width = len(Outcome._fields)
-        return cls(wall_s, together, tuple(Outcome(*flat[at : at + width]) for at in range(0, len(flat), width)))
+        wall_s, concurrent_rate, *flat = block.values
+        width = len(RequestResult._fields)
+        return cls(
+            wall_s, concurrent_rate, tuple(RequestResult(*flat[at : at + width]) for at in range(0, len(flat), width))
+        )
 
     @property
     def values(self) -> list[float]:
         """For a block: the two of the run, then every outcome, flat."""
-        return [self.wall_s, self.together, *(value for outcome in self.outcomes for value in outcome)]
+        return [self.wall_s, self.concurrent_rate, *(value for outcome in self.outcomes for value in outcome)]
 
 
-def _counted(row: RequestRow, num_words: int) -> int:
+def _num_prompt_tokens(row: RequestRow, num_words: int) -> int:
     """The server's count of the prompt. Where it gave none the row has the words, and a chat has more tokens."""
     return row.num_prompt_tokens if row.num_prompt_tokens > num_words else 0
 
 
-def _together(rows: Sequence[RequestRow]) -> float:
+def _concurrent_rate(rows: Sequence[RequestRow]) -> float:
     began_s = max(row.sent_s + row.ttft_s for row in rows)
     ended_s = min(row.sent_s + row.ended_s for row in rows)
     if ended_s <= began_s:
@@ -105,7 +108,7 @@ def _together(rows: Sequence[RequestRow]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ReportLine:
     """A line of the report for every server; None where a server did not tell, or never got there.
 
     `compared`: as a peer's over Baton's. These are times, so that a ratio over 1 is Baton's gain.
@@ -113,52 +116,54 @@ class Figure:
 
     name: str
     unit: str
-    load: Load
-    of: Callable[[Facts], float | None]
+    load: PeerLoad
+    of: Callable[[LoadResult], float | None]
     compared: bool = False
 
 
-def _ttft_ms(facts: Facts) -> float:
+def _ttft_ms(facts: LoadResult) -> float:
     return 1e3 * statistics.median(outcome.ttft_s for outcome in facts.outcomes)
 
 
-def _prompt_tokens(facts: Facts) -> float | None:
+def _prompt_tokens(facts: LoadResult) -> float | None:
     return statistics.median(outcome.num_prompt_tokens for outcome in facts.outcomes) or None
 
 
-def _prefill(facts: Facts) -> float | None:
+def _prefill(facts: LoadResult) -> float | None:
     return statistics.median(outcome.num_prompt_tokens / outcome.ttft_s for outcome in facts.outcomes) or None
 
 
-def _tpot_ms(facts: Facts) -> float:
+def _tpot_ms(facts: LoadResult) -> float:
     return 1e3 * statistics.median(outcome.tpot_s for outcome in facts.outcomes)
 
 
-def _decode(facts: Facts) -> float:
+def _decode(facts: LoadResult) -> float:
     return 1e3 / _tpot_ms(facts)
 
 
-def _together_ms(facts: Facts) -> float | None:
-    return 1e3 / facts.together if facts.together else None
+def _concurrent_ms(facts: LoadResult) -> float | None:
+    return 1e3 / facts.concurrent_rate if facts.concurrent_rate else None
 
 
-def _token_of_all_ms(facts: Facts) -> float:
+def _ms_a_token_of_all(facts: LoadResult) -> float:
     return 1e3 * facts.wall_s / sum(outcome.num_output_tokens for outcome in facts.outcomes)
 
 
-FIGURES = (
-    Figure("input tokens of the long prompt", "tokens", LONG_PROMPT, _prompt_tokens),
-    Figure("first token of a long prompt", "ms", LONG_PROMPT, _ttft_ms, compared=True),
-    Figure("prefill", "tokens/s", LONG_PROMPT, _prefill),
-    Figure("one stream", "ms a token", ONE_STREAM, _tpot_ms, compared=True),
-    Figure("decode, one stream", "tokens/s", ONE_STREAM, _decode),
-    Figure("eight streams at once", "ms a token of all", EIGHT_STREAMS, _together_ms, compared=True),
-    Figure("decode, eight streams at once", "tokens/s", EIGHT_STREAMS, lambda facts: facts.together or None),
-    Figure("eight streams, prompts included", "ms a token of all", EIGHT_STREAMS, _token_of_all_ms, compared=True),
+REPORT_LINES = (
+    ReportLine("input tokens of the long prompt", "tokens", LONG_PROMPT, _prompt_tokens),
+    ReportLine("first token of a long prompt", "ms", LONG_PROMPT, _ttft_ms, compared=True),
+    ReportLine("prefill", "tokens/s", LONG_PROMPT, _prefill),
+    ReportLine("one stream", "ms a token", ONE_STREAM, _tpot_ms, compared=True),
+    ReportLine("decode, one stream", "tokens/s", ONE_STREAM, _decode),
+    ReportLine("eight streams at once", "ms a token of all", EIGHT_STREAMS, _concurrent_ms, compared=True),
+    ReportLine("decode, eight streams at once", "tokens/s", EIGHT_STREAMS, lambda facts: facts.concurrent_rate or None),
+    ReportLine(
+        "eight streams, prompts included", "ms a token of all", EIGHT_STREAMS, _ms_a_token_of_all, compared=True
+    ),
 )
 
 
-def measure(server: Server, load_: Load, seed: int, directory: Path) -> list[float]:
+def measure(server: PeerServer, load_: PeerLoad, seed: int, directory: Path) -> list[float]:
     """One run of `baton bench serve`, as the values of a block. Raises `RuntimeError` when it or a request failed."""
     name = f"{server.name}-{load_.name}.json".replace(" ", "-")
     asking = ("--endpoint", "chat", "--ignore-eos", "--no-continuous-usage", "--seed", str(seed))
@@ -167,5 +172,5 @@ def measure(server: Server, load_: Load, seed: int, directory: Path) -> list[flo
     command += [*asking, *load_.flags, *saving]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode != 0:
-        raise RuntimeError(f"{server.name}, {load_.name}: {ran.stderr[-LAST_WORDS_CHARS:]}")
-    return Facts.of_rows(load(directory / name).rows, load_.num_words).values
+        raise RuntimeError(f"{server.name}, {load_.name}: {ran.stderr[-ERROR_TAIL_CHARS:]}")
+    return LoadResult.of_rows(load(directory / name).rows, load_.num_words).values

@@ -1,4 +1,4 @@
-"""Writes a model of `bench.random_models` as the one file that llama.cpp reads, in bfloat16.
+"""Writes a model of `bench.harness.random_models` as the one file that llama.cpp reads, in bfloat16.
 
 Run by the interpreter of `install.sh`'s llama environment, which has `gguf` and numpy and nothing of ours:
 
@@ -36,14 +36,14 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Tensor:
+class Bf16Tensor:
     """`bits`: the bfloat16 numbers' bit patterns, in the tensor's shape."""
 
     name: str
     bits: np.ndarray
 
 
-def read_tensors(path: Path) -> Iterator[Tensor]:
+def read_tensors(path: Path) -> Iterator[Bf16Tensor]:
     """All tensors of a safetensors file. Raises `ValueError` for one that is not bfloat16."""
     with path.open("rb") as file:
         (header_bytes,) = struct.unpack("<Q", file.read(8))
@@ -55,7 +55,7 @@ def read_tensors(path: Path) -> Iterator[Tensor]:
         if entry["dtype"] != "BF16":
             raise ValueError(f"{name} is {entry['dtype']}, not BF16")
         first, end = entry["data_offsets"]
-        yield Tensor(name, data[first:end].view(np.uint16).reshape(entry["shape"]))
+        yield Bf16Tensor(name, data[first:end].view(np.uint16).reshape(entry["shape"]))
 
 
 def name_in_gguf(name: str) -> str:

@@ -18,7 +18,7 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": 
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PeerServer:
     """A command that serves OpenAI's API on `port`, ready when `ready_path` answers 200."""
 
     name: str
@@ -32,11 +32,11 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
 
-def baton(model: Path, port: int, cores: tuple[int, ...], dtype: str, threads: int = 1) -> Server:
+def baton(model: Path, port: int, cores: tuple[int, ...], dtype: str, threads: int = 1) -> PeerServer:
     """A prefill and a decode worker. With one thread each has a core; with two each computes on both of two cores."""
     flags = ("up", str(model), f"--port={port}", f"--dtype={dtype}", f"--threads={threads}")
     name = BATON if threads == 1 else f"{BATON}, {threads} threads"
-    return Server(name, _on_cores(cores, sys.executable, "-m", "services.cli.main", *flags), port, "/ready")
+    return PeerServer(name, _on_cores(cores, sys.executable, "-m", "services.cli.main", *flags), port, "/ready")
 
 
 def is_baton(server: str) -> bool:
@@ -44,16 +44,16 @@ def is_baton(server: str) -> bool:
     return server.partition(",")[0] == BATON
 
 
-def vllm(model: Path, port: int, cores: tuple[int, ...], dtype: str, venv: Path) -> Server:
+def vllm(model: Path, port: int, cores: tuple[int, ...], dtype: str, venv: Path) -> PeerServer:
     """vLLM's CPU build. Left to itself (`auto`) it keeps one of two cores idle."""
     flags = (f"--served-model-name={MODEL_NAME}", f"--dtype={dtype}", f"--max-model-len={MAX_MODEL_LEN}")
     command = (str(venv / "bin" / "vllm"), "serve", str(model), *flags, f"--port={port}", "--no-enable-prefix-caching")
     binding = ",".join(map(str, cores))
     variables = {"VLLM_CPU_OMP_THREADS_BIND": binding, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    return Server("vllm", _on_cores(cores, *command), port, "/health", {**_OFFLINE, **variables})
+    return PeerServer("vllm", _on_cores(cores, *command), port, "/health", {**_OFFLINE, **variables})
 
 
-def llama(gguf: Path, port: int, cores: tuple[int, ...], venv: Path) -> Server:
+def llama(gguf: Path, port: int, cores: tuple[int, ...], venv: Path) -> PeerServer:
     """llama-cpp-python's server, which answers one request at a time."""
     threads = str(len(cores))
     command = (
@@ -62,7 +62,7 @@ def llama(gguf: Path, port: int, cores: tuple[int, ...], venv: Path) -> Server:
         *("--n_threads", threads, "--n_threads_batch", threads, "--port", str(port)),
         *("--interrupt_requests", "false"),  # or the next request would cut off the one that runs
     )
-    return Server("llama", _on_cores(cores, *command), port, "/v1/models", {"OMP_NUM_THREADS": threads})
+    return PeerServer("llama", _on_cores(cores, *command), port, "/v1/models", {"OMP_NUM_THREADS": threads})
 
 
 def _on_cores(cores: tuple[int, ...], *command: str) -> tuple[str, ...]:

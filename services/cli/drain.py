@@ -1,6 +1,6 @@
 """`baton drain WORKER_ID`: takes a worker out of service without losing a request, and says how far it is.
 
-The worker is found in the reception book and told over gRPC; what it then does is what SIGTERM makes it do. Safe to
+The worker is found in the state store and told over gRPC; what it then does is what SIGTERM makes it do. Safe to
 repeat, and to give up waiting for: the worker goes on.
 """
 
@@ -19,12 +19,12 @@ from baton.domain.errors import BatonError, LinkBroken, WorkerLost
 from baton.domain.ids import WorkerId
 from baton.domain.worker import WorkerRecord
 from baton.rpc import codec
-from baton.rpc.client import Channels
+from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import worker_pb2, worker_pb2_grpc
 from baton.settings.base import refuse_unknown_variables
 from baton.settings.trust import read_trust
-from baton.state.base import WorkerRegistry
-from baton.state.connect import connect
+from baton.store.connect import connect
+from baton.store.store import WorkerRegistry
 from services.cli.errors import NotDrained
 from services.cli.settings import COMMANDS, DrainSettings
 
@@ -49,61 +49,61 @@ def drain(
 async def _drain(id: WorkerId, settings: DrainSettings) -> int:
     trust = read_trust(settings)
     async with contextlib.AsyncExitStack() as stack:
-        book = await connect(settings.redis_url)
-        stack.push_async_callback(book.close)
-        record = await _find(book, id)
-        if not trust.vouches(record):
-            raise LinkBroken(trust.complaint(record))
-        channels = Channels(trust)
+        store = await connect(settings.redis_url)
+        stack.push_async_callback(store.close)
+        record = await _find_worker(store, id)
+        if not trust.verify(record):
+            raise LinkBroken(trust.mismatch(record))
+        channels = ChannelPool(trust)
         stack.push_async_callback(channels.close)
         try:
             async with asyncio.timeout(settings.wait_s):
-                num_left = await _follow(channels, record)
-                await _until_gone(book, record)
+                num_left = await _report_progress(channels, record)
+                await _wait_until_withdrawn(store, record)
         except TimeoutError:
             raise NotDrained(f"{id} has not left within {settings.wait_s:g} s; it goes on draining") from None
     if num_left:
         raise NotDrained(
             f"{id} has left, but its own drain_timeout_s was over: {num_left} requests had to go elsewhere"
         )
-    _say(f"{id} has left")
+    _print_status(f"{id} has left")
     return 0
 
 
-async def _find(book: WorkerRegistry, id: WorkerId) -> WorkerRecord:
+async def _find_worker(store: WorkerRegistry, id: WorkerId) -> WorkerRecord:
     """Raises `UnknownWorker`, which names those that are there."""
-    workers = {worker.id: worker for worker in await book.workers()}
+    workers = {worker.id: worker for worker in await store.workers()}
     if id not in workers:
         raise UnknownWorker(f"no worker {id!r} is announced. There are: {', '.join(workers) or 'none'}.")
     return workers[id]
 
 
-async def _follow(channels: Channels, record: WorkerRecord) -> int:
+async def _report_progress(channels: ChannelPool, record: WorkerRecord) -> int:
     """Tells the worker and reports until its drain has ended; how many requests it had to give up."""
     num_left: int | None = None
     try:
-        async for progress in _progress(channels, record):
+        async for progress in _drain_progress(channels, record):
             if progress.num_requests != num_left:
-                _say(f"{record.id} is draining, requests left: {progress.num_requests}")
+                _print_status(f"{record.id} is draining, requests left: {progress.num_requests}")
             num_left = progress.num_requests
     except grpc.aio.AioRpcError as error:
         if num_left is None:
-            why = codec.error_of(error)
+            why = codec.error_from_rpc(error)
             raise WorkerLost(f"{record.id} cannot be reached at {record.address}: {why}") from None
     return num_left or 0
 
 
-async def _progress(channels: Channels, record: WorkerRecord) -> AsyncIterator[worker_pb2.DrainProgress]:
+async def _drain_progress(channels: ChannelPool, record: WorkerRecord) -> AsyncIterator[worker_pb2.DrainProgress]:
     stub = worker_pb2_grpc.WorkerStub(channels.get(record.address, record.incarnation))
     async for progress in stub.Drain(worker_pb2.DrainRequest(incarnation=record.incarnation)):
         yield progress
 
 
-async def _until_gone(book: WorkerRegistry, record: WorkerRecord) -> None:
-    async for _ in book.changes():
-        if all(worker.incarnation != record.incarnation for worker in await book.workers()):
+async def _wait_until_withdrawn(store: WorkerRegistry, record: WorkerRecord) -> None:
+    async for _ in store.changes():
+        if all(worker.incarnation != record.incarnation for worker in await store.workers()):
             return
 
 
-def _say(line: str) -> None:
+def _print_status(line: str) -> None:
     print(line, file=sys.stderr)

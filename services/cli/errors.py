@@ -17,7 +17,7 @@ from baton.settings.base import env_name
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 
-_MEND_BY_ERRNO = {
+_HINT_BY_ERRNO = {
     errno.EADDRINUSE: "Stop the process that holds it, or choose another port.",
     errno.EADDRNOTAVAIL: "Give an address of this machine.",
     errno.EACCES: "Choose a port or directory that this user may use.",
@@ -26,8 +26,8 @@ _MEND_BY_ERRNO = {
     errno.ENOMEM: "Lower --kv-memory-mib.",
 }
 
-Foreseen = BatonError | OSError | pydantic.ValidationError | cyclopts.CycloptsError
-FORESEEN = (BatonError, OSError, pydantic.ValidationError, cyclopts.CycloptsError)
+ExpectedError = BatonError | OSError | pydantic.ValidationError | cyclopts.CycloptsError
+EXPECTED_ERRORS = (BatonError, OSError, pydantic.ValidationError, cyclopts.CycloptsError)
 
 
 class StartFailed(BatonError):
@@ -42,7 +42,7 @@ class NotDrained(BatonError):
     code = "not_drained"
 
 
-def explain(error: Foreseen) -> tuple[str, int]:
+def explain(error: ExpectedError) -> tuple[str, int]:
     """The message for a person and the exit code. Raises `error` itself when it is a bug."""
     if isinstance(error, Broken):
         raise error
@@ -76,5 +76,5 @@ def _problems(error: pydantic.ValidationError) -> Iterator[str]:
 def _explain_os(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     what = error.strerror or str(error) or type(error).__name__
-    mend = _MEND_BY_ERRNO.get(error.errno or 0, "")
-    return f"{where}{what}. {mend}".rstrip()
+    hint = _HINT_BY_ERRNO.get(error.errno or 0, "")
+    return f"{where}{what}. {hint}".rstrip()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from services.router.api.keys import KeyRing, entry_of, new_key
+from services.router.edge.api_keys import ApiKeys, make_entry, new_key
 
 OWN_TENANT = "baton-up"
 
@@ -33,7 +33,7 @@ def key(tenant: str, /) -> int:
     holds only its digest. A tenant may have several keys; the router reads the file when it starts.
     """
     made = new_key()
-    line = entry_of(tenant, made).line()
+    line = make_entry(tenant, made).line()
     print(f"The key of {tenant}, shown only now: {made}", file=sys.stderr)
     print(f"{line}  # made {datetime.now(UTC):%Y-%m-%d}")
     return 0
@@ -49,7 +49,7 @@ def own_keys(given: Path | None) -> Iterator[OwnKeys | None]:
         yield None
         return
     own = new_key()
-    entries = [*KeyRing.read(given).entries, entry_of(OWN_TENANT, own)]
+    entries = [*ApiKeys.read(given).entries, make_entry(OWN_TENANT, own)]
     with tempfile.NamedTemporaryFile("w", prefix="baton-keys-") as file:  # made with mode 0600
         file.writelines(f"{entry.line()}\n" for entry in entries)
         file.flush()

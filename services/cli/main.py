@@ -10,7 +10,7 @@ from cyclopts import App
 
 from services.cli.bench.commands import bench_app
 from services.cli.drain import drain
-from services.cli.errors import FORESEEN, explain
+from services.cli.errors import EXPECTED_ERRORS, explain
 from services.cli.key import key
 from services.cli.serve import serve_app
 from services.cli.up import up
@@ -37,7 +37,7 @@ def run(tokens: Sequence[str]) -> int:
     """Runs one command line (without the program's name) and returns its exit code; prints errors to stderr."""
     try:
         code = build_app()(list(tokens), exit_on_error=False, print_error=False, result_action="return_value")
-    except FORESEEN as error:
+    except EXPECTED_ERRORS as error:
         message, code = explain(error)
         print(f"baton: {message}", file=sys.stderr)
     except KeyboardInterrupt:

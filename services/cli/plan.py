@@ -17,16 +17,16 @@ from baton.settings.groups import ServiceSettings
 from baton.settings.process import thread_variables
 from services.cli.key import OwnKeys
 from services.cli.settings import UpSettings
-from services.cli.supervisor import Command
+from services.cli.supervisor import ChildCommand
 
 LOCALHOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """Everything that will run. Commands are in starting order; addresses are host:port."""
 
-    commands: tuple[Command, ...]
+    commands: tuple[ChildCommand, ...]
     router_url: str
     prefill_metrics: tuple[str, ...]
     decode_metrics: tuple[str, ...]
@@ -35,16 +35,18 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedFlags:
     """What all processes of one system are given alike."""
 
     redis_url: str
     secret_file: Path
 
 
-def make_plan(settings: UpSettings, shared: Shared, cores: Sequence[int], keys: OwnKeys | None = None) -> Plan:
+def make_plan(
+    settings: UpSettings, shared: SharedFlags, cores: Sequence[int], keys: OwnKeys | None = None
+) -> LaunchPlan:
     """Workers first, the router last. `cores` are those that this process may use. Raises `OSError` for a busy port."""
-    port = _claim_port(settings.host, settings.port)
+    port = _choose_port(settings.host, settings.port)
     num_workers = settings.prefill + settings.decode
     ports = free_ports(2 * num_workers)
     shares = share_cores(cores, num_workers, settings.threads)
@@ -61,7 +63,7 @@ def make_plan(settings: UpSettings, shared: Shared, cores: Sequence[int], keys: 
     if keys is not None:
         router_flags["api_keys_file"] = str(keys.file)
     commands.append(_serve("router", "router", settings, shared, router_flags))
-    return Plan(
+    return LaunchPlan(
         commands=tuple(commands),
         router_url=f"http://{callable_host(settings.host)}:{port}",
         prefill_metrics=tuple(metrics[: settings.prefill]),
@@ -92,7 +94,7 @@ def callable_host(host: str) -> str:
     return LOCALHOST if host in {"0.0.0.0", "::", ""} else host
 
 
-def _claim_port(host: str, port: int) -> int:
+def _choose_port(host: str, port: int) -> int:
     """`port`, or a free one for 0. Raises `OSError` at once, before anything is started, when it is busy."""
     with socket.create_server((callable_host(host), 0)) if port == 0 else _listening(host, port) as probe:
         return int(probe.getsockname()[1])
@@ -123,7 +125,7 @@ def _worker_flags(settings: UpSettings, id: str, port: int, metrics_port: int, c
     }
 
 
-def _serve(service: str, name: str, settings: UpSettings, shared: Shared, flags: dict[str, str]) -> Command:
+def _serve(service: str, name: str, settings: UpSettings, shared: SharedFlags, flags: dict[str, str]) -> ChildCommand:
     common = {
         "model": settings.model,
         "redis_url": shared.redis_url,
@@ -134,4 +136,4 @@ def _serve(service: str, name: str, settings: UpSettings, shared: Shared, flags:
     assert common.keys() <= ServiceSettings.model_fields.keys()
     words = [f"--{field.replace('_', '-')}={value}" for field, value in {**common, **flags}.items()]
     arguments = (sys.executable, "-m", "services.cli.main", "serve", service, *words)
-    return Command(name, arguments, thread_variables(settings.threads))
+    return ChildCommand(name, arguments, thread_variables(settings.threads))

@@ -72,7 +72,7 @@ class UpSettings(Settings):
     """How long running requests may take to finish after Ctrl-C."""
 
     @model_validator(mode="after")
-    def _somebody_prefills(self) -> Self:
+    def _has_prefill(self) -> Self:
         if self.prefill == 0 and self.decode_token_budget == 0:
             raise ValueError("without prefill workers decode_token_budget must say how decode workers prefill")
         return self
@@ -82,7 +82,7 @@ class DrainSettings(Settings):
     """Take a worker out of service without losing a request."""
 
     redis_url: RedisUrl = "redis://127.0.0.1:6379/0"
-    """The reception book in which the worker is announced: redis://, rediss:// or unix://."""
+    """The state store in which the worker is announced: redis://, rediss:// or unix://."""
 
     wait_s: Seconds = 120.0
     """How long the worker may take to finish and exit; it goes on draining after that."""

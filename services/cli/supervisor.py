@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.settings.process import child_environment
-from baton.state import tether
+from services.cli import die_with_parent
 
 KILL_TIMEOUT_S = 5.0
 _TAIL_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ChildCommand:
     """What to run: a name for people, arguments (the program first), and variables on top of this environment."""
 
     name: str
@@ -32,7 +32,7 @@ class Command:
 class Child:
     """A process that was started; its output goes to `log`."""
 
-    def __init__(self, command: Command, log: Path, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, command: ChildCommand, log: Path, process: asyncio.subprocess.Process) -> None:
         self.command = command
         self.name = command.name
         self.log = log
@@ -75,14 +75,14 @@ class Supervisor:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*(child.stop(grace_s=0.0) for child in self.children))
 
-    async def start(self, command: Command) -> Child:
+    async def start(self, command: ChildCommand) -> Child:
         """Starts a child in a session of its own: Ctrl-C in a terminal reaches only this process, which then stops
         its children in order. Raises `OSError` when the log cannot be written or the program does not exist."""
         log = self._log_dir / f"{command.name}.log"
-        tethered = (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *command.arguments)
+        wrapped = (sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), *command.arguments)
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *tethered,
+                *wrapped,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,

@@ -2,7 +2,7 @@
 
 1. Check what can be checked first: variables, the model's files, Redis, the port.
 2. Start Redis unless one is given, then workers and router, the workers on cores of their own.
-3. Wait until the router is ready and a canary's pages have moved.
+3. Wait until the router is ready and a smoke_request's pages have moved.
 4. Serve until Ctrl-C or SIGTERM; start a process that died once more, unless that happens too often.
 5. Stop the router (it drains), decode, prefill, Redis; leave nothing behind.
 """
@@ -26,12 +26,12 @@ from baton.rpc.shutdown import shutdown_event
 from baton.settings.base import refuse_unknown_variables
 from baton.settings.model_source import resolve_model
 from baton.settings.process import usable_cores
-from baton.state.connect import connect
-from baton.state.embedded import EmbeddedRedis
-from services.cli import canary
+from baton.store.connect import connect
+from services.cli import smoke_request
 from services.cli.errors import StartFailed
 from services.cli.key import own_keys
-from services.cli.plan import Plan, Shared, make_plan
+from services.cli.local_redis import LocalRedis
+from services.cli.plan import LaunchPlan, SharedFlags, make_plan
 from services.cli.settings import COMMANDS, UpSettings
 from services.cli.supervisor import Child, Supervisor
 
@@ -40,7 +40,7 @@ SECRET_BYTES = 32
 STOP_ORDER = ("router", "decode", "prefill")
 _STOP_SLACK_S = 5.0
 _HTTP_TIMEOUT_S = 60.0
-_OBITUARY_S = 1.0
+_EXIT_REPORT_S = 1.0
 _MAX_RESTARTS = 5
 _RESTART_WINDOW_S = 60.0
 
@@ -65,83 +65,89 @@ def up(
         own_keys(chosen.api_keys_file) as keys,
         _log_dir(chosen.log_dir) as log_dir,
     ):
-        plan = make_plan(chosen, Shared(redis_url, secret_file), usable_cores(), keys)
+        plan = make_plan(chosen, SharedFlags(redis_url, secret_file), usable_cores(), keys)
         return asyncio.run(run_plan(plan, chosen, log_dir, console))
 
 
-async def run_plan(plan: Plan, settings: UpSettings, log_dir: Path, console: Console) -> int:
+async def run_plan(plan: LaunchPlan, settings: UpSettings, log_dir: Path, console: Console) -> int:
     """Starts, checks, serves and stops. Returns 0 after a signal; raises `StartFailed` otherwise."""
     with shutdown_event() as stop:
         async with Supervisor(log_dir) as supervisor:
             try:
                 for command in plan.commands:
                     await supervisor.start(command)
-                async with _task(_first_death(supervisor, stop)) as watch:
-                    await _bring_up(plan, settings, watch, console)
+                async with _task(_first_exit(supervisor, stop)) as exit_watch:
+                    await _wait_until_serving(plan, settings, exit_watch, console)
                 await _keep_running(supervisor, stop, console)
             finally:
                 await _stop(supervisor, settings, console)
     return 0
 
 
-async def _first_death(supervisor: Supervisor, stop: asyncio.Event) -> Child | None:
+async def _first_exit(supervisor: Supervisor, stop: asyncio.Event) -> Child | None:
     """The first child that ends by itself; None when a signal asks to stop before that."""
-    async with _task(stop.wait()) as asked, _task(supervisor.first_exit()) as exit_:
-        await asyncio.wait([asked, exit_], return_when=asyncio.FIRST_COMPLETED)
+    async with _task(stop.wait()) as stop_asked, _task(supervisor.first_exit()) as exit_:
+        await asyncio.wait([stop_asked, exit_], return_when=asyncio.FIRST_COMPLETED)
         return None if stop.is_set() else await exit_
 
 
 async def _keep_running(supervisor: Supervisor, stop: asyncio.Event, console: Console) -> None:
     """Returns when a signal asks to stop. Raises `StartFailed` when children die more often than restarts are worth."""
-    deaths_s: list[float] = []
-    while (dead := await _first_death(supervisor, stop)) is not None:
+    exits_s: list[float] = []
+    while (exited := await _first_exit(supervisor, stop)) is not None:
         now = time.monotonic()
-        deaths_s = [at for at in deaths_s if now - at < _RESTART_WINDOW_S] + [now]
-        if len(deaths_s) > _MAX_RESTARTS:
-            raise StartFailed(_obituary(dead))
-        console.print(_obituary(dead), "It is started again.", sep="\n", markup=False, highlight=False)
-        await supervisor.restart(dead)
+        exits_s = [at for at in exits_s if now - at < _RESTART_WINDOW_S] + [now]
+        if len(exits_s) > _MAX_RESTARTS:
+            raise StartFailed(_exit_report(exited))
+        console.print(_exit_report(exited), "It is started again.", sep="\n", markup=False, highlight=False)
+        await supervisor.restart(exited)
 
 
-def _obituary(child: Child) -> str:
+def _exit_report(child: Child) -> str:
     how = f"{child.name} ended by itself with exit code {child.process.returncode}. Its last words:"
     return f"{how}\n{child.log_tail() or '(none)'}"
 
 
-async def _bring_up(plan: Plan, settings: UpSettings, watch: asyncio.Task[Child | None], console: Console) -> None:
+async def _wait_until_serving(
+    plan: LaunchPlan, settings: UpSettings, exit_watch: asyncio.Task[Child | None], console: Console
+) -> None:
     """Returns when the system has answered or is to stop. Raises `StartFailed` when a child died or time is up."""
     split = settings.decode_token_budget == 0  # otherwise decode may have computed the first prompt itself
-    async with _task(_check(plan, split, watch, console)) as check:
-        await asyncio.wait([check, watch], timeout=settings.start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    async with _task(_smoke_test(plan, split, exit_watch, console)) as check:
+        await asyncio.wait([check, exit_watch], timeout=settings.start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if check.done() and check.exception() is not None:
             # The cause may be a process that died: its own last words say more than our failed call.
-            await asyncio.wait([watch], timeout=_OBITUARY_S)
-        if watch.done():
-            if (dead := await watch) is not None:
-                raise StartFailed(_obituary(dead))
+            await asyncio.wait([exit_watch], timeout=_EXIT_REPORT_S)
+        if exit_watch.done():
+            if (exited := await exit_watch) is not None:
+                raise StartFailed(_exit_report(exited))
             return
         if not check.done():
-            mend = "Read the logs (--log-dir keeps them), or raise --start-timeout-s."
-            raise StartFailed(f"no request was served within {settings.start_timeout_s:.0f} s. {mend}")
+            hint = "Read the logs (--log-dir keeps them), or raise --start-timeout-s."
+            raise StartFailed(f"no request was served within {settings.start_timeout_s:.0f} s. {hint}")
         await check
 
 
-async def _check(plan: Plan, split: bool, watch: asyncio.Task[Child | None], console: Console) -> None:
-    gone = asyncio.Event()
-    watch.add_done_callback(lambda _: gone.set())
+async def _smoke_test(plan: LaunchPlan, split: bool, exit_watch: asyncio.Task[Child | None], console: Console) -> None:
+    stopped = asyncio.Event()
+    exit_watch.add_done_callback(lambda _: stopped.set())
     headers = {"authorization": f"Bearer {plan.own_key}"} if plan.own_key is not None else {}
     async with httpx2.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False, headers=headers) as client:
         with console.status(f"starting {len(plan.commands)} processes"):
-            await canary.wait_until_ready(client, plan.router_url, (*plan.prefill_metrics, *plan.decode_metrics), gone)
+            await smoke_request.wait_until_ready(
+                client, plan.router_url, (*plan.prefill_metrics, *plan.decode_metrics), stopped
+            )
         with console.status("sending a first request"):
-            model = await canary.model_served(client, plan.router_url)
-            moved = await canary.sing(client, plan.router_url, model, plan.decode_metrics, must_move=split)
+            model = await smoke_request.model_served(client, plan.router_url)
+            moved = await smoke_request.send_smoke_request(
+                client, plan.router_url, model, plan.decode_metrics, must_move=split
+            )
     way = f"{moved} page bytes moved from prefill to decode" if moved else "decode computed its prompt itself"
     console.print(f"a first request was answered; {way}")
     print(_welcome(plan, model), flush=True)
 
 
-def _welcome(plan: Plan, model: str) -> str:
+def _welcome(plan: LaunchPlan, model: str) -> str:
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
     key = ' -H "Authorization: Bearer $KEY"' if plan.own_key is not None else ""
     metrics = (f"{plan.router_url}/metrics", *plan.prefill_metrics, *plan.decode_metrics)
@@ -178,9 +184,9 @@ async def _task(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
 
 @contextlib.contextmanager
 def _redis(url: str | None, console: Console) -> Iterator[str]:
-    """The given Redis, checked, or one of our own while the context lasts. Raises `StateUnavailable`."""
+    """The given Redis, checked, or one of our own while the context lasts. Raises `StoreUnavailable`."""
     if url is None:
-        with EmbeddedRedis() as redis:
+        with LocalRedis() as redis:
             yield redis.url
     else:
         with console.status("calling Redis"):
@@ -189,8 +195,8 @@ def _redis(url: str | None, console: Console) -> Iterator[str]:
 
 
 async def _check_redis(url: str) -> None:
-    book = await connect(url)
-    await book.close()
+    store = await connect(url)
+    await store.close()
 
 
 @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""The decode worker: promises room, pulls handed-off pages, validates them, and runs continuous batching."""
+"""The decode worker: reserves room, pulls handed-off pages, validates them, and runs continuous batching."""

@@ -10,32 +10,33 @@ import grpc
 from baton import __version__
 from baton.domain.ids import Incarnation, WorkerId, new_incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole
-from baton.engine.assembly import Engine, assemble
-from baton.engine.drain import DrainServicer
-from baton.engine.lifetime import Premises, serve_worker
+from baton.engine.build import Engine, build_engine
 from baton.engine.mailbox import Mailbox
-from baton.engine.presence import Presence
-from baton.engine.reception import Reception
-from baton.engine.streams import Streams
 from baton.engine.thread import EngineThread
 from baton.kv.tiers import HostTier
-from baton.rpc.client import Channels
+from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import decode_pb2_grpc, worker_pb2_grpc
-from baton.rpc.server import Entrance, RunningServer, start_server
+from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.settings.model_source import model_name
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.transfer.base import PullEvent
 from baton.transfer.factory import make_puller, usable_transports
-from services.decode.arrivals import ArrivalRules, Arrivals
+from baton.worker.drain import DrainServicer
+from baton.worker.lifecycle import WorkerContext, run_worker
+from baton.worker.registration import Registration
+from baton.worker.rejected_calls import RejectedCallLog
+from baton.worker.request_validator import EngineRequestValidator
+from baton.worker.streams import AttemptStreams
 from services.decode.commands import DecodeCommand, Pulled
-from services.decode.handoffs import Handoffs
-from services.decode.landing import LandingBook, LandingLimits
-from services.decode.links import LINK_PATIENCE_TTLS, LinkIdentity, Links
+from services.decode.handoff_client import HandoffClient
+from services.decode.import_policy import ImportPolicy, ImportRules
+from services.decode.kv_import import ImportLimits, ImportTable
+from services.decode.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
 from services.decode.loop import DecodeLoop
-from services.decode.outbox import Outbox
+from services.decode.outbox import DecodeOutbox
 from services.decode.scheduler import DecodeScheduler
-from services.decode.server import DecodeServicer, StreamEvent
+from services.decode.server import DecodeServicer, DecodeStreamEvent
 from services.decode.settings import DecodeSettings
 
 log = get_logger()
@@ -47,33 +48,36 @@ SERVER_GRACE_S = 1.0
 async def serve(settings: DecodeSettings) -> int:
     """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
     max_graph_rows = settings.max_rows if settings.cuda_graphs else 0
-    make_engine = partial(assemble, settings, settings.host_pages, max_graph_rows)
-    return await serve_worker(settings, make_engine, partial(_Worker, settings))
+    make_engine = partial(build_engine, settings, settings.host_pages, max_graph_rows)
+    return await run_worker(settings, make_engine, partial(_Worker, settings))
 
 
 class _Worker:
     """The rooms of one decode worker."""
 
-    def __init__(self, settings: DecodeSettings, engine: Engine, premises: Premises) -> None:
+    def __init__(self, settings: DecodeSettings, engine: Engine, context: WorkerContext) -> None:
         self._settings = settings
-        self._trust = premises.trust
+        self._trust = context.trust
         self._engine = engine
-        self._book = premises.book
-        self._lifetime = lifetime = premises.lifetime
-        self._stack = stack = premises.stack
+        self._store = context.store
+        self._lifecycle = lifecycle = context.lifecycle
+        self._stack = stack = context.stack
         self._id = WorkerId(settings.worker_id)
         self._incarnation: Incarnation = new_incarnation()
         self._model = model_name(settings.model)
         self._mailbox: Mailbox[DecodeCommand] = Mailbox(4 * settings.max_rows + 64)
-        self._streams: Streams[StreamEvent] = Streams(on_empty=lifetime.idle)
-        self._presence = Presence(premises.book, self._record, settings.heartbeat_interval_s, lifetime.replaced)
+        self._streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams(on_empty=lifecycle.on_idle)
+        self._registration = Registration(
+            context.store, self._record, settings.heartbeat_interval_s, lifecycle.on_replaced
+        )
         transport = usable_transports(settings.transport.value)[0]
         memory = engine.memory
-        self._puller = make_puller(transport, self._id, self._incarnation, memory, self._pulled, premises.trust)
+        self._puller = make_puller(transport, self._id, self._incarnation, memory, self._pulled, context.trust)
         stack.callback(self._puller.close)
         self._links = self._make_links()
-        self._handoffs = Handoffs(self._links, self._mailbox, settings.renew_interval_s, engine.intake)
-        self._outbox = Outbox(self._id, transport, self._streams, self._handoffs)
+        self._validator = EngineRequestValidator(engine.vocab_size, engine.max_model_len)
+        self._handoffs = HandoffClient(self._links, self._mailbox, settings.renew_interval_s, self._validator)
+        self._outbox = DecodeOutbox(self._id, transport, self._streams, self._handoffs)
         self._loop = self._make_loop()
         self._address = ""
 
@@ -82,15 +86,15 @@ class _Worker:
         settings, stack = self._settings, self._stack
         stack.callback(metrics.start_metrics_server(settings.host, settings.metrics_port).close)
         metrics.BUILD_INFO.labels(__version__, "decode", self._model).set(1)
-        thread = EngineThread(self._loop, "baton-engine", self._lifetime.crashed)
+        thread = EngineThread(self._loop, "baton-engine", self._lifecycle.on_crash)
         thread.start()
         stack.callback(thread.stop, ENGINE_STOP_S)
-        entrance = Entrance(self._incarnation, self._trust, Reception().turned)
-        server = await start_server(settings.host, settings.port, self._register, entrance)
+        auth = ServerAuth(self._incarnation, self._trust, RejectedCallLog().record)
+        server = await start_server(settings.host, settings.port, self._register, auth)
         self._address = settings.advertised(server.port)
         log.info("decode_serving", address=self._address, worker=self._id, transport=self._puller.transport)
-        await self._lifetime.live(
-            self._presence,
+        await self._lifecycle.run(
+            self._registration,
             self._links.run(),
             self._handoffs.renew_forever(),
             num_requests=self._num_requests,
@@ -98,23 +102,23 @@ class _Worker:
             close=partial(self._close, server),
         )
         self._links.close()
-        log.info("decode_stopped", exit_code=self._lifetime.exit_code)
+        log.info("decode_stopped", exit_code=self._lifecycle.exit_code)
 
     async def _close(self, server: RunningServer) -> None:
         await server.stop(SERVER_GRACE_S)
         await self._handoffs.close()
 
     def _num_requests(self) -> int:
-        """What a drain waits for: landings, rows, streams that a router follows."""
+        """What a drain waits for: imports, rows, streams that a router follows."""
         return max(self._loop.num_requests, len(self._streams))
 
     def _register(self, server: grpc.aio.Server) -> None:
         servicer = DecodeServicer(
-            self._mailbox, self._streams, self._links, self._handoffs, lambda: self._lifetime.draining,
-            self._settings.promise_deadline_s, self._engine.intake,
+            self._mailbox, self._streams, self._links, self._handoffs, lambda: self._lifecycle.draining,
+            self._settings.reservation_deadline_s, self._validator,
             (self._id, self._incarnation) if self._settings.prefills else None,
         )  # fmt: skip
-        drain = DrainServicer(self._incarnation, self._lifetime, self._num_requests)
+        drain = DrainServicer(self._incarnation, self._lifecycle, self._num_requests)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, server)
         worker_pb2_grpc.add_WorkerServicer_to_server(drain, server)
 
@@ -129,37 +133,44 @@ class _Worker:
             page_size=self._engine.geometry.page_size,
             max_model_len=self._engine.max_model_len,
             vocab_size=self._engine.vocab_size,
-            status=self._lifetime.status,
+            status=self._lifecycle.status,
             load=self._loop.load(),
             links=self._links.records(),
             prefills=self._settings.prefills,
         )
-        return replace(record, badge=self._trust.badge(record))
+        return replace(record, signature=self._trust.sign(record))
 
-    def _make_links(self) -> Links:
+    def _make_links(self) -> PrefillLinks:
         geometry = self._engine.geometry
         identity = LinkIdentity(self._id, self._incarnation, self._model, self._engine.fingerprint, geometry.page_bytes)
-        channels = Channels(self._trust)
+        channels = ChannelPool(self._trust)
         self._stack.push_async_callback(channels.close)
-        patience_s = LINK_PATIENCE_TTLS * self._settings.worker_ttl_s
-        return Links(
-            identity, self._book, channels, self._puller, self._mailbox, self._presence.changed, patience_s, self._trust
+        grace_s = LINK_GRACE_TTLS * self._settings.worker_ttl_s
+        return PrefillLinks(
+            identity,
+            self._store,
+            channels,
+            self._puller,
+            self._mailbox,
+            self._registration.announce_soon,
+            grace_s,
+            self._trust,
         )
 
     def _make_loop(self) -> DecodeLoop:
         settings, engine = self._settings, self._engine
         page_size = engine.geometry.page_size
-        limits = LandingLimits(page_size, settings.max_rows, settings.pull_window_pages, settings.pull_deadline_s)
-        landings = LandingBook(engine.cache, limits)
+        limits = ImportLimits(page_size, settings.max_rows, settings.pull_window_pages, settings.pull_deadline_s)
+        imports = ImportTable(engine.cache, limits)
         host = HostTier(settings.preemption_pages(engine.cache.pool.num_pages))
-        scheduler = DecodeScheduler(landings, host, page_size, settings.token_budget)
-        arrivals = Arrivals(engine.cache.pool, landings, scheduler, ArrivalRules(page_size, settings.digests))
+        scheduler = DecodeScheduler(imports, host, page_size, settings.token_budget)
+        import_policy = ImportPolicy(engine.cache.pool, imports, scheduler, ImportRules(page_size, settings.digests))
         return DecodeLoop(
-            engine.cache, landings, scheduler, arrivals, engine.runner, settings.max_rows,
-            emit=self._outbox.emit, submit=self._puller.submit, on_idle=self._lifetime.idle, mailbox=self._mailbox,
-            start=engine.runner.start if engine.runner.returns_early else None,
+            engine.cache, imports, scheduler, import_policy, engine.runner, settings.max_rows,
+            emit=self._outbox.emit, submit=self._puller.submit, on_idle=self._lifecycle.on_idle, mailbox=self._mailbox,
+            start=engine.runner.start if engine.runner.is_async else None,
         )  # fmt: skip
 
     def _pulled(self, event: PullEvent) -> None:
-        self._outbox.count(event)
-        self._mailbox.post(Pulled(event))
+        self._outbox.record_pull(event)
+        self._mailbox.put(Pulled(event))

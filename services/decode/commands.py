@@ -5,30 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.domain.errors import BatonError
-from baton.domain.ids import AttemptId, PageId, PageKey, PromiseId, WorkerId
+from baton.domain.ids import AttemptId, PageId, PageKey, ReservationId, WorkerId
 from baton.domain.request import EngineRequest
+from baton.engine.messages import Abort
 from baton.engine.reply import Reply
 from baton.transfer.base import PullEvent
-from services.decode.boarding import Busy, Promised, SealInfo
+from services.decode.import_types import Busy, Reserved, SealInfo
 
 
 @dataclass(frozen=True, slots=True)
-class AskPromise:
+class Reserve:
     """A router asks for room."""
 
     id: AttemptId
     num_tokens: int
     keys: tuple[PageKey, ...]
     deadline_s: float
-    reply: Reply[Promised | Busy]
+    reply: Reply[Reserved | Busy]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`Generate` came; `deadline_s` for the landing, from when the engine takes it. No `source`: the prompt is to be
+    """`Generate` came; `deadline_s` for the import, from when the engine takes it. No `source`: the prompt is to be
     computed here."""
 
-    promise_id: PromiseId
+    reservation_id: ReservationId
     request: EngineRequest
     source: WorkerId | None
     deadline_s: float
@@ -83,7 +84,7 @@ class SourceReplaced:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitAnswered:
+class CommitReplied:
     """Prefill's word on whether its pins held; None: it could not be asked."""
 
     id: AttemptId
@@ -91,30 +92,22 @@ class CommitAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
-    """Legal in every state; idempotent."""
-
-    id: AttemptId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TakePages:
-    """Room for a link's probe: pages held as draining until `GivePages`; answered None when there is none."""
+class AllocateProbePages:
+    """Room for a link's probe: pages held as draining until `FreeProbePages`; answered None when there is none."""
 
     num_pages: int
     reply: Reply[list[PageId] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class GivePages:
+class FreeProbePages:
     """The probe's pages back, after its last read."""
 
     pages: tuple[PageId, ...]
 
 
 DecodeCommand = (
-    AskPromise
+    Reserve
     | Claim
     | ChunkArrived
     | SealArrived
@@ -122,8 +115,8 @@ DecodeCommand = (
     | SourceReplaced
     | LeasesRenewed
     | Pulled
-    | CommitAnswered
+    | CommitReplied
     | Abort
-    | TakePages
-    | GivePages
+    | AllocateProbePages
+    | FreeProbePages
 )

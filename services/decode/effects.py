@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, WorkerId
 from baton.domain.request import FinishReason, OutputToken
+from baton.engine.messages import Fail
 from baton.transfer.base import Pull
-from services.decode.evidence import Proof
+from services.decode.import_proof import ProofKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,19 @@ class ConfirmCommit:
 
 @dataclass(frozen=True, slots=True)
 class AbortHandoff:
-    """The landing ended before its commit: tell the source, so that it unpins."""
+    """The import ended before its commit: tell the source, so that it unpins."""
 
     id: AttemptId
     source: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
-class ReportLanded:
-    """The landing committed, by `proof`; figures for the client's router and the metrics."""
+class ReportImported:
+    """The import committed, by `proof`; figures for the client's router and the metrics."""
 
     id: AttemptId
     source: WorkerId
-    proof: Proof
+    proof: ProofKind
     num_prompt_tokens: int
     num_cached_tokens: int
     num_bytes: int
@@ -58,7 +58,7 @@ class ReportLanded:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenIn:
+class ReportLocalPrompt:
     """A prompt that is computed here has its pages; figures for the metrics."""
 
     id: AttemptId
@@ -83,15 +83,9 @@ class Preempted:
     num_pages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The attempt ends here with a typed error."""
-
-    id: AttemptId
-    error: BatonError
-
-
-OutwardEffect = AskCommit | ConfirmCommit | AbortHandoff | ReportLanded | TakenIn | EmitTokens | Preempted | Fail
+OutwardEffect = (
+    AskCommit | ConfirmCommit | AbortHandoff | ReportImported | ReportLocalPrompt | EmitTokens | Preempted | Fail
+)
 """What is performed in the asyncio loop; reads are started by the engine thread itself."""
 
 DecodeEffect = StartPull | OutwardEffect

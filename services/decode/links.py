@@ -1,4 +1,4 @@
-"""Links: this decode worker's working connections to prefill workers. Lives in the asyncio loop.
+"""PrefillLinks: this decode worker's working connections to prefill workers. Lives in the asyncio loop.
 
 Follows the registry. A prefill worker that appears (or restarts: another incarnation) is greeted with `Hello`,
 connected to the puller and probed with real pages; only then the link is up and announced. A worker that stays away is
@@ -16,29 +16,29 @@ import grpc
 
 from baton.domain.errors import BatonError, LinkBroken
 from baton.domain.ids import Incarnation, PageId, WorkerId
-from baton.domain.roll import Roll
+from baton.domain.liveness import Liveness
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole
 from baton.engine.mailbox import Mailbox
 from baton.engine.reply import Reply
 from baton.rpc import codec
-from baton.rpc.client import Channels
+from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
 from baton.rpc.version import PROTOCOL_VERSION
-from baton.state.base import WorkerRegistry
+from baton.store.store import WorkerRegistry
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.transfer.base import SourceInfo
 from baton.transfer.probe import probe_bandwidth
 from baton.transfer.puller import ThreadedPuller
-from services.decode.commands import DecodeCommand, GivePages, SourceReplaced, TakePages
+from services.decode.commands import AllocateProbePages, DecodeCommand, FreeProbePages, SourceReplaced
 
 log = get_logger()
 
 PROBE_BYTES = 4 * 1024 * 1024
 HELLO_TIMEOUT_S = 5.0
 
-LINK_PATIENCE_TTLS = 5
+LINK_GRACE_TTLS = 5
 """By how many of its lifetimes a link outlives an announcement: nobody is sent to a worker that is gone."""
 
 
@@ -54,7 +54,7 @@ class LinkIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class PrefillLink:
     """A prefill worker that pages have really come from; `path`: how its bytes travel, as far as can be told."""
 
     record: LinkRecord
@@ -62,34 +62,34 @@ class Link:
     path: str
 
 
-class Links:
+class PrefillLinks:
     """All links of one decode worker."""
 
     def __init__(
         self,
         identity: LinkIdentity,
         registry: WorkerRegistry,
-        channels: Channels,
+        channels: ChannelPool,
         puller: ThreadedPuller,
         mailbox: Mailbox[DecodeCommand],
         on_change: Callable[[], None],
-        patience_s: float,
+        grace_s: float,
         trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:
-        """`patience_s`: how long a linked worker may go without an announcement."""
+        """`grace_s`: how long a linked worker may go without an announcement."""
         self._identity = identity
         self._registry = registry
         self._channels = channels
         self._puller = puller
         self._mailbox = mailbox
         self._on_change = on_change
-        self._roll = Roll(patience_s)
+        self._liveness = Liveness(grace_s)
         self._trust = trust
-        self._links: dict[WorkerId, Link] = {}
+        self._links: dict[WorkerId, PrefillLink] = {}
         self._failures: dict[WorkerId, str] = {}
-        self._known: dict[WorkerId, Incarnation] = {}  # whom the puller has last been connected to
+        self._connected: dict[WorkerId, Incarnation] = {}  # whom the puller has last been connected to
 
-    def get(self, id: WorkerId, incarnation: Incarnation) -> Link:
+    def get(self, id: WorkerId, incarnation: Incarnation) -> PrefillLink:
         """The link to exactly this process. Raises `LinkBroken` when there is none."""
         link = self._links.get(id)
         if link is None or link.record.prefill_incarnation != incarnation:
@@ -102,7 +102,7 @@ class Links:
         """What is announced."""
         return tuple(link.record for link in self._links.values())
 
-    def stub(self, link: Link) -> handoff_pb2_grpc.HandoffStub:
+    def stub(self, link: PrefillLink) -> handoff_pb2_grpc.HandoffStub:
         """The peer's Handoff service."""
         return handoff_pb2_grpc.HandoffStub(self._channels.get(link.address, link.record.prefill_incarnation))
 
@@ -111,21 +111,21 @@ class Links:
         async for _ in self._registry.changes():
             try:
                 workers = await self._registry.workers()
-            except BatonError:  # the book is away: what is linked stays linked
-                self._roll.no_look(asyncio.get_running_loop().time())
+            except BatonError:  # the store is away: what is linked stays linked
+                self._liveness.observe_outage(asyncio.get_running_loop().time())
                 continue
             now = asyncio.get_running_loop().time()
-            self._roll.look([worker.incarnation for worker in workers], now)
-            await self._follow([w for w in workers if w.role is WorkerRole.PREFILL], now)
+            self._liveness.observe([worker.incarnation for worker in workers], now)
+            await self._reconcile([w for w in workers if w.role is WorkerRole.PREFILL], now)
 
     def close(self) -> None:
         """Marks every link down."""
         for id in list(self._links):
             self._drop(id, "this worker leaves")
 
-    async def _follow(self, workers: list[WorkerRecord], now: float) -> None:
+    async def _reconcile(self, workers: list[WorkerRecord], now: float) -> None:
         for id, link in list(self._links.items()):
-            if self._roll.is_gone(link.record.prefill_incarnation, now):
+            if self._liveness.is_gone(link.record.prefill_incarnation, now):
                 self._drop(id, "its announcement ended")
         new = [w for w in workers if not self._is_linked(w)]
         await asyncio.gather(*(self._connect(worker) for worker in new))
@@ -138,8 +138,8 @@ class Links:
         if worker.id in self._links:
             self._drop(worker.id, "it restarted")
         try:
-            source = await self._greet(worker)
-            self._announce_replacement(source)
+            source = await self._hello(worker)
+            self._report_replaced(source)
             await asyncio.to_thread(self._puller.connect, source)
             num_bytes, seconds = await self._probe(source)
         except BatonError as error:
@@ -147,21 +147,21 @@ class Links:
             return
         bandwidth = num_bytes / seconds if seconds else 0.0
         record = LinkRecord(worker.id, source.incarnation, source.transport, bandwidth, num_bytes)
-        self._links[worker.id] = link = Link(record, worker.address, self._puller.path(worker.id))
+        self._links[worker.id] = link = PrefillLink(record, worker.address, self._puller.path(worker.id))
         self._failures.pop(worker.id, None)
         self._report_up(link)
         self._on_change()
 
-    def _announce_replacement(self, source: SourceInfo) -> None:
-        """Before the puller can read a new process's pages, landings from the old one end."""
+    def _report_replaced(self, source: SourceInfo) -> None:
+        """Before the puller can read a new process's pages, imports from the old one end."""
         id = source.worker_id
-        if self._known.setdefault(id, source.incarnation) != source.incarnation:
-            self._known[id] = source.incarnation
-            self._mailbox.post(SourceReplaced(id))
+        if self._connected.setdefault(id, source.incarnation) != source.incarnation:
+            self._connected[id] = source.incarnation
+            self._mailbox.put(SourceReplaced(id))
 
-    async def _greet(self, worker: WorkerRecord) -> SourceInfo:
-        if not self._trust.vouches(worker):
-            raise LinkBroken(self._trust.complaint(worker))
+    async def _hello(self, worker: WorkerRecord) -> SourceInfo:
+        if not self._trust.verify(worker):
+            raise LinkBroken(self._trust.mismatch(worker))
         mine = self._identity
         hello = handoff_pb2.HelloRequest(
             worker_id=mine.worker_id,
@@ -175,59 +175,59 @@ class Links:
         try:
             reply = await stub.Hello(hello, timeout=HELLO_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise codec.error_of(error) from error
-        if reply.WhichOneof("reply") != "offer":
+            raise codec.error_from_rpc(error) from error
+        if reply.WhichOneof("reply") != "source":
             raise codec.decode_failure(reply.refused)
-        return self._checked(reply.offer, worker)
+        return self._check_source(reply.source, worker)
 
-    def _checked(self, offer: handoff_pb2.LinkOffer, worker: WorkerRecord) -> SourceInfo:
-        """What the peer offers, if it is the one that was greeted. The puller checks what is about pages."""
-        if (offer.worker_id, offer.incarnation) != (worker.id, worker.incarnation):
-            raise LinkBroken(f"{worker.id} answered as another worker, {offer.worker_id[:120]!r}")
+    def _check_source(self, source: handoff_pb2.SourceInfo, worker: WorkerRecord) -> SourceInfo:
+        """What the peer exports, if it is the one that was greeted. The puller checks what is about pages."""
+        if (source.worker_id, source.incarnation) != (worker.id, worker.incarnation):
+            raise LinkBroken(f"{worker.id} answered as another worker, {source.worker_id[:120]!r}")
         return SourceInfo(
-            worker.id, worker.incarnation, worker.address, offer.transport,
-            offer.metadata, offer.base_address, offer.num_pages, offer.page_bytes,
+            worker.id, worker.incarnation, worker.address, source.transport,
+            source.metadata, source.base_address, source.num_pages, source.page_bytes,
         )  # fmt: skip
 
     async def _probe(self, source: SourceInfo) -> tuple[int, float]:
         """(bytes, seconds) of a pull of real pages into pages taken from the pool for it."""
         num_pages = max(1, min(source.num_pages, PROBE_BYTES // self._identity.page_bytes))
-        pages = await self._take_pages(num_pages)
+        pages = await self._allocate_probe_pages(num_pages)
         return await asyncio.to_thread(
             probe_bandwidth, self._puller, source, pages, len(pages),
-            on_pages_free=lambda: self._give_pages(pages),
+            on_pages_free=lambda: self._free_probe_pages(pages),
         )  # fmt: skip
 
-    async def _take_pages(self, num_pages: int) -> list[PageId]:
+    async def _allocate_probe_pages(self, num_pages: int) -> list[PageId]:
         while num_pages:
-            reply: Reply[list[PageId] | None] = Reply(on_late=self._give_pages)
-            self._mailbox.post(TakePages(num_pages, reply))
+            reply: Reply[list[PageId] | None] = Reply(on_late=self._free_probe_pages)
+            self._mailbox.put(AllocateProbePages(num_pages, reply))
             pages = await reply.wait(HELLO_TIMEOUT_S)
             if pages is not None:
                 return pages
             num_pages //= 2
         raise LinkBroken("no page is free for a probe")
 
-    def _give_pages(self, pages: list[PageId] | None) -> None:
+    def _free_probe_pages(self, pages: list[PageId] | None) -> None:
         if pages is not None:
-            self._mailbox.post(GivePages(tuple(pages)))
+            self._mailbox.put(FreeProbePages(tuple(pages)))
 
-    def _fail(self, id: WorkerId, why: str) -> None:
-        if self._failures.get(id) != why:
-            log.warning("link_failed", prefill=id, why=why)
-        self._failures[id] = why
+    def _fail(self, id: WorkerId, reason: str) -> None:
+        if self._failures.get(id) != reason:
+            log.warning("link_failed", prefill=id, reason=reason)
+        self._failures[id] = reason
         metrics.LINK_STATE.labels(id, self._identity.worker_id).set(0)
         self._puller.disconnect(id)
 
-    def _drop(self, id: WorkerId, why: str) -> None:
+    def _drop(self, id: WorkerId, reason: str) -> None:
         link = self._links.pop(id)
-        log.warning("link_down", prefill=id, why=why)
+        log.warning("link_down", prefill=id, reason=reason)
         metrics.LINK_STATE.labels(id, self._identity.worker_id).set(0)
         metrics.LINK_TRANSPORT_INFO.labels(id, self._identity.worker_id, link.path).set(0)
         self._puller.disconnect(id)
         self._on_change()
 
-    def _report_up(self, link: Link) -> None:
+    def _report_up(self, link: PrefillLink) -> None:
         record = link.record
         me, peer = self._identity.worker_id, record.prefill_id
         metrics.LINK_STATE.labels(peer, me).set(1)

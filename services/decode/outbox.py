@@ -6,26 +6,28 @@ import asyncio
 import contextlib
 
 from baton.domain.ids import WorkerId
-from baton.engine.streams import Streams
 from baton.telemetry import metrics
 from baton.transfer.base import PullEvent, PullOutcome
+from baton.worker.streams import AttemptStreams
 from services.decode.effects import (
     AbortHandoff,
     AskCommit,
     ConfirmCommit,
     OutwardEffect,
     Preempted,
-    ReportLanded,
-    TakenIn,
+    ReportImported,
+    ReportLocalPrompt,
 )
-from services.decode.handoffs import Handoffs
-from services.decode.server import StreamEvent
+from services.decode.handoff_client import HandoffClient
+from services.decode.server import DecodeStreamEvent
 
 
-class Outbox:
+class DecodeOutbox:
     """One hop into the asyncio loop a turn; what is for a router goes to its stream, what is for prefill to it."""
 
-    def __init__(self, worker_id: WorkerId, transport: str, streams: Streams[StreamEvent], handoffs: Handoffs) -> None:
+    def __init__(
+        self, worker_id: WorkerId, transport: str, streams: AttemptStreams[DecodeStreamEvent], handoffs: HandoffClient
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._worker_id = worker_id
         self._transport = transport
@@ -37,7 +39,7 @@ class Outbox:
         with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
             self._loop.call_soon_threadsafe(self._perform, effects)
 
-    def count(self, event: PullEvent) -> None:
+    def record_pull(self, event: PullEvent) -> None:
         """From the transfer thread: what has moved."""
         if event.outcome is PullOutcome.LATE:
             return
@@ -50,16 +52,16 @@ class Outbox:
         for effect in effects:
             match effect:
                 case AskCommit(id):
-                    self._handoffs.commit(id, answer=True)
+                    self._handoffs.commit(id, wants_reply=True)
                 case ConfirmCommit(id):
-                    self._handoffs.commit(id, answer=False)
+                    self._handoffs.commit(id, wants_reply=False)
                 case AbortHandoff(id):
                     self._handoffs.abort(id)
-                case ReportLanded():
+                case ReportImported():
                     exposed = metrics.TRANSFER_EXPOSED_SECONDS.labels(self._link(effect.source), self._transport)
                     exposed.observe(effect.exposed_s)
                     self._streams.deliver(effect.id, effect)
-                case Preempted() | TakenIn():
+                case Preempted() | ReportLocalPrompt():
                     pass
                 case _:
                     self._streams.deliver(effect.id, effect)

@@ -2,11 +2,11 @@
 
 A row's life here, queue by queue:
 
-1. *landed*: `add` takes a validated landing with its pages; room for it was promised, so it boards in the next step.
+1. *imported*: `add` takes a validated import with its pages. Its room was reserved, so it joins the next step.
    *local*: `add_prompt` takes a prompt that nobody prefilled. What the rows leave of a step's token budget goes to the
    oldest of these, in chunks; the last chunk brings the first token, and the row runs.
 2. *running*: every step computes one token for every row. A row that crosses a page edge takes a page first. When none
-   is left that is not promised, the newest row is *preempted*: its pages go to host memory and are given up.
+   is left that is not reserved, the newest row is *preempted*: its pages go to host memory and are given up.
 3. *preempted*: comes back, oldest first and before anything that landed later, as soon as its pages fit with one to
    spare for every running row. When host memory is full too, the row is sent back to the door instead, with a typed
    error: nothing is ever computed again in silence.
@@ -27,16 +27,17 @@ from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest, OutputToken, SampledToken, banned_tokens, finish_reason
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, StepOutput
 from baton.engine.chunking import cut
-from baton.kv.table import PageTable
+from baton.engine.messages import Fail
+from baton.kv.page_table import PageTable
 from baton.kv.tiers import HostTier
-from services.decode.boarding import Boarding, LocalPrompt
-from services.decode.effects import DecodeEffect, EmitTokens, Fail, Preempted
-from services.decode.landing import LandingBook
+from services.decode.effects import DecodeEffect, EmitTokens, Preempted
+from services.decode.import_types import ImportedPrompt, LocalPrompt
+from services.decode.kv_import import ImportTable
 
 
 @dataclass(slots=True)
 class _Row:
-    number: int  # order of arrival
+    arrival_number: int  # order of arrival
     request: EngineRequest
     table: PageTable
     tokens: list[int]
@@ -48,26 +49,26 @@ class _Row:
         return len(self.tokens) - self.request.num_prompt_tokens
 
 
-def _number(row: _Row) -> int:
-    return row.number
+def _arrival_number(row: _Row) -> int:
+    return row.arrival_number
 
 
 class DecodeScheduler:
     """Queues *landed | local -> running <-> preempted* over one page pool and one host tier."""
 
-    def __init__(self, landings: LandingBook, host: HostTier, page_size: int, token_budget: int = 0) -> None:
+    def __init__(self, imports: ImportTable, host: HostTier, page_size: int, token_budget: int = 0) -> None:
         """`token_budget`: how many tokens a step may extend, rows and local chunks together. Local prompts get a page
         a step at least."""
-        self._landings = landings
+        self._imports = imports
         self._token_budget = token_budget
         self._local: deque[_Row] = deque()
         self._host = host
         self._page_size = page_size
-        self._landed: deque[_Row] = deque()
+        self._imported: deque[_Row] = deque()
         self._running: list[_Row] = []  # oldest first
         self._preempted: list[_Row] = []  # oldest first
         self._pending: list[DecodeEffect] = []
-        self._numbers = itertools.count()
+        self._arrival_numbers = itertools.count()
 
     @property
     def num_rows(self) -> int:
@@ -96,16 +97,18 @@ class DecodeScheduler:
         """Every request here."""
         return (row.request.id for queue in self._queues for row in queue)
 
-    def add(self, boarding: Boarding) -> None:
-        """Takes a validated landing over: its prompt's KV is in place, its first token is chosen and sent."""
-        request = boarding.request
-        tokens = [*request.tokens, boarding.first_token.token]
-        self._landed.append(_Row(next(self._numbers), request, boarding.table, tokens, len(request.tokens)))
+    def add(self, imported: ImportedPrompt) -> None:
+        """Takes a validated import over: its prompt's KV is in place, its first token is chosen and sent."""
+        request = imported.request
+        tokens = [*request.tokens, imported.first_token.token]
+        self._imported.append(_Row(next(self._arrival_numbers), request, imported.table, tokens, len(request.tokens)))
 
     def add_prompt(self, prompt: LocalPrompt) -> None:
         """Takes a prompt whose pages are all there, `prefix_len` of its tokens' filled."""
         request = prompt.request
-        self._local.append(_Row(next(self._numbers), request, prompt.table, [*request.tokens], prompt.prefix_len))
+        self._local.append(
+            _Row(next(self._arrival_numbers), request, prompt.table, [*request.tokens], prompt.prefix_len)
+        )
 
     def abort(self, id: AttemptId) -> bool:
         """Takes the row out, in whatever queue, and gives its pages back. Idempotent; False when it was not here."""
@@ -121,28 +124,28 @@ class DecodeScheduler:
         """One step: board, grow (preempting if need be), everyone steps, and local chunks fill what is left."""
         copies: list[HostCopy] = []
         self._resume(copies)
-        for row in self._landed:
-            bisect.insort(self._running, row, key=_number)
-        self._landed.clear()
+        for row in self._imported:
+            bisect.insort(self._running, row, key=_arrival_number)
+        self._imported.clear()
         self._grow(copies)
         rows = [self._batch_row(row) for row in self._running]
-        self._fill(rows)
+        self._add_local_chunks(rows)
         return Batch(tuple(rows), tuple(copies)) if rows or copies else None
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[DecodeEffect]:
         """Books a finished step: one token a row, emitted in order, and what was computed of local prompts."""
         by_id = {row.request.id: row for queue in (self._running, self._local) for row in queue}
-        effects = self.take_pending()
+        effects = self.take_pending_effects()
         for batch_row, sampled in zip(batch.rows, output.sampled, strict=True):
             row = by_id.get(batch_row.id)
             if row is None:  # aborted while the step ran
                 continue
-            self._fill_row(row, batch_row.start + len(batch_row.tokens))
+            self._advance_row(row, batch_row.start + len(batch_row.tokens))
             if sampled is not None:
-                effects.append(self._book(row, sampled))
+                effects.append(self._append_token(row, sampled))
         return effects
 
-    def take_pending(self) -> list[DecodeEffect]:
+    def take_pending_effects(self) -> list[DecodeEffect]:
         """Effects of decisions that `schedule` made: preemptions, rows sent back."""
         pending, self._pending = self._pending, []
         return pending
@@ -153,37 +156,37 @@ class DecodeScheduler:
 
     @property
     def _queues(self) -> tuple[deque[_Row] | list[_Row], ...]:
-        return self._landed, self._local, self._running, self._preempted
+        return self._imported, self._local, self._running, self._preempted
 
     def _resume(self, copies: list[HostCopy]) -> None:
         while self._preempted:
             row = self._preempted[0]
             num_missing = row.table.num_missing(len(row.tokens))
-            if self._running and num_missing + len(self._running) > self._landings.num_promisable:
+            if self._running and num_missing + len(self._running) > self._imports.num_reservable_pages:
                 return
-            if num_missing > self._landings.num_promisable or not row.table.extend(len(row.tokens)):
+            if num_missing > self._imports.num_reservable_pages or not row.table.extend(len(row.tokens)):
                 return
             copies.append(HostCopy(tuple(row.table.pages[: len(row.host_slots)]), row.host_slots, to_host=False))
-            self._host.give(row.host_slots)
+            self._host.free(row.host_slots)
             row.host_slots = ()
-            bisect.insort(self._running, self._preempted.pop(0), key=_number)
+            bisect.insort(self._running, self._preempted.pop(0), key=_arrival_number)
 
     def _grow(self, copies: list[HostCopy]) -> None:
         for row in list(self._running):
-            while row in self._running and not self._take_page(row):
+            while row in self._running and not self._ensure_page(row):
                 self._preempt(self._running[-1], copies)
 
-    def _take_page(self, row: _Row) -> bool:
+    def _ensure_page(self, row: _Row) -> bool:
         num_missing = row.table.num_missing(len(row.tokens))
         if num_missing == 0:
             return True
-        return num_missing <= self._landings.num_promisable and row.table.extend(len(row.tokens))
+        return num_missing <= self._imports.num_reservable_pages and row.table.extend(len(row.tokens))
 
     def _preempt(self, row: _Row, copies: list[HostCopy]) -> None:
         """Moves a row's filled pages to the host tier, or sends it back when that is full."""
         self._running.remove(row)
         pages = row.table.pages[: -(-row.num_filled // self._page_size)]
-        slots = self._host.take(len(pages))
+        slots = self._host.allocate(len(pages))
         if slots is None:
             self._release(row)
             self._pending.append(Fail(row.request.id, SentBack(f"{row.request.id}: no page and no host memory left")))
@@ -191,10 +194,10 @@ class DecodeScheduler:
         copies.append(HostCopy(tuple(pages), slots, to_host=True))
         row.host_slots = slots
         row.table.release()
-        bisect.insort(self._preempted, row, key=_number)
+        bisect.insort(self._preempted, row, key=_arrival_number)
         self._pending.append(Preempted(row.request.id, len(pages)))
 
-    def _fill(self, rows: list[Row]) -> None:
+    def _add_local_chunks(self, rows: list[Row]) -> None:
         budget = max(self._page_size, self._token_budget - len(rows))
         for row in self._local:
             num_tokens = cut(row.num_filled, len(row.tokens), budget, self._page_size)
@@ -211,16 +214,16 @@ class DecodeScheduler:
             spec = SampleSpec(request.sampling, row.tokens, request.num_prompt_tokens, banned)
         return Row(request.id, row.tokens[start:end], start, row.table.pages, spec)
 
-    def _fill_row(self, row: _Row, num_filled: int) -> None:
+    def _advance_row(self, row: _Row, num_filled: int) -> None:
         crosses_edge = num_filled // self._page_size > row.num_filled // self._page_size
         row.num_filled = num_filled
         if crosses_edge:
-            row.table.settle(row.tokens, num_filled)
+            row.table.cache_full_pages(row.tokens, num_filled)
 
-    def _book(self, row: _Row, sampled: SampledToken) -> EmitTokens:
+    def _append_token(self, row: _Row, sampled: SampledToken) -> EmitTokens:
         if row in self._local:
             self._local.remove(row)
-            bisect.insort(self._running, row, key=_number)
+            bisect.insort(self._running, row, key=_arrival_number)
         token = OutputToken(row.num_output_tokens, sampled.token, sampled.logprobs)
         row.tokens.append(sampled.token)
         finish = finish_reason(row.request.stop, sampled.token, row.num_output_tokens)
@@ -232,5 +235,5 @@ class DecodeScheduler:
     def _release(self, row: _Row) -> None:
         row.table.release()
         if row.host_slots:
-            self._host.give(row.host_slots)
+            self._host.free(row.host_slots)
             row.host_slots = ()

@@ -1,6 +1,6 @@
 """The decode worker's gRPC surface: `Promise`, `Generate`, `Abort` for routers. Translates messages; decides nothing.
 
-Lives in the asyncio loop; speaks to the engine through its mailbox and hears from it through `Streams`.
+Lives in the asyncio loop; speaks to the engine through its mailbox and hears from it through `AttemptStreams`.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from dataclasses import replace
 import grpc
 
 from baton.domain.errors import BatonError, DeadlineExceeded, Draining, InvalidRequest, Overloaded
-from baton.domain.ids import AttemptId, Incarnation, PageKey, PromiseId, WorkerId
-from baton.engine.intake import MAX_NAME_CHARS, Intake, read_duration, read_id
+from baton.domain.ids import AttemptId, Incarnation, PageKey, ReservationId, WorkerId
 from baton.engine.mailbox import Mailbox
+from baton.engine.messages import Abort, Fail
 from baton.engine.reply import Reply
-from baton.engine.streams import Streams
 from baton.kv.keys import KEY_BYTES
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc
-from services.decode.boarding import Busy, Promised
-from services.decode.commands import Abort, AskPromise, Claim, DecodeCommand
-from services.decode.effects import EmitTokens, Fail, ReportLanded
-from services.decode.handoffs import Handoffs
-from services.decode.links import Links
+from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
+from baton.worker.streams import AttemptStreams
+from services.decode.commands import Claim, DecodeCommand, Reserve
+from services.decode.effects import EmitTokens, ReportImported
+from services.decode.handoff_client import HandoffClient
+from services.decode.import_types import Busy, Reserved
+from services.decode.links import PrefillLinks
 
-StreamEvent = ReportLanded | EmitTokens | Fail
+DecodeStreamEvent = ReportImported | EmitTokens | Fail
 EVENT_TIMEOUT_S = 600.0
 """Longest silence of a running row: preempted rows wait their turn, but not for ever."""
 ENGINE_TIMEOUT_S = 30.0
@@ -39,32 +40,32 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     def __init__(
         self,
         mailbox: Mailbox[DecodeCommand],
-        streams: Streams[StreamEvent],
-        links: Links,
-        handoffs: Handoffs,
+        streams: AttemptStreams[DecodeStreamEvent],
+        links: PrefillLinks,
+        handoffs: HandoffClient,
         is_draining: Callable[[], bool],
-        max_promise_s: float,
-        intake: Intake,
-        itself: tuple[WorkerId, Incarnation] | None = None,
+        max_reservation_s: float,
+        validator: EngineRequestValidator,
+        local_source: tuple[WorkerId, Incarnation] | None = None,
     ) -> None:
-        """`itself`: what this worker is called when a prompt is to be computed here; None: it computes none."""
+        """`local_source`: what this worker is called when a prompt is to be computed here; None: it computes none."""
         self._mailbox = mailbox
         self._streams = streams
         self._links = links
         self._handoffs = handoffs
         self._is_draining = is_draining
-        self._max_promise_s = max_promise_s
-        self._intake = intake
-        self._itself = itself
+        self._max_reservation_s = max_reservation_s
+        self._validator = validator
+        self._local_source = local_source
 
-    async def Promise(
-        self, request: decode_pb2.PromiseRequest, context: grpc.aio.ServicerContext[object, object]
-    ) -> decode_pb2.PromiseReply:
+    async def Reserve(
+        self, request: decode_pb2.ReserveRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> decode_pb2.ReserveReply:
         """See decode.proto."""
         try:
-            return _encode_promise(await self._promise(request))
+            return _encode_reservation(await self._reserve(request))
         except BatonError as error:
-            return decode_pb2.PromiseReply(refused=codec.encode_failure(error))
+            return decode_pb2.ReserveReply(refused=codec.encode_failure(error))
 
     async def Generate(
         self, request: decode_pb2.GenerateRequest, context: grpc.aio.ServicerContext[object, object]
@@ -72,7 +73,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         """See decode.proto."""
         id = codec.decode_id(request.request.id)
         try:
-            claim = self._read(request)
+            claim = self._parse(request)
             self._streams.open(id)
         except BatonError as error:
             yield _encode(Fail(id, error))
@@ -80,8 +81,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         ended = False
         watch: asyncio.Task[None] | None = None
         try:
-            watch = self._land(claim, WorkerId(request.prefill_id), Incarnation(request.prefill_incarnation))
-            async for event in self._follow(id):
+            watch = self._start_import(claim, WorkerId(request.prefill_id), Incarnation(request.prefill_incarnation))
+            async for event in self._stream_events(id):
                 ended = event.HasField("failed") or event.tokens.finish_reason != 0
                 yield event
         except BatonError as error:
@@ -92,73 +93,75 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             self._streams.close(id)
             self._handoffs.abort(id)
             if not ended:
-                self._mailbox.post(Abort(id, "the router closed the stream"))
+                self._mailbox.put(Abort(id, "the router closed the stream"))
 
     async def Abort(
         self, request: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> common_pb2.AbortReply:
         """See decode.proto."""
-        self._mailbox.post(Abort(read_id(request.id), request.reason[:MAX_NAME_CHARS]))
+        self._mailbox.put(Abort(validate_id(request.id), request.reason[:MAX_NAME_CHARS]))
         return common_pb2.AbortReply()
 
-    async def _promise(self, request: decode_pb2.PromiseRequest) -> Promised | Busy:
+    async def _reserve(self, request: decode_pb2.ReserveRequest) -> Reserved | Busy:
         if self._is_draining():
             raise Draining("this decode worker is draining", retry_after_s=1.0)
         if not request.num_tokens or any(len(key) != KEY_BYTES for key in request.page_keys):
-            raise InvalidRequest("a promise needs tokens, and page keys of 16 bytes")
-        id = read_id(request.id)
-        reply: Reply[Promised | Busy] = Reply()
+            raise InvalidRequest("a reservation needs tokens, and page keys of 16 bytes")
+        id = validate_id(request.id)
+        reply: Reply[Reserved | Busy] = Reply()
         keys = tuple(PageKey(key) for key in request.page_keys)
-        deadline_s = min(read_duration(request.deadline_s, "deadline_s"), self._max_promise_s)
-        ask = AskPromise(id, request.num_tokens, keys, deadline_s, reply)
-        if not self._mailbox.offer(ask):
+        deadline_s = min(clamp_duration(request.deadline_s, "deadline_s"), self._max_reservation_s)
+        command = Reserve(id, request.num_tokens, keys, deadline_s, reply)
+        if not self._mailbox.try_put(command):
             raise Overloaded("this decode worker's mailbox is full", retry_after_s=1.0)
         return await reply.wait(ENGINE_TIMEOUT_S)
 
-    def _read(self, request: decode_pb2.GenerateRequest) -> Claim:
-        deadline_s = read_duration(request.deadline_s, "deadline_s")
-        sequence = self._intake.sequence(request.request)
-        return Claim(PromiseId(request.promise_id), sequence, None, deadline_s)
+    def _parse(self, request: decode_pb2.GenerateRequest) -> Claim:
+        deadline_s = clamp_duration(request.deadline_s, "deadline_s")
+        sequence = self._validator.validate_sequence(request.request)
+        return Claim(ReservationId(request.reservation_id), sequence, None, deadline_s)
 
-    def _land(self, claim: Claim, source: WorkerId, incarnation: Incarnation) -> asyncio.Task[None] | None:
-        """Claims the promise and starts to follow the handoff, if there is to be one. Raises `LinkBroken`."""
-        if self._itself == (source, incarnation):
-            self._mailbox.post(claim)
+    def _start_import(self, claim: Claim, source: WorkerId, incarnation: Incarnation) -> asyncio.Task[None] | None:
+        """Claims the reservation and starts to follow the handoff, if there is to be one. Raises `LinkBroken`."""
+        if self._local_source == (source, incarnation):
+            self._mailbox.put(claim)
             return None
         link = self._links.get(source, incarnation)
-        self._mailbox.post(replace(claim, source=source))
-        return asyncio.create_task(self._handoffs.follow(claim.request.id, link))
+        self._mailbox.put(replace(claim, source=source))
+        return asyncio.create_task(self._handoffs.watch(claim.request.id, link))
 
-    async def _follow(self, id: AttemptId) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:
+    async def _stream_events(self, id: AttemptId) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:
         while True:
             try:
                 event = await self._streams.next(id, EVENT_TIMEOUT_S)
             except DeadlineExceeded as error:
-                self._mailbox.post(Abort(id, str(error)))
+                self._mailbox.put(Abort(id, str(error)))
                 event = Fail(id, error)
             yield _encode(event)
             if isinstance(event, Fail) or (isinstance(event, EmitTokens) and event.finish is not None):
                 return
 
 
-def _encode_promise(answer: Promised | Busy) -> decode_pb2.PromiseReply:
+def _encode_reservation(answer: Reserved | Busy) -> decode_pb2.ReserveReply:
     match answer:
-        case Promised(id, prefix_len):
-            return decode_pb2.PromiseReply(promised=decode_pb2.Promised(promise_id=id, decode_prefix_len=prefix_len))
+        case Reserved(id, prefix_len):
+            return decode_pb2.ReserveReply(
+                reserved=decode_pb2.Reserved(reservation_id=id, decode_prefix_len=prefix_len)
+            )
         case Busy(queued_pages):
             busy = decode_pb2.Busy(retry_after_s=BUSY_RETRY_S, queued_pages=max(0, queued_pages))
-            return decode_pb2.PromiseReply(busy=busy)
+            return decode_pb2.ReserveReply(busy=busy)
 
 
-def _encode(event: StreamEvent) -> decode_pb2.GenerateEvent:
+def _encode(event: DecodeStreamEvent) -> decode_pb2.GenerateEvent:
     match event:
         case EmitTokens(_, tokens, finish):
             encoded = [codec.encode_token(token) for token in tokens]
             message = decode_pb2.Tokens(tokens=encoded, finish_reason=codec.encode_finish(finish))
             return decode_pb2.GenerateEvent(tokens=message)
-        case ReportLanded():
+        case ReportImported():
             return decode_pb2.GenerateEvent(
-                landed=decode_pb2.Landed(
+                imported=decode_pb2.Imported(
                     num_bytes_moved=event.num_bytes,
                     num_pages_moved=event.num_pages,
                     pull_s=event.pull_s,

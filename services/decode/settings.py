@@ -28,8 +28,8 @@ class DecodeSettings(WorkerSettings):
     """Most tokens extended in one step, rows and prompts together, when this worker also prefills for itself; 0: it
     never does. Small budgets keep the gaps between tokens even, large ones compute prompts sooner."""
 
-    promise_deadline_s: Seconds = 10.0
-    """Longest that a promise of room holds unused, whatever the router asks for."""
+    reservation_deadline_s: Seconds = 10.0
+    """Longest that a reservation of room holds unused, whatever the router asks for."""
 
     renew_interval_s: Seconds = 0.5
     """How often the leases of handoffs are renewed."""
@@ -48,8 +48,8 @@ class DecodeSettings(WorkerSettings):
 
     @model_validator(mode="after")
     def _lease_outlives_renewals(self) -> Self:
-        if self.source_lease_s < 2 * self.renew_interval_s:
-            raise ValueError("source_lease_s must be at least twice renew_interval_s, or every lease would end")
+        if self.export_lease_s < 2 * self.renew_interval_s:
+            raise ValueError("export_lease_s must be at least twice renew_interval_s, or every lease would end")
         return self
 
     @model_validator(mode="after")

@@ -10,30 +10,31 @@ import grpc
 from baton import __version__
 from baton.domain.ids import Incarnation, WorkerId, new_incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole
-from baton.engine.assembly import Engine, assemble
-from baton.engine.drain import DrainServicer
-from baton.engine.lifetime import Premises, serve_worker
+from baton.engine.build import Engine, build_engine
 from baton.engine.mailbox import Mailbox
-from baton.engine.presence import Presence
-from baton.engine.reception import Reception
-from baton.engine.streams import Streams
 from baton.engine.thread import EngineThread
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
-from baton.rpc.server import Entrance, start_server
+from baton.rpc.server import ServerAuth, start_server
 from baton.settings.model_source import model_name
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.transfer.digest import digest_pages
 from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream import StreamSource
+from baton.worker.drain import DrainServicer
+from baton.worker.lifecycle import WorkerContext, run_worker
+from baton.worker.registration import Registration
+from baton.worker.rejected_calls import RejectedCallLog
+from baton.worker.request_validator import EngineRequestValidator
+from baton.worker.streams import AttemptStreams
 from services.prefill.commands import PrefillCommand
 from services.prefill.handoff_log import HandoffLog
-from services.prefill.handoff_server import HandoffServicer, LinkTerms
+from services.prefill.handoff_server import HandoffServicer, LinkConfig
+from services.prefill.kv_export import ExportTable
 from services.prefill.loop import PrefillLoop
-from services.prefill.offers import OfferBook
-from services.prefill.outbox import Outbox
+from services.prefill.outbox import PrefillOutbox
 from services.prefill.scheduler import PrefillLimits, PrefillScheduler
-from services.prefill.server import PrefillServicer, StreamEvent
+from services.prefill.server import PrefillServicer, PrefillStreamEvent
 from services.prefill.settings import PrefillSettings
 
 log = get_logger()
@@ -46,28 +47,30 @@ WATCH_TIMEOUT_S = 60.0
 
 async def serve(settings: PrefillSettings) -> int:
     """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
-    return await serve_worker(settings, lambda: assemble(settings, num_host_pages=0), partial(_Worker, settings))
+    return await run_worker(settings, lambda: build_engine(settings, num_host_pages=0), partial(_Worker, settings))
 
 
 class _Worker:
     """The rooms of one prefill worker."""
 
-    def __init__(self, settings: PrefillSettings, engine: Engine, premises: Premises) -> None:
+    def __init__(self, settings: PrefillSettings, engine: Engine, context: WorkerContext) -> None:
         self._settings = settings
-        self._trust = premises.trust
+        self._trust = context.trust
         self._engine = engine
-        self._lifetime = lifetime = premises.lifetime
-        self._stack = stack = premises.stack
+        self._lifecycle = lifecycle = context.lifecycle
+        self._stack = stack = context.stack
         self._id = WorkerId(settings.worker_id)
         self._incarnation: Incarnation = new_incarnation()
         self._model = model_name(settings.model)
         self._mailbox: Mailbox[PrefillCommand] = Mailbox(1024)
-        self._streams: Streams[StreamEvent] = Streams(on_empty=lifetime.idle)
+        self._streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams(on_empty=lifecycle.on_idle)
         self._handoffs = HandoffLog()
-        self._outbox = Outbox(self._handoffs, self._streams)
-        self._presence = Presence(premises.book, self._record, settings.heartbeat_interval_s, lifetime.replaced)
+        self._outbox = PrefillOutbox(self._handoffs, self._streams)
+        self._registration = Registration(
+            context.store, self._record, settings.heartbeat_interval_s, lifecycle.on_replaced
+        )
         names = usable_transports(settings.transport.value)
-        made_of = (self._id, self._incarnation, engine.memory, premises.trust)
+        made_of = (self._id, self._incarnation, engine.memory, context.trust)
         self._sources = {name: make_source(name, *made_of) for name in names}
         for source in self._sources.values():
             stack.callback(source.close)
@@ -79,28 +82,28 @@ class _Worker:
         settings, stack = self._settings, self._stack
         stack.callback(metrics.start_metrics_server(settings.host, settings.metrics_port).close)
         metrics.BUILD_INFO.labels(__version__, "prefill", self._model).set(1)
-        thread = EngineThread(self._loop, "baton-engine", self._lifetime.crashed)
+        thread = EngineThread(self._loop, "baton-engine", self._lifecycle.on_crash)
         thread.start()
         stack.callback(thread.stop, ENGINE_STOP_S)
-        entrance = Entrance(self._incarnation, self._trust, Reception().turned)
-        server = await start_server(settings.host, settings.port, self._register, entrance)
+        auth = ServerAuth(self._incarnation, self._trust, RejectedCallLog().record)
+        server = await start_server(settings.host, settings.port, self._register, auth)
         self._address = settings.advertised(server.port)
         log.info("prefill_serving", address=self._address, worker=self._id, transports=list(self._sources))
-        await self._lifetime.live(
-            self._presence,
+        await self._lifecycle.run(
+            self._registration,
             num_requests=self._num_requests,
             drain_timeout_s=settings.drain_timeout_s,
             close=partial(server.stop, SERVER_GRACE_S),
         )
-        log.info("prefill_stopped", exit_code=self._lifetime.exit_code)
+        log.info("prefill_stopped", exit_code=self._lifecycle.exit_code)
 
     def _num_requests(self) -> int:
-        """What a drain waits for: prompts, offers that decode has not committed, streams that a router follows."""
+        """What a drain waits for: prompts, exports that decode has not committed, streams that a router follows."""
         return max(self._loop.num_requests, len(self._streams))
 
     def _register(self, server: grpc.aio.Server) -> None:
         memory = self._engine.memory
-        terms = LinkTerms(
+        terms = LinkConfig(
             worker_id=self._id,
             incarnation=self._incarnation,
             model=self._model,
@@ -110,13 +113,14 @@ class _Worker:
             num_pages=memory.num_pages,
             page_bytes=memory.page_bytes,
             watch_timeout_s=WATCH_TIMEOUT_S,
-            granted_lease_s=None if self._settings.digests else self._settings.source_lease_s,
+            granted_lease_s=None if self._settings.digests else self._settings.export_lease_s,
         )
         streams = [source for source in self._sources.values() if isinstance(source, StreamSource)]
         read_pages = streams[0].read_pages if streams else None
         handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, read_pages)
-        prefill = PrefillServicer(self._mailbox, self._streams, lambda: self._lifetime.draining, self._engine.intake)
-        drain = DrainServicer(self._incarnation, self._lifetime, self._num_requests)
+        validator = EngineRequestValidator(self._engine.vocab_size, self._engine.max_model_len)
+        prefill = PrefillServicer(self._mailbox, self._streams, lambda: self._lifecycle.draining, validator)
+        drain = DrainServicer(self._incarnation, self._lifecycle, self._num_requests)
         worker_pb2_grpc.add_WorkerServicer_to_server(drain, server)
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
@@ -132,10 +136,10 @@ class _Worker:
             page_size=self._engine.geometry.page_size,
             max_model_len=self._engine.max_model_len,
             vocab_size=self._engine.vocab_size,
-            status=self._lifetime.status,
+            status=self._lifecycle.status,
             load=self._loop.load(),
         )
-        return replace(record, badge=self._trust.badge(record))
+        return replace(record, signature=self._trust.sign(record))
 
     def _make_loop(self) -> PrefillLoop:
         settings, engine = self._settings, self._engine
@@ -146,10 +150,10 @@ class _Worker:
             max_chunking=settings.max_chunking_requests,
             max_pinned_pages=max(1, int(settings.pin_fraction * num_pages)),
         )
-        offers = OfferBook(engine.cache.pool, settings.source_lease_s, grants_leases=not settings.digests)
-        scheduler = PrefillScheduler(engine.cache, offers, limits)
+        exports = ExportTable(engine.cache.pool, settings.export_lease_s, grants_leases=not settings.digests)
+        scheduler = PrefillScheduler(engine.cache, exports, limits)
         digest = (lambda pages: digest_pages(engine.memory, pages)) if settings.digests else None
         return PrefillLoop(
-            engine.cache, scheduler, offers, engine.runner, digest,
-            emit=self._outbox.emit, on_idle=self._lifetime.idle, mailbox=self._mailbox,
+            engine.cache, scheduler, exports, engine.runner, digest,
+            emit=self._outbox.emit, on_idle=self._lifecycle.on_idle, mailbox=self._mailbox,
         )  # fmt: skip

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import EngineRequest
+from baton.engine.messages import Abort, Fail
 from baton.engine.reply import Reply
-from services.prefill.scheduler import Fail, Progress, Seal, Unpinned
+from services.prefill.scheduler import ExportExpired, Progress, Seal
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +21,15 @@ class AddPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
-    """The attempt is over for its router. Legal in every state; idempotent."""
+class ReleaseExport:
+    """Decode gave the import up and reads no more. Legal in every state; idempotent."""
 
     id: AttemptId
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """Decode gave the landing up and reads no more. Legal in every state; idempotent."""
-
-    id: AttemptId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Renew:
+class RenewLeases:
     """Leases of a decode worker's handoffs; answered with those that have ended."""
 
     ids: tuple[AttemptId, ...]
@@ -44,18 +37,18 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitExport:
     """Decode read everything; answered with whether the pins were held all the while."""
 
     id: AttemptId
     reply: Reply[bool]
 
 
-PrefillCommand = AddPrompt | Abort | Release | Renew | Commit
+PrefillCommand = AddPrompt | Abort | ReleaseExport | RenewLeases | CommitExport
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class PublishedChunk:
     """A published chunk with its pages' digests (None when they are off)."""
 
     id: AttemptId
@@ -65,11 +58,11 @@ class Announced:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The offer is over (committed or aborted): nobody needs its announcements any more."""
+class ExportEnded:
+    """The export is over (committed or aborted): nobody needs its announcements any more."""
 
     id: AttemptId
     reason: str
 
 
-PrefillEvent = Announced | Progress | Seal | Fail | Unpinned | Ended
+PrefillEvent = PublishedChunk | Progress | Seal | Fail | ExportExpired | ExportEnded

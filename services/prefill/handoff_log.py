@@ -1,7 +1,7 @@
 """The handoff log: what has been announced of every open handoff, for decode workers to follow. Lives in the loop.
 
 A watcher may come before the prompt is here (router calls both workers at once) or after some chunks: it gets
-everything from the start, then follows. Entries go when their offer ends.
+everything from the start, then follows. Entries go when their export ends.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from baton.domain.errors import BatonError, Cancelled, DeadlineExceeded
 from baton.domain.ids import AttemptId
-from services.prefill.commands import Announced
+from services.prefill.commands import PublishedChunk
 from services.prefill.scheduler import Seal
 
-HandoffEvent = Announced | Seal | BatonError
+HandoffEvent = PublishedChunk | Seal | BatonError
 """An error is the last event of a handoff that ended without (or in spite of) a seal."""
 
 
@@ -23,7 +23,7 @@ HandoffEvent = Announced | Seal | BatonError
 class _Entry:
     events: list[HandoffEvent] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    num_followers: int = 0
+    num_watchers: int = 0
     ended: bool = False
 
     def wake(self) -> None:
@@ -44,11 +44,11 @@ class HandoffLog:
         """Announces; followers wake."""
         entry = self._entries.setdefault(id, _Entry())
         entry.events.append(event)
-        entry.ended = entry.ended or not isinstance(event, Announced)
+        entry.ended = entry.ended or not isinstance(event, PublishedChunk)
         entry.wake()
 
     def end(self, id: AttemptId, error: BatonError | None = None) -> None:
-        """The offer is over: those who still follow hear `error` (or that it was cancelled), then it is forgotten."""
+        """The export is over: those who still follow hear `error` (or that it was cancelled), then it is forgotten."""
         entry = self._entries.pop(id, None)
         if entry is None:
             return
@@ -57,10 +57,10 @@ class HandoffLog:
             entry.ended = True
         entry.wake()
 
-    async def follow(self, id: AttemptId, timeout_s: float) -> AsyncGenerator[HandoffEvent, None]:
+    async def watch(self, id: AttemptId, timeout_s: float) -> AsyncGenerator[HandoffEvent, None]:
         """All events of `id`, from the first, up to a seal or an error; `timeout_s` bounds the wait for each."""
         entry = self._entries.setdefault(id, _Entry())
-        entry.num_followers += 1
+        entry.num_watchers += 1
         num_seen = 0
         try:
             while True:
@@ -76,6 +76,6 @@ class HandoffLog:
                     yield DeadlineExceeded(f"{id}: nothing announced for {timeout_s} s")
                     return
         finally:
-            entry.num_followers -= 1
-            if not entry.events and not entry.num_followers and self._entries.get(id) is entry:
+            entry.num_watchers -= 1
+            if not entry.events and not entry.num_watchers and self._entries.get(id) is entry:
                 del self._entries[id]

@@ -1,6 +1,6 @@
 """The prefill worker's side of links and handoffs: `Hello`, `Watch`, `Commit`, `Renew`, `Abort`, `ReadPages`.
 
-Called by decode workers. Translates messages; the offers decide, in the engine thread.
+Called by decode workers. Translates messages; the exports decide, in the engine thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import grpc
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import AttemptId, Incarnation, WorkerId
 from baton.domain.request import OutputToken
-from baton.engine.intake import MAX_NAME_CHARS, read_id
 from baton.engine.mailbox import Mailbox
 from baton.engine.reply import Reply
 from baton.kv.geometry import describe_difference
@@ -24,7 +23,8 @@ from baton.rpc.version import PROTOCOL_VERSION
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.transfer.factory import choose_transport
-from services.prefill.commands import Announced, Commit, PrefillCommand, Release, Renew
+from baton.worker.request_validator import MAX_NAME_CHARS, validate_id
+from services.prefill.commands import CommitExport, PrefillCommand, PublishedChunk, ReleaseExport, RenewLeases
 from services.prefill.handoff_log import HandoffEvent, HandoffLog
 from services.prefill.scheduler import Seal
 
@@ -39,8 +39,8 @@ ReadPages = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class LinkTerms:
-    """What this worker is and offers; `transports`: name -> metadata that a puller needs, best first.
+class LinkConfig:
+    """What this worker is and exports; `transports`: name -> metadata that a puller needs, best first.
 
     `granted_lease_s`: how long a renewed lease holds whatever happens to the request; None: as long as it is wanted.
     """
@@ -61,7 +61,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
     """Serves decode workers."""
 
     def __init__(
-        self, terms: LinkTerms, mailbox: Mailbox[PrefillCommand], handoffs: HandoffLog, read_pages: ReadPages | None
+        self, terms: LinkConfig, mailbox: Mailbox[PrefillCommand], handoffs: HandoffLog, read_pages: ReadPages | None
     ) -> None:
         self._terms = terms
         self._mailbox = mailbox
@@ -80,7 +80,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
             log.warning("link_refused", peer=request.worker_id[:MAX_NAME_CHARS], why=str(error))
             return handoff_pb2.HelloReply(refused=codec.encode_failure(error))
         return handoff_pb2.HelloReply(
-            offer=handoff_pb2.LinkOffer(
+            source=handoff_pb2.SourceInfo(
                 worker_id=terms.worker_id,
                 incarnation=terms.incarnation,
                 transport=transport,
@@ -96,9 +96,9 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
     ) -> AsyncGenerator[handoff_pb2.HandoffEvent, None]:
         """See handoff.proto."""
         if request.incarnation != self._terms.incarnation:
-            yield handoff_pb2.HandoffEvent(failed=codec.encode_failure(self._restarted("watch")))
+            yield handoff_pb2.HandoffEvent(failed=codec.encode_failure(self._stale_message("watch")))
             return
-        async for event in self._handoffs.follow(read_id(request.id), self._terms.watch_timeout_s):
+        async for event in self._handoffs.watch(validate_id(request.id), self._terms.watch_timeout_s):
             yield _encode(event)
 
     async def Commit(
@@ -106,9 +106,9 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
     ) -> handoff_pb2.CommitReply:
         """See handoff.proto."""
         if request.incarnation != self._terms.incarnation:
-            return handoff_pb2.CommitReply(valid=False, reason=self._restarted("commit").code)
+            return handoff_pb2.CommitReply(valid=False, reason=self._stale_message("commit").code)
         reply: Reply[bool] = Reply()
-        self._mailbox.post(Commit(codec.decode_id(request.id), reply))
+        self._mailbox.put(CommitExport(codec.decode_id(request.id), reply))
         valid = await reply.wait(ENGINE_TIMEOUT_S)
         return handoff_pb2.CommitReply(valid=valid, reason="" if valid else "lease_ended")
 
@@ -117,10 +117,10 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
     ) -> handoff_pb2.RenewReply:
         """See handoff.proto."""
         if request.incarnation != self._terms.incarnation:
-            self._restarted("renew")
+            self._stale_message("renew")
             return handoff_pb2.RenewReply(ended=request.ids)
         reply: Reply[list[AttemptId]] = Reply()
-        self._mailbox.post(Renew(tuple(codec.decode_id(id) for id in request.ids), reply))
+        self._mailbox.put(RenewLeases(tuple(codec.decode_id(id) for id in request.ids), reply))
         ended = await reply.wait(ENGINE_TIMEOUT_S)
         return handoff_pb2.RenewReply(ended=[codec.encode_id(id) for id in ended], lease_s=self._terms.granted_lease_s)
 
@@ -128,7 +128,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
         self, request: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> common_pb2.AbortReply:
         """See handoff.proto."""
-        self._mailbox.post(Release(read_id(request.id), request.reason[:MAX_NAME_CHARS]))
+        self._mailbox.put(ReleaseExport(validate_id(request.id), request.reason[:MAX_NAME_CHARS]))
         return common_pb2.AbortReply()
 
     async def ReadPages(
@@ -141,7 +141,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
         async for data in self._read_pages(request, context):
             yield data
 
-    def _restarted(self, kind: str) -> LinkBroken:
+    def _stale_message(self, kind: str) -> LinkBroken:
         metrics.STALE_MESSAGES_TOTAL.labels(kind).inc()
         return LinkBroken(f"{self._terms.worker_id} has restarted: the message is for an older incarnation")
 
@@ -158,7 +158,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
 
 def _encode(event: HandoffEvent) -> handoff_pb2.HandoffEvent:
     match event:
-        case Announced(_, first_page, pages, digests):
+        case PublishedChunk(_, first_page, pages, digests):
             chunk = handoff_pb2.ChunkReady(first_page=first_page, pages=pages, digests=digests)
             return handoff_pb2.HandoffEvent(chunk=chunk)
         case Seal():

@@ -1,6 +1,6 @@
 """The prefill engine's loop: take commands, schedule, run, commit, perform effects. Runs in the engine thread.
 
-Owns the scheduler, the offers and the page pool; whoever wants something of them puts a command into the mailbox.
+Owns the scheduler, the exports and the page pool. Every other thread sends commands through the mailbox.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from baton.domain.ids import PageId
 from baton.domain.worker import WorkerLoad, WorkerRole
 from baton.engine.batch import Runner
 from baton.engine.mailbox import Mailbox
-from baton.engine.observe import Clock, StepObserver
-from baton.kv.radix import RadixCache
+from baton.engine.messages import Abort, Fail
+from baton.engine.step_metrics import StepMetrics, monotonic_s
+from baton.kv.prefix_cache import PrefixCache
 from baton.telemetry import metrics
 from services.prefill.commands import (
-    Abort,
     AddPrompt,
-    Announced,
-    Commit,
-    Ended,
+    CommitExport,
+    ExportEnded,
     PrefillCommand,
     PrefillEvent,
-    Release,
-    Renew,
+    PublishedChunk,
+    ReleaseExport,
+    RenewLeases,
 )
-from services.prefill.offers import OfferBook
-from services.prefill.scheduler import Fail, PrefillEffect, PrefillScheduler, PublishChunk, Seal
+from services.prefill.kv_export import ExportTable
+from services.prefill.scheduler import PrefillEffect, PrefillScheduler, PublishChunk, Seal
 
 IDLE_CHECK_S = 0.5
 """Quiet time after which the books are checked, once."""
 
-Digest = Callable[[Sequence[PageId]], tuple[int, ...]]
+DigestPages = Callable[[Sequence[PageId]], tuple[int, ...]]
 
 
 class PrefillLoop:
@@ -41,11 +41,11 @@ class PrefillLoop:
 
     def __init__(
         self,
-        cache: RadixCache,
+        cache: PrefixCache,
         scheduler: PrefillScheduler,
-        offers: OfferBook,
+        exports: ExportTable,
         runner: Runner,
-        digest: Digest | None,
+        digest: DigestPages | None,
         emit: Callable[[list[PrefillEvent]], None],
         on_idle: Callable[[], None],
         mailbox: Mailbox[PrefillCommand],
@@ -53,29 +53,29 @@ class PrefillLoop:
         self._mailbox = mailbox
         self._cache = cache
         self._scheduler = scheduler
-        self._offers = offers
+        self._exports = exports
         self._runner = runner
         self._digest = digest
         self._emit = emit
         self._on_idle = on_idle
-        self._observer = StepObserver(WorkerRole.PREFILL, cache.pool)
+        self._step_metrics = StepMetrics(WorkerRole.PREFILL, cache.pool)
         self._busy = False
-        self._checked = False
-        self._load = self._measure()
+        self._pool_checked = False
+        self._load = self._snapshot_load()
 
     def turn(self) -> bool:
         """One pass; waits for commands when there is nothing to compute. False when the mailbox has closed."""
-        commands = self._mailbox.take(self._patience_s())
+        commands = self._mailbox.take_all(self._wait_s())
         if self._mailbox.closed:
             return False
-        events = [event for command in commands for event in self._obey(command)]
-        events += self._perform(self._scheduler.expire(Clock()))
-        batch = self._scheduler.schedule(Clock())
+        events = [event for command in commands for event in self._handle(command)]
+        events += self._perform(self._scheduler.expire(monotonic_s()))
+        batch = self._scheduler.schedule(monotonic_s())
         self._busy = batch is not None
         if batch is not None:
-            with self._observer.step():
-                output = self._observer.run(self._runner, batch)
-                events += self._perform(self._scheduler.commit(batch, output, Clock()))
+            with self._step_metrics.step():
+                output = self._step_metrics.run(self._runner, batch)
+                events += self._perform(self._scheduler.commit(batch, output, monotonic_s()))
         self._finish_turn(events, idle=not commands and batch is None)
         return True
 
@@ -85,48 +85,48 @@ class PrefillLoop:
 
     def load(self) -> WorkerLoad:
         """The last turn's snapshot with the current step's age; may be called from any thread."""
-        return replace(self._load, step_age_s=self._observer.step_age_s())
+        return replace(self._load, step_age_s=self._step_metrics.step_age_s())
 
     @property
     def num_requests(self) -> int:
-        """Open offers, which every request here has; 0 means that nothing is lost by exiting."""
-        return len(self._offers)
+        """Open exports, which every request here has; 0 means that nothing is lost by exiting."""
+        return len(self._exports)
 
-    def _patience_s(self) -> float | None:
+    def _wait_s(self) -> float | None:
         if self._busy:
             return 0.0
         wakeup = self._scheduler.next_wakeup()
-        waits = [] if wakeup is None else [max(0.0, wakeup - Clock())]
-        return min(waits if self._checked else [*waits, IDLE_CHECK_S], default=None)
+        waits = [] if wakeup is None else [max(0.0, wakeup - monotonic_s())]
+        return min(waits if self._pool_checked else [*waits, IDLE_CHECK_S], default=None)
 
-    def _obey(self, command: PrefillCommand) -> list[PrefillEvent]:
+    def _handle(self, command: PrefillCommand) -> list[PrefillEvent]:
         match command:
             case AddPrompt(request, decode_prefix_len, deadline_s):
                 metrics.PROMPT_TOKENS_TOTAL.labels("prefill").inc(len(request.tokens))
                 try:
-                    return self._perform(self._scheduler.add(request, decode_prefix_len, Clock() + deadline_s))
+                    return self._perform(self._scheduler.add(request, decode_prefix_len, monotonic_s() + deadline_s))
                 except BatonError as error:
                     metrics.STALE_MESSAGES_TOTAL.labels("prefill").inc()
                     return [Fail(request.id, error)]
             case Abort(id, reason):
-                return [Ended(id, reason)] if self._scheduler.abort(id) else []
-            case Release(id, reason):
-                return [Ended(id, reason)] if self._scheduler.release(id) else []
-            case Renew(ids, reply):
-                reply.send(self._offers.renew(ids, Clock()))
+                return [ExportEnded(id, reason)] if self._scheduler.abort(id) else []
+            case ReleaseExport(id, reason):
+                return [ExportEnded(id, reason)] if self._scheduler.release(id) else []
+            case RenewLeases(ids, reply):
+                reply.send(self._exports.renew(ids, monotonic_s()))
                 return []
-            case Commit(id, commit_reply):
-                valid = self._offers.commit(id)
+            case CommitExport(id, commit_reply):
+                valid = self._exports.commit(id)
                 commit_reply.send(valid)
-                return [Ended(id, "committed")] if valid else []
+                return [ExportEnded(id, "committed")] if valid else []
 
     def _perform(self, effects: Sequence[PrefillEffect]) -> list[PrefillEvent]:
-        return [self._announce(effect) for effect in effects]
+        return [self._to_event(effect) for effect in effects]
 
-    def _announce(self, effect: PrefillEffect) -> PrefillEvent:
+    def _to_event(self, effect: PrefillEffect) -> PrefillEvent:
         match effect:
             case PublishChunk(id, first_page, pages):
-                return Announced(id, first_page, pages, self._digest(pages) if self._digest else None)
+                return PublishedChunk(id, first_page, pages, self._digest(pages) if self._digest else None)
             case Seal():
                 metrics.CACHED_TOKENS_TOTAL.labels("prefill", "device").inc(effect.num_cached_tokens)
                 metrics.GENERATED_TOKENS_TOTAL.labels("prefill").inc()
@@ -135,21 +135,21 @@ class PrefillLoop:
                 return effect
 
     def _finish_turn(self, events: list[PrefillEvent], idle: bool) -> None:
-        if idle and not self._checked:
+        if idle and not self._pool_checked:
             self._cache.pool.check()
             self._cache.check()
-        self._checked = idle
-        self._load = self._measure()
-        self._observer.pages(self._scheduler.num_waiting)
+        self._pool_checked = idle
+        self._load = self._snapshot_load()
+        self._step_metrics.update_gauges(self._scheduler.num_waiting)
         if events:
             self._emit(events)
         if self.num_requests == 0:
             self._on_idle()
 
-    def _measure(self) -> WorkerLoad:
+    def _snapshot_load(self) -> WorkerLoad:
         return WorkerLoad(
             waiting_requests=self._scheduler.num_waiting,
-            waiting_tokens=self._scheduler.num_left_tokens,
+            waiting_tokens=self._scheduler.num_remaining_tokens,
             running_rows=self._scheduler.num_chunking,
             available_pages=self._cache.num_available,
             total_pages=self._cache.pool.num_pages,

@@ -9,17 +9,18 @@ import asyncio
 import contextlib
 
 from baton.domain.errors import Cancelled
-from baton.engine.streams import Streams
-from services.prefill.commands import Announced, Ended, PrefillEvent
+from baton.engine.messages import Fail
+from baton.worker.streams import AttemptStreams
+from services.prefill.commands import ExportEnded, PrefillEvent, PublishedChunk
 from services.prefill.handoff_log import HandoffLog
-from services.prefill.scheduler import Fail, Seal, Unpinned
-from services.prefill.server import StreamEvent
+from services.prefill.scheduler import ExportExpired, Seal
+from services.prefill.server import PrefillStreamEvent
 
 
-class Outbox:
+class PrefillOutbox:
     """One hop into the asyncio loop a turn."""
 
-    def __init__(self, handoffs: HandoffLog, streams: Streams[StreamEvent]) -> None:
+    def __init__(self, handoffs: HandoffLog, streams: AttemptStreams[PrefillStreamEvent]) -> None:
         self._loop = asyncio.get_running_loop()
         self._handoffs = handoffs
         self._streams = streams
@@ -33,7 +34,7 @@ class Outbox:
         """In the loop."""
         for event in events:
             match event:
-                case Announced(id):
+                case PublishedChunk(id):
                     self._handoffs.append(id, event)
                 case Seal(id):
                     self._handoffs.append(id, event)
@@ -42,10 +43,10 @@ class Outbox:
                     self._handoffs.append(id, error)
                     self._handoffs.end(id)
                     self._streams.deliver(id, event)
-                case Ended(id, reason):
+                case ExportEnded(id, reason):
                     self._handoffs.end(id)
                     self._streams.deliver(id, Fail(id, Cancelled(reason)))
-                case Unpinned(id):
+                case ExportExpired(id):
                     self._handoffs.end(id)
                 case _:
                     self._streams.deliver(event.id, event)

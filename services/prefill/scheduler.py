@@ -2,14 +2,14 @@
 
 A request's life here, queue by queue:
 
-1. *waiting*: `add` opens its offer and puts it at the end. A prompt that can never fit fails at once.
+1. *waiting*: `add` opens its export and puts it at the end. A prompt that can never fit fails at once.
 2. *chunking*: admitted in order, when a seat, pages for the whole prompt and pin budget are there. The longest cached
    prefix is matched (all but the last token at most: that one has to be computed, to be sampled from); the rest is cut
    into chunks. Every step continues the half-done prompts in order before it admits, all under one token budget.
-3. Each finished chunk's full pages enter the radix cache and are published under the offer's pins; pages that decode
+3. Each finished chunk's full pages enter the prefix cache and are published under the export's pins; pages that decode
    already has are pinned with them but not published.
-4. *sealed*: with the last chunk the first token is sampled, the partial tail page is published, the offer is sealed and
-   the request leaves the scheduler. Its pages now hang on the offer's pins alone, until commit, abort or lease end.
+4. *sealed*: with the last chunk the first token is sampled, the partial tail page is published, the export is sealed
+   and the request leaves the scheduler. Only the export's pins hold its pages now, until commit, abort or lease end.
 
 At any point `abort`, a deadline or the end of the lease takes it out, and all its pages are given back in that call.
 """
@@ -19,15 +19,16 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from baton.domain.errors import BatonError, ContextOverflow, DeadlineExceeded, LeaseEnded, Superseded
+from baton.domain.errors import ContextOverflow, DeadlineExceeded, LeaseEnded, Superseded
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken, banned_tokens, finish_reason
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.chunking import cut
+from baton.engine.messages import Fail
+from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, Owner
-from baton.kv.radix import RadixCache
-from baton.kv.table import PageTable
-from services.prefill.offers import OfferBook
+from baton.kv.prefix_cache import PrefixCache
+from services.prefill.kv_export import ExportTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +76,13 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
-    """The request ended here without a seal."""
-
-    id: AttemptId
-    error: BatonError
-
-
-@dataclass(frozen=True, slots=True)
-class Unpinned:
-    """A sealed offer's lease ran out before its commit."""
+class ExportExpired:
+    """A sealed export's lease ran out before its commit."""
 
     id: AttemptId
 
 
-PrefillEffect = PublishChunk | Progress | Seal | Fail | Unpinned
+PrefillEffect = PublishChunk | Progress | Seal | Fail | ExportExpired
 
 
 @dataclass(slots=True)
@@ -103,16 +96,16 @@ class _Prompt:
     num_pinned: int = 0
 
     @property
-    def num_left(self) -> int:
+    def num_remaining(self) -> int:
         return len(self.request.tokens) - self.num_filled
 
 
 class PrefillScheduler:
     """Queues *waiting -> chunking -> sealed* over one page pool."""
 
-    def __init__(self, cache: RadixCache, offers: OfferBook, limits: PrefillLimits) -> None:
+    def __init__(self, cache: PrefixCache, exports: ExportTable, limits: PrefillLimits) -> None:
         self._cache = cache
-        self._offers = offers
+        self._exports = exports
         self._limits = limits
         self._waiting: deque[_Prompt] = deque()
         self._chunking: list[_Prompt] = []
@@ -126,43 +119,43 @@ class PrefillScheduler:
         return len(self._chunking)
 
     @property
-    def num_left_tokens(self) -> int:
+    def num_remaining_tokens(self) -> int:
         """Prompt tokens still to compute, as far as is known before matching."""
-        return sum(p.num_left for p in (*self._waiting, *self._chunking))
+        return sum(p.num_remaining for p in (*self._waiting, *self._chunking))
 
     def add(self, request: EngineRequest, decode_prefix_len: int, deadline: float) -> list[PrefillEffect]:
         """Takes a request; an older attempt that was still here fails. Raises `Superseded` if it is not the newest."""
         effects: list[PrefillEffect] = []
-        older = self._offers.open(request.id)
+        older = self._exports.open(request.id)
         if older is not None:
-            self._forget(older)
+            self._remove(older)
             effects.append(Fail(older, Superseded(f"{older}: attempt {request.id.attempt} has come")))
         size = self._limits.page_size
         num_pages = -(-len(request.tokens) // size)
         if num_pages > self._cache.pool.num_pages:
-            self._offers.abort(request.id)
+            self._exports.abort(request.id)
             message = f"the prompt needs {num_pages} pages, this worker has {self._cache.pool.num_pages}"
             return [*effects, Fail(request.id, ContextOverflow(message))]
         table = PageTable(self._cache, size, request.salt, Hold.LIVE)
-        num_there = min(decode_prefix_len, len(request.tokens) - 1) // size  # the last page is always published
-        self._waiting.append(_Prompt(request, table, deadline, num_published=num_there))
+        num_decode_pages = min(decode_prefix_len, len(request.tokens) - 1) // size  # the last page is always published
+        self._waiting.append(_Prompt(request, table, deadline, num_published=num_decode_pages))
         return effects
 
     def abort(self, id: AttemptId) -> bool:
-        """Takes the request out, in whatever queue, and ends its offer. Idempotent; False when it was not here."""
-        known = self._offers.abort(id)
-        return self._forget(id) or known
+        """Takes the request out, in whatever queue, and ends its export. Idempotent; False when it was not here."""
+        had_export = self._exports.abort(id)
+        return self._remove(id) or had_export
 
     def release(self, id: AttemptId) -> bool:
         """`abort` by the decode worker, which reads no more: no lease has to be kept."""
-        known = self._offers.release(id)
-        return self._forget(id) or known
+        had_export = self._exports.release(id)
+        return self._remove(id) or had_export
 
     def expire(self, now: float) -> list[PrefillEffect]:
         """Ends what has outlived its deadline or its lease."""
         effects: list[PrefillEffect] = []
-        for id in self._offers.expire(now):
-            ended = Fail(id, LeaseEnded(f"{id}: nobody renewed its lease")) if self._forget(id) else Unpinned(id)
+        for id in self._exports.expire(now):
+            ended = Fail(id, LeaseEnded(f"{id}: nobody renewed its lease")) if self._remove(id) else ExportExpired(id)
             effects.append(ended)
         for prompt in [p for p in (*self._waiting, *self._chunking) if p.deadline <= now]:
             self.abort(prompt.request.id)
@@ -172,7 +165,7 @@ class PrefillScheduler:
     def next_wakeup(self) -> float | None:
         """When `expire` has something to do next, if nothing else happens."""
         times = [p.deadline for p in (*self._waiting, *self._chunking)]
-        lease = self._offers.next_deadline()
+        lease = self._exports.next_deadline()
         return min([*times, *([] if lease is None else [lease])], default=None)
 
     def schedule(self, now: float) -> Batch | None:
@@ -194,7 +187,7 @@ class PrefillScheduler:
             if prompt is None:  # aborted while the step ran
                 continue
             prompt.num_filled += len(row.tokens)
-            prompt.table.settle(prompt.request.tokens, prompt.num_filled)
+            prompt.table.cache_full_pages(prompt.request.tokens, prompt.num_filled)
             effects += self._publish(prompt, now)
             effects += self._seal(prompt, sampled) if sampled else [Progress(row.id, prompt.num_filled)]
         return effects
@@ -231,19 +224,19 @@ class PrefillScheduler:
         return SampleSpec(request.sampling, request.tokens, request.num_prompt_tokens, banned)
 
     def _publish(self, prompt: _Prompt, now: float) -> list[PrefillEffect]:
-        done = prompt.num_left == 0
+        done = prompt.num_remaining == 0
         end = len(prompt.table.pages) if done else prompt.num_filled // self._limits.page_size
         first = prompt.num_published
         if end <= first:
             return []
-        # From the root on, whatever decode has already: holds are closed towards the root (`baton.kv.radix`).
-        self._offers.publish(prompt.request.id, prompt.table.pages[prompt.num_pinned : end], now)
+        # From the root on, whatever decode has already: holds are closed towards the root (`baton.kv.prefix_cache`).
+        self._exports.publish(prompt.request.id, prompt.table.pages[prompt.num_pinned : end], now)
         prompt.num_published = prompt.num_pinned = end
         return [PublishChunk(prompt.request.id, first, tuple(prompt.table.pages[first:end]))]
 
     def _seal(self, prompt: _Prompt, sampled: SampledToken) -> list[PrefillEffect]:
         request = prompt.request
-        self._offers.seal(request.id)
+        self._exports.seal(request.id)
         num_pages = len(prompt.table.pages)
         prompt.table.release()
         self._chunking.remove(prompt)
@@ -251,7 +244,7 @@ class PrefillScheduler:
         num_computed = len(request.tokens) - prompt.num_cached
         return [Seal(request.id, request.num_emitted, sampled, finish, prompt.num_cached, num_computed, num_pages)]
 
-    def _forget(self, id: AttemptId) -> bool:
+    def _remove(self, id: AttemptId) -> bool:
         """Takes a prompt out of its queue and gives its pages back; False when it is in neither queue."""
         for queue in (self._waiting, self._chunking):
             for prompt in queue:

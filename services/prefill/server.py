@@ -1,6 +1,6 @@
 """The prefill worker's gRPC surface: `Prefill` for routers. Translates messages; decides nothing.
 
-Lives in the asyncio loop; speaks to the engine through its mailbox and hears from it through `Streams`.
+Lives in the asyncio loop; speaks to the engine through its mailbox and hears from it through `AttemptStreams`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import grpc
 from baton.domain.errors import BatonError, DeadlineExceeded, Draining, Overloaded
 from baton.domain.ids import AttemptId
 from baton.domain.request import OutputToken
-from baton.engine.intake import MAX_NAME_CHARS, Intake, read_duration, read_id
 from baton.engine.mailbox import Mailbox
-from baton.engine.streams import Streams
+from baton.engine.messages import Abort, Fail
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, prefill_pb2, prefill_pb2_grpc
-from services.prefill.commands import Abort, AddPrompt, PrefillCommand
-from services.prefill.scheduler import Fail, Progress, Seal
+from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
+from baton.worker.streams import AttemptStreams
+from services.prefill.commands import AddPrompt, PrefillCommand
+from services.prefill.scheduler import Progress, Seal
 
-StreamEvent = Progress | Seal | Fail
+PrefillStreamEvent = Progress | Seal | Fail
 GRACE_S = 5.0
 """How much longer than its deadline a request's stream waits for the engine to say that the deadline has passed."""
 
@@ -31,21 +32,21 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     def __init__(
         self,
         mailbox: Mailbox[PrefillCommand],
-        streams: Streams[StreamEvent],
+        streams: AttemptStreams[PrefillStreamEvent],
         is_draining: Callable[[], bool],
-        intake: Intake,
+        validator: EngineRequestValidator,
     ) -> None:
         self._mailbox = mailbox
         self._streams = streams
         self._is_draining = is_draining
-        self._intake = intake
+        self._validator = validator
 
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
         """See prefill.proto."""
         try:
-            add = self._read(request)
+            add = self._parse(request)
             id = add.request.id
             self._streams.open(id)
         except BatonError as error:
@@ -53,27 +54,27 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             return
         ended = False
         try:
-            if not self._mailbox.offer(add):
+            if not self._mailbox.try_put(add):
                 ended = True
                 yield _failed(Overloaded("this prefill worker's mailbox is full", retry_after_s=1.0))
                 return
             yield prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())
-            async for event in self._follow(id, add.deadline_s + GRACE_S):
+            async for event in self._stream_events(id, add.deadline_s + GRACE_S):
                 ended = not event.HasField("progress")
                 yield event
         finally:
             self._streams.close(id)
             if not ended:
-                self._mailbox.post(Abort(id, "the router closed the stream"))
+                self._mailbox.put(Abort(id, "the router closed the stream"))
 
     async def Abort(
         self, request: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> common_pb2.AbortReply:
         """See prefill.proto."""
-        self._mailbox.post(Abort(read_id(request.id), request.reason[:MAX_NAME_CHARS]))
+        self._mailbox.put(Abort(validate_id(request.id), request.reason[:MAX_NAME_CHARS]))
         return common_pb2.AbortReply()
 
-    async def _follow(self, id: AttemptId, timeout_s: float) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
+    async def _stream_events(self, id: AttemptId, timeout_s: float) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
         while True:
             try:
                 event = await self._streams.next(id, timeout_s)
@@ -83,18 +84,18 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             if not isinstance(event, Progress):
                 return
 
-    def _read(self, request: prefill_pb2.PrefillRequest) -> AddPrompt:
+    def _parse(self, request: prefill_pb2.PrefillRequest) -> AddPrompt:
         if self._is_draining():
             raise Draining("this prefill worker is draining", retry_after_s=1.0)
-        deadline_s = read_duration(request.deadline_s, "deadline_s")
-        return AddPrompt(self._intake.prompt(request.request), request.decode_prefix_len, deadline_s)
+        deadline_s = clamp_duration(request.deadline_s, "deadline_s")
+        return AddPrompt(self._validator.validate_prompt(request.request), request.decode_prefix_len, deadline_s)
 
 
 def _failed(error: BatonError) -> prefill_pb2.PrefillEvent:
     return prefill_pb2.PrefillEvent(failed=codec.encode_failure(error))
 
 
-def _encode(event: StreamEvent) -> prefill_pb2.PrefillEvent:
+def _encode(event: PrefillStreamEvent) -> prefill_pb2.PrefillEvent:
     match event:
         case Progress(_, num_tokens):
             return prefill_pb2.PrefillEvent(progress=prefill_pb2.Progress(num_computed_tokens=num_tokens))

@@ -1,7 +1,7 @@
 """Builds the router and runs it until it is told to stop. Called by `services.cli.serve`; owns nothing else's logic.
 
 SIGTERM -> new requests are answered 503 -> running ones finish, or drain_timeout_s is over -> the port closes
-        -> what still runs is aborted on its workers -> the book is written to its end -> the calls that were cut off
+        -> what still runs is aborted on its workers -> the store is written to its end -> the calls that were cut off
         are let go, for another router to carry on
 """
 
@@ -18,178 +18,184 @@ import uvicorn
 
 from baton import __version__
 from baton.domain.ids import OwnerId, new_incarnation
-from baton.rpc.client import Channels
+from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.shutdown import shutdown_event
 from baton.settings.model_source import ModelFiles, model_name, resolve_model
-from baton.settings.process import keep_for_good
-from baton.settings.trust import read_trust, why_open
-from baton.state.base import StateBook
-from baton.state.connect import connect
-from baton.state.options import BookOptions
-from baton.state.ownership import Ownership
-from baton.state.writer import BookWriter
+from baton.settings.process import freeze_gc
+from baton.settings.trust import open_cluster_warning, read_trust
+from baton.store.connect import connect
+from baton.store.options import StoreOptions
+from baton.store.ownership import OwnerLease
+from baton.store.store import StateStore
+from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import BUILD_INFO, DEGRADED
-from services.router.api.fence import Fence
-from services.router.api.front import ApiLimits, Front, Memory, build_front
-from services.router.api.keys import KeyRing
-from services.router.api.routes import make_app
-from services.router.api.wire import BoundedProtocol
 from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.admission import DoorLimits
-from services.router.dispatch.booking import BookingLimits
-from services.router.dispatch.dispatcher import DispatchLimits, Identity, TokenDispatcher
-from services.router.dispatch.fleet import Fleet, FleetLimits
+from services.router.dispatch.admission_queue import AdmissionLimits
+from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher
+from services.router.dispatch.reserve import ReserveLimits
+from services.router.dispatch.workers import WorkerLimits, WorkerSet
+from services.router.edge.api_keys import ApiKeys
+from services.router.edge.http_protocol import BoundedHttpProtocol
+from services.router.frontend import ApiLimits, Frontend, StoreAccess, build_frontend
+from services.router.request_timers import RequestTimers
+from services.router.routes import make_app
 from services.router.settings import EventIds, RouterSettings
-from services.router.stopwatch import Stopwatch
-from services.router.text.model import TextModel
+from services.router.takeover.supersede_listener import SupersedeListener
+from services.router.text.text_model import TextModel
 
 BACKLOG = 2048
-LAST_WORDS_S = 1
+SHUTDOWN_GRACE_S = 1
 """How long connections may take to close once requests are finished, or given up."""
 
-WORKER_PATIENCE_S = 30.0
+WORKER_WAIT_S = 30.0
 """How long an interrupted request waits for a worker to be there again: long enough for one to be restarted."""
 
-UNBOUNDED_MODEL_TOKENS = 1 << 20
+DEFAULT_CONTEXT_TOKENS = 1 << 20
 """For a model that names no longest context: the workers' pools are the bound."""
 
 log = get_logger(__name__)
 
 
-class BookHealth:
-    """`baton_degraded{component="redis"}`: 1 while the reader or the writer of the book finds it away."""
+class StoreHealth:
+    """`baton_degraded{component="redis"}`: 1 while the reader or the writer of the store finds it away."""
 
     def __init__(self) -> None:
-        self._complaints: set[str] = set()
+        self._failing: set[str] = set()
         self._show()
 
     def reporter(self, name: str) -> Callable[[bool], None]:
-        """What `name` calls with whether the book is away."""
+        """What `name` calls with whether the store is away."""
 
         def report(degraded: bool) -> None:
-            (self._complaints.add if degraded else self._complaints.discard)(name)
+            (self._failing.add if degraded else self._failing.discard)(name)
             self._show()
 
         return report
 
     def _show(self) -> None:
-        DEGRADED.labels("redis").set(bool(self._complaints))
+        DEGRADED.labels("redis").set(bool(self._failing))
 
 
 @dataclass(frozen=True, slots=True)
-class LowerHalf:
-    """The running lower half of the router, and what the upper one gets of the book."""
+class RunningBackend:
+    """The running lower backend of the router, and what the running one gets of the store."""
 
     dispatcher: TokenDispatcher
-    fleet: Fleet
-    stopwatch: Stopwatch
-    following: asyncio.Task[None]
-    writer: BookWriter
-    memory: Memory
+    workers: WorkerSet
+    timers: RequestTimers
+    watching: asyncio.Task[None]
+    writer: StoreWriter
+    store_access: StoreAccess
 
     def readiness(self) -> tuple[bool, str]:
         """Whether new requests are taken, and why or why not."""
-        return (False, "draining") if self.dispatcher.draining else self.fleet.readiness()
+        return (False, "draining") if self.dispatcher.draining else self.workers.readiness()
 
 
 @dataclass(frozen=True, slots=True)
-class UpperHalf:
-    """The running upper half of the router, but for HTTP itself."""
+class RunningFrontend:
+    """The running running backend of the router, but for HTTP itself."""
 
-    front: Front
-    ownership: Ownership
+    frontend: Frontend
+    ownership: OwnerLease
 
     def drain(self) -> None:
         """Takes no call over any more, and holds on to its own."""
         self.ownership.stop_claiming()
-        self.front.carrier.drain()
+        self.frontend.takeovers.drain()
 
 
 async def serve(settings: RouterSettings) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status.
 
-    Raises `SettingsError` for the model, `StateUnavailable` for the book, `OSError` for the port.
+    Raises `SettingsError` for the model, `StoreUnavailable` for the store, `OSError` for the port.
     """
     sock = listen(settings.host, settings.port)
     try:
         directory = await asyncio.to_thread(resolve_model, settings.model, ModelFiles.TEXT)
         text = await asyncio.to_thread(TextModel.load, directory)
-        keep_for_good()
-        book = await connect(settings.redis_url, book_options(settings))
+        freeze_gc()
+        store = await connect(settings.redis_url, store_options(settings))
         with shutdown_event() as stop:
-            return await run(settings, text, book, sock, stop)
+            return await run(settings, text, store, sock, stop)
     finally:
         sock.close()
 
 
 async def run(
-    settings: RouterSettings, text: TextModel, book: StateBook, sock: socket.socket, stop: asyncio.Event
+    settings: RouterSettings, text: TextModel, store: StateStore, sock: socket.socket, stop: asyncio.Event
 ) -> int:
-    """Serves on `sock` until `stop`, then drains; closes `book`. Returns 0, or 1 when a part of it ended by itself."""
-    async with open_lower_half(settings, book) as half, open_upper_half(settings, text, half) as upper:
-        keys = KeyRing.read(settings.api_keys_file) if settings.api_keys_file is not None else None
-        server = _http_server(settings, text, half, upper.front, keys)
+    """Serves on `sock` until `stop`, then drains; closes `store`. Returns 0, or 1 when a part of it ended by itself."""
+    async with open_backend(settings, store) as backend, open_frontend(settings, text, backend) as running:
+        keys = ApiKeys.read(settings.api_keys_file) if settings.api_keys_file is not None else None
+        server = _http_server(settings, text, backend, running.frontend, keys)
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         log.info("router_listening", address="{}:{}".format(*sock.getsockname()[:2]), model=settings.public_model_name)
         try:
-            await asyncio.wait((serving, stopping, half.following), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((serving, stopping, backend.watching), return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():
-                upper.drain()
-                await _drain(half.dispatcher, settings.drain_timeout_s)
+                running.drain()
+                await _drain(backend.dispatcher, settings.drain_timeout_s)
         finally:
             stopping.cancel()
             server.should_exit = True
             await asyncio.gather(serving, stopping, return_exceptions=True)
-            await upper.front.carrier.close()
-            half.dispatcher.drain()
+            await running.frontend.takeovers.close()
+            backend.dispatcher.drain()
             with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORDS_S):
-                    await half.dispatcher.wait_empty()
-        return _exit_status(serving, half.following)
+                async with asyncio.timeout(SHUTDOWN_GRACE_S):
+                    await backend.dispatcher.wait_empty()
+        return _exit_status(serving, backend.watching)
 
 
 @asynccontextmanager
-async def open_lower_half(settings: RouterSettings, book: StateBook) -> AsyncIterator[LowerHalf]:
-    """Everything below HTTP, started; closed in reverse order, the book last. Raises `SettingsError`."""
+async def open_backend(settings: RouterSettings, store: StateStore) -> AsyncIterator[RunningBackend]:
+    """Everything below HTTP, started; closed in reverse order, the store last. Raises `SettingsError`."""
     trust = read_trust(settings)
-    if (why := why_open(settings)) is not None:
-        log.warning("cluster_open", why=why)
-    health, channels = BookHealth(), Channels(trust)
-    limits, on_degraded = fleet_limits(settings), health.reporter("fleet")
-    fleet = Fleet(book, channels, model_name(settings.model), limits, on_degraded, trust=trust)
-    aborts = Aborts(fleet)
-    stopwatch = Stopwatch()
+    if (why := open_cluster_warning(settings)) is not None:
+        log.warning("cluster_unauthenticated", why=why)
+    health, channels = StoreHealth(), ChannelPool(trust)
+    limits, on_degraded = worker_limits(settings), health.reporter("workers")
+    workers = WorkerSet(store, channels, model_name(settings.model), limits, on_degraded, trust=trust)
+    aborts = Aborts(workers)
+    timers = RequestTimers()
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(book.close)
-        owner, fence = owner_id(settings.router_id), Fence()
+        stack.push_async_callback(store.close)
+        owner, supersede_listener = owner_id(settings.router_id), SupersedeListener()
         writer = await stack.enter_async_context(
-            BookWriter(book, on_degraded=health.reporter("writer"), on_superseded=fence.superseded)
+            StoreWriter(store, on_degraded=health.reporter("writer"), on_superseded=supersede_listener.on_superseded)
         )
         stack.push_async_callback(channels.close)
-        stack.push_async_callback(fleet.close)
+        stack.push_async_callback(workers.close)
         stack.push_async_callback(aborts.close)
-        identity = Identity(settings.router_id, settings.public_model_name)
-        dispatcher = TokenDispatcher(fleet, aborts, writer, stopwatch, identity, dispatch_limits(settings))
-        yield LowerHalf(dispatcher, fleet, stopwatch, fleet.start(), writer, Memory(book, writer, owner, fence))
+        identity = RouterIdentity(settings.router_id, settings.public_model_name)
+        dispatcher = TokenDispatcher(workers, aborts, writer, timers, identity, dispatch_limits(settings))
+        yield RunningBackend(
+            dispatcher, workers, timers, workers.start(), writer, StoreAccess(store, writer, owner, supersede_listener)
+        )
 
 
 @asynccontextmanager
-async def open_upper_half(settings: RouterSettings, text: TextModel, half: LowerHalf) -> AsyncIterator[UpperHalf]:
-    """What is between HTTP and the lower half, with this router's hold on its calls.
+async def open_frontend(
+    settings: RouterSettings, text: TextModel, backend: RunningBackend
+) -> AsyncIterator[RunningFrontend]:
+    """What is between HTTP and the lower backend, with this router's hold on its calls.
 
     Calls that are cut off by the end are let go once all that is known of them is written.
     """
-    memory = half.memory
-    front = build_front(text, half.dispatcher, api_limits(settings, text), half.stopwatch, memory)
-    ownership = Ownership(memory.store, memory.owner, front.carrier.take, on_lapsed=half.writer.doubt)
+    store_access = backend.store_access
+    frontend = build_frontend(text, backend.dispatcher, api_limits(settings, text), backend.timers, store_access)
+    ownership = OwnerLease(
+        store_access.store, store_access.owner, frontend.takeovers.take_over, on_expired=backend.writer.recheck_live
+    )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(ownership.close)
-        stack.push_async_callback(half.writer.flush, LAST_WORDS_S)
-        stack.push_async_callback(front.carrier.close)
+        stack.push_async_callback(backend.writer.flush, SHUTDOWN_GRACE_S)
+        stack.push_async_callback(frontend.takeovers.close)
         ownership.start()
-        yield UpperHalf(front, ownership)
+        yield RunningFrontend(frontend, ownership)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -208,12 +214,12 @@ def owner_id(router_id: str) -> OwnerId:
     return OwnerId(f"{router_id}/{new_incarnation():x}")
 
 
-def book_options(settings: RouterSettings) -> BookOptions:
-    """The part of the settings that is about the book; what it keeps outlives the longest request."""
-    return BookOptions(
+def store_options(settings: RouterSettings) -> StoreOptions:
+    """The part of the settings that is about the store; what it keeps outlives the longest request."""
+    return StoreOptions(
         worker_ttl_s=settings.worker_ttl_s,
         heartbeat_s=settings.heartbeat_interval_s,
-        retention_s=max(BookOptions().retention_s, 2 * settings.request_deadline_s),
+        retention_s=max(StoreOptions().retention_s, 2 * settings.request_deadline_s),
     )
 
 
@@ -221,28 +227,28 @@ def api_limits(settings: RouterSettings, text: TextModel) -> ApiLimits:
     """The part of the settings that is about HTTP."""
     return ApiLimits(
         model_name=settings.public_model_name,
-        max_model_len=text.max_position_tokens or UNBOUNDED_MODEL_TOKENS,
+        max_model_len=text.max_position_tokens or DEFAULT_CONTEXT_TOKENS,
         max_body_bytes=settings.max_body_bytes,
         request_deadline_s=settings.request_deadline_s,
         always_ids=settings.event_ids is EventIds.ALWAYS,
     )
 
 
-def fleet_limits(settings: RouterSettings) -> FleetLimits:
+def worker_limits(settings: RouterSettings) -> WorkerLimits:
     """The part of the settings that is about workers."""
-    return FleetLimits(settings.worker_ttl_s, settings.heartbeat_interval_s, settings.max_step_age_s)
+    return WorkerLimits(settings.worker_ttl_s, settings.heartbeat_interval_s, settings.max_step_age_s)
 
 
 def dispatch_limits(settings: RouterSettings) -> DispatchLimits:
     """The part of the settings that is about requests."""
     return DispatchLimits(
-        door=DoorLimits(
+        admission=AdmissionLimits(
             max_running_requests=settings.max_running_requests,
             max_queued_requests=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
             max_ttft_s=settings.max_ttft_s,
         ),
-        booking=BookingLimits(settings.promise_timeout_s, WORKER_PATIENCE_S),
+        reserve=ReserveLimits(settings.reserve_timeout_s, WORKER_WAIT_S),
         max_attempts=settings.max_attempts,
     )
 
@@ -256,20 +262,20 @@ class _HttpServer(uvicorn.Server):
 
 
 def _http_server(
-    settings: RouterSettings, text: TextModel, half: LowerHalf, front: Front, keys: KeyRing | None
+    settings: RouterSettings, text: TextModel, backend: RunningBackend, frontend: Frontend, keys: ApiKeys | None
 ) -> _HttpServer:
     BUILD_INFO.labels(__version__, "router", settings.public_model_name).set(1)
     limits = api_limits(settings, text)
-    app = make_app(text, half.dispatcher, half.readiness, limits, half.stopwatch, keys, front)
+    app = make_app(text, backend.dispatcher, backend.readiness, limits, backend.timers, keys, frontend)
     config = uvicorn.Config(
         app,
-        http=BoundedProtocol,
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=LAST_WORDS_S,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
     )
     return _HttpServer(config)
 
@@ -285,12 +291,12 @@ async def _drain(dispatcher: TokenDispatcher, timeout_s: float) -> None:
         log.warning("drain_timed_out", num_requests=dispatcher.num_open)
 
 
-def _exit_status(serving: asyncio.Task[None], following: asyncio.Task[None]) -> int:
+def _exit_status(serving: asyncio.Task[None], watching: asyncio.Task[None]) -> int:
     """0 when both parts ended because they were told to; a part's own error is logged."""
     status = 0
-    for task in (serving, following):
+    for task in (serving, watching):
         error = task.exception() if task.done() and not task.cancelled() else None
         if error is not None:
-            log.error("router_part_failed", part=task.get_name(), error=repr(error))
+            log.error("router_task_failed", part=task.get_name(), error=repr(error))
             status = 1
     return status

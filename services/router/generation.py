@@ -1,7 +1,7 @@
 """The seam inside the router: text above (`api`), tokens below (`dispatch`). Values and one interface, no behaviour.
 
-`api` validates a client's call into `GenerationJob`s (one a choice) and turns `GenerationChunk`s into text; `dispatch`
-admits a job, places it, drives its attempts and yields its tokens. Neither knows the other.
+`api` validates a client's call into `SequenceSpec`s (one a choice) and turns `GenerationChunk`s into text; `dispatch`
+admits a sequence, places it, drives its attempts and yields its tokens. Neither knows the other.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from baton.domain.request import FinishReason, OutputToken, SamplingParams, Stop
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationJob:
+class SequenceSpec:
     """One sequence to generate, parsed once and trusted afterwards. `deadline_s` counts from admission.
 
-    A job that is carried on brings what earlier attempts emitted (`dispatch` yields only what follows), how many prompt
-    tokens were cached then, the attempt that the book has opened for it, and the fingerprint of the workers that had it
-    last: only such workers may go on, for what they emitted may have been heard though it is not in the book.
+    A sequence that was taken over brings the tokens emitted before (`dispatch` yields only what follows), the number of
+    prompt tokens cached then, the attempt that the store has opened for it, and the fingerprint of its last workers.
+    Only workers with that fingerprint may continue: a client may have heard tokens that are not in the store.
     """
 
     id: RequestId
@@ -47,11 +47,11 @@ class GenerationChunk:
     finish: FinishReason | None = None
 
 
-class Ticket(Protocol):
+class AdmittedRequest(Protocol):
     """A place at the door, held from `admit` to the end of `run`."""
 
     @property
-    def job(self) -> GenerationJob: ...
+    def sequence(self) -> SequenceSpec: ...
 
     def complete(self) -> None:
         """The text is complete with what `run` has given (a stop string was met): closing it now is an end, not an
@@ -63,23 +63,23 @@ class Dispatcher(Protocol):
     """The router's lower half as its upper half sees it."""
 
     def refuse_if_full(self, deadline_s: float) -> None:
-        """Raises `Overloaded` if a job of that deadline would not be taken now, however short its prompt.
+        """Raises `Overloaded` if a sequence of that deadline would not be taken now, however short its prompt.
 
         Costs next to nothing: to be asked before a body is read, parsed and made into tokens.
         """
         ...
 
-    def admit(self, job: GenerationJob) -> Ticket:
-        """Takes the job or raises `Refused` (`Overloaded`, `NoWorkers`, `Draining`, `ContextOverflow`) at once."""
+    def admit(self, sequence: SequenceSpec) -> AdmittedRequest:
+        """Takes the sequence or raises `Refused` (`Overloaded`, `NoWorkers`, `Draining`, `ContextOverflow`) at once."""
         ...
 
-    def release(self, ticket: Ticket) -> None:
-        """Gives a ticket back that was never run; idempotent."""
+    def release(self, admitted: AdmittedRequest) -> None:
+        """Gives back an admitted sequence that was never run; idempotent."""
         ...
 
-    def run(self, ticket: Ticket) -> AsyncGenerator[GenerationChunk, None]:
+    def run(self, admitted: AdmittedRequest) -> AsyncGenerator[GenerationChunk, None]:
         """Yields chunks until `finish`. Raises `Interrupted` (retries exhausted), `DeadlineExceeded` or `Broken`.
 
-        Closing or cancelling it in any phase aborts the request on every worker and frees its ticket.
+        Closing or cancelling it in any phase aborts the request on every worker and frees its slot.
         """
         ...

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Mailbox(Generic[T]):
+class AsyncMailbox(Generic[T]):
     """Items come out in the order in which they went in. With a `capacity`, who puts may have to wait."""
 
     def __init__(self, capacity: int | None = None) -> None:

@@ -29,7 +29,7 @@ class RouterSettings(ServiceSettings):
     """The name clients use; default: the model's own."""
 
     router_id: Annotated[str, Field(min_length=1)] = "router-0"
-    """Name of this router, unique among routers that share a reception book."""
+    """Name of this router, unique among routers that share a state store."""
 
     max_queued_requests: Count = 256
     """Most requests waiting at the door; more are answered 429."""
@@ -50,7 +50,7 @@ class RouterSettings(ServiceSettings):
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
     """How often in a row a request is tried without decode making a token of it, the first time included."""
 
-    promise_timeout_s: Seconds = 5.0
+    reserve_timeout_s: Seconds = 5.0
     """How long a decode worker may take to answer a promise, and how long the promise holds unused."""
 
     max_step_age_s: Seconds = 30.0

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from chaos.client import COMPLETIONS, Client, End, Question, Transcript
+from chaos.clients.client import COMPLETIONS, ChaosClient, ClientRequest, StreamEnd, Transcript
 
-QUESTION = Question("q", COMPLETIONS, {"prompt": "x", "max_tokens": 3})
+REQUEST = ClientRequest("q", COMPLETIONS, {"prompt": "x", "max_tokens": 3})
 TIMEOUT_S = 20.0
 
 
@@ -63,47 +63,47 @@ class Router:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
+async def client() -> AsyncIterator[ChaosClient]:
     async with httpx2.AsyncClient(trust_env=False, verify=False) as http:
-        yield Client(http, "m", TIMEOUT_S)
+        yield ChaosClient(http, "m", TIMEOUT_S)
 
 
-async def test_a_whole_answer(client: Client) -> None:
+async def test_a_whole_answer(client: ChaosClient) -> None:
     async with Router(HEAD + event(1, 5) + event(2, 6) + event(3, 7, "length") + DONE) as router:
-        heard = await client.ask(QUESTION, [router.url])
-    assert (heard.end, heard.num_tokens(), heard.num_resumes) == (End.DONE, 3, 0)
-    assert [e.tokens for e in heard.events] == [(5,), (6,), (7,)]
+        transcript = await client.ask(REQUEST, [router.url])
+    assert (transcript.end, transcript.num_tokens(), transcript.num_resumes) == (StreamEnd.DONE, 3, 0)
+    assert [e.tokens for e in transcript.events] == [(5,), (6,), (7,)]
 
 
-async def test_a_broken_stream_is_resumed_elsewhere_after_the_last_event(client: Client) -> None:
+async def test_a_broken_stream_is_resumed_elsewhere_after_the_last_event(client: ChaosClient) -> None:
     async with (
         Router(HEAD + event(1, 5) + event(2, 6), b"") as first,
         Router(UNKNOWN, HEAD + event(3, 7, "length") + DONE) as second,
     ):
-        heard = await client.ask(QUESTION, [first.url, second.url, second.url])
-    assert (heard.end, heard.num_tokens(), heard.num_resumes) == (End.DONE, 3, 2)
+        transcript = await client.ask(REQUEST, [first.url, second.url, second.url])
+    assert (transcript.end, transcript.num_tokens(), transcript.num_resumes) == (StreamEnd.DONE, 3, 2)
     resumption = second.requests[1].lower()
     assert resumption.startswith("get /v1/requests/call-1/stream ")
     assert "last-event-id: call-1:2\r\n" in resumption
 
 
-async def test_a_broken_stream_with_nowhere_to_go_is_lost(client: Client) -> None:
+async def test_a_broken_stream_with_nowhere_to_go_is_lost(client: ChaosClient) -> None:
     async with Router(HEAD + event(1, 5), b"") as router:
-        heard = await client.ask(QUESTION, [router.url])
-    assert (heard.end, heard.num_tokens()) == (End.LOST, 1)
+        transcript = await client.ask(REQUEST, [router.url])
+    assert (transcript.end, transcript.num_tokens()) == (StreamEnd.LOST, 1)
 
 
-async def test_an_error_event_and_a_refusal_have_codes(client: Client) -> None:
+async def test_an_error_event_and_a_refusal_have_codes(client: ChaosClient) -> None:
     async with Router(HEAD + event(1, 5) + b"data: " + REFUSAL + b"\n\n", UNKNOWN) as router:
-        failed = await client.ask(QUESTION, [router.url])
-        refused = await client.ask(QUESTION, [router.url])
-    assert (failed.end, failed.code) == (End.FAILED, "no_workers")
-    assert (refused.end, refused.code, refused.status) == (End.REFUSED, "no_workers", 404)
+        failed = await client.ask(REQUEST, [router.url])
+        refused = await client.ask(REQUEST, [router.url])
+    assert (failed.end, failed.code) == (StreamEnd.FAILED, "no_workers")
+    assert (refused.end, refused.code, refused.status) == (StreamEnd.REFUSED, "no_workers", 404)
 
 
-async def test_who_hangs_up_stops_listening(client: Client) -> None:
+async def test_who_hangs_up_stops_listening(client: ChaosClient) -> None:
     async with Router(HEAD + event(1, 5) + event(2, 6)) as router:
-        transcript = Transcript(QUESTION)
+        transcript = Transcript(REQUEST)
         async with asyncio.timeout(TIMEOUT_S):
-            await client.ask_and_hang_up(QUESTION, router.url, 2, transcript)
-    assert (transcript.end, transcript.num_tokens()) == (End.HUNG_UP, 2)
+            await client.ask_and_hang_up(REQUEST, router.url, 2, transcript)
+    assert (transcript.end, transcript.num_tokens()) == (StreamEnd.HUNG_UP, 2)

@@ -9,9 +9,9 @@ import pytest
 from baton.domain.ids import RequestId
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import FinishReason, OutputToken
-from baton.state.base import JournalPart, RequestRecord
-from chaos.client import End, Event
-from chaos.history import ClientStory, JobStory, Rule, check
+from baton.store.store import JournalPart, SequenceRecord
+from chaos.checks.history import ClientHistory, Rule, SequenceHistory, check
+from chaos.clients.client import Event, StreamEnd
 
 CALL = "cmpl-1"
 
@@ -20,15 +20,15 @@ def event(choice: int, counts: str, token: int, finish: str = "") -> Event:
     return Event(f"{CALL}:{counts}", choice, (token,), str(token), finish, 0.0)
 
 
-def record(state: RequestState, attempt: int, num_emitted: int) -> RequestRecord:
-    return RequestRecord(RequestId(CALL), attempt, state, "router-0", "m", 4, num_emitted)
+def record(state: RequestState, attempt: int, num_emitted: int) -> SequenceRecord:
+    return SequenceRecord(RequestId(CALL), attempt, state, "router-0", "m", 4, num_emitted)
 
 
 def journal(*tokens: int, finish: FinishReason | None = FinishReason.LENGTH) -> JournalPart:
     return JournalPart(tuple(OutputToken(i, token) for i, token in enumerate(tokens)), 0, finish, "")
 
 
-CLIENT = ClientStory(
+CLIENT = ClientHistory(
     CALL,
     (
         event(0, "1.0", 10),
@@ -37,9 +37,9 @@ CLIENT = ClientStory(
         event(0, "3.1", 12, "length"),
         event(1, "3.2", 21, "length"),
     ),
-    End.DONE,
+    StreamEnd.DONE,
 )
-FIRST = JobStory(
+FIRST = SequenceHistory(
     0,
     (
         record(RequestState.QUEUED, 1, 0),
@@ -49,27 +49,27 @@ FIRST = JobStory(
     ),
     journal(10, 11, 12),
 )
-SECOND = JobStory(1, (record(RequestState.FINISHED, 1, 2),), journal(20, 21))
+SECOND = SequenceHistory(1, (record(RequestState.FINISHED, 1, 2),), journal(20, 21))
 
 
-def broken_rules(client: ClientStory, *jobs: JobStory) -> set[Rule]:
-    return {found.rule for found in check(client, jobs)}
+def violated_rules(client: ClientHistory, *sequences: SequenceHistory) -> set[Rule]:
+    return {found.rule for found in check(client, sequences)}
 
 
 def test_a_good_history_breaks_no_rule() -> None:
     assert check(CLIENT, [FIRST, SECOND]) == []
 
 
-def test_a_lost_book_contradicts_nothing() -> None:
-    assert check(CLIENT, [JobStory(0, (), None), JobStory(1, (), None)]) == []
+def test_a_lost_store_contradicts_nothing() -> None:
+    assert check(CLIENT, [SequenceHistory(0, (), None), SequenceHistory(1, (), None)]) == []
 
 
 def test_a_cancelled_job_may_be_resumed_under_a_new_attempt() -> None:
-    sightings = (record(RequestState.CANCELLED, 1, 2), record(RequestState.FINISHED, 2, 3))
-    assert check(CLIENT, [replace(FIRST, sightings=sightings)]) == []
+    observations = (record(RequestState.CANCELLED, 1, 2), record(RequestState.FINISHED, 2, 3))
+    assert check(CLIENT, [replace(FIRST, observations=observations)]) == []
 
 
-def with_events(*events: Event) -> ClientStory:
+def with_events(*events: Event) -> ClientHistory:
     return replace(CLIENT, events=events)
 
 
@@ -79,40 +79,40 @@ DUPLICATE = (event(0, "1.0", 10), event(0, "1.0", 10), event(0, "2.0", 11), even
 WRONG_CHOICE = (event(0, "1.0", 10), event(0, "1.1", 11))
 AFTER_THE_END = (*CLIENT.events, event(0, "4.2", 13))
 
-PLANTED: list[tuple[Rule, str, ClientStory, JobStory]] = [
-    (Rule.INDICES, "gap", with_events(*GAP), JobStory(0, (), None)),
-    (Rule.INDICES, "duplicate", with_events(*DUPLICATE), JobStory(0, (), None)),
-    (Rule.INDICES, "another choice's count", with_events(*WRONG_CHOICE), JobStory(0, (), None)),
-    (Rule.ENDS_ONCE, "a token after the end", with_events(*AFTER_THE_END), JobStory(0, (), None)),
+PLANTED: list[tuple[Rule, str, ClientHistory, SequenceHistory]] = [
+    (Rule.INDICES, "gap", with_events(*GAP), SequenceHistory(0, (), None)),
+    (Rule.INDICES, "duplicate", with_events(*DUPLICATE), SequenceHistory(0, (), None)),
+    (Rule.INDICES, "another choice's count", with_events(*WRONG_CHOICE), SequenceHistory(0, (), None)),
+    (Rule.ENDS_ONCE, "a token after the end", with_events(*AFTER_THE_END), SequenceHistory(0, (), None)),
     (
         Rule.ONE_END,
         "failed, then finished",
         CLIENT,
-        replace(FIRST, sightings=(record(RequestState.FAILED, 2, 3), FINISHED)),
+        replace(FIRST, observations=(record(RequestState.FAILED, 2, 3), FINISHED)),
     ),
     (
         Rule.ONE_END,
         "finished, then run again",
         CLIENT,
-        replace(FIRST, sightings=(FINISHED, record(RequestState.QUEUED, 3, 3), record(RequestState.FINISHED, 3, 3))),
+        replace(FIRST, observations=(FINISHED, record(RequestState.QUEUED, 3, 3), record(RequestState.FINISHED, 3, 3))),
     ),
     (
         Rule.ONE_END,
         "cancelled, then finished under the same attempt",
         CLIENT,
-        replace(FIRST, sightings=(record(RequestState.CANCELLED, 2, 2), FINISHED)),
+        replace(FIRST, observations=(record(RequestState.CANCELLED, 2, 2), FINISHED)),
     ),
     (
         Rule.ATTEMPTS_GROW,
         "an older attempt writes again",
         CLIENT,
-        replace(FIRST, sightings=(record(RequestState.DECODING, 3, 2), FINISHED)),
+        replace(FIRST, observations=(record(RequestState.DECODING, 3, 2), FINISHED)),
     ),
     (
         Rule.EMITTED_GROWS,
         "tokens taken back",
         CLIENT,
-        replace(FIRST, sightings=(record(RequestState.DECODING, 2, 5), FINISHED)),
+        replace(FIRST, observations=(record(RequestState.DECODING, 2, 5), FINISHED)),
     ),
     (Rule.JOURNAL_AGREES, "another token", CLIENT, replace(FIRST, journal=journal(10, 99, 12))),
     (
@@ -126,18 +126,18 @@ PLANTED: list[tuple[Rule, str, ClientStory, JobStory]] = [
         Rule.COUNTS_AGREE,
         "a record that counts more",
         CLIENT,
-        replace(FIRST, sightings=(record(RequestState.FINISHED, 2, 4),)),
+        replace(FIRST, observations=(record(RequestState.FINISHED, 2, 4),)),
     ),
     (
         Rule.ENDS_AGREE,
-        "finished for the client, failed in the book",
+        "finished for the client, failed in the store",
         CLIENT,
-        replace(FIRST, sightings=(record(RequestState.FAILED, 2, 3),)),
+        replace(FIRST, observations=(record(RequestState.FAILED, 2, 3),)),
     ),
     (
         Rule.ENDS_AGREE,
-        "failed for the client, finished in the book",
-        ClientStory(CALL, CLIENT.events[:1], End.FAILED),
+        "failed for the client, finished in the store",
+        ClientHistory(CALL, CLIENT.events[:1], StreamEnd.FAILED),
         replace(FIRST, journal=None),
     ),
     (
@@ -150,12 +150,12 @@ PLANTED: list[tuple[Rule, str, ClientStory, JobStory]] = [
 
 
 @pytest.mark.parametrize(
-    ("rule", "client", "job"),
-    [(rule, client, job) for rule, _, client, job in PLANTED],
+    ("rule", "client", "sequence"),
+    [(rule, client, sequence) for rule, _, client, sequence in PLANTED],
     ids=[f"{rule.name}-{name}" for rule, name, _, _ in PLANTED],
 )
-def test_a_planted_history_is_caught(rule: Rule, client: ClientStory, job: JobStory) -> None:
-    assert rule in broken_rules(client, job)
+def test_a_planted_history_is_caught(rule: Rule, client: ClientHistory, sequence: SequenceHistory) -> None:
+    assert rule in violated_rules(client, sequence)
 
 
 def test_every_rule_is_shown_to_catch_something() -> None:

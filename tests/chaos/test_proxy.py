@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from chaos.flipper import MIN_PAYLOAD_BYTES, FlipBudget, FrameFlipper
-from chaos.network import HELD, STRANGER, Network
-from chaos.peers import owner_of
-from chaos.proxy import Condition
+from chaos.testbed.bit_flipper import MIN_PAYLOAD_BYTES, BitFlipper, FlipBudget
+from chaos.testbed.connection_owner import connection_owner
+from chaos.testbed.network import PARTITIONED, UNKNOWN_CLIENT, ProxyNetwork
+from chaos.testbed.proxy import LinkCondition
 
 TIMEOUT_S = 10.0
 SERVER = "echo"
@@ -21,16 +21,16 @@ LONG_ENOUGH_S = 0.2
 """To see that nothing comes; what must come is waited for with `TIMEOUT_S`."""
 
 
-class Caller:
+class EchoClient:
     """One connection to the echo server, through the proxy."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
-    async def say(self, words: bytes) -> bytes:
-        self.writer.write(words)
+    async def send(self, data: bytes) -> bytes:
+        self.writer.write(data)
         async with asyncio.timeout(TIMEOUT_S):
-            return await self.reader.readexactly(len(words))
+            return await self.reader.readexactly(len(data))
 
     async def is_silent(self) -> bool:
         try:
@@ -48,16 +48,16 @@ class Caller:
             return True
 
 
-class World:
+class EchoNetwork:
     """A network with an echo server behind a proxy, and those who call it."""
 
     def __init__(self) -> None:
-        self.network = Network(dict)
+        self.network = ProxyNetwork(dict)
         self._address = ""
-        self._callers: list[Caller] = []
-        self._conversations: set[asyncio.Task[None]] = set()
+        self._callers: list[EchoClient] = []
+        self._echo_tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> World:
+    async def __aenter__(self) -> EchoNetwork:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self._address = await self.network.serve(SERVER, self._server.sockets[0].getsockname())
         return self
@@ -67,19 +67,19 @@ class World:
             caller.writer.transport.abort()
         await self.network.close()
         self._server.close()
-        for task in self._conversations:
+        for task in self._echo_tasks:
             task.cancel()
-        await asyncio.gather(*self._conversations, return_exceptions=True)
+        await asyncio.gather(*self._echo_tasks, return_exceptions=True)
 
-    async def call(self) -> Caller:
+    async def call(self) -> EchoClient:
         host, port = self._address.split(":")
-        self._callers.append(Caller(*await asyncio.open_connection(host, int(port))))
+        self._callers.append(EchoClient(*await asyncio.open_connection(host, int(port))))
         return self._callers[-1]
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._echo(reader, writer))
-        self._conversations.add(task)
-        task.add_done_callback(self._conversations.discard)
+        self._echo_tasks.add(task)
+        task.add_done_callback(self._echo_tasks.discard)
 
     async def _echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -93,54 +93,54 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as world:
-        yield world
+async def echo() -> AsyncIterator[EchoNetwork]:
+    async with EchoNetwork() as echo:
+        yield echo
 
 
-async def test_passes_everything_when_the_weather_is_good(world: World) -> None:
-    caller = await world.call()
-    words = bytes(range(256)) * 4096
-    assert await caller.say(words) == words
+async def test_passes_everything_when_the_weather_is_good(echo: EchoNetwork) -> None:
+    caller = await echo.call()
+    data = bytes(range(256)) * 4096
+    assert await caller.send(data) == data
 
 
-async def test_a_cut_resets_open_connections_and_new_ones(world: World) -> None:
-    before = await world.call()
-    assert await before.say(b"hello") == b"hello"
-    world.network.change([STRANGER], [SERVER], Condition(cut=True))
+async def test_a_cut_resets_open_connections_and_new_ones(echo: EchoNetwork) -> None:
+    before = await echo.call()
+    assert await before.send(b"hello") == b"hello"
+    echo.network.change([UNKNOWN_CLIENT], [SERVER], LinkCondition(reset=True))
     assert await before.is_reset()
-    assert await (await world.call()).is_reset()
-    world.network.heal()
-    assert await (await world.call()).say(b"again") == b"again"
+    assert await (await echo.call()).is_reset()
+    echo.network.heal()
+    assert await (await echo.call()).send(b"again") == b"again"
 
 
-async def test_what_is_held_arrives_late_and_nothing_is_made_meanwhile(world: World) -> None:
-    before = await world.call()
-    assert await before.say(b"hello") == b"hello"
-    world.network.change([STRANGER], [SERVER], HELD)
-    meanwhile = await world.call()
+async def test_what_is_held_arrives_late_and_nothing_is_made_meanwhile(echo: EchoNetwork) -> None:
+    before = await echo.call()
+    assert await before.send(b"hello") == b"hello"
+    echo.network.change([UNKNOWN_CLIENT], [SERVER], PARTITIONED)
+    meanwhile = await echo.call()
     meanwhile.writer.write(b"anybody?")
     before.writer.write(b"late")
     assert await before.is_silent()
     assert await meanwhile.is_silent()
-    world.network.heal()
+    echo.network.heal()
     async with asyncio.timeout(TIMEOUT_S):
         assert await before.reader.readexactly(4) == b"late"
     assert await meanwhile.is_reset()
 
 
-async def test_other_pairs_are_not_concerned(world: World) -> None:
-    world.network.change(["somebody else"], [SERVER], Condition(cut=True))
-    caller = await world.call()
-    assert await caller.say(b"hello") == b"hello"
+async def test_other_pairs_are_not_concerned(echo: EchoNetwork) -> None:
+    echo.network.change(["somebody else"], [SERVER], LinkCondition(reset=True))
+    caller = await echo.call()
+    assert await caller.send(b"hello") == b"hello"
 
 
-async def test_delay_and_narrowness_take_their_time(world: World) -> None:
-    caller = await world.call()
-    for condition, least_s in ((Condition(delay_s=0.1), 0.2), (Condition(bytes_per_s=100_000.0), 0.2)):
-        world.network.change([STRANGER], [SERVER], condition)
+async def test_delay_and_narrowness_take_their_time(echo: EchoNetwork) -> None:
+    caller = await echo.call()
+    for condition, least_s in ((LinkCondition(delay_s=0.1), 0.2), (LinkCondition(bytes_per_s=100_000.0), 0.2)):
+        echo.network.change([UNKNOWN_CLIENT], [SERVER], condition)
         began_s = time.monotonic()
-        assert await caller.say(b"x" * 10_000) == b"x" * 10_000
+        assert await caller.send(b"x" * 10_000) == b"x" * 10_000
         assert time.monotonic() - began_s >= least_s
 
 
@@ -153,7 +153,7 @@ def test_only_large_data_frames_are_flipped_however_they_are_cut(piece_bytes: in
     page = bytes(MIN_PAYLOAD_BYTES)
     stream = frame(4, b"settings") + frame(0, b"a message") + frame(0, page) + frame(1, page) + frame(0, page)
     budget = FlipBudget(1)
-    flipper = FrameFlipper()
+    flipper = BitFlipper()
     pieces = [stream[at : at + piece_bytes] for at in range(0, len(stream), piece_bytes)]
     out = b"".join(flipper.feed(piece, budget) for piece in pieces)
     differing = [at for at, (old, new) in enumerate(zip(stream, out, strict=True)) if old != new]
@@ -166,7 +166,7 @@ def test_only_large_data_frames_are_flipped_however_they_are_cut(piece_bytes: in
 def test_a_client_s_preface_is_no_frame() -> None:
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     page = frame(0, bytes(MIN_PAYLOAD_BYTES))
-    flipper, budget = FrameFlipper(), FlipBudget(None)
+    flipper, budget = BitFlipper(), FlipBudget(None)
     out = flipper.feed(preface + page + page, budget)
     assert out.startswith(preface)
     assert budget.num_flipped == 2
@@ -179,6 +179,6 @@ def test_the_process_behind_a_connection_is_known(family: socket.AddressFamily, 
         client.connect((address, server.getsockname()[1]))
         with server.accept()[0] as accepted:
             ends = accepted.getpeername(), accepted.getsockname()
-            assert owner_of(*ends, {"nobody": 2**22 + 1, "we": os.getpid()}) == "we"
-            assert owner_of(*ends, {"nobody": 2**22 + 1}) is None
-            assert owner_of(("127.0.0.1", 1), ends[1], {"we": os.getpid()}) is None
+            assert connection_owner(*ends, {"nobody": 2**22 + 1, "we": os.getpid()}) == "we"
+            assert connection_owner(*ends, {"nobody": 2**22 + 1}) is None
+            assert connection_owner(("127.0.0.1", 1), ends[1], {"we": os.getpid()}) is None

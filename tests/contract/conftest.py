@@ -1,4 +1,4 @@
-"""Books for the contract tests: memory and a real Redis, opened under a name of their own and closed afterwards."""
+"""Stores for the contract tests: memory and a real Redis, opened under a name of their own and closed afterwards."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from baton.state.base import StateBook
-from baton.state.connect import connect
-from baton.state.embedded import EmbeddedRedis
-from baton.state.keys import Keys
-from baton.state.options import BookOptions
-from tests.contract.books import RARE, OpenBook
+from baton.store.connect import connect
+from baton.store.options import StoreOptions
+from baton.store.redis.keys import RedisKeys
+from baton.store.store import StateStore
+from services.cli.local_redis import LocalRedis
+from tests.contract.stores import RARE, OpenStore
 from tests.redis_server import running_redis
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[EmbeddedRedis]:
+def server() -> Iterator[LocalRedis]:
     with running_redis() as server:
         yield server
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def open_book(request: pytest.FixtureRequest) -> AsyncIterator[OpenBook]:
+async def open_store(request: pytest.FixtureRequest) -> AsyncIterator[OpenStore]:
     url = "memory://" if request.param == "memory" else request.getfixturevalue("server").url
     async with contextlib.AsyncExitStack() as stack:
 
-        async def open_it(options: BookOptions) -> StateBook:
-            book = await connect(url, replace(options, prefix=f"test:{uuid.uuid4().hex}:"))
-            stack.push_async_callback(book.close)
-            return book
+        async def open_it(options: StoreOptions) -> StateStore:
+            store = await connect(url, replace(options, prefix=f"test:{uuid.uuid4().hex}:"))
+            stack.push_async_callback(store.close)
+            return store
 
         yield open_it
 
 
 @pytest.fixture
-async def book(open_book: OpenBook) -> StateBook:
-    return await open_book(RARE)
+async def store(open_store: OpenStore) -> StateStore:
+    return await open_store(RARE)
 
 
 @pytest.fixture
-async def redis_book(server: EmbeddedRedis) -> AsyncIterator[tuple[StateBook, Keys, Redis]]:
-    """A book, the names it uses, and a way to look at them from outside."""
+async def redis_store(server: LocalRedis) -> AsyncIterator[tuple[StateStore, RedisKeys, Redis]]:
+    """A store, the names it uses, and a way to look at them from outside."""
     prefix = f"test:{uuid.uuid4().hex}:"
-    book, outside = await connect(server.url, replace(RARE, prefix=prefix)), Redis.from_url(server.url)
-    yield book, Keys(prefix), outside
+    store, outside = await connect(server.url, replace(RARE, prefix=prefix)), Redis.from_url(server.url)
+    yield store, RedisKeys(prefix), outside
     await outside.aclose()
-    await book.close()
+    await store.close()

@@ -11,9 +11,9 @@ import torch
 
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.model.attention.base import Segment, StepMetadata, plan_step
+from baton.model.decoders.native_ops import NativeOps
+from baton.model.decoders.ops import Activation, HeadShape, Ops, QkNorm, RopeTable, TorchOps
 from baton.model.kernels.library import load_kernels
-from baton.model.kernels.ops import NativeOps
-from baton.model.ops import Activation, HeadNorms, HeadShape, Ops, RopeTable, TorchOps
 from baton.model.storage import PageStorage
 from tests.kernels import kernel_levels
 
@@ -106,7 +106,7 @@ def test_gated(ops: Ops, num_tokens: int, width: int, activation: Activation, dt
     else:
         wanted = torch.nn.functional.gelu(gate, approximate="tanh") * up
     out = torch.full((num_tokens, width), torch.nan, dtype=dtype) if given else None
-    got = ops.gated(gate_up, activation, out)
+    got = ops.act_and_mul(gate_up, activation, out)
     assert_close(got, wanted, dtype, slack=2e-6)
     if out is not None:
         assert got.data_ptr() == out.data_ptr()
@@ -115,7 +115,7 @@ def test_gated(ops: Ops, num_tokens: int, width: int, activation: Activation, dt
 @pytest.mark.parametrize("activation", Activation)
 def test_gates_far_out_do_not_overflow(ops: Ops, activation: Activation):
     gate_up = torch.tensor([[100.0, -100.0, 1e4, -1e4, 2.0, 3.0, 4.0, 5.0]])
-    assert torch.equal(ops.gated(gate_up, activation), torch.tensor([[200.0, 0.0, 4e4, 0.0]]))
+    assert torch.equal(ops.act_and_mul(gate_up, activation), torch.tensor([[200.0, 0.0, 4e4, 0.0]]))
 
 
 HEADS = [HeadShape(4, 2, 16), HeadShape(14, 2, 64), HeadShape(3, 3, 8), HeadShape(8, 1, 40), HeadShape(2, 1, 128)]
@@ -157,7 +157,7 @@ def test_rotate_and_write(ops: Ops, heads: HeadShape, dtype: torch.dtype, with_n
     rope = rope_table(heads.head_dim // 4 * 2 if in_part else heads.head_dim)
     norms = None
     if with_norms:
-        norms = HeadNorms(1 + numbers(heads.head_dim, seed=3), 1 + numbers(heads.head_dim, seed=4), EPS)
+        norms = QkNorm(1 + numbers(heads.head_dim, seed=3), 1 + numbers(heads.head_dim, seed=4), EPS)
     layers = (LayerGeometry(heads.num_kv_heads, heads.head_dim, heads.head_dim),) * 3
     storage = PageStorage.allocate(KVGeometry(layers, str(dtype).removeprefix("torch."), page_size), NUM_PAGES)
     qkv = numbers(step.num_tokens, heads.num_features, dtype=dtype)
@@ -166,7 +166,7 @@ def test_rotate_and_write(ops: Ops, heads: HeadShape, dtype: torch.dtype, with_n
     if norms is not None:
         query, keys = normed(query, norms.query), normed(keys, norms.key)
 
-    got = ops.rotate_and_write(qkv, rope, heads, norms, positions, storage, 1, step)
+    got = ops.rope_and_write_kv(qkv, rope, heads, norms, positions, storage, 1, step)
 
     assert got.shape == (step.num_tokens, heads.num_heads, heads.head_dim)
     assert_close(got, rotated(query, rope, positions), dtype, slack=2e-6)
@@ -187,7 +187,7 @@ def test_the_query_can_be_put_where_it_is_wanted(ops: Ops):
     qkv = numbers(step.num_tokens, heads.num_features)
     arguments = (rope_table(16), heads, None, positions, storage, 0, step)
     out = torch.full((step.num_tokens, 4, 16), torch.nan)
-    wanted = ops.rotate_and_write(qkv.clone(), *arguments)
-    got = ops.rotate_and_write(qkv, *arguments, out)
+    wanted = ops.rope_and_write_kv(qkv.clone(), *arguments)
+    got = ops.rope_and_write_kv(qkv, *arguments, out)
     assert got.data_ptr() == out.data_ptr()
     assert torch.equal(got, wanted)

@@ -1,7 +1,8 @@
 """One suite for every transport: what `baton.transfer.base` promises, kept by the fake, the stream and NIXL alike.
 
 Sources of `stream` and `nixl` are processes of their own; `nixl` copies through CMA where the kernel allows it. Where
-the puller's pages are "staged" they are reached as a GPU's would be (see `tests.staged`), and the source's are not.
+the puller's pages are "staged" they are reached as a GPU's would be (see `tests.staged_memory`), and the source's
+are not.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from baton.transfer.digest import digest_pages
 from baton.transfer.nixl_agent import nixl_available
 from baton.transfer.probe import probe_bandwidth
 from baton.transfer.puller import ThreadedPuller
-from tests.unit.transfer.rigs import ENVIRONMENTS, WAIT_S, EventBook, Rig, RunningSource, page_ids
+from tests.unit.transfer.rigs import ENVIRONMENTS, WAIT_S, EventLog, Rig, RunningSource, page_ids
 from tests.unit.transfer.source_process import SourceSpec, filled_memory
 
 NUM_PAGES = 256
@@ -40,7 +41,7 @@ class Side:
 
     puller: ThreadedPuller
     memory: PoolMemory
-    events: EventBook
+    events: EventLog
     pulls: list[Pull] = field(default_factory=list)
 
     def pull(self, remote, local, digests=None, deadline_s=LONG_S, source=PREFILL) -> Pull:
@@ -95,7 +96,7 @@ def spec(incarnation: int = 1) -> SourceSpec:
 
 
 def new_side(rig: Rig) -> Side:
-    memory, events = rig.memory(NUM_PAGES, PAGE_BYTES), EventBook()
+    memory, events = rig.memory(NUM_PAGES, PAGE_BYTES), EventLog()
     return Side(rig.puller(memory, events), memory, events)
 
 

@@ -18,7 +18,7 @@ from baton.bundled import MODEL_DIR
 from baton.transfer.nixl_agent import nixl_available
 from tests.cluster import Cluster, completion_tokens
 from tests.exactness.reference import Reference
-from tests.models import FAMILIES, VOCAB_SIZE, add_tokenizer, save_random_model
+from tests.tiny_models import FAMILIES, VOCAB_SIZE, add_tokenizer, save_random_model
 
 pytestmark = [pytest.mark.exactness, pytest.mark.integration]
 

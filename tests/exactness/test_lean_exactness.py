@@ -16,18 +16,18 @@ from baton.bundled import MODEL_DIR
 from baton.domain.request import SamplingParams
 from baton.engine.batch import Batch, StepOutput
 from baton.engine.runner import ModelRunner
-from baton.model.config import DtypeChoice
-from baton.model.kernels.choice import KernelUse
-from baton.model.layouts import Layout
-from baton.model.lean.spec import FAMILIES, SERVED_ROPES
-from baton.model.lean.weights import LeanModel
-from baton.model.loading import DecoderChoice, LoadedModel, load_model
+from baton.model.decoders.lean_spec import FAMILIES, SUPPORTED_ROPES
+from baton.model.decoders.lean_weights import LeanModel
+from baton.model.linears.packing import WeightLayout
+from baton.model.loading.config import DtypeChoice
+from baton.model.loading.kernel_choice import KernelUse
+from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
 from baton.model.storage import PageStorage
-from tests import models
-from tests.exactness.driver import Driver
-from tests.exactness.test_runner_exactness import NUM_NEW_TOKENS, NUM_PAGES, make_prompts, paged_driver, stock_tokens
+from tests import tiny_models
+from tests.exactness.random_scheduler import RandomScheduler
+from tests.exactness.test_runner_exactness import NUM_NEW_TOKENS, NUM_PAGES, make_prompts, paged_scheduler, stock_tokens
 from tests.kernels import kernel_levels
-from tests.models import WINDOW, small_shape
+from tests.tiny_models import WINDOW, small_shape
 
 pytestmark = pytest.mark.exactness
 
@@ -49,7 +49,7 @@ def llama(**more: Any) -> transformers.PreTrainedConfig:
 
 
 VARIANTS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
-    **{family: models.FAMILIES[family] for family in models.FAMILIES if family in FAMILIES},
+    **{family: tiny_models.FAMILIES[family] for family in tiny_models.FAMILIES if family in FAMILIES},
     "llama-biases": lambda: llama(attention_bias=True, mlp_bias=True),
     "llama-tied": lambda: llama(tie_word_embeddings=True),
     "llama-one-kv-head": lambda: llama(num_key_value_heads=1),
@@ -108,18 +108,18 @@ def kernels(request: pytest.FixtureRequest) -> KernelUse:
 def lean_model(
     directory: Path,
     kernels: KernelUse = KernelUse.NEVER,
-    layout: Layout | None = None,
+    layout: WeightLayout | None = None,
     page_size: int = PAGE_SIZE,
 ) -> LoadedModel:
     model = load_model(
         directory,
         dtype=DtypeChoice.FLOAT32,
         page_size=page_size,
-        layout=layout or (Layout.PLAIN if kernels is KernelUse.NEVER else Layout.PANELS),
+        layout=layout or (WeightLayout.PLAIN if kernels is KernelUse.NEVER else WeightLayout.PANELS),
         decoder=DecoderChoice.LEAN,
         kernels=kernels,
     )
-    assert isinstance(model.body, LeanModel)
+    assert isinstance(model.impl, LeanModel)
     assert (model.kernels is None) == (kernels is KernelUse.NEVER), model.report.kernel_note
     return model
 
@@ -141,20 +141,22 @@ class Checkpoint:
 @pytest.fixture(scope="module", params=sorted(VARIANTS))
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     directory = tmp_path_factory.mktemp("variant")
-    return Checkpoint.of(models.save_random_config(VARIANTS[request.param](), directory))
+    return Checkpoint.of(tiny_models.save_random_config(VARIANTS[request.param](), directory))
 
 
 def assert_exact(checkpoint: Checkpoint, model: LoadedModel) -> None:
     prompts, expected = checkpoint.prompts, checkpoint.expected
-    driver = paged_driver(model, seed=11)
-    assert driver.generate(prompts, NUM_NEW_TOKENS, GREEDY) == expected
+    scheduler = paged_scheduler(model, seed=11)
+    assert scheduler.generate(prompts, NUM_NEW_TOKENS, GREEDY) == expected
     assert len({token for output in expected for token in output}) > NUM_NEW_TOKENS, "greedy output is degenerate"
-    tally = driver.tally
-    assert min(tally.mixed_steps, tally.chunked_prompts, tally.shared_pages, tally.swapped_rows) > 2, tally
+    coverage = scheduler.coverage
+    assert min(coverage.mixed_steps, coverage.chunked_prompts, coverage.shared_pages, coverage.swapped_rows) > 2, (
+        coverage
+    )
 
 
 @dataclass(slots=True)
-class TakingTurns:
+class RoundRobinRunner:
     """A `Runner` that lets every step be run by the next of some runners."""
 
     runners: list[ModelRunner]
@@ -168,7 +170,7 @@ class TakingTurns:
 def test_every_family_and_rotary_scaling_has_its_variant():
     configs = [make() for make in VARIANTS.values()]
     assert {config.model_type for config in configs} == set(FAMILIES)
-    assert {(config.rope_parameters or {}).get("rope_type") for config in configs} >= SERVED_ROPES
+    assert {(config.rope_parameters or {}).get("rope_type") for config in configs} >= SUPPORTED_ROPES
 
 
 def test_tokens_are_the_stock_models(checkpoint: Checkpoint, kernels: KernelUse):
@@ -177,15 +179,15 @@ def test_tokens_are_the_stock_models(checkpoint: Checkpoint, kernels: KernelUse)
 
 @pytest.mark.parametrize("variant", ["qwen2", "gemma3_text", "phi3"])
 def test_tokens_of_packed_layers_are_the_stock_models(variant: str, tmp_path: Path):
-    directory = models.save_random_config(VARIANTS[variant](), tmp_path)
-    model = lean_model(directory, layout=Layout.ONEDNN)
+    directory = tiny_models.save_random_config(VARIANTS[variant](), tmp_path)
+    model = lean_model(directory, layout=WeightLayout.ONEDNN)
     assert model.report.weights.num_matrices == 4 * len(model.layers) + 1
     assert_exact(Checkpoint.of(directory), model)
 
 
 @pytest.mark.parametrize("page_size", [1, 5, 16])
 def test_tokens_on_pages_of_any_size_are_the_stock_models(page_size: int, kernels: KernelUse, tmp_path: Path):
-    directory = models.save_random_config(VARIANTS["mistral"](), tmp_path)
+    directory = tiny_models.save_random_config(VARIANTS["mistral"](), tmp_path)
     assert_exact(Checkpoint.of(directory, page_size), lean_model(directory, kernels, page_size=page_size))
 
 
@@ -195,11 +197,11 @@ def test_the_bundled_models_tokens_are_the_stock_models(kernels: KernelUse):
 
 @pytest.mark.parametrize("variant", sorted(set(VARIANTS) - {"llama-default-rope", "llama-no-groups"}))
 def test_bfloat16_is_as_close_to_float32_as_the_stock_decoder_is(variant: str, kernels: KernelUse, tmp_path: Path):
-    """Both against a float32 copy of the rounded weights, over chunks and single tokens (`baton.model.selfcheck`)."""
+    """Both against a float32 copy of the rounded weights, over chunks and single tokens."""
     ratios = []
     for seed in range(3):  # of one such model alone, chance decides which is the closer
         config, directory = VARIANTS[variant](), tmp_path / str(seed)
-        models.save_random_config(config, directory, dtype=torch.bfloat16, seed=seed)
+        tiny_models.save_random_config(config, directory, dtype=torch.bfloat16, seed=seed)
         lean, stock = (
             load_model(directory, dtype=DtypeChoice.BFLOAT16, decoder=choice, kernels=use).report.check
             for choice, use in ((DecoderChoice.LEAN, kernels), (DecoderChoice.STOCK, KernelUse.NEVER))
@@ -211,13 +213,13 @@ def test_bfloat16_is_as_close_to_float32_as_the_stock_decoder_is(variant: str, k
 
 def test_lean_and_stock_decoders_read_each_others_pages(tmp_path: Path):
     """They take turns, step by step on one pool: every chunk and token attends to pages of both."""
-    directory = models.save_random_config(VARIANTS["gemma3_text"](), tmp_path)
-    told = Checkpoint.of(directory)
+    directory = tiny_models.save_random_config(VARIANTS["gemma3_text"](), tmp_path)
+    checkpoint = Checkpoint.of(directory)
     lean = lean_model(directory)
     stock = load_model(directory, dtype=DtypeChoice.FLOAT32, page_size=PAGE_SIZE, decoder=DecoderChoice.STOCK)
     assert lean.geometry == stock.geometry
     storage = PageStorage.allocate(lean.geometry, NUM_PAGES)
-    runner = TakingTurns([ModelRunner(lean, storage), ModelRunner(stock, storage)])
-    driver = Driver(runner, NUM_PAGES, PAGE_SIZE, 0, seed=3)
-    assert driver.generate(told.prompts, NUM_NEW_TOKENS, GREEDY) == told.expected
+    runner = RoundRobinRunner([ModelRunner(lean, storage), ModelRunner(stock, storage)])
+    scheduler = RandomScheduler(runner, NUM_PAGES, PAGE_SIZE, 0, seed=3)
+    assert scheduler.generate(checkpoint.prompts, NUM_NEW_TOKENS, GREEDY) == checkpoint.expected
     assert runner.num_steps > NUM_NEW_TOKENS

@@ -16,12 +16,12 @@ from baton.bundled import MODEL_DIR
 from baton.domain.request import SamplingParams
 from baton.engine.runner import ModelRunner
 from baton.kv.memory import PageMemory
-from baton.model.config import DtypeChoice
-from baton.model.layouts import Layout
-from baton.model.loading import DecoderChoice, LoadedModel, load_model
+from baton.model.linears.packing import WeightLayout
+from baton.model.loading.config import DtypeChoice
+from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
 from baton.model.storage import PageStorage
-from tests import models
-from tests.exactness.driver import Driver
+from tests import tiny_models
+from tests.exactness.random_scheduler import RandomScheduler
 
 pytestmark = pytest.mark.exactness
 
@@ -37,7 +37,7 @@ def make_prompts(page_size: int) -> list[list[int]]:
     rng = random.Random(7)
 
     def some(num_tokens: int) -> list[int]:
-        return [rng.randrange(3, models.VOCAB_SIZE) for _ in range(num_tokens)]
+        return [rng.randrange(3, tiny_models.VOCAB_SIZE) for _ in range(num_tokens)]
 
     shared = some(4 * page_size)
     lengths = (1, 3, page_size, 2 * page_size, 2 * page_size + 1, 3 * page_size - 1, 9 * page_size, 61, 70)
@@ -63,51 +63,53 @@ def stock_tokens(directory: Path, prompts: list[list[int]]) -> list[list[int]]:
     return outputs
 
 
-def paged_driver(model: LoadedModel, seed: int) -> Driver:
+def paged_scheduler(model: LoadedModel, seed: int) -> RandomScheduler:
     page_bytes = model.geometry.page_bytes
     storage = PageStorage.on_memory(
         model.geometry, PageMemory(NUM_PAGES, page_bytes), PageMemory(NUM_HOST_SLOTS, page_bytes)
     )
-    return Driver(ModelRunner(model, storage), NUM_PAGES, model.geometry.page_size, NUM_HOST_SLOTS, seed)
+    return RandomScheduler(ModelRunner(model, storage), NUM_PAGES, model.geometry.page_size, NUM_HOST_SLOTS, seed)
 
 
-def assert_exact(directory: Path, layout: Layout, page_size: int = PAGE_SIZE) -> None:
+def assert_exact(directory: Path, layout: WeightLayout, page_size: int = PAGE_SIZE) -> None:
     model = load_model(
         directory, dtype=DtypeChoice.FLOAT32, page_size=page_size, layout=layout, decoder=DecoderChoice.STOCK
     )
     prompts = make_prompts(page_size)
-    driver = paged_driver(model, seed=11)
+    scheduler = paged_scheduler(model, seed=11)
     expected = stock_tokens(directory, prompts)
-    assert driver.generate(prompts, NUM_NEW_TOKENS, GREEDY) == expected
+    assert scheduler.generate(prompts, NUM_NEW_TOKENS, GREEDY) == expected
     assert len({token for output in expected for token in output}) > NUM_NEW_TOKENS, "greedy output is degenerate"
-    tally = driver.tally
-    assert min(tally.mixed_steps, tally.chunked_prompts, tally.shared_pages, tally.swapped_rows) > 2, tally
+    coverage = scheduler.coverage
+    assert min(coverage.mixed_steps, coverage.chunked_prompts, coverage.shared_pages, coverage.swapped_rows) > 2, (
+        coverage
+    )
 
 
-@pytest.mark.parametrize("family", sorted(models.FAMILIES))
+@pytest.mark.parametrize("family", sorted(tiny_models.FAMILIES))
 def test_random_models_give_the_stock_models_tokens(family: str, tmp_path: Path) -> None:
-    assert_exact(models.save_random_model(family, tmp_path), Layout.PLAIN)
+    assert_exact(tiny_models.save_random_model(family, tmp_path), WeightLayout.PLAIN)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_oss"])
 def test_packed_layers_give_the_stock_models_tokens(family: str, tmp_path: Path) -> None:
-    assert_exact(models.save_random_model(family, tmp_path), Layout.ONEDNN)
+    assert_exact(tiny_models.save_random_model(family, tmp_path), WeightLayout.ONEDNN)
 
 
 @pytest.mark.parametrize("page_size", [1, 5, 16])
 def test_any_page_size_gives_the_stock_models_tokens(page_size: int, tmp_path: Path) -> None:
-    assert_exact(models.save_random_model("mistral", tmp_path), Layout.PLAIN, page_size)
+    assert_exact(tiny_models.save_random_model("mistral", tmp_path), WeightLayout.PLAIN, page_size)
 
 
 def test_the_bundled_model_gives_the_stock_models_tokens() -> None:
-    assert_exact(MODEL_DIR, Layout.AUTO)
+    assert_exact(MODEL_DIR, WeightLayout.AUTO)
 
 
 def test_sampled_tokens_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    model = load_model(models.save_random_model("llama", tmp_path), page_size=PAGE_SIZE, layout=Layout.PLAIN)
+    model = load_model(tiny_models.save_random_model("llama", tmp_path), page_size=PAGE_SIZE, layout=WeightLayout.PLAIN)
     prompts = make_prompts(PAGE_SIZE)
     sampling = SamplingParams(temperature=0.8, top_p=0.9, seed=1234)
-    together = paged_driver(model, seed=1).generate(prompts, NUM_NEW_TOKENS, sampling)
-    alone = [paged_driver(model, seed=2).generate([prompt], NUM_NEW_TOKENS, sampling)[0] for prompt in prompts]
+    together = paged_scheduler(model, seed=1).generate(prompts, NUM_NEW_TOKENS, sampling)
+    alone = [paged_scheduler(model, seed=2).generate([prompt], NUM_NEW_TOKENS, sampling)[0] for prompt in prompts]
     assert together == alone
-    assert together != paged_driver(model, seed=1).generate(prompts, NUM_NEW_TOKENS, SamplingParams(temperature=0.0))
+    assert together != paged_scheduler(model, seed=1).generate(prompts, NUM_NEW_TOKENS, SamplingParams(temperature=0.0))

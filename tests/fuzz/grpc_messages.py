@@ -11,7 +11,15 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.workers import DECODE, DECODE_LIFE, MODEL, NUM_PAGES, PREFILL, PREFILL_LIFE, VOCAB_SIZE
+from tests.fuzz.worker_pair import (
+    DECODE,
+    DECODE_INCARNATION,
+    MODEL,
+    NUM_PAGES,
+    PREFILL,
+    PREFILL_INCARNATION,
+    VOCAB_SIZE,
+)
 
 FUZZ = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -24,13 +32,13 @@ NAMES = [
 ]  # fmt: skip
 BYTES = st.sampled_from([b"", b"\0" * 16, b"\xff" * 16, b"k" * 15, b"\0" * 5000])
 
-OF_TYPE: dict[int, st.SearchStrategy[Any]] = {
+VALUES_BY_TYPE: dict[int, st.SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_DOUBLE: FLOATS,
     FieldDescriptor.TYPE_FLOAT: FLOATS.filter(lambda value: math.isinf(value) or abs(value) != 3e38),
     FieldDescriptor.TYPE_UINT32: UINT32,
     FieldDescriptor.TYPE_INT32: st.sampled_from([0, 1, -1, 2**31 - 1, -(2**31)]),
     FieldDescriptor.TYPE_INT64: st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)]),
-    FieldDescriptor.TYPE_UINT64: st.sampled_from([0, 1, PREFILL_LIFE, DECODE_LIFE, 2**63, 2**64 - 1]),
+    FieldDescriptor.TYPE_UINT64: st.sampled_from([0, 1, PREFILL_INCARNATION, DECODE_INCARNATION, 2**63, 2**64 - 1]),
     FieldDescriptor.TYPE_FIXED64: st.sampled_from([0, 1, 2**64 - 1]),
     FieldDescriptor.TYPE_BOOL: st.booleans(),
     FieldDescriptor.TYPE_STRING: st.sampled_from(NAMES),
@@ -40,33 +48,33 @@ OF_TYPE: dict[int, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def absurd(draw: st.DrawFn, descriptor: Any) -> Message:
+def arbitrary_message(draw: st.DrawFn, descriptor: Any) -> Message:
     """A message of a descriptor's type, whose fields are, each for itself, absent, ordinary or beyond an edge."""
     message = GetMessageClass(descriptor)()
     for field in descriptor.fields:
         if draw(st.booleans()):
-            _put(draw, message, field)
+            _set_field(draw, message, field)
     return message
 
 
-def _put(draw: st.DrawFn, message: Message, field: FieldDescriptor) -> None:
+def _set_field(draw: st.DrawFn, message: Message, field: FieldDescriptor) -> None:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        key, value = (OF_TYPE[field.message_type.fields_by_name[name].type] for name in ("key", "value"))
+        key, value = (VALUES_BY_TYPE[field.message_type.fields_by_name[name].type] for name in ("key", "value"))
         getattr(message, field.name).update(draw(st.dictionaries(key, value, max_size=4)))
     elif field.message_type is not None:
-        values = draw(st.lists(absurd(field.message_type), max_size=3 if field.is_repeated else 1))
+        values = draw(st.lists(arbitrary_message(field.message_type), max_size=3 if field.is_repeated else 1))
         if field.is_repeated:
             getattr(message, field.name).extend(values)
         elif values:
             getattr(message, field.name).CopyFrom(values[0])
     elif field.is_repeated:
-        getattr(message, field.name).extend(draw(st.lists(OF_TYPE[field.type], max_size=40)))
+        getattr(message, field.name).extend(draw(st.lists(VALUES_BY_TYPE[field.type], max_size=40)))
     else:
-        setattr(message, field.name, draw(OF_TYPE[field.type]))
+        setattr(message, field.name, draw(VALUES_BY_TYPE[field.type]))
 
 
 @st.composite
-def damaged(draw: st.DrawFn, good: bytes) -> bytes:
+def corrupted(draw: st.DrawFn, good: bytes) -> bytes:
     """`good` cut short, with bits flipped, with a piece repeated, or with something put in."""
     body = bytearray(good)
     for _ in range(draw(st.integers(1, 3))):

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.fuzz.http_world import MODEL, VOCAB_SIZE
+from tests.fuzz.http_app import MODEL, VOCAB_SIZE
 
 PATHS = {"/v1/chat/completions": "ChatRequest", "/v1/completions": "CompletionRequest"}
 
@@ -62,14 +62,14 @@ NUMBERS = st.sampled_from(
         10**400,
     ]
 )
-STRANGE = st.sampled_from(["", "\0", "\u2028", "\ufeff", "é" * 300, "💩" * 100, "a" * 257, "<|im_end|>", "%s"])
+STRANGE_STRINGS = st.sampled_from(["", "\0", "\u2028", "\ufeff", "é" * 300, "💩" * 100, "a" * 257, "<|im_end|>", "%s"])
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
     NUMBERS,
     st.floats(allow_nan=False, allow_infinity=False),
     st.integers(),
-    STRANGE,
+    STRANGE_STRINGS,
     st.text(max_size=9),
 )
 VALUES = st.recursive(
@@ -83,7 +83,7 @@ VALUES = st.recursive(
 
 
 @st.composite
-def near(draw: st.DrawFn, path: str) -> dict[str, Any]:
+def nearly_valid(draw: st.DrawFn, path: str) -> dict[str, Any]:
     """A right body with a few things changed, anywhere in it."""
     chosen = draw(st.sets(st.sampled_from(sorted(SHARED)), max_size=6))
     body = copy.deepcopy({**BASES[path], **{name: SHARED[name] for name in sorted(chosen)}})
@@ -126,13 +126,13 @@ _TOKENS = [
     b"/* */",
     b"'",
 ]
-SOUP = st.lists(st.sampled_from(_TOKENS), max_size=20).map(b"".join)
+TOKEN_SOUP = st.lists(st.sampled_from(_TOKENS), max_size=20).map(b"".join)
 """Bits of JSON in any order."""
 
 
 @st.composite
-def damaged(draw: st.DrawFn, path: str) -> bytes:
-    """A right body of which bytes were lost, doubled or changed."""
+def corrupted(draw: st.DrawFn, path: str) -> bytes:
+    """A right body of which bytes were lost, with_duplicate_keys or changed."""
     data = bytearray(json.dumps({**BASES[path], **SHARED}).encode())
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(data)))
@@ -142,7 +142,7 @@ def damaged(draw: st.DrawFn, path: str) -> bytes:
 
 
 @st.composite
-def nested(draw: st.DrawFn, path: str) -> bytes:
+def deeply_nested(draw: st.DrawFn, path: str) -> bytes:
     """A body with something deep in one of its fields, closed or not."""
     depth = draw(st.sampled_from([1, 60, 62, 63, 64, 65, 200, 900, 1100, 5000]))
     opening, closing = draw(st.sampled_from([(b"[", b"]"), (b'{"a":', b"}"), (b'[{"content":', b"}]")]))
@@ -152,7 +152,7 @@ def nested(draw: st.DrawFn, path: str) -> bytes:
 
 
 @st.composite
-def doubled(draw: st.DrawFn, path: str) -> bytes:
+def with_duplicate_keys(draw: st.DrawFn, path: str) -> bytes:
     """A body that has some of its fields twice."""
     pairs = [*BASES[path].items(), *SHARED.items()]
     chosen = draw(st.lists(st.sampled_from(pairs), min_size=1, max_size=8))
@@ -164,11 +164,13 @@ def doubled(draw: st.DrawFn, path: str) -> bytes:
 
 def raw(path: str) -> st.SearchStrategy[bytes]:
     """Bytes that may or may not be a body."""
-    return st.one_of(st.binary(max_size=60), SOUP, damaged(path), nested(path), doubled(path))
+    return st.one_of(
+        st.binary(max_size=60), TOKEN_SOUP, corrupted(path), deeply_nested(path), with_duplicate_keys(path)
+    )
 
 
 @st.composite
-def pieces(draw: st.DrawFn, data: bytes) -> list[bytes]:
+def split_body(draw: st.DrawFn, data: bytes) -> list[bytes]:
     """The bytes as they may arrive."""
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=3)))
     return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]

@@ -25,13 +25,13 @@ from baton.rpc.gen import (
     prefill_pb2_grpc,
 )
 from services.decode.loop import IDLE_CHECK_S
-from tests.fuzz.grpc_messages import FUZZ, absurd, damaged
-from tests.fuzz.workers import (
-    CALM_S,
+from tests.fuzz.grpc_messages import FUZZ, arbitrary_message, corrupted
+from tests.fuzz.worker_pair import (
     NUM_PAGES,
-    PREFILL_LIFE,
+    PREFILL_INCARNATION,
+    TIMEOUT_S,
     VOCAB_SIZE,
-    Pair,
+    WorkerPair,
     eventually,
     running_pair,
 )
@@ -57,43 +57,47 @@ SEQUENCE = common_pb2.EngineRequest(
     salt="s",
 )
 GOOD: dict[str, Message] = {
-    "Promise": decode_pb2.PromiseRequest(id=ID, num_tokens=4, page_keys=[b"k" * 16], deadline_s=1.0),
+    "Reserve": decode_pb2.ReserveRequest(id=ID, num_tokens=4, page_keys=[b"k" * 16], deadline_s=1.0),
     "Generate": decode_pb2.GenerateRequest(
-        request=SEQUENCE, promise_id="r/1#1", prefill_id="prefill-0", prefill_incarnation=PREFILL_LIFE, deadline_s=1.0
+        request=SEQUENCE,
+        reservation_id="r/1#1",
+        prefill_id="prefill-0",
+        prefill_incarnation=PREFILL_INCARNATION,
+        deadline_s=1.0,
     ),
     "Abort": common_pb2.AbortRequest(id=ID, reason="because"),
     "Hello": handoff_pb2.HelloRequest(worker_id="d", protocol_version=1, model="fake", transports=["stream"]),
-    "Watch": handoff_pb2.WatchRequest(id=ID, incarnation=PREFILL_LIFE),
-    "Commit": handoff_pb2.CommitRequest(id=ID, incarnation=PREFILL_LIFE),
-    "Renew": handoff_pb2.RenewRequest(worker_id="d", incarnation=PREFILL_LIFE, ids=[ID, ID]),
-    "ReadPages": handoff_pb2.ReadPagesRequest(incarnation=PREFILL_LIFE, pages=[0, 1, NUM_PAGES - 1]),
+    "Watch": handoff_pb2.WatchRequest(id=ID, incarnation=PREFILL_INCARNATION),
+    "Commit": handoff_pb2.CommitRequest(id=ID, incarnation=PREFILL_INCARNATION),
+    "Renew": handoff_pb2.RenewRequest(worker_id="d", incarnation=PREFILL_INCARNATION, ids=[ID, ID]),
+    "ReadPages": handoff_pb2.ReadPagesRequest(incarnation=PREFILL_INCARNATION, pages=[0, 1, NUM_PAGES - 1]),
     "Prefill": prefill_pb2.PrefillRequest(request=SEQUENCE, decode_prefix_len=2, deadline_s=1.0),
 }
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
+def pair() -> Iterator[WorkerPair]:
     with running_pair() as pair:
         yield pair
 
 
 @pytest.fixture(autouse=True)
-def unharmed(pair: Pair) -> Iterator[None]:
+def check_unharmed(pair: WorkerPair) -> Iterator[None]:
     """After every test: nobody crashed, nobody holds anything, and a good request is served."""
     yield
-    pair.run(pair.still_serves())
+    pair.run(pair.check_still_serves())
 
 
-async def send(pair: Pair, name: str, body: bytes, listen_s: float = LISTEN_S) -> grpc.StatusCode:
+async def send(pair: WorkerPair, name: str, body: bytes, listen_s: float = LISTEN_S) -> grpc.StatusCode:
     """How a call ends, or OK for a stream that is silent by right; checks that it is a decent end."""
     method = METHODS[name]
     channel: Any = pair.to_decode if ".Decode/" in name else pair.to_prefill
     code, why = grpc.StatusCode.OK, None
     try:
         if method.server_streaming:
-            await _listen(channel.unary_stream(name)(body, timeout=CALM_S), listen_s)
+            await _listen(channel.unary_stream(name)(body, timeout=TIMEOUT_S), listen_s)
         else:
-            await channel.unary_unary(name)(body, timeout=CALM_S)
+            await channel.unary_unary(name)(body, timeout=TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
         code, why = error.code(), error.details()
     assert code not in UNHANDLED | GONE, f"{name}: {code}: {why}"
@@ -110,15 +114,15 @@ async def _listen(call: Any, listen_s: float) -> None:
         call.cancel()
 
 
-async def ends_well(pair: Pair, name: str, message: Message) -> None:
+async def check_reply(pair: WorkerPair, name: str, message: Message) -> None:
     """As `send`; and what a reply says of a failure is one of our errors, but no fault of our own."""
     stub = decode_pb2_grpc.DecodeStub(pair.to_decode) if ".Decode/" in name else None
-    if name.endswith("/Promise") and stub is not None:
-        reply = await stub.Promise(message, timeout=CALM_S)
+    if name.endswith("/Reserve") and stub is not None:
+        reply = await stub.Reserve(message, timeout=TIMEOUT_S)
         if reply.HasField("refused"):
             assert not isinstance(from_code(reply.refused.code, ""), Broken), reply
-        if reply.HasField("promised"):  # nobody will come for it
-            await stub.Abort(common_pb2.AbortRequest(id=message.id), timeout=CALM_S)  # type: ignore[attr-defined]
+        if reply.HasField("reserved"):  # nobody will come for it
+            await stub.Abort(common_pb2.AbortRequest(id=message.id), timeout=TIMEOUT_S)  # type: ignore[attr-defined]
         pair.check_alive()
     else:
         await send(pair, name, message.SerializeToString())
@@ -126,31 +130,31 @@ async def ends_well(pair: Pair, name: str, message: Message) -> None:
 
 @FUZZ
 @given(st.sampled_from(sorted(METHODS)), st.binary(max_size=200))
-def test_random_bytes(pair: Pair, name: str, body: bytes) -> None:
+def test_random_bytes(pair: WorkerPair, name: str, body: bytes) -> None:
     pair.run(send(pair, name, body))
 
 
 @FUZZ
 @given(st.sampled_from(sorted(METHODS)), st.data())
-def test_damaged_messages(pair: Pair, name: str, data: st.DataObject) -> None:
+def test_damaged_messages(pair: WorkerPair, name: str, data: st.DataObject) -> None:
     good = GOOD[METHODS[name].name].SerializeToString()
-    pair.run(send(pair, name, data.draw(damaged(good))))
+    pair.run(send(pair, name, data.draw(corrupted(good))))
 
 
 @settings(FUZZ, max_examples=200)
 @given(st.sampled_from(sorted(METHODS)), st.data())
-def test_absurd_values(pair: Pair, name: str, data: st.DataObject) -> None:
-    pair.run(ends_well(pair, name, data.draw(absurd(METHODS[name].input_type))))
+def test_absurd_values(pair: WorkerPair, name: str, data: st.DataObject) -> None:
+    pair.run(check_reply(pair, name, data.draw(arbitrary_message(METHODS[name].input_type))))
 
 
 @settings(FUZZ, max_examples=100)
-@given(st.sampled_from(["Promise", "Generate", "Prefill", "Renew", "ReadPages"]), st.data())
-def test_one_absurd_value_in_a_good_message(pair: Pair, kind: str, data: st.DataObject) -> None:
+@given(st.sampled_from(["Reserve", "Generate", "Prefill", "Renew", "ReadPages"]), st.data())
+def test_one_absurd_value_in_a_good_message(pair: WorkerPair, kind: str, data: st.DataObject) -> None:
     """Fields are merged over those of a good message, so that what comes after the first check is reached too."""
     name = next(name for name in METHODS if name.endswith(f"/{kind}"))
     message = type(GOOD[kind])()
     message.CopyFrom(GOOD[kind])
-    wild = data.draw(absurd(METHODS[name].input_type))
+    wild = data.draw(arbitrary_message(METHODS[name].input_type))
     fields = [field for field, _ in wild.ListFields()]
     kept = data.draw(st.sampled_from(fields)) if fields else None
     for field in fields:
@@ -158,15 +162,15 @@ def test_one_absurd_value_in_a_good_message(pair: Pair, kind: str, data: st.Data
             wild.ClearField(field.name)
     message.MergeFrom(wild)
     message.MergeFrom(_unique_id(message, data.draw(st.integers(0, 2**31))))
-    pair.run(ends_well(pair, name, message))
+    pair.run(check_reply(pair, name, message))
 
 
 def _unique_id(message: Message, number: int) -> Message:
     """The part of `message` that gives it an id of its own: most would be fenced off as old attempts otherwise."""
     id = common_pb2.AttemptId(request_id=f"r{number}", attempt=1)
     match message:
-        case decode_pb2.PromiseRequest():
-            return decode_pb2.PromiseRequest(id=id)
+        case decode_pb2.ReserveRequest():
+            return decode_pb2.ReserveRequest(id=id)
         case decode_pb2.GenerateRequest():
             return decode_pb2.GenerateRequest(request=common_pb2.EngineRequest(id=id))
         case prefill_pb2.PrefillRequest():
@@ -177,25 +181,25 @@ def _unique_id(message: Message, number: int) -> Message:
 
 @settings(FUZZ, max_examples=60)
 @given(st.data())
-def test_a_claim_with_absurd_values_of_a_promise_that_was_given(pair: Pair, data: st.DataObject) -> None:
-    wild: Any = data.draw(absurd(decode_pb2.GenerateRequest.DESCRIPTOR))
+def test_arbitrary_values_for_a_valid_reservation(pair: WorkerPair, data: st.DataObject) -> None:
+    wild: Any = data.draw(arbitrary_message(decode_pb2.GenerateRequest.DESCRIPTOR))
 
     async def claim() -> None:
         request = pair.next_request()
-        promised = await pair.promise(request)
-        message = pair.generate(request, promised.promise_id)
+        reserved = await pair.reserve(request)
+        message = pair.generate(request, reserved.reservation_id)
         for field in data.draw(st.sets(st.sampled_from(["deadline_s", "prefill_id", "prefill_incarnation"]))):
             message.ClearField(field)
         message.MergeFrom(wild)
         message.request.id.CopyFrom(codec.encode_id(request.id))
         await send(pair, "/baton.v1.Decode/Generate", message.SerializeToString())
         stub = decode_pb2_grpc.DecodeStub(pair.to_decode)
-        await stub.Abort(common_pb2.AbortRequest(id=message.request.id), timeout=CALM_S)
+        await stub.Abort(common_pb2.AbortRequest(id=message.request.id), timeout=TIMEOUT_S)
 
     pair.run(claim())
 
 
-NOT_TAKEN: list[tuple[str, dict[str, Any]]] = [
+REJECTED: list[tuple[str, dict[str, Any]]] = [
     ("a token outside the vocabulary", {"tokens": [VOCAB_SIZE]}),
     ("no token", {"tokens": []}),
     ("a prompt longer than its tokens", {"num_prompt_tokens": 5}),
@@ -214,7 +218,7 @@ NOT_TAKEN: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def spoilt(**fields: Any) -> common_pb2.EngineRequest:
+def invalid_request(**fields: Any) -> common_pb2.EngineRequest:
     """`SEQUENCE` with fields exchanged."""
     request = common_pb2.EngineRequest()
     request.CopyFrom(SEQUENCE)
@@ -227,16 +231,16 @@ def spoilt(**fields: Any) -> common_pb2.EngineRequest:
     return request
 
 
-@pytest.mark.parametrize(("what", "fields"), NOT_TAKEN, ids=[what for what, _ in NOT_TAKEN])
-def test_no_engine_is_given(pair: Pair, what: str, fields: dict[str, Any]) -> None:
-    request = spoilt(**fields)
+@pytest.mark.parametrize(("what", "fields"), REJECTED, ids=[what for what, _ in REJECTED])
+def test_no_engine_is_given(pair: WorkerPair, what: str, fields: dict[str, Any]) -> None:
+    request = invalid_request(**fields)
 
     async def refusals() -> set[str]:
         prefill = prefill_pb2_grpc.PrefillStub(pair.to_prefill).Prefill(
-            prefill_pb2.PrefillRequest(request=request, deadline_s=1.0), timeout=CALM_S
+            prefill_pb2.PrefillRequest(request=request, deadline_s=1.0), timeout=TIMEOUT_S
         )
         generate = decode_pb2_grpc.DecodeStub(pair.to_decode).Generate(
-            decode_pb2.GenerateRequest(request=request, promise_id="p", deadline_s=1.0), timeout=CALM_S
+            decode_pb2.GenerateRequest(request=request, reservation_id="p", deadline_s=1.0), timeout=TIMEOUT_S
         )
         return {event.failed.code for call in (prefill, generate) for event in [event async for event in call]}
 
@@ -244,7 +248,7 @@ def test_no_engine_is_given(pair: Pair, what: str, fields: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("deadline_s", [float("nan"), float("inf"), -1.0, 0.0, 1e308, -float("inf")])
-def test_deadlines_that_are_none(pair: Pair, deadline_s: float) -> None:
+def test_deadlines_that_are_none(pair: WorkerPair, deadline_s: float) -> None:
     """No engine waits for a time that never comes, or spins until it does."""
 
     async def call() -> None:
@@ -252,12 +256,12 @@ def test_deadlines_that_are_none(pair: Pair, deadline_s: float) -> None:
         message = codec.encode_request(request)
         for name, body in {
             "/baton.v1.Prefill/Prefill": prefill_pb2.PrefillRequest(request=message, deadline_s=deadline_s),
-            "/baton.v1.Decode/Promise": decode_pb2.PromiseRequest(id=message.id, num_tokens=5, deadline_s=deadline_s),
+            "/baton.v1.Decode/Reserve": decode_pb2.ReserveRequest(id=message.id, num_tokens=5, deadline_s=deadline_s),
         }.items():
             await send(pair, name, body.SerializeToString())
         await pair.settle()
-        promised = await pair.promise(other := pair.next_request())
-        claim = pair.generate(other, promised.promise_id)
+        reserved = await pair.reserve(other := pair.next_request())
+        claim = pair.generate(other, reserved.reservation_id)
         claim.deadline_s = deadline_s
         # Long enough for the engine to find that it has nothing to do until then, and to go to sleep.
         await send(pair, "/baton.v1.Decode/Generate", claim.SerializeToString(), listen_s=3 * IDLE_CHECK_S)
@@ -265,7 +269,7 @@ def test_deadlines_that_are_none(pair: Pair, deadline_s: float) -> None:
     pair.run(call())
 
 
-def test_a_storm_of_aborts_disturbs_nobody_else(pair: Pair) -> None:
+def test_a_storm_of_aborts_disturbs_nobody_else(pair: WorkerPair) -> None:
     async def storm() -> None:
         strange = [
             stub.Abort(common_pb2.AbortRequest(id=common_pb2.AttemptId(request_id=f"x{n}", attempt=1 + n % 3)))
@@ -283,22 +287,22 @@ def test_a_storm_of_aborts_disturbs_nobody_else(pair: Pair) -> None:
     pair.run(storm())
 
 
-def test_aborts_of_a_request_in_every_phase(pair: Pair) -> None:
+def test_aborts_of_a_request_in_every_phase(pair: WorkerPair) -> None:
     async def aborted(delay_s: float) -> None:
         request = pair.next_request(max_tokens=16)
-        promised = await pair.promise(request)
+        reserved = await pair.reserve(request)
         message = codec.encode_request(request)
         generate = decode_pb2_grpc.DecodeStub(pair.to_decode).Generate(
-            pair.generate(request, promised.promise_id), timeout=CALM_S
+            pair.generate(request, reserved.reservation_id), timeout=TIMEOUT_S
         )
         prefill = prefill_pb2_grpc.PrefillStub(pair.to_prefill).Prefill(
-            prefill_pb2.PrefillRequest(request=message, deadline_s=10.0), timeout=CALM_S
+            prefill_pb2.PrefillRequest(request=message, deadline_s=10.0), timeout=TIMEOUT_S
         )
         reads = [asyncio.create_task(_read(call)) for call in (prefill, generate)]
         await asyncio.sleep(delay_s)  # a place in the request's life, wherever that is on this machine
         abort = common_pb2.AbortRequest(id=message.id, reason="x" * 10_000)
         for stub in (prefill_pb2_grpc.PrefillStub(pair.to_prefill), decode_pb2_grpc.DecodeStub(pair.to_decode)):
-            await asyncio.gather(*(stub.Abort(abort, timeout=CALM_S) for _ in range(10)))
+            await asyncio.gather(*(stub.Abort(abort, timeout=TIMEOUT_S) for _ in range(10)))
         await asyncio.gather(*reads)
 
     async def _read(call: Any) -> None:
@@ -310,11 +314,13 @@ def test_aborts_of_a_request_in_every_phase(pair: Pair) -> None:
         pair.run(pair.settle())
 
 
-def test_watchers_of_handoffs_that_never_come_leave_nothing(pair: Pair) -> None:
+def test_watchers_of_handoffs_that_never_come_leave_nothing(pair: WorkerPair) -> None:
     async def watch() -> None:
         stub = handoff_pb2_grpc.HandoffStub(pair.to_prefill)
         calls = [
-            stub.Watch(handoff_pb2.WatchRequest(id=codec.encode_id(id), incarnation=PREFILL_LIFE), timeout=CALM_S)
+            stub.Watch(
+                handoff_pb2.WatchRequest(id=codec.encode_id(id), incarnation=PREFILL_INCARNATION), timeout=TIMEOUT_S
+            )
             for id in (AttemptId(RequestId(f"unknown-{n}"), 1) for n in range(200))
         ]
         await eventually(lambda: len(pair.prefill.handoffs) == 200, "all are waiting")

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from services.router.api.bounds import MAX_CALL_CHOICES
-from tests.fuzz.http_bodies import BASES, PATHS, near, pieces, raw
-from tests.fuzz.http_world import JSON_TYPE, VOCAB_SIZE, Door, Reply, openapi, validator
+from services.router.openai.bounds import MAX_REQUEST_CHOICES
+from tests.fuzz.http_app import JSON_TYPE, VOCAB_SIZE, FuzzedApp, Reply, openapi, validator
+from tests.fuzz.http_bodies import BASES, PATHS, nearly_valid, raw, split_body
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -37,8 +37,8 @@ each_post = pytest.mark.parametrize("path", sorted(PATHS))
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[Door]:
-    opened = Door()
+def app() -> Iterator[FuzzedApp]:
+    opened = FuzzedApp()
     try:
         yield opened
     finally:
@@ -50,7 +50,7 @@ def cases(path: str, mode: GenerationMode) -> st.SearchStrategy[Any]:
     return SCHEMA[path]["POST"].as_strategy(generation_mode=mode).map(lambda case: case.body)
 
 
-def agreeing(body: dict[str, Any]) -> dict[str, Any]:
+def without_conflicts(body: dict[str, Any]) -> dict[str, Any]:
     """The body without what only its fields together make wrong, which a schema cannot say."""
     agreed = dict(body)
     if not agreed.get("stream"):
@@ -65,8 +65,8 @@ def agreeing(body: dict[str, Any]) -> dict[str, Any]:
         if agreed.get(name) == 0 and not agreed.get("echo"):
             agreed.pop(name)
     prompt = agreed.get("prompt")
-    if isinstance(prompt, list) and not isinstance(prompt[0], int) and len(prompt) > MAX_CALL_CHOICES // 16:
-        agreed["prompt"] = prompt[: MAX_CALL_CHOICES // 16]
+    if isinstance(prompt, list) and not isinstance(prompt[0], int) and len(prompt) > MAX_REQUEST_CHOICES // 16:
+        agreed["prompt"] = prompt[: MAX_REQUEST_CHOICES // 16]
     agreed.pop("best_of", None)
     agreed.pop("min_tokens", None)
     biases = agreed.get("logit_bias") or {}
@@ -88,14 +88,14 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def judge(door: Door, path: str, body: Any) -> Reply:
+def check_answer(app: FuzzedApp, path: str, body: Any) -> Reply:
     """Sends a body and holds the answer against the document."""
-    reply = door.post(path, body)
+    reply = app.post(path, body)
     is_allowed = validator(PATHS[path]).is_valid(body)
     if not is_allowed:
         assert reply.status in (400, 404), f"forbidden by the document, but answered {reply.status}: {body}"
     elif reply.status != 200 and not says_nothing(reply) and reply.error["code"] not in BEYOND_THE_SCHEMA:
-        again = door.post(path, agreeing(body))
+        again = app.post(path, without_conflicts(body))
         fine = again.status == 200 or says_nothing(again) or again.error["code"] in BEYOND_THE_SCHEMA
         assert fine, f"allowed by the document, but refused: {again.error['message']}"
     assert str(reply.status) in openapi()["paths"][path]["post"]["responses"]
@@ -108,36 +108,36 @@ def judge(door: Door, path: str, body: Any) -> Reply:
 @each_post
 @FEW
 @given(data=st.data())
-def test_what_the_document_allows_is_answered(door: Door, path: str, data: st.DataObject):
+def test_what_the_document_allows_is_answered(app: FuzzedApp, path: str, data: st.DataObject):
     body = data.draw(cases(path, GenerationMode.POSITIVE))
-    judge(door, path, plain(body))
+    check_answer(app, path, plain(body))
 
 
 @each_post
 @FEW
 @given(data=st.data())
-def test_what_the_document_forbids_is_refused(door: Door, path: str, data: st.DataObject):
+def test_what_the_document_forbids_is_refused(app: FuzzedApp, path: str, data: st.DataObject):
     body = data.draw(cases(path, GenerationMode.NEGATIVE))
     try:
         json.dumps(body)
     except (TypeError, ValueError):
         return  # schemathesis knows bodies that JSON does not
-    judge(door, path, plain(body))
+    check_answer(app, path, plain(body))
 
 
 @each_post
 @MANY
 @given(data=st.data())
-def test_nearly_right_bodies(door: Door, path: str, data: st.DataObject):
-    judge(door, path, plain(data.draw(near(path))))
+def test_nearly_right_bodies(app: FuzzedApp, path: str, data: st.DataObject):
+    check_answer(app, path, plain(data.draw(nearly_valid(path))))
 
 
 @each_post
 @MANY
 @given(data=st.data())
-def test_bytes_of_every_kind(door: Door, path: str, data: st.DataObject):
+def test_bytes_of_every_kind(app: FuzzedApp, path: str, data: st.DataObject):
     content = data.draw(raw(path))
-    reply = door.send("POST", path, data.draw(pieces(content)))
+    reply = app.send("POST", path, data.draw(split_body(content)))
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):
@@ -149,10 +149,10 @@ def test_bytes_of_every_kind(door: Door, path: str, data: st.DataObject):
 @each_post
 @SOME
 @given(data=st.data())
-def test_clients_that_leave_in_the_middle_of_their_body(door: Door, path: str, data: st.DataObject):
-    parts = data.draw(pieces(json.dumps(BASES[path]).encode()))
-    door.send("POST", path, parts[: data.draw(st.integers(0, len(parts)))], hangs_up=True)
-    assert not door.dispatcher.finished, "half a request was answered"
+def test_clients_that_leave_in_the_middle_of_their_body(app: FuzzedApp, path: str, data: st.DataObject):
+    parts = data.draw(split_body(json.dumps(BASES[path]).encode()))
+    app.send("POST", path, parts[: data.draw(st.integers(0, len(parts)))], disconnects=True)
+    assert not app.dispatcher.finished, "half a request was answered"
 
 
 HEADER_NAMES = st.sampled_from(
@@ -214,8 +214,8 @@ METHODS = st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DE
     query=st.binary(max_size=30),
     body=st.sampled_from([b"", b"{}", json.dumps(BASES["/v1/completions"]).encode(), b"x" * 70_000]),
 )
-def test_methods_paths_and_headers(door: Door, method: str, path: str, headers: Any, query: bytes, body: bytes):
-    reply = door.send(method, path, [body], headers, query=query)
+def test_methods_paths_and_headers(app: FuzzedApp, method: str, path: str, headers: Any, query: bytes, body: bytes):
+    reply = app.send(method, path, [body], headers, query=query)
     declared = openapi()["paths"].get(path, {}).get(method.lower())
     if declared and method.isupper():
         assert str(reply.status) in declared["responses"]
@@ -228,20 +228,20 @@ def test_methods_paths_and_headers(door: Door, method: str, path: str, headers: 
         st.from_regex(r"\A[a-z/+;= ]{0,30}\Z"),
     )
 )
-def test_only_json_is_read(door: Door, content_type: str):
+def test_only_json_is_read(app: FuzzedApp, content_type: str):
     body = [json.dumps(BASES["/v1/completions"]).encode()]
-    reply = door.send("POST", "/v1/completions", body, [(b"content-type", content_type.encode())])
+    reply = app.send("POST", "/v1/completions", body, [(b"content-type", content_type.encode())])
     media_type = content_type.split(";")[0].strip().lower()
     assert reply.status == (200 if media_type in ("", "application/json") or media_type.endswith("+json") else 415)
 
 
-def test_the_fuzz_would_notice(door: Door):
+def test_the_fuzz_would_notice(app: FuzzedApp):
     """The oracle itself: a right body is answered, and each lie about the document is found."""
-    assert judge(door, "/v1/completions", BASES["/v1/completions"]).status == 200
+    assert check_answer(app, "/v1/completions", BASES["/v1/completions"]).status == 200
     with pytest.raises(AssertionError, match="tell"):
-        door.check(Reply(500, {}, b"tell"), hangs_up=False)
+        app.check(Reply(500, {}, b"tell"), disconnects=False)
     with pytest.raises(AssertionError):
-        door.check(
-            Reply(400, {"content-type": "application/json", "x-request-id": "x"}, b'{"error": {}}'), hangs_up=False
+        app.check(
+            Reply(400, {"content-type": "application/json", "x-request-id": "x"}, b'{"error": {}}'), disconnects=False
         )
-    assert door.send("POST", "/v1/completions", [b"{}"], [JSON_TYPE]).status == 400
+    assert app.send("POST", "/v1/completions", [b"{}"], [JSON_TYPE]).status == 400

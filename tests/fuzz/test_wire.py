@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from services.router.api.wire import MAX_HEAD_BYTES, BoundedProtocol
+from services.router.edge.http_protocol import MAX_HEAD_BYTES, BoundedHttpProtocol
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -31,7 +31,7 @@ REQUESTS = [
     b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
     b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
 ]
-BITS = [
+FRAGMENTS = [
     *(b"\r\n|\n|\r|:| |\0|\xff|%00|../|HTTP/1.1|GET |POST |content-length: 5\r\n|content-length: -1\r\n".split(b"|")),
     *(b"transfer-encoding: chunked\r\n|transfer-encoding: x\r\n|upgrade: h2c\r\nconnection: upgrade\r\n".split(b"|")),
     b"5\r\nhello\r\n",
@@ -45,12 +45,12 @@ BITS = [
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[bytes]:
-    """Requests one after another, damaged, and cut into pieces."""
+    """Requests one after another, corrupted, and cut into pieces."""
     data = bytearray(b"".join(draw(st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=3))))
     for _ in range(draw(st.integers(0, 3))):
         start = draw(st.integers(0, len(data)))
         end = draw(st.integers(start, min(len(data), start + 8)))
-        data[start:end] = draw(st.one_of(st.sampled_from(BITS), st.binary(max_size=6)))
+        data[start:end] = draw(st.one_of(st.sampled_from(FRAGMENTS), st.binary(max_size=6)))
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=5)))
     return [bytes(data[start:end]) for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
@@ -60,7 +60,7 @@ class Socket(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.protocol: BoundedProtocol | None = None
+        self.protocol: BoundedHttpProtocol | None = None
         self.written = bytearray()
         self.closing = False
 
@@ -103,7 +103,7 @@ def loop() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-async def converse(pieces: list[bytes]) -> tuple[Socket, list[str]]:
+async def exchange(pieces: list[bytes]) -> tuple[Socket, list[str]]:
     """What a connection answers to the pieces, and the methods of the requests that were answered, in order."""
     methods: list[str] = []
 
@@ -111,16 +111,16 @@ async def converse(pieces: list[bytes]) -> tuple[Socket, list[str]]:
         await echo(scope, receive, send)
         methods.append(scope["method"])
 
-    config = uvicorn.Config(app, http=BoundedProtocol, lifespan="off", ws="none", log_config=None)
+    config = uvicorn.Config(app, http=BoundedHttpProtocol, lifespan="off", ws="none", log_config=None)
     config.load()
     state, socket = ServerState(), Socket()
-    protocol = socket.protocol = BoundedProtocol(config, state, {})
+    protocol = socket.protocol = BoundedHttpProtocol(config, state, {})
     protocol.connection_made(socket)
     for piece in pieces:
         if socket.is_closing():
             break
         protocol.data_received(piece)
-        await settle()
+        await run_pending()
     if not socket.is_closing():
         protocol.connection_lost(None)
     async with asyncio.timeout(10):
@@ -128,7 +128,7 @@ async def converse(pieces: list[bytes]) -> tuple[Socket, list[str]]:
     return socket, methods
 
 
-async def settle() -> None:
+async def run_pending() -> None:
     """Lets the application do all that it can without more bytes. Nothing here waits for anything but the loop's turns,
     and `echo` needs a few."""
     loop = asyncio.get_running_loop()
@@ -162,7 +162,7 @@ def responses(data: bytes, methods: list[str]) -> list[tuple[int, bytes]]:
     return found
 
 
-class Complaints(logging.Handler):
+class ErrorLog(logging.Handler):
     """What uvicorn logs when the application or the protocol fails."""
 
     def __init__(self) -> None:
@@ -174,8 +174,8 @@ class Complaints(logging.Handler):
 
 
 @pytest.fixture(scope="module")
-def complaints() -> Iterator[Complaints]:
-    handler = Complaints()
+def error_log() -> Iterator[ErrorLog]:
+    handler = ErrorLog()
     logging.getLogger("uvicorn.error").addHandler(handler)
     yield handler
     logging.getLogger("uvicorn.error").removeHandler(handler)
@@ -183,10 +183,10 @@ def complaints() -> Iterator[Complaints]:
 
 @settings(max_examples=300, deadline=None)
 @given(pieces=streams())
-def test_any_bytes_in_any_pieces(loop: asyncio.Runner, complaints: Complaints, pieces: list[bytes]):
-    complaints.records.clear()
-    socket, methods = loop.run(converse(pieces))
-    assert complaints.records == []
+def test_any_bytes_in_any_pieces(loop: asyncio.Runner, error_log: ErrorLog, pieces: list[bytes]):
+    error_log.records.clear()
+    socket, methods = loop.run(exchange(pieces))
+    assert error_log.records == []
     for status, body in responses(bytes(socket.written), methods):
         assert status in (200, 400, 431)
         if status != 200:
@@ -199,7 +199,7 @@ def test_any_bytes_in_any_pieces(loop: asyncio.Runner, complaints: Complaints, p
 def test_right_requests_are_answered_wherever_they_are_cut(loop: asyncio.Runner, request: bytes, data: st.DataObject):
     cuts = sorted(data.draw(st.sets(st.integers(1, len(request) - 1), max_size=8)))
     pieces = [request[start:end] for start, end in zip([0, *cuts], [*cuts, len(request)], strict=True)]
-    socket, methods = loop.run(converse(pieces))
+    socket, methods = loop.run(exchange(pieces))
     size = str(len(BODY) if request.startswith(b"POST") else 0).encode()
     expected = (200, b"" if request.startswith(b"HEAD") else size)
     assert responses(bytes(socket.written), methods) == [expected]
@@ -207,12 +207,12 @@ def test_right_requests_are_answered_wherever_they_are_cut(loop: asyncio.Runner,
 
 @pytest.mark.parametrize("size", [MAX_HEAD_BYTES, 4 * MAX_HEAD_BYTES])
 def test_a_head_that_comes_in_one_piece_is_bounded_too(loop: asyncio.Runner, size: int):
-    socket, methods = loop.run(converse([b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * size + b"\r\n\r\n"]))
+    socket, methods = loop.run(exchange([b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * size + b"\r\n\r\n"]))
     assert methods == []
     assert [status for status, _ in responses(bytes(socket.written), methods)] == [431]
 
 
 def test_garbage_after_a_request_does_not_answer_in_its_place(loop: asyncio.Runner):
-    socket, _ = loop.run(converse([REQUESTS[1] + b"\0\0\0"]))
+    socket, _ = loop.run(exchange([REQUESTS[1] + b"\0\0\0"]))
     assert socket.is_closing()
     assert socket.written == b""

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from baton.bundled import MODEL_DIR
-from baton.model.config import DtypeChoice
-from baton.model.loading import load_model
+from baton.model.loading.config import DtypeChoice
+from baton.model.loading.loader import load_model
 from tests.cluster import Cluster
 from tests.exactness.reference import Reference
 from tests.exactness.test_cluster_exactness import ask, shaped_prompts, split
-from tests.gpu.machine import needs_flashinfer, needs_gpu
+from tests.gpu.marks import needs_flashinfer, needs_gpu
 
 PAGES = {"page-size": 8, "dtype": "float32"}
 

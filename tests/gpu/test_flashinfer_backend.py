@@ -9,11 +9,11 @@ import torch
 
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.model.attention.base import AttentionBackend, AttentionCall, Segment, StepMetadata, plan_step
-from baton.model.attention.flashinfer_backend import FlashinferAttention, flashinfer_serves
+from baton.model.attention.flashinfer_backend import FlashinferAttention, flashinfer_supports
+from baton.model.attention.layers import ObservedLayer
 from baton.model.attention.torch_backend import TorchAttention
-from baton.model.geometry import ObservedLayer
 from baton.model.storage import PageStorage
-from tests.gpu.machine import needs_flashinfer
+from tests.gpu.marks import needs_flashinfer
 
 pytestmark = needs_flashinfer
 
@@ -60,7 +60,7 @@ def compare(storage: PageStorage, backend: AttentionBackend, layer: ObservedLaye
 def test_random_steps_agree_with_the_torch_backend(window: int | None, softcap: float | None, num_heads: int) -> None:
     layer = ObservedLayer(SHAPE, num_heads, 0.125, window, softcap, False)
     storage = world(layer)
-    assert flashinfer_serves([layer, layer], storage)
+    assert flashinfer_supports([layer, layer], storage)
     backend = FlashinferAttention([layer, layer], storage)
     rng = random.Random(2)
     for chunks in (True, False, True, False):
@@ -70,7 +70,7 @@ def test_random_steps_agree_with_the_torch_backend(window: int | None, softcap: 
 def test_a_fixed_number_of_rows_agrees_with_the_torch_backend() -> None:
     layer = ObservedLayer(SHAPE, 8, 0.125, None, None, False)
     storage = world(layer)
-    fixed = FlashinferAttention([layer, layer], storage).for_rows(12, 8)
+    fixed = FlashinferAttention([layer, layer], storage).for_batch_size(12, 8)
     rng = random.Random(3)
     for _ in range(3):
         compare(storage, fixed, layer, random_step(rng, 12, chunks=False))
@@ -78,5 +78,5 @@ def test_a_fixed_number_of_rows_agrees_with_the_torch_backend() -> None:
 
 def test_what_it_cannot_serve_is_left_to_torch() -> None:
     storage = PageStorage.allocate(KVGeometry((SHAPE,), "bfloat16", PAGE_SIZE), 2, "cuda")
-    assert not flashinfer_serves([ObservedLayer(SHAPE, 8, 0.125, None, None, True)], storage)
-    assert not flashinfer_serves([ObservedLayer(LayerGeometry(2, 96, 64), 8, 0.1, None, None, False)], storage)
+    assert not flashinfer_supports([ObservedLayer(SHAPE, 8, 0.125, None, None, True)], storage)
+    assert not flashinfer_supports([ObservedLayer(LayerGeometry(2, 96, 64), 8, 0.1, None, None, False)], storage)

@@ -12,14 +12,14 @@ from baton.domain.request import SamplingParams
 from baton.engine.runner import ModelRunner
 from baton.kv.memory import PageMemory
 from baton.model.attention.base import Segment, plan_step
-from baton.model.config import DtypeChoice
-from baton.model.graphs import with_graphs
-from baton.model.loading import LoadedModel, load_model
+from baton.model.decoders.cuda_graphs import with_cuda_graphs
+from baton.model.loading.config import DtypeChoice
+from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.storage import PageStorage
-from tests import models
-from tests.exactness.driver import Driver
+from tests import tiny_models
+from tests.exactness.random_scheduler import RandomScheduler
 from tests.exactness.test_runner_exactness import NUM_HOST_SLOTS, make_prompts
-from tests.gpu.machine import needs_flashinfer
+from tests.gpu.marks import needs_flashinfer
 
 pytestmark = needs_flashinfer
 
@@ -30,15 +30,15 @@ NUM_PAGES = 600
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """A random model whose heads are of a size that flashinfer has."""
-    config = transformers.Qwen3Config(**models.small_shape(head_dim=64, tie_word_embeddings=True))
-    directory: Path = models.save_random_config(config, tmp_path_factory.mktemp("qwen3"), dtype=torch.bfloat16)
+    config = transformers.Qwen3Config(**tiny_models.small_shape(head_dim=64, tie_word_embeddings=True))
+    directory: Path = tiny_models.save_random_config(config, tmp_path_factory.mktemp("qwen3"), dtype=torch.bfloat16)
     return load_model(directory, dtype=DtypeChoice.BFLOAT16, page_size=PAGE_SIZE, device="cuda")
 
 
 def test_logits_are_those_of_the_eager_step(model: LoadedModel) -> None:
     storages = [PageStorage.allocate(model.geometry, NUM_PAGES, "cuda", has_scratch=True) for _ in range(2)]
-    eager, plain = (model.on(storage) for storage in storages)
-    graphed = with_graphs(plain, storages[1], 8)
+    eager, plain = (model.decoder(storage) for storage in storages)
+    graphed = with_cuda_graphs(plain, storages[1], 8)
     assert graphed is not plain
     for position in range(40):
         num_rows = 1 + position % 7
@@ -62,8 +62,8 @@ def test_a_run_with_graphs_gives_mostly_the_tokens_of_one_without(model: LoadedM
         storage = PageStorage.allocate(model.geometry, NUM_PAGES, "cuda", host, has_scratch=True)
         runner = ModelRunner(model, storage, max_graph_rows)
         assert bool(runner.graph_sizes) == bool(max_graph_rows)
-        driver = Driver(runner, NUM_PAGES, PAGE_SIZE, NUM_HOST_SLOTS, seed=5)
-        return driver.generate(prompts, 12, SamplingParams(temperature=0.0))
+        scheduler = RandomScheduler(runner, NUM_PAGES, PAGE_SIZE, NUM_HOST_SLOTS, seed=5)
+        return scheduler.generate(prompts, 12, SamplingParams(temperature=0.0))
 
     pairs = list(zip(tokens(0), tokens(16), strict=True))
     equal = sum(a == b for left, right in pairs for a, b in zip(left, right, strict=True))

@@ -14,14 +14,14 @@ import torch
 from baton.domain.ids import Incarnation, WorkerId
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.kv.memory import MemoryKind, PageMemory, PoolMemory
-from baton.model.device_memory import CudaCopies, DeviceMemory
+from baton.model.device_memory import CudaCopyStream, DeviceMemory
 from baton.model.storage import PageStorage
 from baton.transfer.base import Pull, PullOutcome, SourceInfo
 from baton.transfer.digest import digest_pages
 from baton.transfer.nixl import NixlPuller, NixlSource
 from baton.transfer.nixl_agent import nixl_available
-from tests.gpu.machine import needs_gpu
-from tests.unit.transfer.rigs import EventBook, page_ids
+from tests.gpu.marks import needs_gpu
+from tests.unit.transfer.rigs import EventLog, page_ids
 
 pytestmark = [*needs_gpu, pytest.mark.skipif(nixl_available() is not None, reason=f"NIXL: {nixl_available()}")]
 
@@ -34,7 +34,7 @@ def make(kind: MemoryKind) -> PoolMemory:
     if kind is MemoryKind.DRAM:
         return PageMemory(NUM_PAGES, GEOMETRY.page_bytes)
     storage = PageStorage.allocate(GEOMETRY, NUM_PAGES, "cuda", has_scratch=True)
-    return DeviceMemory(storage, CudaCopies(storage.device))
+    return DeviceMemory(storage, CudaCopyStream(storage.device))
 
 
 def content(page: int) -> bytes:
@@ -74,7 +74,7 @@ def source(request: pytest.FixtureRequest) -> Iterator[tuple[SourceInfo, tuple[i
 @pytest.mark.parametrize("here", list(MemoryKind))
 def test_pages_are_read_from_and_into_either_memory(source: tuple[SourceInfo, tuple[int, ...]], here: MemoryKind):
     info, digests = source
-    memory, events = make(here), EventBook()
+    memory, events = make(here), EventLog()
     puller = NixlPuller(WorkerId("decode-0"), Incarnation(2), memory, events)
     try:
         puller.connect(info)
@@ -92,12 +92,12 @@ def test_pages_are_read_from_and_into_either_memory(source: tuple[SourceInfo, tu
 
 def test_a_kernel_sees_what_was_written_and_a_copy_what_a_kernel_wrote() -> None:
     storage = PageStorage.allocate(GEOMETRY, NUM_PAGES, "cuda")
-    memory = DeviceMemory(storage, CudaCopies(storage.device))
+    memory = DeviceMemory(storage, CudaCopyStream(storage.device))
     assert memory.kind is MemoryKind.VRAM
     data = os.urandom(memory.page_bytes)
     memory.write([7], [memoryview(data)])
     total = storage.page_bytes()[7].to(torch.int64).sum()
     assert total.item() == sum(data)
     storage.clear(torch.tensor([7], device="cuda"))
-    storage.finish()
+    storage.synchronize()
     assert bytes(memory.read([7])[0]) == bytes(memory.page_bytes)

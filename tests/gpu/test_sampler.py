@@ -7,8 +7,8 @@ import torch
 
 from baton.domain.request import SamplingParams
 from baton.engine.batch import SampleSpec
-from baton.model.sampler import choose
-from tests.gpu.machine import needs_gpu
+from baton.model.sampling.sampler import sample_tokens
+from tests.gpu.marks import needs_gpu
 
 pytestmark = needs_gpu
 
@@ -30,7 +30,7 @@ def test_tokens_are_those_of_the_host(sampling: SamplingParams) -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(64, VOCAB_SIZE, generator=generator) * 3
     rows = [SampleSpec(sampling, [1, 2, 3, 2, *range(row)], 2, frozenset({row})) for row in range(64)]
-    here, there = choose(logits, rows).read(), choose(logits.cuda(), rows).read()
+    here, there = sample_tokens(logits, rows).read(), sample_tokens(logits.cuda(), rows).read()
     assert [one.token for one in there] == [one.token for one in here]
     for ours, theirs in zip(here, there, strict=True):
         assert (ours.logprobs is None) == (theirs.logprobs is None)

@@ -26,8 +26,8 @@ NUM_HANG_UPS = 500
 """For each transport."""
 NUM_AT_ONCE = 50
 NUM_IN_A_ROW = 7
-FREE_WITHIN_S = 1.0
-SETTLED_WITHIN_S = 5.0
+PAGES_FREE_WITHIN_S = 1.0
+SETTLE_TIMEOUT_S = 5.0
 PATIENCE_S = 60.0
 VOCAB_SIZE = 500
 SLOW_PREFILL = {"token-budget": 32}
@@ -35,7 +35,7 @@ SLOW_PREFILL = {"token-budget": 32}
 
 
 @dataclass(frozen=True)
-class HangUp:
+class HangUpPlan:
     """One client: what it asks, and when it has had enough: after so many events, or so long after asking."""
 
     prompt: list[int]
@@ -43,14 +43,14 @@ class HangUp:
     delay_s: float
 
 
-def drawn(rng: random.Random) -> HangUp:
+def random_hang_up(rng: random.Random) -> HangUpPlan:
     prompt = [rng.randrange(5, VOCAB_SIZE) for _ in range(rng.randrange(2, 200))]
     if rng.random() < 0.4:
-        return HangUp(prompt, rng.randrange(1, 12), PATIENCE_S)
-    return HangUp(prompt, None, rng.choice([0.0, rng.uniform(0.0, 0.05), rng.uniform(0.0, 1.0)]))
+        return HangUpPlan(prompt, rng.randrange(1, 12), PATIENCE_S)
+    return HangUpPlan(prompt, None, rng.choice([0.0, rng.uniform(0.0, 0.05), rng.uniform(0.0, 1.0)]))
 
 
-async def hang_up(url: httpx2.URL, model: str, client: HangUp) -> None:
+async def hang_up(url: httpx2.URL, model: str, client: HangUpPlan) -> None:
     """Asks, listens for a while, and closes the connection without a word."""
     body = json.dumps(
         {"model": model, "prompt": client.prompt, "stream": True, "max_tokens": 400, "ignore_eos": True}
@@ -78,7 +78,7 @@ async def _listen(reader: asyncio.StreamReader, num_events: int | None) -> None:
             num_events -= 1
 
 
-async def hang_up_all(url: httpx2.URL, model: str, clients: list[HangUp]) -> None:
+async def hang_up_all(url: httpx2.URL, model: str, clients: list[HangUpPlan]) -> None:
     waiting = iter(clients)
 
     async def one_after_another() -> None:
@@ -90,7 +90,7 @@ async def hang_up_all(url: httpx2.URL, model: str, clients: list[HangUp]) -> Non
             group.create_task(one_after_another())
 
 
-def living_requests(cluster: Cluster) -> dict[str, float]:
+def open_requests(cluster: Cluster) -> dict[str, float]:
     """How many requests the router has in each state that is not an end."""
     names = [state.value for state in RequestState if state not in TERMINAL]
     return {name: cluster.metric("router-0", "baton_requests_in_state", state=name) for name in names}
@@ -111,11 +111,11 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def test_hang_ups_leave_nothing_behind(cluster: Cluster) -> None:
     rng = random.Random(1)
-    before, num_bytes = living_requests(cluster), cluster.bytes_moved
+    before, num_bytes = open_requests(cluster), cluster.bytes_moved
     url = httpx2.URL(cluster.url)
-    asyncio.run(hang_up_all(url, cluster.model_name, [drawn(rng) for _ in range(NUM_HANG_UPS)]))
-    assert cluster.pages_held_s(time.monotonic()) <= FREE_WITHIN_S
-    eventually(lambda: living_requests(cluster) == before, SETTLED_WITHIN_S, "no request is counted that has ended")
+    asyncio.run(hang_up_all(url, cluster.model_name, [random_hang_up(rng) for _ in range(NUM_HANG_UPS)]))
+    assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
+    eventually(lambda: open_requests(cluster) == before, SETTLE_TIMEOUT_S, "no request is counted that has ended")
     phases = aborts_by_phase(cluster)
     assert all(phases.get(phase, 0) > 0 for phase in ("queued", "prefilling", "sealed", "decoding")), phases
     assert cluster.bytes_moved > num_bytes
@@ -132,16 +132,16 @@ def test_pages_are_free_a_second_after_a_hang_up(cluster: Cluster, num_prompt_to
     model, url = cluster.model_name, httpx2.URL(cluster.url)
     for number in range(NUM_IN_A_ROW):
         prompt = [5 + (number * 31 + i * 7 + i * i * num_events) % 490 for i in range(num_prompt_tokens)]
-        asyncio.run(hang_up_in_time(cluster, url, model, HangUp(prompt, num_events, PATIENCE_S)))
-        assert cluster.pages_held_s(time.monotonic()) <= FREE_WITHIN_S
+        asyncio.run(hang_up_in_time(cluster, url, model, HangUpPlan(prompt, num_events, PATIENCE_S)))
+        assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
 
 
-async def hang_up_in_time(cluster: Cluster, url: httpx2.URL, model: str, client: HangUp) -> None:
+async def hang_up_in_time(cluster: Cluster, url: httpx2.URL, model: str, client: HangUpPlan) -> None:
     """Hangs up after the events, or, without any, once a worker is at it."""
     if client.num_events:
         await hang_up(url, model, client)
         return
     asking = asyncio.create_task(hang_up(url, model, replace(client, num_events=None)))
-    await asyncio.to_thread(eventually, cluster.busy_pages, SETTLED_WITHIN_S, "a worker holds pages")
+    await asyncio.to_thread(eventually, cluster.busy_pages, SETTLE_TIMEOUT_S, "a worker holds pages")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)

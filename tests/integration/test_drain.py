@@ -1,4 +1,4 @@
-"""Processes that leave under load: `baton drain`, SIGTERM, one after another, routers too, and no client notices."""
+"""Processes that drain under load: `baton drain`, SIGTERM, one after another, routers too, and no client notices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from baton.bundled import MODEL_DIR
 from tests.cluster import Cluster, completion_tokens, eventually
 from tests.exactness.reference import Reference
-from tests.streams import PersistentCall, ask, tokens
+from tests.stream_client import ResumableCall, ask, tokens
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +29,7 @@ NUM_FIRST_EVENTS = 100
 CALL_TIMEOUT_S = 90.0
 EXIT_TIMEOUT_S = 40.0
 ONE_OF_EACH = ("prefill", "decode", "router")
-CUTS_OFF = {"drain-timeout-s": 0.05}
+SHORT_DRAIN = {"drain-timeout-s": 0.05}
 """A router that leaves does not wait for its streams: a second later their clients have to go on at the other one."""
 WITH_IDS = {"ignore_eos": True, "return_token_ids": True}
 
@@ -42,7 +42,7 @@ PROMPTS = [prompt_of(number) for number in range(5)]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ReferenceCall:
     """What is asked, and what an undisturbed run answers."""
 
     prompt: list[int]
@@ -53,38 +53,38 @@ class Question:
         return {"model": model, "prompt": self.prompt, "stream": True, **sampling}
 
 
-def questions_for(cluster: Cluster) -> list[Question]:
+def reference_calls(cluster: Cluster) -> list[ReferenceCall]:
     """The first one has a long answer, of some seconds. Of the others the model itself says what is right."""
     long, *short = PROMPTS
     answer = cluster.complete(long, max_tokens=NUM_TOKENS_OF_A_LONG_ONE, **WITH_IDS)
     reference = Reference(MODEL_DIR)
     return [
-        Question(long, completion_tokens(answer)),
-        *(Question(prompt, reference.generate(prompt, NUM_TOKENS)) for prompt in short),
+        ReferenceCall(long, completion_tokens(answer)),
+        *(ReferenceCall(prompt, reference.generate(prompt, NUM_TOKENS)) for prompt in short),
     ]
 
 
 class Client:
-    """Asks the same questions in turn until told to stop, one router for as long as that one serves."""
+    """Asks the same calls in turn until told to stop, one router for as long as that one serves."""
 
-    def __init__(self, cluster: Cluster, questions: Sequence[Question], stop: threading.Event) -> None:
+    def __init__(self, cluster: Cluster, calls: Sequence[ReferenceCall], stop: threading.Event) -> None:
         self._cluster = cluster
-        self._questions = questions
+        self._calls = calls
         self._stop = stop
         self._answered = threading.Semaphore(0)
-        self._call = PersistentCall(cluster.router_urls, {})
+        self._call = ResumableCall(cluster.router_urls, {})
         self.num_answered = 0
-        self.num_resumed = 0
+        self.num_resumes = 0
 
     def run(self, model: str) -> None:
         """Raises what goes wrong."""
-        for question in itertools.cycle(self._questions):
+        for call in itertools.cycle(self._calls):
             if self._stop.is_set():
                 return
-            self._call = PersistentCall(self._cluster.router_urls, question.body(model), self._call.turn)
-            assert self._call.run(CALL_TIMEOUT_S) == question.answer
+            self._call = ResumableCall(self._cluster.router_urls, call.body(model), self._call.router_index)
+            assert self._call.run(CALL_TIMEOUT_S) == call.answer
             self.num_answered += 1
-            self.num_resumed += self._call.num_resumed
+            self.num_resumes += self._call.num_resumes
             self._answered.release()
 
     def wait_for_an_answer(self) -> None:
@@ -97,10 +97,10 @@ class Client:
 
 
 @contextmanager
-def steady_load(cluster: Cluster, questions: list[Question]) -> Iterator[list[Client]]:
+def steady_load(cluster: Cluster, calls: list[ReferenceCall]) -> Iterator[list[Client]]:
     """Three clients, the first of which asks for what takes long. Raises what went wrong for any of them."""
     stop = threading.Event()
-    long, *short = questions
+    long, *short = calls
     clients = [Client(cluster, asked, stop) for asked in ([long], short, short[::-1])]
     with ThreadPoolExecutor(len(clients)) as pool:
         runs: list[Future[None]] = [pool.submit(client.run, cluster.model_name) for client in clients]
@@ -117,15 +117,15 @@ def drain_command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, timeout=EXIT_TIMEOUT_S + 20, check=False)
 
 
-def leave(cluster: Cluster, name: str) -> None:
+def drain(cluster: Cluster, name: str) -> None:
     """Drains a process until it has ended well: workers `*-0` by command, all others by SIGTERM."""
     process = cluster.processes[name]
-    process.expected_to_live = False
+    process.expected_running = False
     if name in ("prefill-0", "decode-0"):
-        said = drain_command(cluster, name)
-        assert said.returncode == 0, said.stderr
-        assert f"{name} is draining" in said.stderr
-        assert said.stderr.rstrip().endswith(f"{name} has left")
+        completed = drain_command(cluster, name)
+        assert completed.returncode == 0, completed.stderr
+        assert f"{name} is draining" in completed.stderr
+        assert completed.stderr.rstrip().endswith(f"{name} has left")
     else:
         process.popen.send_signal(signal.SIGTERM)
     assert process.popen.wait(EXIT_TIMEOUT_S) == 0, process.tail()
@@ -135,15 +135,15 @@ def test_every_process_is_restarted_and_no_request_fails(tmp_path: Path) -> None
     """Each comes back under its name, as another process. A client whose router leaves goes on at the other one, and
     every answer is the undisturbed one."""
     chunks = {"token-budget": 32}
-    with Cluster(tmp_path, "bundled", 2, 2, num_routers=2, prefill_flags=chunks, router_flags=CUTS_OFF) as cluster:
+    with Cluster(tmp_path, "bundled", 2, 2, num_routers=2, prefill_flags=chunks, router_flags=SHORT_DRAIN) as cluster:
         cluster.wait_links(4)
-        model, questions = cluster.model_name, questions_for(cluster)
-        with steady_load(cluster, questions) as clients:
+        model, calls = cluster.model_name, reference_calls(cluster)
+        with steady_load(cluster, calls) as clients:
             for number, role in itertools.product(range(2), ONE_OF_EACH):
                 clients[-1].wait_for_an_answer()
                 if role == "router":
                     eventually(clients[0].is_at_the_beginning, CALL_TIMEOUT_S, "much is left of a long answer")
-                leave(cluster, f"{role}-{number}")
+                drain(cluster, f"{role}-{number}")
                 cluster.start(role, f"{role}-{number}")
                 cluster.wait_links(4)
                 cluster.wait_ready()
@@ -152,9 +152,9 @@ def test_every_process_is_restarted_and_no_request_fails(tmp_path: Path) -> None
         assert cluster.bytes_moved > 0
         assert cluster.tokens_recomputed == 0
         for url in cluster.router_urls():
-            with ask(url, questions[1].body(model)) as events:
-                assert tokens(list(events)) == questions[1].answer
-    assert clients[0].num_resumed >= 2, "either router cut its long answer off"
+            with ask(url, calls[1].body(model)) as events:
+                assert tokens(list(events)) == calls[1].answer
+    assert clients[0].num_resumes >= 2, "either router cut its long answer off"
     assert sum(client.num_answered for client in clients) >= 10
 
 

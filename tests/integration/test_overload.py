@@ -49,7 +49,7 @@ async def storm(cluster: Cluster, model: str) -> Counter[str]:
     return endings
 
 
-def requests_inside(cluster: Cluster) -> dict[str, float]:
+def open_requests(cluster: Cluster) -> dict[str, float]:
     """What the router counts of requests that have not ended."""
     states = [state.value for state in RequestState if state not in TERMINAL]
     inside = {state: cluster.metric("router-0", "baton_requests_in_state", state=state) for state in states}
@@ -62,7 +62,7 @@ def test_two_hundred_clients_that_hang_up_wedge_nothing(tmp_path: Path) -> None:
         model = cluster.model_name
         cluster.complete([7, 8, 9], max_tokens=2)
         cluster.wait_pages_free(10.0)
-        before = requests_inside(cluster)
+        before = open_requests(cluster)
         assert set(before.values()) == {0.0}
 
         endings = asyncio.run(storm(cluster, model))
@@ -75,7 +75,5 @@ def test_two_hundred_clients_that_hang_up_wedge_nothing(tmp_path: Path) -> None:
         assert answer.status_code == 200, answer.text
         assert time.monotonic() - began_s < ANSWERS_WITHIN_S
         cluster.wait_pages_free(10.0)
-        eventually(
-            lambda: requests_inside(cluster) == before, 10.0, f"every request is out: {requests_inside(cluster)}"
-        )
+        eventually(lambda: open_requests(cluster) == before, 10.0, f"every request is out: {open_requests(cluster)}")
         assert cluster.tokens_recomputed == 0

@@ -15,11 +15,11 @@ import pytest
 
 from baton.domain.ids import Incarnation
 from baton.domain.trust import ClusterTrust
-from baton.rpc.channel import open_sync_channel, ticketed
+from baton.rpc.channel import open_sync_channel, with_call_tokens
 from baton.rpc.gen import common_pb2, handoff_pb2, handoff_pb2_grpc, prefill_pb2_grpc
 from baton.settings.trust import read_trust
 from services.router.settings import RouterSettings
-from tests.certificates import Authority, Certificate
+from tests.certificates import Certificate, CertificateAuthority
 from tests.cluster import START_TIMEOUT_S, Cluster, Process, eventually, links_in, plain_client
 
 pytestmark = pytest.mark.integration
@@ -29,10 +29,10 @@ LOST = grpc.StatusCode.UNAVAILABLE
 
 
 @dataclass
-class World:
+class SecuredCluster:
     cluster: Cluster
     directory: Path
-    authority: Authority
+    authority: CertificateAuthority
     secret: Path
 
     @property
@@ -57,9 +57,9 @@ def flags(secret: Path, certificate: Certificate) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
     directory = tmp_path_factory.mktemp("security")
-    authority, secret = Authority.make(directory), secret_file(directory, "cluster.secret")
+    authority, secret = CertificateAuthority.make(directory), secret_file(directory, "cluster.secret")
     of = {role: flags(secret, authority.issue(role)) for role in ("prefill", "decode", "router")}
     with Cluster(
         directory,
@@ -68,79 +68,79 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         decode_flags=of["decode"],
         router_flags=of["router"],
     ) as cluster:
-        yield World(cluster, directory, authority, secret)
+        yield SecuredCluster(cluster, directory, authority, secret)
 
 
 @contextmanager
-def prefill_channel(world: World, trust: ClusterTrust) -> Iterator[Any]:
+def prefill_channel(secured: SecuredCluster, trust: ClusterTrust) -> Iterator[Any]:
     """As a caller that shows `trust`; the incarnation is a guess, which a worker tells apart from a wrong secret."""
-    channel = open_sync_channel(f"127.0.0.1:{world.prefill.port}", trust, ())
+    channel = open_sync_channel(f"127.0.0.1:{secured.prefill.port}", trust, ())
     try:
-        yield ticketed(channel, trust, Incarnation(1))
+        yield with_call_tokens(channel, trust, Incarnation(1))
     finally:
         channel.close()
 
 
-def refusal(world: World, trust: ClusterTrust) -> tuple[grpc.StatusCode, str]:
-    with prefill_channel(world, trust) as channel, pytest.raises(grpc.RpcError) as refused:
+def refusal(secured: SecuredCluster, trust: ClusterTrust) -> tuple[grpc.StatusCode, str]:
+    with prefill_channel(secured, trust) as channel, pytest.raises(grpc.RpcError) as refused:
         prefill_pb2_grpc.PrefillStub(channel).Abort(common_pb2.AbortRequest(), timeout=DEADLINE_S)
     return refused.value.code(), str(refused.value.details())
 
 
-def test_holders_of_both_move_pages_over_tls(world: World) -> None:
-    cluster = world.cluster
+def test_holders_of_both_move_pages_over_tls(secured: SecuredCluster) -> None:
+    cluster = secured.cluster
     answer = cluster.complete("The conductor hands over the baton", max_tokens=8, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 8
     assert cluster.bytes_moved > 0
     assert cluster.tokens_recomputed == 0
     assert list(links_in(cluster.processes["decode-0"].log.read_text())) == ["stream"]
     for process in cluster.workers():
-        assert cluster.metric(process.name, "baton_calls_turned_away_total") == 0
+        assert cluster.metric(process.name, "baton_rejected_calls_total") == 0
     cluster.wait_pages_free(5.0)
 
 
-def test_without_a_certificate_of_the_authority_there_is_no_connection(world: World, tmp_path: Path) -> None:
-    stranger = Authority.make(tmp_path).issue("stranger")
-    believing = world.trust(world.secret, world.authority.issue("visitor"))
-    assert believing.tls is not None
-    unknown = world.trust(world.secret, stranger)
+def test_without_a_certificate_of_the_authority_there_is_no_connection(secured: SecuredCluster, tmp_path: Path) -> None:
+    stranger = CertificateAuthority.make(tmp_path).issue("stranger")
+    trust = secured.trust(secured.secret, secured.authority.issue("visitor"))
+    assert trust.tls is not None
+    unknown = secured.trust(secured.secret, stranger)
     assert unknown.tls is not None
-    shows_unknown = type(believing.tls)(unknown.tls.certificate, unknown.tls.key, believing.tls.authorities)
-    assert refusal(world, world.trust(world.secret, None))[0] is LOST
-    assert refusal(world, unknown)[0] is LOST
-    assert refusal(world, ClusterTrust(believing.secret, shows_unknown))[0] is LOST
-    anonymous = grpc.ssl_channel_credentials(believing.tls.authorities)
-    with grpc.secure_channel(f"127.0.0.1:{world.prefill.port}", anonymous) as channel:
+    shows_unknown = type(trust.tls)(unknown.tls.certificate, unknown.tls.key, trust.tls.authorities)
+    assert refusal(secured, secured.trust(secured.secret, None))[0] is LOST
+    assert refusal(secured, unknown)[0] is LOST
+    assert refusal(secured, ClusterTrust(trust.secret, shows_unknown))[0] is LOST
+    anonymous = grpc.ssl_channel_credentials(trust.tls.authorities)
+    with grpc.secure_channel(f"127.0.0.1:{secured.prefill.port}", anonymous) as channel:
         with pytest.raises(grpc.RpcError) as refused:
             prefill_pb2_grpc.PrefillStub(channel).Abort(common_pb2.AbortRequest(), timeout=DEADLINE_S)
         assert refused.value.code() is LOST
 
 
-def test_without_the_secret_no_call_is_served_and_the_worker_counts_it(world: World) -> None:
-    certificate = world.authority.issue("insider")
-    code, details = refusal(world, world.trust(None, certificate))
+def test_without_the_secret_no_call_is_served_and_the_worker_counts_it(secured: SecuredCluster) -> None:
+    certificate = secured.authority.issue("insider")
+    code, details = refusal(secured, secured.trust(None, certificate))
     assert code is grpc.StatusCode.UNAUTHENTICATED
-    assert "no ticket" in details
-    code, details = refusal(world, world.trust(secret_file(world.directory, "wrong.secret"), certificate))
+    assert "no token" in details
+    code, details = refusal(secured, secured.trust(secret_file(secured.directory, "wrong.secret"), certificate))
     assert code is grpc.StatusCode.UNAUTHENTICATED
     assert "cluster secrets of caller and worker differ" in details
-    code, details = refusal(world, world.trust(world.secret, certificate))
+    code, details = refusal(secured, secured.trust(secured.secret, certificate))
     assert "earlier incarnation" in details
     read = handoff_pb2.ReadPagesRequest(pages=[0])
-    with prefill_channel(world, world.trust(None, certificate)) as channel, pytest.raises(grpc.RpcError) as refused:
+    with prefill_channel(secured, secured.trust(None, certificate)) as channel, pytest.raises(grpc.RpcError) as refused:
         next(handoff_pb2_grpc.HandoffStub(channel).ReadPages(read, timeout=DEADLINE_S))
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
     counts = {
-        reason: world.cluster.metric("prefill-0", "baton_calls_turned_away_total", reason=reason)
+        reason: secured.cluster.metric("prefill-0", "baton_rejected_calls_total", reason=reason)
         for reason in ("missing", "forged", "other_incarnation", "replayed")
     }
     assert counts == {"missing": 2, "forged": 1, "other_incarnation": 1, "replayed": 0}
-    assert "call_turned_away" in world.prefill.log.read_text()
+    assert "call_rejected" in secured.prefill.log.read_text()
 
 
-def test_a_worker_and_a_router_with_another_secret_stay_outside_and_say_why(world: World) -> None:
-    cluster = world.cluster
-    wrong = flags(secret_file(world.directory, "other.secret"), world.authority.issue("outsider"))
+def test_a_worker_and_a_router_with_another_secret_stay_outside_and_say_why(secured: SecuredCluster) -> None:
+    cluster = secured.cluster
+    wrong = flags(secret_file(secured.directory, "other.secret"), secured.authority.issue("outsider"))
     cluster.decode_flags, cluster.router_flags = wrong, wrong
     decode, router = cluster.start("decode", "decode-1"), cluster.start("router", "router-1")
     why = "is not trusted: a cluster secret here, another one there"
@@ -157,7 +157,7 @@ def test_a_worker_and_a_router_with_another_secret_stay_outside_and_say_why(worl
     assert why in eventually(unready, START_TIMEOUT_S, "the strange router says why it is not ready")
     eventually(lambda: "link_failed" in decode.log.read_text(), START_TIMEOUT_S, "the strange worker says why")
     assert why in decode.log.read_text()
-    assert "worker_not_trusted" in router.log.read_text()
+    assert "worker_untrusted" in router.log.read_text()
     assert cluster.metric("decode-1", "baton_link_state") == 0
     before = cluster.metric("decode-1", "baton_prompt_tokens_total")
     for n in range(4):
@@ -166,13 +166,13 @@ def test_a_worker_and_a_router_with_another_secret_stay_outside_and_say_why(worl
     eventually(lambda: "decode-1 at" in cluster.processes["router-0"].log.read_text(), 5.0, "the router names it")
 
 
-def test_a_secret_that_cannot_be_used_ends_a_service_at_once(world: World, tmp_path: Path) -> None:
+def test_a_secret_that_cannot_be_used_ends_a_service_at_once(secured: SecuredCluster, tmp_path: Path) -> None:
     short = tmp_path / "short.secret"
     short.write_text("short")
     short.chmod(0o600)
-    cluster = world.cluster
+    cluster = secured.cluster
     cluster.router_flags = {"cluster-secret-file": short}
     router = cluster.start("router", "router-2")
-    router.expected_to_live = False
+    router.expected_running = False
     assert router.popen.wait(START_TIMEOUT_S) == 2
     assert "at least 32 are needed" in router.tail()

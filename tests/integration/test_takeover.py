@@ -14,18 +14,18 @@ import pytest
 from baton.bundled import MODEL_DIR
 from tests.cluster import Cluster, Process, eventually
 from tests.exactness.reference import Reference
-from tests.streams import Event, ask, call_id, resume, tokens
+from tests.stream_client import Event, ask, call_id, resume, tokens
 
 pytestmark = pytest.mark.integration
 
 NUM_TOKENS = 300
 SURVIVOR = "router-0"
-TAKEN_WITHIN_S = 2.0
+TAKEOVER_WITHIN_S = 2.0
 """From a router's death to the claim, by what the survivor itself notes: not when a test gets to look."""
-STARVED_S = 1.5
+MISSED_RENEWAL_S = 1.5
 """What a renewal of its own that the survivor missed may cost: a whole lease, and the look after it. It says so."""
 PATIENCE_S = 15.0
-FREE_WITHIN_S = 1.0
+PAGES_FREE_WITHIN_S = 1.0
 
 _numbers = itertools.count(1)
 
@@ -44,12 +44,12 @@ def victim(cluster: Cluster) -> Iterator[Process]:
         cluster.wait_ready()
         yield router
     finally:
-        router.expected_to_live = False
+        router.expected_running = False
         router.popen.kill()
         router.popen.wait(10.0)
 
 
-def asked(cluster: Cluster, **parameters: Any) -> dict[str, Any]:
+def request_body(cluster: Cluster, **parameters: Any) -> dict[str, Any]:
     body = {"prompt": list(range(5, 45)), "max_tokens": NUM_TOKENS, "ignore_eos": True, "return_token_ids": True}
     options = {"include_usage": True}
     return {"model": cluster.model_name, "stream": True, "stream_options": options, **body, **parameters}
@@ -60,7 +60,7 @@ def status(cluster: Cluster, event: Event) -> dict[str, Any]:
     return answer
 
 
-def noted(line: str) -> datetime:
+def logged_at(line: str) -> datetime:
     """When a line of a log was written."""
     return datetime.fromisoformat(line.partition(" ")[0])
 
@@ -74,29 +74,33 @@ def assert_claimed_in_time(cluster: Cluster, event: Event, lost_at: datetime) ->
         return [line for line in lines if "call_claimed" in line and f"call_id={call_id(event)} " in line]
 
     [line] = eventually(claim, PATIENCE_S, "it is taken over")
-    missed = [line for line in log.read_text().splitlines() if "lease_not_renewed" in line and noted(line) > lost_at]
-    assert (noted(line) - lost_at).total_seconds() <= TAKEN_WITHIN_S + len(missed) * STARVED_S
+    missed = [
+        line
+        for line in log.read_text().splitlines()
+        if "call_lease_renewal_failed" in line and logged_at(line) > lost_at
+    ]
+    assert (logged_at(line) - lost_at).total_seconds() <= TAKEOVER_WITHIN_S + len(missed) * MISSED_RENEWAL_S
 
 
 def test_a_client_goes_on_at_another_router_after_its_own_was_killed(cluster: Cluster, victim: Process) -> None:
-    expected = Reference(MODEL_DIR).generate(asked(cluster)["prompt"], NUM_TOKENS)
-    with ask(victim.url, asked(cluster, temperature=0)) as events:
+    expected = Reference(MODEL_DIR).generate(request_body(cluster)["prompt"], NUM_TOKENS)
+    with ask(victim.url, request_body(cluster, temperature=0)) as events:
         seen = list(itertools.islice(events, 25))
         victim.signal(signal.SIGKILL)
     with resume(cluster.url, seen[-1]) as events:
         seen.append(next(events))
         assert status(cluster, seen[0])["choices"][0]["num_tokens"] < NUM_TOKENS, "nothing was left to take over"
         seen += events
-    eventually(lambda: status(cluster, seen[0])["status"] == "ended", 10.0, "the book knows of the end")
+    eventually(lambda: status(cluster, seen[0])["status"] == "ended", 10.0, "the store knows of the end")
     record = status(cluster, seen[0])
     assert tokens(seen) == expected
     assert [event.id.partition(":")[2] for event in seen[-2:]] == [f"{NUM_TOKENS}+1", f"{NUM_TOKENS}+2"]
     assert (record["num_owners"], record["owner"].split("/")[0]) == (2, SURVIVOR)
-    assert cluster.pages_held_s(time.monotonic()) <= FREE_WITHIN_S
+    assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
 
 
 def test_an_orphan_is_taken_over_in_time_and_sampled_choices_stay_the_same(cluster: Cluster, victim: Process) -> None:
-    body = asked(cluster, temperature=1.0, seed=11, n=2, max_tokens=150)
+    body = request_body(cluster, temperature=1.0, seed=11, n=2, max_tokens=150)
     with ask(victim.url, body) as events:
         seen = list(itertools.islice(events, 30))
         victim.signal(signal.SIGKILL)
@@ -110,13 +114,13 @@ def test_an_orphan_is_taken_over_in_time_and_sampled_choices_stay_the_same(clust
     for choice in range(2):
         assert tokens(seen, choice) == tokens(expected, choice)
     assert tokens(seen, 0) != tokens(seen, 1)
-    assert cluster.pages_held_s(time.monotonic()) <= FREE_WITHIN_S
+    assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
 
 
 def test_a_router_that_was_stopped_follows_the_one_that_took_over(cluster: Cluster, victim: Process) -> None:
     """Its client never lets go of the connection, and sees a pause."""
-    expected = Reference(MODEL_DIR).generate(asked(cluster)["prompt"], NUM_TOKENS)
-    with ask(victim.url, asked(cluster, temperature=0)) as events:
+    expected = Reference(MODEL_DIR).generate(request_body(cluster)["prompt"], NUM_TOKENS)
+    with ask(victim.url, request_body(cluster, temperature=0)) as events:
         seen = list(itertools.islice(events, 25))
         victim.signal(signal.SIGSTOP)
         try:
@@ -127,30 +131,30 @@ def test_a_router_that_was_stopped_follows_the_one_that_took_over(cluster: Clust
         seen += events
     assert tokens(seen) == expected
     assert status(cluster, seen[0])["owner"].startswith(SURVIVOR)
-    assert cluster.pages_held_s(time.monotonic()) <= FREE_WITHIN_S
+    assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
 
 
 def num_journalled_after_hang_up(cluster: Cluster, event: Event) -> int:
-    """Waits until the book knows of the hang-up: nobody computes any more, and so many tokens are there."""
-    eventually(lambda: status(cluster, event)["status"] == "abandoned", PATIENCE_S, "the book knows of the hang-up")
+    """Waits until the store knows of the hang-up: nobody computes any more, and so many tokens are there."""
+    eventually(lambda: status(cluster, event)["status"] == "abandoned", PATIENCE_S, "the store knows of the hang-up")
     return int(status(cluster, event)["choices"][0]["num_tokens"])
 
 
 def test_a_hang_up_frees_all_pages_every_time_and_the_call_can_still_be_resumed(cluster: Cluster) -> None:
     survivor = cluster.processes[SURVIVOR]
-    expected = Reference(MODEL_DIR).generate(asked(cluster)["prompt"], NUM_TOKENS)
-    with ask(survivor.url, asked(cluster, temperature=0)) as events:
+    expected = Reference(MODEL_DIR).generate(request_body(cluster)["prompt"], NUM_TOKENS)
+    with ask(survivor.url, request_body(cluster, temperature=0)) as events:
         seen = list(itertools.islice(events, 20))
-    assert cluster.pages_held_s(time.monotonic()) <= FREE_WITHIN_S
+    assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
     for _ in range(2):
         num_more = num_journalled_after_hang_up(cluster, seen[0]) - len(seen) + 2  # so that it has to be carried on
         with resume(cluster.url, seen[-1]) as events:
             seen += itertools.islice(events, num_more)
-        assert cluster.pages_held_s(time.monotonic()) <= FREE_WITHIN_S
+        assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
     num_journalled_after_hang_up(cluster, seen[0])
     with resume(cluster.url, seen[-1]) as events:
         seen += events
     assert tokens(seen) == expected
     assert len({event.id for event in seen}) == len(seen) == NUM_TOKENS + 2
     assert status(cluster, seen[0])["num_owners"] == 4
-    assert cluster.pages_held_s(time.monotonic()) <= FREE_WITHIN_S
+    assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S

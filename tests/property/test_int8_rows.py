@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.model.kernels.library import load_kernels
-from baton.model.quantized import QuantizedProduct
+from baton.model.linears.int8 import Int8Linear
 from tests.kernels import kernel_levels
 
 pytestmark = pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
@@ -31,7 +31,7 @@ def test_a_rows_bits_do_not_depend_on_its_batch(level, dtype, num_in, num_out, r
     generator = torch.Generator().manual_seed(seed)
     weight, bias = torch.randn(num_out, num_in, generator=generator), torch.randn(num_out, generator=generator)
     x = (torch.randn(len(row_sizes), num_in, generator=generator) * torch.tensor(row_sizes)[:, None]).to(dtype)
-    product = QuantizedProduct(load_kernels(level), weight, bias if has_bias else None)
+    product = Int8Linear(load_kernels(level), weight, bias if has_bias else None)
     whole = product(x)
     sizes = [cut for cut in sorted(cuts) if cut < len(row_sizes)]
     chunks = torch.cat([product(chunk) for chunk in x.tensor_split(sizes)])
@@ -48,7 +48,7 @@ def test_also_when_the_rows_are_more_than_the_kernel_takes_at_once():
     for rows, num_out in ((x, 9), (wide, 6)):
         weight = torch.randn(num_out, rows.shape[1], generator=torch.Generator().manual_seed(2))
         for level in kernel_levels():
-            product = QuantizedProduct(load_kernels(level), weight, None)
+            product = Int8Linear(load_kernels(level), weight, None)
             assert torch.equal(product(rows), torch.cat([product(row[None]) for row in rows]))
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, WorkerId
-from services.decode.arrivals import Arrivals
 from services.decode.effects import DecodeEffect
-from services.decode.landing import Landing, LandingBook
-from services.prefill.offers import OfferBook
-from tests.property.lease_story import Event, stories, tell
-from tests.property.split_pair import LEASE_S, Renewal, SplitPair
-from tests.worlds import REPRODUCIBLE, UNSHRUNK
+from services.decode.import_policy import ImportPolicy
+from services.decode.kv_import import ImportTable, KvImport
+from services.prefill.kv_export import ExportTable
+from tests.property.machines.lease_scenarios import Event, run_scenario, scenarios
+from tests.property.machines.split_pair import LEASE_S, Renewal, SplitPair
+from tests.tiny_workers import PLANTED_BUG_SETTINGS, REPEATABLE_SETTINGS
 
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=11)
 
@@ -25,47 +25,47 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=11)
 def test_no_story_ends_badly():
     num_proven_by: Counter[str] = Counter()
 
-    @settings(REPRODUCIBLE, max_examples=400)
-    @given(prompt=PROMPTS, events=stories())
+    @settings(REPEATABLE_SETTINGS, max_examples=400)
+    @given(prompt=PROMPTS, events=scenarios())
     def each(prompt: list[int], events: list[Event]) -> None:
         pair = SplitPair()
-        tell(pair, prompt, events)
+        run_scenario(pair, prompt, events)
         num_proven_by.update(pair.num_proven_by)
 
     each()
     assert num_proven_by["v2"] > 0, "no lease was ever the proof"
 
 
-class NeedsNoLease(LandingBook):
+class NeedsNoLease(ImportTable):
     """When prefill cannot be asked it takes the bytes on trust."""
 
-    def proven(self, id: AttemptId) -> bool:
+    def is_proven(self, id: AttemptId) -> bool:
         return True
 
 
-class TakesLateReads(LandingBook):
+class TakesLateReads(ImportTable):
     """Knows of the lease, and not when a read was over."""
 
-    def proven(self, id: AttemptId) -> bool:
-        return self._landings[id].evidence.lease_ends_at is not None
+    def is_proven(self, id: AttemptId) -> bool:
+        return self._imports[id].proof.lease_ends_at is not None
 
 
-class KeepsWhatIsNotProven(LandingBook):
+class KeepsWhatIsNotProven(ImportTable):
     """Lets whatever has landed serve the cache."""
 
-    def _num_proven_tokens(self, landing: Landing) -> int:
-        landing.evidence.renewed(math.inf)
-        return super()._num_proven_tokens(landing)
+    def _num_proven_tokens(self, kv_import: KvImport) -> int:
+        kv_import.proof.extend_lease(math.inf)
+        return super()._num_proven_tokens(kv_import)
 
 
-class BreaksItsLeases(OfferBook):
+class BreaksItsLeases(ExportTable):
     """Unpins for the router although decode was told that it could count on the pins."""
 
     def abort(self, id: AttemptId) -> bool:
         return self.release(id)
 
 
-class RenewsWhatHasEnded(OfferBook):
+class RenewsWhatHasEnded(ExportTable):
     """Grants a lease on pins that are gone."""
 
     def renew(self, ids: list[AttemptId], now: float) -> list[AttemptId]:  # type: ignore[override]
@@ -73,21 +73,21 @@ class RenewsWhatHasEnded(OfferBook):
         return []
 
 
-class TrustsANewProcess(Arrivals):
+class TrustsANewProcess(ImportPolicy):
     """Goes on reading from a prefill worker that has restarted."""
 
-    def source_replaced(self, source: WorkerId) -> list[DecodeEffect]:
+    def on_source_replaced(self, source: WorkerId) -> list[DecodeEffect]:
         return []
 
 
 A_SLOW_REPLY = [
-    *[Event.CHUNK] * 3, Event.ANNOUNCED, Event.RENEWAL, Event.RENEWED, Event.WAIT, Event.GRANTED, Event.WAIT,
+    *[Event.CHUNK] * 3, Event.DELIVERED, Event.RENEWAL, Event.RENEWED, Event.WAIT, Event.GRANTED, Event.WAIT,
     Event.WAIT, Event.BUSY, *[Event.READ] * 6,
 ]  # fmt: skip
 """The lease is over at the third wait; measured from the reply it would last for one more."""
 
 
-class MeasuresFromTheReply(SplitPair):
+class MeasuresLeaseFromReply(SplitPair):
     """Takes the lease to begin when the answer to its renewal came."""
 
     def lease_ends_at(self, renewal: Renewal) -> float:
@@ -101,19 +101,19 @@ def planted(**replacements: object) -> type[SplitPair]:
 @pytest.mark.parametrize(
     "broken",
     [
-        pytest.param(planted(landing_book=NeedsNoLease), id="needs no lease"),
-        pytest.param(planted(landing_book=TakesLateReads), id="takes late reads"),
-        pytest.param(planted(landing_book=KeepsWhatIsNotProven), id="keeps what is not proven"),
-        pytest.param(planted(offer_book=BreaksItsLeases), id="breaks its leases"),
-        pytest.param(planted(offer_book=RenewsWhatHasEnded), id="renews what has ended"),
-        pytest.param(planted(arrivals=TrustsANewProcess), id="trusts a new process"),
+        pytest.param(planted(import_table=NeedsNoLease), id="needs no lease"),
+        pytest.param(planted(import_table=TakesLateReads), id="takes late reads"),
+        pytest.param(planted(import_table=KeepsWhatIsNotProven), id="keeps what is not proven"),
+        pytest.param(planted(export_table=BreaksItsLeases), id="breaks its leases"),
+        pytest.param(planted(export_table=RenewsWhatHasEnded), id="renews what has ended"),
+        pytest.param(planted(import_policy=TrustsANewProcess), id="trusts a new process"),
     ],
 )
 def test_a_planted_bug_is_found(broken: type[SplitPair]):
-    @settings(UNSHRUNK, max_examples=3000)
-    @given(prompt=PROMPTS, events=stories())
+    @settings(PLANTED_BUG_SETTINGS, max_examples=3000)
+    @given(prompt=PROMPTS, events=scenarios())
     def each(prompt: list[int], events: list[Event]) -> None:
-        tell(broken(), prompt, events)
+        run_scenario(broken(), prompt, events)
 
     with pytest.raises((AssertionError, BatonError)):
         each()
@@ -121,7 +121,7 @@ def test_a_planted_bug_is_found(broken: type[SplitPair]):
 
 def test_a_lease_begins_when_its_renewal_is_sent():
     pair = SplitPair()
-    tell(pair, [0, 1, 1, 0, 1, 0, 1], A_SLOW_REPLY)
+    run_scenario(pair, [0, 1, 1, 0, 1, 0, 1], A_SLOW_REPLY)
     assert "v2" not in pair.num_proven_by
     with pytest.raises((AssertionError, BatonError)):
-        tell(MeasuresFromTheReply(), [0, 1, 1, 0, 1, 0, 1], A_SLOW_REPLY)
+        run_scenario(MeasuresLeaseFromReply(), [0, 1, 1, 0, 1, 0, 1], A_SLOW_REPLY)

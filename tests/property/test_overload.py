@@ -1,4 +1,5 @@
-"""The door under far too much load, on a clock that jumps: goodput holds, and what clients are told comes true."""
+"""The queue under far too much load, on a clock that jumps: goodput holds, and what clients are estimates comes
+true."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from random import Random
 import pytest
 
 from baton.domain.errors import Overloaded
-from services.router.dispatch.admission import Door, DoorLimits, Place
+from services.router.dispatch.admission_queue import AdmissionLimits, AdmissionQueue, Slot
 
 NUM_ROWS = 32
 STAY_S = 4.0
@@ -22,12 +23,12 @@ RATE = NUM_ROWS / STAY_S
 """Requests a second that the workers can do."""
 
 TTFT_OBJECTIVE_S = 8.0
-LIMITS = DoorLimits(256, max_queued_requests=256, max_queued_tokens=1 << 18, max_ttft_s=0.75 * TTFT_OBJECTIVE_S)
+LIMITS = AdmissionLimits(256, max_queued_requests=256, max_queued_tokens=1 << 18, max_ttft_s=0.75 * TTFT_OBJECTIVE_S)
 
 
 @dataclass(slots=True)
 class Client:
-    """Comes back when it was told to, if it is `patient`."""
+    """Comes back when it was estimates to, if it is `patient`."""
 
     patient: bool
     arrived_at: float = 0.0
@@ -37,13 +38,13 @@ class Client:
 
 
 @dataclass(slots=True)
-class House:
-    """The real door, and workers that keep a request for a random time: events on a heap."""
+class LoadedRouter:
+    """The real queue, and workers that keep a request for a random time: events on a heap."""
 
     random: Random
-    door: Door
+    queue: AdmissionQueue
     now: float = 0.0
-    inside: dict[Place, Client] = field(default_factory=dict)
+    admitted: dict[Slot, Client] = field(default_factory=dict)
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     most_waiting: int = 0
@@ -55,64 +56,64 @@ class House:
         while self._events and self._events[0][0] <= until:
             self.now, _, what = heapq.heappop(self._events)
             what()
-            self.most_waiting = max(self.most_waiting, self.door.num_waiting)
+            self.most_waiting = max(self.most_waiting, self.queue.num_waiting)
 
     def arrive(self, client: Client) -> None:
         """A client comes for the first time or again."""
         client.arrived_at = self.now
-        client.forecast_s = self.door.ttft_s(self.now) if self.door.num_running >= NUM_ROWS else None
+        client.forecast_s = self.queue.ttft_s(self.now) if self.queue.num_running >= NUM_ROWS else None
         try:
-            place = self.door.admit(100, self.now)
+            slot = self.queue.admit(100, self.now)
         except Overloaded as refusal:
             client.num_refusals += 1
             if client.patient:
                 self.at(self.now + math.ceil(refusal.retry_after_s or 0.0), lambda: self.arrive(client))
             return
-        self.inside[place] = client
-        if self.door.may_run(place):
-            self._start(place)
+        self.admitted[slot] = client
+        if self.queue.is_running(slot):
+            self._start(slot)
 
-    def _start(self, place: Place) -> None:
-        self.at(self.now + FIRST_TOKEN_S, lambda: self._answer(place))
+    def _start(self, slot: Slot) -> None:
+        self.at(self.now + FIRST_TOKEN_S, lambda: self._answer(slot))
         self.at(
-            self.now + FIRST_TOKEN_S + self.random.expovariate(1 / (STAY_S - FIRST_TOKEN_S)), lambda: self._leave(place)
+            self.now + FIRST_TOKEN_S + self.random.expovariate(1 / (STAY_S - FIRST_TOKEN_S)), lambda: self._leave(slot)
         )
 
-    def _answer(self, place: Place) -> None:
-        client = self.inside[place]
+    def _answer(self, slot: Slot) -> None:
+        client = self.admitted[slot]
         client.first_token_s = self.now - client.arrived_at
-        self.door.answered(place, self.now)
+        self.queue.on_first_token(slot, self.now)
 
-    def _leave(self, place: Place) -> None:
-        del self.inside[place]
-        called = self.door.leave(place, self.now)
-        if called is not None:
-            self._start(called)
-
-
-def house(seed: int) -> House:
-    house = House(Random(seed), Door(LIMITS))
-    house.door.resize(NUM_ROWS, now=0.0)
-    return house
+    def _leave(self, slot: Slot) -> None:
+        del self.admitted[slot]
+        granted = self.queue.release(slot, self.now)
+        if granted is not None:
+            self._start(granted)
 
 
-def offer(house: House, load: float, seconds: float, *, patient: bool = False) -> list[Client]:
+def loaded_router(seed: int) -> LoadedRouter:
+    loaded_router = LoadedRouter(Random(seed), AdmissionQueue(LIMITS))
+    loaded_router.queue.resize(NUM_ROWS, now=0.0)
+    return loaded_router
+
+
+def add_clients(loaded_router: LoadedRouter, load: float, seconds: float, *, patient: bool = False) -> list[Client]:
     """Clients who will come from now on, evenly distributed at random, `load` times as fast as they can be served."""
-    clients, when = list[Client](), house.now
+    clients, when = list[Client](), loaded_router.now
     end = when + seconds
-    while (when := when + house.random.expovariate(load * RATE)) < end:
+    while (when := when + loaded_router.random.expovariate(load * RATE)) < end:
         clients.append(client := Client(patient))
-        house.at(when, partial(house.arrive, client))
+        loaded_router.at(when, partial(loaded_router.arrive, client))
     return clients
 
 
 def goodput(seed: int, load: float) -> float:
     """Requests a second whose first token was in time, of clients who give up when they are refused."""
     seconds = 400.0
-    place = house(seed)
-    clients = offer(place, load, seconds)
-    place.run()
-    assert place.most_waiting <= LIMITS.max_queued_requests
+    slot = loaded_router(seed)
+    clients = add_clients(slot, load, seconds)
+    slot.run()
+    assert slot.most_waiting <= LIMITS.max_queued_requests
     return sum(c.first_token_s is not None and c.first_token_s <= TTFT_OBJECTIVE_S for c in clients) / seconds
 
 
@@ -125,18 +126,18 @@ def test_goodput_under_ten_times_the_load_is_within_a_tenth_of_the_best(seed):
 
 def test_without_the_bound_in_time_goodput_would_collapse(monkeypatch):
     """What the test above would see if the queue were bounded by its length alone."""
-    monkeypatch.setitem(globals(), "LIMITS", DoorLimits(256, 256, 1 << 18))
+    monkeypatch.setitem(globals(), "LIMITS", AdmissionLimits(256, 256, 1 << 18))
     assert goodput(0, 10.0) < 0.2 * RATE
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_after_a_burst_those_who_come_back_when_told_are_admitted(seed):
-    """After a quiet minute, ten times the load for ten seconds, and every client does as it is told."""
-    place = house(seed)
-    offer(place, 0.5, 60.0)
-    place.run(until=60.0)
-    clients = offer(place, 10.0, 10.0, patient=True)
-    place.run()
+    """After a quiet minute, ten times the load for ten seconds, and every client does as it is estimates."""
+    slot = loaded_router(seed)
+    add_clients(slot, 0.5, 60.0)
+    slot.run(until=60.0)
+    clients = add_clients(slot, 10.0, 10.0, patient=True)
+    slot.run()
     refused = [client for client in clients if client.num_refusals]
     assert len(refused) > len(clients) / 2
     assert all(client.first_token_s is not None for client in clients)
@@ -145,14 +146,14 @@ def test_after_a_burst_those_who_come_back_when_told_are_admitted(seed):
 
 @pytest.mark.parametrize("load", [1.0, 2.0, 10.0])
 def test_a_forecast_comes_true_within_a_factor(load):
-    place = house(1)
-    clients = offer(place, load, 200.0)
-    place.run()
-    told = [
+    slot = loaded_router(1)
+    clients = add_clients(slot, load, 200.0)
+    slot.run()
+    estimates = [
         (client.forecast_s, client.first_token_s)
         for client in clients
         if client.forecast_s is not None and client.first_token_s is not None and client.arrived_at > 5 * STAY_S
     ]
-    assert len(told) > 50
-    true = [0.5 <= real_s / forecast_s <= 2.0 for forecast_s, real_s in told]
-    assert sum(true) >= 0.9 * len(told)
+    assert len(estimates) > 50
+    true = [0.5 <= real_s / forecast_s <= 2.0 for forecast_s, real_s in estimates]
+    assert sum(true) >= 0.9 * len(estimates)

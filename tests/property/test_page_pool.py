@@ -11,12 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId
 from baton.kv.pages import Hold, Owner, PagePool
-from tests.worlds import NUM_PAGES, REPRODUCIBLE
+from tests.tiny_workers import NUM_PAGES, REPEATABLE_SETTINGS
 
 HOLDS = st.sampled_from(Hold)
 OWNERS = {
     Hold.DRAINING: Owner.DRAINING,
-    Hold.PROMISED: Owner.PROMISED,
+    Hold.RESERVED: Owner.RESERVED,
     Hold.LIVE: Owner.LIVE,
     Hold.PINNED: Owner.PINNED,
 }
@@ -99,7 +99,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 def test_page_pool():
-    run_state_machine_as_test(PoolMachine, settings=REPRODUCIBLE)
+    run_state_machine_as_test(PoolMachine, settings=REPEATABLE_SETTINGS)
 
 
 class TestCheckCanFail:

@@ -1,4 +1,4 @@
-"""Proof that the state machines can fail: each bug here is planted in a subclass, and each must be found."""
+"""ProofKind that the state machines can fail: each bug here is planted in a subclass, and each must be found."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId
 from baton.engine.batch import Batch, HostCopy, StepOutput
 from baton.kv.pages import Hold
-from services.decode.arrivals import Arrivals
-from services.decode.boarding import SealInfo
 from services.decode.effects import DecodeEffect
-from services.decode.landing import LandingBook
+from services.decode.import_policy import ImportPolicy
+from services.decode.import_types import SealInfo
+from services.decode.kv_import import ImportTable
 from services.decode.scheduler import DecodeScheduler
-from services.prefill.offers import OfferBook
+from services.prefill.kv_export import ExportTable
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler, PublishChunk, _Prompt
-from tests.property.decode_machine import DecodeMachine
-from tests.property.prefill_machine import PrefillMachine
-from tests.property.split_machine import SplitMachine
-from tests.simulation.planted import FreesBeforeTheReadsAreOver, PromisesTheSamePagesTwice
-from tests.worlds import UNSHRUNK
+from tests.property.machines.decode_machine import DecodeMachine
+from tests.property.machines.prefill_machine import PrefillMachine
+from tests.property.machines.split_machine import SplitMachine
+from tests.simulation.planted_bugs import FreesDuringReads, ReservesPagesTwice
+from tests.tiny_workers import PLANTED_BUG_SETTINGS
 
 
-class UnpinsBeforeTheCommit(OfferBook):
+class UnpinsBeforeCommit(ExportTable):
     """Decode is still reading when prefill gives the pages away."""
 
     def seal(self, id: AttemptId) -> None:
@@ -33,7 +33,7 @@ class UnpinsBeforeTheCommit(OfferBook):
         offer.pages = []
 
 
-class NeverUnpins(OfferBook):
+class NeverUnpins(ExportTable):
     """Committed pages stay pinned for ever."""
 
     def commit(self, id: AttemptId) -> bool:
@@ -42,7 +42,7 @@ class NeverUnpins(OfferBook):
         return super().commit(id)
 
 
-class PinsOnlyWhatDecodeLacks(PrefillScheduler):
+class PinsOnlyMissingPages(PrefillScheduler):
     """Pins a page and not the one before it: the eviction of that one would never end."""
 
     def _publish(self, prompt: _Prompt, now: float) -> list[PrefillEffect]:
@@ -55,44 +55,44 @@ class PublishesUnfinishedPages(PrefillScheduler):
 
     def _publish(self, prompt: _Prompt, now: float) -> list[PrefillEffect]:
         effects = super()._publish(prompt, now)
-        if prompt.num_left and len(prompt.table.pages) > prompt.num_published:
+        if prompt.num_remaining and len(prompt.table.pages) > prompt.num_published:
             page = prompt.table.pages[prompt.num_published]
-            self._offers.publish(prompt.request.id, [page], now)
+            self._exports.publish(prompt.request.id, [page], now)
             effects.append(PublishChunk(prompt.request.id, prompt.num_published, (page,)))
             prompt.num_published += 1
             prompt.num_pinned += 1
         return effects
 
 
-class CommitsBeforeAllIsRead(LandingBook):
+class CommitsDuringReads(ImportTable):
     """Boards while reads are in flight."""
 
-    def ready(self, id: AttemptId) -> bool:
-        landing = self._landings.get(id)
-        return bool(landing and landing.seal and landing.request)
+    def is_ready(self, id: AttemptId) -> bool:
+        kv_import = self._imports.get(id)
+        return bool(kv_import and kv_import.seal and kv_import.request)
 
 
-class BoardsWhatWasNotAnnounced(LandingBook):
+class CommitsUnannouncedPages(ImportTable):
     """Takes a seal for the end, whatever has been published."""
 
-    def sealed(self, id: AttemptId, seal: SealInfo, now: float) -> None:
-        landing = self._landings.get(id)
-        if landing is not None:
-            landing.num_announced = self._num_prompt_pages(landing)
-        super().sealed(id, seal, now)
+    def on_seal(self, id: AttemptId, seal: SealInfo, now: float) -> None:
+        kv_import = self._imports.get(id)
+        if kv_import is not None:
+            kv_import.num_published = self._num_prompt_pages(kv_import)
+        super().on_seal(id, seal, now)
 
 
-class ForgetsAttempts(LandingBook):
+class SkipsFencing(ImportTable):
     """No fence: an attempt that was given up may come back."""
 
     def fence(self, id: AttemptId) -> None:
         return
 
 
-class LetsTwoAttemptsRun(Arrivals):
+class KeepsOlderAttempts(ImportPolicy):
     """No fence: the older attempt goes on beside the newer."""
 
-    def _end_older(self, id: AttemptId) -> list[DecodeEffect]:
+    def _abort_older(self, id: AttemptId) -> list[DecodeEffect]:
         return []
 
 
@@ -104,7 +104,7 @@ class EmitsTwice(DecodeScheduler):
         return [*effects, *effects[-1:]]
 
 
-class ForgetsTheWayBack(DecodeScheduler):
+class SkipsHostCopies(DecodeScheduler):
     """A preempted row comes back to pages that hold something else."""
 
     def _resume(self, copies: list[HostCopy]) -> None:
@@ -118,24 +118,24 @@ def planted(machine: type[RuleBasedStateMachine], **replacements: object) -> typ
 @pytest.mark.parametrize(
     "machine",
     [
-        planted(PrefillMachine, offer_book=UnpinsBeforeTheCommit),
-        planted(SplitMachine, offer_book=UnpinsBeforeTheCommit, may_check_digests=False),
-        planted(PrefillMachine, offer_book=NeverUnpins),
-        planted(PrefillMachine, prefill_scheduler=PinsOnlyWhatDecodeLacks),
+        planted(PrefillMachine, export_table=UnpinsBeforeCommit),
+        planted(SplitMachine, export_table=UnpinsBeforeCommit, may_check_digests=False),
+        planted(PrefillMachine, export_table=NeverUnpins),
+        planted(PrefillMachine, prefill_scheduler=PinsOnlyMissingPages),
         planted(PrefillMachine, prefill_scheduler=PublishesUnfinishedPages),
-        planted(DecodeMachine, landing_book=CommitsBeforeAllIsRead),
-        planted(SplitMachine, landing_book=CommitsBeforeAllIsRead),
-        planted(DecodeMachine, landing_book=BoardsWhatWasNotAnnounced),
-        planted(DecodeMachine, landing_book=FreesBeforeTheReadsAreOver),
-        planted(DecodeMachine, landing_book=PromisesTheSamePagesTwice),
-        planted(DecodeMachine, landing_book=ForgetsAttempts),
-        planted(DecodeMachine, arrivals=LetsTwoAttemptsRun),
+        planted(DecodeMachine, import_table=CommitsDuringReads),
+        planted(SplitMachine, import_table=CommitsDuringReads),
+        planted(DecodeMachine, import_table=CommitsUnannouncedPages),
+        planted(DecodeMachine, import_table=FreesDuringReads),
+        planted(DecodeMachine, import_table=ReservesPagesTwice),
+        planted(DecodeMachine, import_table=SkipsFencing),
+        planted(DecodeMachine, import_policy=KeepsOlderAttempts),
         planted(DecodeMachine, decode_scheduler=EmitsTwice),
         planted(SplitMachine, decode_scheduler=EmitsTwice),
-        planted(DecodeMachine, decode_scheduler=ForgetsTheWayBack),
+        planted(DecodeMachine, decode_scheduler=SkipsHostCopies),
     ],
     ids=lambda machine: "-".join([machine.__name__, *(v.__name__ for v in vars(machine).values() if type(v) is type)]),
 )
 def test_planted_bug_is_found(machine: type[RuleBasedStateMachine]):
     with pytest.raises((AssertionError, BatonError)):
-        run_state_machine_as_test(machine, settings=UNSHRUNK)
+        run_state_machine_as_test(machine, settings=PLANTED_BUG_SETTINGS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.property.prefill_machine import PrefillMachine
-from tests.worlds import REPRODUCIBLE
+from tests.property.machines.prefill_machine import PrefillMachine
+from tests.tiny_workers import REPEATABLE_SETTINGS
 
 
 def test_prefill_scheduler():
-    run_state_machine_as_test(PrefillMachine, settings=REPRODUCIBLE)
+    run_state_machine_as_test(PrefillMachine, settings=REPEATABLE_SETTINGS)

@@ -7,12 +7,12 @@ from collections import Counter
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.property.split_machine import SplitMachine
-from tests.worlds import REPRODUCIBLE
+from tests.property.machines.split_machine import SplitMachine
+from tests.tiny_workers import REPEATABLE_SETTINGS
 
 
 def test_split_pair():
-    """Not an empty proof either: pages were moved, and landings were validated (by a lease: see `test_leases`)."""
+    """Not an empty proof either: pages were moved, and imports were validated (by a lease: see `test_leases`)."""
     num_bytes = 0
     num_proven_by: Counter[str] = Counter()
 
@@ -23,6 +23,6 @@ def test_split_pair():
             num_bytes += self.num_bytes_moved
             num_proven_by.update(self.num_proven_by)
 
-    run_state_machine_as_test(Counting, settings=settings(REPRODUCIBLE, max_examples=120))
+    run_state_machine_as_test(Counting, settings=settings(REPEATABLE_SETTINGS, max_examples=120))
     assert num_bytes > 0, "nothing was ever handed over"
     assert num_proven_by.keys() >= {"v1", "v3"}

@@ -1,4 +1,4 @@
-"""`baton drain` against a real book, and a worker that is only its `Drain` call."""
+"""`baton drain` against a real store, and a worker that is only its `Drain` call."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.trust import ClusterTrust
 from baton.domain.worker import WorkerRecord, WorkerRole
-from baton.engine.drain import DrainServicer
-from baton.engine.lifetime import Lifetime
-from baton.engine.presence import Presence
 from baton.rpc.gen import worker_pb2_grpc
-from baton.rpc.server import Entrance, start_server
+from baton.rpc.server import ServerAuth, start_server
 from baton.settings.base import known_variables
-from baton.state.connect import connect
+from baton.store.connect import connect
+from baton.worker.drain import DrainServicer
+from baton.worker.lifecycle import WorkerLifecycle
+from baton.worker.registration import Registration
 from services.cli.main import run
 from services.cli.plan import free_ports
 from services.cli.settings import COMMANDS
@@ -54,30 +54,30 @@ class OnlyDrains:
         self.serving = threading.Event()
 
     async def live(self) -> None:
-        book = await connect(self._redis_url)
+        store = await connect(self._redis_url)
         try:
-            self.lifetime = Lifetime(asyncio.Event())
-            presence = Presence(book, self._record, 0.1, self.lifetime.replaced)
-            servicer = DrainServicer(INCARNATION, self.lifetime, self._report)
+            self.lifecycle = WorkerLifecycle(asyncio.Event())
+            registration = Registration(store, self._record, 0.1, self.lifecycle.on_replaced)
+            servicer = DrainServicer(INCARNATION, self.lifecycle, self._report)
             async with self._server(servicer):
-                await presence.announce()
+                await registration.announce()
                 self.serving.set()
-                await self.lifetime.live(
-                    presence,
+                await self.lifecycle.run(
+                    registration,
                     num_requests=lambda: self._num_left,
                     drain_timeout_s=self._drain_timeout_s,
                     close=self._nothing,
                 )
-            self.exit_code = self.lifetime.exit_code
+            self.exit_code = self.lifecycle.exit_code
         finally:
-            await book.close()
+            await store.close()
 
     @asynccontextmanager
     async def _server(self, servicer: DrainServicer) -> AsyncIterator[None]:
         def register(server: object) -> None:
             worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
 
-        server = await start_server("127.0.0.1", 0, register, Entrance(INCARNATION))
+        server = await start_server("127.0.0.1", 0, register, ServerAuth(INCARNATION))
         self._address = f"127.0.0.1:{server.port}"
         try:
             yield
@@ -86,16 +86,16 @@ class OnlyDrains:
 
     def _report(self) -> int:
         reported = self._num_left
-        if self.lifetime.draining and self._drain_timeout_s > 1.0:
+        if self.lifecycle.draining and self._drain_timeout_s > 1.0:
             self._num_left = max(0, self._num_left - 1)
-            self.lifetime.idle()
+            self.lifecycle.on_idle()
         return reported
 
     async def _nothing(self) -> None:
         return
 
     def _record(self) -> WorkerRecord:
-        return replace(record_at(self._address), status=self.lifetime.status)
+        return replace(record_at(self._address), status=self.lifecycle.status)
 
 
 def record_at(address: str) -> WorkerRecord:
@@ -110,7 +110,7 @@ def living(worker: OnlyDrains) -> Iterator[threading.Thread]:
         assert worker.serving.wait(WAIT_S)
         yield thread
     finally:
-        worker.lifetime.crashed(RuntimeError("the test is over"))
+        worker.lifecycle.on_crash(RuntimeError("the test is over"))
         thread.join(WAIT_S)
         assert not thread.is_alive()
 
@@ -121,9 +121,9 @@ def drain(redis_url: str, *words: str) -> int:
 
 def announce(redis_url: str, record: WorkerRecord) -> None:
     async def once() -> None:
-        book = await connect(redis_url)
-        assert await book.announce(record)
-        await book.close()
+        store = await connect(redis_url)
+        assert await store.announce(record)
+        await store.close()
 
     asyncio.run(once())
 
@@ -132,7 +132,7 @@ def test_it_reports_and_returns_when_the_worker_has_left(redis_url: str, capsys:
     worker = OnlyDrains(redis_url, num_requests=2, drain_timeout_s=WAIT_S)
     with living(worker) as thread:
         assert drain(redis_url) == 0
-        thread.join(WAIT_S)  # it has left the book, and is about to end
+        thread.join(WAIT_S)  # it has left the store, and is about to end
     lines = capsys.readouterr().err.splitlines()
     counts = [line.rsplit(" ", 1)[1] for line in lines if "is draining, requests left: " in line]
     assert counts == sorted(counts, reverse=True)
@@ -151,7 +151,7 @@ def test_a_worker_that_takes_too_long_is_left_alone(redis_url: str, capsys: pyte
     worker = OnlyDrains(redis_url, num_requests=10**6, drain_timeout_s=WAIT_S)
     with living(worker):
         assert drain(redis_url, "--wait-s=1.5") == 1
-        assert worker.lifetime.draining
+        assert worker.lifecycle.draining
     assert "has not left within 1.5 s; it goes on draining" in capsys.readouterr().err
 
 
@@ -169,13 +169,13 @@ def test_a_worker_that_cannot_be_reached(redis_url: str, capsys: pytest.CaptureF
 
 def test_a_worker_that_another_cluster_announced(redis_url: str, capsys: pytest.CaptureFixture[str]):
     record = record_at("127.0.0.1:1")
-    badge = ClusterTrust(secret=b"s" * 32).badge(record)
-    announce(redis_url, replace(record, badge=badge))
+    signature = ClusterTrust(secret=b"s" * 32).sign(record)
+    announce(redis_url, replace(record, signature=signature))
     assert drain(redis_url) == 2
     assert "is not trusted" in capsys.readouterr().err
 
 
-def test_a_book_that_is_not_there(capsys: pytest.CaptureFixture[str]):
+def test_a_store_that_is_not_there(capsys: pytest.CaptureFixture[str]):
     [port] = free_ports(1)
     assert drain(f"redis://127.0.0.1:{port}/0") == 2
     assert capsys.readouterr().err.startswith("baton: ")

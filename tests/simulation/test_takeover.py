@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.ids import RequestId
-from simulation.draw import scenario_of
 from simulation.report import describe
-from simulation.scenario import BEGIN_S, BOOK, ClientPlan, FaultKind, FaultPlan, Noise, Scenario
-from simulation.world import Verdict, run
+from simulation.run import RunResult, run
+from simulation.scenario import BEGIN_S, STORE, ClientPlan, FaultPlan, Noise, Scenario, SimFaultKind
+from simulation.scenario_generator import generate_scenario
 
 ANSWER_S = 2.8
 """A little less than the answer takes."""
@@ -19,61 +19,62 @@ STEP_S = 0.25
 def scenario(*faults: FaultPlan, returns: bool = True) -> Scenario:
     """A client of router-0."""
     client = ClientPlan(RequestId("r0"), BEGIN_S, (0, 1, 2), 16, 1, "router-0", returns=returns)
-    quiet = replace(scenario_of(0), num_routers=2, num_prefills=1, num_decodes=1, noise=Noise(), deadline_s=8.0)
+    quiet = replace(generate_scenario(0), num_routers=2, num_prefills=1, num_decodes=1, noise=Noise(), deadline_s=8.0)
     return replace(quiet, mean_step_s=STEP_S, clients=(client,), faults=faults)
 
 
-def told(verdict: Verdict, beginning: str) -> bool:
-    return any(entry.text.startswith(beginning) for entry in verdict.trace.entries)
+def traced(result: RunResult, beginning: str) -> bool:
+    return any(entry.text.startswith(beginning) for entry in result.trace.entries)
 
 
 @pytest.mark.parametrize("after_s", [n * ANSWER_S / 14 for n in range(14)])
 def test_a_router_that_dies_loses_no_answer(after_s: float):
-    killed = FaultPlan(FaultKind.KILL, BEGIN_S + 0.05 + after_s, 3.0, "router-0")
-    verdict = run(scenario(killed))
-    assert verdict.violation is None, describe(verdict)
-    assert verdict.outcomes[0] == ("r0 finished " if after_s > 0 else "r0 lost ")
+    killed = FaultPlan(SimFaultKind.KILL, BEGIN_S + 0.05 + after_s, 3.0, "router-0")
+    result = run(scenario(killed))
+    assert result.violation is None, describe(result)
+    assert result.outcomes[0] == ("r0 finished " if after_s > 0 else "r0 lost ")
     if after_s > 0:
-        assert told(verdict, "comes back to router-1")
-        assert told(verdict, "log call_claimed")
+        assert traced(result, "comes back to router-1")
+        assert traced(result, "log call_claimed")
 
 
 @pytest.mark.parametrize("after_s", [0.1, 0.6, 1.2])
-def test_a_router_that_is_cut_off_from_the_book_is_fenced_and_its_client_follows(after_s: float):
-    cut = FaultPlan(FaultKind.CUT, BEGIN_S + after_s, 3.0, "router-0", BOOK)
-    verdict = run(scenario(cut, returns=False))
-    assert verdict.violation is None, describe(verdict)
-    assert verdict.outcomes[0] == "r0 finished "
-    assert told(verdict, "log call_claimed")
-    assert told(verdict, "log answer_taken_over")
-    assert not told(verdict, "comes back")
+def test_a_router_cut_off_from_the_store_is_fenced_and_its_client_follows(after_s: float):
+    cut = FaultPlan(SimFaultKind.CUT, BEGIN_S + after_s, 3.0, "router-0", STORE)
+    result = run(scenario(cut, returns=False))
+    assert result.violation is None, describe(result)
+    assert result.outcomes[0] == "r0 finished "
+    assert traced(result, "log call_claimed")
+    assert traced(result, "log call_superseded")
+    assert not traced(result, "comes back")
 
 
 @pytest.mark.parametrize("after_ms", [0.5, 1.0, 2.0, 4.0])
 def test_a_call_is_carried_on_under_an_attempt_that_no_worker_has_seen(after_ms: float):
-    """When its router is cut off, the book has the call, and its job or not yet; the worker has seen attempt 1."""
-    cut = FaultPlan(FaultKind.CUT, BEGIN_S + after_ms / 1000, 3.0, "router-0", BOOK)
-    verdict = run(scenario(cut))
-    asked = [entry.text for entry in verdict.trace.entries if entry.place == "router-1->decode-0"]
-    assert verdict.violation is None, describe(verdict)
-    assert verdict.outcomes[0] == "r0 finished "
-    assert "Promise r0/1001" in asked
-    assert "Promise r0/1" not in asked
+    """When its router is cut off, the store has the call, and its sequence or not yet; the worker has seen attempt
+    1."""
+    cut = FaultPlan(SimFaultKind.CUT, BEGIN_S + after_ms / 1000, 3.0, "router-0", STORE)
+    result = run(scenario(cut))
+    asked = [entry.text for entry in result.trace.entries if entry.source == "router-1->decode-0"]
+    assert result.violation is None, describe(result)
+    assert result.outcomes[0] == "r0 finished "
+    assert "Reserve r0/1001" in asked
+    assert "Reserve r0/1" not in asked
 
 
 def test_an_answer_whose_router_leaves_before_it_is_complete_is_carried_on_by_another():
-    leaves = FaultPlan(FaultKind.DRAIN, BEGIN_S + 0.05, 1.0, "router-0")
-    verdict = run(replace(scenario(leaves), mean_step_s=0.4))
-    assert verdict.violation is None, describe(verdict)
-    assert verdict.outcomes[0] == "r0 finished "
-    assert told(verdict, "comes back to router-1")
+    leaves = FaultPlan(SimFaultKind.DRAIN, BEGIN_S + 0.05, 1.0, "router-0")
+    result = run(replace(scenario(leaves), mean_step_s=0.4))
+    assert result.violation is None, describe(result)
+    assert result.outcomes[0] == "r0 finished "
+    assert traced(result, "comes back to router-1")
 
 
 def test_a_client_that_lost_its_connection_goes_on_where_it_was():
     undisturbed = scenario()
     client = replace(undisturbed.clients[0], patience_s=1.0)
-    verdict = run(replace(undisturbed, clients=(client,)))
-    assert verdict.violation is None, describe(verdict)
-    assert verdict.outcomes[0] == "r0 finished "
-    assert told(verdict, "loses its connection")
-    assert told(verdict, "log call_carried_on")
+    result = run(replace(undisturbed, clients=(client,)))
+    assert result.violation is None, describe(result)
+    assert result.outcomes[0] == "r0 finished "
+    assert traced(result, "loses its connection")
+    assert traced(result, "log takeover_started")

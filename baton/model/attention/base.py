@@ -11,17 +11,17 @@ from typing import Protocol
 
 import torch
 
-from baton.model.placing import int64_tensor
+from baton.model.to_device import int64_tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """New tokens of one sequence at positions [start, start + num_tokens); `pages` is its table, from position 0.
 
-    In the step's flat tensors they are at [first, first + num_tokens).
+    In the step's flat tensors they are at [offset, offset + num_tokens).
     """
 
-    first: int
+    offset: int
     start: int
     num_tokens: int
     pages: Sequence[int]
@@ -36,21 +36,21 @@ class Segment:
 class StepMetadata:
     """One forward pass: [tokens] tensors that say where each new token's K and V go, and the segments they are of.
 
-    `part_filled` lists pages that this step begins and does not fill.
+    `partial_pages` lists pages that this step begins and does not fill.
     """
 
     segments: tuple[Segment, ...]
     page_size: int
     token_pages: torch.Tensor
     token_slots: torch.Tensor
-    part_filled: torch.Tensor
+    partial_pages: torch.Tensor
 
     @property
     def num_tokens(self) -> int:
         return self.token_pages.shape[0]
 
     @property
-    def single_tokens(self) -> bool:
+    def is_decode_only(self) -> bool:
         """Whether every segment is one token: a step of decoding rows alone."""
         return all(segment.num_tokens == 1 for segment in self.segments)
 
@@ -59,16 +59,16 @@ def plan_step(segments: Sequence[Segment], page_size: int, device: torch.device 
     """Metadata of a step over adjacent segments."""
     pages: list[int] = []
     slots: list[int] = []
-    part_filled: list[int] = []
+    partial_pages: list[int] = []
     for segment in segments:
         positions = range(segment.start, segment.end)
         pages += [segment.pages[position // page_size] for position in positions]
         slots += [position % page_size for position in positions]
         last_edge = segment.end // page_size * page_size
         if segment.start <= last_edge < segment.end:
-            part_filled.append(segment.pages[last_edge // page_size])
-    token_pages, token_slots, torn = (int64_tensor(values, device) for values in (pages, slots, part_filled))
-    return StepMetadata(tuple(segments), page_size, token_pages, token_slots, torn)
+            partial_pages.append(segment.pages[last_edge // page_size])
+    token_pages, token_slots, partial = (int64_tensor(values, device) for values in (pages, slots, partial_pages))
+    return StepMetadata(tuple(segments), page_size, token_pages, token_slots, partial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class AttentionCall:
     sinks: torch.Tensor | None = None
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Nothing but a softmax over scores."""
         return self.softcap is None and self.sinks is None
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from baton.model.attention.base import AttentionCall
-from baton.model.config import has_bfloat16_arithmetic
+from baton.model.cpu import has_bfloat16_arithmetic
 
 TILE_TOKENS = 128
 
@@ -31,7 +31,7 @@ def attend_rows(
     """
     num_rows, num_heads, _ = query.shape
     packed = query.reshape(num_rows, keys.shape[1], -1, query.shape[-1])  # [rows, kv_heads, group, dim]
-    if call.plain:
+    if call.is_plain:
         out = scaled_dot_product_attention(packed, keys, values, attn_mask=bias, scale=call.scale)
     else:
         scores = _scores(call, packed.float(), keys.float()) + bias

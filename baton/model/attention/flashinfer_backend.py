@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from baton.model.attention.base import AttentionBackend, AttentionCall, StepMetadata
-from baton.model.geometry import ObservedLayer
+from baton.model.attention.layers import ObservedLayer
 from baton.model.storage import PageStorage
 
 WORKSPACE_BYTES = 256 * 1024 * 1024
@@ -29,7 +29,7 @@ PlanKey = tuple[int | None, float | None]
 """Layers of one window and one softcap share a plan."""
 
 
-def flashinfer_serves(layers: Sequence[ObservedLayer], storage: PageStorage) -> bool:
+def flashinfer_supports(layers: Sequence[ObservedLayer], storage: PageStorage) -> bool:
     """Whether every layer's attention exists in flashinfer, and flashinfer and a GPU are here."""
     if storage.device.type != "cuda" or importlib.util.find_spec("flashinfer") is None:
         return False
@@ -63,9 +63,9 @@ class FlashinferAttention:
 
     def begin(self, step: StepMetadata) -> None:
         tables = PageTables.of(step)
-        if step.single_tokens:
+        if step.is_decode_only:
             self._current = self._rows
-            self.plan_rows(self._rows, tables, step.page_size)
+            self.plan_decode(self._rows, tables, step.page_size)
             return
         self._current = self._chunks
         layer = self._layer
@@ -80,7 +80,7 @@ class FlashinferAttention:
     def attend(self, call: AttentionCall) -> torch.Tensor:
         return self.run(self._current[call.window, call.softcap], call)
 
-    def for_rows(self, num_rows: int, max_row_pages: int) -> AttentionBackend:
+    def for_batch_size(self, num_rows: int, max_row_pages: int) -> AttentionBackend:
         """For steps of exactly `num_rows` single tokens of tables up to `max_row_pages`, from buffers of its own.
 
         What `attend` computes on can be captured: `begin` only changes what is in those buffers.
@@ -94,9 +94,9 @@ class FlashinferAttention:
             "paged_kv_indices_buffer": pages,
             "paged_kv_last_page_len_buffer": last_slots,
         }
-        return FixedRows(self, {key: self._decode_wrapper(**buffers) for key in self._keys})
+        return FixedBatchBackend(self, {key: self._decode_wrapper(**buffers) for key in self._keys})
 
-    def plan_rows(self, wrappers: dict[PlanKey, Any], tables: PageTables, page_size: int) -> None:
+    def plan_decode(self, wrappers: dict[PlanKey, Any], tables: PageTables, page_size: int) -> None:
         """Plan decode wrappers for rows of one token each."""
         layer = self._layer
         for (window, softcap), wrapper in wrappers.items():
@@ -133,15 +133,15 @@ class FlashinferAttention:
         }
 
 
-class FixedRows:
-    """An `AttentionBackend` for steps of one number of rows; made by `FlashinferAttention.for_rows`."""
+class FixedBatchBackend:
+    """An `AttentionBackend` for steps of one number of rows; made by `FlashinferAttention.for_batch_size`."""
 
     def __init__(self, attention: FlashinferAttention, wrappers: dict[PlanKey, Any]) -> None:
         self._attention = attention
         self._wrappers = wrappers
 
     def begin(self, step: StepMetadata) -> None:
-        self._attention.plan_rows(self._wrappers, PageTables.of(step), step.page_size)
+        self._attention.plan_decode(self._wrappers, PageTables.of(step), step.page_size)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         return self._attention.run(self._wrappers[call.window, call.softcap], call)

@@ -15,29 +15,29 @@ from dataclasses import replace
 import torch
 
 from baton.model.attention.base import AttentionCall, Segment, StepMetadata
+from baton.model.attention.layers import ObservedLayer
 from baton.model.attention.torch_backend import TorchAttention
-from baton.model.config import has_bfloat16_arithmetic
-from baton.model.geometry import ObservedLayer
-from baton.model.kernels.build import Level
-from baton.model.kernels.library import Kernels, takes
+from baton.model.cpu import has_bfloat16_arithmetic
+from baton.model.kernels.build import IsaLevel
+from baton.model.kernels.library import Kernels, supports_dtype
 from baton.model.storage import PageStorage
 
 MAX_ROW_TOKENS = 8
 """Segments that are rows rather than chunks: decoded tokens, and those that speculation proposes."""
-_SEGMENT_COLUMNS = ("first", "start", "num_tokens")
+_SEGMENT_COLUMNS = ("offset", "start", "num_tokens")
 
 
-def native_serves(kernels: Kernels, layers: Sequence[ObservedLayer], storage: PageStorage) -> bool:
+def native_supports(kernels: Kernels, layers: Sequence[ObservedLayer], storage: PageStorage) -> bool:
     """Whether the kernels take every layer's type and head sizes, on the device of `storage`."""
     sizes = {size for layer in layers for size in (layer.geometry.k_head_dim, layer.geometry.v_head_dim)}
-    fits = all(size % kernels.head_unit == 0 for size in sizes) and all(
+    fits = all(size % kernels.head_dim_multiple == 0 for size in sizes) and all(
         layer.num_heads % layer.geometry.num_kv_heads == 0 for layer in layers
     )
-    return storage.device.type == "cpu" and takes(storage.keys(0).dtype) and fits
+    return storage.device.type == "cpu" and supports_dtype(storage.keys(0).dtype) and fits
 
 
-class _Layer(ctypes.Structure):
-    """`Layer` of src/attention.cpp."""
+class _AttentionLayer(ctypes.Structure):
+    """`AttentionLayer` of src/attention.cpp."""
 
     _fields_ = (
         ("query", ctypes.c_void_p),
@@ -56,7 +56,7 @@ class _Segments(ctypes.Structure):
 
     _fields_ = (
         ("num_segments", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("first", "start", "num_tokens", "first_page", "pages")),
+        *((name, ctypes.c_void_p) for name in ("offset", "start", "num_tokens", "first_page", "pages")),
     )
 
 
@@ -75,7 +75,7 @@ class _Plan:
 
 
 class NativeAttention:
-    """An `AttentionBackend` over a `storage` that `native_serves`.
+    """An `AttentionBackend` over a `storage` that `native_supports`.
 
     Segments of more than `max_segment_tokens` new tokens are left to torch; None: none are.
     """
@@ -86,24 +86,28 @@ class NativeAttention:
         self._max_segment_tokens = max_segment_tokens
         self._torch = TorchAttention(storage)
         self._plan: _Plan | None = None
-        self._others: tuple[Segment, ...] = ()
+        self._torch_segments: tuple[Segment, ...] = ()
 
     def begin(self, step: StepMetadata) -> None:
         limit = self._max_segment_tokens
-        self._others = tuple(s for s in step.segments if limit is not None and s.num_tokens > limit)
-        if self._others:
-            self._torch.begin(replace(step, segments=self._others))
-        ours = [s for s in step.segments if limit is None or s.num_tokens <= limit] if self._others else step.segments
-        self._plan = _Plan(ours, step.page_size)
+        self._torch_segments = tuple(s for s in step.segments if limit is not None and s.num_tokens > limit)
+        if self._torch_segments:
+            self._torch.begin(replace(step, segments=self._torch_segments))
+        native = (
+            [s for s in step.segments if limit is None or s.num_tokens <= limit]
+            if self._torch_segments
+            else step.segments
+        )
+        self._plan = _Plan(native, step.page_size)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         assert self._plan is not None, "attend before begin"
         out = self._attend(call, self._plan)
-        if self._others:
-            theirs = self._torch.attend(call)
-            for segment in self._others:
-                place = slice(segment.first, segment.first + segment.num_tokens)
-                out[place] = theirs[place]
+        if self._torch_segments:
+            torch_out = self._torch.attend(call)
+            for segment in self._torch_segments:
+                place = slice(segment.offset, segment.offset + segment.num_tokens)
+                out[place] = torch_out[place]
         return out
 
     def _attend(self, call: AttentionCall, plan: _Plan) -> torch.Tensor:
@@ -113,7 +117,7 @@ class NativeAttention:
             query = query.contiguous()
         sinks = None if call.sinks is None else call.sinks.detach().float().contiguous()
         out = query.new_empty(*query.shape[:2], values.shape[-1])
-        layer = _Layer(
+        layer = _AttentionLayer(
             *(query.data_ptr(), query.stride(0), query.stride(1)),
             *(keys.data_ptr(), values.data_ptr(), keys.stride(0), plan.page_size, out.data_ptr()),
             *(query.shape[1], keys.shape[1], keys.shape[-1], values.shape[-1], call.window or 0),
@@ -130,6 +134,6 @@ def max_native_segment_tokens(kernels: Kernels, dtype: torch.dtype) -> int | Non
     Torch has those of bfloat16 where it has products that `kernels` lack.
     """
     lacks_products = has_bfloat16_arithmetic() and (
-        kernels.level is not Level.AVX512_BF16 or torch.cpu._is_amx_tile_supported()
+        kernels.level is not IsaLevel.AVX512_BF16 or torch.cpu._is_amx_tile_supported()
     )
     return MAX_ROW_TOKENS if dtype is torch.bfloat16 and lacks_products else None

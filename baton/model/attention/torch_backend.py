@@ -67,7 +67,7 @@ class TorchAttention:
         for chunk in plan.chunks:
             segment = chunk.segment
             seen = slice(0, segment.end - chunk.keys_start)
-            place = slice(segment.first, segment.first + segment.num_tokens)
+            place = slice(segment.offset, segment.offset + segment.num_tokens)
             keys, values = chunk.pages.keys(call.layer)[0, :, seen], chunk.pages.values(call.layer)[0, :, seen]
             out[place] = attend_chunk(call, call.query[place], keys, values, segment.start, chunk.keys_start)
         return out
@@ -101,7 +101,7 @@ class TorchAttention:
         if window is not None:
             hidden |= positions < ends - window
         bias = torch.zeros(hidden.shape, dtype=self._storage.keys(0).dtype).masked_fill_(hidden, -torch.inf)
-        rows = torch.tensor([span.segment.first for span in members])
+        rows = torch.tensor([span.segment.offset for span in members])
         device = self._storage.device
         return RowGroup(rows.to(device), self._select(tables), bias[:, None, None].to(device))
 

@@ -29,7 +29,7 @@ FLAGS = (
 TIMEOUT_S = 300.0
 
 
-class Level(enum.Enum):
+class IsaLevel(enum.Enum):
     """What a library expects of the CPU, least first."""
 
     PORTABLE = "portable"
@@ -38,10 +38,10 @@ class Level(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class BuildSpec:
     """How a level is compiled. `vector_bytes` is the size of the vectors that the sources are written in."""
 
-    level: Level
+    level: IsaLevel
     vector_bytes: int
     flags: tuple[str, ...]
 
@@ -51,12 +51,12 @@ class Recipe:
         return BUILT_DIR / f"{self.level.value}.so"
 
 
-_PORTABLE = Recipe(Level.PORTABLE, 16, ())
-_AVX512_PARTS = ("f", "bw", "vl", "dq", "vnni", "bf16")
-_AVX512_PRODUCTS = ("-DBATON_BF16_PAIRS", "-DBATON_BYTE_PRODUCTS")
+_PORTABLE = BuildSpec(IsaLevel.PORTABLE, 16, ())
+_AVX512_FEATURES = ("f", "bw", "vl", "dq", "vnni", "bf16")
+_AVX512_DOT = ("-DBATON_BF16_DOT", "-DBATON_INT8_DOT")
 _X86 = (
-    Recipe(Level.AVX2, 32, ("-mavx2", "-mfma")),
-    Recipe(Level.AVX512_BF16, 64, (*(f"-mavx512{part}" for part in _AVX512_PARTS), *_AVX512_PRODUCTS)),
+    BuildSpec(IsaLevel.AVX2, 32, ("-mavx2", "-mfma")),
+    BuildSpec(IsaLevel.AVX512_BF16, 64, (*(f"-mavx512{part}" for part in _AVX512_FEATURES), *_AVX512_DOT)),
 )
 
 
@@ -65,65 +65,65 @@ class BuildFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BuildResult:
     """What became of a level. `is_new`: it was compiled just now; `failure`: why it is not there, in words."""
 
-    recipe: Recipe
+    spec: BuildSpec
     is_new: bool
     failure: str | None
 
 
-def recipes() -> tuple[Recipe, ...]:
+def build_specs() -> tuple[BuildSpec, ...]:
     """The levels that this kind of machine can have."""
     return (_PORTABLE, *_X86) if platform.machine() in ("x86_64", "AMD64") else (_PORTABLE,)
 
 
-def digest_of(recipe: Recipe) -> str:
+def source_digest(spec: BuildSpec) -> str:
     """What a library built now would be built from: its name, embedded in it."""
     digest = hashlib.sha256()
     for path in sorted(SOURCE_DIR.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    digest.update(" ".join((*FLAGS, *recipe.flags, str(recipe.vector_bytes))).encode())
+    digest.update(" ".join((*FLAGS, *spec.flags, str(spec.vector_bytes))).encode())
     return digest.hexdigest()[:32]
 
 
-def is_current(recipe: Recipe) -> bool:
+def is_current(spec: BuildSpec) -> bool:
     """Whether the library is there and was built from these very sources."""
-    return recipe.path.is_file() and digest_of(recipe).encode() in recipe.path.read_bytes()
+    return spec.path.is_file() and source_digest(spec).encode() in spec.path.read_bytes()
 
 
-def build_all(compiler: str | None = None) -> Iterator[Outcome]:
+def build_all(compiler: str | None = None) -> Iterator[BuildResult]:
     """Build what is not current, side by side. One level's failure leaves the others."""
     with ThreadPoolExecutor() as workers:
-        yield from workers.map(lambda recipe: _build_unless_current(recipe, compiler), recipes())
+        yield from workers.map(lambda spec: _build_unless_current(spec, compiler), build_specs())
 
 
-def _build_unless_current(recipe: Recipe, compiler: str | None) -> Outcome:
-    if is_current(recipe):
-        return Outcome(recipe, is_new=False, failure=None)
+def _build_unless_current(spec: BuildSpec, compiler: str | None) -> BuildResult:
+    if is_current(spec):
+        return BuildResult(spec, is_new=False, failure=None)
     try:
-        build(recipe, recipe.path, compiler)
+        build(spec, spec.path, compiler)
     except BuildFailed as error:
-        return Outcome(recipe, is_new=False, failure=str(error))
-    return Outcome(recipe, is_new=True, failure=None)
+        return BuildResult(spec, is_new=False, failure=str(error))
+    return BuildResult(spec, is_new=True, failure=None)
 
 
-def build(recipe: Recipe, target: Path, compiler: str | None = None) -> None:
+def build(spec: BuildSpec, target: Path, compiler: str | None = None) -> None:
     """Compile one library; a running process keeps the one it has. Raises `BuildFailed`."""
     try:
         target.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            made = Path(scratch) / target.name
-            _compile([compiler or _find_compiler(), *_arguments(recipe), "-o", str(made)])
-            os.replace(made, target)
+            built_path = Path(scratch) / target.name
+            _compile([compiler or _find_compiler(), *_arguments(spec), "-o", str(built_path)])
+            os.replace(built_path, target)
     except OSError as error:
         raise BuildFailed(f"cannot write {target}: {error}") from error
 
 
-def _arguments(recipe: Recipe) -> list[str]:
-    sources = [path for path in sorted(SOURCE_DIR.glob("*.cpp")) if recipe is _PORTABLE or path.name != "cpu.cpp"]
-    defined = (f"-DBATON_VECTOR_BYTES={recipe.vector_bytes}", f'-DBATON_SOURCES="{digest_of(recipe)}"')
-    return [*FLAGS, *recipe.flags, *defined, *map(str, sources)]
+def _arguments(spec: BuildSpec) -> list[str]:
+    sources = [path for path in sorted(SOURCE_DIR.glob("*.cpp")) if spec is _PORTABLE or path.name != "cpu_level.cpp"]
+    defined = (f"-DBATON_VECTOR_BYTES={spec.vector_bytes}", f'-DBATON_SOURCE_DIGEST="{source_digest(spec)}"')
+    return [*FLAGS, *spec.flags, *defined, *map(str, sources)]
 
 
 def _find_compiler() -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from baton.model.kernels.build import Level, Recipe, digest_of, recipes
+from baton.model.kernels.build import BuildSpec, IsaLevel, build_specs, source_digest
 
 _BOOL, _INT, _ADDRESS = ctypes.c_bool, ctypes.c_int64, ctypes.c_void_p
 _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
@@ -28,59 +28,59 @@ class KernelsUnavailable(Exception):
 class Kernels:
     """A level's functions. Arguments are as in `src/*.cpp`: addresses, sizes in elements, strides in elements.
 
-    `head_unit` must divide a head's size; a panel of a weight has `panel_outputs`.
+    `head_dim_multiple` must divide a head's size; a panel of a weight has `panel_outputs`.
     """
 
-    level: Level
-    head_unit: int
+    level: IsaLevel
+    head_dim_multiple: int
     panel_outputs: int
-    norm: Callable[..., None]
-    rotate_and_write: Callable[..., None]
-    gate: Callable[..., None]
-    multiply: Callable[..., None]
+    rms_norm: Callable[..., None]
+    rope_and_write_kv: Callable[..., None]
+    act_and_mul: Callable[..., None]
+    linear: Callable[..., None]
     linear_int8: Callable[..., None]
     attend: Callable[..., None]
-    likeliest: Callable[..., None]
-    draw: Callable[..., None]
+    argmax: Callable[..., None]
+    sample: Callable[..., None]
     set_threads: Callable[..., None]
 
 
-def takes(dtype: torch.dtype) -> bool:
+def supports_dtype(dtype: torch.dtype) -> bool:
     """Whether the kernels know this type of element."""
     return dtype in (torch.float32, torch.bfloat16)
 
 
-def available_levels() -> tuple[Level, ...]:
+def available_levels() -> tuple[IsaLevel, ...]:
     """Levels that are built and that this CPU can run, least first. Raises `KernelsUnavailable` if there is none."""
-    portable = _recipe(Level.PORTABLE)
-    num_levels = 1 + _open(portable, portable.path).baton_cpu_level()  # it numbers them in the order of `Level`
-    return tuple(level for level in tuple(Level)[:num_levels] if _is_there(level))
+    portable = _recipe(IsaLevel.PORTABLE)
+    num_levels = 1 + _open(portable, portable.path).baton_cpu_level()  # it numbers them in the order of `IsaLevel`
+    return tuple(level for level in tuple(IsaLevel)[:num_levels] if _is_there(level))
 
 
 @functools.cache
-def load_kernels(level: Level) -> Kernels:
+def load_kernels(level: IsaLevel) -> Kernels:
     """A level's functions. Raises `KernelsUnavailable`; a level that the CPU lacks is the caller's mistake."""
     return open_kernels(_recipe(level), _recipe(level).path)
 
 
-def open_kernels(recipe: Recipe, path: Path) -> Kernels:
-    """The functions of a library that was built by `recipe`. Raises `KernelsUnavailable`."""
-    library = _open(recipe, path)
-    for unit in (library.baton_head_unit, library.baton_panel_outputs):
+def open_kernels(spec: BuildSpec, path: Path) -> Kernels:
+    """The functions of a library that was built by `spec`. Raises `KernelsUnavailable`."""
+    library = _open(spec, path)
+    for unit in (library.baton_head_dim_multiple, library.baton_panel_outputs):
         unit.restype = ctypes.c_int64
     return Kernels(
-        level=recipe.level,
-        head_unit=library.baton_head_unit(),
+        level=spec.level,
+        head_dim_multiple=library.baton_head_dim_multiple(),
         panel_outputs=library.baton_panel_outputs(),
-        norm=_function(library, "norm", _BOOL, *[_ADDRESS] * 3, _FLOAT, _INT, _INT, _ADDRESS),
-        rotate_and_write=_function(library, "rotate_and_write", _BOOL, *[_ADDRESS] * 5, _INT, *[_ADDRESS] * 3),
-        gate=_function(library, "gate", _BOOL, _BOOL, _ADDRESS, _INT, _INT, _ADDRESS),
-        multiply=_function(library, "multiply", _BOOL, *[_ADDRESS] * 4, _INT, _INT, _INT),
+        rms_norm=_function(library, "rms_norm", _BOOL, *[_ADDRESS] * 3, _FLOAT, _INT, _INT, _ADDRESS),
+        rope_and_write_kv=_function(library, "rope_and_write_kv", _BOOL, *[_ADDRESS] * 5, _INT, *[_ADDRESS] * 3),
+        act_and_mul=_function(library, "act_and_mul", _BOOL, _BOOL, _ADDRESS, _INT, _INT, _ADDRESS),
+        linear=_function(library, "linear", _BOOL, *[_ADDRESS] * 4, _INT, _INT, _INT),
         linear_int8=_function(library, "linear_int8", _BOOL, *[_ADDRESS] * 3, _INT),
         attend=_function(library, "attend", _BOOL, _ADDRESS, _ADDRESS),
-        likeliest=_function(library, "likeliest", _BOOL, _ADDRESS, _INT, _INT, _ADDRESS),
+        argmax=_function(library, "argmax", _BOOL, _ADDRESS, _INT, _INT, _ADDRESS),
         set_threads=_function(library, "set_threads", _INT),
-        draw=_function(library, "draw", _ADDRESS, _INT, _FLOAT, _INT, _FLOAT, _FLOAT, _DOUBLE, _ADDRESS),
+        sample=_function(library, "sample", _ADDRESS, _INT, _FLOAT, _INT, _FLOAT, _FLOAT, _DOUBLE, _ADDRESS),
     )
 
 
@@ -90,7 +90,7 @@ def _function(library: ctypes.CDLL, name: str, *arguments: type) -> Callable[...
     return function  # type: ignore[no-any-return]
 
 
-def _is_there(level: Level) -> bool:
+def _is_there(level: IsaLevel) -> bool:
     try:
         load_kernels(level)
     except KernelsUnavailable:
@@ -98,22 +98,22 @@ def _is_there(level: Level) -> bool:
     return True
 
 
-def _recipe(level: Level) -> Recipe:
-    for recipe in recipes():
-        if recipe.level is level:
-            return recipe
+def _recipe(level: IsaLevel) -> BuildSpec:
+    for spec in build_specs():
+        if spec.level is level:
+            return spec
     raise KernelsUnavailable(f"no {level.value} kernels exist for this kind of machine")
 
 
-def _open(recipe: Recipe, path: Path) -> ctypes.CDLL:
-    name = recipe.level.value
+def _open(spec: BuildSpec, path: Path) -> ctypes.CDLL:
+    name = spec.level.value
     if not path.is_file():
         raise KernelsUnavailable(f"{name} kernels are not built (make kernels; it needs a C++ compiler)")
     try:
         library = ctypes.CDLL(str(path))
-        library.baton_sources.restype = ctypes.c_char_p
+        library.baton_source_digest.restype = ctypes.c_char_p
     except (OSError, AttributeError) as error:
         raise KernelsUnavailable(f"{name} kernels do not load: {error}") from error
-    if library.baton_sources() != digest_of(recipe).encode():
+    if library.baton_source_digest() != source_digest(spec).encode():
         raise KernelsUnavailable(f"{name} kernels were built from other sources (make kernels)")
     return library

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class PromiseRequest(_message.Message):
+class ReserveRequest(_message.Message):
     __slots__ = ("id", "num_tokens", "page_keys", "deadline_s")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -18,23 +18,23 @@ class PromiseRequest(_message.Message):
     deadline_s: float
     def __init__(self, id: _Optional[_Union[_common_pb2.AttemptId, _Mapping]] = ..., num_tokens: _Optional[int] = ..., page_keys: _Optional[_Iterable[bytes]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
-class PromiseReply(_message.Message):
-    __slots__ = ("promised", "busy", "refused")
-    PROMISED_FIELD_NUMBER: _ClassVar[int]
+class ReserveReply(_message.Message):
+    __slots__ = ("reserved", "busy", "refused")
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
-    promised: Promised
+    reserved: Reserved
     busy: Busy
     refused: _common_pb2.Failure
-    def __init__(self, promised: _Optional[_Union[Promised, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., refused: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+    def __init__(self, reserved: _Optional[_Union[Reserved, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., refused: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
-class Promised(_message.Message):
-    __slots__ = ("promise_id", "decode_prefix_len")
-    PROMISE_ID_FIELD_NUMBER: _ClassVar[int]
+class Reserved(_message.Message):
+    __slots__ = ("reservation_id", "decode_prefix_len")
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_PREFIX_LEN_FIELD_NUMBER: _ClassVar[int]
-    promise_id: str
+    reservation_id: str
     decode_prefix_len: int
-    def __init__(self, promise_id: _Optional[str] = ..., decode_prefix_len: _Optional[int] = ...) -> None: ...
+    def __init__(self, reservation_id: _Optional[str] = ..., decode_prefix_len: _Optional[int] = ...) -> None: ...
 
 class Busy(_message.Message):
     __slots__ = ("retry_after_s", "queued_pages")
@@ -45,30 +45,30 @@ class Busy(_message.Message):
     def __init__(self, retry_after_s: _Optional[float] = ..., queued_pages: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request", "promise_id", "prefill_id", "prefill_incarnation", "deadline_s")
+    __slots__ = ("request", "reservation_id", "prefill_id", "prefill_incarnation", "deadline_s")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
-    PROMISE_ID_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     request: _common_pb2.EngineRequest
-    promise_id: str
+    reservation_id: str
     prefill_id: str
     prefill_incarnation: int
     deadline_s: float
-    def __init__(self, request: _Optional[_Union[_common_pb2.EngineRequest, _Mapping]] = ..., promise_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., prefill_incarnation: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, request: _Optional[_Union[_common_pb2.EngineRequest, _Mapping]] = ..., reservation_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., prefill_incarnation: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("landed", "tokens", "failed")
-    LANDED_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("imported", "tokens", "failed")
+    IMPORTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
-    landed: Landed
+    imported: Imported
     tokens: Tokens
     failed: _common_pb2.Failure
-    def __init__(self, landed: _Optional[_Union[Landed, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+    def __init__(self, imported: _Optional[_Union[Imported, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
-class Landed(_message.Message):
+class Imported(_message.Message):
     __slots__ = ("num_bytes_moved", "num_pages_moved", "pull_s", "exposed_s")
     NUM_BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_MOVED_FIELD_NUMBER: _ClassVar[int]

@@ -35,10 +35,10 @@ class DecodeStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Promise = channel.unary_unary(
-                '/baton.v1.Decode/Promise',
-                request_serializer=baton_dot_v1_dot_decode__pb2.PromiseRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_decode__pb2.PromiseReply.FromString,
+        self.Reserve = channel.unary_unary(
+                '/baton.v1.Decode/Reserve',
+                request_serializer=baton_dot_v1_dot_decode__pb2.ReserveRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_decode__pb2.ReserveReply.FromString,
                 _registered_method=True)
         self.Generate = channel.unary_stream(
                 '/baton.v1.Decode/Generate',
@@ -55,7 +55,7 @@ class DecodeStub(object):
 class DecodeServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def Promise(self, request, context):
+    def Reserve(self, request, context):
         """Guarantees pages and a batch row until the deadline, or says when to ask again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -63,7 +63,7 @@ class DecodeServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Follows the handoff, pulls, commits, boards and decodes. Closing the stream aborts the attempt.
+        """Follows the handoff, pulls, commits, joins the batch and decodes. Closing the stream aborts the attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,10 +78,10 @@ class DecodeServicer(object):
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Promise': grpc.unary_unary_rpc_method_handler(
-                    servicer.Promise,
-                    request_deserializer=baton_dot_v1_dot_decode__pb2.PromiseRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_decode__pb2.PromiseReply.SerializeToString,
+            'Reserve': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reserve,
+                    request_deserializer=baton_dot_v1_dot_decode__pb2.ReserveRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_decode__pb2.ReserveReply.SerializeToString,
             ),
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
@@ -105,7 +105,7 @@ class Decode(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Promise(request,
+    def Reserve(request,
             target,
             options=(),
             channel_credentials=None,
@@ -118,9 +118,9 @@ class Decode(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/baton.v1.Decode/Promise',
-            baton_dot_v1_dot_decode__pb2.PromiseRequest.SerializeToString,
-            baton_dot_v1_dot_decode__pb2.PromiseReply.FromString,
+            '/baton.v1.Decode/Reserve',
+            baton_dot_v1_dot_decode__pb2.ReserveRequest.SerializeToString,
+            baton_dot_v1_dot_decode__pb2.ReserveReply.FromString,
             options,
             channel_credentials,
             insecure,

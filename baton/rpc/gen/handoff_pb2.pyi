@@ -23,14 +23,14 @@ class HelloRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("offer", "refused")
-    OFFER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("source", "refused")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
-    offer: LinkOffer
+    source: SourceInfo
     refused: _common_pb2.Failure
-    def __init__(self, offer: _Optional[_Union[LinkOffer, _Mapping]] = ..., refused: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+    def __init__(self, source: _Optional[_Union[SourceInfo, _Mapping]] = ..., refused: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
-class LinkOffer(_message.Message):
+class SourceInfo(_message.Message):
     __slots__ = ("worker_id", "incarnation", "transport", "metadata", "base_address", "num_pages", "page_bytes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]

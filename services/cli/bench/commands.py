@@ -19,16 +19,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from baton import __version__
 from baton.settings.base import SettingsError
-from services.cli.bench.client import BenchClient, Call, warm_up
+from services.cli.bench.client.bench_client import BenchClient, RequestTemplate, warm_up
 from services.cli.bench.experiments import add_experiments
-from services.cli.bench.load import offer
-from services.cli.bench.objectives import parse_objectives
-from services.cli.bench.options import ServeOptions, Words
-from services.cli.bench.records import PlannedRequest, RequestRow
-from services.cli.bench.run_file import RunFile, load, save
-from services.cli.bench.summary import lag_verdict, summarize
-from services.cli.bench.table import TableShape, make_table
-from services.cli.bench.workload import plan_requests, plan_warmups
+from services.cli.bench.load_generator import run_load
+from services.cli.bench.options import ServeOptions, WordList
+from services.cli.bench.results.objectives import parse_objectives
+from services.cli.bench.results.records import PlannedRequest, RequestRow
+from services.cli.bench.results.run_file import RunFile, load, save
+from services.cli.bench.results.summary import lag_verdict, summarize
+from services.cli.bench.results.table import TableLayout, make_table
+from services.cli.bench.workload.plan import plan_requests, plan_warmups
 
 EXIT_NOT_VALID = 1
 
@@ -41,7 +41,7 @@ def serve(*, options: Annotated[ServeOptions | None, Parameter(name="*")] = None
     """Send a load to a server, measure every token, and print the table."""
     chosen = options or ServeOptions()
     chosen.check()
-    shape = TableShape.parse(chosen.percentile_metrics, chosen.metric_percentiles)
+    shape = TableLayout.parse(chosen.percentile_metrics, chosen.metric_percentiles)
     parse_objectives(chosen.goodput)
     console = Console(stderr=True)
     with console.status("making prompts"):
@@ -57,12 +57,12 @@ def report(
     files: Annotated[list[Path], Parameter(help="Files of `baton bench serve --save-result`.")],
     /,
     *,
-    goodput: Annotated[Words | None, Parameter(help="Objectives; default: each run's own.")] = None,
+    goodput: Annotated[WordList | None, Parameter(help="Objectives; default: each run's own.")] = None,
     percentile_metrics: Annotated[str, Parameter(help="Which metrics are shown.")] = "ttft,tpot,itl,e2el",
     metric_percentiles: Annotated[str, Parameter(help="Which percentiles are shown.")] = "50,90,99",
 ) -> int:
     """Compute the table of saved runs anew, a column each."""
-    shape = TableShape.parse(percentile_metrics, metric_percentiles)
+    shape = TableLayout.parse(percentile_metrics, metric_percentiles)
     return show([load(path) for path in files], [path.stem for path in files], shape, goodput, Console(stderr=True))
 
 
@@ -74,17 +74,17 @@ async def measure(options: ServeOptions, plan: Sequence[PlannedRequest], console
             options.base_url, api_key=options.api_key, timeout_s=options.request_timeout_s, clock=clock
         )
     except ValueError as error:
-        raise SettingsError(f"--base-url {options.base_url}", why=str(error), mend="Correct it.") from None
+        raise SettingsError(f"--base-url {options.base_url}", why=str(error), hint="Correct it.") from None
     async with client:
         with console.status("warming up"):
             model = options.model or await client.first_model()
-            call = Call.of(options, model)
-            await warm_up(client, call, plan_warmups(options))
+            template = RequestTemplate.of(options, model)
+            await warm_up(client, template, plan_warmups(options))
         started = datetime.datetime.now(datetime.UTC)
-        with _Bar(console, len(plan)) as bar:
-            rows = await offer(
+        with _ProgressBar(console, len(plan)) as bar:
+            rows = await run_load(
                 plan,
-                lambda request: client.measure(call, request, bar.on_tokens),
+                lambda request: client.measure(template, request, bar.on_tokens),
                 clock=clock,
                 max_concurrency=options.max_concurrency,
                 on_row=bar.on_row,
@@ -93,7 +93,7 @@ async def measure(options: ServeOptions, plan: Sequence[PlannedRequest], console
 
 
 def show(
-    runs: Sequence[RunFile], titles: Sequence[str], shape: TableShape, goodput: Sequence[str] | None, console: Console
+    runs: Sequence[RunFile], titles: Sequence[str], shape: TableLayout, goodput: Sequence[str] | None, console: Console
 ) -> int:
     """Prints the table of all runs that count, and why the others do not; returns the exit code."""
     verdicts = [lag_verdict(run.rows, is_scheduled=run.options.is_scheduled) for run in runs]
@@ -112,7 +112,7 @@ def show(
     return 0 if len(counted) == len(runs) else EXIT_NOT_VALID
 
 
-class _Bar:
+class _ProgressBar:
     """Progress on the terminal. Told of every token, drawn a few times a second, so that it costs the client little."""
 
     def __init__(self, console: Console, num_requests: int) -> None:
@@ -126,7 +126,7 @@ class _Bar:
         self._num_tokens = 0
         self._task: TaskID = self._progress.add_task("", total=num_requests, tokens=0)
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> _ProgressBar:
         self._progress.start()
         return self
 

@@ -20,14 +20,14 @@ from baton.domain.errors import BatonError
 from baton.settings.process import child_environment, thread_variables
 
 
-class NoCheckout(BatonError):
+class CheckoutMissing(BatonError):
     """An experiment was asked for where only the wheel is installed."""
 
     code = "no_checkout"
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
+class ExperimentCommand:
     """A module of the checkout with a command line of its own."""
 
     command: str
@@ -36,11 +36,19 @@ class Experiment:
 
 
 EXPERIMENTS = (
-    Experiment("engine", "bench.engine", "Decode and prefill steps on one core, over what the core can do."),
-    Experiment("prefix", "bench.prefix", "Time to first token with shared prefixes, over the ideal."),
-    Experiment("transfer", "bench.transfer", "How fast pages move, over a copy or a socket."),
-    Experiment("exposed", "bench.exposed", "Transfer time that no computing hides, over the time to the first token."),
-    Experiment("router", "bench.router_overhead", "What the router adds to a request and to a token."),
+    ExperimentCommand(
+        "engine", "bench.engine.steps", "Decode and prefill steps on one core, over what the core can do."
+    ),
+    ExperimentCommand(
+        "prefix", "bench.system.prefix_cache", "Time to first token with shared prefixes, over the ideal."
+    ),
+    ExperimentCommand("transfer", "bench.transfer.throughput", "How fast pages move, over a copy or a socket."),
+    ExperimentCommand(
+        "exposed",
+        "bench.system.exposed_transfer",
+        "Transfer time that no computing hides, over the time to the first token.",
+    ),
+    ExperimentCommand("router", "bench.router.overhead", "What the router adds to a request and to a token."),
 )
 
 
@@ -52,10 +60,10 @@ def add_experiments(app: App) -> None:
         app.command(command)
 
 
-def run_experiment(experiment: Experiment, flags: Sequence[str]) -> NoReturn:
-    """Becomes the experiment. Raises `NoCheckout`."""
+def run_experiment(experiment: ExperimentCommand, flags: Sequence[str]) -> NoReturn:
+    """Becomes the experiment. Raises `CheckoutMissing`."""
     if not _is_here(experiment.module):
-        raise NoCheckout(
+        raise CheckoutMissing(
             f"`baton bench {experiment.command}` is {experiment.module}, which is part of the repository and of no "
             "wheel. Run it in a checkout that was set up with `make install-dev`."
         )
@@ -63,7 +71,7 @@ def run_experiment(experiment: Experiment, flags: Sequence[str]) -> NoReturn:
     os.execve(sys.executable, command, child_environment(thread_variables(1)))
 
 
-def _runner(experiment: Experiment) -> Callable[..., NoReturn]:
+def _runner(experiment: ExperimentCommand) -> Callable[..., NoReturn]:
     def run(*flags: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> NoReturn:
         run_experiment(experiment, flags)
 

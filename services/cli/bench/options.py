@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from baton.settings.base import SettingsError
 
-Words = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())]
+WordList = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())]
 
 
-class Endpoint(StrEnum):
+class ApiEndpoint(StrEnum):
     """Which of the OpenAI API's calls is measured."""
 
     COMPLETIONS = "completions"
@@ -47,7 +47,7 @@ class ServeOptions(BaseModel):
     model: str | None = None
     """Name of the model; default: the first that the server lists."""
 
-    endpoint: Endpoint = Endpoint.COMPLETIONS
+    endpoint: ApiEndpoint = ApiEndpoint.COMPLETIONS
     """completions (prompts as token ids) or chat (prompts as words)."""
 
     api_key: str | None = None
@@ -110,7 +110,7 @@ class ServeOptions(BaseModel):
     request_timeout_s: float = 600.0
     """A request that takes longer has failed."""
 
-    goodput: Words = ()
+    goodput: WordList = ()
     """Objectives in ms that a good request meets all of, e.g. ttft:500 tpot:50 e2el:9000."""
 
     percentile_metrics: str = "ttft,tpot,itl,e2el"
@@ -142,15 +142,15 @@ class ServeOptions(BaseModel):
         """Raises `SettingsError` for the first flag that cannot work."""
         for flag, value in self._positive():
             if value is not None and not value > 0:
-                raise SettingsError(f"--{flag} {value}", why="it must be over 0", mend="Raise it.")
+                raise SettingsError(f"--{flag} {value}", why="it must be over 0", hint="Raise it.")
         if self.num_warmups < 0:
-            raise SettingsError(f"--num-warmups {self.num_warmups}", why="it is negative", mend="Give 0 or more.")
+            raise SettingsError(f"--num-warmups {self.num_warmups}", why="it is negative", hint="Give 0 or more.")
         if self.dataset_name in TRACES and self.dataset_path is None:
             why = "a trace is read from a file"
-            raise SettingsError(f"--dataset-name {self.dataset_name}", why=why, mend="Give --dataset-path.")
+            raise SettingsError(f"--dataset-name {self.dataset_name}", why=why, hint="Give --dataset-path.")
         if not self.base_url.startswith(("http://", "https://")):
             why = "it must begin with http:// or https://"
-            raise SettingsError(f"--base-url {self.base_url}", why=why, mend="Correct it.")
+            raise SettingsError(f"--base-url {self.base_url}", why=why, hint="Correct it.")
 
     def _positive(self) -> tuple[tuple[str, float | None], ...]:
         return (

@@ -1,4 +1,4 @@
-"""The lower half of the router: a job comes in at the door, tokens come out, whatever happens to workers in between.
+"""Runs sequences on workers: admission, placement, attempts and retries.
 
-admission -> dispatcher -> booking (placement over the fleet, promise) -> attempt (conversation) -> journey -> tokens
+admission -> dispatcher -> reserve (placement over the workers) -> attempt (attempt_events) -> tracked_request -> tokens
 """

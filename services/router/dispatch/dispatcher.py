@@ -1,4 +1,4 @@
-"""The router's lower half: a job comes in at the door, tokens come out, whatever happens to workers in between.
+"""The router's lower half: a sequence comes in at the door, tokens come out, whatever happens to workers in between.
 
 Called by `api` through `generation.Dispatcher`. Owns the lobby and the attempt loop; knows no text, HTTP or Redis.
 
@@ -17,20 +17,26 @@ from dataclasses import dataclass, replace
 from baton.domain.errors import BatonError, Broken, ContextOverflow, Draining, NoWorkers, Refused, WorkerLost
 from baton.domain.lifecycle import RequestState
 from baton.kv.keys import page_keys
-from baton.state.base import RequestRecord
+from baton.store.store import SequenceRecord
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import ADMISSION_TOTAL
-from baton.telemetry.timeline import Moment
+from baton.telemetry.request_timer import Milestone
 from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.admission import DoorLimits, Place
+from services.router.dispatch.admission import AdmissionController
+from services.router.dispatch.admission_queue import AdmissionLimits, Slot
 from services.router.dispatch.attempt import Attempt
-from services.router.dispatch.booking import Booker, Booking, BookingLimits, PromiseLost
-from services.router.dispatch.conversation import Decoded, DecodeLanded, PrefillAccepted, PrefillSealed, Step
-from services.router.dispatch.fleet import Fleet
-from services.router.dispatch.journey import Journey, Pen, Witness
-from services.router.dispatch.lobby import Lobby
-from services.router.dispatch.loss import AttemptLost
-from services.router.generation import GenerationChunk, GenerationJob, Ticket
+from services.router.dispatch.attempt_events import (
+    AttemptEvent,
+    Decoded,
+    DecodeImported,
+    PrefillAccepted,
+    PrefillSealed,
+)
+from services.router.dispatch.reserve import PairReservation, ReserveFailure, ReserveLimits, Reserver
+from services.router.dispatch.tracked_request import MilestoneSink, RecordSink, TrackedRequest
+from services.router.dispatch.worker_errors import AttemptFailure
+from services.router.dispatch.workers import WorkerSet
+from services.router.generation import AdmittedRequest, GenerationChunk, SequenceSpec
 
 log = get_logger(__name__)
 
@@ -39,15 +45,15 @@ log = get_logger(__name__)
 class DispatchLimits:
     """`retry_after_s`: what clients are told while there are no workers, or this router drains."""
 
-    door: DoorLimits
-    booking: BookingLimits
+    admission: AdmissionLimits
+    reserve: ReserveLimits
     max_attempts: int
     retry_after_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Who this router is in the reception book."""
+class RouterIdentity:
+    """Who this router is in the state store."""
 
     router_id: str
     model: str
@@ -57,17 +63,23 @@ class TokenDispatcher:
     """Implements `generation.Dispatcher`. Owned by one event loop."""
 
     def __init__(
-        self, fleet: Fleet, aborts: Aborts, pen: Pen, witness: Witness, identity: Identity, limits: DispatchLimits
+        self,
+        workers: WorkerSet,
+        aborts: Aborts,
+        records: RecordSink,
+        timings: MilestoneSink,
+        identity: RouterIdentity,
+        limits: DispatchLimits,
     ) -> None:
-        self._fleet = fleet
+        self._workers = workers
         self._aborts = aborts
-        self._booker = Booker(fleet, aborts, limits.booking)
-        self._pen = pen
-        self._witness = witness
+        self._reserver = Reserver(workers, aborts, limits.reserve)
+        self._records = records
+        self._timings = timings
         self._identity = identity
         self._limits = limits
-        self._lobby = Lobby(limits.door)
-        fleet.listen(lambda: self._lobby.resize(fleet.max_rows()))
+        self._admission = AdmissionController(limits.admission)
+        workers.add_listener(lambda: self._admission.resize(workers.max_rows()))
         self._draining = False
 
     @property
@@ -77,178 +89,185 @@ class TokenDispatcher:
     @property
     def num_open(self) -> int:
         """Tickets that are out, waiting and running."""
-        return len(self._lobby)
+        return len(self._admission)
 
     def refuse_if_full(self, deadline_s: float) -> None:
         """See `Dispatcher.refuse_if_full`."""
         try:
-            self._lobby.refuse_if_full(deadline_s)
+            self._admission.refuse_if_full(deadline_s)
         except Refused as refusal:
             ADMISSION_TOTAL.labels("refused", refusal.code, "").inc()
             raise
 
-    def admit(self, job: GenerationJob) -> Ticket:
+    def admit(self, sequence: SequenceSpec) -> AdmittedRequest:
         """See `Dispatcher.admit`. `max_tokens` is cut to what the largest pair holds beyond the prompt."""
         try:
-            fitted = self._fitted(job)
-            journey = self._lobby.enter(
-                len(job.prompt_tokens),
-                lambda place: self._begin(fitted, place),
-                deadline_s=job.deadline_s,
-                always=_carried_on(job),
+            fitted = self._fit_to_workers(sequence)
+            tracked = self._admission.admit(
+                len(sequence.prompt_tokens),
+                lambda slot: self._track(fitted, slot),
+                deadline_s=sequence.deadline_s,
+                force=_is_takeover(sequence),
             )
         except Refused as refusal:
             ADMISSION_TOTAL.labels("refused", refusal.code, "").inc()
             raise
         ADMISSION_TOTAL.labels("admitted", "", "").inc()
-        self._witness.on_moment(job.id, Moment.ADMITTED)
-        return journey
+        self._timings.on_milestone(sequence.id, Milestone.ADMITTED)
+        return tracked
 
-    def release(self, ticket: Ticket) -> None:
-        """See `Dispatcher.release`. A ticket that is being run is given back by its run."""
-        journey = self._lobby.unstarted(ticket)
-        if journey is not None:
-            journey.cancelled()
-            self._lobby.leave(journey)
+    def release(self, admitted: AdmittedRequest) -> None:
+        """See `Dispatcher.release`. A admitted that is being run is given back by its run."""
+        tracked = self._admission.get_unstarted(admitted)
+        if tracked is not None:
+            tracked.cancel()
+            self._admission.release(tracked)
 
-    async def run(self, ticket: Ticket) -> AsyncGenerator[GenerationChunk, None]:
+    async def run(self, admitted: AdmittedRequest) -> AsyncGenerator[GenerationChunk, None]:
         """See `Dispatcher.run`."""
-        journey = self._lobby.start(ticket)
+        tracked = self._admission.start(admitted)
         try:
-            await self._lobby.wait_for_call(journey)
-            last = journey.finish_with_nothing_more()
+            await self._admission.wait_for_slot(tracked)
+            last = tracked.finish_if_complete()
             if last is not None:
                 yield last
                 return
-            async with aclosing(self._attempts(journey)) as chunks:
+            async with aclosing(self._run_attempts(tracked)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except BatonError as error:
-            journey.failed(error)
+            tracked.fail(error)
             raise
         finally:
-            journey.cancelled()
-            self._lobby.leave(journey)
+            tracked.cancel()
+            self._admission.release(tracked)
 
     def drain(self) -> None:
         """Takes nothing new from now on."""
         self._draining = True
 
     async def wait_empty(self) -> None:
-        """Waits until no ticket is out."""
-        await self._lobby.wait_empty()
+        """Waits until no admitted is out."""
+        await self._admission.wait_empty()
 
-    def _fitted(self, job: GenerationJob) -> GenerationJob:
-        """The job as the workers that are here can do it. Raises what `admit` raises for want of workers."""
+    def _fit_to_workers(self, sequence: SequenceSpec) -> SequenceSpec:
+        """The sequence as the workers that are here can do it. Raises what `admit` raises for want of workers."""
         if self._draining:
             raise Draining("this router is shutting down", retry_after_s=self._limits.retry_after_s)
-        if job.id in self._lobby:
-            raise Broken(f"a request with the id {job.id} is under way: attempts are fenced by it")
-        max_request_tokens = self._fleet.max_request_tokens()
-        if max_request_tokens is None and _carried_on(job):
-            return job  # it is under way, and waits for workers as one does that has lost them
+        if sequence.id in self._admission:
+            raise Broken(f"a request with the id {sequence.id} is under way: attempts are fenced by it")
+        max_request_tokens = self._workers.max_request_tokens()
+        if max_request_tokens is None and _is_takeover(sequence):
+            return sequence  # it is under way, and waits for workers as one does that has lost them
         if max_request_tokens is None:
-            _, detail = self._fleet.readiness()
+            _, detail = self._workers.readiness()
             raise NoWorkers(detail, retry_after_s=self._limits.retry_after_s)
         # A pool may hold less than the model's context, to which `max_tokens` was fitted if the client gave none.
-        room = max_request_tokens - len(job.prompt_tokens)
-        if room < max(1, job.stop.min_tokens, len(job.emitted)):
-            parts = f"{len(job.prompt_tokens)} prompt tokens and at least {max(1, job.stop.min_tokens)} output tokens"
+        room = max_request_tokens - len(sequence.prompt_tokens)
+        if room < max(1, sequence.stop.min_tokens, len(sequence.emitted)):
+            num_output_tokens = max(1, sequence.stop.min_tokens)
+            parts = f"{len(sequence.prompt_tokens)} prompt tokens and at least {num_output_tokens} output tokens"
             raise ContextOverflow(f"{parts} do not fit: no worker here holds more than {max_request_tokens} tokens")
-        return replace(job, stop=replace(job.stop, max_tokens=min(job.stop.max_tokens, room)))
+        return replace(sequence, stop=replace(sequence.stop, max_tokens=min(sequence.stop.max_tokens, room)))
 
-    def _begin(self, job: GenerationJob, place: Place) -> Journey:
-        identity, num_prompt_tokens = self._identity, len(job.prompt_tokens)
-        state = RequestState.QUEUED if job.attempt > 1 else RequestState.RECEIVED
-        record = RequestRecord(
-            job.id,
-            job.attempt,
+    def _track(self, sequence: SequenceSpec, slot: Slot) -> TrackedRequest:
+        identity, num_prompt_tokens = self._identity, len(sequence.prompt_tokens)
+        state = RequestState.QUEUED if sequence.attempt > 1 else RequestState.RECEIVED
+        record = SequenceRecord(
+            sequence.id,
+            sequence.attempt,
             state,
             identity.router_id,
             identity.model,
             num_prompt_tokens,
-            len(job.emitted),
-            fingerprint=job.fingerprint,
+            len(sequence.emitted),
+            fingerprint=sequence.fingerprint,
         )
-        deadline = asyncio.get_running_loop().time() + job.deadline_s
-        return Journey(job, place, record, deadline, self._pen)
+        deadline = asyncio.get_running_loop().time() + sequence.deadline_s
+        return TrackedRequest(sequence, slot, record, deadline, self._records)
 
-    async def _attempts(self, journey: Journey) -> AsyncGenerator[GenerationChunk, None]:
+    async def _run_attempts(self, tracked: TrackedRequest) -> AsyncGenerator[GenerationChunk, None]:
         """One attempt after another, until one finishes or none may follow."""
         while True:
             try:
-                booking = await self._book(journey)
-                journey.promised(booking)
-                self._witness.on_moment(journey.job.id, Moment.PROMISED)
-                async with aclosing(self._attempt(journey, booking)) as chunks:
+                reservation = await self._reserve(tracked)
+                tracked.on_reserved(reservation)
+                self._timings.on_milestone(tracked.sequence.id, Milestone.RESERVED)
+                async with aclosing(self._run_attempt(tracked, reservation)) as chunks:
                     async for chunk in chunks:
                         yield chunk
                 return
-            except AttemptLost as loss:
-                self._lose(journey, loss)
+            except AttemptFailure as failure:
+                self._on_attempt_failure(tracked, failure)
 
-    async def _book(self, journey: Journey) -> Booking:
+    async def _reserve(self, tracked: TrackedRequest) -> PairReservation:
         try:
-            booking = await self._booker.book(journey.request(), journey.avoided, journey.deadline, journey.pin)
-        except PromiseLost as loss:
-            journey.promise_lost(loss.pair)
+            reservation = await self._reserver.reserve(
+                tracked.engine_request(), tracked.avoided, tracked.deadline, tracked.required_fingerprint
+            )
+        except ReserveFailure as failure:
+            tracked.on_reserve_failure(failure.pair)
             raise
-        if booking is None:
-            patience_s = self._limits.booking.patience_s
-            raise journey.last_error or WorkerLost(f"no linked prefill/decode pair appeared within {patience_s:g} s")
-        return booking
+        if reservation is None:
+            worker_wait_s = self._limits.reserve.worker_wait_s
+            raise tracked.last_error or WorkerLost(f"no linked prefill/decode pair appeared within {worker_wait_s:g} s")
+        return reservation
 
-    async def _attempt(self, journey: Journey, booking: Booking) -> AsyncGenerator[GenerationChunk, None]:
+    async def _run_attempt(
+        self, tracked: TrackedRequest, reservation: PairReservation
+    ) -> AsyncGenerator[GenerationChunk, None]:
         """One attempt on its booked pair; chunks for the client."""
-        request = journey.request()
-        attempt = Attempt(request, booking, journey.deadline, self._fleet, self._aborts)
+        request = tracked.engine_request()
+        attempt = Attempt(request, reservation, tracked.deadline, self._workers, self._aborts)
         try:
-            async with aclosing(attempt.steps()) as steps:
-                async for step in steps:
-                    before = journey.state
-                    chunk = journey.take(step)
-                    self._note(journey, booking, step, before)
+            async with aclosing(attempt.events()) as events:
+                async for event in events:
+                    before = tracked.state
+                    chunk = tracked.on_event(event)
+                    self._record_event(tracked, reservation, event, before)
                     if chunk is not None:
                         yield chunk
         finally:
-            self._fleet.settled(request.id)
+            self._workers.on_ended(request.id)
 
-    def _lose(self, journey: Journey, loss: AttemptLost) -> None:
-        may_retry = not loss.counts or journey.num_losses + 1 < self._limits.max_attempts
+    def _on_attempt_failure(self, tracked: TrackedRequest, failure: AttemptFailure) -> None:
+        may_retry = not failure.counted or tracked.num_failures + 1 < self._limits.max_attempts
         log.warning(
-            "attempt_lost",
-            request_id=journey.job.id,
-            attempt=journey.attempt,
-            phase=journey.state.value,
-            code=loss.error.code,
-            reason=str(loss.error),
+            "attempt_failed",
+            request_id=tracked.sequence.id,
+            attempt=tracked.attempt,
+            phase=tracked.state.value,
+            code=failure.error.code,
+            reason=str(failure.error),
             retried=may_retry,
         )
-        journey.lost(loss, may_retry)
-        self._witness.on_retry(journey.job.id)
+        tracked.on_attempt_failure(failure, may_retry)
+        self._timings.on_retry(tracked.sequence.id)
 
-    def _note(self, journey: Journey, booking: Booking, step: Step, before: RequestState) -> None:
-        """Stamps the moment that a step was, and remembers who holds which pages now."""
-        prefill, decode = booking.pair.prefill, booking.pair.decode
-        match step:
+    def _record_event(
+        self, tracked: TrackedRequest, reservation: PairReservation, event: AttemptEvent, before: RequestState
+    ) -> None:
+        """Stamps the moment that a event was, and remembers who holds which pages now."""
+        prefill, decode = reservation.pair.prefill, reservation.pair.decode
+        match event:
             case Decoded(finish=finish):
-                if before is RequestState.PROMISED:  # decode has computed the prompt
-                    self._lobby.answered(journey)
-                    self._fleet.holds(decode, booking.keys)
+                if before is RequestState.RESERVED:  # decode has computed the prompt
+                    self._admission.on_first_token(tracked)
+                    self._workers.add_cached_pages(decode, reservation.keys)
                 if finish is not None:
-                    computed = journey.request().tokens[:-1]  # nobody asked for what follows the last one
-                    self._fleet.holds(decode, page_keys(computed, decode.page_size, journey.job.salt))
+                    computed = tracked.engine_request().tokens[:-1]  # nobody asked for what follows the last one
+                    self._workers.add_cached_pages(decode, page_keys(computed, decode.page_size, tracked.sequence.salt))
             case PrefillAccepted():
-                self._witness.on_moment(journey.job.id, Moment.PREFILL_ACCEPTED)
+                self._timings.on_milestone(tracked.sequence.id, Milestone.PREFILL_ACCEPTED)
             case PrefillSealed():
-                self._lobby.answered(journey)
-                self._witness.on_moment(journey.job.id, Moment.SEALED)
-                self._fleet.holds(prefill, booking.keys)
-            case DecodeLanded():
-                self._witness.on_moment(journey.job.id, Moment.LANDED)
-                self._fleet.holds(decode, booking.keys)
+                self._admission.on_first_token(tracked)
+                self._timings.on_milestone(tracked.sequence.id, Milestone.SEALED)
+                self._workers.add_cached_pages(prefill, reservation.keys)
+            case DecodeImported():
+                self._timings.on_milestone(tracked.sequence.id, Milestone.IMPORTED)
+                self._workers.add_cached_pages(decode, reservation.keys)
 
 
-def _carried_on(job: GenerationJob) -> bool:
-    """Whether the job is under way already: another attempt, perhaps another router, has begun it."""
-    return job.attempt > 1 or bool(job.emitted)
+def _is_takeover(sequence: SequenceSpec) -> bool:
+    """Whether the sequence is under way already: another attempt, perhaps another router, has begun it."""
+    return sequence.attempt > 1 or bool(sequence.emitted)

@@ -1,4 +1,4 @@
-"""What was sent to workers too recently to show in the loads they announce. Owned by `fleet`; pure, time is given.
+"""What was sent to workers too recently to show in the loads they announce. Owned by `workers`; pure, time is given.
 
 An announced load is up to a heartbeat old, so without this a burst that arrives between two heartbeats would all go
 to the worker that was idle at the first.
@@ -14,7 +14,7 @@ from services.router.dispatch.placement import Pair
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placement:
     prefill: Incarnation
     decode: Incarnation
     num_tokens: int
@@ -22,37 +22,37 @@ class _Placed:
 
 
 class InFlight:
-    """Attempts placed within the last `memory_s` seconds: longer than an announcement takes to arrive."""
+    """Attempts placed within the last `window_s` seconds: longer than an announcement takes to arrive."""
 
-    def __init__(self, memory_s: float) -> None:
-        self._memory_s = memory_s
-        self._placed: dict[AttemptId, _Placed] = {}  # in order of time
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._placements: dict[AttemptId, _Placement] = {}  # in order of time
 
-    def place(self, id: AttemptId, pair: Pair, num_tokens: int, now: float) -> None:
+    def add(self, id: AttemptId, pair: Pair, num_tokens: int, now: float) -> None:
         """An attempt of `num_tokens` was given to `pair`; a second placement of it replaces the first."""
-        self._placed.pop(id, None)
-        self._placed[id] = _Placed(*pair.incarnations, num_tokens, now)
+        self._placements.pop(id, None)
+        self._placements[id] = _Placement(*pair.incarnations, num_tokens, now)
 
-    def settle(self, id: AttemptId) -> None:
+    def remove(self, id: AttemptId) -> None:
         """The attempt is over, or was refused; idempotent."""
-        self._placed.pop(id, None)
+        self._placements.pop(id, None)
 
     def adjust(self, record: WorkerRecord, now: float) -> WorkerRecord:
         """`record` with the recent attempts added to its load."""
-        self._forget(now)
+        self._expire(now)
         load = record.load
-        if prompts := [p.num_tokens for p in self._placed.values() if p.prefill == record.incarnation]:
+        if prompts := [p.num_tokens for p in self._placements.values() if p.prefill == record.incarnation]:
             load = _with_prompts(load, prompts)
-        if rows := [p.num_tokens for p in self._placed.values() if p.decode == record.incarnation]:
+        if rows := [p.num_tokens for p in self._placements.values() if p.decode == record.incarnation]:
             load = _with_rows(load, rows, record.page_size)
         return record if load is record.load else replace(record, load=load)
 
-    def _forget(self, now: float) -> None:
-        while self._placed:
-            id, oldest = next(iter(self._placed.items()))
-            if now - oldest.placed_at <= self._memory_s:
+    def _expire(self, now: float) -> None:
+        while self._placements:
+            id, oldest = next(iter(self._placements.items()))
+            if now - oldest.placed_at <= self._window_s:
                 return
-            del self._placed[id]
+            del self._placements[id]
 
 
 def _with_prompts(load: WorkerLoad, prompts: list[int]) -> WorkerLoad:

@@ -1,4 +1,4 @@
-"""Which prefill worker computes a prompt and which decode worker continues it. Called by `fleet`; no I/O, no clock.
+"""Which prefill worker computes a prompt and which decode worker continues it. Called by `workers`; no I/O, no clock.
 
 A pair is eligible when both workers are ready, not stuck, large enough, of the fingerprint that the request is pinned
 to, if it is, and the decode worker's link to this very incarnation of the prefill worker is up and has moved bytes.
@@ -23,7 +23,7 @@ LOCAL_TOKENS_PER_COMPUTED = 4
 """A token that decode computes beside its rows is taken for this many times dearer than one that prefill computes: it
 waits for its share of the steps, and all rows wait for it."""
 
-CROWDED_TOKENS = 512
+FULL_DECODE_TOKENS = 512
 """A decode worker with all rows taken is worth this many prefill tokens less than an idle one."""
 
 
@@ -53,7 +53,7 @@ class Pair:
         """Whose tokens they make: those of linked workers are equal."""
         return self.decode.fingerprint
 
-    def answers_like(self, fingerprint: str) -> bool:
+    def matches(self, fingerprint: str) -> bool:
         """Whether both workers are of that kind; all are when it is ""."""
         return not fingerprint or all(worker.fingerprint == fingerprint for worker in self.workers)
 
@@ -71,13 +71,13 @@ class Avoided:
     def with_link(self, pair: Pair) -> Avoided:
         return Avoided(self.workers, self.links | {pair.incarnations})
 
-    def weight(self, pair: Pair) -> int:
+    def num_avoided(self, pair: Pair) -> int:
         """How much of the pair is to be avoided; 0 for none of it."""
         return sum(incarnation in self.workers for incarnation in pair.incarnations) + (pair.incarnations in self.links)
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PlacementQuery:
     """What a request needs. `num_tokens` are to be prefilled, `max_tokens` bounds them and all output together.
 
     `keys` are those of the full pages of the tokens, by page size. `busy` decode workers have just said "not now".
@@ -105,7 +105,7 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def remember(self, holder: Incarnation, keys: Sequence[PageKey]) -> None:
+    def add(self, holder: Incarnation, keys: Sequence[PageKey]) -> None:
         """`holder` now has the pages named by `keys`, given in chain order."""
         for key in reversed(keys):  # the chain's root ends up the most recently used: it is the last to be forgotten
             self._holders[key] = self._holders.pop(key, frozenset()) | {holder}
@@ -137,7 +137,7 @@ def linked_pairs(records: Iterable[WorkerRecord]) -> list[Pair]:
         Pair(prefill, decode)
         for prefill in by_role[WorkerRole.PREFILL]
         for decode in by_role[WorkerRole.DECODE]
-        if any(_joins(link, prefill) for link in decode.links)
+        if any(_is_link_to(link, prefill) for link in decode.links)
     ]
     return split + [Pair(decode, decode) for decode in by_role[WorkerRole.DECODE] if decode.prefills]
 
@@ -152,46 +152,46 @@ def capacity_tokens(pair: Pair) -> int:
     return min(min(r.max_model_len, r.load.total_pages * r.page_size) for r in (pair.prefill, pair.decode))
 
 
-def choose(pairs: Sequence[Pair], ask: Ask, index: PrefixIndex, turn: int) -> Pair | None:
-    """The best of `pairs` for `ask`, or None when none can take it now; `turn` decides between equals."""
-    costs = [(_cost(pair, ask, index), pair) for pair in pairs if _can_take(pair, ask)]
+def choose_pair(pairs: Sequence[Pair], query: PlacementQuery, index: PrefixIndex, tie_breaker: int) -> Pair | None:
+    """The best of `pairs` for `query`, or None when none can take it now; `tie_breaker` decides between equals."""
+    costs = [(_cost(pair, query, index), pair) for pair in pairs if _can_serve(pair, query)]
     if not costs:
         return None
     lowest = min(cost for cost, _ in costs)
     best = [pair for cost, pair in costs if cost == lowest]
-    return best[turn % len(best)]
+    return best[tie_breaker % len(best)]
 
 
-def _joins(link: LinkRecord, prefill: WorkerRecord) -> bool:
+def _is_link_to(link: LinkRecord, prefill: WorkerRecord) -> bool:
     return (
         link.prefill_id == prefill.id and link.prefill_incarnation == prefill.incarnation and link.num_probe_bytes > 0
     )
 
 
-def _can_take(pair: Pair, ask: Ask) -> bool:
-    free = pair.decode.incarnation not in ask.busy
-    return free and pair.answers_like(ask.fingerprint) and capacity_tokens(pair) >= ask.max_tokens
+def _can_serve(pair: Pair, query: PlacementQuery) -> bool:
+    free = pair.decode.incarnation not in query.busy
+    return free and pair.matches(query.fingerprint) and capacity_tokens(pair) >= query.max_tokens
 
 
-def _cost(pair: Pair, ask: Ask, index: PrefixIndex) -> tuple[int, bool, float]:
+def _cost(pair: Pair, query: PlacementQuery, index: PrefixIndex) -> tuple[int, bool, float]:
     """Compared in order: how much is to be avoided, whether decode has no room now, cost in prefill tokens."""
-    num_prefill_hit = _num_hit_tokens(pair.prefill, ask, index)
-    num_decode_hit = _num_hit_tokens(pair.decode, ask, index)
-    num_to_compute = pair.prefill.load.waiting_tokens + ask.num_tokens - num_prefill_hit
-    num_to_move = (ask.num_tokens - num_decode_hit) / MOVED_TOKENS_PER_COMPUTED
+    num_prefill_hit = _num_hit_tokens(pair.prefill, query, index)
+    num_decode_hit = _num_hit_tokens(pair.decode, query, index)
+    num_to_compute = pair.prefill.load.waiting_tokens + query.num_tokens - num_prefill_hit
+    num_to_move = (query.num_tokens - num_decode_hit) / MOVED_TOKENS_PER_COMPUTED
     if pair.local:
         num_to_compute, num_to_move = LOCAL_TOKENS_PER_COMPUTED * num_to_compute, 0.0
-    crowding = CROWDED_TOKENS * _crowding(pair.decode)
-    full = not _has_room(pair.decode, ask.num_tokens - num_decode_hit)
-    return ask.avoided.weight(pair), full, num_to_compute + num_to_move + crowding
+    occupancy_cost = FULL_DECODE_TOKENS * _occupancy(pair.decode)
+    full = not _has_room(pair.decode, query.num_tokens - num_decode_hit)
+    return query.avoided.num_avoided(pair), full, num_to_compute + num_to_move + occupancy_cost
 
 
-def _num_hit_tokens(record: WorkerRecord, ask: Ask, index: PrefixIndex) -> int:
-    keys = ask.keys.get(record.page_size, ())
+def _num_hit_tokens(record: WorkerRecord, query: PlacementQuery, index: PrefixIndex) -> int:
+    keys = query.keys.get(record.page_size, ())
     return index.num_hit_pages(record.incarnation, keys) * record.page_size
 
 
-def _crowding(decode: WorkerRecord) -> float:
+def _occupancy(decode: WorkerRecord) -> float:
     return (decode.load.running_rows + decode.load.waiting_requests) / max(1, decode.load.max_rows)
 
 

@@ -1,4 +1,4 @@
-"""The printable alphabet in which byte-level tokenizers write bytes. Used by `model` and `token_floor`; pure."""
+"""The printable alphabet of byte-level tokenizers. Used by `text_model` and `token_lower_bound`; pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One choice's text as its tokens come: detokenised, cut at a stop string, one event a token.
 
-`relay` drives it, one a choice; it waits for nothing and knows no dispatcher.
+`generation_stream` drives it, one a choice; it waits for nothing and knows no dispatcher.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 - `WindowDetokenizer` for all others (SentencePiece, WordPiece): decodes a short window before and after each token and
   gives the difference, the method of vLLM and TGI. Spaces depend on neighbours there, hence the window.
 
-`relay` drives them. They know nothing of stop strings.
+`generation_stream` drives them. They know nothing of stop strings.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class WindowDetokenizer:
         overdue = len(self._window) - self._num_read > MAX_PENDING_TOKENS
         if len(text) <= len(self._read_text) or (text.endswith(REPLACEMENT) and not overdue):
             return ""
-        return self._give(text)
+        return self._emit(text)
 
     def finish(self) -> str:
-        return self._give(self._decode(self._window))
+        return self._emit(self._decode(self._window))
 
-    def _give(self, text: str) -> str:
+    def _emit(self, text: str) -> str:
         """Returns what `text` adds to what was read; what was pending becomes the context."""
         piece = text[len(self._read_text) :]
         self._window = self._window[self._num_read :]

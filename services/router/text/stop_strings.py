@@ -1,6 +1,6 @@
 """Finds stop strings in text that arrives in pieces, holding back no more than the longest one needs.
 
-`relay` owns one matcher a sequence. It sees text only; tokens and finish reasons are not its business.
+`generation_stream` owns one matcher a sequence. It sees text only; tokens and finish reasons are not its business.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class ReleasedText:
     """Text that may be shown now; `stopped`: a stop string followed it, and nothing comes after."""
 
     text: str
@@ -27,18 +27,18 @@ class StopMatcher:
         self._max_held_chars = max((len(stop) - 1 for stop in stops), default=0)
         self._held = ""
 
-    def push(self, piece: str) -> Released:
+    def push(self, piece: str) -> ReleasedText:
         """Takes the next piece of text."""
         if not self._stops:
-            return Released(piece)
+            return ReleasedText(piece)
         text = self._held + piece
         found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return Released(text[: min(found)[1]], stopped=True)
+            return ReleasedText(text[: min(found)[1]], stopped=True)
         cut = len(text) - self._num_held(text)
         self._held = text[cut:]
-        return Released(text[:cut])
+        return ReleasedText(text[:cut])
 
     def finish(self) -> str:
         """What was held back for a stop that did not come."""

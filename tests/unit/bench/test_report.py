@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from bench import exposed, goodput, interference, prefix, router_overhead, transfer
-from bench.arrangements import MIXED, SPLIT, UNCHUNKED
-from bench.engine_arms import HostArm, PrefillArm
+from bench.engine.arms import HostArm, PrefillArm
 from bench.goals import GOALS, UNMEASURED, findings_for
+from bench.harness.rotations import Block, Finding, Remark, save
 from bench.plots import plot_run
-from bench.report import BEGIN, END, ReportError, RunRecord, load_run, main, make_report, put_into
-from bench.rotations import Block, Finding, Remark, save
-from services.cli.bench.intervals import Interval
+from bench.report import BEGIN, END, ExperimentResult, ReportError, load_result, main, make_report, put_into
+from bench.router import overhead
+from bench.system import exposed_transfer, goodput, interference, prefix_cache
+from bench.system.deployments import MIXED, SPLIT, UNCHUNKED
+from bench.transfer import throughput
+from services.cli.bench.results.intervals import Interval
 
 ROOT = Path(__file__).resolve().parents[3]
 PNG = b"\x89PNG"
@@ -25,8 +27,8 @@ def finding(name: str, low: float, high: float, *, kept: bool = True) -> Finding
     return Finding(name, "", 4, 3 if kept else 0, interval, interval if kept else None)
 
 
-def record(*findings: Finding, experiment: str = "engine") -> RunRecord:
-    return RunRecord(experiment, "2030-01-02T03:04:05Z", findings, (), (Remark("machine", "a box"),))
+def record(*findings: Finding, experiment: str = "engine") -> ExperimentResult:
+    return ExperimentResult(experiment, "2030-01-02T03:04:05Z", findings, (), (Remark("machine", "a box"),))
 
 
 def rows(report: str) -> list[list[str]]:
@@ -58,7 +60,7 @@ def test_a_finding_is_shown_with_its_run():
 
 def test_a_run_that_was_ended_early_says_so():
     blocks = (block("a"),)
-    early = RunRecord("engine", "2030-01-02T03:04:05Z", (), blocks, (), num_planned=20)
+    early = ExperimentResult("engine", "2030-01-02T03:04:05Z", (), blocks, (), num_planned=20)
     assert "Run `box`, ended 2030-01-02 03:04 UTC, 1 of 20 rotations:" in make_report({"box": early})
 
 
@@ -120,7 +122,7 @@ def test_from_a_saved_run_to_page_and_pictures(tmp_path, monkeypatch):
     block = Block(0, "decode 1 x 256", 1.0, 1.0, (0.1,), (0.1,))
     run = tmp_path / "box.json"
     save(run, "engine", [block], [finding("decode 1 x 256: read / ceiling", 0.8, 0.9)], [Remark("machine", "a box")])
-    assert load_run(run).blocks == (block,)
+    assert load_result(run).blocks == (block,)
     page = tmp_path / "page.md"
     page.write_text(f"{BEGIN}{END}\n")
     flags = [str(run), "--page", str(page), "--plots", str(tmp_path / "plots")]
@@ -155,22 +157,28 @@ def test_a_file_that_is_no_run_is_refused(tmp_path):
     path = tmp_path / "x.json"
     path.write_text("{}")
     with pytest.raises(ReportError, match=r"x\.json is not a run"):
-        load_run(path)
+        load_result(path)
 
 
 def block(arm: str) -> Block:
     return Block(0, arm, 1.0, 1.0, (1.0,), (1.0,))
 
 
-PREFIX_PLAN = prefix.PrefixPlan(64, (50,), 16, 1)
-PREFIX_ARMS = (prefix.FRESH, prefix.SALTED, prefix.BOOKS, prefix.cached_arm(50), prefix.ideal_arm(50))
+PREFIX_PLAN = prefix_cache.PrefixPlan(64, (50,), 16, 1)
+PREFIX_ARMS = (
+    prefix_cache.FRESH,
+    prefix_cache.SALTED,
+    prefix_cache.BOOKKEEPING,
+    prefix_cache.cached_arm(50),
+    prefix_cache.ideal_arm(50),
+)
 GAPS = interference.parse(["--budgets", "16"])
 GAP_ARMS = [
     *map(interference.alone, (SPLIT, interference.COLOCATED)),
-    *map(interference.beside, GAPS.arrangements),
+    *map(interference.beside, GAPS.deployments),
 ]
-EXPOSED = exposed.parse(["--transports", "nixl"])
-EXPOSED_ARMS = [exposed.arm_of("nixl", num_tokens) for num_tokens in EXPOSED.prompt_tokens]
+EXPOSED = exposed_transfer.parse(["--transports", "nixl"])
+EXPOSED_ARMS = [exposed_transfer.arm_of("nixl", num_tokens) for num_tokens in EXPOSED.prompt_tokens]
 GOODPUT = goodput.parse(["--loads", "1"])
 GOODPUT_ARMS = [goodput.arm_of(name, 1) for name in (SPLIT, MIXED, UNCHUNKED)]
 FOUND = {
@@ -183,16 +191,14 @@ FOUND = {
             f"{HostArm(1, 256, 1).name}: host / turn",
         )
     ],
-    "prefix": prefix.findings_of(PREFIX_PLAN, [block(arm) for arm in PREFIX_ARMS]),
-    "transfer": transfer.findings_of([block("nixl"), block("stream")]),
-    "router_overhead": router_overhead.findings_of(
-        [block(arm) for arm in ("direct", "direct again", "router", "router cpu")]
-    ),
+    "prefix": prefix_cache.findings_of(PREFIX_PLAN, [block(arm) for arm in PREFIX_ARMS]),
+    "transfer": throughput.findings_of([block("nixl"), block("stream")]),
+    "router_overhead": overhead.findings_of([block(arm) for arm in ("direct", "direct again", "router", "router cpu")]),
     "interference": interference.findings_of(GAPS, [Block(0, arm, 1.0, 1.0, (1.0,) * 7) for arm in GAP_ARMS]),
-    "exposed": exposed.findings_of(EXPOSED, [Block(0, arm, 1.0, 1.0, (0.1, 1.0)) for arm in EXPOSED_ARMS]),
+    "exposed": exposed_transfer.findings_of(EXPOSED, [Block(0, arm, 1.0, 1.0, (0.1, 1.0)) for arm in EXPOSED_ARMS]),
     "goodput": goodput.findings_of(
         GOODPUT,
-        goodput.Objectives(1.0, 1.0, 1.0),
+        goodput.GoodputObjectives(1.0, 1.0, 1.0),
         [Block(0, arm, 1.0, 1.0, (1.0, 0.1, 0.1, 0.1)) for arm in GOODPUT_ARMS],
     ),
 }

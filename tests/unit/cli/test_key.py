@@ -7,9 +7,9 @@ import pytest
 from baton.settings.base import SettingsError
 from services.cli.key import OWN_TENANT, own_keys
 from services.cli.main import run
-from services.cli.plan import Shared, make_plan
+from services.cli.plan import SharedFlags, make_plan
 from services.cli.settings import UpSettings
-from services.router.api.keys import KeyRing, entry_of, new_key
+from services.router.edge.api_keys import ApiKeys, make_entry, new_key
 
 
 def test_the_line_lets_the_key_in(tmp_path, capsys):
@@ -22,7 +22,7 @@ def test_the_line_lets_the_key_in(tmp_path, capsys):
         assert keys[-1] not in printed.out
     file = tmp_path / "keys"
     file.write_text("".join(lines))
-    assert [KeyRing.read(file).tenant_of(key) for key in keys] == ["red", "blue", "red"]
+    assert [ApiKeys.read(file).tenant_of(key) for key in keys] == ["red", "blue", "red"]
 
 
 @pytest.mark.parametrize("tenant", ["", "a b", "-x", "a" * 65, "a#b", "a\nb", "é"])
@@ -35,23 +35,23 @@ def test_a_name_that_the_file_cannot_hold_is_refused(tenant: str, capsys):
 
 def test_up_gives_itself_a_key_for_as_long_as_it_runs(tmp_path):
     theirs, file = new_key(), tmp_path / "keys"
-    file.write_text(entry_of("red", theirs).line())
+    file.write_text(make_entry("red", theirs).line())
     with own_keys(file) as keys:
         assert keys is not None
-        ring = KeyRing.read(keys.file)
+        ring = ApiKeys.read(keys.file)
         assert (ring.tenant_of(theirs), ring.tenant_of(keys.key)) == ("red", OWN_TENANT)
         assert keys.file.stat().st_mode & 0o077 == 0
-        plan = make_plan(UpSettings(port=0), Shared("redis://x", tmp_path), [0], keys)
+        plan = make_plan(UpSettings(port=0), SharedFlags("redis://x", tmp_path), [0], keys)
         assert f"--api-keys-file={keys.file}" in plan.commands[-1].arguments
         assert plan.own_key == keys.key
         assert keys.key not in f"{plan} {keys}"
     assert not keys.file.exists()
-    assert file.read_text() == entry_of("red", theirs).line()
+    assert file.read_text() == make_entry("red", theirs).line()
 
 
 def test_up_without_keys_asks_nobody(tmp_path):
     with own_keys(None) as keys:
-        plan = make_plan(UpSettings(port=0), Shared("redis://x", tmp_path), [0], keys)
+        plan = make_plan(UpSettings(port=0), SharedFlags("redis://x", tmp_path), [0], keys)
         assert (keys, plan.own_key) == (None, None)
         assert "api-keys-file" not in " ".join(plan.commands[-1].arguments)
 

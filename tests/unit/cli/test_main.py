@@ -10,8 +10,7 @@ import pytest
 
 from baton.domain.errors import Broken
 from baton.settings.base import SettingsError, known_variables
-from baton.state import embedded
-from services.cli import serve
+from services.cli import local_redis, serve
 from services.cli.errors import StartFailed, explain
 from services.cli.main import run
 from services.cli.settings import COMMANDS
@@ -98,16 +97,16 @@ def test_an_unknown_variable_is_refused_naming_the_nearest(tokens, service, monk
     assert "Did you mean BATON_PAGE_SIZE?" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(embedded.find_server() is None, reason="no redis-server")
+@pytest.mark.skipif(local_redis.find_server() is None, reason="no redis-server")
 def test_a_busy_port_is_explained_and_redis_stops_again(capsys, monkeypatch):
     stopped = []
-    stop = embedded.EmbeddedRedis.stop
+    stop = local_redis.LocalRedis.stop
 
     def stop_and_note(self) -> None:
         stop(self)
         stopped.append(self.pid)
 
-    monkeypatch.setattr(embedded.EmbeddedRedis, "stop", stop_and_note)
+    monkeypatch.setattr(local_redis.LocalRedis, "stop", stop_and_note)
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         assert run(["up", "--port", str(port)]) == 2
@@ -116,7 +115,7 @@ def test_a_busy_port_is_explained_and_redis_stops_again(capsys, monkeypatch):
 
 
 def test_errors_become_words_and_codes():
-    assert explain(SettingsError("x", why="y", mend="Z.")) == ("x: y. Z.", 2)
+    assert explain(SettingsError("x", why="y", hint="Z.")) == ("x: y. Z.", 2)
     assert explain(StartFailed("router ended")) == ("router ended", 1)
     assert explain(PermissionError(errno.EACCES, "Permission denied", "/log"))[0].startswith("/log: Permission denied.")
     with pytest.raises(Broken):

@@ -10,10 +10,10 @@ import pytest
 from baton.settings.groups import ServiceSettings
 from services.cli import serve
 from services.cli.main import run
-from services.cli.plan import Shared, callable_host, free_ports, make_plan, share_cores
+from services.cli.plan import SharedFlags, callable_host, free_ports, make_plan, share_cores
 from services.cli.settings import UpSettings
 
-SHARED = Shared("unix:///tmp/s", Path("/tmp/s.secret"))
+SHARED = SharedFlags("unix:///tmp/s", Path("/tmp/s.secret"))
 
 
 @pytest.fixture

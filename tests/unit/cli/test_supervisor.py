@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.supervisor import Child, Command, Supervisor
+from services.cli.supervisor import Child, ChildCommand, Supervisor
 
 DEADLINE_S = 20.0
 
@@ -31,11 +31,11 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(
 ORPHANING = """
 import asyncio, os, sys
 from pathlib import Path
-from services.cli.supervisor import Command, Supervisor
+from services.cli.supervisor import ChildCommand, Supervisor
 
 async def main():
     supervisor = Supervisor(Path(sys.argv[1]))
-    child = await supervisor.start(Command("child", (sys.executable, "-c", "import signal; signal.pause()"), {}))
+    child = await supervisor.start(ChildCommand("child", (sys.executable, "-c", "import signal; signal.pause()"), {}))
     print(child.process.pid, flush=True)
     await asyncio.Event().wait()
 
@@ -43,8 +43,8 @@ asyncio.run(main())
 """
 
 
-def polite(name: str, notes: Path) -> Command:
-    return Command(name, (sys.executable, "-c", POLITE, name, str(notes)), {"MARK": "marked"})
+def polite(name: str, notes: Path) -> ChildCommand:
+    return ChildCommand(name, (sys.executable, "-c", POLITE, name, str(notes)), {"MARK": "marked"})
 
 
 async def wait_for_log(child, text: str) -> None:
@@ -74,7 +74,7 @@ async def test_children_stop_stage_by_stage(tmp_path):
 
 async def test_a_child_that_will_not_stop_is_killed_and_named(tmp_path):
     async with Supervisor(tmp_path) as supervisor:
-        child = await supervisor.start(Command("mule", (sys.executable, "-c", STUBBORN), {}))
+        child = await supervisor.start(ChildCommand("mule", (sys.executable, "-c", STUBBORN), {}))
         await wait_for_log(child, "hello")
         assert await supervisor.stop((), grace_s=0.1) == ["mule"]
     assert child.process.returncode == -signal.SIGKILL
@@ -84,7 +84,7 @@ async def test_the_first_child_to_end_is_returned_with_its_last_words(tmp_path):
     async with Supervisor(tmp_path) as supervisor:
         await supervisor.start(polite("lasting", tmp_path / "notes"))
         program = "import sys; [print('line', i) for i in range(100)]; sys.exit(7)"
-        await supervisor.start(Command("short", (sys.executable, "-c", program), {}))
+        await supervisor.start(ChildCommand("short", (sys.executable, "-c", program), {}))
         child = await asyncio.wait_for(supervisor.first_exit(), DEADLINE_S)
         assert (child.name, child.process.returncode) == ("short", 7)
         assert child.log_tail(2) == "line 98\nline 99"
@@ -93,7 +93,7 @@ async def test_the_first_child_to_end_is_returned_with_its_last_words(tmp_path):
 async def test_leaving_the_context_leaves_no_child(tmp_path):
     async def start_and_fail() -> None:
         async with Supervisor(tmp_path) as supervisor:
-            children.append(await supervisor.start(Command("mule", (sys.executable, "-c", STUBBORN), {})))
+            children.append(await supervisor.start(ChildCommand("mule", (sys.executable, "-c", STUBBORN), {})))
             raise ZeroDivisionError
 
     children: list[Child] = []

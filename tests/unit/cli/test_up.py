@@ -14,9 +14,9 @@ from rich.console import Console
 from baton.settings.trust import read_trust
 from services.cli import up as up_module
 from services.cli.errors import StartFailed
-from services.cli.plan import Plan, free_ports
+from services.cli.plan import LaunchPlan, free_ports
 from services.cli.settings import UpSettings
-from services.cli.supervisor import Child, Command, Supervisor
+from services.cli.supervisor import Child, ChildCommand, Supervisor
 from services.cli.up import run_plan
 from services.router.settings import RouterSettings
 
@@ -44,16 +44,16 @@ def exit_codes(arrivals: asyncio.Queue[Child]) -> list[int | None]:
     return [arrivals.get_nowait().process.returncode for _ in range(arrivals.qsize())]
 
 
-def plan_of(flaws: str, **extra: str) -> Plan:
+def plan_of(flaws: str, **extra: str) -> LaunchPlan:
     """One tiny service plays both router and decode worker; `extra` are programs beside it."""
     port = free_ports(1)[0]
-    commands = [Command(name, (sys.executable, "-c", program), {}) for name, program in extra.items()]
-    commands.append(Command("router", (sys.executable, str(TINY), str(port), flaws), {}))
+    commands = [ChildCommand(name, (sys.executable, "-c", program), {}) for name, program in extra.items()]
+    commands.append(ChildCommand("router", (sys.executable, str(TINY), str(port), flaws), {}))
     url = f"http://127.0.0.1:{port}"
-    return Plan(tuple(commands), url, (), (f"{url}/metrics",))
+    return LaunchPlan(tuple(commands), url, (), (f"{url}/metrics",))
 
 
-async def run(plan: Plan, tmp_path: Path, start_timeout_s: float = DEADLINE_S) -> int:
+async def run(plan: LaunchPlan, tmp_path: Path, start_timeout_s: float = DEADLINE_S) -> int:
     settings = UpSettings(start_timeout_s=start_timeout_s, drain_timeout_s=5)
     return await asyncio.wait_for(run_plan(plan, settings, tmp_path, Console(file=io.StringIO())), DEADLINE_S)
 

@@ -9,11 +9,11 @@ import pytest
 from baton.domain.request import StopParams
 from baton.engine.batch import Batch, StepOutput
 from baton.engine.mailbox import Mailbox
-from services.decode.boarding import Promised
 from services.decode.commands import Claim, DecodeCommand
 from services.decode.effects import EmitTokens, OutwardEffect
+from services.decode.import_types import Reserved
 from services.decode.loop import DecodeLoop
-from tests.worlds import DecodeWorld, decode_world, engine_request, output_alone
+from tests.tiny_workers import TinyDecode, engine_request, expected_output, tiny_decode
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Step:
 class Bench:
     """A loop, and what happened in order: `start`, `result`, and the tokens of each emission."""
 
-    decode: DecodeWorld
+    decode: TinyDecode
     said: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     finished: bool = False
@@ -57,20 +57,20 @@ class Bench:
 
 
 def make(overlaps: bool, max_tokens: int = 4) -> tuple[Bench, DecodeLoop, Mailbox[DecodeCommand], list[int]]:
-    """A loop with one row that has been promised room and will be computed here."""
-    world = decode_world(digests=True, num_host_pages=0, token_budget=4)
+    """A loop with one row that has been reserved room and will be computed here."""
+    world = tiny_decode(digests=True, num_host_pages=0, token_budget=4)
     bench = Bench(world)
     mailbox: Mailbox[DecodeCommand] = Mailbox(16)
     loop = DecodeLoop(
-        world.cache, world.landings, world.scheduler, world.arrivals, world.runner, 4,
+        world.cache, world.imports, world.scheduler, world.import_policy, world.runner, 4,
         emit=bench.emit, submit=lambda pull: None, on_idle=bench.rest, mailbox=mailbox,
         start=bench.start if overlaps else None,
     )  # fmt: skip
     request = engine_request("r", [0, 1, 1], stop=StopParams(max_tokens=max_tokens))
-    answer, _ = world.arrivals.promise(request.id, len(request.tokens), [], 0.0, 10.0)
-    assert isinstance(answer, Promised)
-    mailbox.post(Claim(answer.id, request, None, 10.0))
-    return bench, loop, mailbox, output_alone(request)
+    answer, _ = world.import_policy.reserve(request.id, len(request.tokens), [], 0.0, 10.0)
+    assert isinstance(answer, Reserved)
+    mailbox.put(Claim(answer.id, request, None, 10.0))
+    return bench, loop, mailbox, expected_output(request)
 
 
 def run_until_finished(bench: Bench, loop: DecodeLoop) -> None:

@@ -12,12 +12,12 @@ from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.mailbox import Mailbox
-from baton.rpc.client import Channels
-from baton.state.base import WorkerRegistry
+from baton.rpc.channel_pool import ChannelPool
+from baton.store.store import WorkerRegistry
 from baton.transfer.base import SourceInfo
 from baton.transfer.puller import ThreadedPuller
 from services.decode.commands import DecodeCommand, SourceReplaced
-from services.decode.links import LinkIdentity, Links
+from services.decode.links import LinkIdentity, PrefillLinks
 
 ID = WorkerId("prefill-0")
 
@@ -42,11 +42,11 @@ class Puller:
 
     def __init__(self, mailbox: Mailbox[DecodeCommand]) -> None:
         self._mailbox = mailbox
-        self.told: list[list[DecodeCommand]] = []
+        self.commands_before_connect: list[list[DecodeCommand]] = []
         self.num_disconnects = 0
 
     def connect(self, source: SourceInfo) -> None:
-        self.told.append(self._mailbox.take(0.0))
+        self.commands_before_connect.append(self._mailbox.take_all(0.0))
 
     def disconnect(self, source: WorkerId) -> None:
         self.num_disconnects += 1
@@ -55,24 +55,24 @@ class Puller:
         return self.transport
 
 
-class LinksWithoutPeers(Links):
+class LinksWithoutPeers(PrefillLinks):
     """Whoever is announced answers; no bytes move."""
 
-    async def _greet(self, worker: WorkerRecord) -> SourceInfo:
+    async def _hello(self, worker: WorkerRecord) -> SourceInfo:
         return SourceInfo(worker.id, worker.incarnation, worker.address, "stream", b"", 0, 8, 64)
 
     async def _probe(self, source: SourceInfo) -> tuple[int, float]:
         return 64, 0.1
 
 
-def make_links(registry: Registry, puller: Puller, mailbox: Mailbox[DecodeCommand], patience_s: float) -> Links:
+def make_links(registry: Registry, puller: Puller, mailbox: Mailbox[DecodeCommand], grace_s: float) -> PrefillLinks:
     return LinksWithoutPeers(
         LinkIdentity(WorkerId("decode-0"), Incarnation(9), "m", "f", 64), cast(WorkerRegistry, registry),
-        Channels(), cast(ThreadedPuller, puller), mailbox, lambda: None, patience_s,
+        ChannelPool(), cast(ThreadedPuller, puller), mailbox, lambda: None, grace_s,
     )  # fmt: skip
 
 
-def announced(incarnation: int) -> WorkerRecord:
+def prefill_record(incarnation: int) -> WorkerRecord:
     return WorkerRecord(ID, WorkerRole.PREFILL, Incarnation(incarnation), "a:1", "m", "f", 16, 512, 512)
 
 
@@ -81,10 +81,10 @@ def test_the_engine_hears_of_another_process_first(seen: tuple[int, ...]):
     mailbox: Mailbox[DecodeCommand] = Mailbox(8)
     registry, puller = Registry(), Puller(mailbox)
 
-    async def follow() -> None:
-        links = make_links(registry, puller, mailbox, patience_s=0.0)
+    async def observe() -> None:
+        links = make_links(registry, puller, mailbox, grace_s=0.0)
         for incarnation in seen:
-            registry.present = [announced(incarnation)]
+            registry.present = [prefill_record(incarnation)]
             await links.run()
             assert links.get(ID, Incarnation(incarnation)).record.prefill_incarnation == incarnation
             registry.present = []
@@ -92,9 +92,9 @@ def test_the_engine_hears_of_another_process_first(seen: tuple[int, ...]):
             with pytest.raises(LinkBroken):
                 links.get(ID, Incarnation(incarnation))
 
-    asyncio.run(follow())
+    asyncio.run(observe())
     changed = [before != after for before, after in zip((seen[0], *seen), seen, strict=False)]
-    assert puller.told == [[SourceReplaced(ID)] if other else [] for other in changed]
+    assert puller.commands_before_connect == [[SourceReplaced(ID)] if other else [] for other in changed]
 
 
 def test_a_link_outlives_a_registry_that_has_lost_its_pages():
@@ -102,16 +102,18 @@ def test_a_link_outlives_a_registry_that_has_lost_its_pages():
     mailbox: Mailbox[DecodeCommand] = Mailbox(8)
     registry, puller = Registry(), Puller(mailbox)
 
-    async def follow() -> None:
-        links = make_links(registry, puller, mailbox, patience_s=60.0)
-        for present in ([announced(1)], [], [announced(1)], []):
+    async def observe() -> None:
+        links = make_links(registry, puller, mailbox, grace_s=60.0)
+        for present in ([prefill_record(1)], [], [prefill_record(1)], []):
             registry.present = present
             await links.run()
             assert links.get(ID, Incarnation(1)).record.prefill_incarnation == 1
-        assert (len(puller.told), puller.num_disconnects) == (1, 0), "it was made once, and never broken"
-        registry.present = [announced(2)]
+        assert (len(puller.commands_before_connect), puller.num_disconnects) == (1, 0), (
+            "it was made once, and never broken"
+        )
+        registry.present = [prefill_record(2)]
         await links.run()
         with pytest.raises(LinkBroken):
             links.get(ID, Incarnation(1))
 
-    asyncio.run(follow())
+    asyncio.run(observe())

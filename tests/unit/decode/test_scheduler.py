@@ -5,10 +5,19 @@ from __future__ import annotations
 from baton.domain.errors import SentBack
 from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import SampledToken, StopParams
+from baton.engine.messages import Fail
 from baton.transfer.base import PullEvent, PullOutcome
-from services.decode.boarding import Busy, Promised, SealInfo
-from services.decode.effects import DecodeEffect, EmitTokens, Fail, Preempted, StartPull
-from tests.worlds import DecodeWorld, assert_idle, decode_world, engine_request, next_token, output_alone, page_bytes
+from services.decode.effects import DecodeEffect, EmitTokens, Preempted, StartPull
+from services.decode.import_types import Busy, Reserved, SealInfo
+from tests.tiny_workers import (
+    TinyDecode,
+    assert_idle,
+    engine_request,
+    expected_output,
+    next_token,
+    page_bytes,
+    tiny_decode,
+)
 
 SOURCE = WorkerId("prefill-0")
 STOP = StopParams(max_tokens=9)
@@ -16,28 +25,28 @@ OLD = engine_request("old", [0, 1, 1, 0, 1, 0, 1], stop=STOP)
 NEW = engine_request("new", [1, 1, 0, 1, 1, 0, 1], stop=STOP)
 
 
-def board(world: DecodeWorld, request) -> None:
-    answer, _ = world.arrivals.promise(request.id, len(request.tokens), [], 0.0, 5.0)
-    assert isinstance(answer, Promised)
-    world.arrivals.claim(answer.id, request, SOURCE, 9.0)
+def board(world: TinyDecode, request) -> None:
+    answer, _ = world.import_policy.reserve(request.id, len(request.tokens), [], 0.0, 5.0)
+    assert isinstance(answer, Reserved)
+    world.import_policy.claim(answer.id, request, SOURCE, 9.0)
     pages = [PageId(i) for i in range(-(-len(request.tokens) // 2))]
-    effects = world.arrivals.chunk(request.id, 0, pages, [0] * len(pages), 0.0)
+    effects = world.import_policy.on_chunk(request.id, 0, pages, [0] * len(pages), 0.0)
     token, _ = next_token(request, list(request.tokens))
-    world.arrivals.sealed(request.id, SealInfo(SampledToken(token), None, len(pages)), 0.0)
+    world.import_policy.on_seal(request.id, SealInfo(SampledToken(token), None, len(pages)), 0.0)
     while effects:
         start = effects.pop()
         if isinstance(start, StartPull):
             for index, page in zip(start.pull.remote_pages, start.pull.local_pages, strict=True):
                 data = page_bytes(request.tokens, index)
                 world.memory.page(page)[: len(data)] = data
-            effects += world.arrivals.pulled(PullEvent(start.pull, PullOutcome.DONE, 64, 0.1), 0.0)
+            effects += world.import_policy.on_pull_event(PullEvent(start.pull, PullOutcome.DONE, 64, 0.1), 0.0)
 
 
-def run_to_the_end(world: DecodeWorld) -> list[DecodeEffect]:
+def run_to_the_end(world: TinyDecode) -> list[DecodeEffect]:
     effects: list[DecodeEffect] = []
     while (batch := world.scheduler.schedule(0.0)) is not None:
         effects += world.scheduler.commit(batch, world.runner.run(batch), 0.0)
-    return effects + world.scheduler.take_pending()
+    return effects + world.scheduler.take_pending_effects()
 
 
 def tokens_of(effects: list[DecodeEffect], request) -> list[int]:
@@ -47,9 +56,9 @@ def tokens_of(effects: list[DecodeEffect], request) -> list[int]:
     return [token.token for token in tokens]
 
 
-def two_rows(num_host_pages: int) -> DecodeWorld:
+def two_rows(num_host_pages: int) -> TinyDecode:
     """Both have four pages of the eight, and each will want eight."""
-    world = decode_world(digests=True, num_host_pages=num_host_pages)
+    world = tiny_decode(digests=True, num_host_pages=num_host_pages)
     board(world, OLD)
     board(world, NEW)
     return world
@@ -60,7 +69,7 @@ def test_the_newest_row_waits_in_host_memory_and_loses_nothing():
     effects = run_to_the_end(world)
     assert {effect.id for effect in effects if isinstance(effect, Preempted)} == {NEW.id}
     for request in (OLD, NEW):
-        assert tokens_of(effects, request) == output_alone(request)[1:]
+        assert tokens_of(effects, request) == expected_output(request)[1:]
     assert world.host.num_free == 8
     assert_idle(world.cache)
 
@@ -71,7 +80,7 @@ def test_without_host_memory_the_newest_row_is_sent_back():
     (failure,) = [effect for effect in effects if isinstance(effect, Fail)]
     assert failure.id == NEW.id
     assert isinstance(failure.error, SentBack)
-    assert tokens_of(effects, OLD) == output_alone(OLD)[1:]
+    assert tokens_of(effects, OLD) == expected_output(OLD)[1:]
     assert_idle(world.cache)
 
 
@@ -81,7 +90,7 @@ def test_nobody_new_comes_in_before_those_who_wait():
         batch = world.scheduler.schedule(0.0)
         assert batch is not None
         world.scheduler.commit(batch, world.runner.run(batch), 0.0)
-    answer, _ = world.arrivals.promise(AttemptId(RequestId("third"), 1), 1, [], 0.0, 5.0)
+    answer, _ = world.import_policy.reserve(AttemptId(RequestId("third"), 1), 1, [], 0.0, 5.0)
     assert isinstance(answer, Busy)
 
 

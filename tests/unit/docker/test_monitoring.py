@@ -62,7 +62,7 @@ def test_the_dashboard_shows_what_operators_ask_for():
     wanted = """
         requests_total requests_in_state admission_total ttft_seconds_bucket itl_seconds_bucket first_itl_seconds_bucket
         request_stage_seconds_sum kv_pages transfer_bytes_total transfer_seconds_bucket link_bandwidth_bytes_per_second
-        transfer_exposed_seconds_bucket step_seconds_count preemptions_total replays_total aborts_total degraded
+        transfer_exposed_seconds_bucket step_seconds_count preemptions_total retries_total aborts_total degraded
     """
     assert [name for name in wanted.split() if f"baton_{name}" not in shown] == []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.model.allow_list import TOKEN_EXACT
+from baton.model.loading.allow_list import TOKEN_EXACT
 from services.cli.main import build_app
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -18,7 +18,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-ROOMS = (
+TOP_FOLDERS = (
     *("baton", "services", "protos", "tests", "docs", "scripts", "docker", "requirements", "bench", "chaos"),
     *(".ci", ".github"),
 )
@@ -28,7 +28,7 @@ INLINE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SHELLS = ("sh", "bash", "shell", "console")
 
-everywhere = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @cache
@@ -40,7 +40,7 @@ def prose(page: Path) -> str:
 def named_paths(page: Path) -> Iterator[str]:
     """Inline code that looks like a place in this repository: `baton/kv`, `services/router/app.py`."""
     for text in INLINE.findall(prose(page)):
-        if re.fullmatch(r"[\w.\-/]+", text) and text.split("/")[0] in ROOMS and "/" in text:
+        if re.fullmatch(r"[\w.\-/]+", text) and text.split("/")[0] in TOP_FOLDERS and "/" in text:
             yield text
 
 
@@ -84,13 +84,13 @@ def make_targets() -> set[str]:
     return {found[1] for line in lines if (found := re.match(r"([a-z-]+):(?!=).*##", line))}
 
 
-@everywhere
+@each_page
 def test_named_paths_exist(page: Path):
     missing = [path for path in named_paths(page) if not (ROOT / path).exists()]
     assert missing == []
 
 
-@everywhere
+@each_page
 def test_links_lead_somewhere(page: Path):
     broken = []
     for link in relative_links(page):
@@ -101,13 +101,13 @@ def test_links_lead_somewhere(page: Path):
     assert broken == []
 
 
-@everywhere
+@each_page
 def test_commands_parse(page: Path):
     for arguments in commands(page.read_text(encoding="utf-8")):
         parses(arguments)
 
 
-@everywhere
+@each_page
 def test_make_targets_exist(page: Path):
     named = set(re.findall(r"`?\bmake ([a-z][a-z-]*)\b(?=[`\s])", "\n".join(_code(page))))
     assert named - make_targets() == set()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.domain.ids import AttemptId, RequestId, new_incarnation
 from baton.domain.request import FinishReason, StopParams, banned_tokens, finish_reason
-from tests.worlds import REPRODUCIBLE, engine_request
+from tests.tiny_workers import REPEATABLE_SETTINGS, engine_request
 
 STOP = StopParams(max_tokens=3, min_tokens=1, stop_token_ids=frozenset({7}))
 
@@ -32,7 +32,7 @@ def test_banned_until_min_tokens_are_there():
     assert [banned_tokens(STOP, num_outputs) for num_outputs in range(3)] == [{7}, set(), set()]
 
 
-@REPRODUCIBLE
+@REPEATABLE_SETTINGS
 @given(st.integers(1, 6), st.integers(0, 6), st.integers(0, 7))
 def test_a_token_that_would_not_stop_is_exactly_one_that_was_banned(max_tokens: int, min_tokens: int, num_outputs: int):
     stop = StopParams(max_tokens, min_tokens, frozenset({7}))

@@ -8,27 +8,27 @@ import pytest
 
 from baton.domain.errors import Broken
 from baton.domain.handoff import (
-    LANDING_TABLE,
-    SOURCE_TABLE,
-    LandingEvent,
-    LandingState,
-    SourceEvent,
-    SourceState,
-    advance_landing,
-    advance_source,
+    EXPORT_TRANSITIONS,
+    IMPORT_TRANSITIONS,
+    ExportEvent,
+    ExportState,
+    ImportEvent,
+    ImportState,
+    advance_export,
+    advance_import,
 )
 from baton.domain.lifecycle import TABLE, TERMINAL, RequestEvent, RequestState, advance
 
 TABLES = [
     pytest.param(RequestState, RequestEvent, TABLE, advance, id="request"),
-    pytest.param(SourceState, SourceEvent, SOURCE_TABLE, advance_source, id="source"),
-    pytest.param(LandingState, LandingEvent, LANDING_TABLE, advance_landing, id="landing"),
+    pytest.param(ExportState, ExportEvent, EXPORT_TRANSITIONS, advance_export, id="source"),
+    pytest.param(ImportState, ImportEvent, IMPORT_TRANSITIONS, advance_import, id="landing"),
 ]
-FIRST = {RequestState: RequestState.RECEIVED, SourceState: SourceState.PINNED, LandingState: LandingState.PROMISED}
+FIRST = {RequestState: RequestState.RECEIVED, ExportState: ExportState.PINNED, ImportState: ImportState.RESERVED}
 ENDS = {
     RequestState: TERMINAL,
-    SourceState: {SourceState.COMMITTED, SourceState.EXPIRED, SourceState.ABORTED},
-    LandingState: {LandingState.RELEASED},
+    ExportState: {ExportState.COMMITTED, ExportState.EXPIRED, ExportState.ABORTED},
+    ImportState: {ImportState.RELEASED},
 }
 
 
@@ -66,13 +66,13 @@ def test_terminal_says_the_same_as_the_table():
 
 
 def test_an_offer_is_committed_only_when_it_is_sealed():
-    assert {state for state, event in SOURCE_TABLE if event is SourceEvent.COMMIT} == {SourceState.SEALED}
+    assert {state for state, event in EXPORT_TRANSITIONS if event is ExportEvent.COMMIT} == {ExportState.SEALED}
 
 
 def test_an_offer_that_ended_is_not_renewed():
-    assert not {state for state, event in SOURCE_TABLE if event is SourceEvent.RENEW} & ENDS[SourceState]
+    assert not {state for state, event in EXPORT_TRANSITIONS if event is ExportEvent.RENEW} & ENDS[ExportState]
 
 
 def test_a_landing_that_may_be_read_into_is_drained_before_it_is_released():
-    for state in (LandingState.PROMISED, LandingState.BOUND, LandingState.PULLING):
-        assert advance_landing(state, LandingEvent.ABORT) is LandingState.DRAINING
+    for state in (ImportState.RESERVED, ImportState.ALLOCATED, ImportState.PULLING):
+        assert advance_import(state, ImportEvent.ABORT) is ImportState.DRAINING

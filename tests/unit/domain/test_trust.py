@@ -15,27 +15,27 @@ OURS, THEIRS = ClusterTrust(b"o" * 32), ClusterTrust(b"t" * 32)
 RECORD = WorkerRecord(WorkerId("p"), WorkerRole.PREFILL, Incarnation(5), "10.0.0.1:50051", "m", "f", 16, 100, 100)
 
 
-def wearing(badge: str) -> WorkerRecord:
-    return replace(RECORD, badge=badge)
+def wearing(signature: str) -> WorkerRecord:
+    return replace(RECORD, signature=signature)
 
 
 def test_holders_of_one_secret_vouch_for_each_other():
-    assert OURS.vouches(wearing(OURS.badge(RECORD)))
-    assert OPEN_CLUSTER.vouches(RECORD)
+    assert OURS.verify(wearing(OURS.sign(RECORD)))
+    assert OPEN_CLUSTER.verify(RECORD)
 
 
 @pytest.mark.parametrize(
-    ("here", "badge", "why"),
+    ("here", "signature", "why"),
     [
-        (OURS, THEIRS.badge(RECORD), "a cluster secret here, another one there"),
+        (OURS, THEIRS.sign(RECORD), "a cluster secret here, another one there"),
         (OURS, "ünï", "a cluster secret here, another one there"),
         (OURS, "", "a cluster secret here, none there"),
-        (OPEN_CLUSTER, OURS.badge(RECORD), "no cluster secret here, one there"),
+        (OPEN_CLUSTER, OURS.sign(RECORD), "no cluster secret here, one there"),
     ],
 )
-def test_all_others_are_strangers_and_hear_why(here: ClusterTrust, badge: str, why: str):
-    assert not here.vouches(wearing(badge))
-    assert why in here.complaint(wearing(badge))
+def test_all_others_are_strangers_and_hear_why(here: ClusterTrust, signature: str, why: str):
+    assert not here.verify(wearing(signature))
+    assert why in here.mismatch(wearing(signature))
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,15 @@ def test_all_others_are_strangers_and_hear_why(here: ClusterTrust, badge: str, w
     ids=str,
 )
 def test_a_badge_is_nobody_elses(change: dict[str, Any]):
-    assert not OURS.vouches(replace(wearing(OURS.badge(RECORD)), **change))
+    assert not OURS.verify(replace(wearing(OURS.sign(RECORD)), **change))
 
 
 def test_a_badge_stays_while_load_and_status_change():
-    later = replace(wearing(OURS.badge(RECORD)), load=WorkerLoad(running_rows=3), status=WorkerStatus.DRAINING)
-    assert OURS.vouches(later)
+    later = replace(wearing(OURS.sign(RECORD)), load=WorkerLoad(running_rows=3), status=WorkerStatus.DRAINING)
+    assert OURS.verify(later)
 
 
 def test_one_secret_makes_a_key_for_each_purpose():
-    assert OURS.key("ticket") != OURS.key("badge")
-    assert OURS.key("ticket") != THEIRS.key("ticket")
-    assert OPEN_CLUSTER.key("ticket") is None
+    assert OURS.key("call-token") != OURS.key("registration")
+    assert OURS.key("call-token") != THEIRS.key("call-token")
+    assert OPEN_CLUSTER.key("call-token") is None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.chunking import cut
-from tests.worlds import REPRODUCIBLE
+from tests.tiny_workers import REPEATABLE_SETTINGS
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_cut(start: int, end: int, budget_tokens: int, expected: int):
     assert cut(start, end, budget_tokens, page_size=2) == expected
 
 
-@REPRODUCIBLE
+@REPEATABLE_SETTINGS
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(0, 20), st.integers(1, 5))
 def test_a_cut_is_the_longest_that_may_be(start: int, length: int, budget_tokens: int, page_size: int):
     end = start + length
@@ -35,7 +35,7 @@ def test_a_cut_is_the_longest_that_may_be(start: int, length: int, budget_tokens
     assert num_tokens == max(may_be)
 
 
-@REPRODUCIBLE
+@REPEATABLE_SETTINGS
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 9))
 def test_a_budget_of_a_page_always_gets_to_the_end(end: int, page_size: int, more: int):
     start = num_steps = 0

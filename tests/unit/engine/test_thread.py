@@ -18,7 +18,7 @@ class Loop:
         self.released = threading.Event()
 
     def turn(self) -> bool:
-        commands = self.mailbox.take(10.0)
+        commands = self.mailbox.take_all(10.0)
         if self.mailbox.closed:
             return False
         self.turned.set()
@@ -40,7 +40,7 @@ def test_turns_until_stopped():
     loop = Loop()
     thread = EngineThread(loop, "engine", no_crash)
     thread.start()
-    loop.mailbox.post("work")
+    loop.mailbox.put("work")
     assert loop.turned.wait(10.0)
     assert thread.stop(10.0)
 
@@ -54,7 +54,7 @@ def test_a_broken_loop_is_reported_from_the_thread_and_turns_no_more():
 
     thread = EngineThread(loop, "engine", on_crash)
     thread.start()
-    loop.mailbox.post("broken")
+    loop.mailbox.put("broken")
     assert reported.wait(10.0)
     assert thread.stop(10.0)
     ((error, name),) = crashes
@@ -66,7 +66,7 @@ def test_a_step_that_outlasts_the_stop_is_told():
     loop = Loop()
     thread = EngineThread(loop, "engine", no_crash)
     thread.start()
-    loop.mailbox.post("stuck")
+    loop.mailbox.put("stuck")
     assert loop.turned.wait(10.0)
     assert not thread.stop(0.01)
     loop.released.set()

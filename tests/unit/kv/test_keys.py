@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.kv.keys import KEY_BYTES, next_key, page_keys, root_key
-from tests.worlds import REPRODUCIBLE
+from tests.tiny_workers import REPEATABLE_SETTINGS
 
 TOKENS = st.lists(st.integers(0, 3), max_size=9)
 
 
-@REPRODUCIBLE
+@REPEATABLE_SETTINGS
 @given(TOKENS, TOKENS, st.integers(1, 3))
 def test_keys_are_equal_as_far_as_the_tokens_are(one: list[int], other: list[int], page_size: int):
     num_equal = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
@@ -22,7 +22,7 @@ def test_keys_are_equal_as_far_as_the_tokens_are(one: list[int], other: list[int
     ]
 
 
-@REPRODUCIBLE
+@REPEATABLE_SETTINGS
 @given(TOKENS, st.integers(1, 3))
 def test_keys_name_full_pages_only(tokens: list[int], page_size: int):
     keys = page_keys(tokens, page_size, "")

@@ -10,24 +10,24 @@ from baton.kv.tiers import HostTier
 
 def test_all_or_none():
     host = HostTier(3)
-    two = host.take(2)
+    two = host.allocate(2)
     assert two is not None
-    assert host.take(2) is None
+    assert host.allocate(2) is None
     assert host.num_free == 1
-    host.give(two)
+    host.free(two)
     assert host.num_free == 3
 
 
 @pytest.mark.parametrize("slots", [(0,), (3,), (-1,)])
 def test_a_slot_that_was_not_out(slots: tuple[int, ...]):
     with pytest.raises(Broken, match="not taken"):
-        HostTier(3).give(slots)
+        HostTier(3).free(slots)
 
 
 def test_one_slot_twice_in_one_hand():
     host = HostTier(3)
-    taken = host.take(2)
+    taken = host.allocate(2)
     assert taken is not None
     with pytest.raises(Broken, match="not taken"):
-        host.give((taken[0], taken[0]))
+        host.free((taken[0], taken[0]))
     assert host.num_free == 1

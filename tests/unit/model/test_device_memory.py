@@ -15,16 +15,16 @@ from baton.engine.runner import ModelRunner
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.kv.memory import MemoryKind, PageMemory, PoolMemory
 from baton.model.device_memory import DeviceMemory
-from baton.model.layouts import Layout
-from baton.model.loading import load_model
+from baton.model.linears.packing import WeightLayout
+from baton.model.loading.loader import load_model
 from baton.model.storage import PageStorage
 from baton.transfer.base import Pull, PullOutcome, SourceInfo
 from baton.transfer.digest import READ_BYTES, digest_pages, mismatches
 from baton.transfer.fake import FakeFabric, FakePuller, FakeSource
 from baton.transfer.region import MemoryRegion, region_of
-from tests import models
-from tests.staged import LateCopies, staged_memory
-from tests.unit.transfer.rigs import EventBook, page_ids
+from tests import tiny_models
+from tests.staged_memory import DeferredCopyStream, staged_memory
+from tests.unit.transfer.rigs import EventLog, page_ids
 
 PAGE_BYTES = 1024
 
@@ -72,13 +72,13 @@ def test_digests_are_of_the_same_bytes_wherever_they_lie(memory):
 
 
 def test_digests_are_computed_a_few_pages_at_a_time():
-    copies = LateCopies()
+    copy_stream = DeferredCopyStream()
     geometry = KVGeometry((LayerGeometry(1, 64 * 1024, 64 * 1024),), "float32", 16)
     storage = PageStorage.allocate(geometry, 3)
-    memory = DeviceMemory(storage, copies)
+    memory = DeviceMemory(storage, copy_stream)
     assert memory.page_bytes == READ_BYTES // 2
     digest_pages(memory, page_ids([0, 1, 2]))
-    assert copies.num_waits == 2
+    assert copy_stream.num_waits == 2
 
 
 def test_a_region_says_where_the_pages_are():
@@ -102,12 +102,12 @@ def test_the_scratch_page_is_behind_the_pool_and_not_part_of_it():
 
 def test_a_request_goes_on_from_pages_that_came_from_another_device(tmp_path: Path):
     """A prompt's pages, computed in one pool, announced by their digests, pulled into another pool behind copies."""
-    model = load_model(models.save_random_model("llama", tmp_path), page_size=8, layout=Layout.PLAIN)
-    prompt = [(7 * n) % models.VOCAB_SIZE for n in range(29)]
+    model = load_model(tiny_models.save_random_model("llama", tmp_path), page_size=8, layout=WeightLayout.PLAIN)
+    prompt = [(7 * n) % tiny_models.VOCAB_SIZE for n in range(29)]
     remote, local = [6, 2, 9, 4], [1, 8, 3, 5]
     sides = [PageStorage.allocate(model.geometry, 10, has_scratch=True) for _ in range(2)]
     prefill, decode = (ModelRunner(model, storage) for storage in sides)
-    source, sink = (DeviceMemory(storage, LateCopies()) for storage in sides)
+    source, sink = (DeviceMemory(storage, DeferredCopyStream()) for storage in sides)
 
     def step(runner: ModelRunner, tokens: list[int], start: int, pages: list[int]) -> int:
         spec = SampleSpec(SamplingParams(temperature=0.0), tokens, len(prompt))
@@ -117,7 +117,7 @@ def test_a_request_goes_on_from_pages_that_came_from_another_device(tmp_path: Pa
         return sampled.token
 
     tokens = [*prompt, step(prefill, prompt, 0, remote)]
-    fabric, events = FakeFabric(), EventBook()
+    fabric, events = FakeFabric(), EventLog()
     offered = FakeSource(fabric, WorkerId("p"), Incarnation(1), source)
     address = (source.address, source.num_pages, source.page_bytes)
     info = SourceInfo(WorkerId("p"), Incarnation(1), "", "fake", offered.metadata(), *address)

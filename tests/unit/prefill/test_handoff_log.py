@@ -9,17 +9,17 @@ import pytest
 from baton.domain.errors import BatonError, Cancelled, DeadlineExceeded, LeaseEnded
 from baton.domain.ids import AttemptId, PageId, RequestId
 from baton.domain.request import SampledToken
-from services.prefill.commands import Announced
+from services.prefill.commands import PublishedChunk
 from services.prefill.handoff_log import HandoffEvent, HandoffLog
 from services.prefill.scheduler import Seal
 
 ID = AttemptId(RequestId("r"), 1)
-CHUNKS = [Announced(ID, page, (PageId(page),), (page,)) for page in range(3)]
+CHUNKS = [PublishedChunk(ID, page, (PageId(page),), (page,)) for page in range(3)]
 SEAL = Seal(ID, 0, SampledToken(1), None, 0, 5, 3)
 
 
 async def all_of(log: HandoffLog, timeout_s: float = 10.0) -> list[HandoffEvent]:
-    return [event async for event in log.follow(ID, timeout_s)]
+    return [event async for event in log.watch(ID, timeout_s)]
 
 
 def append(log: HandoffLog, *events: HandoffEvent) -> None:
@@ -48,7 +48,7 @@ async def test_a_watcher_who_comes_early_follows():
 async def test_a_watcher_in_the_middle_and_a_burst():
     log = HandoffLog()
     append(log, CHUNKS[0])
-    watching = log.follow(ID, 10.0)
+    watching = log.watch(ID, 10.0)
     assert await anext(watching) == CHUNKS[0]
     append(log, CHUNKS[1], CHUNKS[2], SEAL)
     assert [event async for event in watching] == [CHUNKS[1], CHUNKS[2], SEAL]
@@ -71,7 +71,7 @@ async def test_the_end_of_the_offer_is_heard(error: BatonError | None, expected:
 async def test_a_seal_is_the_last_word():
     log = HandoffLog()
     append(log, CHUNKS[0])
-    watching = log.follow(ID, 10.0)
+    watching = log.watch(ID, 10.0)
     assert await anext(watching) == CHUNKS[0]
     append(log, SEAL)
     log.end(ID)
@@ -102,7 +102,7 @@ async def test_a_watcher_who_leaves_early_leaves_nothing_behind():
 async def test_what_was_announced_outlives_its_watcher():
     log = HandoffLog()
     append(log, CHUNKS[0])
-    watching = log.follow(ID, 10.0)
+    watching = log.watch(ID, 10.0)
     assert await anext(watching) == CHUNKS[0]
     await watching.aclose()
     append(log, SEAL)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from baton.domain.errors import DeadlineExceeded, LeaseEnded, Superseded
+from baton.engine.messages import Fail
 from baton.kv.pages import Owner
-from services.prefill.scheduler import Fail, PrefillEffect, PublishChunk, Seal, Unpinned
-from tests.worlds import NUM_PAGES, PAGE_SIZE, PrefillWorld, assert_idle, engine_request, prefill_world
+from services.prefill.scheduler import ExportExpired, PrefillEffect, PublishChunk, Seal
+from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, TinyPrefill, assert_idle, engine_request, tiny_prefill
 
 LEASE_S = 3.0
 PROMPT = [0, 1, 1, 0, 1, 0]  # 3 pages
 LONG = [1, 1, 0, 0, 1, 1, 0, 1, 0, 1, 1, 1]  # 6 pages
 
 
-def run(world: PrefillWorld, max_steps: int = 20) -> list[PrefillEffect]:
+def run(world: TinyPrefill, max_steps: int = 20) -> list[PrefillEffect]:
     effects: list[PrefillEffect] = []
     for _ in range(max_steps):
         batch = world.scheduler.schedule(0.0)
@@ -23,7 +24,7 @@ def run(world: PrefillWorld, max_steps: int = 20) -> list[PrefillEffect]:
 
 
 def test_a_chunk_is_published_when_it_is_done():
-    world = prefill_world(LEASE_S, token_budget=4)
+    world = tiny_prefill(LEASE_S, token_budget=4)
     request = engine_request("r", [*PROMPT, 1])
     world.scheduler.add(request, 0, 9.0)
     chunks = [(e.first_page, len(e.pages)) for e in run(world) if isinstance(e, PublishChunk)]
@@ -32,26 +33,26 @@ def test_a_chunk_is_published_when_it_is_done():
 
 def test_what_decode_has_is_pinned_but_not_published():
     """If the first page could go before the second, its eviction would wait for ever for the second to go."""
-    world = prefill_world(LEASE_S)
+    world = tiny_prefill(LEASE_S)
     world.scheduler.add(engine_request("r", PROMPT), 2 * PAGE_SIZE, 9.0)
     effects = run(world)
     assert [(e.first_page, len(e.pages)) for e in effects if isinstance(e, PublishChunk)] == [(2, 1)]
     assert world.cache.pool.counts()[Owner.PINNED] == 3
     world.scheduler.add(engine_request("s", LONG), 0, 9.0)
     assert world.scheduler.schedule(0.0) is None, "there are five pages for six"
-    assert world.offers.commit(engine_request("r", PROMPT).id)
+    assert world.exports.commit(engine_request("r", PROMPT).id)
     assert isinstance(run(world)[-1], Seal)
 
 
 def test_the_last_page_is_published_whatever_decode_says_it_has():
-    world = prefill_world(LEASE_S)
+    world = tiny_prefill(LEASE_S)
     world.scheduler.add(engine_request("r", PROMPT), 100, 9.0)
     assert [e.first_page for e in run(world) if isinstance(e, PublishChunk)] == [2]
-    assert world.offers.next_deadline() == LEASE_S, "an offer without a lease would never end"
+    assert world.exports.next_deadline() == LEASE_S, "an export without a lease would never end"
 
 
 def test_an_older_attempt_hears_that_it_is_superseded():
-    world = prefill_world(LEASE_S)
+    world = tiny_prefill(LEASE_S)
     older = engine_request("r", PROMPT)
     world.scheduler.add(older, 0, 9.0)
     run(world)
@@ -66,7 +67,7 @@ def test_an_older_attempt_hears_that_it_is_superseded():
 
 
 def test_a_prompt_that_fits_waits_behind_one_that_does_not():
-    world = prefill_world(LEASE_S, max_pinned_pages=NUM_PAGES)
+    world = tiny_prefill(LEASE_S, max_pinned_pages=NUM_PAGES)
     for name, prompt in (("a", PROMPT), ("b", LONG), ("c", [1])):
         world.scheduler.add(engine_request(name, prompt), 0, 9.0)
     run(world)
@@ -76,17 +77,17 @@ def test_a_prompt_that_fits_waits_behind_one_that_does_not():
 
 
 def test_nothing_begins_beyond_the_pin_budget():
-    world = prefill_world(LEASE_S, max_pinned_pages=3)
+    world = tiny_prefill(LEASE_S, max_pinned_pages=3)
     world.scheduler.add(engine_request("a", PROMPT), 0, 9.0)
     run(world)
     world.scheduler.add(engine_request("b", [1]), 0, 9.0)
     assert world.scheduler.schedule(0.0) is None
-    assert world.offers.commit(engine_request("a", PROMPT).id)
+    assert world.exports.commit(engine_request("a", PROMPT).id)
     assert isinstance(run(world)[-1], Seal)
 
 
 def test_a_page_that_many_offers_pin_counts_once():
-    world = prefill_world(LEASE_S, max_pinned_pages=4)
+    world = tiny_prefill(LEASE_S, max_pinned_pages=4)
     for name in "abc":
         world.scheduler.add(engine_request(name, PROMPT), 0, 9.0)
         assert isinstance(run(world)[-1], Seal)
@@ -94,7 +95,7 @@ def test_a_page_that_many_offers_pin_counts_once():
 
 
 def test_deadline_and_lease_end_what_they_concern():
-    world = prefill_world(LEASE_S, token_budget=2)
+    world = tiny_prefill(LEASE_S, token_budget=2)
     sealed, begun, waiting = (engine_request(name, PROMPT) for name in ("sealed", "begun", "waiting"))
     world.scheduler.add(sealed, 0, 99.0)
     run(world)
@@ -104,13 +105,13 @@ def test_deadline_and_lease_end_what_they_concern():
     (late,) = world.scheduler.expire(2.0)
     assert isinstance(late, Fail)
     assert isinstance(late.error, DeadlineExceeded)
-    assert world.scheduler.expire(LEASE_S) == [Unpinned(sealed.id)]
+    assert world.scheduler.expire(LEASE_S) == [ExportExpired(sealed.id)]
     assert world.scheduler.abort(begun.id)
     assert_idle(world.cache)
 
 
 def test_a_prompt_in_progress_fails_with_its_lease():
-    world = prefill_world(LEASE_S, token_budget=2)
+    world = tiny_prefill(LEASE_S, token_budget=2)
     world.scheduler.add(engine_request("r", PROMPT), 0, 99.0)
     run(world, max_steps=1)
     (failure,) = world.scheduler.expire(LEASE_S)

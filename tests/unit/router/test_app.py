@@ -1,4 +1,4 @@
-"""The whole router over mock workers and a book in memory: HTTP in, tokens out, and a clean end."""
+"""The whole router over mock workers and a store in memory: HTTP in, tokens out, and a clean end."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from baton.state.memory import MemoryBook
-from baton.state.options import BookOptions
+from baton.store.memory_store import MemoryStore
+from baton.store.options import StoreOptions
 from baton.telemetry.metrics import REGISTRY
 from services.router.app import listen, run
 from services.router.settings import RouterSettings
-from services.router.text.model import TextModel
-from tests.mock_workers import MODEL, At, Fail, Hold, MockCluster, MockDecode, MockPrefill, Phase, token_at
+from services.router.text.text_model import TextModel
+from tests.mock_workers import MODEL, Fail, Hold, MockCluster, MockDecode, MockPrefill, Phase, ScriptedAction, token_at
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -47,13 +47,15 @@ def text(tmp_path) -> TextModel:
 
 
 @asynccontextmanager
-async def router(text: TextModel, decode: Sequence[At] = (), drain_timeout_s: float = 5.0) -> AsyncIterator[Running]:
-    book = MemoryBook(BookOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
-    cluster = MockCluster(book, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)])
+async def router(
+    text: TextModel, decode: Sequence[ScriptedAction] = (), drain_timeout_s: float = 5.0
+) -> AsyncIterator[Running]:
+    store = MemoryStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
+    cluster = MockCluster(store, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)])
     settings = RouterSettings(model=MODEL, port=0, heartbeat_interval_s=0.05, drain_timeout_s=drain_timeout_s)
     stop, sock = asyncio.Event(), listen("127.0.0.1", 0)
     await cluster.start()
-    task = asyncio.create_task(run(settings, text, book, sock, stop))
+    task = asyncio.create_task(run(settings, text, store, sock, stop))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
         async with httpx2.AsyncClient(base_url=url, timeout=10.0, verify=False) as client:
@@ -110,7 +112,7 @@ async def test_without_workers_it_is_alive_but_not_ready(text):
 
 
 async def test_sigterm_refuses_new_requests_and_finishes_running_ones(text):
-    async with router(text, [At(Phase.DECODE, Hold(), index=2)], drain_timeout_s=10.0) as running:
+    async with router(text, [ScriptedAction(Phase.DECODE, Hold(), index=2)], drain_timeout_s=10.0) as running:
         await ready(running)
         decode = running.cluster.decodes[0]
         answer = asyncio.create_task(running.complete(max_tokens=4))
@@ -130,7 +132,7 @@ async def test_sigterm_refuses_new_requests_and_finishes_running_ones(text):
 
 
 async def test_a_drain_that_takes_too_long_aborts_what_still_runs(text):
-    async with router(text, [At(Phase.DECODE, Hold(), index=2)], drain_timeout_s=0.1) as running:
+    async with router(text, [ScriptedAction(Phase.DECODE, Hold(), index=2)], drain_timeout_s=0.1) as running:
         await ready(running)
         decode = running.cluster.decodes[0]
         answer = asyncio.create_task(running.complete(max_tokens=4))
@@ -143,7 +145,7 @@ async def test_a_drain_that_takes_too_long_aborts_what_still_runs(text):
 
 
 async def test_a_request_whose_attempts_are_used_up_is_answered_503(text):
-    async with router(text, [At(Phase.LAND, Fail("lease_ended"), times=9)]) as running:
+    async with router(text, [ScriptedAction(Phase.IMPORT, Fail("lease_ended"), times=9)]) as running:
         await ready(running)
         response = await running.complete()
         assert response.status_code == 503

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.router.mailbox import Mailbox
+from services.router.mailbox import AsyncMailbox
 
 
 async def settled() -> None:
@@ -18,7 +18,7 @@ def now() -> float:
 
 
 async def test_items_come_out_in_order_whether_they_were_there_or_are_waited_for():
-    mailbox: Mailbox[int] = Mailbox()
+    mailbox: AsyncMailbox[int] = AsyncMailbox()
     mailbox.put_nowait(1)
     mailbox.put_nowait(2)
     assert [await mailbox.get(), await mailbox.get()] == [1, 2]
@@ -31,7 +31,7 @@ async def test_items_come_out_in_order_whether_they_were_there_or_are_waited_for
 
 
 async def test_a_wait_ends_at_its_time_and_not_at_that_of_an_earlier_one():
-    mailbox: Mailbox[int] = Mailbox()
+    mailbox: AsyncMailbox[int] = AsyncMailbox()
     began = now()
     assert await mailbox.get_until(began + 0.01) is None
     assert now() >= began + 0.01
@@ -47,7 +47,7 @@ async def test_a_wait_ends_at_its_time_and_not_at_that_of_an_earlier_one():
 
 
 async def test_a_shorter_wait_after_a_longer_one_ends_at_its_own_time():
-    mailbox: Mailbox[int] = Mailbox()
+    mailbox: AsyncMailbox[int] = AsyncMailbox()
     reading = asyncio.create_task(mailbox.get_until(now() + 3600))
     await settled()
     mailbox.put_nowait(1)
@@ -57,7 +57,7 @@ async def test_a_shorter_wait_after_a_longer_one_ends_at_its_own_time():
 
 
 async def test_waking_the_reader_gives_it_nothing_unless_something_is_there():
-    mailbox: Mailbox[int] = Mailbox()
+    mailbox: AsyncMailbox[int] = AsyncMailbox()
     mailbox.wake()  # nobody waits
     reading = asyncio.create_task(mailbox.get_until(now() + 3600))
     await settled()
@@ -75,7 +75,7 @@ async def test_waking_the_reader_gives_it_nothing_unless_something_is_there():
 
 
 async def test_who_puts_waits_for_room():
-    mailbox: Mailbox[int] = Mailbox(capacity=1)
+    mailbox: AsyncMailbox[int] = AsyncMailbox(capacity=1)
     await mailbox.put(1)
     writers = [asyncio.create_task(mailbox.put(item)) for item in (2, 3)]
     await settled()
@@ -87,7 +87,7 @@ async def test_who_puts_waits_for_room():
 
 
 async def test_room_that_is_given_to_one_who_gives_up_goes_to_the_next():
-    mailbox: Mailbox[int] = Mailbox(capacity=1)
+    mailbox: AsyncMailbox[int] = AsyncMailbox(capacity=1)
     await mailbox.put(1)
     quitter, patient = asyncio.create_task(mailbox.put(2)), asyncio.create_task(mailbox.put(3))
     await settled()
@@ -100,7 +100,7 @@ async def test_room_that_is_given_to_one_who_gives_up_goes_to_the_next():
 
 
 async def test_a_reader_that_gives_up_loses_nothing():
-    mailbox: Mailbox[int] = Mailbox()
+    mailbox: AsyncMailbox[int] = AsyncMailbox()
     reading = asyncio.create_task(mailbox.get())
     await settled()
     mailbox.put_nowait(1)
@@ -111,7 +111,7 @@ async def test_a_reader_that_gives_up_loses_nothing():
 
 
 async def test_a_closed_mailbox_has_no_timer_left():
-    mailbox: Mailbox[int] = Mailbox()
+    mailbox: AsyncMailbox[int] = AsyncMailbox()
     reading = asyncio.create_task(mailbox.get_until(now() + 0.01))
     await settled()
     mailbox.close()

@@ -1,4 +1,4 @@
-"""Round trips between domain and wire; the wire's only loss is the documented rounding to single precision."""
+"""Round trips between domain and wire; the wire's only loss is the documented rounding to to_float32 precision."""
 
 import grpc
 import numpy as np
@@ -64,8 +64,8 @@ def test_tokens_survive_the_wire(token):
 
 @given(doubles)
 def test_rounding_is_that_of_single_precision(value):
-    assert codec.single(value) == float(np.float32(value))
-    assert codec.single(codec.single(value)) == codec.single(value)
+    assert codec.to_float32(value) == float(np.float32(value))
+    assert codec.to_float32(codec.to_float32(value)) == codec.to_float32(value)
 
 
 def over_the_wire(sampling: SamplingParams) -> SamplingParams:
@@ -84,7 +84,7 @@ def test_every_process_sees_the_same_sampling(sampling):
 
 def test_a_float_beyond_single_precision_is_refused():
     with pytest.raises(OverflowError):
-        codec.single(1e300)
+        codec.to_float32(1e300)
 
 
 @pytest.mark.parametrize("reason", [None, *FinishReason])
@@ -110,21 +110,21 @@ def test_failures_keep_their_class_and_words(kind):
 @pytest.mark.parametrize("kind", DOMAIN_ERRORS)
 def test_statuses_keep_their_class_and_words(kind):
     trailing = Metadata((codec.CODE_METADATA_KEY, kind.code))
-    failed = AioRpcError(codec.status_of(kind("x")), Metadata(), trailing, details="what happened")
-    back = codec.error_of(failed)
+    failed = AioRpcError(codec.grpc_status(kind("x")), Metadata(), trailing, details="what happened")
+    back = codec.error_from_rpc(failed)
     assert type(back) is kind
     assert str(back) == "what happened"
 
 
 def test_statuses_tell_refusal_from_overload_and_loss():
-    assert codec.status_of(errors.ContextOverflow("x")) is grpc.StatusCode.INVALID_ARGUMENT
-    assert codec.status_of(errors.Overloaded("x")) is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert codec.status_of(errors.Superseded("x")) is grpc.StatusCode.FAILED_PRECONDITION
-    assert codec.status_of(errors.WorkerLost("x")) is grpc.StatusCode.ABORTED
+    assert codec.grpc_status(errors.ContextOverflow("x")) is grpc.StatusCode.INVALID_ARGUMENT
+    assert codec.grpc_status(errors.Overloaded("x")) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert codec.grpc_status(errors.Superseded("x")) is grpc.StatusCode.FAILED_PRECONDITION
+    assert codec.grpc_status(errors.WorkerLost("x")) is grpc.StatusCode.ABORTED
 
 
 def test_a_status_that_nobody_named_is_a_lost_worker():
     failed = AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), details="connection refused")
-    back = codec.error_of(failed)
+    back = codec.error_from_rpc(failed)
     assert type(back) is errors.WorkerLost
     assert "connection refused" in str(back)

@@ -8,13 +8,13 @@ import pytest
 from baton.domain.errors import Overloaded, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, RequestId
 from baton.rpc import codec
-from baton.rpc.client import Channels
+from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import common_pb2, prefill_pb2_grpc
-from baton.rpc.server import Entrance, start_server
+from baton.rpc.server import ServerAuth, start_server
 
 DEADLINE_S = 20.0
 WORKER = Incarnation(7)
-ENTRANCE = Entrance(WORKER)
+ENTRANCE = ServerAuth(WORKER)
 
 
 class FullServicer(prefill_pb2_grpc.PrefillServicer):
@@ -36,19 +36,19 @@ def request(attempt: int) -> common_pb2.AbortRequest:
 
 async def test_calls_and_typed_errors_pass_and_a_stopped_server_is_lost():
     server = await start_server("127.0.0.1", 0, register, ENTRANCE)
-    channels = Channels()
+    channels = ChannelPool()
     try:
         stub = prefill_pb2_grpc.PrefillStub(channels.get(f"127.0.0.1:{server.port}", WORKER))
         assert await stub.Abort(request(1), timeout=DEADLINE_S) == common_pb2.AbortReply()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Abort(request(2), timeout=DEADLINE_S)
-        error = codec.error_of(refused.value)
+        error = codec.error_from_rpc(refused.value)
         assert isinstance(error, Overloaded)
         assert str(error) == "full up"
         await server.stop()
         with pytest.raises(grpc.aio.AioRpcError) as lost:
             await stub.Abort(request(1), timeout=DEADLINE_S)
-        assert isinstance(codec.error_of(lost.value), WorkerLost)
+        assert isinstance(codec.error_from_rpc(lost.value), WorkerLost)
     finally:
         await channels.close()
         await server.stop()
@@ -65,7 +65,7 @@ async def test_a_busy_port_is_named():
 
 
 async def test_channels_are_kept_by_address_until_forgotten():
-    channels = Channels()
+    channels = ChannelPool()
     try:
         first = channels.get("127.0.0.1:1", WORKER)
         assert channels.get("127.0.0.1:1", WORKER) is first

@@ -34,8 +34,8 @@ def test_a_child_gets_this_environment_and_more(monkeypatch):
 
 def test_what_is_kept_for_good_is_not_looked_through_and_later_garbage_still_is():
     program = (
-        "import gc; from baton.settings.process import keep_for_good;"
-        "kept = [[] for _ in range(1000)]; keep_for_good();"
+        "import gc; from baton.settings.process import freeze_gc;"
+        "kept = [[] for _ in range(1000)]; freeze_gc();"
         "print(any(one is kept[0] for one in gc.get_objects()), gc.get_freeze_count() > 1000);"
         "ring = []; ring.append(ring); del ring; print(gc.collect())"
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from baton.settings.base import SettingsError
-from baton.settings.trust import read_trust, why_open
+from baton.settings.trust import open_cluster_warning, read_trust
 from services.router.settings import RouterSettings
-from tests.certificates import Authority, lock
+from tests.certificates import CertificateAuthority, encrypt_key
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 
@@ -23,8 +23,8 @@ def secret(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority.make(tmp_path_factory.mktemp("authority"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority.make(tmp_path_factory.mktemp("authority"))
 
 
 def refusal(**files: Path) -> str:
@@ -64,7 +64,7 @@ def test_a_missing_file_is_named(tmp_path: Path):
     assert str(tmp_path / "nowhere") in refusal(cluster_secret_file=tmp_path / "nowhere")
 
 
-def test_certificates_come_together(authority: Authority):
+def test_certificates_come_together(authority: CertificateAuthority):
     files = authority.issue("router")
     for name, path in files.settings.items():
         assert "are missing" in refusal(**{name: path})
@@ -75,7 +75,7 @@ def test_certificates_come_together(authority: Authority):
     assert tls.key.decode().splitlines()[1] not in repr(tls)
 
 
-def test_certificates_that_cannot_work_are_refused_by_name(authority: Authority, tmp_path: Path):
+def test_certificates_that_cannot_work_are_refused_by_name(authority: CertificateAuthority, tmp_path: Path):
     mine, other = authority.issue("mine"), authority.issue("other")
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("no certificate\n")
@@ -87,9 +87,9 @@ def test_certificates_that_cannot_work_are_refused_by_name(authority: Authority,
     assert "0644" in refusal(**mine.settings)
 
 
-def test_a_key_with_a_password_is_refused_and_asks_nobody(authority: Authority, tmp_path: Path):
+def test_a_key_with_a_password_is_refused_and_asks_nobody(authority: CertificateAuthority, tmp_path: Path):
     files, locked = authority.issue("locked"), tmp_path / "locked.key"
-    lock(files.key, locked)
+    encrypt_key(files.key, locked)
     assert "password" in refusal(**{**files.settings, "tls_key_file": locked})
 
 
@@ -97,5 +97,5 @@ def test_a_key_with_a_password_is_refused_and_asks_nobody(authority: Authority, 
     ("host", "open_"), [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("node-3", True)]
 )
 def test_an_open_cluster_is_warned_about_where_others_can_reach_it(host: str, open_: bool, secret: Path):
-    assert (why_open(RouterSettings(host=host)) is not None) is open_
-    assert why_open(RouterSettings(host=host, cluster_secret_file=secret)) is None
+    assert (open_cluster_warning(RouterSettings(host=host)) is not None) is open_
+    assert open_cluster_warning(RouterSettings(host=host, cluster_secret_file=secret)) is None

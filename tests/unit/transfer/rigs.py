@@ -13,7 +13,7 @@ from baton.transfer.base import OnPullEvent, Pull, PullEvent, PullOutcome, Sourc
 from baton.transfer.factory import make_puller
 from baton.transfer.fake import TRANSPORT, FakeFabric, FakePuller, FakeSource
 from baton.transfer.puller import ThreadedPuller
-from tests.staged import staged_memory
+from tests.staged_memory import staged_memory
 from tests.unit.transfer.source_process import SourceProcess, SourceSpec, filled_memory, source_info
 
 WAIT_S = 30.0
@@ -98,7 +98,7 @@ class Rig:
             self._closers.pop()()
 
 
-class EventBook:
+class EventLog:
     """Everything a puller said, by pull, and a way to wait for it."""
 
     def __init__(self) -> None:

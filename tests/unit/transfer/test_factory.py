@@ -7,7 +7,7 @@ from baton.domain.ids import Incarnation, WorkerId
 from baton.kv.memory import PageMemory
 from baton.transfer import factory
 from baton.transfer.stream import StreamPuller, StreamSource
-from tests.unit.transfer.rigs import EventBook
+from tests.unit.transfer.rigs import EventLog
 
 
 def test_auto_prefers_nixl_and_keeps_the_stream_for_peers_without(monkeypatch):
@@ -36,7 +36,7 @@ def test_both_sides_of_the_stream_are_made():
     source = factory.make_source("stream", WorkerId("p"), Incarnation(1), memory)
     assert isinstance(source, StreamSource)
     assert (source.transport, source.metadata()) == ("stream", b"")
-    puller = factory.make_puller("stream", WorkerId("d"), Incarnation(2), memory, EventBook())
+    puller = factory.make_puller("stream", WorkerId("d"), Incarnation(2), memory, EventLog())
     try:
         assert isinstance(puller, StreamPuller)
         assert puller.transport == "stream"

@@ -5,10 +5,10 @@ import pytest
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
 from baton.kv.memory import PageMemory
+from baton.transfer.active_pull import ActivePull
 from baton.transfer.base import Pull, PullEvent, PullOutcome, SourceInfo
 from baton.transfer.digest import digest_pages
-from baton.transfer.fake import TRANSPORT, FakeFabric, FakeMover, FakeSource, Fault, FaultKind
-from baton.transfer.flight import Flight
+from baton.transfer.fake import TRANSPORT, FakeFabric, FakeMover, FakeSource, PullFault, PullFaultKind
 from tests.unit.transfer.rigs import page_ids
 from tests.unit.transfer.source_process import filled_memory
 
@@ -27,12 +27,12 @@ class World:
         self.mover.link(SourceInfo(PREFILL, Incarnation(1), "", TRANSPORT, metadata, 0, 4, 32))
         self.events: list[PullEvent] = []
 
-    def start(self, deadline_s: float = 10.0) -> Flight:
+    def start(self, deadline_s: float = 10.0) -> ActivePull:
         pages = page_ids([1, 3])
         pull = Pull(1, PREFILL, pages, page_ids([0, 1]), digest_pages(self.remote, pages), deadline_s)
-        flight = Flight(pull, self.now, self.events.append, lambda: self.now)
-        self.mover.start(flight)
-        return flight
+        active = ActivePull(pull, self.now, self.events.append, lambda: self.now)
+        self.mover.start(active)
+        return active
 
     def outcomes(self) -> list[PullOutcome]:
         return [event.outcome for event in self.events]
@@ -49,7 +49,7 @@ def test_a_pull_without_a_fault_lands_in_the_next_turn():
 
 def test_a_delay_is_kept_in_virtual_time():
     world = World()
-    world.fabric.script([Fault(delay_s=2.0)])
+    world.fabric.script([PullFault(delay_s=2.0)])
     world.start()
     assert world.mover.progress() == pytest.approx(2.0)
     assert world.local.page(0) == bytes(32)
@@ -60,7 +60,7 @@ def test_a_delay_is_kept_in_virtual_time():
 
 def test_faults_meet_the_pulls_in_order_and_then_no_more():
     world = World()
-    world.fabric.script([Fault(FaultKind.FAIL), Fault(FaultKind.CORRUPT, position=1)])
+    world.fabric.script([PullFault(PullFaultKind.FAIL), PullFault(PullFaultKind.CORRUPT, position=1)])
     for _ in range(3):
         world.start()
         world.mover.progress()
@@ -70,11 +70,11 @@ def test_faults_meet_the_pulls_in_order_and_then_no_more():
 
 def test_a_hanging_pull_ends_only_with_its_source():
     world = World()
-    world.fabric.script([Fault(FaultKind.HANG)])
-    flight = world.start()
+    world.fabric.script([PullFault(PullFaultKind.HANG)])
+    active = world.start()
     world.now = 1000.0
     assert world.mover.progress() is not None
-    flight.expire("past its deadline")
+    active.expire("past its deadline")
     world.source.close()
     assert world.mover.progress() is None
     assert world.outcomes() == [PullOutcome.LATE, PullOutcome.FAILED]

@@ -16,8 +16,8 @@ from baton.transfer.base import Pull, PullOutcome, SourceInfo
 from baton.transfer.digest import digest_pages
 from baton.transfer.nixl import NixlPuller, NixlSource
 from baton.transfer.nixl_agent import NixlAgent, load_nixl, nixl_available
-from tests.staged import staged_memory
-from tests.unit.transfer.rigs import EventBook, page_ids
+from tests.staged_memory import staged_memory
+from tests.unit.transfer.rigs import EventLog, page_ids
 
 needs_nixl = pytest.mark.skipif(nixl_available() is not None, reason=f"NIXL: {nixl_available()}")
 DECODE, PREFILL = WorkerId("decode-0"), WorkerId("prefill-0")
@@ -44,7 +44,7 @@ def test_a_missing_library_is_a_reason_not_a_crash(monkeypatch):
     monkeypatch.setattr("baton.transfer.nixl_agent._PACKAGES", ("nixl_cu0",))
     assert "nixl_cu0" in (nixl_available() or "")
     with pytest.raises(ImportError, match="nixl_cu0"):
-        NixlPuller(DECODE, Incarnation(1), PageMemory(1, 64), EventBook())
+        NixlPuller(DECODE, Incarnation(1), PageMemory(1, 64), EventLog())
 
 
 @needs_nixl
@@ -60,7 +60,7 @@ def test_patching_the_progress_delay_leaves_the_library_as_it_was():
 def test_an_idle_pair_burns_no_core():
     memory = PageMemory(4, 4096)
     source = NixlSource(PREFILL, Incarnation(1), memory)
-    puller = NixlPuller(DECODE, Incarnation(2), memory, EventBook())
+    puller = NixlPuller(DECODE, Incarnation(2), memory, EventLog())
     try:
         before = time.process_time()
         threading.Event().wait(0.5)
@@ -78,7 +78,7 @@ def test_closing_ends_native_threads_too():
     memory = PageMemory(4, 4096)
     before = num_threads()
     source = NixlSource(PREFILL, Incarnation(1), memory)
-    puller = NixlPuller(DECODE, Incarnation(2), memory, EventBook())
+    puller = NixlPuller(DECODE, Incarnation(2), memory, EventLog())
     assert num_threads() > before
     puller.close()
     source.close()
@@ -90,7 +90,7 @@ def test_closing_ends_native_threads_too():
 def test_memory_that_a_source_has_not_registered_is_refused_at_connect():
     memory = PageMemory(4, 4096)
     source = NixlSource(PREFILL, Incarnation(1), memory)
-    puller = NixlPuller(DECODE, Incarnation(2), memory, EventBook())
+    puller = NixlPuller(DECODE, Incarnation(2), memory, EventLog())
     info = SourceInfo(PREFILL, Incarnation(1), "", "nixl", source.metadata(), memory.address, 4, 4096)
     try:
         with pytest.raises(LinkBroken, match="cannot be addressed"):
@@ -105,7 +105,7 @@ def test_memory_that_a_source_has_not_registered_is_refused_at_connect():
 
 @needs_nixl
 def test_pages_behind_staging_copies_are_read_where_they_lie():
-    remote, local, events = staged_memory(4, 4096), staged_memory(4, 4096), EventBook()
+    remote, local, events = staged_memory(4, 4096), staged_memory(4, 4096), EventLog()
     remote.write(range(4), [memoryview(os.urandom(4096)) for _ in range(4)])
     source = NixlSource(PREFILL, Incarnation(1), remote)
     puller = NixlPuller(DECODE, Incarnation(2), local, events)

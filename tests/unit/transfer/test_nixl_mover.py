@@ -10,14 +10,14 @@ import pytest
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
 from baton.kv.memory import MemoryKind, PageMemory
+from baton.transfer.active_pull import ActivePull
 from baton.transfer.base import Pull, PullEvent, PullOutcome, SourceInfo
 from baton.transfer.digest import digest_pages
-from baton.transfer.flight import Flight
 from baton.transfer.nixl_agent import NixlAgent, ReadState
 from baton.transfer.nixl_metadata import agent_name, encode_metadata
-from baton.transfer.nixl_mover import MAX_POSTS_PER_LINK, QUARANTINE_POLL_S, NixlMover
+from baton.transfer.nixl_mover import LATE_POLL_S, MAX_POSTS_PER_LINK, NixlMover
 from baton.transfer.region import MemoryRegion
-from tests.staged import staged_memory
+from tests.staged_memory import staged_memory
 from tests.unit.transfer.rigs import page_ids
 
 PREFILL = WorkerId("p")
@@ -29,7 +29,7 @@ PAGES_PER_POST = 4
 class Read:
     def __init__(self, local: Sequence[int], remote: Sequence[int]) -> None:
         self.local, self.remote = list(local), list(remote)
-        self.state = ReadState.MOVING
+        self.state = ReadState.IN_PROGRESS
         self.released = False
 
 
@@ -39,7 +39,7 @@ class ScriptedAgent:
     def __init__(self) -> None:
         self.reads: list[Read] = []
         self.peers: list[str] = []
-        self.post_state = ReadState.MOVING
+        self.post_state = ReadState.IN_PROGRESS
         self.closed = False
         self.registered: list[MemoryRegion] = []
         self.remote: list[MemoryRegion] = []
@@ -89,12 +89,12 @@ class World:
         self.mover = NixlMover(cast(NixlAgent, self.agent), self.memory, self.paths)
         self.events: list[PullEvent] = []
 
-    def start(self, num_pages: int, digests: Sequence[int] | None = None, source: WorkerId = PREFILL) -> Flight:
+    def start(self, num_pages: int, digests: Sequence[int] | None = None, source: WorkerId = PREFILL) -> ActivePull:
         pages = page_ids(range(num_pages))
         pull = Pull(len(self.events), source, pages, pages, digests, 10.0)
-        flight = Flight(pull, self.now, self.events.append, lambda: self.now)
-        self.mover.start(flight)
-        return flight
+        active = ActivePull(pull, self.now, self.events.append, lambda: self.now)
+        self.mover.start(active)
+        return active
 
     def turns(self, state: ReadState | None = None, count: int = 20) -> float | None:
         """Sets all reads to `state` and lets the mover work."""
@@ -143,11 +143,11 @@ def test_a_short_pull_gets_through_beside_a_long_one(world):
 
 
 def test_nothing_more_is_posted_for_a_late_pull_and_its_pages_stay_taken(world):
-    flight = world.start(40)
+    active = world.start(40)
     world.turns()
-    flight.expire("past its deadline")
+    active.expire("past its deadline")
     world.agent.reads[0].state = ReadState.DONE
-    assert world.turns() == QUARANTINE_POLL_S
+    assert world.turns() == LATE_POLL_S
     assert len(world.agent.reads) == MAX_POSTS_PER_LINK
     assert world.outcomes() == [PullOutcome.LATE]
     world.turns(ReadState.DONE)
@@ -183,7 +183,7 @@ def test_a_disconnect_fails_each_pull_when_its_own_reads_have_ended(world):
 def test_an_error_that_proves_nothing_keeps_the_pages(world):
     world.start(4)
     world.turns()
-    world.turns(ReadState.UNPROVEN)
+    world.turns(ReadState.UNKNOWN)
     assert world.outcomes() == [PullOutcome.LATE]
     with pytest.raises(LinkBroken, match="have not ended"):
         world.mover.link(info())
@@ -221,11 +221,11 @@ def test_a_stuck_source_holds_up_no_other(world):
     world.mover.link(info(worker_id=other))
     world.start(40)
     world.turns()
-    flight = world.start(2, source=other)
+    active = world.start(2, source=other)
     world.turns()
     world.agent.reads[-1].state = ReadState.DONE
     world.turns()
-    assert flight.ended
+    assert active.ended
 
 
 def test_positions_of_corrupt_pages_count_from_the_start_of_the_pull(world):

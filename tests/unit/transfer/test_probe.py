@@ -9,9 +9,9 @@ from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
 from baton.kv.memory import PageMemory
 from baton.transfer.base import SourceInfo
-from baton.transfer.fake import TRANSPORT, FakeFabric, FakePuller, FakeSource, Fault, FaultKind
+from baton.transfer.fake import TRANSPORT, FakeFabric, FakePuller, FakeSource, PullFault, PullFaultKind
 from baton.transfer.probe import probe_bandwidth
-from tests.unit.transfer.rigs import WAIT_S, EventBook, page_ids
+from tests.unit.transfer.rigs import WAIT_S, EventLog, page_ids
 from tests.unit.transfer.source_process import filled_memory
 
 PREFILL = WorkerId("prefill-0")
@@ -20,7 +20,7 @@ PREFILL = WorkerId("prefill-0")
 @dataclass
 class Pair:
     fabric: FakeFabric = field(default_factory=FakeFabric)
-    events: EventBook = field(default_factory=EventBook)
+    events: EventLog = field(default_factory=EventLog)
     free: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ def test_it_moves_no_more_than_there_is(pair, num_local, num_pages, moved):
 
 
 def test_a_failure_in_either_round_is_a_broken_link(pair):
-    for faults in ([Fault(FaultKind.FAIL)], [Fault(), Fault(FaultKind.FAIL)]):
+    for faults in ([PullFault(PullFaultKind.FAIL)], [PullFault(), PullFault(PullFaultKind.FAIL)]):
         pair.free.clear()
         pair.fabric.script(faults)
         with pytest.raises(LinkBroken, match="scripted"):
@@ -65,7 +65,7 @@ def test_a_failure_in_either_round_is_a_broken_link(pair):
 
 
 def test_a_hanging_probe_gives_up_but_keeps_its_pages_until_the_read_ends(pair):
-    pair.fabric.script([Fault(FaultKind.HANG)])
+    pair.fabric.script([PullFault(PullFaultKind.HANG)])
     with pytest.raises(LinkBroken, match="nothing within"):
         pair.probe(deadline_s=0.05)
     assert not pair.free.is_set()

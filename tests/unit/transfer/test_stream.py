@@ -15,8 +15,8 @@ from baton.kv.memory import PageMemory
 from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
 from baton.transfer.base import Pull, PullEvent, PullOutcome, SourceInfo
 from baton.transfer.stream import MAX_MESSAGE_BYTES, StreamPuller, StreamSource
-from tests.staged import staged_memory
-from tests.unit.transfer.rigs import EventBook, page_ids
+from tests.staged_memory import staged_memory
+from tests.unit.transfer.rigs import EventLog, page_ids
 from tests.unit.transfer.source_process import filled_memory
 
 INCARNATION = Incarnation(7)
@@ -95,7 +95,7 @@ def served(answers: list[bytes]) -> Iterator[str]:
 
 
 def pull_from(address: str, memory: PageMemory) -> PullEvent:
-    events, prefill = EventBook(), WorkerId("p")
+    events, prefill = EventLog(), WorkerId("p")
     puller = StreamPuller(memory, events)
     try:
         puller.connect(SourceInfo(prefill, INCARNATION, address, "stream", b"", 0, 4, 64))

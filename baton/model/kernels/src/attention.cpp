@@ -3,16 +3,16 @@
 // The unit of work is a tile: the query heads that share one KV head, of one or more adjacent tokens of one segment.
 // A tile reads each of its keys and values once for all its queries, kTileKeys at a time, and keeps the running maximum
 // and sum of every query's softmax (online softmax: arXiv:1805.02867, arXiv:2205.14135). Sums are float.
-// A tile of few queries multiplies keys and values as they lie in the page (in_place.h). A tile of many lays them out
-// first, keys across, and then computes matrix products in registers (words.h); where the CPU has products of bfloat16
-// pairs, the softmax's weights are rounded for them.
+// A tile of few queries multiplies keys and values where they are in the page (small_m.h). A tile of many packs them
+// first, keys transposed, and then runs a register-blocked GEMM (packed_gemm.h). Where the CPU has dot products of
+// bfloat16 pairs, softmax weights are rounded to bfloat16 for them.
 // Called through `baton/model/attention/native_backend.py`, which has checked shapes, types and strides.
 #include <cmath>
 
-#include "in_place.h"
-#include "room.h"
-#include "team.h"
-#include "words.h"
+#include "packed_gemm.h"
+#include "small_m.h"
+#include "thread_pool.h"
+#include "workspace.h"
 
 namespace {
 
@@ -21,7 +21,7 @@ constexpr int kMaxTileQueries = 192;  // of a prompt chunk: queries, sums and sc
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kNoWindow = 0;
 
-struct Layer {  // one layer's call; strides in elements
+struct AttentionLayer {  // one layer's call; strides in elements
     const void* query;   // [tokens, num_heads, k_dim]
     int64_t query_token_stride, query_head_stride;
     const void *keys, *values;  // the layer's part of page 0: [num_kv_heads, page_size, dim]
@@ -35,28 +35,28 @@ struct Layer {  // one layer's call; strides in elements
 
 struct Segments {  // of the step; arrays of num_segments, and all their page tables one after another
     int64_t num_segments;
-    const int64_t *first, *start, *num_tokens, *first_page;
+    const int64_t *offset, *start, *num_tokens, *first_page;
     const int32_t* pages;
 };
 
-BATON_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-BATON_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+BATON_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+BATON_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-thread_local Room room;
+thread_local Workspace workspace;
 
-// Rows that will be read soon, asked for in even parts between the steps of a product. Pages lie anywhere, so the
-// machine cannot guess them; and asked for all at once, they would hold up what is computed meanwhile.
+// Software prefetch of rows, spread evenly over the steps of a GEMM. The hardware prefetcher cannot predict scattered
+// pages, and prefetching all rows at once would stall the computation.
 template <typename T>
-class Ahead {
+class Prefetcher {
   public:
-    Ahead(const T* const* rows, int64_t num_rows, int64_t dim, int64_t num_parts)
+    Prefetcher(const T* const* rows, int64_t num_rows, int64_t dim, int64_t num_parts)
         : row_(rows), end_(rows + num_rows), dim_(dim) {
         const int64_t num_lines = num_rows * ((dim + kLine - 1) / kLine);
-        num_at_once_ = (num_lines + num_parts - 1) / num_parts;
+        lines_per_step_ = (num_lines + num_parts - 1) / num_parts;
     }
 
-    BATON_INLINE void fetch_part() {
-        for (int64_t i = 0; i < num_at_once_ && row_ != end_; i++) {
+    BATON_INLINE void prefetch_step() {
+        for (int64_t i = 0; i < lines_per_step_ && row_ != end_; i++) {
             __builtin_prefetch(*row_ + at_);
             at_ += kLine;
             if (at_ >= dim_) at_ = 0, row_++;
@@ -66,96 +66,96 @@ class Ahead {
   private:
     static constexpr int64_t kLine = 64 / sizeof(T);
     const T *const *row_, *const *end_;
-    int64_t dim_, num_at_once_, at_ = 0;
+    int64_t dim_, lines_per_step_, at_ = 0;
 };
 
 template <typename T>
 class Tile {
   public:
-    explicit Tile(const Layer& layer)
+    explicit Tile(const AttentionLayer& layer)
         : layer_(layer),
           group_(layer.num_heads / layer.num_kv_heads),
-          max_tokens_(most(1, kMaxTileQueries / group_)),
-          num_words_(layer.k_dim / W::kElements),
-          factor_(layer.softcap > 0.0f ? layer.scale / layer.softcap : layer.scale * kLog2E) {
+          max_tokens_(max_of(1, kMaxTileQueries / group_)),
+          num_k_steps_(layer.k_dim / W::kElements),
+          score_scale_(layer.softcap > 0.0f ? layer.scale / layer.softcap : layer.scale * kLog2E) {
         const int64_t n = max_tokens_ * group_;
-        const int64_t num_value_words = W::kInPlace ? 0 : kTileKeys / W::kElements * layer.v_dim;
-        const int64_t num_key_words = kTileKeys * round_up(num_words_, kWidth);
-        const int64_t num_of_queries = n * (num_words_ + layer.v_dim + kTileKeys + kWidth + 1);
-        char* at = (char*)room.of((num_of_queries + num_key_words + num_value_words) * 4 + 1024);
-        const auto cut = [&at](int64_t num_floats) {
-            float* cut_off = (float*)at;
+        const int64_t num_packed_values = W::kIsPacked ? 0 : kTileKeys / W::kElements * layer.v_dim;
+        const int64_t num_packed_keys = kTileKeys * round_up(num_k_steps_, kWidth);
+        const int64_t num_query_floats = n * (num_k_steps_ + layer.v_dim + kTileKeys + kWidth + 1);
+        char* at = (char*)workspace.get((num_query_floats + num_packed_keys + num_packed_values) * 4 + 1024);
+        const auto carve = [&at](int64_t num_floats) {
+            float* buffer = (float*)at;
             at += round_up(num_floats * 4, 64);
-            return cut_off;
+            return buffer;
         };
-        query_ = cut(n * num_words_);
-        sums_ = cut(n * layer.v_dim);
-        scores_ = cut(n * kTileKeys);
-        mass_ = cut(n * kWidth);
-        top_ = cut(n);
-        key_words_ = cut(num_key_words);
-        value_words_ = cut(num_value_words);
+        query_ = carve(n * num_k_steps_);
+        sums_ = carve(n * layer.v_dim);
+        scores_ = carve(n * kTileKeys);
+        row_sums_ = carve(n * kWidth);
+        row_max_ = carve(n);
+        packed_keys_ = carve(num_packed_keys);
+        packed_values_ = carve(num_packed_values);
     }
 
     int64_t max_tokens() const { return max_tokens_; }
 
-    // Answers `num_tokens` tokens, flat from `place`, at positions from `position`, for one KV head.
-    void attend(const int32_t* pages, int64_t place, int64_t position, int64_t num_tokens, int64_t kv_head) {
+    // Attention of `num_tokens` tokens for one KV head: flat from `token_offset`, at positions from `position`.
+    void attend(const int32_t* pages, int64_t token_offset, int64_t position, int64_t num_tokens, int64_t kv_head) {
         pages_ = pages, position_ = position, num_queries_ = num_tokens * group_, kv_head_ = kv_head;
-        is_few_ = num_queries_ <= W::kFewQueries;
-        begin(place, num_tokens);
+        is_small_m_ = num_queries_ <= W::kMaxSmallM;
+        prepare(token_offset, num_tokens);
         const int64_t end = position + num_tokens;
-        const int64_t oldest = layer_.window == kNoWindow ? 0 : most(0, position + 1 - layer_.window);
-        // Few queries do little with a key, so their keys and values should still be in the first cache a moment later.
-        const bool is_small = !is_few_ || layer_.k_dim * (int64_t)sizeof(T) <= 256;
-        const int64_t step = is_small ? kTileKeys : kTileKeys / 2;
+        const int64_t oldest = layer_.window == kNoWindow ? 0 : max_of(0, position + 1 - layer_.window);
+        // Few queries do little work per key, so the tile's keys and values must stay in the L1 cache.
+        const bool fits_cache = !is_small_m_ || layer_.k_dim * (int64_t)sizeof(T) <= 256;
+        const int64_t step = fits_cache ? kTileKeys : kTileKeys / 2;
         for (int64_t key = oldest; key < end; key += step) {
-            const int64_t num_keys = least(step, end - key);
-            num_ahead_ = least(step, end - key - num_keys);
-            locate(layer_.keys, layer_.k_dim, key, num_keys, keys_);
-            locate(layer_.values, layer_.v_dim, key, num_keys, values_);
-            locate(layer_.keys, layer_.k_dim, key + num_keys, num_ahead_, ahead_);
+            const int64_t num_keys = min_of(step, end - key);
+            num_next_keys_ = min_of(step, end - key - num_keys);
+            find_rows(layer_.keys, layer_.k_dim, key, num_keys, keys_);
+            find_rows(layer_.values, layer_.v_dim, key, num_keys, values_);
+            find_rows(layer_.keys, layer_.k_dim, key + num_keys, num_next_keys_, next_keys_);
             score(num_keys);
-            weigh(key, num_keys);
+            softmax(key, num_keys);
             add_values(num_keys, key == oldest);
         }
-        finish(place, num_tokens);
+        store_outputs(token_offset, num_tokens);
     }
 
   private:
-    using W = Words<T>;
-    const Layer& layer_;
-    const int64_t group_, max_tokens_, num_words_;
-    const float factor_;  // of a product, to be capped, or to be the exponent of two
+    using W = Packing<T>;
+    const AttentionLayer& layer_;
+    const int64_t group_, max_tokens_, num_k_steps_;
+    const float score_scale_;  // of a product, to be capped, or to be the exponent of two
     const int32_t* pages_;
     int64_t position_, num_queries_, kv_head_;
-    bool is_few_;  // then keys and values are multiplied in place, otherwise laid out
-    float *query_, *sums_, *scores_;         // [queries, num_words_], [queries, v_dim], [queries, kTileKeys]
-    float *mass_, *top_;                     // [queries, kWidth], [queries]: the softmax's sum and maximum so far
-    float *key_words_, *value_words_;        // [num_words_ and some, kTileKeys], [kTileKeys / W::kElements, v_dim]
+    bool is_small_m_;  // true: keys and values are multiplied in place; false: they are packed first
+    float *query_, *sums_, *scores_;       // [queries, num_k_steps_], [queries, v_dim], [queries, kTileKeys]
+    float *row_sums_, *row_max_;           // [queries, kWidth], [queries]: running softmax sum and maximum
+    float *packed_keys_, *packed_values_;  // [padded k steps, kTileKeys], [kTileKeys / W::kElements, v_dim]
     const T *keys_[kTileKeys], *values_[kTileKeys];
-    const T* ahead_[kTileKeys];  // keys of the next tile
-    int64_t num_ahead_;
+    const T* next_keys_[kTileKeys];  // keys of the next tile
+    int64_t num_next_keys_;
 
-    void begin(int64_t place, int64_t num_tokens) {
+    void prepare(int64_t token_offset, int64_t num_tokens) {
         for (int64_t token = 0, q = 0; token < num_tokens; token++) {
-            const T* heads = (const T*)layer_.query + (place + token) * layer_.query_token_stride;
+            const T* heads = (const T*)layer_.query + (token_offset + token) * layer_.query_token_stride;
             for (int64_t h = kv_head_ * group_; h < (kv_head_ + 1) * group_; h++, q++) {
                 const T* from = heads + h * layer_.query_head_stride;
-                float* to = query_ + q * num_words_;
-                if (is_few_)
+                float* to = query_ + q * num_k_steps_;
+                if (is_small_m_)
                     Dot<T>::prepare(from, layer_.k_dim, (typename Dot<T>::Prepared*)to);
                 else
                     W::copy(from, layer_.k_dim, to);
             }
         }
-        if (is_few_) std::memset(sums_, 0, num_queries_ * layer_.v_dim * sizeof(float));
-        std::memset(mass_, 0, num_queries_ * kWidth * sizeof(float));
-        for (int64_t q = 0; q < num_queries_; q++) top_[q] = -INFINITY;
+        if (is_small_m_) std::memset(sums_, 0, num_queries_ * layer_.v_dim * sizeof(float));
+        std::memset(row_sums_, 0, num_queries_ * kWidth * sizeof(float));
+        for (int64_t q = 0; q < num_queries_; q++) row_max_[q] = -INFINITY;
     }
 
-    // Where each of `num_rows` positions from `position` has its row of this KV head.
-    void locate(const void* tensor, int64_t dim, int64_t position, int64_t num_rows, const T** rows) const {
+    // Pointers to this KV head's rows at `num_rows` positions from `position`.
+    void find_rows(const void* tensor, int64_t dim, int64_t position, int64_t num_rows, const T** rows) const {
         const T* head = (const T*)tensor + kv_head_ * layer_.page_size * dim;
         const int32_t* page = pages_ + position / layer_.page_size;
         for (int64_t slot = position % layer_.page_size, i = 0; i < num_rows; slot = 0, page++) {
@@ -164,151 +164,150 @@ class Tile {
         }
     }
 
-    // Of few queries, the values of a tile are asked for while its scores are computed, and the keys of the next one
-    // while its softmax is.
-    static void fetch(const T* const* rows, int64_t first, int64_t last, int64_t dim) {
+    // For few queries: a tile's values are prefetched while its scores are computed, the next tile's keys during softmax.
+    static void prefetch_rows(const T* const* rows, int64_t first, int64_t last, int64_t dim) {
         for (int64_t i = first; i < last; i++)
             for (int64_t d = 0; d < dim; d += 64 / (int64_t)sizeof(T)) __builtin_prefetch(rows[i] + d);
     }
 
-    Few few() const { return {query_, num_words_, scores_, kTileKeys}; }
+    SmallMQueries small_m() const { return {query_, num_k_steps_, scores_, kTileKeys}; }
 
-    // Of keys past the end the scores are of what lies there; `weigh` drops them.
+    // Scores past `num_keys` are garbage; `softmax` masks them.
     void score(int64_t num_keys) {
-        if (is_few_) {
-            const auto fetch_values = [this, num_keys](int64_t key) {
-                fetch(values_, key, least(key + kWidth, num_keys), layer_.v_dim);
+        if (is_small_m_) {
+            const auto prefetch_values = [this, num_keys](int64_t key) {
+                prefetch_rows(values_, key, min_of(key + kWidth, num_keys), layer_.v_dim);
             };
-            score_in_place(few(), num_queries_, keys_, num_keys, layer_.k_dim, fetch_values);
+            small_m_scores(small_m(), num_queries_, keys_, num_keys, layer_.k_dim, prefetch_values);
             return;
         }
         const int64_t padded = round_up(num_keys, kWidth);
         for (int64_t key = num_keys; key < padded; key++) keys_[key] = keys_[num_keys - 1];
         for (int64_t key = 0; key < padded; key += kWidth)
-            lay_across(keys_ + key, layer_.k_dim, key_words_ + key, kTileKeys);
-        Ahead<T> ahead(values_, num_keys, layer_.v_dim, num_steps(num_words_));
-        const auto row_of = [this, &ahead](int64_t word) {
-            ahead.fetch_part();
-            return key_words_ + word * kTileKeys;
+            pack_transposed(keys_ + key, layer_.k_dim, packed_keys_ + key, kTileKeys);
+        Prefetcher<T> prefetcher(values_, num_keys, layer_.v_dim, num_b_rows(num_k_steps_));
+        const auto row_of = [this, &prefetcher](int64_t k) {
+            prefetcher.prefetch_step();
+            return packed_keys_ + k * kTileKeys;
         };
-        const Left queries{query_, num_words_, num_words_};
-        multiply<T>(queries, num_queries_, row_of, round_up(num_keys, kProductLanes), {scores_, kTileKeys, true});
+        const AOperand queries{query_, num_k_steps_, num_k_steps_};
+        gemm<T>(queries, num_queries_, row_of, round_up(num_keys, kNr), {scores_, kTileKeys, true});
     }
 
-    // How often a product of these queries asks for a row of its right side, at least.
-    int64_t num_steps(int64_t num_words) const { return (num_queries_ + kProductRows - 1) / kProductRows * num_words; }
+    // B rows that a GEMM of these queries reads, at least.
+    int64_t num_b_rows(int64_t num_steps) const { return (num_queries_ + kMr - 1) / kMr * num_steps; }
 
-    // ---- the softmax so far, in powers of two: scores become weights; older sums shrink where the maximum has grown
+    // ---- online softmax in powers of two: scores become weights; a new maximum rescales the sums so far
 
-    void weigh(int64_t key, int64_t num_keys) {
+    void softmax(int64_t key, int64_t num_keys) {
         for (int64_t q = 0; q < num_queries_; q++) {
-            const int64_t first = q * num_ahead_ / num_queries_, last = (q + 1) * num_ahead_ / num_queries_;
-            if (is_few_) fetch(ahead_, first, last, layer_.k_dim);
+            const int64_t first = q * num_next_keys_ / num_queries_, last = (q + 1) * num_next_keys_ / num_queries_;
+            if (is_small_m_) prefetch_rows(next_keys_, first, last, layer_.k_dim);
             const int64_t position = position_ + q / group_;
-            const int64_t end = most(0, least(num_keys, position + 1 - key));
+            const int64_t end = max_of(0, min_of(num_keys, position + 1 - key));
             const int64_t oldest = layer_.window == kNoWindow ? 0 : position + 1 - layer_.window;
-            const int64_t begin = least(end, most(0, oldest - key));
+            const int64_t begin = min_of(end, max_of(0, oldest - key));
             if (begin == end)
                 std::memset(scores_ + q * kTileKeys, 0, kTileKeys * sizeof(float));
             else if (num_keys <= kTileKeys / 2)
-                weigh_row<kTileKeys / 2>(begin, end, q);
+                softmax_row<kTileKeys / 2>(begin, end, q);
             else
-                weigh_row<kTileKeys>(begin, end, q);
+                softmax_row<kTileKeys>(begin, end, q);
         }
     }
 
     template <int kKeys>
-    void weigh_row(int64_t begin, int64_t end, int64_t q) {
+    void softmax_row(int64_t begin, int64_t end, int64_t q) {
         constexpr int kRowVecs = kKeys / kWidth;
         float* row = scores_ + q * kTileKeys;
         Vec scores[kRowVecs];
-        for (int v = 0; v < kRowVecs; v++) scores[v] = load(row + v * kWidth) * factor_;
+        for (int v = 0; v < kRowVecs; v++) scores[v] = load(row + v * kWidth) * score_scale_;
         if (layer_.softcap > 0.0f)
-            for (int v = 0; v < kRowVecs; v++) scores[v] = layer_.softcap * kLog2E * tanh_of(scores[v]);
+            for (int v = 0; v < kRowVecs; v++) scores[v] = layer_.softcap * kLog2E * vec_tanh(scores[v]);
         if (begin > 0 || end < kKeys)
             for (int v = 0; v < kRowVecs; v++)
-                scores[v] = inside(v * kWidth, begin, end) ? scores[v] : splat(-INFINITY);
+                scores[v] = range_mask(v * kWidth, begin, end) ? scores[v] : broadcast(-INFINITY);
         Vec best = scores[0];
-        for (int v = 1; v < kRowVecs; v++) best = larger(best, scores[v]);
-        const float top = largest_of(best);
-        Vec mass = load(mass_ + q * kWidth);
-        if (top > top_[q]) {
-            const float shrink = std::exp2(top_[q] - top);
+        for (int v = 1; v < kRowVecs; v++) best = vec_max(best, scores[v]);
+        const float tile_max = reduce_max(best);
+        Vec row_sum = load(row_sums_ + q * kWidth);
+        if (tile_max > row_max_[q]) {
+            const float rescale = std::exp2(row_max_[q] - tile_max);
             float* sums = sums_ + q * layer_.v_dim;
-            if (top_[q] > -INFINITY)  // else they may not be there yet
-                for (int64_t i = 0; i < layer_.v_dim; i += kWidth) store(sums + i, load(sums + i) * shrink);
-            mass *= shrink;
-            top_[q] = top;
+            if (row_max_[q] > -INFINITY)  // otherwise the sums may be uninitialised
+                for (int64_t i = 0; i < layer_.v_dim; i += kWidth) store(sums + i, load(sums + i) * rescale);
+            row_sum *= rescale;
+            row_max_[q] = tile_max;
         }
         for (int v = 0; v < kRowVecs; v++) {
-            const Vec weight = power_of_two<W::kPowerTerms>(scores[v] - top_[q]);
-            if (is_few_)
+            const Vec weight = vec_exp2<W::kExp2Terms>(scores[v] - row_max_[q]);
+            if (is_small_m_)
                 store(row + v * kWidth, weight);
             else
-                W::put_weights(row, v * kWidth, weight);
-            mass += weight;
+                W::store_weights(row, v * kWidth, weight);
+            row_sum += weight;
         }
-        store(mass_ + q * kWidth, mass);
+        store(row_sums_ + q * kWidth, row_sum);
     }
 
     // ---- sums of values, split as `load_split` gives them
 
     void add_values(int64_t num_keys, bool is_first) {
         const int64_t dim = layer_.v_dim;
-        const Left weights{scores_, kTileKeys, (num_keys + W::kElements - 1) / W::kElements};
-        const Out sums{sums_, dim, is_first};
-        if (is_few_) {
-            add_in_place(few(), num_queries_, values_, num_keys, {sums_, dim});
+        const AOperand weights{scores_, kTileKeys, (num_keys + W::kElements - 1) / W::kElements};
+        const COperand sums{sums_, dim, is_first};
+        if (is_small_m_) {
+            small_m_add_values(small_m(), num_queries_, values_, num_keys, {sums_, dim});
             return;
         }
-        if constexpr (!W::kInPlace) {
-            for (int64_t word = 0; word < weights.num_words; word++) {
-                const int64_t key = word * W::kElements, next = least(key + W::kElements, num_keys) - 1;
-                W::lay_values(values_[key], values_[next], dim, value_words_ + word * dim);
+        if constexpr (!W::kIsPacked) {
+            for (int64_t k = 0; k < weights.num_steps; k++) {
+                const int64_t key = k * W::kElements, next = min_of(key + W::kElements, num_keys) - 1;
+                W::pack_values(values_[key], values_[next], dim, packed_values_ + k * dim);
             }
         }
-        Ahead<T> ahead(ahead_, num_ahead_, layer_.k_dim, num_steps(weights.num_words));
-        const auto row_of = [this, dim, &ahead](int64_t word) {
-            ahead.fetch_part();
-            if constexpr (W::kInPlace)
-                return values_[word];
+        Prefetcher<T> prefetcher(next_keys_, num_next_keys_, layer_.k_dim, num_b_rows(weights.num_steps));
+        const auto row_of = [this, dim, &prefetcher](int64_t k) {
+            prefetcher.prefetch_step();
+            if constexpr (W::kIsPacked)
+                return values_[k];
             else
-                return value_words_ + word * dim;
+                return packed_values_ + k * dim;
         };
-        multiply<T>(weights, num_queries_, row_of, dim, sums);
+        gemm<T>(weights, num_queries_, row_of, dim, sums);
     }
 
-    void finish(int64_t place, int64_t num_tokens) {
+    void store_outputs(int64_t token_offset, int64_t num_tokens) {
         for (int64_t token = 0, q = 0; token < num_tokens; token++) {
-            T* heads = (T*)layer_.out + (place + token) * layer_.num_heads * layer_.v_dim;
+            T* heads = (T*)layer_.out + (token_offset + token) * layer_.num_heads * layer_.v_dim;
             for (int64_t h = kv_head_ * group_; h < (kv_head_ + 1) * group_; h++, q++) {
-                float mass = sum_of(load(mass_ + q * kWidth));
-                if (layer_.sinks) mass += std::exp2(layer_.sinks[h] * kLog2E - top_[q]);
-                const float share = 1.0f / mass;
+                float row_sum = reduce_add(load(row_sums_ + q * kWidth));
+                if (layer_.sinks) row_sum += std::exp2(layer_.sinks[h] * kLog2E - row_max_[q]);
+                const float inverse = 1.0f / row_sum;
                 const float* sum = sums_ + q * layer_.v_dim;
                 T* to = heads + h * layer_.v_dim;
                 int64_t i = 0;
                 for (; i + kSpan <= layer_.v_dim; i += kSpan)
-                    store_split(to + i, {load(sum + i) * share, load(sum + i + kWidth) * share});
-                if (i < layer_.v_dim) store(to + i, load(sum + i) * share);
+                    store_split(to + i, {load(sum + i) * inverse, load(sum + i + kWidth) * inverse});
+                if (i < layer_.v_dim) store(to + i, load(sum + i) * inverse);
             }
         }
     }
 };
 
 template <typename T>
-void attend(const Layer& layer, const Segments& step) {
-    const int64_t most_tokens = Tile<T>(layer).max_tokens();
-    const auto num_tiles = [&](int64_t s) { return (step.num_tokens[s] + most_tokens - 1) / most_tokens; };
+void attend(const AttentionLayer& layer, const Segments& step) {
+    const int64_t max_tokens = Tile<T>(layer).max_tokens();
+    const auto num_tiles = [&](int64_t s) { return (step.num_tokens[s] + max_tokens - 1) / max_tokens; };
     int64_t num_all = 0;
     for (int64_t s = 0; s < step.num_segments; s++) num_all += num_tiles(s);
-    for_runs(num_all * layer.num_kv_heads, [&](int64_t first, int64_t last) {
+    parallel_for_ranges(num_all * layer.num_kv_heads, [&](int64_t first, int64_t last) {
         Tile<T> tile(layer);
         for (int64_t i = first; i < last; i++) {
             int64_t s = 0, index = i / layer.num_kv_heads;
             for (; index >= num_tiles(s); s++) index -= num_tiles(s);
-            const int64_t done = index * most_tokens, num_tokens = least(most_tokens, step.num_tokens[s] - done);
-            tile.attend(step.pages + step.first_page[s], step.first[s] + done, step.start[s] + done, num_tokens,
+            const int64_t done = index * max_tokens, num_tokens = min_of(max_tokens, step.num_tokens[s] - done);
+            tile.attend(step.pages + step.first_page[s], step.offset[s] + done, step.start[s] + done, num_tokens,
                         i % layer.num_kv_heads);
         }
     });
@@ -316,12 +315,12 @@ void attend(const Layer& layer, const Segments& step) {
 
 }  // namespace
 
-// Sizes of heads that the attention takes are multiples of this.
-BATON_API int64_t baton_head_unit() { return kWidth; }
+// Head sizes must be multiples of this.
+BATON_API int64_t baton_head_dim_multiple() { return kWidth; }
 
-// k_dim and v_dim are multiples of `baton_head_unit()`; every page of a segment up to its last new token is in its
-// table.
-BATON_API void baton_attend(bool is_bf16, const Layer* layer, const Segments* step) {
+// k_dim and v_dim are multiples of `baton_head_dim_multiple()`. A segment's table holds every page up to its last new
+// token.
+BATON_API void baton_attend(bool is_bf16, const AttentionLayer* layer, const Segments* step) {
     if (is_bf16)
         attend<bf16>(*layer, *step);
     else

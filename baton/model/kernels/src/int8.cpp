@@ -1,13 +1,13 @@
-// Products of rows that are quantised one by one with a weight of int8 in panels: exact sums in int32, so that a row's
-// result has the same bits whatever rows stand beside it.
+// int8 linear: rows quantised one by one times an int8 weight in panels. Sums are exact in int32, so that a row's result
+// has the same bits in any batch.
 //
-// Called through `baton/model/quantized.py`, which has filled the weight's rows up with zeros to whole steps. AVX2
-// alone has no exact product of u8 and s8: the sum of two pairs may exceed an int16 and saturates. With signs moved
-// from the row to the weight, and both sides within 127, it is at most 2 * 127 * 127, which fits.
+// Called through `baton/model/linears/int8.py`, which has zero-padded the weight's rows to whole steps. AVX2 alone has no
+// exact product of u8 and s8: the sum of two pairs may exceed an int16 and saturates. With signs moved from the row to
+// the weight, and both sides within 127, it is at most 2 * 127 * 127, which fits.
 #include "panels.h"
-#include "room.h"
 #include "simd.h"
-#include "team.h"
+#include "thread_pool.h"
+#include "workspace.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -16,56 +16,56 @@
 namespace {
 
 // Four inputs a lane.
-typedef int8_t Bytes __attribute__((vector_size(BATON_VECTOR_BYTES)));
+typedef int8_t ByteVec __attribute__((vector_size(BATON_VECTOR_BYTES)));
 
-struct ByteStep {
+struct Int8Step {
     using Weight = int8_t;
     using Input = uint8_t;
     using Total = int32_t;
     using Sum = IntVec;
-    static constexpr int kInputs = 4, kParts = 1, kMaxRows = kManyRegisters;
-    BATON_INLINE static Bytes weights(const int8_t* at, int half, int) {
-        return load_as<Bytes>(at + half * kWidth * kInputs);
+    static constexpr int kInputs = 4, kParts = 1, kMaxRows = kMaxTileRows;
+    BATON_INLINE static ByteVec weights(const int8_t* at, int half, int) {
+        return load_as<ByteVec>(at + half * kWidth * kInputs);
     }
-    BATON_INLINE static Bytes input(const uint8_t* at, int) { return (Bytes)(IntVec{} + load_as<int32_t>(at)); }
-    BATON_INLINE static IntVec add(IntVec sum, Bytes w, Bytes x);
+    BATON_INLINE static ByteVec input(const uint8_t* at, int) { return (ByteVec)(IntVec{} + load_as<int32_t>(at)); }
+    BATON_INLINE static IntVec add(IntVec sum, ByteVec w, ByteVec x);
 };
 
-#if defined(BATON_BYTE_PRODUCTS)
-// The instruction takes u8: rows are moved up by kShift, and that times the sum of the weights is taken off at the end.
+#if defined(BATON_INT8_DOT)
+// The instruction takes u8: rows are shifted by kShift, and kShift times the sum of the weights is subtracted at the end.
 constexpr int kShift = 128;
-BATON_INLINE IntVec ByteStep::add(IntVec sum, Bytes w, Bytes x) {
+BATON_INLINE IntVec Int8Step::add(IntVec sum, ByteVec w, ByteVec x) {
 #if defined(__AVX512VNNI__)
     return (IntVec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)w);
-#else  // the same in words, so that everything around it can be tested without such a CPU
+#else  // the same in plain C++, so that the code around it can be tested without such a CPU
     for (int i = 0; i < BATON_VECTOR_BYTES; i++) sum[i / 4] += (uint8_t)x[i] * w[i];
     return sum;
 #endif
 }
 #elif defined(__AVX2__)
 constexpr int kShift = 0;
-BATON_INLINE IntVec ByteStep::add(IntVec sum, Bytes w, Bytes x) {
+BATON_INLINE IntVec Int8Step::add(IntVec sum, ByteVec w, ByteVec x) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)x), _mm256_sign_epi8((__m256i)w, (__m256i)x));
     return sum + (IntVec)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 #else
 constexpr int kShift = 0;
-BATON_INLINE IntVec ByteStep::add(IntVec sum, Bytes w, Bytes x) {
+BATON_INLINE IntVec Int8Step::add(IntVec sum, ByteVec w, ByteVec x) {
     for (int left = 24; left >= 0; left -= 8) sum += (((IntVec)w << left) >> 24) * (((IntVec)x << left) >> 24);
     return sum;
 }
 #endif
 
-// Said and not left to the compiler, which would fuse in one copy of a loop and not in another: rows would differ.
-BATON_INLINE float multiply_add(float x, float y, float z) {
+// Explicit: a compiler may fuse in one copy of a loop and not in another, and rows would differ.
+BATON_INLINE float fused_multiply_add(float x, float y, float z) {
 #if defined(__FP_FAST_FMAF)
     return __builtin_fmaf(x, y, z);
 #else
-    return x * y + z;  // such a machine has nothing to fuse with
+    return x * y + z;  // no fused multiply-add here
 #endif
 }
 
-struct Weight {
+struct Int8Weight {
     const int8_t* panels;  // [panels, steps, kPanel, 4]
     const float* scales;   // [num_out]
     const int32_t* sums;   // [num_out], of what is in the panels
@@ -73,39 +73,40 @@ struct Weight {
     int64_t num_in, num_padded, num_out;
 };
 
-// A row as int8 [num_padded] and its scale. A row with a NaN or an infinity has a NaN for a scale, and one of hardly
-// more than nothing is nothing: the inverse of its scale would be infinite.
+// Quantises a row to int8 [num_padded] and returns its scale: NaN for a row with a NaN or an infinity, 0 for a row so
+// small that the inverse of its scale would be infinite.
 template <typename T>
-float quantize(const T* x, int64_t num_in, int64_t num_padded, uint8_t* to) {
-    Vec most{}, strange{};
+float quantize_row(const T* x, int64_t num_in, int64_t num_padded, uint8_t* to) {
+    Vec absmax{}, nonfinite{};
     int64_t i = 0;
     for (; i + kWidth <= num_in; i += kWidth) {
         const Vec v = load(x + i);
-        most = larger(most, larger(v, -v));
-        strange += v - v;
+        absmax = vec_max(absmax, vec_max(v, -v));
+        nonfinite += v - v;
     }
-    float size = largest_of(most), wrong = sum_of(strange);
+    float row_absmax = reduce_max(absmax), nonfinite_sum = reduce_add(nonfinite);
     for (int64_t rest = i; rest < num_in; rest++) {
         const float v = widen(x[rest]), positive = v < 0.0f ? -v : v;
-        size = positive > size ? positive : size;
-        wrong += v - v;
+        row_absmax = positive > row_absmax ? positive : row_absmax;
+        nonfinite_sum += v - v;
     }
     std::memset(to, kShift, num_padded);
-    if (wrong != wrong) return wrong;
-    if (size < 1e-30f) return 0.0f;
-    const float factor = 127.0f / size, magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    if (nonfinite_sum != nonfinite_sum) return nonfinite_sum;
+    if (row_absmax < 1e-30f) return 0.0f;
+    const float factor = 127.0f / row_absmax, magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     for (i = 0; i < num_in; i++) {
-        const float rounded = multiply_add(widen(x[i]), factor, magic);
+        const float rounded = fused_multiply_add(widen(x[i]), factor, magic);
         int32_t bits;
         std::memcpy(&bits, &rounded, sizeof bits);
         to[i] = (uint8_t)(bits + kShift);  // the low byte is the integer, in two's complement
     }
-    return size / 127.0f;
+    return row_absmax / 127.0f;
 }
 
-// The outputs from `first` of rows whose sums are [num_rows, kPanel].
+// Rescales sums [num_rows, kPanel] and stores them as the outputs from `first`.
 template <typename T>
-void finish(const int32_t* sums, const Weight& w, int64_t first, const float* row_scales, int64_t num_rows, T* out) {
+void store_outputs(const int32_t* sums, const Int8Weight& w, int64_t first, const float* row_scales, int64_t num_rows,
+                   T* out) {
     const int64_t count = w.num_out - first < kPanel ? w.num_out - first : kPanel;
     float scales[kPanel], biases[kPanel] = {};
     int32_t shifts[kPanel];
@@ -116,29 +117,29 @@ void finish(const int32_t* sums, const Weight& w, int64_t first, const float* ro
     for (int64_t row = 0; row < num_rows; row++, sums += kPanel) {
         T* to = out + row * w.num_out + first;
         for (int64_t i = 0; i < count; i++)
-            narrow(multiply_add((float)(sums[i] - shifts[i]) * scales[i], row_scales[row], biases[i]), to + i);
+            narrow(fused_multiply_add((float)(sums[i] - shifts[i]) * scales[i], row_scales[row], biases[i]), to + i);
     }
 }
 
-thread_local Room rows_room, sums_room;
+thread_local Workspace rows_workspace, sums_workspace;
 
 template <typename T>
-void linear(const T* x, const Weight& w, T* out, int64_t num_rows) {
-    const int64_t num_steps = w.num_padded / ByteStep::kInputs, num_panels = (w.num_out + kPanel - 1) / kPanel;
-    auto* rows = (uint8_t*)rows_room.of(kRowsAtOnce * (w.num_padded + sizeof(float)));
-    auto* row_scales = (float*)(rows + kRowsAtOnce * w.num_padded);
+void linear(const T* x, const Int8Weight& w, T* out, int64_t num_rows) {
+    const int64_t num_steps = w.num_padded / Int8Step::kInputs, num_panels = (w.num_out + kPanel - 1) / kPanel;
+    auto* rows = (uint8_t*)rows_workspace.get(kRowBlock * (w.num_padded + sizeof(float)));
+    auto* row_scales = (float*)(rows + kRowBlock * w.num_padded);
     for (int64_t count; num_rows > 0; num_rows -= count, x += count * w.num_in, out += count * w.num_out) {
-        count = num_rows < kRowsAtOnce ? num_rows : kRowsAtOnce;
-        for_tokens(count, [&](int64_t first, int64_t last) {
+        count = num_rows < kRowBlock ? num_rows : kRowBlock;
+        parallel_for_tokens(count, [&](int64_t first, int64_t last) {
             for (int64_t row = first; row < last; row++)
-                row_scales[row] = quantize(x + row * w.num_in, w.num_in, w.num_padded, rows + row * w.num_padded);
+                row_scales[row] = quantize_row(x + row * w.num_in, w.num_in, w.num_padded, rows + row * w.num_padded);
         });
-        for_runs(num_panels, [&](int64_t first, int64_t last) {
-            auto* sums = (int32_t*)sums_room.of(kRowsAtOnce * kPanel * sizeof(int32_t));
+        parallel_for_ranges(num_panels, [&](int64_t first, int64_t last) {
+            auto* sums = (int32_t*)sums_workspace.get(kRowBlock * kPanel * sizeof(int32_t));
             for (int64_t panel = first; panel < last; panel++) {
-                const int8_t* weights = w.panels + panel * num_steps * kStepElements<ByteStep>;
-                multiply_panel<ByteStep>(weights, num_steps, rows, w.num_padded, count, sums);
-                finish(sums, w, panel * kPanel, row_scales, count, out);
+                const int8_t* weights = w.panels + panel * num_steps * kStepElements<Int8Step>;
+                multiply_panel<Int8Step>(weights, num_steps, rows, w.num_padded, count, sums);
+                store_outputs(sums, w, panel * kPanel, row_scales, count, out);
             }
         });
     }
@@ -146,7 +147,7 @@ void linear(const T* x, const Weight& w, T* out, int64_t num_rows) {
 
 }  // namespace
 
-BATON_API void baton_linear_int8(bool is_bf16, const void* x, const Weight* weight, void* out, int64_t num_rows) {
+BATON_API void baton_linear_int8(bool is_bf16, const void* x, const Int8Weight* weight, void* out, int64_t num_rows) {
     if (is_bf16)
         linear((const bf16*)x, *weight, (bf16*)out, num_rows);
     else

@@ -1,13 +1,12 @@
-// Products of rows with a weight that is laid out in panels: [panels, steps, kPanel outputs, inputs of a step], so that
-// what is multiplied next always lies next, and a sum never has to be added up across a vector's lanes.
+// GEMM with a weight packed in panels: [panels, steps, kPanel outputs, inputs of a step]. Memory is read in order, and no
+// sum is reduced across a vector's lanes.
 //
-// Few rows read a panel once, at the speed of memory; many take it from the cache, kMaxRows at a time (Goto and van de
+// Few rows read a panel once, at memory bandwidth; many read it from the cache, kMaxRows at a time (Goto and van de
 // Geijn, "Anatomy of high-performance matrix multiplication", 2008). Every sum goes through the inputs in order, so
-// that a row's result has the same bits whatever rows stand beside it. What is multiplied in a step, and how, says a
-// `Step`:
+// that a row's result has the same bits in any batch. A `Step` defines the products of one step:
 //
 //   Weight, Input, Total: elements of a weight, of a row, and of a sum    Sum: a vector of sums
-//   kInputs: inputs of a step    kParts: products that it takes    kMaxRows: rows that registers have room for
+//   kInputs: inputs of a step    kParts: products that it takes    kMaxRows: rows that fit in registers
 //   weights(at, half, part), input(at, part), add(sum, weights, input)
 #pragma once
 
@@ -17,48 +16,48 @@
 
 namespace {
 
-constexpr int kPanel = 2 * kWidth;  // outputs that are computed together
+constexpr int kPanel = 2 * kWidth;  // outputs of a panel
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kManyRegisters = 12;  // rows, of two vectors of sums each, that fit beside what they are made of
+constexpr int kMaxTileRows = 12;  // rows of two accumulators each that fit beside the operands
 #else
-constexpr int kManyRegisters = 6;
+constexpr int kMaxTileRows = 6;
 #endif
-constexpr int64_t kBlockSteps = 512;       // that are summed up before they are added to the rest: many rows read them
-                                           // again from the cache, and sums of sums are more exact than one long sum
-constexpr int64_t kAheadBytes = 8 * 1024;  // from which few rows fetch what they will read
-constexpr int64_t kRowsAtOnce = 192;       // whose sums stay in the cache
+constexpr int64_t kBlockSteps = 512;  // steps summed before they are added to the total: a block of weights stays in
+                                      // the cache for many rows, and sums of sums are more exact than one long sum
+constexpr int64_t kPrefetchBytes = 8 * 1024;  // prefetch distance where one group of rows reads the weights once
+constexpr int64_t kRowBlock = 192;            // rows whose sums stay in the cache
 
 template <typename S>
 constexpr int64_t kStepElements = kPanel * S::kInputs;
 template <typename S>
 constexpr int64_t kStepBytes = kStepElements<S> * sizeof(typename S::Weight);
 
-// Some steps of one panel, and what is fetched meanwhile: `ahead_step` bytes a step. `is_read_once`: past the caches,
-// where others keep what they will need again.
+// Some steps of one panel, and what is prefetched meanwhile: `prefetch_stride` bytes a step. `is_read_once`: prefetched
+// without temporal locality.
 template <typename S>
 struct Block {
     const typename S::Weight* weights;
     int64_t num_steps;
-    const char* ahead;
-    int64_t ahead_step;
+    const char* prefetch_from;
+    int64_t prefetch_stride;
     bool is_read_once;
 };
 
 template <typename S>
-BATON_INLINE void fetch(const Block<S>& block, int64_t step) {
-    const char* at = block.ahead + step * block.ahead_step;
+BATON_INLINE void prefetch(const Block<S>& block, int64_t step) {
+    const char* at = block.prefetch_from + step * block.prefetch_stride;
     for (int64_t line = 0; line < kStepBytes<S>; line += 64)
         block.is_read_once ? __builtin_prefetch(at + line, 0, 0) : __builtin_prefetch(at + line, 0, 2);
 }
 
-// sums: [kRows, kPanel], to which the block's are added unless it `is_first`.
+// sums [kRows, kPanel]: the block's are added, or stored if it `is_first`.
 template <typename S, int kRows>
 void tile(const Block<S>& block, const typename S::Input* x, int64_t x_stride, typename S::Total* sums, bool is_first) {
     using Sum = typename S::Sum;
     Sum a[kRows] = {}, b[kRows] = {};
     const auto* weights = block.weights;
     for (int64_t s = 0; s < block.num_steps; s++, weights += kStepElements<S>, x += S::kInputs) {
-        fetch(block, s);
+        prefetch(block, s);
         for (int part = 0; part < S::kParts; part++) {
             const auto low = S::weights(weights, 0, part), high = S::weights(weights, 1, part);
             for (int r = 0; r < kRows; r++) {
@@ -84,16 +83,18 @@ constexpr std::array<Tile<S>, sizeof...(kRows)> tiles_of(std::integer_sequence<i
 template <typename S>
 constexpr auto kTiles = tiles_of<S>(std::make_integer_sequence<int, S::kMaxRows>());  // [rows - 1]
 
-// Groups of rows as large as each other. One alone fetches what it will read soon itself; several, each their part of
-// the block after this one.
+// Rows go in groups of equal size. A single group prefetches its own weights; several share the prefetch of the next
+// block.
 template <typename S>
 void multiply_block(const typename S::Weight* weights, int64_t num_steps, const typename S::Input* x, int64_t x_stride,
                     int64_t num_rows, typename S::Total* sums, bool is_first) {
-    const int64_t num_groups = (num_rows + S::kMaxRows - 1) / S::kMaxRows, ahead_step = kStepBytes<S> / num_groups;
-    const char* next = (const char*)weights + (num_groups == 1 ? kAheadBytes : num_steps * kStepBytes<S>);
+    const int64_t num_groups = (num_rows + S::kMaxRows - 1) / S::kMaxRows;
+    const int64_t prefetch_stride = kStepBytes<S> / num_groups;
+    const char* next = (const char*)weights + (num_groups == 1 ? kPrefetchBytes : num_steps * kStepBytes<S>);
     for (int64_t group = 0; group < num_groups; group++) {
         const int64_t row = num_rows * group / num_groups, rows = num_rows * (group + 1) / num_groups - row;
-        const Block<S> block{weights, num_steps, next + group * num_steps * ahead_step, ahead_step, num_groups == 1};
+        const char* from = next + group * num_steps * prefetch_stride;
+        const Block<S> block{weights, num_steps, from, prefetch_stride, num_groups == 1};
         kTiles<S>[rows - 1](block, x + row * x_stride, x_stride, sums + row * kPanel, is_first);
     }
 }

@@ -1,70 +1,70 @@
-// Chooses tokens: the likeliest, or one drawn after temperature, top-k, top-p and min-p.
+// Argmax, and sampling with temperature, top-k, top-p and min-p.
 //
-// Called through `baton/model/kernels/sampling.py`; what the filters mean, and the order of the draw, are those of
-// `baton/model/distribution.py`. Nothing is sorted: where a filter cuts is found by counting, as radix sort does.
+// Called through `baton/model/sampling/native.py`. The filters and the order of the cumulative sum are those of
+// `baton/model/sampling/distribution.py`. Nothing is sorted: a filter's threshold is found by radix select.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "room.h"
 #include "simd.h"
-#include "team.h"
+#include "thread_pool.h"
+#include "workspace.h"
 
 namespace {
 
-float largest(const float* x, int64_t n) {
-    Vec best = splat(-std::numeric_limits<float>::infinity());
+float row_max(const float* x, int64_t n) {
+    Vec best = broadcast(-std::numeric_limits<float>::infinity());
     int64_t i = 0;
-    for (; i + kWidth <= n; i += kWidth) best = larger(load(x + i), best);
-    float most = largest_of(best);
-    for (; i < n; i++) most = x[i] > most ? x[i] : most;
-    return most;
+    for (; i + kWidth <= n; i += kWidth) best = vec_max(load(x + i), best);
+    float max = reduce_max(best);
+    for (; i < n; i++) max = x[i] > max ? x[i] : max;
+    return max;
 }
 
-// The first of the largest; 0 where nothing is larger than anything, as among NaNs. One pass finds the first block that
-// has it.
+// The lowest index of the maximum; 0 for a row of NaNs. One pass finds the first block that holds the maximum.
 template <typename T>
-int64_t likeliest(const T* logits, int64_t n) {
+int64_t argmax(const T* logits, int64_t n) {
     constexpr int64_t kBlock = 16 * kSpan;
-    float most = -std::numeric_limits<float>::infinity();
+    float max = -std::numeric_limits<float>::infinity();
     int64_t begin = 0;
     for (int64_t first = 0; first < n; first += kBlock) {
-        float best = most;
+        float block_max = max;
         if (first + kBlock <= n) {
             Split parts = load_split(logits + first);
-            Vec even = larger(parts.a, splat(most)), odd = larger(parts.b, splat(most));
+            Vec even = vec_max(parts.a, broadcast(max)), odd = vec_max(parts.b, broadcast(max));
             for (int64_t i = kSpan; i < kBlock; i += kSpan) {
                 parts = load_split(logits + first + i);
-                even = larger(parts.a, even), odd = larger(parts.b, odd);
+                even = vec_max(parts.a, even), odd = vec_max(parts.b, odd);
             }
-            best = largest_of(larger(even, odd));
+            block_max = reduce_max(vec_max(even, odd));
         } else {
-            for (int64_t i = first; i < n; i++) best = widen(logits[i]) > best ? widen(logits[i]) : best;
+            for (int64_t i = first; i < n; i++)
+                block_max = widen(logits[i]) > block_max ? widen(logits[i]) : block_max;
         }
-        if (best > most) most = best, begin = first;
+        if (block_max > max) max = block_max, begin = first;
     }
     for (int64_t i = begin; i < std::min(begin + kBlock, n); i++)
-        if (widen(logits[i]) == most) return i;
+        if (widen(logits[i]) == max) return i;
     return 0;
 }
 
-// e^((logit - best) / temperature): the likeliest token's weight is 1, and what is too small for a float is nothing.
-BATON_INLINE Vec weight_of(Vec logits, Vec best, Vec temperature) {
-    const Vec x = (logits - best) / temperature;
-    return x < -87.0f ? Vec{} : exp_of(x);
+// e^((logit - max) / temperature): the most probable token's weight is 1; a weight too small for a float is 0.
+BATON_INLINE Vec exp_weight(Vec logits, Vec max, Vec temperature) {
+    const Vec x = (logits - max) / temperature;
+    return x < -87.0f ? Vec{} : vec_exp(x);
 }
-void weigh(const float* logits, int64_t n, float temperature, float* weights) {
-    const Vec best = splat(largest(logits, n)), divisor = splat(temperature);
+void exp_weights(const float* logits, int64_t n, float temperature, float* weights) {
+    const Vec max = broadcast(row_max(logits, n)), divisor = broadcast(temperature);
     int64_t i = 0;
-    for (; i + kWidth <= n; i += kWidth) store(weights + i, weight_of(load(logits + i), best, divisor));
+    for (; i + kWidth <= n; i += kWidth) store(weights + i, exp_weight(load(logits + i), max, divisor));
     if (i == n) return;
     float last[kWidth] = {};
     std::copy(logits + i, logits + n, last);
-    store(last, weight_of(load(last), best, divisor));
+    store(last, exp_weight(load(last), max, divisor));
     std::copy(last, last + (n - i), weights + i);
 }
 
-double sum_from(const float* weights, int64_t n, float least) {
+double sum_at_least(const float* weights, int64_t n, float least) {
     constexpr int kLanes = 8;
     double lanes[kLanes] = {};
     int64_t i = 0;
@@ -78,17 +78,17 @@ double sum_from(const float* weights, int64_t n, float least) {
 
 enum class Measure { kCount, kMass };
 
-// The least weight that stays if a weight stays while all larger ones together measure less than `limit`; the largest
-// always stays. Weights below `least`, and those of nothing, are not there. The bits of positive floats are in the order of their values: three
-// times all weights that agree with the bits found so far are counted by their next ones.
+// The smallest weight that is kept. A weight is kept while all larger ones together measure less than `limit`; the
+// largest always is. Weights below `least` and zeros are ignored. Radix select: the bits of positive floats are ordered
+// like their values, so three passes each count, by their next bits, the weights that match the bits found so far.
 template <Measure kMeasure>
-float cut(const float* weights, int64_t n, float least, double limit) {
+float find_threshold(const float* weights, int64_t n, float least, double limit) {
     constexpr int kShifts[] = {21, 10, 0}, kBits[] = {11, 11, 10};
     uint32_t found = 0;
     double above = 0.0;
     for (int level = 0; level < 3; level++) {
         const int shift = kShifts[level], bits = kBits[level];
-        const int known = shift + bits;  // from this bit on
+        const int known = shift + bits;  // bits from this one up are known
         double bins[1 << 11] = {};
         for (int64_t i = 0; i < n; i++) {
             const float weight = weights[i];
@@ -110,23 +110,23 @@ float cut(const float* weights, int64_t n, float least, double limit) {
         found |= (uint32_t)chosen << shift;
         above = above_chosen;
     }
-    float edge;
-    std::memcpy(&edge, &found, sizeof edge);
-    return edge;
+    float threshold;
+    std::memcpy(&threshold, &found, sizeof threshold);
+    return threshold;
 }
 
-// The first token, in order of id, at which the weights that are at least `least` add up to more than `share` of all.
-int64_t draw(const float* weights, int64_t n, float least, double share) {
+// Inverse CDF: the lowest token id at which the cumulative sum of weights of at least `least` exceeds `uniform` of all.
+int64_t sample(const float* weights, int64_t n, float least, double uniform) {
     constexpr int64_t kBlock = 512;
     double total = 0.0;
     for (int64_t first = 0; first < n; first += kBlock)
-        total += sum_from(weights + first, std::min(kBlock, n - first), least);
-    const double target = std::min(share * total, std::nextafter(total, 0.0));
+        total += sum_at_least(weights + first, std::min(kBlock, n - first), least);
+    const double target = std::min(uniform * total, std::nextafter(total, 0.0));
     double passed = 0.0;
     int64_t last = 0;
     for (int64_t first = 0; first < n; first += kBlock) {
         const int64_t end = std::min(first + kBlock, n);
-        const double sum = sum_from(weights + first, end - first, least);
+        const double sum = sum_at_least(weights + first, end - first, least);
         if (passed + sum <= target) {
             passed += sum;
             continue;
@@ -137,30 +137,32 @@ int64_t draw(const float* weights, int64_t n, float least, double share) {
             if (passed > target) return i;
         }
     }
-    return last;  // where sums in another order were smaller by a rounding
+    return last;  // rounding made this sum smaller than the block sums
 }
 
-thread_local Room room;
+thread_local Workspace workspace;
 
 }  // namespace
 
-BATON_API void baton_likeliest(bool is_bf16, const void* logits, int64_t num_rows, int64_t vocab_size,
-                               int64_t* tokens) {
-    for_parts(num_rows, [=](int64_t row) {
+BATON_API void baton_argmax(bool is_bf16, const void* logits, int64_t num_rows, int64_t vocab_size, int64_t* tokens) {
+    parallel_for(num_rows, [=](int64_t row) {
         const int64_t first = row * vocab_size;
-        tokens[row] = is_bf16 ? likeliest((const bf16*)logits + first, vocab_size)
-                              : likeliest((const float*)logits + first, vocab_size);
+        tokens[row] = is_bf16 ? argmax((const bf16*)logits + first, vocab_size)
+                              : argmax((const float*)logits + first, vocab_size);
     });
 }
 
-// One row. top_k: at most vocab_size, 0 for all; top_p from 1 on and min_p 0 let everything through.
-BATON_API void baton_draw(const float* logits, int64_t vocab_size, float temperature, int64_t top_k, float top_p,
-                          float min_p, double share, int64_t* token) {
-    auto* weights = (float*)room.of(vocab_size * sizeof(float));
-    weigh(logits, vocab_size, temperature, weights);
+// One row. top_k: at most vocab_size, 0 for no limit; top_p of 1 or more and min_p of 0 keep every token.
+BATON_API void baton_sample(const float* logits, int64_t vocab_size, float temperature, int64_t top_k, float top_p,
+                            float min_p, double uniform, int64_t* token) {
+    auto* weights = (float*)workspace.get(vocab_size * sizeof(float));
+    exp_weights(logits, vocab_size, temperature, weights);
     float least = 0.0f;
-    if (top_k > 0 && top_k < vocab_size) least = cut<Measure::kCount>(weights, vocab_size, least, (double)top_k);
-    if (top_p < 1.0f)
-        least = cut<Measure::kMass>(weights, vocab_size, least, sum_from(weights, vocab_size, least) * top_p);
-    *token = draw(weights, vocab_size, std::max(least, min_p), share);
+    if (top_k > 0 && top_k < vocab_size)
+        least = find_threshold<Measure::kCount>(weights, vocab_size, least, (double)top_k);
+    if (top_p < 1.0f) {
+        const double mass = sum_at_least(weights, vocab_size, least);
+        least = find_threshold<Measure::kMass>(weights, vocab_size, least, mass * top_p);
+    }
+    *token = sample(weights, vocab_size, std::max(least, min_p), uniform);
 }

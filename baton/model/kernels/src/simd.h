@@ -1,8 +1,7 @@
-// Vectors of float, as wide as the level that is being built, and the two types that tensors hold.
+// Float vectors as wide as the level that is being built, and conversions of the two element types, float and bfloat16.
 //
-// Everything is written with the compiler's vector extensions (GCC and Clang), so one source serves every level: the
-// build gives BATON_VECTOR_BYTES (16, 32 or 64) and the flags that say which instructions may be used for it. What only
-// one level has is marked.
+// Everything uses the compiler's vector extensions (GCC and Clang), so one source serves every level: the build defines
+// BATON_VECTOR_BYTES (16, 32 or 64) and the flags that enable its instructions. Code of a single level is marked.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +29,8 @@ struct bf16 {
     uint16_t bits;
 };
 
-BATON_INLINE Vec splat(float x) { return x - Vec{}; }  // the subtraction of nothing is left out, as an addition is not
-BATON_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+BATON_INLINE Vec broadcast(float x) { return x - Vec{}; }  // the compiler drops the subtraction of 0, not an addition
+BATON_INLINE Vec vec_max(Vec a, Vec b) { return a > b ? a : b; }
 
 template <typename V, typename P>
 BATON_INLINE V load_as(const P* from) {
@@ -59,15 +58,15 @@ BATON_INLINE Vec load(const float* from) { return load_as<Vec>(from); }
 BATON_INLINE Vec load(const bf16* from) {
     return (Vec)(__builtin_convertvector(load_as<HalfVec>(from), BitVec) << 16);
 }
-// The bits of bfloat16 numbers, rounded, in the upper half of each word.
-BATON_INLINE BitVec rounded(Vec v) {
+// Rounds to bfloat16; the bits are in the upper half of each lane.
+BATON_INLINE BitVec round_to_bf16(Vec v) {
     BitVec bits = (BitVec)v;
     bits += 0x7fff + ((bits >> 16) & 1);
     return v == v ? bits : BitVec{} + 0x7fc00000u;
 }
 BATON_INLINE void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
 BATON_INLINE void store(bf16* to, Vec v) {
-    HalfVec half = __builtin_convertvector(rounded(v) >> 16, HalfVec);
+    HalfVec half = __builtin_convertvector(round_to_bf16(v) >> 16, HalfVec);
     std::memcpy(to, &half, sizeof half);
 }
 
@@ -86,12 +85,12 @@ BATON_INLINE void store_split(float* to, Split s) {
     store(to + kWidth, s.b);
 }
 BATON_INLINE void store_split(bf16* to, Split s) {
-    BitVec pairs = (rounded(s.a) >> 16) | (rounded(s.b) & 0xffff0000u);
+    BitVec pairs = (round_to_bf16(s.a) >> 16) | (round_to_bf16(s.b) & 0xffff0000u);
     std::memcpy(to, &pairs, sizeof pairs);
 }
 
-// A dot product of T, kSpan elements at a time in kParts steps, and half a span at its end where there is one; one of its
-// sides is made ready once, by `prepare`.
+// A dot product of T, kSpan elements at a time in kParts steps, with half a span at the end where there is one. One of
+// the operands is converted once, by `prepare`.
 template <typename T>
 struct Dot {
     using Prepared = float;
@@ -107,7 +106,7 @@ struct Dot {
     BATON_INLINE static Vec half(const T* from) { return load(from); }
     BATON_INLINE static Vec half_prepared(const float* from) { return load(from); }
 };
-#if defined(BATON_BF16_PAIRS)
+#if defined(BATON_BF16_DOT)
 template <>
 struct Dot<bf16> {  // AVX512-BF16's sums of products of adjacent pairs, without widening
     using Prepared = bf16;
@@ -123,7 +122,7 @@ struct Dot<bf16> {  // AVX512-BF16's sums of products of adjacent pairs, without
     BATON_INLINE static Vec add(Vec sum, Vec x, Vec y) {
 #if defined(__AVX512BF16__)
         return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
-#else  // the same in words, so that everything around it can be tested without such a CPU
+#else  // the same in plain C++, so that the code around it can be tested without such a CPU
         const BitVec a = (BitVec)x, b = (BitVec)y, upper = BitVec{} + 0xffff0000u;
         return sum + (Vec)(a << 16) * (Vec)(b << 16) + (Vec)(a & upper) * (Vec)(b & upper);
 #endif
@@ -135,7 +134,7 @@ struct Dot<bf16> {  // AVX512-BF16's sums of products of adjacent pairs, without
 #endif
 
 // The sum of a vector's lanes.
-BATON_INLINE float sum_of(Vec v) {
+BATON_INLINE float reduce_add(Vec v) {
     float lanes[kWidth];
     store(lanes, v);
     for (int half = kWidth / 2; half > 0; half /= 2)
@@ -147,14 +146,14 @@ BATON_INLINE Vec swapped(Vec v, std::integer_sequence<int, kLane...>) {
     return __builtin_shufflevector(v, v, (kLane ^ kStride)...);
 }
 template <int kStride = kWidth / 2>
-BATON_INLINE float largest_of(Vec v) {
-    v = larger(v, swapped<kStride>(v, std::make_integer_sequence<int, kWidth>()));
-    if constexpr (kStride > 1) return largest_of<kStride / 2>(v);
+BATON_INLINE float reduce_max(Vec v) {
+    v = vec_max(v, swapped<kStride>(v, std::make_integer_sequence<int, kWidth>()));
+    if constexpr (kStride > 1) return reduce_max<kStride / 2>(v);
     return v[0];
 }
 
-// Lane i of the result is the sum of the lanes of rows[i], kWidth of them: pairs of rows are added half a row crosswise,
-// until one is left.
+// Lane i of the result is the sum of the lanes of rows[i]; `rows` are kWidth. Pairs of rows are added crosswise by halves
+// until one remains.
 template <int kStride, int... kLane>
 BATON_INLINE Vec add_crosswise(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
     return __builtin_shufflevector(a, b, (kLane & kStride ? kLane + kWidth : kLane)...) +
@@ -166,20 +165,20 @@ BATON_INLINE void add_pairs(Vec* rows) {
         rows[i] = add_crosswise<kStride>(rows[i], rows[i + kStride], std::make_integer_sequence<int, kWidth>());
     if constexpr (kStride > 1) add_pairs<kStride / 2>(rows);
 }
-BATON_INLINE Vec sums_of_rows(Vec* rows) {
+BATON_INLINE Vec reduce_add_rows(Vec* rows) {
     add_pairs<kWidth / 2>(rows);
     return rows[0];
 }
 
 // e^x to about 1e-7 of the result: e^-87 below -87, infinite above 88, and a NaN stays one. Cephes' polynomial.
-BATON_INLINE Vec exp_of(Vec x) {
+BATON_INLINE Vec vec_exp(Vec x) {
     const IntVec too_large = x > 88.0f;
-    x = x < -87.0f ? splat(-87.0f) : x;
-    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    x = x < -87.0f ? broadcast(-87.0f) : x;
+    const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     Vec shifted = x * 1.44269504088896341f + magic;
-    Vec whole = shifted - magic;
-    Vec part = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    Vec poly = splat(1.9875691500e-4f);
+    Vec integer = shifted - magic;
+    Vec part = x - integer * 0.693359375f + integer * 2.12194440e-4f;
+    Vec poly = broadcast(1.9875691500e-4f);
     poly = poly * part + 1.3981999507e-3f;
     poly = poly * part + 8.3334519073e-3f;
     poly = poly * part + 4.1665795894e-2f;
@@ -187,30 +186,30 @@ BATON_INLINE Vec exp_of(Vec x) {
     poly = poly * part + 5.0000001201e-1f;
     poly = poly * part * part + part + 1.0f;
     BitVec power = ((BitVec)shifted - (BitVec)magic + 127) << 23;
-    return too_large ? splat(__builtin_inff()) : poly * (Vec)power;
+    return too_large ? broadcast(__builtin_inff()) : poly * (Vec)power;
 }
 // 2^x for x up to 0, at least 2^-126; a NaN stays one. kTerms 4: to 3e-6 of the result; 6: to a float's precision.
 template <int kTerms>
-constexpr float kPowerTerms[kTerms] = {0.6931241751f, 0.2402409911f, 0.05590642616f, 0.009582852945f};
+constexpr float kExp2Coefficients[kTerms] = {0.6931241751f, 0.2402409911f, 0.05590642616f, 0.009582852945f};
 template <>
-constexpr float kPowerTerms<6>[6] = {0.6931471825f,   0.2402264774f,   0.05550332367f,
+constexpr float kExp2Coefficients<6>[6] = {0.6931471825f,   0.2402264774f,   0.05550332367f,
                                      0.009618436918f, 0.001339887385f, 0.0001535336196f};
 template <int kTerms>
-BATON_INLINE Vec power_of_two(Vec x) {
-    const Vec magic = splat(12582912.0f);
-    x = x < -126.0f ? splat(-126.0f) : x;
+BATON_INLINE Vec vec_exp2(Vec x) {
+    const Vec magic = broadcast(12582912.0f);
+    x = x < -126.0f ? broadcast(-126.0f) : x;
     const Vec shifted = x + magic;
     const Vec part = x - (shifted - magic);
-    Vec poly = splat(kPowerTerms<kTerms>[kTerms - 1]);
-    for (int i = kTerms - 2; i >= 0; i--) poly = poly * part + kPowerTerms<kTerms>[i];
+    Vec poly = broadcast(kExp2Coefficients<kTerms>[kTerms - 1]);
+    for (int i = kTerms - 2; i >= 0; i--) poly = poly * part + kExp2Coefficients<kTerms>[i];
     return (poly * part + 1.0f) * (Vec)(((BitVec)shifted - (BitVec)magic + 127) << 23);
 }
-// Which of kWidth numbers from `first` are in [begin, end).
-BATON_INLINE IntVec inside(int first, int64_t begin, int64_t end) {
+// Lanes whose index, counted from `first`, is in [begin, end).
+BATON_INLINE IntVec range_mask(int first, int64_t begin, int64_t end) {
     IntVec number;
     for (int i = 0; i < kWidth; i++) number[i] = first + i;
     return (number >= (int)begin) & (number < (int)end);
 }
-BATON_INLINE Vec tanh_of(Vec x) { return 1.0f - 2.0f / (exp_of(x * 2.0f) + 1.0f); }
+BATON_INLINE Vec vec_tanh(Vec x) { return 1.0f - 2.0f / (vec_exp(x * 2.0f) + 1.0f); }
 
 }  // namespace

@@ -1,0 +1,172 @@
+"""From settings to a working engine's parts: model, pool, prefix cache, runner. Called once, by a worker's `app`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from baton.engine.progress import loading_progress
+from baton.engine.runner import ModelRunner
+from baton.kv.geometry import KVGeometry
+from baton.kv.memory import PageMemory, PoolMemory
+from baton.kv.pages import PagePool
+from baton.kv.prefix_cache import PrefixCache
+from baton.model.cpu import configure_threads
+from baton.model.device_memory import CudaCopyStream, DeviceMemory
+from baton.model.linears.packing import WeightLayout
+from baton.model.loading.config import DtypeChoice
+from baton.model.loading.fingerprint import weights_fingerprint
+from baton.model.loading.kernel_choice import KernelUse
+from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
+from baton.model.loading.quantization import Quantization, QuantizationReport
+from baton.model.storage import PageStorage
+from baton.settings.base import SettingsError
+from baton.settings.groups import MIB, Device, WorkerSettings
+from baton.settings.model_source import resolve_model
+from baton.telemetry.logs import get_logger
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a loop runs on. `max_model_len`: what model and pool both allow, in tokens.
+
+    `fingerprint`: weights, their quantisation and geometry; only workers with equal ones may exchange pages.
+    """
+
+    geometry: KVGeometry
+    fingerprint: str
+    memory: PoolMemory
+    cache: PrefixCache
+    runner: ModelRunner
+    vocab_size: int
+    max_model_len: int
+
+
+def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph_rows: int = 0) -> Engine:
+    """Loads and checks the model and lays out its pool; `num_host_pages` None: as many as the pool has.
+
+    `max_graph_rows`: up to how many rows a step on a GPU may be a CUDA graph. Blocks for as long as loading takes.
+    Raises `SettingsError`, `UnreadableModel` or `UnsupportedModel`.
+    """
+    configure_threads(settings.threads)
+    model = _load(settings)
+    num_pages = settings.pool_pages(model.geometry.page_bytes)
+    num_host_pages = num_pages if num_host_pages is None else num_host_pages
+    host = PageMemory(num_host_pages, model.geometry.page_bytes) if num_host_pages else None
+    storage, memory = _pool(model, num_pages, host)
+    runner = _runner(model, storage, max_graph_rows)
+    max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
+    _report(model, num_pages, max_model_len)
+    cache = PrefixCache(PagePool(num_pages))
+    weights = weights_fingerprint(model.config.directory, Quantization(settings.quantization.value))
+    fingerprint = model.geometry.fingerprint(weights=weights)
+    return Engine(model.geometry, fingerprint, memory, cache, runner, model.config.vocab_size, max_model_len)
+
+
+def _load(settings: WorkerSettings) -> LoadedModel:
+    directory = resolve_model(settings.model)
+    with _raise_if_out_of_memory("the weights"), loading_progress(settings.model) as on_progress:
+        return load_model(
+            directory,
+            dtype=DtypeChoice(settings.dtype.value),
+            page_size=settings.page_size,
+            max_model_len=settings.max_model_len,
+            device=resolve_device(settings.device),
+            layout=WeightLayout.AUTO if settings.pack_linears else WeightLayout.PLAIN,
+            decoder=DecoderChoice(settings.decoder.value),
+            kernels=KernelUse.AUTO if settings.kernels else KernelUse.NEVER,
+            quantization=Quantization(settings.quantization.value),
+            on_progress=on_progress,
+        )
+
+
+def _pool(model: LoadedModel, num_pages: int, host: PageMemory | None) -> tuple[PageStorage, PoolMemory]:
+    """The pages as the model and as transfers see them. Raises `SettingsError` where a GPU has no room for them."""
+    geometry = model.geometry
+    if model.device == "cpu":
+        memory = PageMemory(num_pages, geometry.page_bytes, prefault=True)
+        return PageStorage.on_memory(geometry, memory, host), memory
+    with _raise_if_out_of_memory(f"{num_pages} pages, {num_pages * geometry.page_bytes / MIB:.0f} MiB"):
+        storage = PageStorage.allocate(geometry, num_pages, model.device, host, has_scratch=True)
+    return storage, DeviceMemory(storage, CudaCopyStream(storage.device))
+
+
+@contextmanager
+def _raise_if_out_of_memory(what: str) -> Iterator[None]:
+    """Says what a GPU had no room for, as `SettingsError`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        hint = "Lower --kv-memory-mib or --num-pages, take a smaller model, or see what else uses the GPU."
+        raise SettingsError(what, why="the GPU has no room for that", hint=hint) from error
+
+
+def _runner(model: LoadedModel, storage: PageStorage, max_graph_rows: int) -> ModelRunner:
+    """Raises `SettingsError` where steps cannot be captured; what is left of a GPU's state then is not to be used."""
+    if model.device == "cpu":
+        return ModelRunner(model, storage)
+    began = time.monotonic()
+    try:
+        runner = ModelRunner(model, storage, max_graph_rows)
+    except RuntimeError as error:
+        if not max_graph_rows:
+            raise
+        why = f"a step could not be captured: {error}"
+        raise SettingsError("cuda_graphs", why=why, hint="Use --no-cuda-graphs.") from error
+    log.info("cuda_graphs", sizes=list(runner.graph_sizes), seconds=round(time.monotonic() - began, 2))
+    return runner
+
+
+def resolve_device(device: Device) -> str:
+    """`cpu` or `cuda`, which is the first GPU that this process sees. Raises `SettingsError` where there is none."""
+    found = torch.cuda.is_available()
+    if device is Device.CUDA and not found:
+        why = "this torch was built for CPUs" if torch.version.cuda is None else "torch finds no GPU that it can use"
+        hint = "Install a CUDA build of torch and see that nvidia-smi lists a GPU, or use --device cpu."
+        raise SettingsError("device=cuda", why=why, hint=hint)
+    return "cuda" if found and device is not Device.CPU else "cpu"
+
+
+def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
+    report = model.report
+    log.info(
+        "model_loaded",
+        model_type=model.config.model_type,
+        parameters=report.num_parameters,
+        dtype=model.config.dtype,
+        device=model.device,
+        seconds=round(report.seconds, 2),
+        decoder="stock" if report.stock_note else "lean",
+        stock_note=report.stock_note or "none",
+        kernels=report.kernel_note,
+        layout=report.weights.layout.value,
+        matrices=report.weights.num_matrices,
+        layout_note=report.weights.note or "none",
+        **_quantization(report.quantization),
+        self_check_gap=f"{report.check.gap:.1e}",
+        torch=torch.__version__,
+    )
+    log.info(
+        "pool_ready",
+        pages=num_pages,
+        page_tokens=model.geometry.page_size,
+        page_bytes=model.geometry.page_bytes,
+        max_model_len=max_model_len,
+    )
+
+
+def _quantization(report: QuantizationReport | None) -> dict[str, str | int]:
+    if report is None:
+        return {"quantization": Quantization.NONE.value}
+    return {
+        "quantization": Quantization.INT8.value,
+        "quantized_linears": report.num_linears,
+        "quantization_error": f"{report.error:.1e}",
+        "quantization_divergence": f"{report.divergence:.1e}",
+    }

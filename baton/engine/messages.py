@@ -1,0 +1,24 @@
+"""What both engines hear and say alike: the command that ends an attempt, and the effect that reports its error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.domain.errors import BatonError
+from baton.domain.ids import AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends an attempt. Legal in every state; idempotent."""
+
+    id: AttemptId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The attempt ended in this engine with a typed error."""
+
+    id: AttemptId
+    error: BatonError

@@ -1,0 +1,70 @@
+"""What both engine loops measure of themselves: steps, rows and pages. Called from the engine thread only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from baton.domain.worker import WorkerRole
+from baton.engine.batch import Batch, Runner, StepOutput
+from baton.kv.pages import Owner, PagePool
+from baton.telemetry import metrics
+
+monotonic_s = time.monotonic
+
+
+class StepMetrics:
+    """Times steps and keeps the page gauges. `step_started_at` may be read from other threads (one word)."""
+
+    def __init__(self, role: WorkerRole, pool: PagePool) -> None:
+        self._pool = pool
+        self._counts: dict[Owner, int] = {}
+        self.step_started_at: float | None = None
+        self._pages = {owner: metrics.KV_PAGES.labels(owner.name.lower()) for owner in Owner}
+        self._step_s = metrics.STEP_SECONDS.labels(role.value)
+        self._host_s = metrics.STEP_HOST_SECONDS.labels(role.value)
+        self._tokens = metrics.STEP_TOKENS.labels(role.value)
+        self._rows = metrics.BATCH_ROWS.labels(role.value)
+        self._waiting = metrics.WAITING_REQUESTS.labels(role.value)
+        self._forward_s = 0.0
+
+    def step_age_s(self) -> float:
+        """How long the current step has been running; 0 between steps."""
+        started_at = self.step_started_at
+        return 0.0 if started_at is None else monotonic_s() - started_at
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around a step that has work: from the batch's run to the last effect."""
+        started_at = self.step_started_at = monotonic_s()
+        self._forward_s = 0.0
+        try:
+            yield
+        finally:
+            self.step_started_at = None
+            seconds = monotonic_s() - started_at
+            self._step_s.observe(seconds)
+            self._host_s.observe(max(0.0, seconds - self._forward_s))
+
+    @contextmanager
+    def forward(self, batch: Batch) -> Iterator[None]:
+        """Around the runner's part of a step, and whatever the host does while that runs."""
+        started_at = monotonic_s()
+        yield
+        self._forward_s = monotonic_s() - started_at
+        self._tokens.observe(batch.num_tokens)
+        self._rows.set(len(batch.rows))
+
+    def run(self, runner: Runner, batch: Batch) -> StepOutput:
+        """`runner.run(batch)`, timed."""
+        with self.forward(batch):
+            return runner.run(batch)
+
+    def update_gauges(self, num_waiting: int) -> None:
+        """Publishes the page counts that have changed, and the queue's length."""
+        self._waiting.set(num_waiting)
+        for owner, count in self._pool.counts().items():
+            if self._counts.get(owner) != count:
+                self._counts[owner] = count
+                self._pages[owner].set(count)

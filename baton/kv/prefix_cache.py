@@ -1,0 +1,138 @@
+"""The prefix cache: pages kept after use, found by their tokens, evicted least recently used first.
+
+An edge of the tree is exactly one page, and a node's key is the chained digest of its whole prefix (`baton.kv.keys`),
+so the tree lies flat in one dictionary and never splits an edge; the idea of sharing KV along a token tree is SGLang's
+RadixAttention, the chained page keys are vLLM's. Two rules keep it simple:
+
+* Holds are closed towards the root: whoever holds a cached page holds all pages before it (`insert` swaps a duplicate
+  for the cached page). So every page that is cached and unheld can be evicted, in some order.
+* A touch goes from the deepest page to the root, so ancestors are always younger than their descendants.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.domain.errors import Broken
+from baton.domain.ids import PageId, PageKey
+from baton.kv.pages import Hold, Owner, PagePool
+
+
+@dataclass(slots=True)
+class _Node:
+    page: PageId
+    parent: PageKey | None
+    num_children: int = 0
+
+
+class PrefixCache:
+    """The prefix cache over one pool, and with it the only allocator that evicts."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self._nodes: OrderedDict[PageKey, _Node] = OrderedDict()  # oldest first
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `allocate` could hand out now."""
+        return self.pool.num_free + self.pool.num_cached
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def match(self, keys: Sequence[PageKey], hold: Hold) -> list[PageId]:
+        """The cached pages of the longest prefix of `keys`, each held once for `hold`."""
+        pages: list[PageId] = []
+        for key in keys:
+            node = self._nodes.get(key)
+            if node is None:
+                break
+            pages.append(node.page)
+        self._touch(keys[: len(pages)])
+        self.pool.hold(pages, hold)
+        return pages
+
+    def num_matching(self, keys: Sequence[PageKey]) -> int:
+        """How many leading pages are cached, without holding or touching them."""
+        for i, key in enumerate(keys):
+            if key not in self._nodes:
+                return i
+        return len(keys)
+
+    def insert(self, keys: Sequence[PageKey], pages: Sequence[PageId], hold: Hold) -> list[PageId]:
+        """Enters filled pages, from the root on; `pages[i]` holds the tokens that `keys[i]` names, held for `hold`.
+
+        Returns the pages to use from now on: where an equal page was cached already, that one (the hold moves to it,
+        and the duplicate is given back).
+        """
+        inserted: list[PageId] = []
+        parent: PageKey | None = None
+        for key, page in zip(keys, pages, strict=True):
+            inserted.append(self._insert_one(key, parent, page, hold))
+            parent = key
+        self._touch(keys)
+        return inserted
+
+    def allocate(self, num_pages: int, hold: Hold) -> list[PageId] | None:
+        """`num_pages` pages held for `hold`, evicting as needed; None (and nothing evicted) when it cannot be."""
+        if num_pages > self.num_available:
+            return None
+        self._evict(num_pages - self.pool.num_free)
+        return self.pool.allocate(num_pages, hold)
+
+    def clear(self) -> int:
+        """Evicts every unheld page; returns how many."""
+        num_pages = self.pool.num_cached
+        self._evict(num_pages)
+        return num_pages
+
+    def check(self) -> None:
+        """Raises `Broken` if the tree or the holds on it are not closed towards its root, or its books disagree."""
+        children: dict[PageKey, int] = {}
+        for node in self._nodes.values():
+            if node.parent is not None:
+                children[node.parent] = children.get(node.parent, 0) + 1
+        for key, node in self._nodes.items():
+            if node.parent is not None and node.parent not in self._nodes:
+                raise Broken(f"page {node.page} is cached without the page before it")
+            if node.parent is not None and self._is_held(key) and not self._is_held(node.parent):
+                raise Broken(f"page {node.page} is held, the page before it is not")
+            if node.num_children != children.get(key, 0):
+                raise Broken(f"page {node.page} counts {node.num_children} children, has {children.get(key, 0)}")
+        if len({node.page for node in self._nodes.values()}) != len(self._nodes):
+            raise Broken("one page is cached under two keys")
+
+    def _is_held(self, key: PageKey) -> bool:
+        return self.pool.owner(self._nodes[key].page) != Owner.CACHED
+
+    def _insert_one(self, key: PageKey, parent: PageKey | None, page: PageId, hold: Hold) -> PageId:
+        node = self._nodes.get(key)
+        if node is None:
+            self._nodes[key] = _Node(page, parent)
+            if parent is not None:
+                self._nodes[parent].num_children += 1
+            self.pool.set_cached(page, True)
+            return page
+        if node.page != page:
+            self.pool.hold([node.page], hold)
+            self.pool.drop([page], hold)
+        return node.page
+
+    def _touch(self, keys: Sequence[PageKey]) -> None:
+        for key in reversed(keys):
+            self._nodes.move_to_end(key)
+
+    def _evict(self, num_pages: int) -> None:
+        """Frees `num_pages` pages, oldest leaves first. A page in use counts as used now and goes to the young end."""
+        while num_pages > 0:
+            key, node = next(iter(self._nodes.items()))
+            if node.num_children or self.pool.owner(node.page) != Owner.CACHED:
+                self._nodes.move_to_end(key)
+                continue
+            del self._nodes[key]
+            if node.parent is not None:
+                self._nodes[node.parent].num_children -= 1
+            self.pool.set_cached(node.page, False)
+            num_pages -= 1

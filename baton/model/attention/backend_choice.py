@@ -1,0 +1,24 @@
+"""Which attention backend serves a model on this machine. Called when a decoder is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.model.attention.base import AttentionBackend
+from baton.model.attention.flashinfer_backend import FlashinferAttention, flashinfer_supports
+from baton.model.attention.layers import ObservedLayer
+from baton.model.attention.native_backend import NativeAttention, max_native_segment_tokens, native_supports
+from baton.model.attention.torch_backend import TorchAttention
+from baton.model.kernels.library import Kernels
+from baton.model.storage import PageStorage
+
+
+def choose_backend(
+    layers: Sequence[ObservedLayer], storage: PageStorage, kernels: Kernels | None = None
+) -> AttentionBackend:
+    """flashinfer or the native kernels where they can serve every layer, torch everywhere else."""
+    if flashinfer_supports(layers, storage):
+        return FlashinferAttention(layers, storage)
+    if kernels is not None and native_supports(kernels, layers, storage):
+        return NativeAttention(kernels, storage, max_native_segment_tokens(kernels, storage.keys(0).dtype))
+    return TorchAttention(storage)

@@ -1,0 +1,72 @@
+"""Finds out what a model's cache looks like by watching the model itself, rather than by knowing every config.
+
+One short forward pass with a handler that notes the shapes of K and V. Called once at load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.model.attention.base import AttentionCall
+from baton.model.attention.hf_hook import use_handler
+from baton.model.errors import UnsupportedModel
+
+NUM_PROBE_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedLayer:
+    """One layer as the model called it. `window`: how many positions it looks back over; None: all."""
+
+    geometry: LayerGeometry
+    num_heads: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    has_sinks: bool
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Answers with zeros of the right shape, and keeps notes."""
+
+    layers: dict[int, ObservedLayer] = field(default_factory=dict)
+    num_calls: int = 0
+
+    def attend(self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        self.layers[call.layer] = ObservedLayer(
+            geometry=LayerGeometry(keys.shape[1], keys.shape[2], values.shape[2]),
+            num_heads=call.query.shape[1],
+            scale=call.scale,
+            window=call.window,
+            softcap=call.softcap,
+            has_sinks=call.sinks is not None,
+        )
+        return call.query.new_zeros(*call.query.shape[:2], values.shape[2])
+
+
+def observe_layers(model: torch.nn.Module, num_layers: int, device: str) -> tuple[ObservedLayer, ...]:
+    """The model's layers in order, as they call attention. The model's attention must be the paged hook.
+
+    Raises `UnsupportedModel` unless every one of `num_layers` layers called it exactly once.
+    """
+    recorder = _Recorder()
+    ids = torch.arange(NUM_PROBE_TOKENS, device=device)[None]
+    with use_handler(recorder), torch.inference_mode():
+        model(input_ids=ids, position_ids=ids, use_cache=False)
+    seen = sorted(recorder.layers)
+    if seen != list(range(num_layers)) or recorder.num_calls != num_layers:
+        raise UnsupportedModel(
+            f"{recorder.num_calls} attention calls from layers {seen} were seen where {num_layers} layers should call "
+            "once each: part of this model does not use the attention interface, so its state cannot be paged"
+        )
+    return tuple(recorder.layers[index] for index in seen)
+
+
+def kv_geometry(layers: tuple[ObservedLayer, ...], dtype: str, page_size: int) -> KVGeometry:
+    """The page geometry of observed layers."""
+    return KVGeometry(tuple(layer.geometry for layer in layers), dtype, page_size)

@@ -1,0 +1,140 @@
+"""The lean decoder: a whole model in one screen, a few operations a layer on flat tokens.
+
+It answers to the same face as the stock model's decoder and leaves the same bytes in the pages, up to rounding. The
+residual stream is added and normed in one operation; attention is the backend's, everything else `Ops`'. Knows pages
+and positions, no requests and no configs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import embedding
+
+from baton.model.attention.base import AttentionBackend, AttentionCall, StepMetadata
+from baton.model.attention.layers import ObservedLayer
+from baton.model.decoders.lean_weights import ExpertFeedForward, GatedFeedForward, LeanModel
+from baton.model.decoders.ops import Ops
+from baton.model.storage import PageStorage
+
+
+class LeanDecoder:
+    """A `Decoder` over `storage`. `layers`: what was observed of the stock model; `max_positions`: the longest row."""
+
+    def __init__(
+        self,
+        model: LeanModel,
+        layers: Sequence[ObservedLayer],
+        storage: PageStorage,
+        max_positions: int,
+        backend: AttentionBackend,
+        ops: Ops,
+    ) -> None:
+        self._model = model
+        self._observed = tuple(layers)
+        self._storage = storage
+        self._backend = backend
+        self._ops = ops
+        self.max_positions = max_positions
+        tables = {id(rope): rope.table(max_positions) for rope in model.ropes}
+        self._ropes = [tables[id(rope)] for rope in model.ropes]
+        self._scale = _embedding_scale(model)
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [len(keep), vocab_size] after the tokens at places `keep` of the flat [tokens] tensors."""
+        self.clear_partial_pages(step)
+        self._backend.begin(step)
+        return self.compute(input_ids, positions, step, keep)
+
+    def clear_partial_pages(self, step: StepMetadata) -> None:
+        """Zero the pages that a step begins and does not fill; the first part of `forward`, before the plan."""
+        if step.partial_pages.numel():
+            self._storage.clear(step.partial_pages)
+
+    def compute(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
+    ) -> torch.Tensor:
+        """The last part of `forward`, with attention planned: of the step it reads where tokens go, and no segments."""
+        with torch.inference_mode():
+            return self._logits(self._hidden(input_ids, positions, step, keep))
+
+    def with_backend(self, backend: AttentionBackend) -> LeanDecoder:
+        """The same decoder with another backend over its storage; weights and tables are shared."""
+        other = copy.copy(self)
+        other._backend = backend
+        return other
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """What answers its attention."""
+        return self._backend
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer sends tokens to experts, which reads back how many each of them gets."""
+        return any(isinstance(layer.feed_forward, ExpertFeedForward) for layer in self._model.layers)
+
+    def _hidden(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
+    ) -> torch.Tensor:
+        """[len(keep), hidden_size], normed for the head. After attention in the last layer only `keep` goes on."""
+        layers = self._model.layers
+        norms = [*(layer.attention_norm for layer in layers[1:]), self._model.norm]  # what comes after each layer
+        query = None  # [tokens, num_heads, head_dim], the same memory for all layers
+        residual = self._embed(input_ids)  # [tokens, hidden_size]
+        hidden = self._ops.rms_norm(residual, layers[0].attention_norm, self._model.spec.eps)
+        for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
+            query = self._rope_and_write_kv(index, layer.qkv(hidden), positions, step, query)
+            seen = self._backend.attend(self._call(index, query)).flatten(1)  # [tokens, num_heads * head_dim]
+            if next_norm is self._model.norm:
+                seen, residual = seen[keep], residual[keep]
+            hidden = self._add(layer.attention_out(seen), layer.attention_out_norm, residual, layer.feed_forward_norm)
+            change = self._feed_forward(layer.feed_forward, hidden)
+            hidden = self._add(change, layer.feed_forward_out_norm, residual, next_norm)
+        return hidden
+
+    def _add(
+        self, change: torch.Tensor, own_norm: torch.Tensor | None, residual: torch.Tensor, next_norm: torch.Tensor
+    ) -> torch.Tensor:
+        """Adds a part's `change`, normed where the family norms it, to `residual`; what the next part reads."""
+        eps = self._model.spec.eps
+        if own_norm is not None:
+            change = self._ops.rms_norm(change, own_norm, eps, out=change)
+        return self._ops.add_rms_norm(change, residual, next_norm, eps, out=change)
+
+    def _rope_and_write_kv(
+        self, index: int, qkv: torch.Tensor, positions: torch.Tensor, step: StepMetadata, query: torch.Tensor | None
+    ) -> torch.Tensor:
+        heads, norms = self._model.spec.heads, self._model.layers[index].qk_norm
+        where = (positions, self._storage, index, step)
+        return self._ops.rope_and_write_kv(qkv, self._ropes[index], heads, norms, *where, query)
+
+    def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        rows = embedding(input_ids, self._model.embedding)
+        return rows if self._scale is None else rows.mul_(self._scale)
+
+    def _call(self, index: int, query: torch.Tensor) -> AttentionCall:
+        layer = self._observed[index]
+        return AttentionCall(index, query, layer.scale, layer.window, layer.softcap)
+
+    def _feed_forward(self, part: GatedFeedForward | ExpertFeedForward, hidden: torch.Tensor) -> torch.Tensor:
+        if isinstance(part, GatedFeedForward):
+            return part.down(self._ops.act_and_mul(part.gate_up(hidden), self._model.spec.activation))
+        out: torch.Tensor = part.module(hidden[None])[0]
+        return out
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._model.head(hidden)
+        softcap = self._model.spec.logit_softcap
+        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def _embedding_scale(model: LeanModel) -> torch.Tensor | None:
+    """Rounded to the weights' dtype, as the stock models do it."""
+    if model.spec.embedding_scale is None:
+        return None
+    return torch.tensor(model.spec.embedding_scale, dtype=model.embedding.dtype, device=model.embedding.device)

@@ -1,0 +1,117 @@
+"""From a model's config to what the lean decoder must do, or the reason why it leaves the model to the stock one.
+
+A pure function of values, called at load. It knows how families differ from Llama; what it does not know it refuses,
+and whether it was right is tried on the weights afterwards (`baton.model.loading.self_check`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.model.attention.layers import ObservedLayer
+from baton.model.decoders.ops import Activation, HeadShape
+
+SUPPORTED_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Rotary embeddings whose angles are a position times a constant; the stock module has computed the constants."""
+
+ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family differs from Llama.
+
+    `qk_norm`: every query and key head is normed before it is rotated. `fused_projections`: the checkpoint itself has
+    one matrix for Q, K and V, and one for gate and up. `experts`: the feed-forward part is a mixture, which stays the
+    stock module. `unit_offset_norms`: norms multiply by 1 + weight. `sandwich_norms`: norms behind attention and
+    feed-forward, too. `scaled_embedding`: embeddings times the square root of their size.
+    """
+
+    qk_norm: bool = False
+    fused_projections: bool = False
+    experts: bool = False
+    unit_offset_norms: bool = False
+    sandwich_norms: bool = False
+    scaled_embedding: bool = False
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(),
+    "mixtral": Family(experts=True),
+    "qwen2": Family(),
+    "qwen3": Family(qk_norm=True),
+    "qwen3_moe": Family(qk_norm=True, experts=True),
+    "phi3": Family(fused_projections=True),
+    "gemma2": Family(unit_offset_norms=True, sandwich_norms=True, scaled_embedding=True),
+    "gemma3_text": Family(unit_offset_norms=True, sandwich_norms=True, scaled_embedding=True, qk_norm=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LeanSpec:
+    """One model. `rope_names[layer]`: which of the stock module's rotary embeddings, "" where there is only one.
+
+    `embedding_scale` and `logit_softcap`: None where nothing is scaled or capped.
+    """
+
+    family: Family
+    heads: HeadShape
+    eps: float
+    activation: Activation
+    rope_names: tuple[str, ...]
+    embedding_scale: float | None
+    logit_softcap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """Why the stock model it is, in words that end a sentence."""
+
+    reason: str
+
+
+def lean_spec(config: Mapping[str, Any], layers: Sequence[ObservedLayer]) -> LeanSpec | Unsupported:
+    """What `config` (a text config as a record) and the observed `layers` come to."""
+    model_type = config.get("model_type")
+    family = FAMILIES.get(str(model_type))
+    if family is None:
+        return Unsupported(f"{model_type} is none of {', '.join(sorted(FAMILIES))}")
+    name = config.get("hidden_activation") or config.get("hidden_act")
+    if name not in ACTIVATIONS:
+        return Unsupported(f"its activation is {name}")
+    ropes = _ropes(config, len(layers))
+    if foreign := sorted({rope for _, rope in ropes} - SUPPORTED_ROPES):
+        return Unsupported(f"its rotary scaling is {', '.join(foreign)}")
+    shapes = {(layer.num_heads, layer.geometry) for layer in layers}
+    if len(shapes) > 1:
+        return Unsupported("its layers are of different shapes")
+    num_heads, cache = shapes.pop()
+    if cache.k_head_dim != cache.v_head_dim or any(layer.has_sinks for layer in layers):
+        return Unsupported("its attention has sinks, or values of another size than keys")
+    return LeanSpec(
+        family=family,
+        heads=HeadShape(num_heads, cache.num_kv_heads, cache.k_head_dim),
+        eps=float(config["rms_norm_eps"]),
+        activation=ACTIVATIONS[name],
+        rope_names=tuple(rope_name for rope_name, _ in ropes),
+        embedding_scale=float(config["hidden_size"]) ** 0.5 if family.scaled_embedding else None,
+        logit_softcap=config.get("final_logit_softcapping") or None,
+    )
+
+
+def _ropes(config: Mapping[str, Any], num_layers: int) -> list[tuple[str, str]]:
+    """Of every layer the name and the type of its rotary embedding; some families keep a record for each layer type."""
+    parameters = config.get("rope_parameters") or {}
+    kinds = config.get("layer_types") or []
+    if any(isinstance(parameters.get(kind), Mapping) for kind in kinds):
+        return [(kind, _rope_type(parameters.get(kind))) for kind in kinds[:num_layers]]
+    return [("", _rope_type(parameters))] * num_layers
+
+
+def _rope_type(parameters: object) -> str:
+    if not isinstance(parameters, Mapping):
+        return "missing"
+    return str(parameters.get("rope_type", "default"))

@@ -1,0 +1,116 @@
+"""`Ops` on the native kernels: the same contract as `TorchOps`, one pass over memory and one call each.
+
+Called by the lean decoder on the engine thread. Checks what the kernels take on trust.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from baton.model.attention.base import StepMetadata
+from baton.model.decoders.ops import Activation, HeadShape, Ops, QkNorm, RopeTable, TorchOps
+from baton.model.kernels.library import Kernels, supports_dtype
+from baton.model.storage import PageStorage
+
+
+class _RopeParams(ctypes.Structure):
+    """`RopeParams` of kernels/src/ops.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
+        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "query_norm", "key_norm")),
+        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int64) for name in ("page_size", "page_stride")),
+    )
+
+
+class NativeOps:
+    """`Ops` for float32 and bfloat16 on a CPU. Raises `ValueError` for a tensor that the kernels cannot take."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self._norm(x, None, weight, eps, out)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self._norm(x, residual, weight, eps, out)
+
+    def rope_and_write_kv(
+        self,
+        qkv: torch.Tensor,
+        rope: RopeTable,
+        heads: HeadShape,
+        norms: QkNorm | None,
+        positions: torch.Tensor,
+        storage: PageStorage,
+        layer: int,
+        step: StepMetadata,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if out is None:
+            out = qkv.new_empty(qkv.shape[0], heads.num_heads, heads.head_dim)
+        keys, values = storage.keys(layer), storage.values(layer)
+        weights = () if norms is None else (norms.query, norms.key)
+        _require(qkv.dtype, qkv, out, keys[0], values[0])
+        _require(torch.float32, rope.cos, rope.sin, *weights)
+        _require(torch.int64, positions, step.token_pages, step.token_slots)
+        rope_params = _RopeParams(
+            *(heads.num_heads, heads.num_kv_heads, heads.head_dim, rope.rotary_dim),
+            *(rope.cos.data_ptr(), rope.sin.data_ptr(), *(weight.data_ptr() for weight in weights)),
+            *(() if norms else (None, None)),
+            *(0.0 if norms is None else norms.eps, step.page_size, keys.stride(0)),
+        )
+        self._kernels.rope_and_write_kv(
+            *(qkv.dtype is torch.bfloat16, ctypes.addressof(rope_params), qkv.data_ptr(), positions.data_ptr()),
+            *(step.token_pages.data_ptr(), step.token_slots.data_ptr(), qkv.shape[0]),
+            *(keys.data_ptr(), values.data_ptr(), out.data_ptr()),
+        )
+        return out
+
+    def act_and_mul(
+        self, gate_up: torch.Tensor, activation: Activation, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+        if out is None:
+            out = gate_up.new_empty(num_tokens, width)
+        _require(gate_up.dtype, gate_up, out)
+        is_gelu = activation is Activation.GELU_TANH
+        is_bfloat16 = gate_up.dtype is torch.bfloat16
+        self._kernels.act_and_mul(is_bfloat16, is_gelu, gate_up.data_ptr(), num_tokens, width, out.data_ptr())
+        return out
+
+    def _norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        if out is None:
+            out = torch.empty_like(x)
+        _require(torch.float32, weight)
+        _require(x.dtype, x, out, *(() if residual is None else (residual,)))
+        num_features = x.shape[-1]
+        self._kernels.rms_norm(
+            *(x.dtype is torch.bfloat16, x.data_ptr(), None if residual is None else residual.data_ptr()),
+            *(weight.data_ptr(), eps, x.numel() // num_features, num_features, out.data_ptr()),
+        )
+        return out
+
+
+def choose_ops(storage: PageStorage, kernels: Kernels | None = None) -> Ops:
+    """What the lean decoder computes with beside `storage`."""
+    if kernels is not None and storage.device.type == "cpu" and supports_dtype(storage.keys(0).dtype):
+        return NativeOps(kernels)
+    return TorchOps()
+
+
+def _require(dtype: torch.dtype, *tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        if tensor.dtype is not dtype or not tensor.is_contiguous() or not tensor.is_cpu:
+            raise ValueError(f"kernels take contiguous {dtype} on the CPU, not {tensor.dtype} {tuple(tensor.shape)}")
+    if not (supports_dtype(dtype) or dtype is torch.int64):
+        raise ValueError(f"kernels know float32 and bfloat16, not {dtype}")

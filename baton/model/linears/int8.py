@@ -1,0 +1,102 @@
+"""Weights of int8 and products with them: symmetric, one scale for every output channel and one for every row of x.
+
+A row is quantised by its own largest number and the sums of the integers are exact, so a row's result has the same bits
+whatever stands beside it: batches, chunks and replays agree. Called by `baton.model.linears.linear`. Knows no layer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch.nn.functional import pad
+
+from baton.model.kernels.library import Kernels, supports_dtype
+from baton.model.linears.panels import STEP_INPUTS, pack_panels
+
+INT8_MAX = 127
+"""Of both sides. -128 is left out: it has no opposite, and the AVX2 product is exact only without it."""
+
+MAX_INPUTS = 2**16
+"""Sums of so many products of u8 and s8 fit an int32."""
+
+
+class _Int8Weight(ctypes.Structure):
+    """`Int8Weight` of kernels/src/int8.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("panels", "scales", "sums", "bias")),
+        *((name, ctypes.c_int64) for name in ("num_in", "num_padded", "num_out")),
+    )
+
+
+_TINY = 1e-30  # the inverse of its scale would be infinite
+_CHANNELS_PER_CHUNK = 256  # the numbers between are float64, and an output head is large
+
+
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`weight` [out_features, in_features] as int8 of the same shape and float32 scales [out_features].
+
+    A channel's largest number becomes 127; a channel of zeros, or of hardly more, is zeros with scale 0. Raises
+    `ValueError` for a weight that is not finite.
+    """
+    values = torch.empty_like(weight, dtype=torch.int8)
+    scales = torch.empty(weight.shape[0])
+    for first in range(0, weight.shape[0], _CHANNELS_PER_CHUNK):
+        channels = slice(first, first + _CHANNELS_PER_CHUNK)
+        values[channels], scales[channels] = quantize_rows(weight[channels])
+    if not torch.isfinite(scales).all():
+        raise ValueError("the weight has numbers that are not finite")
+    return values, scales
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every row of `x` [rows, features] by its own scale, as the kernel does it: int8 alike, and float32 [rows].
+
+    Where a row is not finite its scale is NaN.
+    """
+    wide = x.double()  # the products are exact in it, so they are rounded once
+    size = x.float().abs().amax(1)
+    size = torch.where(torch.isfinite(size), size, torch.nan)
+    size = torch.where(size < _TINY, 0.0, size)
+    factor = torch.where(size > 0, INT8_MAX / size, 0.0)[:, None]
+    return torch.round(wide * factor).nan_to_num(0.0).to(torch.int8), size / INT8_MAX
+
+
+class Int8Linear:
+    """`x @ weight.T + bias` with a weight of int8: [rows, in_features] -> [rows, out_features], of the dtype of `x`."""
+
+    __slots__ = ("_bias", "_call", "_kernels", "_panels", "_scales", "_shape", "_sums")
+
+    def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Keeps nothing of `weight` and `bias`. Raises `ValueError` for a weight that is not finite, or too wide."""
+        num_out, num_in = weight.shape
+        if num_in > MAX_INPUTS:
+            raise ValueError(f"sums over {num_in} inputs may not fit an int32")
+        values, self._scales = quantize_weight(weight)
+        padding = -num_in % STEP_INPUTS[torch.int8]
+        self._shape = (num_out, num_in)
+        self._kernels = kernels
+        self._panels = pack_panels(pad(values, (0, padding)), kernels.panel_outputs)
+        self._sums = values.sum(1, dtype=torch.int32)
+        self._bias = None if bias is None else bias.float().clone()
+        tensors = (self._panels, self._scales, self._sums, self._bias)
+        addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+        self._call = _Int8Weight(*addresses, num_in, num_in + padding, num_out)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weight and what belongs to it."""
+        tensors = (self._panels, self._scales, self._sums, self._bias)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Raises `ValueError` for rows that do not go with the weight."""
+        num_out, num_in = self._shape
+        if not supports_dtype(x.dtype) or x.dim() != 2 or x.shape[1] != num_in or not x.is_cpu:
+            raise ValueError(f"{tuple(x.shape)} {x.dtype} on {x.device} does not go with a weight of {self._shape}")
+        x = x.contiguous()
+        out = x.new_empty(x.shape[0], num_out)
+        address = ctypes.addressof(self._call)
+        self._kernels.linear_int8(x.dtype is torch.bfloat16, x.data_ptr(), address, out.data_ptr(), x.shape[0])
+        return out

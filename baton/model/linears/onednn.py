@@ -1,0 +1,61 @@
+"""Products with weights in an order of oneDNN's choice: what serves where there are no kernels.
+
+The operators are private to torch, so they are tried on numbers first; where they are missing, wrong or known not to
+pay, weights stay plain. Called by `baton.model.linears.packing`. Knows no layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import linear
+
+BATCH_HINT = 16  # float32 needs at least this to be laid out well for every batch size; bfloat16 does not care
+_RELATIVE_ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+class OneDnnLinear:
+    """`F.linear` of a packed weight: [*, in_features] -> [*, out_features]."""
+
+    __slots__ = ("_bias", "_packed")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Keeps a copy of `weight` [out_features, in_features]."""
+        self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), BATCH_HINT)
+        self._bias = bias
+
+    def weight(self) -> torch.Tensor:
+        """A plain copy, bit for bit."""
+        return self._packed.to_dense()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return out
+
+
+def onednn_supports(weight: torch.Tensor) -> bool:
+    """Whether a weight can be packed."""
+    return weight.is_cpu and weight.dtype in _RELATIVE_ERROR
+
+
+def onednn_is_faster() -> bool:
+    """Whether packing was measured to pay on a CPU like this: on AVX512; on AVX2 it loses at small batches."""
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
+def onednn_is_correct(dtype: torch.dtype) -> bool:
+    """Whether the private operators exist, accept `dtype` on this CPU, and agree with `F.linear`."""
+    if dtype not in _RELATIVE_ERROR:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((80, 48), (80,)))
+    try:
+        product = OneDnnLinear(weight, bias)
+        for num_tokens in (1, 5, 33):
+            x = torch.randn(1, num_tokens, 48, generator=generator).to(dtype)
+            exact = linear(x.double(), weight.double(), bias.double())
+            error = (product(x).double() - exact).abs().max() / exact.abs().max()
+            if not error <= _RELATIVE_ERROR[dtype]:
+                return False
+        return torch.equal(product.weight(), weight)
+    except (AttributeError, RuntimeError):
+        return False

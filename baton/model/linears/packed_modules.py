@@ -1,0 +1,58 @@
+"""Lets stock modules multiply with weights in another order: their `nn.Linear` modules are swapped in place.
+
+Called at load, after the model has proved itself without. A tied output head gets a copy of its own and the embedding
+keeps the weight. Expert weights of mixture models are parameters of three axes and are left alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from baton.model.linears.packing import WeightPacker
+
+
+class PackedModule(nn.Module):
+    """`nn.Linear` with its weight kept by a product; [.., in_features] -> [.., out_features]."""
+
+    bias: torch.Tensor | None
+
+    def __init__(self, source: nn.Linear, packer: WeightPacker) -> None:
+        super().__init__()
+        self.in_features = source.in_features
+        self.out_features = source.out_features
+        bias = None if source.bias is None else source.bias.detach()
+        self.register_buffer("bias", bias, persistent=False)
+        self._packed = packer.pack(source.weight.detach(), bias)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self._packed(inputs)
+
+    def unpacked(self) -> nn.Linear:
+        """A stock module with the same weight."""
+        module = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
+        module.weight = nn.Parameter(self._packed.weight(), requires_grad=False)
+        if self.bias is not None:
+            module.bias = nn.Parameter(self.bias, requires_grad=False)
+        return module.eval()
+
+
+def pack_modules(model: nn.Module, packer: WeightPacker) -> int:
+    """Swap every plain `nn.Linear` whose weight is taken; returns how many. Their own weights are dropped."""
+    found = [
+        name
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and packer.accepts(module.weight, module.bias)
+    ]
+    for name in found:
+        module = model.get_submodule(name)
+        assert isinstance(module, nn.Linear)
+        model.set_submodule(name, PackedModule(module, packer))
+    return len(found)
+
+
+def unpack_modules(model: nn.Module) -> None:
+    """Undo `pack_modules`."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, PackedModule):
+            model.set_submodule(name, module.unpacked())

@@ -1,0 +1,155 @@
+"""What a worker must know of a model before it loads the weights, and whether it may be served at all.
+
+Read from `config.json` by `read_config`. Called by `load_model` and by all that only needs the context length or the
+vocabulary. Refusing happens here, by what is written in the config; what only shows when the model runs
+is found by `baton.model.loading.self_check`.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from baton.model.cpu import has_bfloat16_arithmetic
+from baton.model.errors import UnreadableModel, UnsupportedModel
+from baton.model.loading.allow_list import TOKEN_EXACT
+
+ATTENTION_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+MAX_NESTING = 4
+
+
+class DtypeChoice(enum.Enum):
+    """What the weights and the cache are kept in.
+
+    `AUTO` on a GPU is bfloat16. On a CPU it is the checkpoint's own type, with bfloat16 for float16, which has no
+    arithmetic there, and float32 where bfloat16 has none either (it would be several times slower than float32).
+    """
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A model that may be served. `max_model_len` bounds prompt plus output; `dtype` is a name `torch` knows."""
+
+    directory: Path
+    model_type: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+
+def read_config(
+    directory: Path,
+    *,
+    dtype: DtypeChoice = DtypeChoice.AUTO,
+    max_model_len: int | None = None,
+    device: str = "cpu",
+    allowed: frozenset[str] = TOKEN_EXACT,
+) -> ModelConfig:
+    """Read and judge `config.json`. `max_model_len` may lower the model's own limit, never raise it.
+
+    Raises `UnreadableModel` where there is no readable config, `UnsupportedModel` where the model may not be served.
+    """
+    raw = _read_json(directory)
+    model_type = str(raw.get("model_type", ""))
+    if model_type not in allowed:
+        raise UnsupportedModel(
+            f"model type {model_type or 'unknown'!r} has not been seen to give the stock model's tokens on paged "
+            "attention, so it is not served; use one of: " + ", ".join(sorted(allowed))
+        )
+    config = AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config()
+    _refuse_what_pages_cannot_hold(raw, config.to_dict())
+    return ModelConfig(
+        directory=directory,
+        model_type=model_type,
+        max_model_len=_context_length(config, max_model_len),
+        vocab_size=int(config.vocab_size),
+        dtype=_resolve_dtype(dtype, raw, device),
+    )
+
+
+def _read_json(directory: Path) -> dict[str, Any]:
+    path = directory / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnreadableModel(f"no model in {directory}: cannot read {path.name} ({error.strerror})") from error
+    except ValueError as error:
+        raise UnreadableModel(f"{path} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise UnreadableModel(f"{path} holds no object")
+    return raw
+
+
+def _refuse_what_pages_cannot_hold(raw: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Properties that a page per `page_size` tokens, causal and computed chunk by chunk, gets silently wrong."""
+    reasons = []
+    if raw.get("is_encoder_decoder"):
+        reasons.append("it is an encoder-decoder (only decoders have a paged prefix)")
+    if config.get("attention_chunk_size"):
+        reasons.append("attention_chunk_size is set (chunked attention lives in a mask that paging does not build)")
+    if config.get("use_bidirectional_attention") in (True, "all"):
+        reasons.append("its attention is bidirectional (a cached prefix would change with every token)")
+    if foreign := sorted(set(config.get("layer_types") or ()) - ATTENTION_LAYER_TYPES):
+        reasons.append(f"layers of type {', '.join(foreign)} keep a state that is not pages of keys and values")
+    if ropes := sorted(set(_rope_types(config)) & POSITION_DEPENDENT_ROPE):
+        reasons.append(f"rotary scaling {', '.join(ropes)} depends on the longest request in a batch")
+    if reasons:
+        raise UnsupportedModel("this model cannot be served: " + "; ".join(reasons) + ". Use another checkpoint.")
+
+
+def _rope_types(config: Mapping[str, Any]) -> Iterator[str]:
+    """Every rotary type named in the config; some families keep one record per layer type."""
+    for key in ("rope_parameters", "rope_scaling"):
+        yield from _named_types(config.get(key), MAX_NESTING)
+
+
+def _named_types(value: object, depth: int) -> Iterator[str]:
+    if not isinstance(value, Mapping) or depth == 0:
+        return
+    for key in ("rope_type", "type"):
+        if isinstance(value.get(key), str):
+            yield value[key]
+    for inner in value.values():
+        yield from _named_types(inner, depth - 1)
+
+
+def _context_length(config: Any, wanted: int | None) -> int:
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit < 1:
+        raise UnsupportedModel("config.json names no max_position_embeddings, so the context length is unknown; add it")
+    if wanted is None:
+        return limit
+    if not 1 <= wanted <= limit:
+        raise UnsupportedModel(f"max_model_len {wanted} is outside [1, {limit}], the model's own limit; lower it")
+    return wanted
+
+
+def _resolve_dtype(choice: DtypeChoice, raw: Mapping[str, Any], device: str) -> str:
+    if choice is not DtypeChoice.AUTO:
+        return str(choice.value)
+    stored = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
+    if stored not in ("float32", "float16", "bfloat16"):
+        raise UnsupportedModel(f"weights of type {stored} are not known here; choose dtype float32 or bfloat16")
+    if device != "cpu":
+        return "bfloat16"
+    if stored == "float32":
+        return stored
+    return "bfloat16" if has_bfloat16_arithmetic() else "float32"

@@ -1,0 +1,124 @@
+"""Tries every kernel of a level on numbers before it may serve. Called once a process, by `choice`.
+
+Small random inputs of both types through each kernel, against the torch path or float64. It takes some milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from baton.domain.request import SamplingParams
+from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.model.attention.base import AttentionCall, Segment, StepMetadata, plan_step
+from baton.model.attention.native_backend import NativeAttention
+from baton.model.attention.torch_backend import TorchAttention
+from baton.model.decoders.native_ops import NativeOps
+from baton.model.decoders.ops import Activation, HeadShape, Ops, QkNorm, RopeTable, TorchOps
+from baton.model.kernels.library import Kernels
+from baton.model.linears.int8 import Int8Linear, quantize_rows
+from baton.model.linears.panels import PanelLinear
+from baton.model.sampling.distribution import Filters, filter_weights, sample_by_cdf
+from baton.model.sampling.native import NativeSampler
+from baton.model.storage import PageStorage
+
+_RELATIVE_ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+_PAGE_SIZE, _NUM_PAGES = 4, 40
+_HEADS = HeadShape(6, 2, 64)
+_SEGMENTS = (Segment(0, 6, 1, [3, 9]), Segment(1, 0, 11, [5, 1, 7]), Segment(12, 66, 1, list(range(11, 28))))
+
+
+def first_wrong_kernel(kernels: Kernels) -> str | None:
+    """The first kernel that errs, and by how much, in words; None if all are right."""
+    for dtype, bound in _RELATIVE_ERROR.items():
+        for name, got, wanted in _cases(kernels, dtype):
+            error = ((got.double() - wanted.double()).abs().max() / wanted.double().abs().max()).item()
+            if not error <= bound:  # a NaN is wrong
+                return f"{name} of {dtype} is off by {error:.2g}"
+    return None if _samples_correctly(kernels) else "the choice of tokens is another one than torch's"
+
+
+def _samples_correctly(kernels: Kernels) -> bool:
+    logits = 3 * torch.randn(5, 5000, generator=torch.Generator().manual_seed(0))
+    rows = [SamplingParams(top_k=40), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1), SamplingParams()]
+    rows.append(SamplingParams(temperature=0.5, top_k=500, top_p=0.7, min_p=0.01))
+    uniforms = [0.1, 0.3, 0.5, 0.7, 0.9]
+    sampler = NativeSampler(kernels)
+    sampled = sample_by_cdf(filter_weights(logits, Filters.of(rows, logits.shape[1])), uniforms)
+    return torch.equal(sampler.sample(logits, rows, uniforms), sampled) and torch.equal(
+        sampler.argmax(logits), logits.argmax(-1)
+    )
+
+
+def _cases(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Name, what the kernel gives, and what it should give."""
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    for num_rows in (1, 3, 7, 29):
+        x, weight, bias = numbers(num_rows, 192), numbers(45, 192), numbers(45)
+        exact = x.double() @ weight.double().T + bias.double()
+        yield "multiply", PanelLinear(kernels, weight, bias)(x), exact
+    yield from _int8_cases(kernels, dtype, numbers)
+    step, storage = plan_step(_SEGMENTS, _PAGE_SIZE), _storage(dtype)
+    for view in (storage.keys(0), storage.values(0)):
+        view.copy_(numbers(*view.shape))
+    native, plain = NativeOps(kernels), TorchOps()
+    for name, gives in _op_cases(numbers(step.num_tokens, _HEADS.num_features), step):
+        yield name, gives(native, storage), gives(plain, storage)
+    query = numbers(step.num_tokens, _HEADS.num_heads, _HEADS.head_dim)
+    for call in (
+        AttentionCall(0, query, 0.2),
+        AttentionCall(0, query[:, : _HEADS.num_kv_heads], 0.2),  # a head by itself is multiplied in another way
+        AttentionCall(0, query, 0.2, window=5, softcap=3.0, sinks=torch.linspace(-1, 2, _HEADS.num_heads)),
+    ):
+        answers = []
+        for backend in (NativeAttention(kernels, storage), TorchAttention(storage)):
+            backend.begin(step)
+            answers.append(backend.attend(call))
+        yield "attention", answers[0], answers[1]
+
+
+def _int8_cases(
+    kernels: Kernels, dtype: torch.dtype, numbers: Callable[..., torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Also the largest sums that there can be: narrow ones in between would saturate."""
+    weight, bias = numbers(7, 200), numbers(7)
+    weight[0], weight[1] = 1.0, -1.0
+    product = Int8Linear(kernels, weight, bias)
+    for num_rows in (1, 2, 5):
+        x = numbers(num_rows, 200)
+        x[-1] = 1.0
+        (rows, row_scales), (channels, scales) = quantize_rows(x), quantize_rows(weight)
+        exact = (rows.double() @ channels.double().T) * scales.double() * row_scales.double()[:, None]
+        yield "linear_int8", product(x), exact + bias.double()
+
+
+def _op_cases(x: torch.Tensor, step: StepMetadata) -> Iterator[tuple[str, Callable[[Ops, PageStorage], torch.Tensor]]]:
+    """Each operation by its name, on copies of `x` [tokens, features]."""
+    weight = torch.linspace(0.5, 1.5, x.shape[1])
+    yield "rms_norm", lambda ops, _: ops.rms_norm(x, weight, 1e-6)
+    yield "add_rms_norm", lambda ops, _: ops.add_rms_norm(x, x.flip(0), weight, 1e-6)
+    yield "act_and_mul with silu", lambda ops, _: ops.act_and_mul(x, Activation.SILU)
+    yield "act_and_mul with gelu_tanh", lambda ops, _: ops.act_and_mul(x, Activation.GELU_TANH)
+    yield "rope_and_write_kv", lambda ops, storage: _rotated(ops, x.clone(), step, storage)
+
+
+def _rotated(ops: Ops, qkv: torch.Tensor, step: StepMetadata, storage: PageStorage) -> torch.Tensor:
+    """The query, and K and V as they are found in their places: [tokens, heads of all kinds, head_dim]."""
+    angles = torch.arange(80)[:, None] * torch.linspace(1, 0.01, _HEADS.head_dim // 2)
+    rope = RopeTable(angles.cos(), angles.sin())
+    positions = torch.tensor([p for segment in _SEGMENTS for p in range(segment.start, segment.end)])
+    weight = torch.linspace(0.5, 1.5, _HEADS.head_dim)
+    norms = QkNorm(weight, weight, 1e-6)
+    query = ops.rope_and_write_kv(qkv, rope, _HEADS, norms, positions, storage, 0, step)
+    places = (step.token_pages, slice(None), step.token_slots)
+    return torch.cat([query, storage.keys(0)[places], storage.values(0)[places]], 1)
+
+
+def _storage(dtype: torch.dtype) -> PageStorage:
+    layer = LayerGeometry(_HEADS.num_kv_heads, _HEADS.head_dim, _HEADS.head_dim)
+    return PageStorage.allocate(KVGeometry((layer,), str(dtype).removeprefix("torch."), _PAGE_SIZE), _NUM_PAGES)

@@ -1,0 +1,290 @@
+"""How a model is loaded: config, weights, geometry, attention hook, decoder, self-check, layout. Called at start.
+
+One of two implementations serves a model: the lean one where it exists and passes the self-check, otherwise the stock
+module. Either one uses the native kernels where they are available and the model passes the check with them.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from baton.domain.errors import Broken
+from baton.kv.geometry import KVGeometry
+from baton.model.attention import hf_hook
+from baton.model.attention.backend_choice import choose_backend
+from baton.model.attention.layers import ObservedLayer, kv_geometry, observe_layers
+from baton.model.decoders.base import Decoder
+from baton.model.decoders.lean import LeanDecoder
+from baton.model.decoders.lean_spec import Unsupported, lean_spec
+from baton.model.decoders.lean_weights import LeanModel, make_lean_model
+from baton.model.decoders.native_ops import choose_ops
+from baton.model.decoders.stock import StockDecoder
+from baton.model.errors import UnsupportedModel
+from baton.model.kernels.library import Kernels
+from baton.model.linears.packed_modules import pack_modules, unpack_modules
+from baton.model.linears.packing import WeightLayout, choose_packer
+from baton.model.loading.allow_list import TOKEN_EXACT
+from baton.model.loading.config import DtypeChoice, ModelConfig, read_config
+from baton.model.loading.hf_weights import OnProgress, load_weights
+from baton.model.loading.kernel_choice import KernelChoice, KernelUse, choose_kernels
+from baton.model.loading.quantization import Quantization, QuantizationReport, quantize, require_int8_support
+from baton.model.loading.self_check import (
+    CheckResult,
+    ReferenceLogits,
+    check_logits,
+    check_pages,
+    paged_logits,
+    reference_logits,
+    require_passed,
+)
+from baton.model.sampling.native import NativeSampler
+from baton.model.sampling.sampler import SamplerBackend, TorchSampler
+from baton.model.storage import PageStorage
+
+T = TypeVar("T")
+ModelImpl = torch.nn.Module | LeanModel
+
+
+class DecoderChoice(enum.Enum):
+    """Who runs the model. `AUTO`: the lean decoder where it serves the model and proves itself, else the stock one."""
+
+    AUTO = "auto"
+    LEAN = "lean"
+    STOCK = "stock"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReport:
+    """How matrices are kept: `num_matrices` of them in `layout`. `note`: why they are plain, where they are."""
+
+    layout: WeightLayout
+    num_matrices: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What happened while loading, for the log.
+
+    `stock_note` says why the stock module serves; empty where it does not. `kernel_note` names the kernels in use, or
+    says why there are none.
+    `check` is the float model's; `quantization` says how far the one that serves is from it, None where it is the same.
+    """
+
+    seconds: float
+    num_parameters: int
+    stock_note: str
+    kernel_note: str
+    weights: WeightReport
+    check: CheckResult
+    quantization: QuantizationReport | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that has proved itself on pages. `geometry` is what its pages look like."""
+
+    config: ModelConfig
+    geometry: KVGeometry
+    layers: tuple[ObservedLayer, ...]
+    device: str
+    report: LoadReport
+    impl: ModelImpl
+    kernels: Kernels | None
+
+    def decoder(self, storage: PageStorage) -> Decoder:
+        """The model over a pool of its own geometry. Raises `ValueError` for another one."""
+        if storage.geometry != self.geometry:
+            raise ValueError("the storage was made for another geometry")
+        return make_decoder(self.impl, self.layers, storage, self.kernels, self.config.max_model_len)
+
+    def sampler(self) -> SamplerBackend:
+        """Who chooses tokens from its logits."""
+        return TorchSampler() if self.kernels is None else NativeSampler(self.kernels)
+
+
+def make_decoder(
+    impl: ModelImpl,
+    layers: Sequence[ObservedLayer],
+    storage: PageStorage,
+    kernels: Kernels | None = None,
+    max_model_len: int | None = None,
+) -> Decoder:
+    """`impl` over `storage`, with the best attention and operations that this machine, or `kernels`, has for it."""
+    backend = choose_backend(layers, storage, kernels)
+    if not isinstance(impl, LeanModel):
+        return StockDecoder(impl, layers, storage, backend)
+    num_slots = storage.num_pages * storage.geometry.page_size
+    max_positions = num_slots if max_model_len is None else min(num_slots, max_model_len)
+    return LeanDecoder(impl, layers, storage, max_positions, backend, choose_ops(storage, kernels))
+
+
+def load_model(
+    directory: Path,
+    *,
+    dtype: DtypeChoice = DtypeChoice.AUTO,
+    page_size: int = 16,
+    max_model_len: int | None = None,
+    device: str = "cpu",
+    layout: WeightLayout = WeightLayout.AUTO,
+    decoder: DecoderChoice = DecoderChoice.AUTO,
+    kernels: KernelUse = KernelUse.AUTO,
+    quantization: Quantization = Quantization.NONE,
+    on_progress: OnProgress | None = None,
+    allowed: frozenset[str] = TOKEN_EXACT,
+) -> LoadedModel:
+    """Load and check a Hugging Face causal language model.
+
+    Raises `UnreadableModel` for a directory that is no whole model, `UnsupportedModel` for a model that would be wrong.
+    """
+    began = time.monotonic()
+    config = read_config(directory, dtype=dtype, max_model_len=max_model_len, device=device, allowed=allowed)
+    native = choose_kernels(kernels, device)
+    if quantization is Quantization.INT8:
+        require_int8_support(native, device)
+    module = load_weights(config, device, on_progress)
+    num_parameters = sum(parameter.numel() for parameter in module.parameters())
+    layers = _observe(module, device)
+    _set_attention(module, "eager")
+    geometry = kv_geometry(layers, config.dtype, page_size)
+    reference = reference_logits(module, layers, config.vocab_size, page_size, device)
+    self_check = _SelfCheck(config, layers, geometry, reference, device, native)
+    _set_attention(module, hf_hook.ATTENTION_NAME)
+    self_check, impl, stock_note, result = _choose_kernels_and_impl(module, decoder, self_check)
+    del module  # a lean implementation whose matrices are kept otherwise keeps nothing of it
+    weights, quantized = WeightReport(WeightLayout.PLAIN, 0, "int8"), None
+    if quantization is Quantization.INT8:
+        quantized = quantize(impl, stock_note, self_check.choice, self_check.logits)
+    else:
+        weights, result = _pack(impl, layout, self_check, result)
+    seconds = time.monotonic() - began
+    report = LoadReport(seconds, num_parameters, stock_note, self_check.choice.note, weights, result, quantized)
+    return LoadedModel(config, geometry, layers, device, report, impl, self_check.choice.kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class _SelfCheck:
+    """The checks that every implementation of a model has to pass."""
+
+    config: ModelConfig
+    layers: tuple[ObservedLayer, ...]
+    geometry: KVGeometry
+    reference: ReferenceLogits
+    device: str
+    choice: KernelChoice
+
+    def check_logits(self, impl: ModelImpl) -> CheckResult:
+        """Its logits. Raises `UnsupportedModel` where it does not even run."""
+        return _run_hooked(lambda: check_logits(self._factory(impl), self.geometry, self.reference, self.device))
+
+    def logits(self, impl: ModelImpl) -> torch.Tensor:
+        """What it says after every chunk of the prompts: [tokens, vocab_size], float32. Raises `UnsupportedModel`."""
+        return _run_hooked(lambda: paged_logits(self._factory(impl), self.geometry, self.reference, self.device))[0]
+
+    def check_pages(self, impl: ModelImpl, other: ModelImpl) -> CheckResult:
+        """Whether either could go on from the other's pages. Raises `UnsupportedModel`."""
+        bodies = self._factory(impl), self._factory(other)
+        return _run_hooked(lambda: check_pages(*bodies, self.geometry, self.reference, self.device))
+
+    def _factory(self, impl: ModelImpl) -> Callable[[PageStorage], Decoder]:
+        return lambda storage: make_decoder(impl, self.layers, storage, self.choice.kernels)
+
+
+def _choose_kernels_and_impl(
+    module: torch.nn.Module, choice: DecoderChoice, self_check: _SelfCheck
+) -> tuple[_SelfCheck, ModelImpl, str, CheckResult]:
+    """As `_choose_impl`; where nothing passes with the kernels, without them. Raises `UnsupportedModel`."""
+    try:
+        return self_check, *_choose_impl(module, choice, self_check)
+    except UnsupportedModel as error:
+        if self_check.choice.kernels is None:
+            raise
+        plain = replace(self_check, choice=KernelChoice(None, f"no native kernels: with them {error}"))
+        return plain, *_choose_impl(module, choice, plain)
+
+
+def _choose_impl(
+    module: torch.nn.Module, choice: DecoderChoice, self_check: _SelfCheck
+) -> tuple[ModelImpl, str, CheckResult]:
+    """The implementation that passed, the reason if it is the stock one, and its result. Raises `UnsupportedModel`."""
+    note = "asked for"
+    if choice is not DecoderChoice.STOCK:
+        try:
+            lean, result = _make_lean(module, self_check)
+            return lean, "", result
+        except UnsupportedModel as error:
+            if choice is DecoderChoice.LEAN:
+                raise UnsupportedModel(f"no lean decoder: {error}. Use decoder auto or stock") from error
+            note = str(error)
+    result = self_check.check_logits(module)
+    require_passed(result, self_check.config.model_type)
+    return module, note, result
+
+
+def _make_lean(module: torch.nn.Module, self_check: _SelfCheck) -> tuple[LeanModel, CheckResult]:
+    """The lean implementation, on the stock module's memory, and its result. Raises `UnsupportedModel`."""
+    spec = lean_spec(_text_config(module).to_dict(), self_check.layers)
+    if isinstance(spec, Unsupported):
+        raise UnsupportedModel(spec.reason)
+    lean = make_lean_model(module, spec)
+    result, pages = self_check.check_logits(lean), self_check.check_pages(lean, module)
+    for what, found in (("logits", result), ("pages", pages)):
+        if not found.passed:
+            raise UnsupportedModel(f"its {what} differ by {found.gap:.2g}, more than {found.bound:.2g}")
+    return lean, result
+
+
+def _observe(module: torch.nn.Module, device: str) -> tuple[ObservedLayer, ...]:
+    _set_attention(module, hf_hook.ATTENTION_NAME)
+    return _run_hooked(lambda: observe_layers(module, int(_text_config(module).num_hidden_layers), device))
+
+
+def _set_attention(module: Any, name: str) -> None:
+    hf_hook.register()
+    module.set_attn_implementation(name)
+    if _text_config(module)._attn_implementation != name:
+        raise UnsupportedModel(f"{type(module).__name__} does not let its attention be replaced, so it cannot be paged")
+
+
+def _text_config(module: Any) -> Any:
+    return module.config.get_text_config()
+
+
+def _pack(
+    impl: ModelImpl, wanted: WeightLayout, self_check: _SelfCheck, plain: CheckResult
+) -> tuple[WeightReport, CheckResult]:
+    """Keep the matrices as pays, check again, and go back if that failed: what came of it, and the check that holds."""
+    packer = choose_packer(wanted, self_check.choice.kernels, self_check.config.torch_dtype, self_check.device)
+    if packer is None:
+        cpu = torch.backends.cpu.get_cpu_capability()
+        return WeightReport(
+            WeightLayout.PLAIN, 0, f"{wanted.value}, {self_check.config.dtype} on {self_check.device} {cpu}"
+        ), plain
+    count = impl.pack(packer) if isinstance(impl, LeanModel) else pack_modules(impl, packer)
+    try:
+        result = self_check.check_logits(impl)
+        problem = "" if result.passed else f"logits differ by {result.gap:.2g}"
+    except UnsupportedModel as error:
+        result, problem = plain, str(error)
+    if not problem:
+        return WeightReport(packer.layout, count, ""), result
+    if isinstance(impl, LeanModel):
+        impl.unpack()
+    else:
+        unpack_modules(impl)
+    return WeightReport(WeightLayout.PLAIN, 0, f"not {packer.layout.value}: {problem}"), plain
+
+
+def _run_hooked(run: Callable[[], T]) -> T:
+    """A first run of foreign code through our hook: whatever it trips over means that the model does not fit it."""
+    try:
+        return run()
+    except (Broken, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedModel(f"the model does not run on paged attention: {error!r}") from error

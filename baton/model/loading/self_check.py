@@ -1,0 +1,199 @@
+"""Proves at load that paged, chunked, batched attention gives this model's own logits; otherwise it is not served.
+
+Two prompts, longer than a page and than the sliding windows (where those are short enough), go through the stock
+forward pass with eager attention one by one, and then side by side through pages in uneven chunks and single tokens.
+Of the model types in transformers 29 run on pages and are wrong (recurrent states, chunked masks, shifted
+positions): a list of good types and this check are the two nets under them.
+
+Where two decoders can serve one model their pages are compared as well: logits alone would not show a decoder that
+counts positions from one, since attention knows only differences, but no other worker could go on from its pages.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from baton.kv.geometry import KVGeometry
+from baton.model.attention.base import Segment, plan_step
+from baton.model.attention.layers import ObservedLayer
+from baton.model.decoders.base import Decoder
+from baton.model.errors import UnsupportedModel
+from baton.model.storage import PageStorage
+
+MAX_PROMPT_TOKENS = 384
+MAX_FLOAT32_COPY_PARAMETERS = 128_000_000
+FLOAT32_BOUND = 1e-3
+LOW_PRECISION_BOUND = 0.15
+"""Without a float32 copy to tell rounding from error, the bound is a multiple of the rounding seen (0.03 to 0.07)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLogits:
+    """Prompts of different lengths, and the stock model's logits [tokens, vocab_size] after each of their tokens.
+
+    `rounding` is how far those are from float32's, in the units of `_gap`; None where that is not known.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    stock: tuple[torch.Tensor, ...]
+    exact: tuple[torch.Tensor, ...]
+    rounding: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The largest difference found and the largest allowed, in standard deviations of the logits."""
+
+    gap: float
+    bound: float
+
+    @property
+    def passed(self) -> bool:
+        return self.gap <= self.bound  # a NaN fails
+
+
+def reference_logits(
+    model: torch.nn.Module, layers: Sequence[ObservedLayer], vocab_size: int, page_size: int, device: str
+) -> ReferenceLogits:
+    """Run the stock model, whose attention must be its own eager one."""
+    prompts = _prompts(layers, vocab_size, page_size)
+    stock = tuple(_stock_logits(model, prompt, device) for prompt in prompts)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    if stock[0].dtype == torch.float32 and next(model.parameters()).dtype == torch.float32:
+        return ReferenceLogits(prompts, stock, stock, None)
+    if num_parameters > MAX_FLOAT32_COPY_PARAMETERS:
+        return ReferenceLogits(prompts, stock, stock, None)
+    wide = copy.deepcopy(model).float()
+    exact = tuple(_stock_logits(wide, prompt, device) for prompt in prompts)
+    return ReferenceLogits(prompts, stock, exact, _median_gap(torch.cat(stock), torch.cat(exact)))
+
+
+DecoderFactory = Callable[[PageStorage], Decoder]
+"""A decoder of the model to be checked, over a storage of its geometry."""
+
+
+def check_logits(
+    make_decoder: DecoderFactory, geometry: KVGeometry, reference: ReferenceLogits, device: str
+) -> CheckResult:
+    """Run the prompts through pages, the paged hook being set, and compare logits."""
+    ours, wanted = paged_logits(make_decoder, geometry, reference, device)
+    if geometry.dtype == "float32":
+        return CheckResult(_max_gap(ours, wanted), FLOAT32_BOUND)
+    bound = LOW_PRECISION_BOUND if reference.rounding is None else 1.5 * reference.rounding + 0.01
+    return CheckResult(_median_gap(ours, wanted), bound)
+
+
+def check_pages(
+    ours: DecoderFactory, theirs: DecoderFactory, geometry: KVGeometry, reference: ReferenceLogits, device: str
+) -> CheckResult:
+    """Run the longest prompt through both and compare what is in the pages: of every layer the median token's gap.
+
+    A gap is the root mean square of differences, in units of that of what `theirs` wrote.
+    """
+    mine, other = (_written_kv(make_decoder, geometry, reference.prompts[0], device) for make_decoder in (ours, theirs))
+    gaps = [
+        ((a - b).square().mean(-1).sqrt() / b.square().mean(-1).sqrt()).median()
+        for a, b in zip(mine, other, strict=True)
+    ]
+    bound = FLOAT32_BOUND if geometry.dtype == "float32" else LOW_PRECISION_BOUND
+    return CheckResult(torch.stack(gaps).max().item(), bound)
+
+
+def require_passed(result: CheckResult, model_type: str) -> None:
+    """Raises `UnsupportedModel` with the numbers."""
+    if not result.passed:
+        raise UnsupportedModel(
+            f"{model_type}: logits over pages differ from the stock model's by {result.gap:.2g} standard deviations, "
+            f"more than {result.bound:.2g}: it would answer wrongly, so it is not served. Try dtype float32; if it "
+            "still differs, this architecture is not supported."
+        )
+
+
+def _prompts(layers: Sequence[ObservedLayer], vocab_size: int, page_size: int) -> tuple[tuple[int, ...], ...]:
+    reaches = [layer.window for layer in layers if layer.window is not None and layer.window < MAX_PROMPT_TOKENS // 2]
+    longest = min(MAX_PROMPT_TOKENS, max([2 * page_size, *reaches]) + page_size + 3)
+    generator = torch.Generator().manual_seed(0)
+    lengths = (longest, page_size + 5)
+    return tuple(tuple(torch.randint(vocab_size, (n,), generator=generator).tolist()) for n in lengths)
+
+
+def _stock_logits(model: torch.nn.Module, prompt: Sequence[int], device: str) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=torch.tensor([prompt], device=device), use_cache=False).logits
+    return logits[0].float()
+
+
+def paged_logits(
+    make_decoder: DecoderFactory, geometry: KVGeometry, reference: ReferenceLogits, device: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [tokens, vocab_size] after the last token of every chunk, float32, and what they should be."""
+    page_size = geometry.page_size
+    tables = _scattered_tables(reference.prompts, page_size)
+    storage = PageStorage.allocate(geometry, sum(map(len, tables)) + 1, device)
+    decoder = make_decoder(storage)
+    ours, wanted = [], []
+    for chunks in _steps([len(prompt) for prompt in reference.prompts], page_size):
+        ids: list[int] = []
+        positions: list[int] = []
+        segments: list[Segment] = []
+        keep: list[int] = []
+        for row, start, end in chunks:
+            segments.append(Segment(len(ids), start, end - start, tables[row]))
+            ids += reference.prompts[row][start:end]
+            positions += range(start, end)
+            keep.append(len(ids) - 1)
+            wanted.append(reference.exact[row][end - 1])
+        flat_ids, flat_positions, places = (torch.tensor(x, device=device) for x in (ids, positions, keep))
+        step = plan_step(segments, page_size, device)
+        ours.append(decoder.forward(flat_ids, flat_positions, step, places).float())
+    return torch.cat(ours), torch.stack(wanted)
+
+
+def _written_kv(
+    make_decoder: DecoderFactory, geometry: KVGeometry, prompt: Sequence[int], device: str
+) -> list[torch.Tensor]:
+    """The K and then the V of every layer after `prompt`, each [tokens, num_kv_heads * head_dim], float32."""
+    (table,) = _scattered_tables([prompt], geometry.page_size)
+    storage = PageStorage.allocate(geometry, len(table) + 1, device)
+    ids, positions = torch.tensor(prompt, device=device), torch.arange(len(prompt), device=device)
+    step = plan_step([Segment(0, 0, len(prompt), table)], geometry.page_size, device)
+    make_decoder(storage).forward(ids, positions, step, positions[-1:])
+    sides = [side for layer in range(len(geometry.layers)) for side in (storage.keys(layer), storage.values(layer))]
+    return [side[table].transpose(1, 2).flatten(0, 1)[: len(prompt)].flatten(1).float() for side in sides]
+
+
+def _scattered_tables(prompts: Sequence[Sequence[int]], page_size: int) -> list[list[int]]:
+    """Page tables that take turns, from the highest page down: never adjacent, never in order; page 0 is left alone."""
+    tables: list[list[int]] = [[] for _ in prompts]
+    counts = [-(-len(prompt) // page_size) for prompt in prompts]
+    next_page = sum(counts)
+    while next_page:
+        for table, count in zip(tables, counts, strict=True):
+            if len(table) < count:
+                table.append(next_page)
+                next_page -= 1
+    return tables
+
+
+def _steps(lengths: Sequence[int], page_size: int) -> list[list[tuple[int, int, int]]]:
+    """For each step the (row, start, end) of its chunks: uneven ones, and three single tokens to end a prompt."""
+    cuts = []
+    for length in lengths:
+        edges = [0, *range(max(1, page_size - 3), length - 3, page_size + 5), *range(length - 3, length + 1)]
+        cuts.append(list(pairwise(edges)))
+    num_steps = max(map(len, cuts))
+    return [[(row, *cut[step]) for row, cut in enumerate(cuts) if step < len(cut)] for step in range(num_steps)]
+
+
+def _max_gap(ours: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((ours - wanted).abs().amax(-1) / wanted.std(-1)).max().item()
+
+
+def _median_gap(ours: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Of the tokens' gaps (root mean square): rounding can send a few tokens to other experts, an error moves all."""
+    return ((ours - wanted).square().mean(-1).sqrt() / wanted.std(-1)).median().item()

@@ -1,0 +1,48 @@
+"""Sampling with the native kernels: a pass or two over a row's logits, and nothing sorted.
+
+Used instead of torch where the logits are on the CPU. Filters and order of the cumulative sum are those of
+`baton.model.sampling.distribution`; results are equal up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from baton.domain.request import SamplingParams
+from baton.model.kernels.library import Kernels, supports_dtype
+from baton.model.sampling.distribution import MIN_TEMPERATURE
+
+
+class NativeSampler:
+    """A `SamplerBackend` for float32 and bfloat16 logits [rows, vocab_size] on the CPU."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """Each row's; of equals the lowest id."""
+        logits = _readable(logits)
+        tokens = torch.empty(logits.shape[0], dtype=torch.int64)
+        is_bfloat16 = logits.dtype is torch.bfloat16
+        self._kernels.argmax(is_bfloat16, logits.data_ptr(), *logits.shape, tokens.data_ptr())
+        return tokens
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
+        """One token a row, by its parameters and its number in [0, 1)."""
+        logits = _readable(logits).float()
+        tokens = torch.empty(len(rows), dtype=torch.int64)
+        vocab_size = logits.shape[1]
+        for index, (row, uniform) in enumerate(zip(rows, uniforms, strict=True)):
+            self._kernels.sample(
+                *(logits.data_ptr() + 4 * index * vocab_size, vocab_size, max(row.temperature, MIN_TEMPERATURE)),
+                *(row.top_k, row.top_p, row.min_p, uniform, tokens.data_ptr() + 8 * index),
+            )
+        return tokens
+
+
+def _readable(logits: torch.Tensor) -> torch.Tensor:
+    if not logits.is_cpu or logits.dim() != 2:
+        raise ValueError(f"kernels sample from [rows, vocab_size] on the CPU, not {tuple(logits.shape)}")
+    return (logits if supports_dtype(logits.dtype) else logits.float()).contiguous()

@@ -1,0 +1,151 @@
+"""Chooses the next token of every row from the model's logits. Called by the runner, on the engine thread.
+
+Randomness is keyed by (seed, position), where position is the number of tokens so far: a request gives the same
+tokens in every attempt, batch and process. Knows rows and logits, no scheduler. A batch in which everyone is greedy
+and nobody wants more than the token costs one argmax. Everything happens where the logits are; on a GPU nothing waits
+until the choice is read, and then only tokens come to the host, and the log-probabilities that were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from baton.domain.request import SampledToken, SamplingParams, TokenLogprobs
+from baton.model.sampling.distribution import (
+    TOP_P_CANDIDATES,
+    Filters,
+    changes_logits,
+    filter_weights,
+    process_logits,
+    sample_by_cdf,
+    uniform,
+)
+from baton.model.to_device import int64_tensor
+
+
+class SamplingRow(Protocol):
+    """What the sampler reads of a row; `baton.engine.batch.SampleSpec` is one."""
+
+    @property
+    def sampling(self) -> SamplingParams: ...
+
+    @property
+    def history(self) -> Sequence[int]: ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def banned(self) -> frozenset[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Under the raw logits, of the rows that asked (`counts`: row -> how many of the best), in the order of `counts`.
+
+    `chosen` [asking rows] is of the chosen token; `best` and `best_tokens` are [asking rows, largest count].
+    """
+
+    counts: dict[int, int]
+    chosen: torch.Tensor
+    best: torch.Tensor
+    best_tokens: torch.Tensor
+
+    def read(self) -> dict[int, TokenLogprobs]:
+        """By row."""
+        columns = (self.chosen.tolist(), self.best_tokens.tolist(), self.best.tolist())
+        return {
+            row: TokenLogprobs(chosen, tuple(zip(tokens[:count], values[:count], strict=True)))
+            for (row, count), chosen, tokens, values in zip(self.counts.items(), *columns, strict=True)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """What was chosen, still where it was computed: `tokens` [rows]."""
+
+    tokens: torch.Tensor
+    logprobs: Logprobs | None
+
+    def read(self) -> tuple[SampledToken, ...]:
+        """Brings it to the host; waits for a device."""
+        tokens: list[int] = self.tokens.tolist()
+        logprobs = {} if self.logprobs is None else self.logprobs.read()
+        return tuple(SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens))
+
+
+class SamplerBackend(Protocol):
+    """Tokens [rows], int64, of logits [rows, vocab_size], on their device. The logits stay as they are."""
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """Each row's; of equals the lowest id."""
+        ...
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
+        """One token a row, by its filters and its number in [0, 1)."""
+        ...
+
+
+class TorchSampler:
+    """A `SamplerBackend` in plain torch, on any device."""
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.argmax(-1)
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
+        on_host = logits.device.type == "cpu"
+        filters = Filters.of(rows, logits.shape[-1], logits.device)
+        return sample_by_cdf(filter_weights(logits, filters, TOP_P_CANDIDATES if on_host else ()), uniforms)
+
+
+_TORCH = TorchSampler()
+
+
+def sample_tokens(logits: torch.Tensor, rows: Sequence[SamplingRow], sampler: SamplerBackend = _TORCH) -> SampleResult:
+    """One token for each row of `logits` [rows, vocab_size], without waiting for their device. Ties of greedy rows go
+    to the lowest id."""
+    if not rows:
+        return SampleResult(logits.new_empty(0, dtype=torch.int64), None)
+    tokens = _tokens(logits, rows, sampler)
+    return SampleResult(tokens, _logprobs(logits, tokens, rows))
+
+
+def _tokens(logits: torch.Tensor, rows: Sequence[SamplingRow], sampler: SamplerBackend) -> torch.Tensor:
+    edited = [index for index, row in enumerate(rows) if changes_logits(row.sampling, row.banned)]
+    sampled = [index for index, row in enumerate(rows) if not row.sampling.greedy]
+    if edited:
+        logits = logits.to(torch.float32, copy=True)
+        for index in edited:
+            _process(logits[index], rows[index])
+    if not sampled:
+        return sampler.argmax(logits)
+    if len(sampled) == len(rows):
+        return _sample(logits, rows, sampler)
+    places = int64_tensor(sampled, logits.device)
+    tokens = _sample(logits[places], [rows[index] for index in sampled], sampler)
+    return sampler.argmax(logits).index_copy_(0, places, tokens)
+
+
+def _sample(logits: torch.Tensor, rows: Sequence[SamplingRow], sampler: SamplerBackend) -> torch.Tensor:
+    """[rows] tokens, each by its row's own number."""
+    uniforms = [uniform(row.sampling.seed, len(row.history)) for row in rows]
+    return sampler.sample(logits, [row.sampling for row in rows], uniforms)
+
+
+def _process(logits: torch.Tensor, row: SamplingRow) -> None:
+    prompt, output = row.history[: row.num_prompt_tokens], row.history[row.num_prompt_tokens :]
+    process_logits(logits, row.sampling, prompt, output, row.banned)
+
+
+def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, rows: Sequence[SamplingRow]) -> Logprobs | None:
+    counts = {index: row.sampling.logprobs for index, row in enumerate(rows) if row.sampling.logprobs is not None}
+    if not counts:
+        return None
+    asking = int64_tensor(list(counts), logits.device)
+    table = logits[asking].float().log_softmax(-1)
+    best = table.topk(min(max(counts.values()), table.shape[-1]), dim=-1)
+    return Logprobs(counts, table.gather(-1, tokens[asking][:, None])[:, 0], best.values, best.indices)

@@ -1,1 +1,0 @@
-"""The reception book: which requests there are and which workers live. Redis, or its in-memory twin."""

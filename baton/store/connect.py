@@ -1,0 +1,34 @@
+"""One url, one store. Called by the services at start."""
+
+from __future__ import annotations
+
+from baton.store.memory_store import MemoryStore
+from baton.store.options import StoreOptions
+from baton.store.redis.client import without_password
+from baton.store.redis.redis_store import RedisStore
+from baton.store.store import StateStore, StoreUnavailable
+
+_SCHEMES = ("redis", "rediss", "unix")
+
+
+async def connect(url: str, options: StoreOptions | None = None) -> StateStore:
+    """Opens the store at `url` and makes sure that it answers.
+
+    `memory://` is a fresh store in this process; `redis://[user:password@]host:port[/db]`, `rediss://...` and
+    `unix:///path/to/socket` are a Redis server. Raises `StoreUnavailable`, with the reason and the remedy, when the
+    server does not answer within `options.timeout_s`, and `ValueError` for a url of another kind.
+    """
+    scheme = url.partition("://")[0]
+    if scheme == "memory":
+        return MemoryStore(options)
+    if scheme not in _SCHEMES:
+        raise ValueError(f"{without_password(url)!r} is no state url: use memory://, redis://, rediss:// or unix://")
+    store = RedisStore(url, options)
+    try:
+        await store.ping()
+    except StoreUnavailable as error:
+        await store.close()
+        raise StoreUnavailable(
+            f"{error}; correct the state url, start a redis-server, or use memory:// when one process serves alone"
+        ) from error
+    return store

@@ -1,0 +1,205 @@
+"""Calls, owners and journals of a `MemoryStore`. Knows requests only through the sequences it is given.
+
+Lifetimes run on the injected clock, in seconds; a reader that waits for tokens waits on the running loop's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from baton.domain.ids import OwnerId, RequestId
+from baton.domain.request import FinishReason, OutputToken
+from baton.store import transitions
+from baton.store.notifier import wait_for_event
+from baton.store.options import StoreOptions
+from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, SequenceRecord, WriteOutcome
+
+
+class SequenceTable(Protocol):
+    """Where a store keeps its request records."""
+
+    def get(self, id: RequestId) -> SequenceRecord | None: ...
+
+    def put(self, record: SequenceRecord) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredCall:
+    record: CallRecord
+    expires_at: float
+
+
+@dataclass(slots=True)
+class _Journal:
+    tokens: list[OutputToken] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    finish: FinishReason | None = None
+    failure_code: str = ""
+    expires_at: float = 0.0
+
+    @property
+    def ended(self) -> bool:
+        return self.finish is not None or bool(self.failure_code)
+
+    def has_more(self, start: int) -> bool:
+        return len(self.tokens) > start or (self.ended and len(self.tokens) == start)
+
+
+class MemoryCallStore:
+    """The `CallStore` of a `MemoryStore`, which checks that the store is open before it calls here."""
+
+    def __init__(self, sequences: SequenceTable, options: StoreOptions, clock: Callable[[], float]) -> None:
+        self._sequences = sequences
+        self._options = options
+        self._clock = clock
+        self._calls: dict[RequestId, _StoredCall] = {}  # ordered by expiry: every write moves to the end
+        self._open: dict[RequestId, None] = {}  # in the order in which they were opened
+        self._leases: dict[OwnerId, float] = {}
+        self._journals: dict[RequestId, _Journal] = {}
+        self._readers: dict[RequestId, set[asyncio.Event]] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """Lets every reader go."""
+        self._closed = True
+        for readers in self._readers.values():
+            for changed in readers:
+                changed.set()
+
+    def open(self, record: CallRecord) -> bool:
+        transitions.check_new_call(record)
+        self._expire()
+        if record.id in self._calls:
+            return False
+        self._put(record)
+        if self._leases.get(record.owner, 0.0) <= self._clock():
+            self.renew_lease(record.owner)
+        return True
+
+    def end(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
+        transitions.check_end_status(id, status)
+        call = self.get(id)
+        if call is None or call.epoch > epoch:
+            return False
+        self._put(replace(call, status=status))
+        return True
+
+    def get(self, id: RequestId) -> CallRecord | None:
+        stored = self._calls.get(id)
+        return stored.record if stored and self._clock() < stored.expires_at else None
+
+    def claim(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+        call = self.get(id)
+        if call is None or call.epoch != epoch or call.status is CallStatus.ENDED:
+            return None
+        router_id = transitions.router_of(owner)
+        for sequence in call.sequence_ids:
+            record = self._sequences.get(sequence)
+            if record is None:
+                self._sequences.put(transitions.placeholder(sequence, router_id, epoch + 1))
+            elif resumed := transitions.apply_resume(record, router_id, epoch + 1):
+                self._sequences.put(resumed)
+        claimed = replace(call, owner=owner, epoch=epoch + 1, status=CallStatus.OPEN)
+        self._put(claimed)
+        return claimed
+
+    def renew_lease(self, owner: OwnerId) -> None:
+        self._leases[owner] = self._clock() + self._options.owner_ttl_s
+
+    def release_lease(self, owner: OwnerId) -> None:
+        self._leases.pop(owner, None)
+
+    def list_orphans(self) -> list[CallRecord]:
+        now = self._clock()
+        self._expire()
+        self._leases = {owner: until for owner, until in self._leases.items() if now < until}
+        calls = (self._calls[id].record for id in self._open)
+        return list(itertools.islice((c for c in calls if c.owner not in self._leases), self._options.max_orphans))
+
+    def write(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
+        for entry in entries:
+            transitions.check_entry(entry)
+        self._expire()
+        return [self._write(entry) for entry in entries]
+
+    async def read(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
+        with self._subscribed(id) as changed:
+            if not self._journal(id).has_more(start):
+                await self._wait_for_more(id, start, changed, wait_s)
+        journal = self._journal(id)
+        if not journal.has_more(start):
+            return JournalPart((), 0, None, "")
+        return JournalPart(
+            tuple(journal.tokens[start:]), journal.num_cached_tokens, journal.finish, journal.failure_code
+        )
+
+    def _write(self, entry: JournalEntry) -> WriteOutcome:
+        id = entry.id.request_id
+        record = self._sequences.get(id)
+        if record is None:
+            return WriteOutcome.GAP
+        if record.attempt > entry.id.attempt:
+            return WriteOutcome.SUPERSEDED
+        journal = self._journal(id)
+        if entry.tokens and entry.tokens[0].index > len(journal.tokens):
+            return WriteOutcome.GAP
+        has_more = bool(entry.tokens) and entry.tokens[-1].index >= len(journal.tokens)
+        if not journal.ended and (has_more or entry.ends):
+            self._append(journal, entry)
+            self._journals.pop(id, None)
+            self._journals[id] = journal
+        return WriteOutcome.DONE
+
+    def _append(self, journal: _Journal, entry: JournalEntry) -> None:
+        num_stored = len(journal.tokens)
+        journal.tokens.extend(token for token in entry.tokens if token.index >= num_stored)
+        journal.num_cached_tokens = entry.num_cached_tokens
+        journal.finish, journal.failure_code = entry.finish, entry.failure_code
+        journal.expires_at = self._clock() + self._options.retention_s
+        for changed in self._readers.get(entry.id.request_id, ()):
+            changed.set()
+
+    @contextlib.contextmanager
+    def _subscribed(self, id: RequestId) -> Iterator[asyncio.Event]:
+        changed = asyncio.Event()
+        self._readers.setdefault(id, set()).add(changed)
+        try:
+            yield changed
+        finally:
+            self._readers[id].discard(changed)
+            if not self._readers[id]:
+                del self._readers[id]
+
+    async def _wait_for_more(self, id: RequestId, start: int, changed: asyncio.Event, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while await wait_for_event(changed, max(0.0, deadline - loop.time())):
+            changed.clear()
+            if self._journal(id).has_more(start) or self._closed:
+                return
+
+    def _journal(self, id: RequestId) -> _Journal:
+        journal = self._journals.get(id)
+        return journal if journal and self._clock() < journal.expires_at else _Journal()
+
+    def _put(self, record: CallRecord) -> None:
+        self._calls.pop(record.id, None)
+        self._calls[record.id] = _StoredCall(record, self._clock() + self._options.retention_s)
+        if record.status is CallStatus.OPEN:
+            self._open.setdefault(record.id)
+        else:
+            self._open.pop(record.id, None)
+
+    def _expire(self) -> None:
+        """Drops what is past its retention."""
+        now = self._clock()
+        while self._calls and (call := next(iter(self._calls.values()))).expires_at <= now:
+            del self._calls[call.record.id]
+            self._open.pop(call.record.id, None)
+        while self._journals and (journal := next(iter(self._journals.items())))[1].expires_at <= now:
+            del self._journals[journal[0]]

@@ -1,0 +1,199 @@
+"""State store in this process's memory, for one-process serving, tests and simulation.
+
+Keeps the contract of `RedisStore` (`tests/contract/test_store.py`). Lifetimes run on the injected clock, in seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from baton.domain.errors import Broken
+from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.worker import WorkerRecord
+from baton.store import transitions
+from baton.store.memory_call_store import MemoryCallStore
+from baton.store.notifier import ChangeNotifier
+from baton.store.options import StoreOptions
+from baton.store.store import (
+    CallRecord,
+    CallStatus,
+    JournalEntry,
+    JournalPart,
+    SequenceRecord,
+    StoreUnavailable,
+    WriteOutcome,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSequence:
+    record: SequenceRecord
+    expires_at: float
+
+
+@dataclass(slots=True)
+class _StoredWorker:
+    """One worker id. `incarnations` are in order of arrival: the last one reigns. `record` is None once withdrawn."""
+
+    incarnations: list[Incarnation] = field(default_factory=list)
+    record: WorkerRecord | None = None
+    expires_at: float = 0.0
+    forget_at: float = 0.0
+
+    def live(self, now: float) -> WorkerRecord | None:
+        return self.record if now < self.expires_at else None
+
+
+class _SequenceTable:
+    """Request records until they expire."""
+
+    def __init__(self, retention_s: float, clock: Callable[[], float]) -> None:
+        self._retention_s = retention_s
+        self._clock = clock
+        self._stored: dict[RequestId, _StoredSequence] = {}  # ordered by expiry: every write moves to the end
+
+    def get(self, id: RequestId) -> SequenceRecord | None:
+        stored = self._stored.get(id)
+        return stored.record if stored and self._clock() < stored.expires_at else None
+
+    def put(self, record: SequenceRecord) -> None:
+        now = self._clock()
+        self._stored.pop(record.id, None)
+        self._stored[record.id] = _StoredSequence(record, now + self._retention_s)
+        while (oldest := next(iter(self._stored.values()))).expires_at <= now:
+            del self._stored[oldest.record.id]
+
+
+class MemoryStore:
+    """A `StateStore` without a server. One event loop; not shared between threads."""
+
+    def __init__(self, options: StoreOptions | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options or StoreOptions()
+        self._clock = clock
+        self._sequences = _SequenceTable(self._options.retention_s, clock)
+        self._calls = MemoryCallStore(self._sequences, self._options, clock)
+        self._workers: dict[WorkerId, _StoredWorker] = {}
+        self._notifier = ChangeNotifier(self._options.heartbeat_s)
+        self._closed = False
+
+    async def create(self, record: SequenceRecord) -> bool:
+        transitions.check_new_sequence(record)
+        if self._get(record.id) is not None:
+            return False
+        self._sequences.put(record)
+        return True
+
+    async def advance(
+        self,
+        id: AttemptId,
+        *events: RequestEvent,
+        num_emitted: int = 0,
+        failure_code: str = "",
+        fingerprint: str = "",
+    ) -> RequestState:
+        record = self._get(id.request_id)
+        if record is None:
+            raise Broken(f"{events[0].value} of {id}: no such request in the store")
+        after = transitions.apply_events(
+            record, id.attempt, events, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
+        )
+        self._sequences.put(after)
+        return after.state
+
+    async def get(self, id: RequestId) -> SequenceRecord | None:
+        return self._get(id)
+
+    async def open_call(self, record: CallRecord) -> bool:
+        self._check_open()
+        return self._calls.open(record)
+
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
+        self._check_open()
+        return self._calls.end(id, epoch, status)
+
+    async def get_call(self, id: RequestId) -> CallRecord | None:
+        self._check_open()
+        return self._calls.get(id)
+
+    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+        self._check_open()
+        return self._calls.claim(id, epoch, owner)
+
+    async def renew_lease(self, owner: OwnerId) -> None:
+        self._check_open()
+        self._calls.renew_lease(owner)
+
+    async def release_lease(self, owner: OwnerId) -> None:
+        self._check_open()
+        self._calls.release_lease(owner)
+
+    async def list_orphans(self) -> list[CallRecord]:
+        self._check_open()
+        return self._calls.list_orphans()
+
+    async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
+        self._check_open()
+        return self._calls.write(entries)
+
+    async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
+        self._check_open()
+        part = await self._calls.read(id, start, wait_s)
+        self._check_open()
+        return part
+
+    async def announce(self, record: WorkerRecord) -> bool:
+        now = self._check_open()
+        self._expire(now)
+        stored = self._workers.setdefault(record.id, _StoredWorker())
+        if record.incarnation in stored.incarnations[:-1]:
+            return False
+        if record.incarnation not in stored.incarnations:
+            stored.incarnations = [*stored.incarnations, record.incarnation][-self._options.max_incarnations :]
+        before = stored.live(now)
+        stored.record, stored.expires_at = record, now + self._options.worker_ttl_s
+        stored.forget_at = now + self._options.retention_s
+        if before is None or (before.incarnation, before.status) != (record.incarnation, record.status):
+            self._notifier.notify()
+        return True
+
+    async def withdraw(self, id: WorkerId, incarnation: Incarnation) -> None:
+        now = self._check_open()
+        stored = self._workers.get(id)
+        live = stored.live(now) if stored else None
+        if stored is not None and live is not None and live.incarnation == incarnation:
+            stored.record = None
+            self._notifier.notify()
+
+    async def workers(self) -> list[WorkerRecord]:
+        now = self._check_open()
+        live = (stored.live(now) for _, stored in sorted(self._workers.items()))
+        return [record for record in live if record is not None]
+
+    def changes(self) -> AsyncIterator[None]:
+        return self._notifier.listen()
+
+    async def ping(self) -> None:
+        self._check_open()
+
+    async def close(self) -> None:
+        self._closed = True
+        self._notifier.close()
+        self._calls.close()
+
+    def _check_open(self) -> float:
+        """The time now, if the store is open."""
+        if self._closed:
+            raise StoreUnavailable("this store has been closed; open another with `connect`")
+        return self._clock()
+
+    def _get(self, id: RequestId) -> SequenceRecord | None:
+        self._check_open()
+        return self._sequences.get(id)
+
+    def _expire(self, now: float) -> None:
+        """Drops ids that have been silent for the retention, their incarnations included."""
+        for id in [id for id, stored in self._workers.items() if max(stored.forget_at, stored.expires_at) <= now]:
+            del self._workers[id]

@@ -1,0 +1,33 @@
+"""How a store is kept: names, lifetimes and deadlines. Made by a service from its settings; knows no environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """What `connect` may be told.
+
+    `prefix` starts every key, so that deployments can share a server. `retention_s` counts from a request's last
+    change, and is also how long a worker's replaced incarnations are remembered; it must exceed the longest life of a
+    request. `owner_ttl_s` is an owner's lease. `timeout_s` bounds every call (a wait for tokens comes on top),
+    `max_waiting_readers` the connections that wait for tokens, and `max_orphans` what `orphans` returns at a time.
+    """
+
+    prefix: str = "baton:"
+    retention_s: float = 3600.0
+    worker_ttl_s: float = 2.0
+    owner_ttl_s: float = 1.0
+    heartbeat_s: float = 0.5
+    timeout_s: float = 1.0
+    max_connections: int = 16
+    max_incarnations: int = 64
+    max_waiting_readers: int = 1024
+    max_orphans: int = 64
+
+    def __post_init__(self) -> None:
+        lifetimes = (self.retention_s, self.worker_ttl_s, self.owner_ttl_s, self.heartbeat_s, self.timeout_s)
+        bounds = (self.max_connections, self.max_incarnations, self.max_waiting_readers, self.max_orphans)
+        if min(lifetimes) <= 0 or min(bounds) < 1:
+            raise ValueError(f"lifetimes, deadlines and bounds of the store must be positive: {self}")

@@ -1,0 +1,92 @@
+"""Connections to one Redis server for one purpose: a deadline for every call, and one error for all that goes wrong.
+
+Owned by `RedisStore` and its parts; knows no record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.resources
+from collections.abc import AsyncIterator
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.commands.core import AsyncScript
+from redis.exceptions import RedisError
+
+from baton.store.redis.packing import use_native_packing
+from baton.store.store import StoreUnavailable
+
+
+class RedisClient:
+    """`redis` is to be used inside `operation` only. Connects when first needed, and again after every outage."""
+
+    def __init__(self, url: str, *, max_connections: int, timeout_s: float, binary: bool = False) -> None:
+        """`binary`: answers are bytes, not text. Raises `ValueError` for a url of another kind."""
+        self._address = without_password(url)
+        self._timeout_s = timeout_s
+        pool = BlockingConnectionPool.from_url(
+            url, max_connections=max_connections, timeout=None, **connection_options(binary=binary)
+        )
+        use_native_packing(pool)
+        self.redis: Redis = Redis.from_pool(pool)
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def script(self, name: str) -> AsyncScript:
+        """A script by its name; redis-py loads it again by itself after the server has lost it."""
+        source = importlib.resources.files("baton.store.redis").joinpath("scripts", f"{name}.lua")
+        return self.redis.register_script(source.read_text(encoding="utf-8"))
+
+    @contextlib.asynccontextmanager
+    async def operation(self, action: str, wait_s: float = 0.0) -> AsyncIterator[None]:
+        """One deadline for everything inside, connecting and waiting for a free connection included; `wait_s` is what
+        the server has been asked to wait before it answers. Raises `StoreUnavailable`."""
+        if self._closed:
+            raise StoreUnavailable("this store has been closed; open another with `connect`")
+        try:
+            async with asyncio.timeout(self._timeout_s + wait_s):
+                yield
+        except TimeoutError as error:
+            raise self._unavailable(action, f"no answer within {self._timeout_s + wait_s} s") from error
+        except (RedisError, OSError) as error:
+            raise self._unavailable(action, str(error) or type(error).__name__) from error
+
+    async def close(self) -> None:
+        """Closes the connections; idempotent."""
+        self._closed = True
+        await self.redis.aclose()
+
+    def _unavailable(self, action: str, why: str) -> StoreUnavailable:
+        if self._closed:
+            return StoreUnavailable("this store has been closed; open another with `connect`")
+        return StoreUnavailable(
+            f"redis at {self._address} cannot {action}: {why}; check that the server runs there and takes connections"
+        )
+
+
+def without_password(url: str) -> str:
+    """The url as it may be shown in logs and errors."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
+
+def connection_options(*, binary: bool = False) -> dict[str, object]:
+    """What every connection shares. No silent repeats: a script that ran must not run again behind our back."""
+    return {
+        "decode_responses": not binary,
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": None,  # the deadline is the line's own, and covers connecting as well
+        "socket_connect_timeout": None,
+    }
+
+
+def milliseconds(seconds: float) -> int:
+    """As Redis takes times: whole and positive."""
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,61 @@
+"""The names of everything the store keeps in Redis.
+
+    <prefix>sequence:<id>              hash    one SequenceRecord, a field each; expires after its retention
+    <prefix>call:<id>                  hash    one CallRecord, a field each, and when it was opened; as long as requests
+    <prefix>owners                     set     owners that may have open calls
+    <prefix>calls:<owner>              zset    the owner's open calls -> when opened, in us on the server's clock
+    <prefix>lease:<owner>              string  there while the owner lives; expires after its TTL
+    <prefix>journal:<id>               stream  output tokens of a request (see write_journal.lua); as long as requests
+    <prefix>worker:<id>                hash    incarnation, status, record (JSON); expires after its TTL
+    <prefix>worker:<id>:incarnations   zset    incarnations in order of arrival; the last one reigns
+    <prefix>workers                    zset    worker id -> expiry in ms on the server's clock
+    <prefix>changes                    channel a worker joined, left or changed its status; carries its id
+
+`RedisStore` and its parts are the only callers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.domain.ids import OwnerId, RequestId, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class RedisKeys:
+    """Key names under one prefix."""
+
+    prefix: str
+
+    def sequence(self, id: RequestId) -> str:
+        return f"{self.prefix}sequence:{id}"
+
+    def call(self, id: RequestId) -> str:
+        return f"{self.prefix}call:{id}"
+
+    def journal(self, id: RequestId) -> str:
+        return f"{self.prefix}journal:{id}"
+
+    def lease(self, owner: OwnerId) -> str:
+        return f"{self.prefix}lease:{owner}"
+
+    def calls_of(self, owner: OwnerId) -> str:
+        return f"{self.prefix}calls:{owner}"
+
+    @property
+    def owners(self) -> str:
+        return f"{self.prefix}owners"
+
+    def worker(self, id: WorkerId) -> str:
+        return f"{self.prefix}worker:{id}"
+
+    def incarnations(self, id: WorkerId) -> str:
+        return f"{self.prefix}worker:{id}:incarnations"
+
+    @property
+    def workers(self) -> str:
+        return f"{self.prefix}workers"
+
+    @property
+    def changes(self) -> str:
+        return f"{self.prefix}changes"

@@ -1,0 +1,96 @@
+"""Records to what Redis stores, and back. Called by `RedisStore` and its parts only; knows no connection.
+
+Fields that this version does not know are skipped, so that services of two versions can share a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import structlog
+
+from baton.domain.ids import OwnerId, RequestId
+from baton.domain.worker import WorkerRecord
+from baton.store.store import CallRecord, CallStatus, SequenceRecord, StoreUnavailable
+
+_log = structlog.get_logger(__name__)
+
+
+def sequence_to_fields(record: SequenceRecord) -> dict[str, str]:
+    """One hash field for each field of the record."""
+    return {name: str(value) for name, value in msgspec.to_builtins(record).items()}
+
+
+def sequence_from_fields(fields: Mapping[str, str]) -> SequenceRecord:
+    """The record in a hash. Raises `StoreUnavailable` when another version wrote what this one cannot read."""
+    try:
+        return msgspec.convert(fields, SequenceRecord, strict=False)
+    except msgspec.ValidationError as error:
+        raise StoreUnavailable(f"a request record cannot be read by this version: {error}") from error
+
+
+def worker_to_json(record: WorkerRecord) -> str:
+    """The record as JSON; integers keep all 64 bits."""
+    return msgspec.json.encode(record).decode()
+
+
+def worker_from_json(payload: str) -> WorkerRecord:
+    """The record in a JSON text. Raises `StoreUnavailable` when this version cannot read it."""
+    try:
+        return msgspec.json.decode(payload, type=WorkerRecord)
+    except msgspec.DecodeError as error:
+        raise StoreUnavailable(f"a worker record cannot be read by this version: {error}") from error
+
+
+def try_worker_from_json(payload: str) -> WorkerRecord | None:
+    """One worker of another version must not hide all the others."""
+    try:
+        return worker_from_json(payload)
+    except StoreUnavailable as error:
+        _log.warning("worker_record_unreadable", reason=str(error))
+        return None
+
+
+def call_to_fields(record: CallRecord) -> dict[str, str | bytes | int]:
+    """One hash field for each field of the record; the body as it is."""
+    return {
+        "id": record.id,
+        "owner": record.owner,
+        "epoch": record.epoch,
+        "status": record.status.value,
+        "endpoint": record.endpoint,
+        "body": record.body,
+        "tenant": record.tenant,
+        "created_s": record.created_s,
+        "seed": record.seed,
+        "sequence_ids": msgspec.json.encode(record.sequence_ids),
+    }
+
+
+def call_from_fields(fields: Mapping[bytes, bytes]) -> CallRecord:
+    """The record in a hash. Raises `StoreUnavailable` when another version wrote what this one cannot read."""
+    try:
+        return CallRecord(
+            id=RequestId(fields[b"id"].decode()),
+            owner=OwnerId(fields[b"owner"].decode()),
+            epoch=int(fields[b"epoch"]),
+            status=CallStatus(fields[b"status"].decode()),
+            endpoint=fields[b"endpoint"].decode(),
+            body=fields[b"body"],
+            tenant=fields[b"tenant"].decode(),
+            created_s=int(fields[b"created_s"]),
+            seed=int(fields[b"seed"]),
+            sequence_ids=tuple(msgspec.json.decode(fields[b"sequence_ids"], type=list[RequestId])),
+        )
+    except (KeyError, ValueError) as error:  # msgspec's errors are ValueErrors
+        raise StoreUnavailable(f"a call cannot be read by this version: {error}") from error
+
+
+def try_call_from_fields(fields: Mapping[bytes, bytes]) -> CallRecord | None:
+    """One call of another version must not hide all the others."""
+    try:
+        return call_from_fields(fields)
+    except StoreUnavailable as error:
+        _log.warning("call_record_unreadable", reason=str(error))
+        return None

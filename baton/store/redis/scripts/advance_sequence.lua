@@ -1,0 +1,34 @@
+-- Moves a request along the table by one event or several: compare (attempt, state) and set, in one step.
+-- KEYS: 1 request hash.
+-- ARGV: 1 attempt of the first event, 2 the events as JSON, each [how many attempts it opens (0 or 1), its column of the
+--       table {state: next state}], 3 num_emitted, 4 failure code, 5 retention in ms,
+--       6 fingerprint (the stored one stays if it is empty).
+-- Returns {outcome, state, attempt, events passed}; outcome is applied, or unknown, superseded, ahead or illegal, with the
+-- state and attempt that the event met which could not be passed: nothing is changed then.
+local held = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'num_emitted')
+local state, attempt, num_emitted = held[1], tonumber(held[2]), tonumber(held[3])
+if not state then
+  return {'unknown', '', 0, 0}
+end
+local num_passed = 0
+for _, event in ipairs(cjson.decode(ARGV[2])) do
+  local expected = attempt + event[1]
+  local given = num_passed == 0 and tonumber(ARGV[1]) or expected
+  if given < expected then
+    return {'superseded', state, attempt, num_passed}
+  elseif given > expected then
+    return {'ahead', state, attempt, num_passed}
+  end
+  local target = event[2][state]
+  if not target then
+    return {'illegal', state, attempt, num_passed}
+  end
+  state, attempt, num_passed = target, expected, num_passed + 1
+end
+redis.call('HSET', KEYS[1], 'state', state, 'attempt', attempt,
+  'num_emitted', math.max(num_emitted, tonumber(ARGV[3])), 'failure_code', ARGV[4])
+if ARGV[6] ~= '' then
+  redis.call('HSET', KEYS[1], 'fingerprint', ARGV[6])
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+return {'applied', state, attempt, num_passed}

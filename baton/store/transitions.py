@@ -1,0 +1,171 @@
+"""The rules of the request store as pure functions over `baton.domain.lifecycle.TABLE`.
+
+`MemoryStore` and `StoreWriter` call them; `scripts/advance.lua` keeps the same rules inside Redis and gets the table
+from `targets_by_event`. No clock, no I/O.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from baton.domain.errors import Broken, Superseded
+from baton.domain.ids import AttemptId, OwnerId, RequestId
+from baton.domain.lifecycle import TABLE, RequestEvent, RequestState, advance
+from baton.store.store import CallRecord, CallStatus, JournalEntry, SequenceRecord
+
+
+def num_attempts_opened(event: RequestEvent) -> int:
+    """How many attempts the event opens: RETRY and RESUME come with the next one, the others with the stored one."""
+    return 1 if event in (RequestEvent.RETRY, RequestEvent.RESUME) else 0
+
+
+def targets_by_event() -> dict[RequestEvent, dict[str, str]]:
+    """The table by event: `event -> {state: next state}`, states by their values."""
+    return {
+        event: {state.value: target.value for (state, step), target in TABLE.items() if step is event}
+        for event in RequestEvent
+    }
+
+
+def check_new_sequence(record: SequenceRecord) -> None:
+    """Raises `Broken` unless the record may be entered: state RECEIVED, attempt counted from 1."""
+    if record.state is not RequestState.RECEIVED or record.attempt < 1:
+        raise Broken(f"request {record.id} cannot be entered in state {record.state.value}, attempt {record.attempt}")
+
+
+def apply_event(
+    record: SequenceRecord,
+    attempt: int,
+    event: RequestEvent,
+    *,
+    num_emitted: int = 0,
+    failure_code: str = "",
+    fingerprint: str = "",
+) -> SequenceRecord:
+    """The record after `event`; its failure code becomes that of this event, and its fingerprint too, if there is one.
+
+    Raises `Superseded` when `attempt` is lower than the one the event must carry, `Broken` when it is higher or the
+    table lacks the event.
+    """
+    expected = record.attempt + num_attempts_opened(event)
+    if attempt < expected:
+        raise Superseded(superseded_message(AttemptId(record.id, attempt), event, record.attempt))
+    if attempt > expected:
+        raise Broken(f"{event.value} of {record.id}/{attempt} must carry attempt {expected}")
+    return replace(
+        record,
+        attempt=attempt,
+        state=advance(record.state, event),
+        num_emitted=max(record.num_emitted, num_emitted),
+        failure_code=failure_code,
+        fingerprint=fingerprint or record.fingerprint,
+    )
+
+
+def apply_events(
+    record: SequenceRecord,
+    attempt: int,
+    events: Sequence[RequestEvent],
+    *,
+    num_emitted: int = 0,
+    failure_code: str = "",
+    fingerprint: str = "",
+) -> SequenceRecord:
+    """The record after `events`, the first of which comes under `attempt`; the failure code becomes that of the last.
+    Raises as `apply_event`."""
+    after = record
+    for position, event in enumerate(events):
+        given = after.attempt + num_attempts_opened(event) if position else attempt
+        after = apply_event(
+            after, given, event, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
+        )
+    return after
+
+
+ATTEMPTS_PER_OWNER = 1000
+"""Far more than an owner makes of one request."""
+
+
+def first_attempt(epoch: int) -> int:
+    """The attempt that the owner of a call's `epoch` begins with. Each owner numbers in a range of its own: the last
+    attempts of the one before may never have been written, and workers must not hear of two under one number."""
+    return (epoch - 1) * ATTEMPTS_PER_OWNER + 1
+
+
+def apply_resume(record: SequenceRecord, router_id: str, epoch: int) -> SequenceRecord | None:
+    """The record as `router_id`, owner of `epoch`, carries it on; None when it may not be apply_resume."""
+    target = TABLE.get((record.state, RequestEvent.RESUME))
+    if target is None:
+        return None
+    attempt = max(record.attempt + 1, first_attempt(epoch))
+    return replace(record, attempt=attempt, state=target, failure_code="", router_id=router_id)
+
+
+def placeholder(id: RequestId, router_id: str, epoch: int) -> SequenceRecord:
+    """Record of a sequence that its first router had not written when its call was claimed. It keeps that router from
+    writing the sequence afterwards, and omits what only that router knew."""
+    return SequenceRecord(id, first_attempt(epoch), RequestState.QUEUED, router_id, model="", num_prompt_tokens=0)
+
+
+def router_of(owner: OwnerId) -> str:
+    """The router whose process an owner is (see `baton.domain.ids.OwnerId`)."""
+    return owner.rpartition("/")[0] or owner
+
+
+def check_new_call(record: CallRecord) -> None:
+    """Raises `Broken` unless the call may be entered: OPEN, epoch counted from 1."""
+    if record.status is not CallStatus.OPEN or record.epoch < 1:
+        raise Broken(f"call {record.id} cannot be entered as {record.status.value}, epoch {record.epoch}")
+
+
+def check_end_status(id: RequestId, status: CallStatus) -> None:
+    """Raises `Broken` unless `status` is one that a call may end in."""
+    if status is CallStatus.OPEN:
+        raise Broken(f"call {id} cannot end by being open")
+
+
+def check_entry(entry: JournalEntry) -> None:
+    """Raises `Broken` unless the entry's tokens follow each other."""
+    tokens = entry.tokens
+    if tokens and any(token.index != index for index, token in enumerate(tokens, tokens[0].index)):
+        raise Broken(f"the tokens of a journal entry of {entry.id} do not follow each other")
+
+
+def superseded_message(id: AttemptId, event: RequestEvent, stored_attempt: int) -> str:
+    """What a fenced-off caller is told, by every store in the same words."""
+    return f"{event.value} of {id} came late: the store is at attempt {stored_attempt}"
+
+
+def same_state(left: SequenceRecord, right: SequenceRecord) -> bool:
+    """Whether both stand at the same state of the same attempt."""
+    return (left.state, left.attempt) == (right.state, right.attempt)
+
+
+def shortest_path(stored: SequenceRecord, desired: SequenceRecord) -> tuple[RequestEvent, ...] | None:
+    """The fewest events that bring `stored` to `desired`'s state and attempt; None when there is no way.
+
+    RESUME is never among them: it belongs to whoever claims a call. A record that is caught up with walks the life that
+    its request has lived, and a cancelled one that somebody else resumes is theirs.
+    """
+    num_retries = desired.attempt - stored.attempt
+    return _shortest_path(stored.state, desired.state, num_retries) if num_retries >= 0 else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _shortest_path(start: RequestState, goal: RequestState, num_retries: int) -> tuple[RequestEvent, ...] | None:
+    """Breadth-first search over (state, retries left)."""
+    paths: dict[tuple[RequestState, int], tuple[RequestEvent, ...]] = {(start, num_retries): ()}
+    frontier = deque(paths)
+    while frontier:
+        state, left = frontier.popleft()
+        if (state, left) == (goal, 0):
+            return paths[state, left]
+        for (origin, event), target in TABLE.items():
+            node = (target, left - num_attempts_opened(event))
+            if event is not RequestEvent.RESUME and origin is state and node[1] >= 0 and node not in paths:
+                paths[node] = (*paths[state, left], event)
+                frontier.append(node)
+    return None

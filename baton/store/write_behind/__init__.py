@@ -1,0 +1,1 @@
+"""Writes the router's records into the state store asynchronously."""

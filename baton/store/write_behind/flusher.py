@@ -1,0 +1,210 @@
+"""The task that brings the store to where the queue says: syncs one at a time, all journals in one round trip.
+
+Owned by `StoreWriter`, which fills the queue. One event loop; knows no Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from baton.domain.ids import AttemptId
+from baton.store.notifier import wait_for_event
+from baton.store.store import JournalEntry, StateStore, StoreUnavailable, WriteOutcome
+from baton.store.write_behind.call_sync import CallSync
+from baton.store.write_behind.flush_pacer import FlushPacer
+from baton.store.write_behind.record_sync import RecordSync
+from baton.store.write_behind.sync_queue import JournalBatch, SyncQueue
+
+_log = structlog.get_logger(__name__)
+_MIN_WAIT_S = 0.001
+
+
+class Flusher:
+    """Writes while there is something to write; pauses while the store is away."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        queue: SyncQueue,
+        pacer: FlushPacer,
+        *,
+        on_degraded: Callable[[bool], None],
+        on_superseded: Callable[[AttemptId], None],
+        retry_s: float,
+        idle_ping_s: float,
+    ) -> None:
+        """What these mean is said at `StoreWriter`."""
+        self._store = store
+        self._queue = queue
+        self._pacer = pacer
+        self._on_degraded = on_degraded
+        self._on_superseded = on_superseded
+        self._retry_s = retry_s
+        self._idle_ping_s = idle_ping_s
+        self._wake = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._retry_now = asyncio.Event()
+        self._drained.set()
+        self._task: asyncio.Task[None] | None = None
+        self._flush_requested = False
+        self._num_flushing = 0
+        self.degraded = False
+        self.num_dropped = 0
+
+    def on_queue_changed(self) -> None:
+        """The queue has changed."""
+        while self._queue.over_limit:
+            id = self._queue.drop_oldest()
+            self.num_dropped += 1
+            self._set_degraded(True, f"too many ended requests wait to be written: {id} is lost")
+        if not self._queue.empty:
+            self._drained.clear()
+        if self._queue.next_sync() is not None or self._queue.num_due_journals == 1:
+            self._wake.set()  # with more journals due than one, it already waits for their time
+
+    def request_flush(self) -> None:
+        """Some sequence has much to write: do not wait for the interval."""
+        if not self._flush_requested:
+            self._flush_requested = True
+            self._wake.set()
+
+    def start(self) -> None:
+        """Starts the task, inside a running loop; idempotent."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="store-writer")
+
+    async def flush(self, timeout_s: float) -> None:
+        """Returns when everything is written, or `timeout_s` is over."""
+        self._num_flushing += 1
+        self._retry_now.set()
+        self._wake.set()
+        try:
+            await wait_for_event(self._drained, timeout_s)
+        finally:
+            self._num_flushing -= 1
+
+    async def close(self, timeout_s: float) -> None:
+        """Flushes and stops the task; idempotent."""
+        if self._task is not None:
+            await self.flush(timeout_s)
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=timeout_s)
+
+    async def _run(self) -> None:
+        """The task's root."""
+        while True:
+            try:
+                await self._step()
+            except StoreUnavailable as error:
+                self._set_degraded(True, str(error))
+                await self._back_off()
+
+    async def _step(self) -> None:
+        """One piece of work: journals when it is their time, else a sync, else a wait."""
+        wait_s = self._pacer.wait_s(_now(), urgent=self._flush_requested or self._num_flushing > 0)
+        sync = self._queue.next_sync()
+        if self._queue.num_due_journals and wait_s == 0.0 and (batch := self._queue.next_batch()).entries:
+            await self._write(batch)
+        elif sync is not None:
+            await self._run_sync(sync)
+        else:
+            await self._wait_for_work(wait_s)
+
+    async def _run_sync(self, sync: RecordSync | CallSync) -> None:
+        """Takes a sync as far as it goes. One that fails in a way nobody foresaw must not silence the others."""
+        try:
+            await sync.run(self._store)
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # the root of this sync: it ends here, given up
+            sync.status.give_up(sync.desired.id, error)
+        if sync.status.given_up:
+            self._on_given_up(sync)
+        self._queue.prune(sync)
+        self._update_status(complete=self._queue.num_due_journals == 0)
+
+    async def _write(self, batch: JournalBatch) -> None:
+        began = _now()
+        self._flush_requested = False
+        try:
+            outcomes = await self._store.write_journal(batch.entries)
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # the root of these entries: they are not tried again
+            for sync in batch.syncs:
+                self._drop_journal(sync, error)
+        else:
+            for sync, entry, outcome in zip(batch.syncs, batch.entries, outcomes, strict=True):
+                self._apply_outcome(sync, entry, outcome)
+        finally:
+            self._pacer.record(began, _now())
+        self._update_status(complete=batch.complete)
+
+    def _apply_outcome(self, sync: RecordSync, entry: JournalEntry, outcome: WriteOutcome) -> None:
+        match outcome:
+            case WriteOutcome.DONE:
+                self._queue.journal_written(sync, entry)
+            case WriteOutcome.SUPERSEDED:
+                self._mark_superseded(sync)
+            case WriteOutcome.GAP if sync.journal.rewind():
+                self._queue.mark_stale(sync)
+            case WriteOutcome.GAP:
+                self._drop_journal(sync, LookupError("the journal is lost, and its first tokens are not known here"))
+
+    def _on_given_up(self, sync: RecordSync | CallSync) -> None:
+        """What follows from a record that is given up."""
+        sequences = [sync] if isinstance(sync, RecordSync) else self._queue.sequences_of(sync)
+        for sequence in sequences:
+            if sync.status.superseded:
+                self._mark_superseded(sequence)
+            else:
+                self._queue.drop_journal(sequence)
+
+    def _mark_superseded(self, sequence: RecordSync) -> None:
+        """Somebody else carries the sequence on."""
+        sequence.status.given_up = True
+        self._queue.drop_journal(sequence)
+        already_reported, sequence.superseded_reported = sequence.superseded_reported, True
+        if not (already_reported or sequence.ended):
+            self._on_superseded(AttemptId(sequence.desired.id, sequence.desired.attempt))
+
+    def _drop_journal(self, sync: RecordSync, reason: Exception) -> None:
+        _log.warning("journal_abandoned", request_id=sync.desired.id, reason=str(reason))
+        self._queue.drop_journal(sync)
+
+    def _update_status(self, *, complete: bool) -> None:
+        """After a success; `complete`: all that was due when it began has been written."""
+        if self._queue.empty:
+            self._drained.set()
+        if complete and self._queue.next_sync() is None:
+            self._set_degraded(False, "everything is written")
+
+    async def _wait_for_work(self, wait_s: float) -> None:
+        """Waits for work; with none for a while, asks whether the store is there."""
+        self._wake.clear()
+        if self._queue.num_due_journals:
+            await wait_for_event(self._wake, max(wait_s, _MIN_WAIT_S))
+        elif not await wait_for_event(self._wake, self._idle_ping_s):
+            await self._store.ping()
+            self._update_status(complete=self._queue.num_due_journals == 0)
+
+    async def _back_off(self) -> None:
+        """Lets an absent store be for a while; a flush cuts it short once."""
+        await wait_for_event(self._retry_now, self._retry_s)
+        self._retry_now.clear()
+
+    def _set_degraded(self, degraded: bool, reason: str) -> None:
+        if degraded != self.degraded:
+            self.degraded = degraded
+            event = "store_degraded" if degraded else "store_recovered"
+            _log.warning(event, reason=reason, num_pending=self._queue.num_pending)
+            if degraded:
+                self._queue.mark_live_stale()
+            self._on_degraded(degraded)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

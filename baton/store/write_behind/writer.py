@@ -1,0 +1,230 @@
+"""Writes the router's calls, sequences and tokens into the store asynchronously (write-behind).
+
+The router notes each change (`open_call`, `create`, `advance`, `write_tokens`) and returns at once. One task writes
+calls and sequences in the order in which they changed, and between them the tokens of all sequences together, every
+`journal_interval_s`. A sequence is kept as its latest record and its tokens, not as a history: while the store is slow
+or away, successive updates are coalesced, so the queue is bounded by the live sequences plus `max_ended` ended ones.
+When the store is back, each sync reads its record and applies the table from there; lost records and journals are
+written again. Uses the contracts of `store` only; knows no Redis.
+
+Order: a call is opened before the tokens of its sequences are written. A sequence ends after its last token, and a call
+after its sequences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Self
+
+from baton.domain.errors import Broken
+from baton.domain.ids import AttemptId, RequestId
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.request import FinishReason, OutputToken
+from baton.store import transitions
+from baton.store.store import CallRecord, CallStatus, SequenceRecord, StateStore
+from baton.store.write_behind.call_sync import CallSync
+from baton.store.write_behind.flush_pacer import FlushPacer
+from baton.store.write_behind.flusher import Flusher
+from baton.store.write_behind.record_sync import RecordSync
+from baton.store.write_behind.sync_queue import SyncQueue
+
+MAX_BODY_BYTES = 256 * 1024
+"""A call with a larger body is not written."""
+
+MAX_UNWRITTEN_TOKENS = 64
+"""A sequence with so many unwritten tokens has its journal written before its time."""
+
+MAX_ENDED_TOKENS = 1 << 20
+"""Most tokens of ended sequences that are kept for a store that is away."""
+
+
+class StoreWriter:
+    """The router's pen. One event loop; what notes something never waits and never fails for the store's sake."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        *,
+        on_degraded: Callable[[bool], None] = lambda degraded: None,
+        on_superseded: Callable[[AttemptId], None] = lambda id: None,
+        max_ended: int = 10_000,
+        retry_s: float = 0.5,
+        idle_ping_s: float = 1.0,
+        journal_interval_s: float = 0.05,
+    ) -> None:
+        """`on_degraded` gets True when the store stops answering or the queue drops an ended sequence, and False once
+        everything is written again. `on_superseded` gets, once, a live sequence that another router has taken over:
+        nothing more is written of it. `idle_ping_s` is the interval of pings while there is nothing to write. The
+        caller closes the store."""
+        self._queue = SyncQueue(max_ended, MAX_ENDED_TOKENS)
+        self._flusher = Flusher(
+            store,
+            self._queue,
+            FlushPacer(journal_interval_s),
+            on_degraded=on_degraded,
+            on_superseded=on_superseded,
+            retry_s=retry_s,
+            idle_ping_s=idle_ping_s,
+        )
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the store lags behind for want of an answer: new requests are then not durable."""
+        return self._flusher.degraded
+
+    @property
+    def num_pending(self) -> int:
+        """Calls and sequences whose last change, or last token, is not in the store yet."""
+        return self._queue.num_pending
+
+    @property
+    def num_dropped(self) -> int:
+        """Ended calls and sequences that were dropped because the queue was full."""
+        return self._flusher.num_dropped
+
+    def open_call(self, record: CallRecord) -> asyncio.Event | None:
+        """Notes a new OPEN call, before its sequences are created; the event is set when the store has it.
+
+        Returns None when the body is too large to be written: then neither the call nor the tokens of its sequences
+        are. Raises `Broken` when the call is not OPEN or its id is in use here."""
+        transitions.check_new_call(record)
+        sync = CallSync(record)
+        return sync.durable if self._add_call(sync) else None
+
+    def adopt_call(self, record: CallRecord) -> None:
+        """Notes a call that this owner has claimed: the store has it just as `record` says."""
+        transitions.check_new_call(record)
+        self._add_call(CallSync(record, stored=CallStatus.OPEN))
+
+    def end_call(self, id: RequestId, status: CallStatus) -> None:
+        """Notes that a call is ABANDONED or ENDED; no effect when it is not open here."""
+        transitions.check_end_status(id, status)
+        call = self._queue.call(id)
+        if call is not None and not call.ended:
+            call.desired = replace(call.desired, status=status)
+            self._enqueue(call)
+
+    def tracks_call(self, id: RequestId) -> bool:
+        """Whether the call is open here, or its end is not in the store yet."""
+        return self._queue.call(id) is not None
+
+    def create(self, record: SequenceRecord) -> None:
+        """Notes a new sequence. Raises `Broken` unless it is in state RECEIVED and its id is not in use here."""
+        transitions.check_new_sequence(record)
+        if self._queue.sequence(record.id) is not None:
+            raise Broken(f"request {record.id} is already being written")
+        self._queue.add_sequence(RecordSync(record))
+        self._flusher.on_queue_changed()
+
+    def adopt(self, record: SequenceRecord) -> None:
+        """Notes a sequence that is carried on: the store has it QUEUED under `record.attempt`, as the claim left it.
+
+        Write what earlier attempts emitted first (`write_tokens` from index 0): the store keeps what it has, and a
+        journal that is lost can be written again. Raises `Broken` in another state, or when the sequence is live here.
+        """
+        earlier = self._queue.sequence(record.id)
+        if record.state is not RequestState.QUEUED or not _is_over(earlier):
+            raise Broken(f"request {record.id} cannot be carried on: it is {record.state.value}, or still live here")
+        self._queue.add_sequence(RecordSync(record, stored=record))
+        self._flusher.on_queue_changed()
+
+    def record_end(
+        self, record: SequenceRecord, end: RequestState, *, num_emitted: int, failure_code: str = ""
+    ) -> None:
+        """Notes the end of a sequence whose last owner died before it could write it; the store holds `record`.
+
+        No effect when there is no way from there to `end`, or when the sequence is live here.
+        """
+        desired = replace(record, state=end, num_emitted=num_emitted, failure_code=failure_code)
+        if transitions.shortest_path(record, desired) and _is_over(self._queue.sequence(record.id)):
+            self._queue.add_sequence(RecordSync(desired, stored=record))
+            self._flusher.on_queue_changed()
+
+    def advance(
+        self,
+        id: AttemptId,
+        event: RequestEvent,
+        *,
+        num_emitted: int = 0,
+        failure_code: str = "",
+        fingerprint: str = "",
+    ) -> RequestState:
+        """Notes a step and returns the new state; the errors are those of `SequenceStore.advance`."""
+        sync = self._queue.sequence(id.request_id)
+        if sync is None or sync.ended:
+            raise Broken(f"{event.value} of {id}: no such request here, or it has ended")
+        changes = {"failure_code": failure_code, "fingerprint": fingerprint}
+        sync.update(transitions.apply_event(sync.desired, id.attempt, event, num_emitted=num_emitted, **changes))
+        self._enqueue(sync)
+        return sync.desired.state
+
+    def write_tokens(
+        self,
+        id: AttemptId,
+        tokens: Sequence[OutputToken],
+        *,
+        num_cached_tokens: int,
+        finish: FinishReason | None = None,
+        failure_code: str = "",
+    ) -> None:
+        """Notes what a live sequence has emitted, in order; `finish` or `failure_code` end its journal.
+
+        Skips tokens that it has. Call it before the `advance` that ends the sequence; no effect afterwards. Raises
+        `Broken` when a token is missing."""
+        sync = self._queue.sequence(id.request_id)
+        if sync is None or sync.ended:
+            return
+        journal = sync.journal
+        was_due = journal.due
+        journal.append(tokens, num_cached_tokens=num_cached_tokens, finish=finish, failure_code=failure_code)
+        if not was_due and journal.due:
+            self._enqueue(sync)
+        if journal.num_unwritten >= MAX_UNWRITTEN_TOKENS:
+            self._flusher.request_flush()
+
+    def recheck_live(self) -> None:
+        """Our lease had ended meanwhile: the store is asked of everything live whether it is ours still, so that
+        `on_superseded` hears of a sequence that has nothing to write, too."""
+        self._queue.mark_live_stale()
+        self._flusher.on_queue_changed()
+
+    def start(self) -> None:
+        """Starts the task, inside a running loop; idempotent."""
+        self._flusher.start()
+
+    async def flush(self, timeout_s: float) -> int:
+        """Waits until everything is written, for at most `timeout_s`; returns how many calls and sequences are not."""
+        await self._flusher.flush(timeout_s)
+        return self.num_pending
+
+    async def close(self, timeout_s: float = 2.0) -> int:
+        """Flushes and stops; returns how many calls and sequences stay unwritten. Idempotent."""
+        await self._flusher.close(timeout_s)
+        return self.num_pending
+
+    def _add_call(self, call: CallSync) -> bool:
+        earlier = self._queue.call(call.desired.id)
+        if not _is_over(earlier):
+            raise Broken(f"call {call.desired.id} is already being written")
+        call.status.given_up = len(call.desired.body) > MAX_BODY_BYTES
+        self._queue.add_call(call)
+        self._flusher.on_queue_changed()
+        return not call.status.given_up
+
+    def _enqueue(self, sync: RecordSync | CallSync) -> None:
+        self._queue.enqueue(sync)
+        self._flusher.on_queue_changed()
+
+
+def _is_over(sync: RecordSync | CallSync | None) -> bool:
+    """Whether nothing is written of it any more, or nothing new: its id may be used again."""
+    return sync is None or sync.ended or sync.status.given_up

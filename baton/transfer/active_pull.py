@@ -1,0 +1,86 @@
+"""A flight: one pull from `submit` to its terminal event, and the promise that there is exactly one.
+
+Made by `baton.transfer.puller`, moved along by a mover (`nixl`, `stream`, `fake`). Lives in the transfer thread.
+Knows no transport and no clock but the one it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from baton.domain.errors import Broken
+from baton.transfer.base import OnPullEvent, Pull, PullEvent, PullOutcome, SourceInfo
+
+ClockFn = Callable[[], float]
+"""Monotonic seconds."""
+
+
+class ActivePull:
+    """The mutable side of a `Pull`. `num_bytes` counts what has landed so far; movers add to it."""
+
+    __slots__ = ("_clock", "_ended", "_late", "_on_event", "_submitted_at", "deadline", "num_bytes", "pull")
+
+    def __init__(self, pull: Pull, submitted_at: float, on_event: OnPullEvent, clock: ClockFn) -> None:
+        self.pull = pull
+        self.deadline = submitted_at + pull.deadline_s
+        self.num_bytes = 0
+        self._submitted_at = submitted_at
+        self._on_event = on_event
+        self._clock = clock
+        self._late = False
+        self._ended = False
+
+    @property
+    def late(self) -> bool:
+        """Its data may not be used any more; nothing new should be started for it."""
+        return self._late
+
+    @property
+    def ended(self) -> bool:
+        """The terminal event was given; no byte can land any more."""
+        return self._ended
+
+    def expire(self, reason: str) -> None:
+        """Says `LATE`, once. The pages stay taken until `complete` or `fail`."""
+        if not self._late and not self._ended:
+            self._late = True
+            self._emit(PullOutcome.LATE, reason)
+
+    def complete(self, corrupt: Sequence[int] = ()) -> None:
+        """Ends it: all bytes landed; `corrupt` positions did not match. After the deadline that is a failure."""
+        if self._clock() > self.deadline:
+            self.expire("past its deadline")
+        if self._late:
+            self._end(PullOutcome.FAILED, "completed after its deadline")
+        elif corrupt:
+            self._end(PullOutcome.CORRUPT, f"{len(corrupt)} pages do not match their digest", tuple(sorted(corrupt)))
+        else:
+            self._end(PullOutcome.DONE, "")
+
+    def fail(self, reason: str) -> None:
+        """Ends it: not all bytes landed, and none can land from now on."""
+        self._end(PullOutcome.FAILED, reason)
+
+    def _end(self, outcome: PullOutcome, reason: str, corrupt: tuple[int, ...] = ()) -> None:
+        if self._ended:
+            raise Broken(f"pull {self.pull.id} ended twice")
+        self._ended = True
+        self._emit(outcome, reason, corrupt)
+
+    def _emit(self, outcome: PullOutcome, reason: str, corrupt: tuple[int, ...] = ()) -> None:
+        seconds = self._clock() - self._submitted_at
+        self._on_event(PullEvent(self.pull, outcome, self.num_bytes, seconds, reason, corrupt))
+
+
+def pull_problem(pull: Pull, num_local_pages: int, source: SourceInfo) -> str | None:
+    """Why `pull` cannot be started at all, in words; None when it can. Page ids may come from a peer: trust none."""
+    num_pages = len(pull.local_pages)
+    if len(pull.remote_pages) != num_pages:
+        return f"{len(pull.remote_pages)} remote pages for {num_pages} local ones"
+    if pull.digests is not None and len(pull.digests) != num_pages:
+        return f"{len(pull.digests)} digests for {num_pages} pages"
+    if not all(0 <= page < num_local_pages for page in pull.local_pages):
+        return f"a local page is outside the pool of {num_local_pages}"
+    if not all(0 <= page < source.num_pages for page in pull.remote_pages):
+        return f"a remote page is outside the pool of {source.num_pages}"
+    return None

@@ -1,0 +1,32 @@
+"""What a worker says of the calls it rejected: counted always, logged once in a while. Called by both `app`s."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from baton.rpc.auth_interceptor import RejectedCall
+from baton.telemetry import metrics
+from baton.telemetry.logs import get_logger
+
+LOG_INTERVAL_S = 10.0
+"""Between two lines of one kind: whoever can reach the port can call as often as they like."""
+
+log = get_logger()
+
+
+class RejectedCallLog:
+    """Owned by one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._logged_at: dict[str, float] = {}
+
+    def record(self, call: RejectedCall) -> None:
+        """A call was rejected."""
+        kind = call.fault.value
+        metrics.REJECTED_CALLS_TOTAL.labels(kind).inc()
+        now = self._clock()
+        if now - self._logged_at.get(kind, now - LOG_INTERVAL_S) >= LOG_INTERVAL_S:
+            self._logged_at[kind] = now
+            log.warning("call_rejected", kind=kind, peer=call.peer, method=call.method, why=call.why)

@@ -1,0 +1,102 @@
+"""What a worker checks of a message before its engine hears of it. Called by both workers' servicers.
+
+The router has checked what clients send; this is against a router or a peer that is broken, of another version or
+hostile. An engine takes every number for what it says: a token id outside the vocabulary or a deadline that is no
+number would end it, and with it everybody's requests. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from baton.domain.errors import ContextOverflow, InvalidRequest
+from baton.domain.ids import AttemptId
+from baton.domain.request import EngineRequest, SamplingParams, StopParams
+from baton.rpc import codec
+from baton.rpc.gen import common_pb2
+
+MAX_NAME_CHARS = 256
+MAX_STOP_TOKENS = 4096
+MAX_DURATION_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequestValidator:
+    """`vocab_size` of the model; `max_model_len`: most tokens of one sequence, prompt and output together."""
+
+    vocab_size: int
+    max_model_len: int
+
+    def validate_prompt(self, message: common_pb2.EngineRequest) -> EngineRequest:
+        """A request whose tokens can be prefilled. Raises `InvalidRequest` or `ContextOverflow`."""
+        request = codec.decode_request(message)
+        validate_id(message.id)
+        _require(len(request.salt) <= MAX_NAME_CHARS, "salt", f"is longer than {MAX_NAME_CHARS} characters")
+        _require(bool(request.tokens), "tokens", "are missing: an empty prompt has nothing to compute")
+        _require(self._are_tokens(request.tokens), "tokens", f"are not all below {self.vocab_size}")
+        num_prompt = request.num_prompt_tokens
+        _require(0 < num_prompt <= len(request.tokens), "num_prompt_tokens", f"is {num_prompt}, not among the tokens")
+        self._check_stop(request.stop)
+        self._check_sampling(request.sampling)
+        self._check_length(len(request.tokens))
+        return request
+
+    def validate_sequence(self, message: common_pb2.EngineRequest) -> EngineRequest:
+        """`prompt`, and there is room for all that may be generated."""
+        request = self.validate_prompt(message)
+        self._check_length(request.num_prompt_tokens + request.stop.max_tokens)
+        return request
+
+    def is_token(self, token: int) -> bool:
+        """Whether the model has such a token."""
+        return 0 <= token < self.vocab_size
+
+    def _are_tokens(self, tokens: tuple[int, ...]) -> bool:
+        return not tokens or max(tokens) < self.vocab_size  # the wire has no negative ones
+
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens > self.max_model_len:
+            raise ContextOverflow(f"{num_tokens} tokens are more than the {self.max_model_len} that fit this worker")
+
+    def _check_stop(self, stop: StopParams) -> None:
+        _require(stop.max_tokens > 0, "max_tokens", "is 0")
+        _require(len(stop.stop_token_ids) <= MAX_STOP_TOKENS, "stop_token_ids", f"are more than {MAX_STOP_TOKENS}")
+        _require(self._are_tokens(tuple(stop.stop_token_ids)), "stop_token_ids", f"are not below {self.vocab_size}")
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        _require(_within(sampling.temperature, 0.0), "temperature", "is negative or no number")
+        _require(sampling.top_k >= 0, "top_k", "is negative")
+        _require(_within(sampling.top_p, 0.0, 1.0), "top_p", "is not in [0, 1]")
+        _require(_within(sampling.min_p, 0.0, 1.0), "min_p", "is not in [0, 1]")
+        _require(math.isfinite(sampling.presence_penalty), "presence_penalty", "is no number")
+        _require(math.isfinite(sampling.frequency_penalty), "frequency_penalty", "is no number")
+        penalty = sampling.repetition_penalty
+        _require(_within(penalty, 0.0) and penalty > 0, "repetition_penalty", "is not positive")
+        tokens = tuple(token for token, _ in sampling.logit_bias)
+        _require(self._are_tokens(tokens), "logit_bias", f"names tokens that are not below {self.vocab_size}")
+        _require(all(math.isfinite(bias) for _, bias in sampling.logit_bias), "logit_bias", "is no number")
+        _require((sampling.logprobs or 0) <= self.vocab_size, "logprobs", f"are more than {self.vocab_size}")
+
+
+def validate_id(message: common_pb2.AttemptId) -> AttemptId:
+    """Raises `InvalidRequest` for an attempt without a name, with one that nobody should have to remember, or 0."""
+    id = codec.decode_id(message)
+    _require(0 < len(id.request_id) <= MAX_NAME_CHARS, "request_id", f"has not 1 to {MAX_NAME_CHARS} characters")
+    _require(id.attempt > 0, "attempt", "is 0, the first is 1")
+    return id
+
+
+def clamp_duration(seconds: float, name: str) -> float:
+    """Seconds in [0, one day]: more is cut, less is nothing. Raises `InvalidRequest` for what is no number."""
+    _require(not math.isnan(seconds), name, "is no number")
+    return min(max(seconds, 0.0), MAX_DURATION_S)
+
+
+def _within(value: float, low: float, high: float = math.inf) -> bool:
+    return low <= value <= high and math.isfinite(value)  # a NaN compares false
+
+
+def _require(condition: bool, name: str, problem: str) -> None:
+    if not condition:
+        raise InvalidRequest(f"{name} {problem}", param=name)

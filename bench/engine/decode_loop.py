@@ -1,0 +1,194 @@
+"""A decode worker's engine loop, turn by turn, with the real model: what of a turn is not the forward pass.
+
+Called by `bench.engine.steps` and `bench.engine.gpu`. Scheduler, imports, import policy, loop, runner and sampler are
+the worker's own; prompts land without a transfer, and what the loop emits is handed to an event loop in another thread,
+as in a worker. The forward pass is what the model's `Decoder` takes; all other CPU time of the engine's thread is the
+host's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, cast
+
+import uvloop
+
+from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
+from baton.domain.request import EngineRequest, SampledToken, StopParams
+from baton.engine.mailbox import Mailbox
+from baton.engine.runner import ModelRunner
+from baton.kv.pages import PagePool
+from baton.kv.prefix_cache import PrefixCache
+from baton.kv.tiers import HostTier
+from baton.model.decoders.base import Decoder
+from baton.model.loading.loader import LoadedModel
+from baton.model.sampling.sampler import SamplerBackend
+from baton.model.storage import PageStorage
+from baton.transfer.base import Pull, PullEvent, PullOutcome
+from bench.engine.bench_engine import GREEDY, BenchEngine
+from services.decode.commands import DecodeCommand, FreeProbePages
+from services.decode.effects import DecodeEffect, OutwardEffect, StartPull
+from services.decode.import_policy import ImportPolicy, ImportRules
+from services.decode.import_types import Reserved, SealInfo
+from services.decode.kv_import import ImportLimits, ImportTable
+from services.decode.loop import DecodeLoop
+from services.decode.scheduler import DecodeScheduler
+
+WARMUP_TURNS = 2
+_SOURCE = WorkerId("prefill-0")
+_DEADLINE_S = 3600.0
+_STOP_S = 10.0
+
+
+def host_time_shares(engine: BenchEngine, sink: EffectSink, num_rows: int, context: int, num_turns: int) -> list[float]:
+    """The host's share of the CPU time of `num_turns` turns, each, with rows that see `context` tokens at first."""
+    timed = _TimedModel(engine.model)
+    runner = ModelRunner(cast(LoadedModel, timed), engine.storage)
+    loop = make_decode_loop(engine, runner, sink, num_rows, context, num_turns)
+    shares = []
+    for turn in range(WARMUP_TURNS + num_turns):
+        timed.forward_s, began_s = 0.0, time.thread_time()
+        loop.turn()
+        seconds = time.thread_time() - began_s
+        if turn >= WARMUP_TURNS:
+            shares.append((seconds - timed.forward_s) / seconds)
+    return shares
+
+
+def pages_needed(page_size: int, num_rows: int, context: int, num_turns: int) -> int:
+    """Pages that `host_time_shares` takes."""
+    return num_rows * -(-(context + WARMUP_TURNS + num_turns + 2) // page_size)
+
+
+class EffectSink:
+    """The asyncio side of a worker: an event loop in a thread that takes what the engine emits. A context manager."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="outside")
+        self.num_effects = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_S)
+        self._loop.close()
+
+    def emit(self, effects: list[OutwardEffect]) -> None:
+        """From the engine's thread, as the worker's outbox does it."""
+        self._loop.call_soon_threadsafe(self._count, effects)
+
+    def count(self) -> int:
+        """Effects taken by now, once everything emitted has been. Raises `TimeoutError`."""
+
+        async def read() -> int:
+            return self.num_effects
+
+        return asyncio.run_coroutine_threadsafe(read(), self._loop).result(_STOP_S)
+
+    def _count(self, effects: list[OutwardEffect]) -> None:
+        self.num_effects += len(effects)
+
+
+class _TimedModel:
+    """A loaded model whose decoders add up the CPU time of their forward passes."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self.forward_s = 0.0
+
+    def decoder(self, storage: PageStorage) -> _TimedDecoder:
+        return _TimedDecoder(self._model.decoder(storage), self._timer)
+
+    def sampler(self) -> SamplerBackend:
+        return self._model.sampler()
+
+    @contextmanager
+    def _timer(self) -> Iterator[None]:
+        began_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self.forward_s += time.thread_time() - began_s
+
+
+class _TimedDecoder:
+    """`forward` between two readings of the clock; everything else is the decoder's."""
+
+    def __init__(self, decoder: Decoder, timer: Callable[[], Any]) -> None:
+        self._decoder = decoder
+        self._timer = timer
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        with self._timer():
+            return self._decoder.forward(*arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
+
+
+def make_decode_loop(
+    engine: BenchEngine,
+    runner: ModelRunner,
+    sink: EffectSink,
+    num_rows: int,
+    context: int,
+    num_turns: int,
+    overlaps: bool = False,
+) -> DecodeLoop:
+    """A loop whose rows have landed and will run for longer than they are watched."""
+    page_size = engine.page_size
+    cache = PrefixCache(PagePool(engine.num_pages))
+    imports = ImportTable(cache, ImportLimits(page_size, num_rows, engine.num_pages, _DEADLINE_S))
+    scheduler = DecodeScheduler(imports, HostTier(0), page_size)
+    import_policy = ImportPolicy(cache.pool, imports, scheduler, ImportRules(page_size, digests=True))
+    mailbox: Mailbox[DecodeCommand] = Mailbox(64)
+    loop = DecodeLoop(
+        cache, imports, scheduler, import_policy, runner, num_rows,
+        emit=sink.emit, submit=_refuse_pull, on_idle=lambda: None, mailbox=mailbox,
+        start=runner.start if overlaps else None,
+    )  # fmt: skip
+    stop = StopParams(max_tokens=WARMUP_TURNS + num_turns + 2)
+    rng = random.Random(engine.seed)
+    for index in range(num_rows):
+        tokens = tuple(rng.choices(range(4, engine.shape.vocab_size), k=context - 1))
+        _import_request(
+            import_policy,
+            EngineRequest(AttemptId(RequestId(f"r{index}"), 1), tokens, len(tokens), GREEDY, stop),
+            page_size,
+        )
+    mailbox.put(FreeProbePages(()))  # so that the first turn does not wait for a command
+    return loop
+
+
+def _import_request(import_policy: ImportPolicy, request: EngineRequest, page_size: int) -> None:
+    """One whole import, every page of which has just been read and was right."""
+    answer, _ = import_policy.reserve(request.id, len(request.tokens), [], 0.0, _DEADLINE_S)
+    assert isinstance(answer, Reserved), "the pool was to have room"
+    import_policy.claim(answer.id, request, _SOURCE, _DEADLINE_S)
+    pages = [PageId(page) for page in range(-(-len(request.tokens) // page_size))]
+    effects = import_policy.on_chunk(request.id, 0, pages, [0] * len(pages), 0.0)
+    import_policy.on_seal(request.id, SealInfo(SampledToken(request.tokens[0]), None, len(pages)), 0.0)
+    while effects:
+        effects += _complete_pull(import_policy, effects.pop())
+
+
+def _complete_pull(import_policy: ImportPolicy, effect: DecodeEffect) -> list[DecodeEffect]:
+    if not isinstance(effect, StartPull):
+        return []
+    return import_policy.on_pull_event(PullEvent(effect.pull, PullOutcome.DONE, 1, 0.0), 0.0)
+
+
+def _refuse_pull(pull: Pull) -> None:
+    raise AssertionError("every import was over before the first turn")

@@ -1,0 +1,79 @@
+"""What this machine can do right now: the baselines that an experiment's blocks are sandwiched with.
+
+Called by the experiments before and after every block. Each probe takes some tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+from baton.kv.memory import PageMemory
+
+PROBE_BYTES = 64 * 1024 * 1024
+_PIECE_BYTES = 1024 * 1024
+_TIMEOUT_S = 30.0
+
+
+class MemcpyProbe:
+    """Copies 64 MB between two mapped, prefaulted, huge-page backed regions, as pools are."""
+
+    def __init__(self, num_bytes: int = PROBE_BYTES) -> None:
+        self._source = PageMemory(1, num_bytes, prefault=True)
+        self._target = PageMemory(1, num_bytes, prefault=True)
+        self._num_bytes = num_bytes
+
+    def __call__(self) -> float:
+        """Bytes a second."""
+        began_s = time.perf_counter()
+        ctypes.memmove(self._target.address, self._source.address, self._num_bytes)
+        return self._num_bytes / (time.perf_counter() - began_s)
+
+
+class LoopbackProbe:
+    """Sends 64 MB through a TCP socket on the loopback interface, in pieces of 1 MB."""
+
+    def __init__(self, num_bytes: int = PROBE_BYTES) -> None:
+        self._num_pieces = max(1, num_bytes // _PIECE_BYTES)
+
+    def __call__(self) -> float:
+        """Bytes a second, from the first piece sent to the last received. Raises `OSError`."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            sender = threading.Thread(target=self._send, args=(server.getsockname(),))
+            sender.start()
+            try:
+                server.settimeout(_TIMEOUT_S)
+                with server.accept()[0] as receiver:
+                    return self._receive(receiver)
+            finally:
+                sender.join(_TIMEOUT_S)
+
+    def _send(self, address: tuple[str, int]) -> None:
+        piece = bytes(_PIECE_BYTES)
+        with socket.create_connection(address, timeout=_TIMEOUT_S) as sender:
+            for _ in range(self._num_pieces):
+                sender.sendall(piece)
+
+    def _receive(self, receiver: socket.socket) -> float:
+        receiver.settimeout(_TIMEOUT_S)
+        into, num_bytes = memoryview(bytearray(_PIECE_BYTES)), 0
+        began_s = time.perf_counter()
+        while received := receiver.recv_into(into):
+            num_bytes += received
+        return num_bytes / (time.perf_counter() - began_s)
+
+
+def process_rss_bytes(pid: int) -> int:
+    """Memory of a process that is resident now. Linux only; raises `OSError`."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def process_cpu_s(pid: int) -> float:
+    """Seconds on a core, of all living threads of a process, to the nanosecond. Linux only; raises `OSError`."""
+    stats = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(stat.read_text().split()[0]) for stat in stats) / 1e9

@@ -1,0 +1,1 @@
+"""Experiments on the router and its store between mock workers."""

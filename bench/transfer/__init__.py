@@ -1,0 +1,1 @@
+"""Experiments on page transfer: throughput and digests."""

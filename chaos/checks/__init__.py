@@ -1,0 +1,1 @@
+"""What decides whether a run passed: answers, histories, and resource growth."""

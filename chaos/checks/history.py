@@ -1,0 +1,163 @@
+"""Whether what a client received and what the state store wrote down can both be true. Pure; no oracle is needed.
+
+A client's history is its events in order and its end; the store's is every observation of a sequence's record, in order
+of time, and the journal of its tokens. `store_watcher` collects the store's side, `check` finds contradictions. A store
+that was lost (a restarted Redis) has gaps, so what is absent contradicts nothing; what is there must fit.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from baton.domain.lifecycle import RequestState
+from baton.store.store import JournalPart, SequenceRecord
+from chaos.clients.client import Event, StreamEnd, Transcript
+
+_CURSOR = re.compile(r"[^:]+:([\d.]*)(?:\+\d)?")
+
+
+class Rule(enum.Enum):
+    """What must hold of a history."""
+
+    ONE_END = "a sequence reaches one terminal state and stays there; only a cancelled one may be resumed"
+    ATTEMPTS_GROW = "a sequence's attempt never goes down"
+    EMITTED_GROWS = "a sequence's count of emitted tokens never goes down"
+    INDICES = "a choice's event ids count up by one, and no other choice's count moves with them"
+    ENDS_ONCE = "a choice ends once, and nothing of it comes afterwards"
+    JOURNAL_AGREES = "client and journal have the same token at every index both know"
+    COUNTS_AGREE = "a finished sequence's record counts the tokens that its client received"
+    ENDS_AGREE = "what the client was told of the end is what the store says"
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """A rule that a history breaks, and where."""
+
+    rule: Rule
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.where} ({self.rule.name}: {self.rule.value})"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceHistory:
+    """The store's side of one choice: observations of its record in order of time; None: no journal was found."""
+
+    choice: int
+    observations: tuple[SequenceRecord, ...]
+    journal: JournalPart | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHistory:
+    """The client's side of a call."""
+
+    call_id: str
+    events: tuple[Event, ...]
+    end: StreamEnd | None
+
+    @classmethod
+    def of(cls, transcript: Transcript) -> ClientHistory:
+        """As it was received."""
+        return cls(transcript.call_id, tuple(transcript.events), transcript.end)
+
+    def tokens(self, choice: int) -> tuple[int, ...]:
+        """Of one choice."""
+        return tuple(token for event in self.events if event.choice == choice for token in event.tokens)
+
+    def finished(self, choice: int) -> bool:
+        """Whether the choice's last event was received."""
+        return any(event.finish for event in self.events if event.choice == choice)
+
+
+def check(client: ClientHistory, sequences: Sequence[SequenceHistory]) -> list[Contradiction]:
+    """Everything that does not fit, of one call."""
+    found = [*_ids(client), *_choice_ends(client)]
+    for sequence in sequences:
+        found += [*_observations(sequence), *_journal(client, sequence), *_end(client, sequence)]
+    return found
+
+
+def _ids(client: ClientHistory) -> Iterator[Contradiction]:
+    """Ids are vectors `<call>:<count of choice 0>.<count of choice 1>...`; clients that asked for none have none."""
+    last: tuple[int, ...] | None = None
+    for event in client.events:
+        found = _CURSOR.fullmatch(event.id)
+        if found is None:
+            continue
+        counts = tuple(int(count) for count in found[1].split(".") if count)
+        before = last or (0,) * len(counts)
+        expected = tuple(count + (choice == event.choice) for choice, count in enumerate(before))
+        if counts != expected:
+            yield Contradiction(Rule.INDICES, f"{client.call_id}: {event.id} follows {before}, choice {event.choice}")
+            return
+        last = counts
+
+
+def _choice_ends(client: ClientHistory) -> Iterator[Contradiction]:
+    ended: set[int] = set()
+    for event in client.events:
+        if event.choice in ended:
+            yield Contradiction(Rule.ENDS_ONCE, f"{client.call_id}: choice {event.choice} goes on after its end")
+        if event.finish:
+            ended.add(event.choice)
+
+
+def _observations(sequence: SequenceHistory) -> Iterator[Contradiction]:
+    for earlier, later in pairwise(sequence.observations):
+        where = f"{earlier.id}: {_short(earlier)} then {_short(later)}"
+        if later.attempt < earlier.attempt:
+            yield Contradiction(Rule.ATTEMPTS_GROW, where)
+        if later.num_emitted < earlier.num_emitted:
+            yield Contradiction(Rule.EMITTED_GROWS, where)
+        if earlier.state.terminal and later.state is not earlier.state and not _resumed(earlier, later):
+            yield Contradiction(Rule.ONE_END, where)
+
+
+def _resumed(earlier: SequenceRecord, later: SequenceRecord) -> bool:
+    return earlier.state is RequestState.CANCELLED and later.attempt > earlier.attempt
+
+
+def _journal(client: ClientHistory, sequence: SequenceHistory) -> Iterator[Contradiction]:
+    if sequence.journal is None:
+        return
+    received = client.tokens(sequence.choice)
+    written = [token.token for token in sequence.journal.tokens]
+    for index, (theirs, ours) in enumerate(zip(received, written, strict=False)):
+        if theirs != ours:
+            where = f"{client.call_id} choice {sequence.choice}, token {index}: received {theirs}, written {ours}"
+            yield Contradiction(Rule.JOURNAL_AGREES, where)
+            return
+    indices = [token.index for token in sequence.journal.tokens]
+    if indices != list(range(len(indices))):
+        yield Contradiction(
+            Rule.JOURNAL_AGREES, f"{client.call_id} choice {sequence.choice}: journal indices {indices}"
+        )
+    if sequence.journal.finish is not None and client.finished(sequence.choice) and len(written) != len(received):
+        where = (
+            f"{client.call_id} choice {sequence.choice}: received {len(received)} tokens, {len(written)} are written"
+        )
+        yield Contradiction(Rule.COUNTS_AGREE, where)
+
+
+def _end(client: ClientHistory, sequence: SequenceHistory) -> Iterator[Contradiction]:
+    if not sequence.observations:
+        return
+    last = sequence.observations[-1]
+    where = f"{client.call_id} choice {sequence.choice}: client {client.end and client.end.value}, store {_short(last)}"
+    if client.finished(sequence.choice):
+        if last.state in (RequestState.FAILED, RequestState.REFUSED):
+            yield Contradiction(Rule.ENDS_AGREE, where)
+        if last.state is RequestState.FINISHED and last.num_emitted != len(client.tokens(sequence.choice)):
+            yield Contradiction(Rule.COUNTS_AGREE, where)
+    elif client.end is StreamEnd.DONE or (client.end is StreamEnd.FAILED and last.state is RequestState.FINISHED):
+        yield Contradiction(Rule.ENDS_AGREE, where)
+
+
+def _short(record: SequenceRecord) -> str:
+    return f"{record.state.value} attempt {record.attempt}, {record.num_emitted} emitted"

@@ -1,0 +1,101 @@
+"""The undisturbed answer, and whether a disturbed one is it, token for token.
+
+Answers are learned from the same cluster before anything is done to it (`tests/exactness` compares those with an
+unpaged model). A client may see a pause; it may not see a gap, a repetition, another token, or nothing at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from chaos.clients.client import ChaosClient, ClientRequest, StreamEnd, Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedChoice:
+    """One choice's answer; `finish` is "" while it has none."""
+
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    finish: str = ""
+
+    def is_prefix_of(self, whole: GeneratedChoice) -> bool:
+        """Whether this is how `whole` is_prefix_of."""
+        return self.tokens == whole.tokens[: len(self.tokens)] and whole.text.startswith(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedAnswer:
+    """By choice."""
+
+    choices: tuple[GeneratedChoice, ...]
+
+
+def collect_answer(transcript: Transcript) -> GeneratedAnswer:
+    """What was received, put together."""
+    choices: dict[int, GeneratedChoice] = {}
+    for event in transcript.events:
+        before = choices.get(event.choice, GeneratedChoice())
+        tokens, text = before.tokens + event.tokens, before.text + event.text
+        choices[event.choice] = GeneratedChoice(tokens, text, before.finish or event.finish)
+    return GeneratedAnswer(
+        tuple(choices.get(index, GeneratedChoice()) for index in range(max(choices, default=-1) + 1))
+    )
+
+
+class Oracle:
+    """Knows the answer to every request that it was taught."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, GeneratedAnswer] = {}
+
+    async def record_answers(self, client: ChaosClient, url: str, requests: Iterable[ClientRequest]) -> None:
+        """Asks each once, undisturbed, all at once. Raises `ValueError` when an answer did not come."""
+        sent = list(requests)
+        answers = await asyncio.gather(*(client.ask(request.with_salt("oracle"), [url]) for request in sent))
+        for request, received in zip(sent, answers, strict=True):
+            if received.end is not StreamEnd.DONE:
+                raise ValueError(f"{request.name}: {received.end} {received.code} without any fault")
+            self._answers[request.name] = collect_answer(received)
+
+    def answer(self, request: ClientRequest) -> GeneratedAnswer:
+        """The undisturbed one."""
+        return self._answers[request.name]
+
+    def check(self, transcript: Transcript, codes: frozenset[str] = frozenset()) -> list[str]:
+        """What is wrong with an answer. It must be complete, or have been hung up on, or have ended with an error of
+        one of `codes`; as far as it goes it must be the undisturbed one."""
+        return list(compare(transcript, self._answers[transcript.request.name], codes))
+
+
+def compare(transcript: Transcript, expected: GeneratedAnswer, codes: frozenset[str]) -> Iterable[str]:
+    """See `Oracle.check`."""
+    name, received = transcript.request.name, collect_answer(transcript)
+    match transcript.end:
+        case StreamEnd.DONE:
+            if received != expected:
+                yield f"{name}: another answer: {_difference(received, expected)}"
+            return
+        case StreamEnd.FAILED | StreamEnd.REFUSED if transcript.code not in codes:
+            yield f"{name}: {transcript.end.value} with {transcript.code} (HTTP {transcript.status})"
+        case StreamEnd.LOST | StreamEnd.TIMED_OUT | None:
+            yield f"{name}: no end was received ({transcript.end and transcript.end.value}, {transcript.code})"
+    for index, choice in enumerate(received.choices):
+        if index >= len(expected.choices) or not choice.is_prefix_of(expected.choices[index]):
+            yield f"{name}: what was received is not how the answer is_prefix_of: {_difference(received, expected)}"
+
+
+def _difference(received: GeneratedAnswer, expected: GeneratedAnswer) -> str:
+    if len(received.choices) != len(expected.choices):
+        return f"{len(received.choices)} choices instead of {len(expected.choices)}"
+    for index, (ours, theirs) in enumerate(zip(received.choices, expected.choices, strict=True)):
+        for at, (token, right) in enumerate(zip(ours.tokens, theirs.tokens, strict=False)):
+            if token != right:
+                return f"choice {index}, token {at} is {token} instead of {right}"
+        if len(ours.tokens) != len(theirs.tokens):
+            return f"choice {index} has {len(ours.tokens)} tokens instead of {len(theirs.tokens)}"
+        if ours != theirs:
+            return f"choice {index}: {ours.text[-40:]!r} {ours.finish} instead of {theirs.text[-40:]!r} {theirs.finish}"
+    return "none"

@@ -1,0 +1,94 @@
+"""Reads the state store while a cell or a soak runs, so that `history` can hold it against what clients heard.
+
+It reads past the proxies, and looks once more after the end: the routers' writers are a little behind by design.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from baton.domain.errors import BatonError
+from baton.domain.ids import RequestId
+from baton.store.store import JournalPart, SequenceRecord, StateStore
+from chaos.checks.history import ClientHistory, SequenceHistory, check
+from chaos.clients.client import StreamEnd, Transcript
+from chaos.testbed.cluster import WaitTimeout, eventually
+
+WRITTEN_TIMEOUT_S = 10.0
+LOOK_INTERVAL_S = 0.25
+NO_WAIT_S = 0.001
+
+
+class StoreWatcher:
+    """What one cell's sequences looked like in the store, over time."""
+
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+        self._observations: defaultdict[RequestId, list[SequenceRecord]] = defaultdict(list)
+
+    async def observe(self, transcripts: Iterable[Transcript]) -> None:
+        """One sighting of every sequence of calls that are known by now. A store that is away is looked at another
+        time."""
+        for transcript in transcripts:
+            for sequence in _sequence_ids(transcript):
+                try:
+                    record = await self._store.get(sequence)
+                except BatonError:
+                    return
+                if record is not None and (
+                    not self._observations[sequence] or self._observations[sequence][-1] != record
+                ):
+                    self._observations[sequence].append(record)
+
+    def clear(self) -> None:
+        """The store was lost: what was seen before says nothing of what will be."""
+        self._observations.clear()
+
+    async def watch(self, transcripts: Callable[[], Iterable[Transcript]]) -> None:
+        """Looks again and again, until cancelled."""
+        while True:
+            await self.observe(transcripts())
+            await asyncio.sleep(LOOK_INTERVAL_S)  # the rate of looking itself
+
+    async def contradictions(self, transcripts: Sequence[Transcript]) -> list[str]:
+        """All that does not fit, once the store has caught up; and sequences that the store never lets end."""
+        known = [t for t in transcripts if t.call_id and t.end is not StreamEnd.REFUSED]
+        problems = []
+        try:
+            await eventually(lambda: self._caught_up(known), WRITTEN_TIMEOUT_S, "the store has every sequence's end")
+        except WaitTimeout as late:
+            problems.append(f"{late}: {await self._unfinished(known)}")
+        for transcript in known:
+            histories = [
+                await self._history(choice, sequence) for choice, sequence in enumerate(_sequence_ids(transcript))
+            ]
+            problems += [str(each) for each in check(ClientHistory.of(transcript), histories)]
+        return problems
+
+    async def _caught_up(self, transcripts: Sequence[Transcript]) -> bool:
+        return not await self._unfinished(transcripts)
+
+    async def _unfinished(self, transcripts: Sequence[Transcript]) -> list[str]:
+        await self.observe(transcripts)
+        last = [(sequence, seen[-1]) for sequence, seen in self._observations.items() if seen]
+        return [f"{sequence} is {record.state.value}" for sequence, record in last if not record.state.terminal]
+
+    async def _history(self, choice: int, sequence: RequestId) -> SequenceHistory:
+        return SequenceHistory(choice, tuple(self._observations[sequence]), await self._journal(sequence))
+
+    async def _journal(self, sequence: RequestId) -> JournalPart | None:
+        try:
+            part = await self._store.read_journal(sequence, 0, NO_WAIT_S)
+        except BatonError:
+            return None
+        return part if part.tokens else None
+
+
+def _sequence_ids(transcript: Transcript) -> list[RequestId]:
+    """The call's id names its first choice, `-1`, `-2`, ... the others."""
+    num_choices = int(transcript.request.parameters.get("n", 1))
+    return [
+        RequestId(transcript.call_id + (f"-{n}" if n else "")) for n in range(num_choices if transcript.call_id else 0)
+    ]

@@ -1,0 +1,1 @@
+"""Clients of the cluster, and the requests they send."""

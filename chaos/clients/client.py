@@ -1,0 +1,216 @@
+"""Clients as they are: one that reads a stream to its end, one that hangs up, one that resumes on another router.
+
+A `ClientRequest` is what is asked, a `Transcript` all that was heard. Nothing is judged here; `oracle` and `history`
+do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx2
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+CALL_ID_HEADER = "x-baton-request-id"
+DURABLE_HEADER = "x-baton-durable"
+RETRY_INTERVAL_S = 0.1
+CONNECT_TIMEOUT_S = 5.0
+
+
+class StreamEnd(enum.Enum):
+    """How a client's wait ended."""
+
+    DONE = "done"  # [DONE]
+    REFUSED = "refused"  # a status that is not 200
+    FAILED = "failed"  # an error event in the stream
+    LOST = "lost"  # the connection broke
+    HUNG_UP = "hung up"  # by this client
+    TIMED_OUT = "timed out"  # the client's own patience: the worst of all
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """A call without its model and `stream`. `salt` keeps it apart from its own undisturbed run's cached pages."""
+
+    name: str
+    endpoint: str
+    parameters: Mapping[str, Any]
+    salt: str = ""
+
+    def with_salt(self, salt: str) -> ClientRequest:
+        """The same request in other pages."""
+        return replace(self, salt=salt)
+
+    def body(self, model: str) -> dict[str, Any]:
+        """What is posted."""
+        with_salt = {"cache_salt": self.salt} if self.salt else {}
+        return {"model": model, "stream": True, "return_token_ids": True, **self.parameters, **with_salt}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One chunk of one choice; `at_s` on the monotonic clock."""
+
+    id: str
+    choice: int
+    tokens: tuple[int, ...]
+    text: str
+    finish: str
+    at_s: float
+
+
+@dataclass(slots=True)
+class Transcript:
+    """All that one client heard. `code`: of the error, if one ended it. `durable`: what the answer said of itself."""
+
+    request: ClientRequest
+    began_s: float = field(default_factory=time.monotonic)
+    call_id: str = ""
+    last_event_id: str = ""
+    durable: bool = False
+    events: list[Event] = field(default_factory=list)
+    end: StreamEnd | None = None
+    status: int = 0
+    code: str = ""
+    num_resumes: int = 0
+    ended_s: float = 0.0
+    updated: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def num_tokens(self) -> int:
+        """Over all choices."""
+        return sum(len(event.tokens) for event in self.events)
+
+    async def wait_tokens(self, num_tokens: int) -> None:
+        """Waits until so many were heard, or the end."""
+        while self.num_tokens() < num_tokens and self.end is None:
+            await self.updated.wait()
+            self.updated.clear()
+
+    def add_event(self, event: Event | None = None) -> None:
+        """Adds an event and wakes who waits for it."""
+        if event is not None:
+            self.events.append(event)
+        self.updated.set()
+
+    def finish(self, end: StreamEnd, code: str = "") -> None:
+        """Nothing more will be heard (unless the call is resumed)."""
+        self.end, self.code, self.ended_s = end, code, time.monotonic()
+        self.updated.set()
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest time without news, from the asking to the end."""
+        moments = [self.began_s, *(event.at_s for event in self.events), self.ended_s or time.monotonic()]
+        return max(later - earlier for earlier, later in itertools.pairwise(moments))
+
+
+class ChaosClient:
+    """Asks one model. `urls` (their `str`) are routers; the first is asked first, the next when it is lost."""
+
+    def __init__(self, http: httpx2.AsyncClient, model: str, patience_s: float = 90.0) -> None:
+        self.http = http
+        self._model = model
+        self._patience_s = patience_s
+
+    async def ask(
+        self, request: ClientRequest, urls: Sequence[object], transcript: Transcript | None = None
+    ) -> Transcript:
+        """Reads one answer to its end; a lost connection is resumed on the next of `urls`, if there is one."""
+        transcript = transcript or Transcript(request)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._post(transcript, str(urls[0]))
+                for turn in range(1, 1000):
+                    if transcript.end is not StreamEnd.LOST or len(urls) < 2:
+                        break
+                    await self._resume(transcript, str(urls[turn % len(urls)]))
+        except TimeoutError:
+            transcript.finish(StreamEnd.TIMED_OUT)
+        return transcript
+
+    async def ask_and_hang_up(self, request: ClientRequest, url: str, num_tokens: int, transcript: Transcript) -> None:
+        """Closes the connection after so many tokens; with 0 as soon as the task is cancelled."""
+        ask_task = asyncio.create_task(self.ask(request, [url], transcript))
+        try:
+            await transcript.wait_tokens(num_tokens) if num_tokens else await ask_task
+        finally:
+            ask_task.cancel()
+            await asyncio.gather(ask_task, return_exceptions=True)
+            if transcript.end is None:
+                transcript.finish(StreamEnd.HUNG_UP)
+
+    async def _post(self, transcript: Transcript, url: str) -> None:
+        request = transcript.request
+        await self._read(transcript, "POST", url + request.endpoint, {}, request.body(self._model))
+
+    async def _resume(self, transcript: Transcript, url: str) -> None:
+        """One try to go on. A call that was not promised to be durable, and that gave nothing yet, is asked anew."""
+        transcript.num_resumes += 1
+        await asyncio.sleep(RETRY_INTERVAL_S)  # politeness towards a router that is just starting
+        if not transcript.events and not transcript.durable:
+            await self._post(transcript, url)
+            return
+        headers = {"last-event-id": transcript.last_event_id} if transcript.last_event_id else {}
+        await self._read(transcript, "GET", f"{url}/v1/requests/{transcript.call_id}/stream", headers, None)
+        if transcript.end is StreamEnd.REFUSED and transcript.status in (404, 503):
+            transcript.finish(StreamEnd.LOST, transcript.code)
+
+    async def _read(
+        self, transcript: Transcript, method: str, url: str, headers: Mapping[str, str], body: dict[str, Any] | None
+    ) -> None:
+        accept = {"accept": "text/event-stream", **headers}
+        timeout = httpx2.Timeout(self._patience_s, connect=CONNECT_TIMEOUT_S)
+        try:
+            async with self.http.stream(method, url, json=body, headers=accept, timeout=timeout) as response:
+                transcript.status = response.status_code
+                transcript.call_id = response.headers.get(CALL_ID_HEADER, transcript.call_id)
+                transcript.durable = response.headers.get(DURABLE_HEADER) == "true"
+                if response.status_code != httpx2.codes.OK:
+                    transcript.finish(StreamEnd.REFUSED, _code(await response.aread()))
+                    return
+                transcript.end = None
+                await self._events(transcript, response.aiter_lines())
+        except httpx2.TransportError:
+            transcript.finish(StreamEnd.LOST)
+
+    async def _events(self, transcript: Transcript, lines: AsyncIterator[str]) -> None:
+        event_id = ""
+        async for line in lines:
+            if line.startswith("id: "):
+                event_id = line[4:]
+            elif line == "data: [DONE]":
+                transcript.last_event_id = event_id or transcript.last_event_id
+                transcript.finish(StreamEnd.DONE)
+                return
+            elif line.startswith("data: "):
+                message = json.loads(line[6:])
+                if "error" in message:
+                    transcript.finish(StreamEnd.FAILED, str(message["error"]["code"]))
+                    return
+                _add_events(transcript, message, event_id)
+        transcript.finish(StreamEnd.LOST)
+
+
+def _add_events(transcript: Transcript, message: dict[str, Any], event_id: str) -> None:
+    transcript.call_id = transcript.call_id or str(message["id"])
+    transcript.last_event_id = event_id or transcript.last_event_id
+    for choice in message["choices"]:
+        text = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+        tokens = tuple(choice.get("token_ids") or ())
+        finish = choice["finish_reason"] or ""
+        transcript.add_event(Event(event_id, choice["index"], tokens, text, finish, time.monotonic()))
+
+
+def _code(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return "no_json"

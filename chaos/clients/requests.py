@@ -1,0 +1,41 @@
+"""What is asked: a few requests of every kind, whose answers do not depend on who is asked, or when.
+
+`phases` and `load` choose from them. Prompts are token ids where their length matters. Every one is greedy or seeded.
+"""
+
+from __future__ import annotations
+
+from chaos.clients.client import CHAT, COMPLETIONS, ClientRequest
+
+GREEDY, SEEDED = {"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.95, "seed": 7}
+
+
+def tokens(num_tokens: int, start: int) -> list[int]:
+    """A prompt of that many ids, none of them special, unlike that of another `start`."""
+    return [5 + (7 * i + start + i * i * start) % 500 for i in range(num_tokens)]
+
+
+def completion(name: str, num_prompt_tokens: int, num_tokens: int, **more: object) -> ClientRequest:
+    """Exactly `num_tokens` tokens after a prompt of `num_prompt_tokens`."""
+    start = sum(name.encode()) % 97
+    fixed = {"prompt": tokens(num_prompt_tokens, start), "max_tokens": num_tokens, "ignore_eos": True}
+    return ClientRequest(name, COMPLETIONS, {**fixed, **GREEDY, **more})
+
+
+def chat(name: str, text: str, num_tokens: int, **more: object) -> ClientRequest:
+    """At most `num_tokens` tokens to a user's message; the model may stop earlier."""
+    messages = [{"role": "user", "content": text}]
+    return ClientRequest(name, CHAT, {"messages": messages, "max_tokens": num_tokens, **GREEDY, **more})
+
+
+SHORT = completion("short", 40, 24)
+STEADY = completion("steady", 70, 160)
+SEEDED_PAIR = completion("seeded pair", 50, 90, n=2, **SEEDED)
+STOPPED = completion("stopped", 60, 120, stop=["\n\n", "the"], temperature=0.7, seed=11)
+TALK = chat("talk", "What is Baton, and who conducts the orchestra?", 64)
+LONG = completion("long", 3000, 12)
+LONGISH = completion("longish", 1800, 12, **SEEDED)
+SEVERAL_PAGES = completion("several pages", 200, 30, **SEEDED)
+FILLER = completion("filler", 30, 260)
+
+ALL = (SHORT, STEADY, SEEDED_PAIR, STOPPED, TALK, LONG, LONGISH, SEVERAL_PAGES, FILLER)

@@ -1,0 +1,1 @@
+"""The system under test: real processes, and the proxies between them."""

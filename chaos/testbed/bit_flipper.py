@@ -1,0 +1,84 @@
+"""Flips bits inside page bytes on their way through a proxy, and in nothing else.
+
+Page bytes cross a connection as the payload of large HTTP/2 DATA frames (RFC 9113, section 4.1: nine bytes of header,
+the first three the payload's length, the fourth its type). Everything that is not such a frame is left alone: a flip
+there would break the connection, which is another fault. Called by `proxy`; knows no connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_HEADER_BYTES = 9
+_DATA = 0
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+MIN_PAYLOAD_BYTES = 4096
+"""Smaller frames carry messages, not pages."""
+
+
+@dataclass(slots=True)
+class FlipBudget:
+    """How many frames may still be damaged; shared by all connections of a proxy. None: every one."""
+
+    left: int | None
+    num_flipped: int = 0
+
+    def spend(self) -> bool:
+        """Whether one more may be."""
+        if self.left == 0:
+            return False
+        self.left = None if self.left is None else self.left - 1
+        self.num_flipped += 1
+        return True
+
+
+@dataclass(slots=True)
+class BitFlipper:
+    """Follows the frames of one direction of one connection, in pieces of any size; counts those with page bytes."""
+
+    num_page_frames: int = 0
+    _header: bytearray = field(default_factory=bytearray)
+    _payload_left: int = 0
+    _payload_bytes: int = 0
+    _payload_type: int = 0
+    _preface_left: bytes = _PREFACE
+
+    def feed(self, piece: bytes, budget: FlipBudget | None) -> bytes:
+        """`piece`, with a bit flipped in the middle of each large DATA frame that the budget pays for."""
+        out = bytearray(piece)
+        at = self._skip_preface(piece)
+        while at < len(piece):
+            if self._payload_left == 0:
+                at = self._read_header(piece, at)
+                continue
+            num_bytes = min(self._payload_left, len(piece) - at)
+            offset = at + self._payload_left - self._payload_bytes // 2  # where the payload's middle is in `out`
+            if at <= offset < at + num_bytes and self._is_page_data() and budget is not None and budget.spend():
+                out[offset] ^= 0x10
+            self._payload_left -= num_bytes
+            at += num_bytes
+        return bytes(out)
+
+    def _skip_preface(self, piece: bytes) -> int:
+        """A client's connection begins with a fixed text; a server's does not."""
+        if not self._preface_left:
+            return 0
+        if not self._preface_left.startswith(piece[: len(self._preface_left)]):
+            self._preface_left = b""
+            return 0
+        num_bytes = min(len(piece), len(self._preface_left))
+        self._preface_left = self._preface_left[num_bytes:]
+        return num_bytes
+
+    def _read_header(self, piece: bytes, at: int) -> int:
+        missing = _HEADER_BYTES - len(self._header)
+        self._header += piece[at : at + missing]
+        if len(self._header) == _HEADER_BYTES:
+            self._payload_bytes = self._payload_left = int.from_bytes(self._header[:3])
+            self._payload_type = self._header[3]
+            self._header.clear()
+            self.num_page_frames += self._is_page_data()
+        return min(at + missing, len(piece))
+
+    def _is_page_data(self) -> bool:
+        return self._payload_type == _DATA and self._payload_bytes >= MIN_PAYLOAD_BYTES

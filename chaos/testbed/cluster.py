@@ -1,0 +1,269 @@
+"""A cluster of real processes whose every connection can be made bad: Redis, routers, prefill and decode workers.
+
+Every server stands behind proxies of `network`: workers announce their proxies' addresses, and everybody reaches Redis
+through one of their own. Clients and checks go straight to the processes. What dies is restarted by `recover`, as a
+supervisor would. One asyncio loop on the main thread. `matrix` and `soak` are the callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx2
+
+from baton.domain.errors import BatonError
+from baton.domain.ids import Incarnation
+from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
+from baton.store.connect import connect
+from baton.store.store import StateStore
+from chaos.testbed.metrics import ProcessMetrics, parse_metrics
+from chaos.testbed.network import ProxyNetwork
+from chaos.testbed.process import ChildProcess, end_all, spawn
+from services.cli.local_redis import LocalRedis
+from services.cli.plan import free_ports
+
+LOCALHOST = "127.0.0.1"
+REDIS = "redis"
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 20.0
+ASK_INTERVAL_S = 0.03
+SCRAPE_TIMEOUT_S = 10.0
+
+
+class WaitTimeout(Exception):
+    """Something that was waited for did not happen before its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterShape:
+    """How many of each, and their flags. The defaults make every phase of a request long enough to be hit."""
+
+    num_prefill: int = 2
+    num_decode: int = 2
+    num_routers: int = 2
+    transport: str = "stream"
+    model: str = "bundled"
+    prefill_flags: Mapping[str, object] = field(
+        default_factory=lambda: {"token-budget": 32, "max-chunking-requests": 1}
+    )
+    decode_flags: Mapping[str, object] = field(default_factory=lambda: {"pull-deadline-s": 20})
+    router_flags: Mapping[str, object] = field(
+        default_factory=lambda: {"max-running-requests": 6, "request-deadline-s": 60, "max-attempts": 6}
+    )
+
+    @property
+    def names(self) -> dict[str, str]:
+        """ChildProcess name -> role, in starting order."""
+        counts = {"prefill": self.num_prefill, "decode": self.num_decode, "router": self.num_routers}
+        return {f"{role}-{n}": role for role, count in counts.items() for n in range(count)}
+
+
+class ChaosCluster:
+    """See the module. Use `running_cluster`."""
+
+    def __init__(
+        self, shape: ClusterShape, folder: Path, http: httpx2.AsyncClient, scraper: httpx2.AsyncClient
+    ) -> None:
+        """`http` is for the clients of the cluster, `scraper` for its metrics: that one keeps its connections."""
+        self.shape = shape
+        self.processes: dict[str, ChildProcess] = {}
+        self._redis_address = (LOCALHOST, free_ports(1)[0])
+        self.redis = LocalRedis(tcp_port=self._redis_address[1])
+        self.network = ProxyNetwork(lambda: {p.name: p.pid for p in self.processes.values() if p.running})
+        self.http = http
+        self._scraper = scraper
+        self._folder = folder
+        self._killed_incarnations: set[Incarnation] = set()
+        self._exit_reports: list[str] = []
+        self._store: StateStore | None = None
+
+    async def start(self) -> None:
+        """Returns when every process is in service."""
+        await self.start_redis()
+        for name in self.shape.names:
+            await self._spawn(name)
+        assert self.redis.tcp_url is not None
+        self._store = await connect(self.redis.tcp_url)
+        await self.wait_in_service(START_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """Leaves nothing running."""
+        self.network.heal()
+        await asyncio.to_thread(end_all, list(self.processes.values()), STOP_TIMEOUT_S)
+        if self._store is not None:
+            await self._store.close()
+        await self.network.close()
+        self.redis.stop()
+
+    @property
+    def store(self) -> StateStore:
+        """The state store, reached past the proxies."""
+        assert self._store is not None
+        return self._store
+
+    def names(self, *roles: str) -> list[str]:
+        """Processes of these roles, all without any."""
+        return [name for name, role in self.shape.names.items() if not roles or role in roles]
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL; `redis` loses all that it knew."""
+        if name == REDIS:
+            await asyncio.to_thread(self.redis.kill)
+            return
+        with contextlib.suppress(BatonError):
+            self._killed_incarnations |= {r.incarnation for r in await self.store.workers() if r.id == name}
+        await asyncio.to_thread(self.processes[name].kill)
+
+    async def start_redis(self) -> None:
+        """Empty, at its old address; does nothing while it runs. Proxies must not stand still meanwhile."""
+        await asyncio.to_thread(self.redis.start)
+
+    async def recover(self) -> list[str]:
+        """Ends every fault: ways are good, what was stopped goes on, what died is started again; the names of those."""
+        self.network.heal()
+        await self.start_redis()
+        for process in self.processes.values():
+            if process.stopped:
+                process.resume()
+        self._record_exits()
+        dead = [process.name for process in self.processes.values() if not process.running]
+        for name in dead:
+            await self._spawn(name)
+        return dead
+
+    def unexpected_exits(self) -> list[str]:
+        """Exit codes and last words of processes that have ended since the last time although nobody killed them."""
+        self._record_exits()
+        noted, self._exit_reports = self._exit_reports, []
+        return noted
+
+    def _record_exits(self) -> None:
+        for process in self.processes.values():
+            if process.was_ready and process.expected_running and not process.running:
+                process.expected_running = False
+                self._exit_reports.append(f"{process.name} ended with {process.popen.returncode}:\n{process.tail()}")
+
+    async def metrics(self, name: str) -> ProcessMetrics | None:
+        """A process's metrics now; None when it does not answer."""
+        host, port = self.processes[name].metrics_address
+        try:
+            answer = await self._scraper.get(f"http://{host}:{port}/metrics")
+        except httpx2.TransportError:
+            return None
+        return parse_metrics(answer.text)
+
+    async def all_metrics(self, *roles: str) -> dict[str, ProcessMetrics]:
+        """Metrics of all processes of these roles that answer."""
+        names = self.names(*roles)
+        answers = await asyncio.gather(*(self.metrics(name) for name in names))
+        return {name: metrics for name, metrics in zip(names, answers, strict=True) if metrics is not None}
+
+    async def wait_in_service(self, timeout_s: float) -> None:
+        """Until every worker is announced by its present process, all links work, and every router says so.
+
+        One that ends before it was in service (Redis did not answer it, say) is started again, as a supervisor would.
+        """
+        await eventually(self._in_service, timeout_s, "every process is in service")
+        for process in self.processes.values():
+            process.was_ready = True
+
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Until no worker holds a page and no router a request, every process having been asked."""
+
+        async def idle() -> bool:
+            metrics = await self.all_metrics()
+            return len(metrics) == len(self.shape.names) and not any(
+                g.busy_pages or g.open_requests for g in metrics.values()
+            )
+
+        try:
+            await eventually(idle, timeout_s, "all pages are free and all requests have ended")
+        except WaitTimeout as late:
+            held = {n: (g.busy_pages, g.open_requests) for n, g in (await self.all_metrics()).items()}
+            raise WaitTimeout(f"{late}; (busy pages, open requests): {held}") from None
+
+    async def _in_service(self) -> bool:
+        for process in [process for process in self.processes.values() if not process.running]:
+            if process.was_ready:
+                raise WaitTimeout(f"a process has ended: {self.unexpected_exits()}")
+            await self._spawn(process.name)
+        try:
+            workers = await self.store.workers()
+        except BatonError:
+            return False
+        if not self._all_linked(workers):
+            return False
+        return all([await self._is_ready(name) for name in self.names("router")])
+
+    def _all_linked(self, workers: list[WorkerRecord]) -> bool:
+        present = {
+            w.id for w in workers if w.status is WorkerStatus.READY and w.incarnation not in self._killed_incarnations
+        }
+        prefills = {(w.id, w.incarnation) for w in workers if w.role is WorkerRole.PREFILL}
+        links = [
+            {(link.prefill_id, link.prefill_incarnation) for link in w.links}
+            for w in workers
+            if w.role is WorkerRole.DECODE
+        ]
+        return present == set(self.names("prefill", "decode")) and all(prefills <= each for each in links)
+
+    async def _is_ready(self, router: str) -> bool:
+        """Whether a router knows of all pairs."""
+        try:
+            answer = await self.http.get(f"{self.processes[router].url}/ready", timeout=SCRAPE_TIMEOUT_S)
+        except httpx2.TransportError:
+            return False
+        num_pairs = self.shape.num_prefill * self.shape.num_decode
+        return answer.status_code == httpx2.codes.OK and f"{num_pairs} linked" in answer.text
+
+    async def _spawn(self, name: str) -> None:
+        """At new ports, so that no other process can have taken the old ones; its proxy's address stays."""
+        role = self.shape.names[name]
+        port, metrics_port = free_ports(2)
+        flags: dict[str, object] = {"host": LOCALHOST, "port": port, "model": self.shape.model}
+        flags["redis-url"] = f"redis://{await self.network.serve(REDIS, self._redis_address, client=name)}/0"
+        if role == "router":
+            flags |= {"router-id": name, **self.shape.router_flags}
+            metrics_port = port
+        else:
+            advertised = await self.network.serve(name, (LOCALHOST, port))
+            flags |= {"worker-id": name, "advertise-address": advertised, "metrics-port": metrics_port}
+            flags |= {"dtype": "float32", "kv-memory-mib": 64, "transport": self.shape.transport}
+            flags |= self.shape.prefill_flags if role == "prefill" else self.shape.decode_flags
+        address, metrics = (LOCALHOST, port), (LOCALHOST, metrics_port)
+        self.processes[name] = spawn(name, role, flags, address, metrics, self._folder)
+
+
+@contextlib.asynccontextmanager
+async def running_cluster(shape: ClusterShape, folder: Path) -> AsyncIterator[ChaosCluster]:
+    """A cluster in service; nothing of it is left afterwards. Logs go to `folder`."""
+    limits = httpx2.Limits(max_connections=512, max_keepalive_connections=0)
+    async with (
+        httpx2.AsyncClient(timeout=60.0, trust_env=False, limits=limits) as http,
+        httpx2.AsyncClient(timeout=SCRAPE_TIMEOUT_S, trust_env=False) as scraper,
+    ):
+        cluster = ChaosCluster(shape, folder, http, scraper)
+        try:
+            await cluster.start()
+            yield cluster
+        finally:
+            await cluster.close()
+
+
+async def eventually(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    """Asks again and again until the (awaited) answer is true. Raises `WaitTimeout` after `timeout_s`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        answer = condition()
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        if answer:
+            return
+        if loop.time() > deadline:
+            raise WaitTimeout(f"not within {timeout_s:g} s: {what}")
+        await asyncio.sleep(ASK_INTERVAL_S)  # between two looks, not instead of one

@@ -1,0 +1,75 @@
+"""All ways between the processes of a cluster: proxies in front of every server, a condition for every pair.
+
+`cluster` owns it; faults change it. Names are those of processes, `redis` for the state store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+from chaos.testbed.connection_owner import Address, connection_owner
+from chaos.testbed.proxy import HEALTHY, LinkCondition, LinkState, Proxy
+
+PARTITIONED = LinkCondition(partitioned=True)
+UNKNOWN_CLIENT = "stranger"
+"""A client that is no process of the cluster."""
+
+
+class ProxyNetwork:
+    """`pids` gives the present process ids by name."""
+
+    def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:
+        self._pids = pids
+        self._proxies: dict[tuple[str, str], Proxy] = {}
+        self._link_states: defaultdict[tuple[str, str], LinkState] = defaultdict(LinkState)
+
+    async def serve(self, server: str, upstream: tuple[str, int], client: str = "") -> str:
+        """Puts a proxy in front of `server`, or points the one that is there to where it is now; its host:port.
+
+        With a `client` given the proxy is that client's own; otherwise each connection's client is looked up.
+        """
+        proxy = self._proxies.get((client, server))
+        if proxy is None:
+            proxy = Proxy(upstream, lambda *ends: self._link_states[client or self._client_of(*ends), server])
+            self._proxies[client, server] = proxy
+            await proxy.start()
+        proxy.upstream = upstream
+        return f"127.0.0.1:{proxy.port}"
+
+    def change(self, clients: Iterable[str], servers: Iterable[str], condition: LinkCondition) -> None:
+        """The ways from each of `clients` to each of `servers`, also of connections that are open."""
+        targets = list(servers)
+        for client in clients:
+            for server in targets:
+                self._link_states[client, server].change(condition)
+
+    def partition(self, these: Iterable[str], those: Iterable[str], condition: LinkCondition = PARTITIONED) -> None:
+        """The ways in both directions between two groups."""
+        left, right = list(these), list(those)
+        self.change(left, right, condition)
+        self.change(right, left, condition)
+
+    def end(self, condition: LinkCondition) -> None:
+        """Ways that are in `condition` are good again; others stay as they are."""
+        for link_state in self._link_states.values():
+            if link_state.condition == condition:
+                link_state.change(HEALTHY)
+
+    def page_frames(self) -> Counter[tuple[str, str]]:
+        """How many frames with page bytes have gone from each server to each client, by (client, server)."""
+        return Counter({pair: link_state.num_page_frames for pair, link_state in self._link_states.items()})
+
+    def heal(self) -> None:
+        """Every way is good again."""
+        for link_state in self._link_states.values():
+            if link_state.condition is not HEALTHY:
+                link_state.change(HEALTHY)
+
+    async def close(self) -> None:
+        """Ends all proxies."""
+        await asyncio.gather(*(proxy.close() for proxy in self._proxies.values()))
+
+    def _client_of(self, caller: Address, called: Address) -> str:
+        return connection_owner(caller, called, self._pids()) or UNKNOWN_CLIENT

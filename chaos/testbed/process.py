@@ -1,0 +1,129 @@
+"""One `baton serve` as a child: started like an operator would, killed, stopped, continued, weighed.
+
+`cluster` owns them. A process dies with this one. Linux only: what a process weighs is read from /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.settings.process import child_environment, thread_variables
+from services.cli import die_with_parent
+
+ROOT = Path(__file__).resolve().parents[2]
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessResources:
+    """What a process holds of the machine."""
+
+    rss_bytes: int
+    num_fds: int
+    num_threads: int
+
+
+@dataclass(slots=True)
+class ChildProcess:
+    """`address` is its HTTP (router) or gRPC (worker) host and port, `metrics_address` where it is scraped.
+
+    `expected_running` is False from the moment that somebody killed it on purpose. `was_ready`: it has been in service.
+    """
+
+    name: str
+    role: str
+    address: tuple[str, int]
+    metrics_address: tuple[str, int]
+    log: Path
+    popen: subprocess.Popen[bytes]
+    expected_running: bool = True
+    stopped: bool = False
+    was_ready: bool = False
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self.popen.poll() is None
+
+    @property
+    def url(self) -> str:
+        """A router's."""
+        return "http://{}:{}".format(*self.address)
+
+    def kill(self) -> None:
+        """SIGKILL, and reaped."""
+        self.expected_running = False
+        self.popen.kill()
+        self.popen.wait()
+
+    def stop(self) -> None:
+        """SIGSTOP: it is there and does nothing."""
+        self.stopped = True
+        self.popen.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT; harmless for one that was not stopped."""
+        self.stopped = False
+        if self.running:
+            self.popen.send_signal(signal.SIGCONT)
+
+    def resources(self) -> ProcessResources:
+        """Raises `FileNotFoundError` when it has ended."""
+        return resources_of(self.pid)
+
+    def tail(self, num_lines: int = 25) -> str:
+        """The last of what it wrote."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])
+
+
+def resources_of(pid: int) -> ProcessResources:
+    """Raises `FileNotFoundError` when there is no such process."""
+    proc = Path(f"/proc/{pid}")
+    resident_pages = int((proc / "statm").read_text().split()[1])
+    return ProcessResources(resident_pages * _PAGE_BYTES, len(os.listdir(proc / "fd")), len(os.listdir(proc / "task")))
+
+
+def spawn(
+    name: str, role: str, flags: Mapping[str, object], address: tuple[str, int], metrics: tuple[str, int], folder: Path
+) -> ChildProcess:
+    """Starts `baton serve ROLE` with `flags`; its output goes to a new file in `folder`."""
+    arguments = [f"--{key}={value}" for key, value in flags.items()]
+    log = folder / f"{name}-{time.monotonic_ns()}.log"
+    wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+    command = [*wrapper, sys.executable, "-m", "services.cli.main", "serve", role, *arguments]
+    with log.open("wb") as out:
+        popen = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=child_environment({**thread_variables(1), "PYTHONUNBUFFERED": "1"}),
+            cwd=ROOT,
+            start_new_session=True,
+        )
+    return ChildProcess(name, role, address, metrics, log, popen)
+
+
+def end_all(processes: list[ChildProcess], timeout_s: float) -> None:
+    """SIGTERM to all, SIGKILL to those that are still there after `timeout_s`."""
+    living = [process for process in processes if process.running]
+    for process in living:
+        process.expected_running = False
+        process.resume()
+        process.popen.terminate()
+    deadline = time.monotonic() + timeout_s
+    for process in living:
+        try:
+            process.popen.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()

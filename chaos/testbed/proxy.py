@@ -1,0 +1,217 @@
+"""A TCP proxy that can be bad: it delays, throttles, holds, resets and corrupts what passes through. One a server.
+
+`network` makes one for every server of a cluster, and says at each accept who the client is; what happens to a
+connection is looked up by that name at every piece of data, so that conditions change under open connections.
+Runs in one asyncio loop. Knows no protocol but, for flips, the frames of HTTP/2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chaos.testbed.bit_flipper import BitFlipper, FlipBudget
+from chaos.testbed.connection_owner import Address
+
+PIECE_BYTES = 16 * 1024
+MAX_QUEUED_PIECES = 256
+CONNECT_TIMEOUT_S = 2.0
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, no time: close() sends RST
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCondition:
+    """How the connection between a client and a server is. The default is a good one.
+
+    `partitioned`: nothing gets through, no end is told, and what was sent arrives when the condition is over, as TCP
+    would send it again; connections asked for meanwhile are not made. `reset`: connections are reset, and new ones too.
+    `flips` corrupts what the server sends.
+    """
+
+    delay_s: float = 0.0
+    bytes_per_s: float | None = None
+    partitioned: bool = False
+    reset: bool = False
+    flips: FlipBudget | None = None
+
+
+HEALTHY = LinkCondition()
+
+
+class LinkState:
+    """The present condition of one client's connection to one server; those who wait for a change of it are woken.
+
+    `num_page_frames` counts frames with page bytes that the server has sent.
+    """
+
+    def __init__(self) -> None:
+        self.num_page_frames = 0
+        self._condition = HEALTHY
+        self._changed = asyncio.Event()
+        self._healed = asyncio.Event()
+        self._healed.set()
+
+    @property
+    def condition(self) -> LinkCondition:
+        return self._condition
+
+    def change(self, condition: LinkCondition) -> None:
+        """From here on."""
+        self._condition = condition
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        if condition.partitioned:
+            self._healed.clear()
+        else:
+            self._healed.set()
+
+    async def wait_healed(self) -> None:
+        """Waits until nothing is partitioned."""
+        await self._healed.wait()
+
+    async def wait_reset(self) -> None:
+        """Waits until connections are reset."""
+        while not self._condition.reset:
+            await self._changed.wait()
+
+
+class Proxy:
+    """Listens on a port of its own in front of `upstream` (host, port), which may change when the server restarts.
+
+    `state_of` is told both ends of a connection, the client's first, and gives the link state of that client.
+    """
+
+    def __init__(self, upstream: tuple[str, int], state_of: Callable[[Address, Address], LinkState]) -> None:
+        self.upstream = upstream
+        self._state_of = state_of
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Takes connections from now on."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=PIECE_BYTES)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Resets what is open and ends; idempotent."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The root of one connection's task."""
+        try:
+            await self._forward(reader, writer)
+        except (OSError, TimeoutError):
+            pass  # nobody listens upstream: the client is told by a reset
+        finally:
+            _reset(writer)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link_state = self._state_of(writer.get_extra_info("peername"), writer.get_extra_info("sockname"))
+        if link_state.condition.partitioned:  # in a real partition this connection would never have been made
+            await link_state.wait_healed()
+            return
+        if link_state.condition.reset:
+            return
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            upstream_reader, upstream_writer = await asyncio.open_connection(*self.upstream, limit=PIECE_BYTES)
+        reset = asyncio.create_task(link_state.wait_reset())
+        directions = [
+            asyncio.create_task(_Direction(link_state, flips_bits=False).run(reader, upstream_writer)),
+            asyncio.create_task(_Direction(link_state, flips_bits=True).run(upstream_reader, writer)),
+        ]
+        try:
+            await _until_over(directions, reset)
+        finally:
+            for each in (*directions, reset):
+                each.cancel()
+            await asyncio.gather(*directions, reset, return_exceptions=True)
+            _reset(upstream_writer)
+
+
+class _Direction:
+    """One direction of one connection: pieces are read, kept until they are due, and written."""
+
+    def __init__(self, link_state: LinkState, *, flips_bits: bool) -> None:
+        self._link_state = link_state
+        self._flipper = BitFlipper() if flips_bits else None
+        self._pieces: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue(MAX_QUEUED_PIECES)
+
+    async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Until the reader's end has been passed on; False when either side broke off instead."""
+        reader_task = asyncio.create_task(self._read(reader))
+        try:
+            return await self._write(writer)
+        except OSError:
+            return False
+        finally:
+            reader_task.cancel()
+            await asyncio.gather(reader_task, return_exceptions=True)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Pieces with the time they are due; b"" is the end, None a broken connection."""
+        loop = asyncio.get_running_loop()
+        piece: bytes | None = b"more"
+        while piece:
+            try:
+                piece = await reader.read(PIECE_BYTES)
+            except OSError:
+                piece = None
+            await self._pieces.put((loop.time() + self._link_state.condition.delay_s, piece))
+
+    async def _write(self, writer: asyncio.StreamWriter) -> bool:
+        loop = asyncio.get_running_loop()
+        while True:
+            due, piece = await self._pieces.get()
+            await asyncio.sleep(max(0.0, due - loop.time()))  # the delay itself
+            await self._link_state.wait_healed()
+            if piece is None:
+                return False
+            if not piece:
+                writer.write_eof()
+                return True
+            rate = self._link_state.condition.bytes_per_s
+            if rate is not None:
+                await asyncio.sleep(len(piece) / rate)  # the narrowness itself
+            if self._flipper is not None:
+                num_before = self._flipper.num_page_frames
+                piece = self._flipper.feed(piece, self._link_state.condition.flips)
+                self._link_state.num_page_frames += self._flipper.num_page_frames - num_before
+            writer.write(piece)
+            await writer.drain()
+
+
+async def _until_over(directions: list[asyncio.Task[bool]], reset: asyncio.Task[None]) -> None:
+    """Until both directions have ended well, one has broken, or the connection is reset."""
+    pending = set(directions)
+    while pending:
+        done, _ = await asyncio.wait({*pending, reset}, return_when=asyncio.FIRST_COMPLETED)
+        if reset in done or not all(direction.result() for direction in directions if direction in done):
+            return
+        pending -= done
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Closes with RST, so that the other side hears of it at once."""
+    sock = writer.get_extra_info("socket")
+    if sock is not None and sock.fileno() >= 0:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()

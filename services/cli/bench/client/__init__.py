@@ -1,0 +1,1 @@
+"""The HTTP client of the load generator: connections, server-sent events and answer times."""

@@ -1,0 +1,1 @@
+"""The rows of a run, their file, and the figures computed from them."""

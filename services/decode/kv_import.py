@@ -1,0 +1,369 @@
+"""Imports: decode's side of a handoff, from the reservation to the commit. Pure: it says what to pull, others pull.
+
+An import's life (the table is `baton.domain.handoff.IMPORT_TRANSITIONS`):
+
+1. *reserved*: `reserve` sets pages and a row aside by number. The prompt's cached prefix is matched and held, so that
+   what was reserved to be here stays here; the missing pages keep serving the cache until they are needed.
+2. *allocated*: the first `on_chunk` allocates the missing pages.
+3. *pulling*: published pages are read into ours, at most `max_window_pages` at a time. A page whose digest does not
+   match is read once more, then the import fails.
+4. *committed*: the seal is here, every page was read, and there is a proof (`services.decode.import_proof`) that the
+   bytes are right. The row may join the batch.
+5. An import that ends before that is *draining* until its last read is over: only then are its pages given back. The
+   leading pages that are proven stay in the prefix cache, so that a replay moves only the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton.domain.errors import Broken, ContextOverflow, IntegrityFailure, LinkBroken, Superseded
+from baton.domain.handoff import ImportEvent, ImportState, advance_import
+from baton.domain.ids import AttemptId, PageId, PageKey, RequestId, ReservationId, WorkerId
+from baton.domain.request import EngineRequest
+from baton.kv.page_table import PageTable
+from baton.kv.pages import Hold
+from baton.kv.prefix_cache import PrefixCache
+from baton.transfer.base import Pull, PullEvent, PullOutcome
+from services.decode.import_proof import ImportProof
+from services.decode.import_types import Busy, ImportedPrompt, LocalPrompt, Reserved, SealInfo
+
+_MAX_REMEMBERED = 4096
+"""Requests whose newest attempt is remembered, to refuse a message of an older one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportLimits:
+    """What imports may hold and how long they may take."""
+
+    page_size: int
+    max_rows: int
+    max_window_pages: int
+    pull_deadline_s: float
+    max_pull_attempts: int = 2
+
+
+@dataclass(slots=True)
+class KvImport:
+    """One handoff being received. Internal to the table; tests and metrics may read it."""
+
+    id: AttemptId
+    reservation_id: ReservationId
+    num_tokens: int
+    prefix_len: int
+    table: PageTable
+    num_reserved: int  # pages reserved and not yet allocated
+    deadline: float
+    state: ImportState = ImportState.RESERVED
+    request: EngineRequest | None = None
+    source: WorkerId | None = None
+    queued_pulls: deque[Pull] = field(default_factory=deque)
+    in_flight: dict[int, Pull] = field(default_factory=dict)
+    num_tries: dict[PageId, int] = field(default_factory=dict)  # local page -> reads started
+    proof: ImportProof = field(default_factory=ImportProof)
+    num_published: int = 0  # leading pages that are here already or were published
+    seal: SealInfo | None = None
+    sealed_at: float = 0.0
+    first_pull_at: float | None = None
+    num_bytes: int = 0
+    num_pages: int = 0
+
+    @property
+    def num_in_flight_pages(self) -> int:
+        return sum(len(pull.local_pages) for pull in self.in_flight.values())
+
+
+class ImportTable:
+    """All imports of one decode worker. Owned by the engine thread."""
+
+    def __init__(self, cache: PrefixCache, limits: ImportLimits) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._imports: dict[AttemptId, KvImport] = {}
+        self._draining: list[KvImport] = []
+        self._by_pull: dict[int, KvImport] = {}
+        self._newest: OrderedDict[RequestId, int] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self.num_reserved_pages = 0
+
+    def __len__(self) -> int:
+        return len(self._imports)
+
+    @property
+    def num_draining(self) -> int:
+        return len(self._draining)
+
+    def get(self, id: AttemptId) -> KvImport | None:
+        return self._imports.get(id)
+
+    def ids(self) -> list[AttemptId]:
+        """Every import that is not draining."""
+        return list(self._imports)
+
+    def attempt_of_pull(self, pull_id: int) -> AttemptId | None:
+        """Whose read it is; None for one whose import has ended (its pages may still be draining)."""
+        kv_import = self._by_pull.get(pull_id)
+        return kv_import.id if kv_import is not None and kv_import.id in self._imports else None
+
+    def reserve(
+        self, id: AttemptId, num_tokens: int, keys: Sequence[PageKey], num_rows: int, now: float, deadline_s: float
+    ) -> Reserved | Busy:
+        """Guarantees the pages of `num_tokens` + 1 slots and a row, beside `num_rows` rows that already run.
+
+        A repeated request of the same attempt returns the same reservation. Raises `Superseded` for an older attempt
+        than one seen and `ContextOverflow` for what could never fit.
+        """
+        known = self._imports.get(id)
+        if known is not None:
+            return Reserved(known.reservation_id, known.prefix_len)
+        self.fence(id)
+        size, total = self._limits.page_size, self._cache.pool.num_pages
+        if -(-(num_tokens + 1) // size) > total:
+            raise ContextOverflow(f"{num_tokens} tokens do not fit a pool of {total} pages of {size}")
+        table = PageTable(self._cache, size, "", Hold.RESERVED)
+        prefix_len = table.match(keys[: (num_tokens - 1) // size])
+        num_missing = table.num_missing(num_tokens + 1)
+        if num_rows + len(self._imports) >= self._limits.max_rows or num_missing > self.num_reservable_pages:
+            table.release()
+            return Busy(self.num_reserved_pages)
+        reservation_id = ReservationId(f"{id}#{next(self._numbers)}")
+        self._imports[id] = KvImport(
+            id, reservation_id, num_tokens, prefix_len, table, num_missing, now + deadline_s,
+            num_published=prefix_len // size,
+        )  # fmt: skip
+        self.num_reserved_pages += num_missing
+        return Reserved(reservation_id, prefix_len)
+
+    @property
+    def num_reservable_pages(self) -> int:
+        """Pages that are available and reserved to nobody."""
+        return self._cache.num_available - self.num_reserved_pages
+
+    def claim(self, reservation_id: ReservationId, request: EngineRequest, source: WorkerId, deadline: float) -> bool:
+        """Binds a request to its reservation. False when the reservation has ended or was for another request."""
+        kv_import = self._find_reserved(reservation_id, request)
+        if kv_import is None:
+            return False
+        kv_import.request, kv_import.source, kv_import.deadline = request, source, deadline
+        return True
+
+    def claim_local(self, reservation_id: ReservationId, request: EngineRequest) -> LocalPrompt | None:
+        """`claim` by a prompt that is computed here: the import is over at once, all its pages are the prompt's."""
+        kv_import = self._find_reserved(reservation_id, request)
+        if kv_import is None:
+            return None
+        self._allocate_pages(kv_import)
+        kv_import.state = advance_import(kv_import.state, ImportEvent.COMMIT)
+        del self._imports[kv_import.id]
+        kv_import.table.change_hold(Hold.LIVE)
+        return LocalPrompt(request, kv_import.table, kv_import.prefix_len)
+
+    def on_chunk(
+        self, id: AttemptId, first_page: int, pages: Sequence[PageId], digests: Sequence[int] | None, now: float
+    ) -> list[Pull]:
+        """Published pages: returns the reads to start now. Chunks of unknown imports are ignored, and so are pages
+        that are here or were published before. Raises `LinkBroken` for a chunk that does not continue them."""
+        kv_import = self._imports.get(id)
+        if kv_import is None or kv_import.source is None:
+            return []
+        if kv_import.state is ImportState.RESERVED:
+            self._allocate_pages(kv_import)
+        end = first_page + len(pages)
+        if first_page > kv_import.num_published or end > self._num_prompt_pages(kv_import):
+            raise LinkBroken(f"{id}: pages [{first_page}, {end}) do not continue the first {kv_import.num_published}")
+        if digests is not None and len(digests) != len(pages):
+            raise LinkBroken(f"{id}: {len(digests)} digests came with {len(pages)} pages")
+        local, window = kv_import.table.pages[first_page:end], self._limits.max_window_pages
+        for at in range(kv_import.num_published - first_page, len(pages), window):
+            part = slice(at, at + window)
+            kv_import.queued_pulls.append(
+                self._make_pull(kv_import, pages[part], local[part], digests[part] if digests else None)
+            )
+        kv_import.num_published = max(kv_import.num_published, end)
+        return self._start_pulls(kv_import, now)
+
+    def on_seal(self, id: AttemptId, seal: SealInfo, now: float) -> None:
+        """The last chunk has been announced. Raises `LinkBroken` when pages of the prompt have not."""
+        kv_import = self._imports.get(id)
+        if kv_import is None:
+            return
+        num_pages = self._num_prompt_pages(kv_import)
+        if kv_import.num_published != num_pages:
+            raise LinkBroken(f"{id}: sealed with {kv_import.num_published} of {num_pages} pages published")
+        kv_import.seal, kv_import.sealed_at = seal, now
+
+    def on_pull_event(self, event: PullEvent, now: float) -> list[Pull]:
+        """A read's outcome; returns further reads to start. Raises `Interrupted` when the import cannot go on: the
+        caller then aborts it."""
+        kv_import = self._by_pull.get(event.pull.id)
+        if kv_import is None:
+            return []
+        if event.outcome is PullOutcome.LATE:
+            raise LinkBroken(f"{kv_import.id}: a read was not over after {event.pull.deadline_s} s")
+        del self._by_pull[event.pull.id]
+        del kv_import.in_flight[event.pull.id]
+        if kv_import.state is ImportState.DRAINING:
+            self._release_if_drained(kv_import)
+            return []
+        kv_import.num_bytes += event.num_bytes
+        if event.outcome is PullOutcome.FAILED:
+            raise LinkBroken(f"{kv_import.id}: a read failed: {event.reason}")
+        self._record_pull(kv_import, event, now)
+        return self._start_pulls(kv_import, now)
+
+    def is_ready(self, id: AttemptId) -> bool:
+        """Whether the seal is here and every published page has landed."""
+        kv_import = self._imports.get(id)
+        return bool(
+            kv_import
+            and kv_import.seal
+            and kv_import.request
+            and not kv_import.queued_pulls
+            and not kv_import.in_flight
+        )
+
+    def on_leases_renewed(self, ids: Sequence[AttemptId], lease_ends_at: float) -> None:
+        """The source has granted these imports a lease, on our clock."""
+        for id in ids:
+            if (kv_import := self._imports.get(id)) is not None:
+                kv_import.proof.extend_lease(lease_ends_at)
+
+    def is_proven(self, id: AttemptId) -> bool:
+        """Whether there is evidence for every page of an import that is `is_ready`."""
+        kv_import = self._imports[id]
+        return self._num_proven_tokens(kv_import) == kv_import.num_tokens
+
+    def unfinished(self, source: WorkerId) -> list[AttemptId]:
+        """Imports that still have something to hear from a source or to read there."""
+        return [one.id for one in self._imports.values() if one.source == source and not self.is_ready(one.id)]
+
+    def commit(self, id: AttemptId, now: float) -> ImportedPrompt:
+        """Hands a validated import over; it must be `is_ready`."""
+        kv_import = self._imports[id]
+        if kv_import.request is None or kv_import.source is None or kv_import.seal is None:
+            raise Broken(f"{id} was committed before it was ready")
+        kv_import.state = advance_import(kv_import.state, ImportEvent.COMMIT)
+        del self._imports[id]
+        kv_import.table.change_hold(Hold.LIVE)
+        kv_import.table.cache_full_pages(kv_import.request.tokens, kv_import.num_tokens)
+        pull_s = 0.0 if kv_import.first_pull_at is None else now - kv_import.first_pull_at
+        return ImportedPrompt(
+            kv_import.request, kv_import.table, kv_import.seal.first_token, kv_import.source, kv_import.prefix_len,
+            kv_import.num_bytes, kv_import.num_pages, pull_s, now - kv_import.sealed_at,
+        )  # fmt: skip
+
+    def abort(self, id: AttemptId) -> WorkerId | None:
+        """Ends an import in any state; its pages go back when its last read is over. Idempotent.
+
+        The leading pages that are proven may serve the cache. Returns the source that should be told, if there is one.
+        """
+        kv_import = self._imports.pop(id, None)
+        if kv_import is None:
+            return None
+        self.num_reserved_pages -= kv_import.num_reserved
+        kv_import.num_reserved = 0
+        kv_import.queued_pulls.clear()
+        kv_import.state = advance_import(kv_import.state, ImportEvent.ABORT)
+        if kv_import.request is not None:
+            kv_import.table.cache_full_pages(kv_import.request.tokens, self._num_proven_tokens(kv_import))
+        kv_import.table.change_hold(Hold.DRAINING)
+        self._draining.append(kv_import)
+        self._release_if_drained(kv_import)
+        return kv_import.source
+
+    def expire(self, now: float) -> list[AttemptId]:
+        """Imports past their deadline; the caller aborts them and tells whom it concerns."""
+        return [kv_import.id for kv_import in self._imports.values() if kv_import.deadline <= now]
+
+    def next_deadline(self) -> float | None:
+        return min((kv_import.deadline for kv_import in self._imports.values()), default=None)
+
+    def fence(self, id: AttemptId) -> None:
+        """Remembers the newest attempt of the request. Raises `Superseded` for one that is older."""
+        newest = self._newest.get(id.request_id, 0)
+        if id.attempt < newest:
+            raise Superseded(f"{id}: attempt {newest} was seen already")
+        self._newest[id.request_id] = id.attempt
+        self._newest.move_to_end(id.request_id)
+        while len(self._newest) > _MAX_REMEMBERED + len(self._imports):
+            self._newest.popitem(last=False)
+
+    def _find_reserved(self, reservation_id: ReservationId, request: EngineRequest) -> KvImport | None:
+        """The import that was reserved for exactly these tokens, and that nobody has claimed yet."""
+        kv_import = self._imports.get(request.id)
+        if kv_import is None or kv_import.reservation_id != reservation_id or kv_import.request is not None:
+            return None
+        num_cached_pages = kv_import.prefix_len // self._limits.page_size
+        if kv_import.num_tokens != len(request.tokens):
+            return None
+        return kv_import if kv_import.table.verify_prefix(request.tokens, request.salt, num_cached_pages) else None
+
+    def _allocate_pages(self, kv_import: KvImport) -> None:
+        kv_import.state = advance_import(kv_import.state, ImportEvent.ALLOCATE)
+        self.num_reserved_pages -= kv_import.num_reserved
+        kv_import.num_reserved = 0
+        if not kv_import.table.extend(kv_import.num_tokens + 1):
+            raise Broken(f"{kv_import.id}: reserved pages were not there")
+
+    def _num_prompt_pages(self, kv_import: KvImport) -> int:
+        return -(-kv_import.num_tokens // self._limits.page_size)
+
+    def _make_pull(
+        self, kv_import: KvImport, remote: Sequence[PageId], local: Sequence[PageId], digests: Sequence[int] | None
+    ) -> Pull:
+        assert kv_import.source is not None
+        for page in local:
+            kv_import.num_tries[page] = kv_import.num_tries.get(page, 0) + 1
+        return Pull(
+            next(self._numbers), kv_import.source, tuple(remote), tuple(local),
+            None if digests is None else tuple(digests), self._limits.pull_deadline_s,
+        )  # fmt: skip
+
+    def _start_pulls(self, kv_import: KvImport, now: float) -> list[Pull]:
+        started: list[Pull] = []
+        while kv_import.queued_pulls:
+            num_pages = len(kv_import.queued_pulls[0].local_pages)
+            if kv_import.in_flight and kv_import.num_in_flight_pages + num_pages > self._limits.max_window_pages:
+                break
+            pull = kv_import.queued_pulls.popleft()
+            kv_import.in_flight[pull.id] = pull
+            self._by_pull[pull.id] = kv_import
+            kv_import.state = advance_import(kv_import.state, ImportEvent.PULL)
+            started.append(pull)
+        if started and kv_import.first_pull_at is None:
+            kv_import.first_pull_at = now
+        return started
+
+    def _record_pull(self, kv_import: KvImport, event: PullEvent, now: float) -> None:
+        corrupt = set(event.corrupt)
+        landed = [page for i, page in enumerate(event.pull.local_pages) if i not in corrupt]
+        kv_import.proof.record_read(landed, now, matched=event.pull.digests is not None)
+        kv_import.num_pages += len(landed)
+        if event.outcome is not PullOutcome.CORRUPT:
+            return
+        again = [i for i in range(len(event.pull.local_pages)) if i in corrupt]
+        local = [event.pull.local_pages[i] for i in again]
+        if any(kv_import.num_tries[page] >= self._limits.max_pull_attempts for page in local):
+            raise IntegrityFailure(f"{kv_import.id}: {len(local)} pages did not match their digests, twice")
+        assert event.pull.digests is not None
+        remote = [event.pull.remote_pages[i] for i in again]
+        digests = [event.pull.digests[i] for i in again]
+        kv_import.queued_pulls.appendleft(self._make_pull(kv_import, remote, local, digests))
+
+    def _num_proven_tokens(self, kv_import: KvImport) -> int:
+        num_tokens = 0
+        for i, page in enumerate(kv_import.table.pages):
+            if i * self._limits.page_size >= kv_import.prefix_len and not kv_import.proof.covers(page):
+                break
+            num_tokens += self._limits.page_size
+        return min(num_tokens, kv_import.num_tokens)
+
+    def _release_if_drained(self, kv_import: KvImport) -> None:
+        if kv_import.in_flight:
+            return
+        kv_import.state = advance_import(kv_import.state, ImportEvent.DRAINED)
+        kv_import.table.release()
+        self._draining.remove(kv_import)

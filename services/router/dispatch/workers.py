@@ -1,0 +1,293 @@
+"""The workers as this router knows them: their last announcements, channels to them, and who is out of use.
+
+Follows the registry from a task of its own; when the state store cannot be reached the last known records stay in
+use. `reserve` asks it for pairs, `attempt` for stubs and for news of a worker's end. Open links are in `link_breaker`,
+what was sent lately in `in_flight`. Knows no request.
+
+    announced and ready --(a call to it broke)--> suspected, for one TTL --(still announced)--> ready
+        `--(replaced by a new incarnation, or silent for two TTLs, or stuck in a step)--> lost: its attempts end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from baton.domain.errors import Interrupted
+from baton.domain.ids import AttemptId, Incarnation, PageKey
+from baton.domain.liveness import Liveness
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
+from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.rpc.channel_pool import ChannelPool
+from baton.rpc.gen.decode_pb2_grpc import DecodeStub
+from baton.rpc.gen.prefill_pb2_grpc import PrefillStub
+from baton.store.store import StoreUnavailable, WorkerRegistry
+from baton.telemetry.logs import get_logger
+from baton.telemetry.metrics import OPEN_LINK_BREAKERS
+from services.router.dispatch.in_flight import InFlight
+from services.router.dispatch.link_breaker import LinkBreakerLimits, LinkBreakers
+from services.router.dispatch.placement import (
+    Pair,
+    PlacementQuery,
+    PrefixIndex,
+    capacity_tokens,
+    choose_pair,
+    linked_pairs,
+    placeable,
+)
+
+MAX_INDEXED_PAGES = 1 << 18
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """`worker_ttl_s`: how long an announcement is believed. `max_step_age_s`: a longer step is a stuck engine."""
+
+    worker_ttl_s: float
+    heartbeat_interval_s: float
+    max_step_age_s: float
+    link_breaker: LinkBreakerLimits = field(default_factory=LinkBreakerLimits)
+
+
+class WorkerSet:
+    """Current workers of one model. Owned by one event loop; `start` before use, `close` after."""
+
+    def __init__(
+        self,
+        registry: WorkerRegistry,
+        channels: ChannelPool,
+        model: str,
+        limits: WorkerLimits,
+        on_degraded: Callable[[bool], None] = lambda degraded: None,
+        clock: Callable[[], float] = time.monotonic,
+        trust: ClusterTrust = OPEN_CLUSTER,
+    ) -> None:
+        """`on_degraded` hears after each look whether the registry could not be read."""
+        self._registry = registry
+        self._channels = channels
+        self._model = model
+        self._limits = limits
+        self._on_degraded = on_degraded
+        self._now = clock
+        self._trust = trust
+        self._records: dict[Incarnation, WorkerRecord] = {}
+        self._liveness = Liveness(limits.worker_ttl_s)
+        self._verified: set[Incarnation] = (
+            set()
+        )  # whose last record has a good signature: checked at a refresh, not at a request
+        self._suspected_until: dict[Incarnation, float] = {}
+        self._watchers: dict[Incarnation, set[Callable[[], None]]] = {}
+        self._index = PrefixIndex(MAX_INDEXED_PAGES)
+        self._in_flight = InFlight(window_s=2 * limits.heartbeat_interval_s)
+        self._link_breakers = LinkBreakers(limits.link_breaker)
+        self._listeners: list[Callable[[], None]] = []
+        self._changed = asyncio.Event()
+        self._num_choices = 0
+        self._refresh_task: asyncio.Task[None] | None = None
+
+    def start(self) -> asyncio.Task[None]:
+        """Begins to follow the registry; the task ends only with `close`, or by a bug that its owner must hear of."""
+        self._refresh_task = asyncio.create_task(self._run(), name="workers")
+        return self._refresh_task
+
+    async def close(self) -> None:
+        """Stops task; idempotent. ChannelPool belong to the caller."""
+        task, self._refresh_task = self._refresh_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @property
+    def records(self) -> tuple[WorkerRecord, ...]:
+        """All workers not known to be lost, by id."""
+        return tuple(sorted(self._records.values(), key=lambda record: record.id))
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether a pair has moved bytes and takes requests, and in words what is there or missing."""
+        pairs = self._eligible_pairs()
+        if pairs:
+            return True, f"{len(pairs)} linked prefill/decode pairs"
+        eligible = [record.role for record in self._records.values() if self._eligible(record)]
+        counts = ", ".join(f"{eligible.count(role)} {role.value}" for role in WorkerRole)
+        strangers = sorted({r.model for r in self._records.values() if r.model != self._model})
+        others = f"; workers announced {', '.join(strangers)} instead of {self._model}" if strangers else ""
+        refused = "".join(f"; {self._trust.mismatch(r)}" for r in self.records if not self._trust.verify(r))
+        return False, f"no linked prefill/decode pair ({counts} ready{others}{refused})"
+
+    def max_request_tokens(self) -> int | None:
+        """Most tokens, prompt and output, that some pair can hold; None without a linked pair."""
+        return max(map(capacity_tokens, self._eligible_pairs()), default=None)
+
+    def max_rows(self) -> int | None:
+        """Most requests that all decode workers with a link can run at once; None without a linked pair."""
+        rows = {pair.decode.incarnation: pair.decode.load.max_rows for pair in self._eligible_pairs()}
+        return sum(rows.values()) if rows else None
+
+    def has_fingerprint(self, fingerprint: str) -> bool:
+        """Whether some linked pair makes the tokens that workers of `fingerprint` make; "" for any."""
+        return not fingerprint or any(pair.matches(fingerprint) for pair in self._eligible_pairs())
+
+    def add_listener(self, on_refresh: Callable[[], None]) -> None:
+        """Calls `on_refresh` after every look at the registry, for as long as the workers lives."""
+        self._listeners.append(on_refresh)
+
+    def page_sizes(self) -> frozenset[int]:
+        """Page sizes in use (one, unless workers are being exchanged)."""
+        return frozenset(record.page_size for record in self._records.values())
+
+    def choose(self, query: PlacementQuery) -> Pair | None:
+        """The best pair now, with loads that include what was just sent; None when no pair can take `query`."""
+        now = self._now()
+        records = [r for r in self._records.values() if self._eligible(r) and not self._is_suspected(r, now)]
+        pairs = linked_pairs(self._in_flight.adjust(record, now) for record in records)
+        pairs = [pair for pair in pairs if self._link_breakers.allows(pair.incarnations, now)]
+        self._num_choices += 1
+        return choose_pair(pairs, query, self._index, self._num_choices)
+
+    def on_placed(self, id: AttemptId, pair: Pair, num_tokens: int) -> None:
+        """An attempt was given to a pair: counts as load until announcements show it."""
+        self._in_flight.add(id, pair, num_tokens, self._now())
+        self._link_breakers.on_placed(id, pair.incarnations)
+
+    def on_ended(self, id: AttemptId) -> None:
+        """The attempt is over."""
+        self._in_flight.remove(id)
+        self._link_breakers.on_ended(id)
+
+    def on_imported(self, id: AttemptId, pair: Pair) -> None:
+        """Pages of the attempt have come from one to the other: if the link was on trial, it is trusted again."""
+        if self._link_breakers.on_imported(id):
+            OPEN_LINK_BREAKERS.set(len(self._link_breakers))
+            log.info("link_breaker_closed", prefill=pair.prefill.id, decode=pair.decode.id)
+            self._notify_change()
+
+    def on_link_failure(self, id: AttemptId, pair: Pair, reason: Interrupted) -> bool:
+        """The attempt was lost, perhaps for its link, which rests for a while; whether the failure is to be counted."""
+        failure = self._link_breakers.on_failure(id, pair.incarnations, self._now())
+        if failure is None:
+            return True
+        OPEN_LINK_BREAKERS.set(len(self._link_breakers))
+        names = {"prefill": pair.prefill.id, "decode": pair.decode.id}
+        log.warning("link_breaker_opened", open_s=failure.open_s, code=reason.code, reason=str(reason), **names)
+        return not failure.in_grace
+
+    def add_cached_pages(self, record: WorkerRecord, keys: Sequence[PageKey]) -> None:
+        """The worker has just computed or received these pages."""
+        self._index.add(record.incarnation, keys)
+
+    def prefill_stub(self, record: WorkerRecord) -> PrefillStub:
+        return PrefillStub(self._channels.get(record.address, record.incarnation))
+
+    def decode_stub(self, record: WorkerRecord) -> DecodeStub:
+        return DecodeStub(self._channels.get(record.address, record.incarnation))
+
+    def suspect(self, record: WorkerRecord, reason: Interrupted) -> None:
+        """A call to the worker broke: no new requests for it until its announcement has had time to expire."""
+        self._suspected_until[record.incarnation] = self._now() + self._limits.worker_ttl_s
+        log.warning("worker_suspected", worker=record.id, code=reason.code, reason=str(reason))
+
+    def watch(self, incarnation: Incarnation, on_lost: Callable[[], None]) -> Callable[[], None]:
+        """Calls `on_lost` once when this worker process is known to be gone; returns what ends the watch."""
+        watchers = self._watchers.setdefault(incarnation, set())
+        watchers.add(on_lost)
+
+        def unwatch() -> None:
+            watchers.discard(on_lost)
+            if not watchers:
+                self._watchers.pop(incarnation, None)
+
+        return unwatch
+
+    async def wait_for_change(self) -> None:
+        """Waits for the next look at the registry, at the latest a heartbeat interval away, or other news of a pair."""
+        await self._changed.wait()
+
+    async def _run(self) -> None:
+        changes = self._registry.changes()
+        try:
+            await self._refresh_on(changes)
+        finally:
+            if isinstance(changes, AsyncGenerator):
+                await changes.aclose()
+
+    async def _refresh_on(self, changes: AsyncIterator[None]) -> None:
+        async for _ in changes:
+            try:
+                announced = await self._registry.workers()
+            except StoreUnavailable as error:
+                self._on_registry_unavailable(error)
+            else:
+                self._on_degraded(False)
+                await self._update(announced)
+            for on_refresh in self._listeners:
+                on_refresh()
+            self._notify_change()
+
+    def _notify_change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _on_registry_unavailable(self, error: StoreUnavailable) -> None:
+        """The store's silence says nothing of the workers: they get a new TTL to announce themselves after it."""
+        self._on_degraded(True)
+        log.warning("registry_unavailable", reason=str(error))
+        self._liveness.observe_outage(self._now())
+
+    async def _update(self, announced: list[WorkerRecord]) -> None:
+        now = self._now()
+        self._liveness.observe([record.incarnation for record in announced], now)
+        current = {record.id: record.incarnation for record in announced}
+        lost = [r for r in self._records.values() if self._is_lost(r, current.get(r.id), now)]
+        for record in lost:
+            self._remove(record)
+        # A restarted worker may have the old address: the old channel goes before the new record can be chosen.
+        await asyncio.gather(*(self._channels.forget(record.address) for record in lost))
+        for record in announced:
+            if self._trust.verify(record):
+                self._verified.add(record.incarnation)
+            else:
+                self._verified.discard(record.incarnation)
+            if record.incarnation not in self._records and record.incarnation not in self._verified:
+                log.warning("worker_untrusted", worker=record.id, why=self._trust.mismatch(record))
+            self._records[record.incarnation] = record
+            if record.load.step_age_s > self._limits.max_step_age_s:
+                self._notify_watchers(record.incarnation)
+        present = [record for record in self._records.values() if self._liveness.is_present(record.incarnation, now)]
+        self._link_breakers.retain({pair.incarnations for pair in linked_pairs(present)})
+        OPEN_LINK_BREAKERS.set(len(self._link_breakers))
+
+    def _is_lost(self, record: WorkerRecord, current: Incarnation | None, now: float) -> bool:
+        if current is None:
+            return self._liveness.is_gone(record.incarnation, now)
+        return current != record.incarnation
+
+    def _remove(self, record: WorkerRecord) -> None:
+        log.warning("worker_lost", worker=record.id, incarnation=record.incarnation)
+        self._liveness.forget(record.incarnation)
+        self._verified.discard(record.incarnation)
+        for table in (self._records, self._suspected_until):
+            table.pop(record.incarnation, None)
+        self._index.retain(frozenset(self._records))
+        self._notify_watchers(record.incarnation)
+
+    def _notify_watchers(self, incarnation: Incarnation) -> None:
+        for on_lost in self._watchers.pop(incarnation, set()):
+            on_lost()
+
+    def _eligible_pairs(self) -> list[Pair]:
+        return linked_pairs(record for record in self._records.values() if self._eligible(record))
+
+    def _eligible(self, record: WorkerRecord) -> bool:
+        return (
+            self._liveness.is_present(record.incarnation, self._now())
+            and record.incarnation in self._verified
+            and record.model == self._model
+            and placeable(record, self._limits.max_step_age_s)
+        )
+
+    def _is_suspected(self, record: WorkerRecord, now: float) -> bool:
+        return self._suspected_until.get(record.incarnation, now) > now

@@ -1,0 +1,188 @@
+"""The one place where an error becomes HTTP: a status and headers before the first byte, an event after it.
+
+`routes` and `respond` hand it whatever was raised. What is not of our tree is a bug: whoever caught it logs it, and
+the client hears "internal error" and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from baton.domain.errors import (
+    BatonError,
+    Broken,
+    Cancelled,
+    ContextOverflow,
+    DeadlineExceeded,
+    Draining,
+    Interrupted,
+    InvalidRequest,
+    ModelNotFound,
+    NoWorkers,
+    Overloaded,
+    Refused,
+)
+from services.router.openai.schemas import ErrorBody, ErrorEnvelope
+
+MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 1, 120
+MAX_MESSAGE_BYTES = 4096
+
+
+class BodyTooLarge(InvalidRequest):
+    """More bytes than a request may have."""
+
+    code = "body_too_large"
+
+
+class BodyTooSlow(InvalidRequest):
+    """The body did not arrive in time."""
+
+    code = "body_timeout"
+
+
+class UnsupportedContentType(InvalidRequest):
+    """The body is said not to be JSON."""
+
+    code = "unsupported_content_type"
+
+
+class MalformedHttp(InvalidRequest):
+    """The bytes on the connection are no HTTP request."""
+
+    code = "malformed_http"
+
+
+class HeadTooLarge(InvalidRequest):
+    """More bytes of request line and headers than a request may have."""
+
+    code = "head_too_large"
+
+
+class HeadTooSlow(InvalidRequest):
+    """Request line and headers did not arrive in time."""
+
+    code = "head_timeout"
+
+
+class InvalidApiKey(Refused):
+    """No key, or one that is nobody's."""
+
+    code = "invalid_api_key"
+
+
+class RequestNotFound(InvalidRequest):
+    """No such request here; another tenant's is as unknown as any."""
+
+    code = "request_not_found"
+
+
+class NotReady(NoWorkers):
+    """`GET /ready` before a pair of workers has moved a page."""
+
+    code = "not_ready"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorResponse:
+    """An error as a client sees it."""
+
+    status: int
+    body: ErrorBody
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def response(self) -> Response:
+        """For when no byte has been sent."""
+        return Response(self.json(), self.status, dict(self.headers), "application/json")
+
+    def json(self) -> bytes:
+        """The envelope, also the data of an error event."""
+        return msgspec.json.encode(ErrorEnvelope(self.body))
+
+
+@dataclass(frozen=True, slots=True)
+class _ErrorKind:
+    status: int
+    type: str
+    can_retry: bool = False
+    closes: bool = False
+    wants_key: bool = False
+
+
+_INTERNAL = _ErrorKind(500, "server_error")
+
+# The nearest base class counts.
+_ERROR_KINDS: dict[type[BatonError], _ErrorKind] = {
+    InvalidRequest: _ErrorKind(400, "invalid_request_error"),
+    ContextOverflow: _ErrorKind(400, "invalid_request_error"),
+    BodyTooLarge: _ErrorKind(413, "invalid_request_error"),  # closing now would reset the client before it reads this
+    BodyTooSlow: _ErrorKind(408, "invalid_request_error", closes=True),
+    MalformedHttp: _ErrorKind(400, "invalid_request_error", closes=True),
+    HeadTooLarge: _ErrorKind(431, "invalid_request_error", closes=True),
+    HeadTooSlow: _ErrorKind(408, "invalid_request_error", closes=True),
+    UnsupportedContentType: _ErrorKind(415, "invalid_request_error"),
+    InvalidApiKey: _ErrorKind(401, "invalid_request_error", wants_key=True),
+    ModelNotFound: _ErrorKind(404, "invalid_request_error"),
+    RequestNotFound: _ErrorKind(404, "invalid_request_error"),
+    Overloaded: _ErrorKind(429, "rate_limit_error", can_retry=True),
+    NoWorkers: _ErrorKind(503, "service_unavailable_error", can_retry=True),
+    Draining: _ErrorKind(503, "service_unavailable_error", can_retry=True),
+    Refused: _ErrorKind(503, "service_unavailable_error", can_retry=True),
+    Interrupted: _ErrorKind(
+        503, "service_unavailable_error", can_retry=True
+    ),  # every attempt was lost; nothing is wrong with it
+    Cancelled: _ErrorKind(499, "cancelled_error"),  # nobody reads it
+    DeadlineExceeded: _ErrorKind(504, "timeout_error"),
+    Broken: _INTERNAL,
+}
+
+
+def error_response(error: BaseException) -> ErrorResponse:
+    """How to answer `error`."""
+    if isinstance(error, HTTPException):
+        return _http_reply(error)
+    kind = next((_ERROR_KINDS[base] for base in type(error).__mro__ if base in _ERROR_KINDS), _INTERNAL)
+    if kind is _INTERNAL or not isinstance(error, BatonError):
+        return ErrorResponse(500, ErrorBody("internal error", "server_error", None, "internal_error"))
+    param = error.param if isinstance(error, Refused) else None
+    body = ErrorBody(_bounded(str(error)) or error.code, kind.type, param, error.code)
+    return ErrorResponse(kind.status, body, _headers(kind, error))
+
+
+def is_internal_error(error: BaseException) -> bool:
+    """Whether the answer is a 500 and the error belongs in the log."""
+    return error_response(error).status == 500
+
+
+def _headers(kind: _ErrorKind, error: BatonError) -> dict[str, str]:
+    headers = {"connection": "close"} if kind.closes else {}
+    if kind.wants_key:
+        headers["www-authenticate"] = "Bearer"
+    if kind.can_retry:
+        after_s = error.retry_after_s if isinstance(error, Refused) else None
+        headers["retry-after"] = str(_clamped(after_s))
+    return headers
+
+
+def _bounded(message: str) -> str:
+    """At most `MAX_MESSAGE_BYTES` of it, and nothing that UTF-8 cannot say."""
+    return message.encode("utf-8", "replace")[:MAX_MESSAGE_BYTES].decode("utf-8", "ignore")
+
+
+def _clamped(retry_after_s: float | None) -> int:
+    wanted = math.ceil(retry_after_s) if retry_after_s is not None else MIN_RETRY_AFTER_S
+    return min(max(wanted, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+
+
+def _http_reply(error: HTTPException) -> ErrorResponse:
+    """No such path, or not this method."""
+    messages = {404: ("no such path", "not_found"), 405: ("this path does not take this method", "method_not_allowed")}
+    message, code = messages.get(error.status_code, (error.detail, "http_error"))
+    return ErrorResponse(
+        error.status_code, ErrorBody(message, "invalid_request_error", None, code), error.headers or {}
+    )

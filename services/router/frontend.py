@@ -1,0 +1,83 @@
+"""Puts the router's upper half together: everything between HTTP and the dispatcher. `app` and tests build it.
+
+What it gets of the state store is a `StoreAccess`; without one nothing is durable and no earlier request is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import baton
+from baton.domain.ids import OwnerId
+from baton.store.memory_store import MemoryStore
+from services.router.generation import Dispatcher
+from services.router.openai.request_parser import RequestParser
+from services.router.openai.validation import RequestValidator
+from services.router.respond import ResponseContext
+from services.router.resume import Resumer
+from services.router.streaming.request_timing import TimingSink
+from services.router.takeover.call_ownership import CallOwnership, CallSink, NullCallSink
+from services.router.takeover.supersede_listener import SupersedeListener
+from services.router.takeover.takeover import TakeoverContext, Takeovers, TakeoverStore
+from services.router.text.text_model import TextModel
+
+FINGERPRINT = f"baton-{baton.__version__}"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiLimits:
+    """The API's share of the router's settings. `max_model_len`: prompt and answer together.
+
+    `always_ids`: every streamed event has an id, not only those for clients that ask for an event stream.
+    """
+
+    model_name: str
+    max_model_len: int
+    max_body_bytes: int = 4 * 1024 * 1024
+    request_deadline_s: float = 600.0
+    ping_interval_s: float = 15.0
+    always_ids: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAccess:
+    """The state store as the upper half uses it: read, written, and who this router is in it."""
+
+    store: TakeoverStore = field(default_factory=MemoryStore)
+    sink: CallSink = field(default_factory=NullCallSink)
+    owner: OwnerId = field(default_factory=lambda: OwnerId("router/0"))
+    supersede_listener: SupersedeListener = field(default_factory=SupersedeListener)
+
+
+@dataclass(frozen=True, slots=True)
+class Frontend:
+    """The upper half. `takeovers` is the caller's to drain and close."""
+
+    parser: RequestParser
+    response_context: ResponseContext
+    resumer: Resumer
+    takeovers: Takeovers
+
+
+def build_frontend(
+    text: TextModel, dispatcher: Dispatcher, limits: ApiLimits, timing_sink: TimingSink, store_access: StoreAccess
+) -> Frontend:
+    """Inside the running loop that everything is used on."""
+    validator = RequestValidator(text, limits.model_name, limits.max_model_len, limits.request_deadline_s)
+    parser = RequestParser(validator, text, FINGERPRINT)
+    call_ownership = CallOwnership(store_access.sink, store_access.owner)
+    takeovers = Takeovers(
+        TakeoverContext(store_access.store, parser, dispatcher, text, call_ownership, store_access.supersede_listener)
+    )
+    resumer = Resumer(store_access.store, parser, text, takeovers, limits.ping_interval_s)
+    response_context = ResponseContext(
+        dispatcher,
+        text,
+        timing_sink,
+        call_ownership,
+        store_access.supersede_listener,
+        resumer.follow,
+        limits.ping_interval_s,
+        limits.always_ids,
+    )
+    return Frontend(parser, response_context, resumer, takeovers)

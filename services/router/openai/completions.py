@@ -1,0 +1,65 @@
+"""The answers of /v1/completions, whole and in parts. `request_parser` makes one builder a request; `respond` fills
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import UnsetType
+
+from services.router.openai.logprobs import completion_logprobs, token_ids
+from services.router.openai.response_builder import FinishedChoice
+from services.router.openai.schemas import Completion, CompletionChoice, Usage
+from services.router.openai.valid_request import ValidCompletionRequest
+from services.router.text.choice_text import TokenEvent
+from services.router.text.text_model import TextModel
+
+
+class CompletionResponseBuilder:
+    """One completion's answer. An echo comes with its choice's first token, never before it."""
+
+    def __init__(self, request: ValidCompletionRequest, text: TextModel, fingerprint: str) -> None:
+        self._request = request
+        self._text = text
+        self._fingerprint = fingerprint
+        # choice -> characters of the echo and of the tokens with log probabilities given so far
+        self._offsets: dict[int, int] = {}
+
+    def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> Completion:
+        """One token."""
+        echo = "" if event.choice in self._offsets else self._request.echoes[event.choice]
+        offset = self._offsets.get(event.choice, len(echo))
+        tokens = [event.token] if event.token is not None else []
+        self._offsets[event.choice] = offset + sum(len(self._text.token_text(t.token)) for t in tokens if t.logprobs)
+        choice = CompletionChoice(
+            index=event.choice,
+            text=echo + event.text,
+            logprobs=completion_logprobs(self._text, tokens, offset),
+            finish_reason=event.finish.value if event.finish is not None else None,
+            token_ids=token_ids(self._request.return_token_ids, tokens),
+        )
+        return self._completion([choice], usage)
+
+    def usage_chunk(self, usage: Usage) -> Completion:
+        """The extra chunk without choices."""
+        return self._completion([], usage)
+
+    def response(self, choices: Sequence[FinishedChoice], usage: Usage) -> Completion:
+        """All choices at once."""
+        return self._completion([self._choice(choice) for choice in choices], usage)
+
+    def _choice(self, choice: FinishedChoice) -> CompletionChoice:
+        echo = self._request.echoes[choice.index]
+        logprobs = completion_logprobs(self._text, choice.tokens, len(echo))
+        ids = token_ids(self._request.return_token_ids, choice.tokens)
+        return CompletionChoice(choice.index, echo + choice.text, logprobs, choice.finish.value, ids)
+
+    def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
+        return Completion(
+            id=self._request.id,
+            created=self._request.created_s,
+            model=self._request.model,
+            system_fingerprint=self._fingerprint,
+            choices=choices,
+            usage=usage,
+        )

@@ -1,0 +1,60 @@
+"""What an answer says of single tokens: log probabilities in OpenAI's two shapes, and ids. For both endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType
+
+from baton.domain.request import OutputToken, TokenLogprobs
+from services.router.openai.schemas import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from services.router.text.text_model import TextModel
+
+MIN_LOGPROB = -9999.0
+"""Stands for what JSON cannot say: minus infinity."""
+
+
+def chat_logprobs(text: TextModel, tokens: Sequence[OutputToken]) -> ChatLogprobs | None:
+    """One entry a token that has log probabilities; None when none has."""
+    entries = [_chat_entry(text, token.token, token.logprobs) for token in tokens if token.logprobs is not None]
+    return ChatLogprobs(entries) if entries else None
+
+
+def completion_logprobs(text: TextModel, tokens: Sequence[OutputToken], offset: int) -> CompletionLogprobs | None:
+    """The same as parallel lists. `offset`: characters of the choice's text before the first of `tokens`."""
+    short_repr = [(text.token_text(token.token), token.logprobs) for token in tokens if token.logprobs is not None]
+    if not short_repr:
+        return None
+    offsets = []
+    for name, _ in short_repr:
+        offsets.append(offset)
+        offset += len(name)
+    return CompletionLogprobs(
+        tokens=[name for name, _ in short_repr],
+        token_logprobs=[_finite(entry.logprob) for _, entry in short_repr],
+        top_logprobs=[_top_by_text(text, name, entry) for name, entry in short_repr],
+        text_offset=offsets,
+    )
+
+
+def token_ids(wanted: bool, tokens: Sequence[OutputToken]) -> list[int] | UnsetType:
+    """The ids of `tokens`, for the field that is there only if it was asked for (as vLLM has it)."""
+    return [token.token for token in tokens] if wanted else UNSET
+
+
+def _chat_entry(text: TextModel, token: int, entry: TokenLogprobs) -> TokenLogprob:
+    top = [TopLogprob(text.token_text(t), _finite(p), list(text.token_bytes(t))) for t, p in entry.top]
+    return TokenLogprob(text.token_text(token), _finite(entry.logprob), list(text.token_bytes(token)), top)
+
+
+def _top_by_text(text: TextModel, chosen: str, entry: TokenLogprobs) -> dict[str, float]:
+    """The best ones and the chosen one; of tokens with the same text, the likeliest."""
+    by_text: dict[str, float] = {}
+    for token, logprob in sorted(entry.top, key=lambda pair: -pair[1]):
+        by_text.setdefault(text.token_text(token), _finite(logprob))
+    by_text.setdefault(chosen, _finite(entry.logprob))
+    return by_text
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, MIN_LOGPROB)

@@ -1,0 +1,100 @@
+"""Reads what the model shall go on from: the messages of a chat, the prompts of a completion. `validation` calls it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from services.router.openai.bounds import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_PROMPTS, MAX_TOOL_CALLS, ROLES
+from services.router.openai.fields import Fields, is_integer, short_repr
+from services.router.text.chat_template import Message
+
+PromptInput = str | tuple[int, ...]
+"""Text, or token ids."""
+
+
+def read_messages(fields: Fields) -> list[Message]:
+    """The messages with `content` as one string; other fields stay as they came, for the template to use."""
+    value = fields.raw("messages")
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_MESSAGES:
+        fields.add_mismatch("messages", f"a list of 1 to {MAX_MESSAGES} messages")
+        return []
+    return [_read_message(fields, index, entry) for index, entry in enumerate(value)]
+
+
+def _read_message(fields: Fields, index: int, entry: object) -> Message:
+    at = f"messages[{index}]"
+    if not isinstance(entry, dict):
+        fields.add_error(at, f"must be an object, not {short_repr(entry)}")
+        return {}
+    message = Fields(entry, fields.errors, f"{at}.")
+    if message.raw("role") not in ROLES:
+        message.add_mismatch("role", f"one of {', '.join(ROLES)}")
+    _check_tool_calls(message)
+    content = _read_content(message)
+    if content is None and not (message.raw("role") == "assistant" and message.has("tool_calls")):
+        return entry
+    return {**entry, "content": content}
+
+
+def _check_tool_calls(message: Fields) -> None:
+    """They stay as they came, but a template may trust them to be calls."""
+    calls = message.raw("tool_calls")
+    if calls is None:
+        return
+    if not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS or not all(_is_call(call) for call in calls):
+        shape = '{"function": {"name": ..., "arguments": ...}}'
+        message.add_mismatch("tool_calls", f"a list of at most {MAX_TOOL_CALLS} calls such as {shape}")
+
+
+def _is_call(value: object) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return False
+    return isinstance(function.get("arguments"), str | dict)
+
+
+def _read_content(message: Fields) -> str | None:
+    """A string, or text parts, which become lines. Only an assistant that calls tools may say nothing."""
+    content = message.raw("content")
+    if isinstance(content, str):
+        return content
+    if content is None and message.raw("role") == "assistant" and message.has("tool_calls"):
+        return None
+    if not isinstance(content, list) or len(content) > MAX_CONTENT_PARTS:
+        message.add_mismatch("content", f"a string or a list of at most {MAX_CONTENT_PARTS} text parts")
+        return None
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+    parts = [text for text in texts if isinstance(text, str)]
+    if len(parts) < len(texts):
+        message.add_mismatch("content", 'made of {"type": "text", "text": ...} parts; this model reads nothing else')
+    return "\n".join(parts)
+
+
+def read_prompts(fields: Fields, vocab_size: int) -> list[PromptInput]:
+    """One prompt or several; a list of integers is one prompt of token ids."""
+    value = fields.raw("prompt")
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value and is_integer(value[0]):
+        value = [value]
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_PROMPTS:
+        fields.add_mismatch("prompt", f"a string, token ids, or a list of 1 to {MAX_PROMPTS} of either")
+        return []
+    if all(isinstance(prompt, str) for prompt in value):
+        return list(value)
+    if all(isinstance(prompt, list) for prompt in value):
+        return [_read_tokens(fields, prompt, vocab_size) for prompt in value]
+    fields.add_mismatch("prompt", "all strings or all lists of token ids")
+    return []
+
+
+def _read_tokens(fields: Fields, prompt: list[object], vocab_size: int) -> tuple[int, ...]:
+    if not set(map(type, prompt)) <= {int}:  # a long prompt costs little only without a call of ours a token
+        wrong = next(token for token in prompt if not is_integer(token))
+        fields.add_error("prompt", f"a token id must be an integer, not {short_repr(wrong)}")
+        return ()
+    tokens = cast("tuple[int, ...]", tuple(prompt))
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        outside = next(token for token in tokens if not 0 <= token < vocab_size)
+        fields.add_error("prompt", f"token id {short_repr(outside)} is out of the vocabulary [0, {vocab_size})")
+    return tokens

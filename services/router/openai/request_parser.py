@@ -1,0 +1,70 @@
+"""Reads what a client posted: the same raw is the same request, today and on another router.
+
+`routes` reads a fresh raw, `resume` and `takeover` one out of the state store. Knows which endpoint is parsed and
+shaped how; nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton.domain.errors import InvalidRequest
+from services.router.openai.chat import ChatResponseBuilder
+from services.router.openai.completions import CompletionResponseBuilder
+from services.router.openai.fields import parse_object
+from services.router.openai.response_builder import ResponseBuilder
+from services.router.openai.valid_request import ValidRequest
+from services.router.openai.validation import RequestMetadata, RequestValidator
+from services.router.text.text_model import TextModel
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+ID_PREFIXES: Mapping[str, str] = {CHAT: "chatcmpl", COMPLETION: "cmpl"}
+
+INLINE_BODY_BYTES = 16 * 1024
+"""Larger bodies are validated in a thread: tokenising them would hold up everybody's tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawRequest:
+    """What a client posted, and all that makes the same call of it again. `endpoint` is the path."""
+
+    endpoint: str
+    body: bytes
+    metadata: RequestMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A request, and a fresh response builder for its answer."""
+
+    request: ValidRequest
+    response_builder: ResponseBuilder
+
+
+class RequestParser:
+    """One model's. `fingerprint` is said in every answer."""
+
+    def __init__(self, validator: RequestValidator, text: TextModel, fingerprint: str) -> None:
+        self._validator = validator
+        self._text = text
+        self._fingerprint = fingerprint
+
+    async def parse(self, raw: RawRequest) -> ParsedRequest:
+        """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
+        if len(raw.body) <= INLINE_BODY_BYTES:
+            return self._parse(raw)
+        return await asyncio.to_thread(self._parse, raw)
+
+    def _parse(self, raw: RawRequest) -> ParsedRequest:
+        body = parse_object(raw.body)
+        match raw.endpoint:
+            case "/v1/chat/completions":
+                chat = self._validator.chat(body, raw.metadata)
+                return ParsedRequest(chat, ChatResponseBuilder(chat, self._text, self._fingerprint))
+            case "/v1/completions":
+                completion = self._validator.completion(body, raw.metadata)
+                return ParsedRequest(completion, CompletionResponseBuilder(completion, self._text, self._fingerprint))
+            case other:
+                raise InvalidRequest(f"nothing is generated at {other}")

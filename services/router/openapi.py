@@ -1,0 +1,163 @@
+"""The router's own description, `GET /openapi.json`: OpenAPI 3.1, made of the structs and bounds that requests meet.
+
+`routes` builds it once. A test holds its paths against the routes, and another what it allows against `validation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+import baton
+from services.router.edge.auth_middleware import PUBLIC_PATHS
+from services.router.openai.request_schemas import Schema, chat_schema, completion_schema
+from services.router.openai.schemas import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    ErrorEnvelope,
+    Model,
+    ModelList,
+    Status,
+    Version,
+)
+from services.router.takeover.status import RequestStatus
+
+_REF = "#/components/schemas/"
+_STRUCTS = (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    ErrorEnvelope,
+    Model,
+    ModelList,
+    RequestStatus,
+    Status,
+    Version,
+)
+_KEY = {"ApiKey": {"type": "http", "scheme": "bearer"}}
+
+_EMPTY = 204
+_STATUS_DESCRIPTIONS = {
+    _EMPTY: "The client has all of the answer that it would resume.",
+    400: "The request is not right; `param` names the field.",
+    401: "No API key, or one that is not known.",
+    404: "No such thing here.",
+    408: "The request did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "Alive but full; `Retry-After` says when to come back.",
+    500: "A bug.",
+    503: "No workers, or going; `Retry-After` says when to come back.",
+    504: "The deadline was over before the first token.",
+}
+_POST_STATUSES = (_EMPTY, 400, 404, 408, 413, 415, 429, 500, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """What an operation answers with 200: media types and the schemas of their contents; and other statuses."""
+
+    summary: str
+    contents: tuple[tuple[str, Schema], ...]
+    other_statuses: tuple[int, ...] = ()
+
+
+def _struct(kind: type[msgspec.Struct]) -> Schema:
+    return {"$ref": _REF + kind.__name__}
+
+
+def _json(summary: str, kind: type[msgspec.Struct], *other_statuses: int) -> _Operation:
+    return _Operation(summary, (("application/json", _struct(kind)),), other_statuses)
+
+
+def _generated(summary: str, whole: type[msgspec.Struct], event: type[msgspec.Struct]) -> _Operation:
+    stream: Schema = {
+        "type": "string",
+        "description": f"With `stream: true`: server-sent events, each {event.__name__} in JSON, the last one [DONE].",
+    }
+    return _Operation(summary, (("application/json", _struct(whole)), ("text/event-stream", stream)), _POST_STATUSES)
+
+
+_ANY_JSON: Schema = {"type": "object"}
+_EVENTS: Schema = {
+    "type": "string",
+    "description": "Server-sent events as the request has them, from after `Last-Event-ID` or from the beginning.",
+}
+_GETS = {
+    "/v1/requests/{id}": _json("What is known of a request", RequestStatus, 404, 503),
+    "/v1/requests/{id}/stream": _Operation(
+        "The rest of an answer", (("text/event-stream", _EVENTS),), (_EMPTY, 400, 404, 429, 500, 503, 504)
+    ),
+    "/v1/models": _json("The models that are served", ModelList),
+    "/v1/models/{id}": _json("One model", Model, 404),
+    "/health": _json("Whether this process is alive", Status),
+    "/ready": _json("Whether requests can be served", Status, 503),
+    "/version": _json("The router's version", Version),
+    "/metrics": _Operation("Metrics, as Prometheus reads them", (("text/plain", {"type": "string"}),)),
+    "/openapi.json": _Operation("This document", (("application/json", _ANY_JSON),)),
+}
+_POSTS = {
+    "/v1/chat/completions": (_generated("An answer to a chat", ChatCompletion, ChatCompletionChunk), "ChatRequest"),
+    "/v1/completions": (_generated("A text that goes on from a prompt", Completion, Completion), "CompletionRequest"),
+}
+
+
+def openapi_document(model_name: str, vocab_size: int, *, requires_api_key: bool) -> Schema:
+    """The whole document, true to a router that serves this model."""
+    _, structs = msgspec.json.schema_components(_STRUCTS, ref_template=_REF + "{name}")
+    requests = {
+        "ChatRequest": chat_schema(model_name, vocab_size),
+        "CompletionRequest": completion_schema(model_name, vocab_size),
+    }
+    components: dict[str, Any] = {"schemas": {**structs, **requests}}
+    if requires_api_key:
+        components["securitySchemes"] = _KEY
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Baton", "version": baton.__version__, "description": "LLM serving, OpenAI-compatible."},
+        "paths": _paths(requires_api_key),
+        "components": components,
+    }
+
+
+def _paths(requires_api_key: bool) -> Schema:
+    paths: Schema = {}
+    for path, answered in _GETS.items():
+        paths[path] = {"get": _operation(path, answered, requires_api_key)}
+    for path, (answered, request) in _POSTS.items():
+        body = {"required": True, "content": {"application/json": {"schema": {"$ref": _REF + request}}}}
+        paths[path] = {"post": {**_operation(path, answered, requires_api_key), "requestBody": body}}
+    return paths
+
+
+def _operation(path: str, answered: _Operation, requires_api_key: bool) -> Schema:
+    asks = requires_api_key and path not in PUBLIC_PATHS
+    contents = {media_type: {"schema": schema} for media_type, schema in answered.contents}
+    statuses = sorted({*answered.other_statuses, *([401] if asks else [])})
+    return {
+        "summary": answered.summary,
+        "parameters": list(_parameters(path, answered)),
+        "responses": {"200": {"description": "OK", "content": contents}, **{str(s): _response(s) for s in statuses}},
+        **({"security": [{"ApiKey": []}]} if asks else {}),
+    }
+
+
+def _response(status: int) -> Schema:
+    content = {} if status == _EMPTY else {"content": {"application/json": {"schema": _struct(ErrorEnvelope)}}}
+    return {"description": _STATUS_DESCRIPTIONS[status], **content}
+
+
+def _parameters(path: str, answered: _Operation) -> Iterator[Schema]:
+    string: Schema = {"type": "string"}
+    if "{id}" in path:
+        yield {"name": "id", "in": "path", "required": True, "schema": string}
+    if _EMPTY in answered.other_statuses:
+        description = "The id of the last event that the client has: it gets what follows."
+        yield {"name": "Last-Event-ID", "in": "header", "schema": string, "description": description}
+    if path.endswith("/stream"):
+        description = "The same, for clients that cannot set headers."
+        yield {"name": "last_event_id", "in": "query", "schema": string, "description": description}

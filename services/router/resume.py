@@ -1,0 +1,148 @@
+"""Gives a client the rest of an answer that it lost: the ASGI response to `GET /v1/requests/{id}/stream`, and to a POST
+with a `Last-Event-ID`.
+
+It makes no difference which router the client was connected to: the request is read from the store and parsed again,
+its text is made again from the journal, and what the client has by its cursor is left out. `Resumer` finds the request,
+`ResumedResponse` sends it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from baton.domain.errors import Cancelled, Draining, InvalidRequest, Refused
+from baton.domain.ids import RequestId
+from baton.store.store import CallRecord, CallStatus, StoreUnavailable
+from baton.telemetry.metrics import STREAMS_RESUMED_TOTAL
+from services.router.edge.disconnect import cancel_on_disconnect
+from services.router.edge.http_errors import RequestNotFound
+from services.router.openai.fields import short_repr
+from services.router.openai.request_parser import ParsedRequest, RequestParser
+from services.router.openai.valid_request import ValidRequest
+from services.router.respond import HEADER_GRACE_S, echo_events, response_headers
+from services.router.streaming.cursor import Cursor, StreamPosition
+from services.router.streaming.generation_stream import DEADLINE_GRACE_S, max_duration_s
+from services.router.streaming.sse_stream import SseStream, num_tail_events
+from services.router.takeover.call_ownership import raw_request_of
+from services.router.takeover.journal_reader import JournalReader
+from services.router.takeover.status import RequestStatus, request_status
+from services.router.takeover.takeover import Takeovers, TakeoverStore
+from services.router.text.text_model import TextModel
+
+RETRY_AFTER_S = 1.0
+
+
+class LookupUnavailable(Refused):
+    """The state store cannot be asked now."""
+
+    code = StoreUnavailable.code
+
+
+@dataclass(frozen=True, slots=True)
+class Resumer:
+    """Finds calls in the store, and follows them."""
+
+    store: TakeoverStore
+    parser: RequestParser
+    text: TextModel
+    takeovers: Takeovers
+    ping_interval_s: float
+
+    async def find(self, id: RequestId, tenant: str) -> CallRecord:
+        """The request. Raises `RequestNotFound`, for another tenant's as for an unknown one, or `LookupUnavailable`."""
+        try:
+            record = await self.store.get_call(id)
+        except StoreUnavailable:
+            raise _lookup_unavailable() from None
+        if record is None or record.tenant != tenant:
+            raise RequestNotFound(f"the request {short_repr(id)} does not exist here, or is forgotten", param="id")
+        return record
+
+    async def respond(self, id: RequestId, last_event_id: str, tenant: str, endpoint: str | None = None) -> Response:
+        """The rest of the answer to request `id` (`endpoint`: which must have been posted there).
+
+        `last_event_id` "" means from the beginning. Raises as `find`, and `InvalidRequest` for a cursor that is none.
+        """
+        after = Cursor.parse(last_event_id) if last_event_id else None
+        record = await self.find(id, tenant)
+        if endpoint not in (None, record.endpoint):
+            raise InvalidRequest(f"the request {short_repr(id)} was not posted to {endpoint}", param="last_event_id")
+        parsed = await self.parser.parse(raw_request_of(record))
+        after = _checked(after, parsed.request)
+        if after.num_tail >= num_tail_events(parsed.request.stream_options):
+            return Response(status_code=204, headers=response_headers(id, durable=True))
+        if self.takeovers.draining and record.status is not CallStatus.ENDED:
+            raise Draining("this router is shutting down", retry_after_s=RETRY_AFTER_S)
+        return ResumedResponse(self, parsed, after)
+
+    async def status(self, id: RequestId, tenant: str) -> RequestStatus:
+        """What the store knows of the request. Raises as `find`."""
+        record = await self.find(id, tenant)
+        try:
+            return await request_status(self.store, record)
+        except StoreUnavailable:
+            raise _lookup_unavailable() from None
+
+    def follow(self, request: ValidRequest) -> JournalReader:
+        """The request's events, from the first one on."""
+        return JournalReader(self.store, self.text, request, self.takeovers)
+
+
+class ResumedResponse(Response):
+    """The events of a request after a cursor, live, always with ids."""
+
+    def __init__(self, resumer: Resumer, parsed: ParsedRequest, after: Cursor) -> None:
+        self._resumer = resumer
+        self._parsed = parsed
+        self._after = after
+        self._response_headers = response_headers(parsed.request.id, durable=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The root of a resumed answer: once it has begun, no error leaves here."""
+        STREAMS_RESUMED_TOTAL.inc()
+        request = self._parsed.request
+        stream = SseStream(send, request, self._parsed.response_builder, with_ids=True, after=self._after)
+        try:
+            await cancel_on_disconnect(receive, self._stream(stream), max_duration_s(request) + DEADLINE_GRACE_S)
+        except Exception as error:
+            if not stream.started:
+                raise
+            if not isinstance(error, Cancelled):
+                await stream.fail(error)
+
+    async def _stream(self, stream: SseStream) -> None:
+        if self._parsed.request.sequences:
+            await self._follow(stream)
+        else:
+            await stream.start(self._response_headers)
+            for event in echo_events(self._parsed.request):
+                await stream.event(event)
+        await stream.finish()
+
+    async def _follow(self, stream: SseStream) -> None:
+        timeout_s = min(HEADER_GRACE_S, self._resumer.ping_interval_s)
+        async with self._resumer.follow(self._parsed.request) as source:
+            while not source.finished:
+                event = await source.next(timeout_s)
+                await stream.start(self._response_headers)
+                if event is None:
+                    await stream.ping()
+                else:
+                    await stream.event(event)
+                timeout_s = self._resumer.ping_interval_s
+
+
+def _lookup_unavailable() -> LookupUnavailable:
+    return LookupUnavailable("requests cannot be looked up now", retry_after_s=RETRY_AFTER_S)
+
+
+def _checked(after: Cursor | None, request: ValidRequest) -> Cursor:
+    """The cursor, if it is one of this request's. Raises `InvalidRequest`."""
+    if after is None:
+        return StreamPosition.start(request.id, len(request.choices)).cursor()
+    if after.request_id != request.id or len(after.counts) != len(request.choices):
+        raise InvalidRequest(f"{short_repr(str(after))} is no event id of request {request.id}", param="last_event_id")
+    return after

@@ -1,0 +1,186 @@
+"""The HTTP surface: paths, and the way of a request from bytes to an answer. `app` builds it with `make_app`.
+
+read the body -> `request_parser` -> admit (in `respond.GenerationResponse`) -> answer; or, for an earlier request:
+`resume` -> answer. Errors raised on the way become responses in one handler. Knows texts and the `Dispatcher`; not
+workers, placement or Redis.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import baton
+from baton.domain.errors import BatonError, ModelNotFound
+from baton.domain.ids import RequestId
+from baton.telemetry import metrics
+from services.router.edge.api_keys import ApiKeys
+from services.router.edge.auth_middleware import ApiKeyMiddleware, tenant_of
+from services.router.edge.body import read_body
+from services.router.edge.body_budget import BodyBudget
+from services.router.edge.http_errors import NotReady, error_response, is_internal_error
+from services.router.edge.middleware import MAX_LOGGED_CHARS, RequestMiddleware
+from services.router.frontend import ApiLimits, Frontend, StoreAccess, build_frontend
+from services.router.generation import Dispatcher
+from services.router.openai.fields import short_repr
+from services.router.openai.request_parser import CHAT, COMPLETION, ID_PREFIXES, ParsedRequest, RawRequest
+from services.router.openai.schemas import Model, ModelList, Status, Version
+from services.router.openai.validation import RequestMetadata
+from services.router.openapi import openapi_document
+from services.router.respond import GenerationResponse
+from services.router.streaming.cursor import Cursor
+from services.router.streaming.request_timing import NullTimingSink, TimingSink, outcome_of
+from services.router.text.text_model import TextModel
+
+ReadinessCheck = Callable[[], tuple[bool, str]]
+"""Whether requests can be served, and why or why not."""
+
+LAST_EVENT_ID = "last-event-id"
+
+MAX_BODIES = 16
+"""So many bodies of the largest size may be read and made into calls at once, or as many more as are smaller."""
+
+log = structlog.get_logger(__name__)
+
+
+def make_app(
+    text: TextModel,
+    dispatcher: Dispatcher,
+    readiness: ReadinessCheck,
+    limits: ApiLimits,
+    timing_sink: TimingSink | None = None,
+    keys: ApiKeys | None = None,
+    frontend: Frontend | None = None,
+) -> Starlette:
+    """The router's HTTP application; with `keys` only for those who have one. Without `frontend`, one without a
+    store."""
+    description = openapi_document(limits.model_name, text.vocab_size, requires_api_key=keys is not None)
+    timing_sink = timing_sink or NullTimingSink()
+    frontend = frontend or build_frontend(text, dispatcher, limits, timing_sink, StoreAccess())
+    api = _Endpoints(frontend, readiness, limits, timing_sink)
+    app = Starlette(
+        routes=[
+            Route(CHAT, api.generate, methods=["POST"]),
+            Route(COMPLETION, api.generate, methods=["POST"]),
+            Route("/v1/requests/{id}", api.request),
+            Route("/v1/requests/{id}/stream", api.stream),
+            Route("/v1/models", api.models),
+            Route("/v1/models/{id:path}", api.model),
+            Route("/health", api.health),
+            Route("/ready", api.ready),
+            Route("/metrics", api.metrics),
+            Route("/version", api.version),
+            Route("/openapi.json", partial(_send_json, msgspec.json.encode(description))),
+        ],
+        middleware=[
+            Middleware(RequestMiddleware),
+            *([Middleware(ApiKeyMiddleware, keys=keys)] if keys is not None else []),
+        ],
+        exception_handlers={BatonError: _error_handler, HTTPException: _error_handler},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Endpoints:
+    """The endpoints."""
+
+    def __init__(
+        self, frontend: Frontend, readiness: ReadinessCheck, limits: ApiLimits, timing_sink: TimingSink
+    ) -> None:
+        self._frontend = frontend
+        self._readiness = readiness
+        self._limits = limits
+        self._bodies = BodyBudget(MAX_BODIES * limits.max_body_bytes)
+        self._timing_sink = timing_sink
+        self._model = Model(id=limits.model_name, created=int(time.time()), max_model_len=limits.max_model_len)
+
+    async def generate(self, request: Request) -> Response:
+        """POST /v1/chat/completions, POST /v1/completions; with a `Last-Event-ID`, the rest of an earlier answer."""
+        arrived_s, endpoint = time.monotonic(), request.url.path
+        last_event_id = request.headers.get(LAST_EVENT_ID)
+        if last_event_id:
+            await read_body(request, self._limits.max_body_bytes)
+            id = Cursor.parse(last_event_id).request_id
+            return await self._frontend.resumer.respond(id, last_event_id, tenant_of(request), endpoint)
+        raw, parsed = await self._read(request, endpoint)
+        return GenerationResponse(self._frontend.response_context, parsed, raw, arrived_s)
+
+    async def request(self, request: Request) -> Response:
+        """GET /v1/requests/{id}: where a request is."""
+        return _json(await self._frontend.resumer.status(RequestId(request.path_params["id"]), tenant_of(request)))
+
+    async def stream(self, request: Request) -> Response:
+        """GET /v1/requests/{id}/stream: its answer from the beginning, or after an event, live."""
+        last_event_id = request.headers.get(LAST_EVENT_ID) or request.query_params.get("last_event_id", "")
+        id = RequestId(request.path_params["id"])
+        return await self._frontend.resumer.respond(id, last_event_id, tenant_of(request))
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return _json(ModelList([self._model]))
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{id}."""
+        if request.path_params["id"] != self._model.id:
+            raise ModelNotFound(f"the model {short_repr(request.path_params['id'])} does not exist here", param="model")
+        return _json(self._model)
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: this process is alive."""
+        return _json(Status("ok"))
+
+    async def ready(self, request: Request) -> Response:
+        """GET /ready: requests can be served."""
+        ready, detail = self._readiness()
+        if not ready:
+            raise NotReady(detail)
+        return _json(Status("ready", detail))
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics, for Prometheus."""
+        content, content_type = metrics.render()
+        return Response(content, headers={"content-type": content_type})
+
+    async def version(self, request: Request) -> Response:
+        """GET /version."""
+        return _json(Version(baton.__version__))
+
+    async def _read(self, request: Request, endpoint: str) -> tuple[RawRequest, ParsedRequest]:
+        """What was posted, and the call in it; a refusal is reported before it is raised."""
+        request_id = RequestId(f"{ID_PREFIXES[endpoint]}-{secrets.token_hex(12)}")
+        metadata = RequestMetadata(request_id, int(time.time()), secrets.randbits(63), tenant_of(request))
+        try:
+            # Before the body: when nobody is taken, nothing is read, parsed or made into tokens.
+            self._frontend.response_context.dispatcher.refuse_if_full(self._limits.request_deadline_s)
+            with self._bodies.track() as count_bytes:
+                raw = RawRequest(endpoint, await read_body(request, self._limits.max_body_bytes, count_bytes), metadata)
+                return raw, await self._frontend.parser.parse(raw)
+        except BaseException as error:
+            self._timing_sink.on_finish(request_id, *outcome_of(error))
+            raise
+
+
+async def _send_json(content: bytes, request: Request) -> Response:
+    return Response(content, media_type="application/json")
+
+
+def _json(struct: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(struct), media_type="application/json")
+
+
+async def _error_handler(request: Request, error: Exception) -> Response:
+    if is_internal_error(error):
+        log.error("request_failed", path=request.scope["path"][:MAX_LOGGED_CHARS], exc_info=error)
+    return error_response(error).response()

@@ -1,0 +1,60 @@
+"""What is known of a request: `GET /v1/requests/{id}`. Read from the store, so any router can say it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.store.store import CallRecord, JournalPart, SequenceRecord
+from services.router.takeover.takeover import TakeoverStore
+
+
+class ChoiceStatus(msgspec.Struct):
+    """One choice. `finish_reason` or `error` (a code) once its tokens are complete, or never will be."""
+
+    index: int
+    attempt: int
+    state: str
+    num_tokens: int
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+class RequestStatus(msgspec.Struct):
+    """A call. `status`: open (its owner answers it), abandoned (its client went away) or ended."""
+
+    id: str
+    created: int
+    endpoint: str
+    status: str
+    owner: str
+    num_owners: int
+    choices: list[ChoiceStatus]
+    object: str = "request"
+
+
+async def request_status(store: TakeoverStore, record: CallRecord) -> RequestStatus:
+    """The call and its choices as the store has them now. Raises `StoreUnavailable`."""
+    choices = [
+        _choice(index, await store.get(sequence), await store.read_journal(sequence, 0, 0.0))
+        for index, sequence in enumerate(record.sequence_ids)
+    ]
+    return RequestStatus(
+        id=record.id,
+        created=record.created_s,
+        endpoint=record.endpoint,
+        status=record.status.value,
+        owner=record.owner,
+        num_owners=record.epoch,
+        choices=choices,
+    )
+
+
+def _choice(index: int, record: SequenceRecord | None, journal: JournalPart) -> ChoiceStatus:
+    return ChoiceStatus(
+        index=index,
+        attempt=record.attempt if record is not None else 0,
+        state=record.state.value if record is not None else "unknown",
+        num_tokens=len(journal.tokens),
+        finish_reason=journal.finish.value if journal.finish is not None else None,
+        error=journal.failure_code or None,
+    )

@@ -1,0 +1,49 @@
+"""Who has to hear that a newer attempt, another router's, has taken over a sequence that runs here.
+
+The store's sink tells it what it was refused; `respond` and `takeover` listen while they run a call. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from baton.domain.errors import Superseded
+from baton.domain.ids import AttemptId, RequestId
+from services.router.generation import SequenceSpec
+
+OnSuperseded = Callable[[Superseded], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """Who runs a sequence, begun under `attempt`."""
+
+    attempt: int
+    on_superseded: OnSuperseded
+
+
+class SupersedeListener:
+    """Owned by one event loop."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[RequestId, _Listener] = {}
+
+    @contextmanager
+    def listening(self, sequences: Iterable[SequenceSpec], on_superseded: OnSuperseded) -> Iterator[None]:
+        """Meanwhile `on_superseded` hears when a newer attempt at one of the sequences is in the store."""
+        listeners = {sequence.id: _Listener(sequence.attempt, on_superseded) for sequence in sequences}
+        self._listeners |= listeners
+        try:
+            yield
+        finally:
+            for id, listener in listeners.items():
+                if self._listeners.get(id) is listener:
+                    del self._listeners[id]
+
+    def on_superseded(self, id: AttemptId) -> None:
+        """The store refused this attempt. No effect if the sequence is run here under a newer one by now."""
+        listener = self._listeners.get(id.request_id)
+        if listener is not None and id.attempt >= listener.attempt:
+            listener.on_superseded(Superseded(f"request {id.request_id} is carried on by another router"))

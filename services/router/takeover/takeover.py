@@ -1,0 +1,259 @@
+"""Carries calls on that this router has claimed: whoever answered them is gone, or their client had left and is back.
+
+`app` hands it orphans, `journal_reader` what was abandoned. Jobs are built again from the store (what was posted, the
+attempt that the claim has opened, the tokens that are journalled) and run as ever, with nobody listening: a stop string
+still ends its choice, and whoever wants the answer follows the journal. A call that runs for a client that came back is
+aborted when it hangs up again; one taken over without a client runs to its join_tasks, which its deadline bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import structlog
+
+from baton.domain.errors import BatonError, Cancelled, ContextOverflow, Refused, Superseded, WorkerLost, from_code
+from baton.domain.ids import RequestId
+from baton.domain.lifecycle import RequestState
+from baton.store.store import CallRecord, CallStatus, CallStore, JournalPart, SequenceRecord, StoreUnavailable
+from baton.store.transitions import first_attempt
+from baton.telemetry.metrics import TAKEOVERS_TOTAL
+from services.router.edge.disconnect import join_tasks
+from services.router.generation import Dispatcher, SequenceSpec
+from services.router.openai.request_parser import RequestParser
+from services.router.openai.valid_request import ValidRequest
+from services.router.streaming.generation_stream import GenerationStream, admit_all
+from services.router.takeover.call_ownership import CallOwnership, OwnershipHandle, raw_request_of
+from services.router.takeover.supersede_listener import SupersedeListener
+from services.router.text.text_model import TextModel
+
+EVENT_WAIT_S = 60.0
+"""How long one wait for an event takes at most; nobody is told of a silence."""
+
+log = structlog.get_logger(__name__)
+
+
+class TakeoverStore(CallStore, Protocol):
+    """The part of the store that is read here."""
+
+    async def get(self, id: RequestId) -> SequenceRecord | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TakeoverContext:
+    """What calls are taken over with."""
+
+    store: TakeoverStore
+    parser: RequestParser
+    dispatcher: Dispatcher
+    text: TextModel
+    call_ownership: CallOwnership
+    supersede_listener: SupersedeListener
+
+
+@dataclass(slots=True)
+class _Takeover:
+    """One call that is taken over. `abandoned`: its client has gone again. `reclaimed`: the same call, claimed once
+    more meanwhile under a later epoch, which has fenced this one off."""
+
+    task: asyncio.Task[BaseException | None]
+    abandoned: bool = False
+    reclaimed: tuple[CallRecord, str] | None = None  # and its cause
+
+
+@dataclass(frozen=True, slots=True)
+class _SequenceState:
+    """How a sequence stands in the store. The claim has fenced off the attempt of its record."""
+
+    sequence: SequenceSpec
+    journal: JournalPart
+    record: SequenceRecord | None
+
+    @property
+    def failure_code(self) -> str:
+        """What it has failed with, "" if it has not."""
+        if self.journal.finish is not None:
+            return ""
+        if self.journal.failure_code:
+            return self.journal.failure_code
+        if self.record is None or not self.record.state.terminal:
+            return ""
+        return self.record.failure_code or WorkerLost.code  # its journal is lost, and nobody will write it
+
+    def is_superseded(self, epoch: int) -> bool:
+        """Whether its call has been claimed again since the claim that made `epoch`."""
+        return self.record is not None and self.record.attempt >= first_attempt(epoch + 1)
+
+    def resumed(self, epoch: int) -> SequenceSpec:
+        """A sequence that is not in the store yet may run all the same, so its attempts are fenced off by their
+        numbers."""
+        attempt = first_attempt(epoch) if self.record is None else self.record.attempt
+        return replace(
+            self.sequence,
+            attempt=attempt,
+            emitted=self.journal.tokens,
+            num_cached_tokens=self.journal.num_cached_tokens,
+            fingerprint="" if self.record is None else self.record.fingerprint,
+        )
+
+
+class Takeovers:
+    """Owned by one event loop; `close` it before what it runs on."""
+
+    def __init__(self, context: TakeoverContext) -> None:
+        self._context = context
+        self._takeovers: dict[RequestId, _Takeover] = {}
+        self._claims: dict[RequestId, asyncio.Task[None]] = {}
+        self._num_readers: Counter[RequestId] = Counter()
+        self._draining = False
+
+    @property
+    def draining(self) -> bool:
+        """Whether no further call is taken."""
+        return self._draining
+
+    async def claim_if_unattended(self, record: CallRecord) -> None:
+        """A client follows this call, and the store has it so. If nobody answers it, it is claimed and taken over here:
+        it was abandoned, or it is ours and we do not know it (the answer to our claim was lost). No effect if somebody
+        else is quicker, or while this router drains. Raises `StoreUnavailable`.
+        """
+        call_ownership = self._context.call_ownership
+        forgotten = record.owner == call_ownership.owner and not call_ownership.holds(record.id)
+        unattended = record.status is CallStatus.ABANDONED or (record.status is CallStatus.OPEN and forgotten)
+        if self._draining or not unattended or record.id in self._takeovers:
+            return
+        if record.id not in self._claims:
+            self._claims[record.id] = asyncio.create_task(self._claim(record), name=f"claim-{record.id}")
+        await asyncio.shield(self._claims[record.id])  # who claims must also take over, even if nobody waits any more
+
+    async def take_over(self, record: CallRecord) -> None:
+        """An orphan that was claimed for this router; returns at once."""
+        self._start(record, "orphan")
+
+    def add_reader(self, id: RequestId) -> None:
+        """A client follows the call."""
+        self._num_readers[id] += 1
+
+    def remove_reader(self, id: RequestId, *, finished: bool) -> None:
+        """A client follows no longer. When the last one leaves unsatisfied, the call is aborted."""
+        self._num_readers[id] -= 1
+        if self._num_readers[id] == 0:
+            del self._num_readers[id]
+            if not finished:
+                self._abandon(id)
+
+    def drain(self) -> None:
+        """Takes no further call."""
+        self._draining = True
+
+    async def close(self) -> None:
+        """Stops every takeover; the calls stay open in the store, for the next router."""
+        self._draining = True
+        await join_tasks(self._claims.values())
+        tasks = [takeover.task for takeover in self._takeovers.values()]
+        for task in tasks:
+            task.cancel()
+        await join_tasks(tasks)
+
+    async def _claim(self, record: CallRecord) -> None:
+        try:
+            claimed = await self._context.store.claim_call(record.id, record.epoch, self._context.call_ownership.owner)
+        finally:
+            del self._claims[record.id]
+        if claimed is not None:
+            self._start(claimed, "client")
+            if not self._num_readers[record.id]:
+                self._abandon(record.id)
+
+    def _start(self, record: CallRecord, cause: str) -> None:
+        if record.id in self._takeovers:
+            self._takeovers[record.id].reclaimed = record, cause
+            return
+        handle = self._context.call_ownership.adopt(record)
+        log.info("takeover_started", request_id=record.id, epoch=record.epoch, cause=cause)
+        TAKEOVERS_TOTAL.labels(cause).inc()
+        task = asyncio.create_task(self._run(record), name=f"takeover-{record.id}")
+        task.add_done_callback(lambda done: self._on_done(record.id, handle, done))
+        self._takeovers[record.id] = _Takeover(task)
+
+    def _abandon(self, id: RequestId) -> None:
+        takeover = self._takeovers.get(id)
+        if takeover is not None:
+            takeover.abandoned = True
+            takeover.task.cancel()
+
+    def _on_done(self, id: RequestId, handle: OwnershipHandle, task: asyncio.Task[BaseException | None]) -> None:
+        takeover = self._takeovers.pop(id)
+        if not task.cancelled():
+            handle.end(task.result())
+        else:
+            handle.end(Cancelled("its client went away again") if takeover.abandoned else asyncio.CancelledError())
+        if takeover.reclaimed is not None and not self._draining:  # otherwise nobody would ever end it
+            self._start(*takeover.reclaimed)
+            if takeover.abandoned:
+                self._abandon(id)
+
+    async def _run(self, record: CallRecord) -> BaseException | None:
+        """The root of a takeover call's task: how it ended."""
+        try:
+            await self._generate_rest(record)
+        except BatonError as failure:
+            log.warning("takeover_failed", request_id=record.id, code=failure.code, reason=str(failure))
+            return failure
+        except Exception as failure:
+            log.exception("takeover_failed", request_id=record.id)
+            return failure
+        return None
+
+    async def _generate_rest(self, record: CallRecord) -> None:
+        context = self._context
+        parsed = await context.parser.parse(raw_request_of(record))
+        if parsed.request.stream_options is None and not self._num_readers[record.id]:
+            raise Cancelled("a client that wants its answer whole has asked again by now")
+        call, unfinished = await self._rebuild(parsed.request, record.epoch)
+        try:
+            admitted = admit_all(context.dispatcher, call, unfinished)
+        except ContextOverflow:
+            raise
+        except Refused as refusal:
+            raise Cancelled(f"not taken at the door: {refusal}") from None
+        generation = GenerationStream(context.dispatcher, context.text, call, admitted)
+        with context.supersede_listener.listening([call.sequences[choice] for choice in unfinished], generation.abort):
+            async with generation:
+                while not generation.finished:
+                    await generation.next(EVENT_WAIT_S)
+
+    async def _rebuild(self, call: ValidRequest, epoch: int) -> tuple[ValidRequest, list[int]]:
+        """The call with its sequences as they stand, and the choices that have not finished. Raises the error that one
+        has failed with: the call has failed then, and what has not ended of it is settled as failed, too. Raises
+        `Superseded` when the call has another owner already."""
+        try:
+            states = [await self._load_state(sequence) for sequence in call.sequences]
+        except StoreUnavailable as error:
+            raise Cancelled(f"the store went away again: {error}") from None
+        if any(state.is_superseded(epoch) for state in states):
+            raise Superseded(f"call {call.id} has been claimed once more")  # its attempts are not ours to use
+        code = next((state.failure_code for state in states if state.failure_code), "")
+        for state in states:
+            self._settle(state, code)
+        if code:
+            raise from_code(code, f"request {call.id} has failed before")
+        unfinished = [choice for choice, state in enumerate(states) if state.journal.finish is None]
+        return replace(call, sequences=tuple(state.resumed(epoch) for state in states)), unfinished
+
+    async def _load_state(self, sequence: SequenceSpec) -> _SequenceState:
+        journal = await self._context.store.read_journal(sequence.id, 0, 0.0)
+        return _SequenceState(sequence, journal, await self._context.store.get(sequence.id))
+
+    def _settle(self, state: _SequenceState, failure_code: str) -> None:
+        """Writes down what the last owner did not come to: that a sequence has ended, by itself or with its call."""
+        record, journal = state.record, state.journal
+        if record is None or record.state.terminal:
+            return
+        if journal.finish is not None:
+            self._context.call_ownership.record_end(record, RequestState.FINISHED, len(journal.tokens))
+        elif failure_code:
+            self._context.call_ownership.record_end(record, RequestState.FAILED, len(journal.tokens), failure_code)

@@ -1,0 +1,191 @@
+"""A model's text side: its tokenizer, chat template and the few numbers that bound a request.
+
+Loaded once by the router's `app` from the model's directory and shared by all requests; immutable and thread-safe.
+Reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `config.json` and `generation_config.json`.
+It may not know torch or transformers: the router's image is small.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from baton.domain.errors import InvalidRequest
+from services.router.text.byte_alphabet import BYTE_OF
+from services.router.text.chat_template import ChatTemplate, Message
+from services.router.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from services.router.text.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
+from services.router.text.token_lower_bound import read_token_lower_bound
+
+Json = Mapping[str, object]
+
+MAX_CONTEXT_TOKENS = 8
+"""Prompt tokens that a completion's detokenizer sees as context."""
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TextModel:
+    """Text <-> token ids of one model. `eos_token_ids` end a sequence.
+
+    `vocab_size` bounds the ids that a request may name; `max_position_tokens` is None where the config gives none.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tokenizer_config: Json,
+        config: Json,
+        template: str | None,
+        sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
+    ) -> None:
+        self.sampling_defaults = sampling_defaults
+        self._tokenizer = tokenizer
+        self._special_tokens = _special_tokens(tokenizer_config)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._add_missing_special_tokens()
+        tokenizer_json = json.loads(tokenizer.to_str())
+        self._byte_level = _is_byte_level(tokenizer_json)
+        self._token_bound = read_token_lower_bound(tokenizer_json)
+        self._template = ChatTemplate(template, self._special_tokens) if template is not None else None
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids: frozenset[int] = frozenset(token for token, entry in added.items() if entry.special)
+        self._bytes: dict[int, bytes] = {}  # a cache: equal values are tokenizer_json by whoever comes first
+        self.vocab_size: int = _int(config.get("vocab_size")) or tokenizer.get_vocab_size(with_added_tokens=True)
+        self.max_position_tokens: int | None = _int(config.get("max_position_embeddings"))
+        self.eos_token_ids: frozenset[int] = self._ids(
+            config.get("eos_token_id"), self._special_tokens.get("eos_token")
+        )
+
+    @classmethod
+    def load(cls, directory: Path) -> TextModel:
+        """Reads a model's directory. Raises `OSError` when a file is missing, `ValueError` when one is malformed."""
+        config = _read_json(directory / "config.json")
+        text_config = config.get("text_config")
+        merged = {**config, **text_config} if isinstance(text_config, dict) else dict(config)
+        defaults = OPENAI_DEFAULTS
+        if (directory / "generation_config.json").is_file():
+            generation = _read_json(directory / "generation_config.json")
+            merged["eos_token_id"] = generation.get("eos_token_id", merged.get("eos_token_id"))
+            defaults = SamplingDefaults.read(generation)
+        tokenizer_json = (directory / "tokenizer.json").read_text(encoding="utf-8")
+        path = directory / "tokenizer_config.json"
+        tokenizer_config = _read_json(path) if path.is_file() else {}
+        template = _template(directory, tokenizer_config)
+        return cls(Tokenizer.from_str(tokenizer_json), tokenizer_config, merged, template, defaults)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` works."""
+        return self._template is not None
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """The prompt of a chat; it holds its special tokens already. Raises `InvalidRequest`."""
+        if self._template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+        return self._template.render(messages)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Token ids of `text`; with `add_special_tokens` framed as tokenizer.json says (a BOS, if the model has one).
+
+        As in transformers, `add_bos_token` in tokenizer_config.json has no say where there is a tokenizer.json.
+        """
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def min_tokens(self, text: str) -> int:
+        """At least so many tokens `encode` makes of `text`, told without encoding it; 0 if nothing can be told."""
+        return 0 if self._token_bound is None else self._token_bound.min_tokens(text)
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of `tokens`; ids that the tokenizer does not know are nothing."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def detokenizer(self, *, skip_special_tokens: bool, context: Sequence[int] = ()) -> Detokenizer:
+        """A fresh detokenizer; `context`: the tokens before the sequence, if its text goes on from theirs."""
+        if self._byte_level:
+            skipped = self._special_ids if skip_special_tokens else frozenset()
+            return ByteDetokenizer(lambda token: b"" if token in skipped else self.token_bytes(token))
+        return WindowDetokenizer(
+            lambda tokens: self.decode(tokens, skip_special_tokens=skip_special_tokens), context[-MAX_CONTEXT_TOKENS:]
+        )
+
+    def token_bytes(self, token: int) -> bytes:
+        """UTF-8 bytes that one token stands for; a byte-level token may be part of a character."""
+        found = self._bytes.get(token)
+        if found is None:
+            found = self._bytes[token] = self._compute_bytes(token)
+        return found
+
+    def token_text(self, token: int) -> str:
+        """One token by itself, for `logprobs`; a part of a character shows as U+FFFD."""
+        return self.token_bytes(token).decode("utf-8", "replace")
+
+    def _compute_bytes(self, token: int) -> bytes:
+        if not self._byte_level:
+            return self.decode([token], skip_special_tokens=False).encode()
+        name: str | None = self._tokenizer.id_to_token(token)
+        if name is None:
+            return b""
+        try:
+            return bytes(BYTE_OF[char] for char in name)
+        except KeyError:  # an added token is tokenizer_json as it is
+            return name.encode()
+
+    def _ids(self, ids: object, *names: str | None) -> frozenset[int]:
+        found: list[object] = list(ids) if isinstance(ids, list) else [ids]
+        found += [self._tokenizer.token_to_id(name) for name in names if name is not None]
+        return frozenset(i for i in found if isinstance(i, int))
+
+    def _add_missing_special_tokens(self) -> None:
+        """Tokens that only tokenizer_config.json calls special are made so; the others keep how they were declared."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        known = {entry.content for entry in added if entry.special}
+        missing = sorted({*self._special_tokens.values()} - known)
+        self._tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
+
+
+def _special_tokens(config: Json) -> dict[str, str]:
+    """`bos_token` -> `<s>` and so on, for those the model has."""
+    found = {}
+    for name in _NAMED_TOKENS:
+        value = config.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            found[name] = content
+    return found
+
+
+def _template(directory: Path, config: Json) -> str | None:
+    """The chat template's source: its own file first, then tokenizer_config.json, where several may have names."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    value = config.get("chat_template")
+    if isinstance(value, list):
+        named = {entry["name"]: entry["template"] for entry in value}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return value
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _is_byte_level(tokenizer: Mapping[str, Any]) -> bool:
+    """Whether it decodes by gluing its tokens' bytes together and nothing else."""
+    decoder = tokenizer.get("decoder") or {}
+    steps = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
+    return len(steps) == 1 and steps[0].get("type") == "ByteLevel"

@@ -1,0 +1,84 @@
+"""Watches the state store: who claims what, and what is written into journals. Stands between it and everybody.
+
+The store is only as right as its answers, so they are checked here, one by one: a call has one owner at a time, nobody
+takes it from an owner that is well, an older attempt writes nothing (I3), and a journal says what one model says
+(I2, I4, I10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from baton.domain.ids import OwnerId, RequestId
+from baton.store.store import CallRecord, CallStatus, JournalEntry, StateStore, WriteOutcome
+from simulation.checks.invariants import Violation
+
+BrokenRule = Callable[[RequestId, Sequence[int]], str]
+"""The rule that these tokens of a sequence break; "" if none, and for a sequence that nobody knows."""
+
+
+class CheckedStore:
+    """A `StateStore` that tells `on_violation` what is wrong. `is_healthy`: whether an owner lives and can reach the
+    store."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        is_healthy: Callable[[OwnerId], bool],
+        broken_rule: BrokenRule,
+        on_violation: Callable[[Violation], None],
+    ) -> None:
+        self._store = store
+        self._is_healthy = is_healthy
+        self._broken_rule = broken_rule
+        self._on_violation = on_violation
+        self._epochs: dict[RequestId, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+        """See `CallStore.claim_call`."""
+        before = await self._store.get_call(id)
+        claimed = await self._store.claim_call(id, epoch, owner)
+        if claimed is not None and before is not None:
+            self._check_claim(before, claimed, epoch)
+        return claimed
+
+    async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
+        """See `CallStore.write_journal`."""
+        attempts = [await self._attempt(entry.id.request_id) for entry in entries]
+        written = await self._store.write_journal(entries)
+        for entry, attempt, what in zip(entries, attempts, written, strict=True):
+            if what is WriteOutcome.DONE and entry.id.attempt < attempt:
+                self._violate("I3", f"{entry.id} writes tokens, and attempt {attempt} is in the store", entry)
+            if what is WriteOutcome.DONE:
+                await self._check_tokens(entry)
+        return written
+
+    def _check_claim(self, before: CallRecord, claimed: CallRecord, epoch: int) -> None:
+        newest = max(before.epoch, self._epochs.get(before.id, 0))
+        self._epochs[claimed.id] = claimed.epoch
+        if epoch != newest:
+            why = f"{claimed.owner} claims it from epoch {epoch}, and it is at {newest}"
+            self._on_violation(Violation("I3", why, before.id))
+        if before.status is CallStatus.OPEN and before.owner != claimed.owner and self._is_healthy(before.owner):
+            self._on_violation(
+                Violation("I3", f"{claimed.owner} takes it from {before.owner}, which is well", before.id)
+            )
+
+    async def _check_tokens(self, entry: JournalEntry) -> None:
+        journal = await self._store.read_journal(entry.id.request_id, 0, 0.0)
+        tokens = [token.token for token in journal.tokens]
+        if [token.index for token in journal.tokens] != list(range(len(tokens))):
+            self._violate("I4", "its journal has a gap, or says something twice", entry)
+        if rule := self._broken_rule(entry.id.request_id, tokens):
+            self._violate(rule, f"its journal says {tokens}: not what one model says", entry)
+
+    async def _attempt(self, id: RequestId) -> int:
+        record = await self._store.get(id)
+        return record.attempt if record is not None else 0
+
+    def _violate(self, rule: str, why: str, entry: JournalEntry) -> None:
+        self._on_violation(Violation(rule, why, entry.id.request_id))

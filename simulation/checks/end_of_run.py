@@ -1,0 +1,103 @@
+"""The reckoning at the end of a run, when all is quiet: does the store say what the clients have seen? (I8, I9)
+
+Called by `run`. What the store has lost it need not know, and a call that changed hands may have ended otherwise than
+its client saw: then only that it has ended counts.
+"""
+
+from __future__ import annotations
+
+from baton.domain.lifecycle import RequestState
+from baton.store.store import CallRecord, CallStatus, SequenceRecord
+from services.router.takeover.call_ownership import STORE_WAIT_S
+from simulation.checks.invariants import Violation
+from simulation.clients.client import GRACE_S, ClientOutcome, SimClient
+from simulation.cluster import SimCluster
+from simulation.scenario import Scenario
+
+
+async def check_store(cluster: SimCluster, deadline_s: float, clients: list[SimClient]) -> None:
+    """Raises `Violation`."""
+    for client in clients:
+        call = await cluster.store.get_call(client.call_id)
+        if call is None:
+            _check_missing(cluster, client)
+            continue
+        if call.status is CallStatus.OPEN:
+            raise Violation("I9", f"nobody has ended it; it is {call.owner}'s", client.plan.name)
+        records = [await cluster.store.get(sequence) for sequence in call.sequence_ids]
+        if call.status is CallStatus.ENDED:
+            _check_sequences_ended(records)
+        if _has_one_owner(cluster, client, call):
+            _check_states(client, records, cluster.store_server.wiped_at_s)
+            _check_lateness(client, deadline_s)
+
+
+def check_only_drains(scenario: Scenario, clients: list[SimClient]) -> None:
+    """Processes that leave cleanly make nobody's request fail. Raises `Violation`."""
+    for client in clients:
+        failed = client.outcome in (ClientOutcome.FAILED, ClientOutcome.LOST, ClientOutcome.NOT_FOUND)
+        if failed and client.code not in scenario.capacity_failures:
+            raise Violation("drain", f"{client.outcome} {client.code}", client.plan.name)
+        if client.outcome is ClientOutcome.REFUSED and client.code not in scenario.allowed_refusals:
+            raise Violation("drain", f"is refused: {client.code}", client.plan.name)
+
+
+def _check_sequences_ended(records: list[SequenceRecord | None]) -> None:
+    """Also those that another router took over, in whatever state they were."""
+    for record in records:
+        if record is not None and not record.state.terminal:
+            raise Violation("I9", f"its call has ended, it is {record.state.value}", record.id)
+
+
+def _check_missing(cluster: SimCluster, client: SimClient) -> None:
+    if (
+        client.outcome is ClientOutcome.FINISHED
+        and client.ended_at_s > cluster.store_server.wiped_at_s
+        and _is_router_running(cluster, client)
+    ):
+        raise Violation("I9", "was answered, and is not in the store", client.plan.name)
+
+
+def _is_router_running(cluster: SimCluster, client: SimClient) -> bool:
+    return client.router is not None and client.router is cluster.router(client.router.process.name)
+
+
+def _has_one_owner(cluster: SimCluster, client: SimClient, call: CallRecord) -> bool:
+    """Whether the store has heard of this call from one router only, the one that its client has heard it from."""
+    return (
+        call.epoch == 1
+        and client.num_connections == 1
+        and client.ended_at_s > cluster.store_server.wiped_at_s
+        and _is_router_running(cluster, client)
+    )
+
+
+def _check_states(client: SimClient, records: list[SequenceRecord | None], wiped_at_s: float) -> None:
+    """A choice that had ended when the store lost everything need not be written again."""
+    states = [record.state if record is not None else None for record in records]
+    match client.outcome:
+        case ClientOutcome.FINISHED:
+            wiped_until_s = wiped_at_s + STORE_WAIT_S  # its end may have been heard late: headers wait for the store
+            agrees = all(
+                state is RequestState.FINISHED or (state is None and client.answer.finished[choice] <= wiped_until_s)
+                for choice, state in enumerate(states)
+            )
+        case ClientOutcome.FAILED:
+            agrees = RequestState.FAILED in states
+        case ClientOutcome.HUNG_UP if client.began_at_s is None:  # while the answer's headers waited for the store
+            agrees = all(state in (RequestState.CANCELLED, RequestState.FINISHED) for state in states)
+        case ClientOutcome.HUNG_UP:
+            agrees = all(
+                state is RequestState.CANCELLED or choice in client.answer.finished
+                for choice, state in enumerate(states)
+            )
+        case _:
+            agrees = True
+    if not agrees:
+        raise Violation("I9", f"{client.outcome} for the client, {states} in the store", client.plan.name)
+
+
+def _check_lateness(client: SimClient, deadline_s: float) -> None:
+    late_s = client.ended_at_s - client.plan.at_s - deadline_s - GRACE_S
+    if late_s > 0:
+        raise Violation("I8", f"hears its end {late_s:.3f} s too late", client.plan.name)

@@ -1,0 +1,1 @@
+"""Simulated clients: their connections, and what they received."""

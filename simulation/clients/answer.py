@@ -1,0 +1,145 @@
+"""What a client has heard of its answer, held against what one model says when it runs alone (I2, I4, I9, I10).
+
+`client` feeds it the bytes of one connection after the other; it knows the events' format and nothing of routers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.domain.errors import IntegrityFailure
+from baton.engine.fake_runner import fake_token
+from services.router.openai.parameters import choice_seed
+from services.router.streaming.cursor import Cursor
+from simulation.checks.invariants import Violation
+from simulation.scenario import VERSIONS, VOCAB_SIZE, ClientPlan
+
+DONE = "[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """An error that came as an event: the end of a connection."""
+
+    code: str
+    message: str
+
+
+def expected_tokens(plan: ClientPlan, version: int = VERSIONS[0]) -> list[list[int]]:
+    """What a version of the model says to the prompt when nobody else is there, choice by choice."""
+    return [_expected_tokens(plan, choice_seed(plan.seed, choice) + version) for choice in range(plan.num_choices)]
+
+
+def _expected_tokens(plan: ClientPlan, seed: int) -> list[int]:
+    tokens = list(plan.prompt)
+    for _ in range(plan.max_tokens):
+        tokens.append(fake_token(tokens, VOCAB_SIZE, seed))
+        if tokens[-1] == plan.stop_token:
+            break
+    return tokens[len(plan.prompt) :]
+
+
+@dataclass(slots=True)
+class ClientAnswer:
+    """`expected`: what each version of the model says, choice by choice. `received`: tokens of each choice.
+    `finished`: when a choice's end was heard. `last_event_id`: where to go on after a connection is lost."""
+
+    plan: ClientPlan
+    expected: list[list[list[int]]] = field(init=False)
+    received: list[list[int]] = field(init=False)
+    finished: dict[int, float] = field(default_factory=dict)
+    is_complete: bool = False
+    last_event_id: str = ""
+    failure: StreamError | None = None
+    _buffer: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.expected = [expected_tokens(self.plan, version) for version in VERSIONS]
+        self.received = [[] for _ in range(self.plan.num_choices)]
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether there is anything to go on from."""
+        return bool(self.last_event_id)
+
+    def broken_rule(self, choice: int, tokens: Sequence[int]) -> str:
+        """The rule that `tokens` break, which may go on where the choice has ended; "" if they are one version's."""
+        if self._is_expected(choice, tokens, may_continue=True):
+            return ""
+        history, seed = list(self.plan.prompt), choice_seed(self.plan.seed, choice)
+        for token in tokens:
+            if token not in {fake_token(history, VOCAB_SIZE, seed + version) for version in VERSIONS}:
+                return "I2"
+            history.append(token)
+        return "I10"
+
+    def reset_connection(self) -> None:
+        """Another connection: half an event of the last one is nothing."""
+        self._buffer, self.failure = b"", None
+
+    def feed(self, part: bytes) -> None:
+        """The next bytes. Raises `Violation` for what should not be said."""
+        *events, self._buffer = (self._buffer + part).split(b"\n\n")
+        for event in events:
+            lines = dict(line.split(": ", 1) for line in event.decode().split("\n"))
+            if "data" in lines:
+                self._event(lines.get("id", ""), lines["data"])
+
+    def check_complete(self) -> None:
+        """The stream has ended without an error."""
+        if not self.is_complete:
+            raise Violation("I9", f"the stream ended after {self.received}", self.plan.name)
+
+    def _event(self, id: str, data: str) -> None:
+        if self.is_complete or self.failure is not None:
+            raise Violation("I9", "something is said after the end", self.plan.name)
+        if data == DONE:
+            self._done()
+            return
+        message = json.loads(data)
+        if "error" in message:
+            self._fail(message["error"])
+            return
+        self._token(id, message["choices"][0])
+        self.last_event_id = id
+
+    def _token(self, id: str, event: dict[str, Any]) -> None:
+        choice, (token,) = event["index"], event["token_ids"]
+        received = self.received[choice]
+        index, tokens = len(received), [*received, token]
+        if Cursor.parse(id).counts[choice] != index + 1:
+            raise Violation("I4", f"event {id} comes where {index + 1} is next", self.plan.name)
+        if not self._is_expected(choice, tokens):
+            rule = self.broken_rule(choice, tokens) or "I2"
+            raise Violation(rule, f"token {token} at {index}: not what one model says", self.plan.name)
+        if choice in self.finished:
+            raise Violation("I9", "tokens came after the end", self.plan.name)
+        received.append(token)
+        if event["finish_reason"] is not None:
+            self.finished[choice] = asyncio.get_running_loop().time()
+
+    def _done(self) -> None:
+        complete = all(
+            any(tokens == expected[choice] for expected in self.expected) for choice, tokens in enumerate(self.received)
+        )
+        if not complete or len(self.finished) != len(self.received):
+            raise Violation("I9", f"is said to be complete with {self.received}", self.plan.name)
+        self.is_complete = True
+
+    def _is_expected(self, choice: int, tokens: Sequence[int], *, may_continue: bool = False) -> bool:
+        """Whether one version says these tokens first. With `may_continue` they may go on where the choice has
+        ended."""
+        for expected in (version[choice] for version in self.expected):
+            begins = tokens[: len(expected)] if may_continue else tokens
+            if list(begins) == expected[: len(tokens)]:
+                return True
+        return False
+
+    def _fail(self, error: dict[str, Any]) -> None:
+        self.failure = StreamError(error["code"], error["message"])
+        if self.failure.code == IntegrityFailure.code and "output token" in self.failure.message:
+            raise Violation("I4", f"a worker repeats or skips tokens: {self.failure.message}", self.plan.name)

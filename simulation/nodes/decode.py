@@ -1,0 +1,175 @@
+"""A simulated decode worker: every module of the real one, wired as `services.decode.app._Worker` wires them.
+
+Real: loop, scheduler, imports, import_policy, handoffs, links, outbox, servicer, registration. Simulated: both threads,
+sockets, memory, model. `_record` and `_pulled` mirror the methods of the same names there, and `leave` the end
+of `run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from baton.domain.ids import WorkerId
+from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.engine.fake_runner import SLOT_BYTES
+from baton.kv.pages import PagePool
+from baton.kv.prefix_cache import PrefixCache
+from baton.kv.tiers import HostTier
+from baton.rpc.gen import decode_pb2_grpc
+from baton.transfer.base import PullEvent
+from baton.transfer.fake import TRANSPORT
+from baton.transfer.puller import ThreadedPuller
+from baton.worker.registration import Registration
+from baton.worker.streams import AttemptStreams
+from services.decode.commands import DecodeCommand, Pulled, Reserve
+from services.decode.effects import EmitTokens, OutwardEffect
+from services.decode.import_policy import ImportRules
+from services.decode.kv_import import ImportLimits
+from services.decode.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
+from services.decode.loop import DecodeLoop
+from services.decode.outbox import DecodeOutbox
+from services.decode.server import DecodeServicer, DecodeStreamEvent
+from simulation.checks.invariants import EmissionCheck, Violation, check_idle, check_pages
+from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
+from simulation.nodes.state_store import SimStore, StoreServer
+from simulation.policies import CONFIG, INTAKE, MODEL, PolicyClasses, model_fingerprint
+from simulation.runtime.grpc_calls import SimChannels, SimServer
+from simulation.runtime.network import Endpoint, SimNetwork
+from simulation.runtime.page_memory import SimMemory
+from simulation.runtime.page_reads import PageNetwork, SimPuller
+from simulation.runtime.process import OnProcessCrash, SimProcess
+from simulation.scenario import VOCAB_SIZE, Scenario
+
+SERVER_GRACE_S = 1.0
+"""As in `services.decode.app`, which would import the model."""
+
+PAGE_BYTES = CONFIG.page_size * SLOT_BYTES
+
+
+class SimDecode:
+    """One life of one decode worker. Made inside its own process."""
+
+    def __init__(
+        self, process: SimProcess, network: SimNetwork, page_network: PageNetwork, store_server: StoreServer,
+        policies: PolicyClasses, scenario: Scenario, on_crash: OnProcessCrash, version: int,
+    ) -> None:  # fmt: skip
+        num_host_pages = scenario.num_host_pages
+        self.process = process
+        self._fingerprint = model_fingerprint(version)
+        self._network = network
+        self._lifecycle = policies.lifecycle(asyncio.Event())
+        self._emission_check = EmissionCheck(process.name)
+        self._memory = SimMemory(CONFIG.num_decode_pages, PAGE_BYTES)
+        self._cache = PrefixCache(PagePool(CONFIG.num_decode_pages))
+        self._mailbox: SimMailbox[DecodeCommand] = SimMailbox(1024, self._on_command)
+        self._streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams(on_empty=self._lifecycle.on_idle)
+        self._puller = SimPuller(process, page_network.add_reader(process), self._memory, self._pulled)
+        sim_store = SimStore(store_server, network, process, CONFIG.heartbeat_s)
+        self._registration = Registration(sim_store, self._record, CONFIG.heartbeat_s, process.kill)
+        identity = LinkIdentity(WorkerId(process.name), process.incarnation, MODEL, self._fingerprint, PAGE_BYTES)
+        self._links = PrefillLinks(
+            identity, sim_store, SimChannels(network, process), cast(ThreadedPuller, self._puller), self._mailbox,
+            self._registration.announce_soon, LINK_GRACE_TTLS * CONFIG.worker_ttl_s,
+        )  # fmt: skip
+        self._handoffs = policies.handoffs(self._links, self._mailbox, CONFIG.renew_s, INTAKE)
+        self._outbox = DecodeOutbox(WorkerId(process.name), TRANSPORT, self._streams, self._handoffs)
+        host = SimMemory(max(1, num_host_pages), PAGE_BYTES)
+        runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, host, version)
+        self._engine = SimEngine(process, runner, self._mailbox.end_wait, self._check, on_crash, scenario.mean_step_s)
+        self._prefills = process.name in scenario.local_prefill_workers
+        self._loop = self._make_loop(runner, policies, scenario.digests, num_host_pages)
+        self._mailbox.on_arrival = self._engine.wake
+        self._listen()
+        self._engine.begin(self._loop)
+        for work in (self._registration.run(), self._links.run(), self._handoffs.renew_forever()):
+            process.spawn(work, "background")
+
+    async def leave(self) -> None:
+        """SIGTERM; returns when the process would exit."""
+        await self._lifecycle.drain(self._registration.announce, self._num_requests, CONFIG.drain_s)
+        await self._listener.stop(SERVER_GRACE_S)
+        await self._handoffs.close()
+        await self._registration.withdraw()
+        self._links.close()
+
+    def _num_requests(self) -> int:
+        return max(self._loop.num_requests, len(self._streams))
+
+    def check_idle(self) -> None:
+        """Raises `Violation` if anything is left behind."""
+        left = {
+            "imports": len(self._imports),
+            "draining": self._imports.num_draining,
+            "reserved pages": self._imports.num_reserved_pages,
+            "rows": self._scheduler.num_rows,
+            "host pages": self._host.num_slots - self._host.num_free,
+            "streams": len(self._streams),
+            "handoffs": len(self._handoffs),
+        }
+        check_idle(self.process.name, self._cache.pool, left)
+
+    def _make_loop(self, runner: SimRunner, policies: PolicyClasses, digests: bool, num_host_pages: int) -> DecodeLoop:
+        limits = ImportLimits(CONFIG.page_size, CONFIG.max_rows, CONFIG.max_window_pages, CONFIG.pull_deadline_s)
+        self._imports = policies.import_table(self._cache, limits)
+        self._host = HostTier(num_host_pages)
+        budget = CONFIG.token_budget if self._prefills else 0
+        self._scheduler = policies.decode_scheduler(self._imports, self._host, CONFIG.page_size, budget)
+        rules = ImportRules(CONFIG.page_size, digests)
+        import_policy = policies.import_policy(self._cache.pool, self._imports, self._scheduler, rules)
+        return DecodeLoop(
+            self._cache, self._imports, self._scheduler, import_policy, runner, CONFIG.max_rows,
+            emit=self._emit, submit=self._puller.submit, on_idle=self._lifecycle.on_idle, mailbox=self._mailbox,
+        )  # fmt: skip
+
+    def _listen(self) -> None:
+        server = SimServer()
+        servicer = DecodeServicer(
+            self._mailbox, self._streams, self._links, self._handoffs, lambda: self._lifecycle.draining,
+            CONFIG.reserve_timeout_s, INTAKE,
+            (WorkerId(self.process.name), self.process.incarnation) if self._prefills else None,
+        )  # fmt: skip
+        decode_pb2_grpc.add_DecodeServicer_to_server(servicer, cast(Any, server))
+        self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
+
+    def _record(self) -> WorkerRecord:
+        return WorkerRecord(
+            id=WorkerId(self.process.name),
+            role=WorkerRole.DECODE,
+            incarnation=self.process.incarnation,
+            address=self.process.name,
+            model=MODEL,
+            fingerprint=self._fingerprint,
+            page_size=CONFIG.page_size,
+            max_model_len=CONFIG.max_model_len,
+            vocab_size=VOCAB_SIZE,
+            status=self._lifecycle.status,
+            load=replace(self._loop.load(), step_age_s=self._engine.step_age_s()),
+            links=self._links.records(),
+            prefills=self._prefills,
+        )
+
+    def _pulled(self, event: PullEvent) -> None:
+        self._outbox.record_pull(event)
+        self._mailbox.put(Pulled(event))
+
+    def _on_command(self, command: DecodeCommand) -> None:
+        if isinstance(command, Reserve):
+            self._emission_check.on_attempt(command.id)
+
+    def _check(self) -> None:
+        check_pages(self._cache, self._puller.pages_in_flight())
+        if self._imports.num_reservable_pages < 0:
+            raise Violation(
+                "I6", f"{self.process.name} has reserved {-self._imports.num_reservable_pages} pages too many"
+            )
+
+    def _emit(self, effects: list[OutwardEffect]) -> None:
+        for effect in effects:
+            self._network.trace.note(self.process.name, f"{type(effect).__name__} {effect.id}", effect.id.request_id)
+            if isinstance(effect, EmitTokens):
+                for token in effect.tokens:
+                    self._emission_check.on_token(effect.id, token.index)
+        self._engine.after_step(partial(self._outbox.emit, effects))

@@ -1,0 +1,136 @@
+"""A simulated prefill worker: every module of the real one, wired as `services.prefill.app._Worker` wires them.
+
+Real: loop, scheduler, exports, handoff log, both servicers, registration. Simulated: thread, sockets, memory, model.
+`_record` mirrors the method of the same name there, and `leave` the end of `run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from baton.domain.ids import WorkerId
+from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.engine.fake_runner import SLOT_BYTES
+from baton.kv.pages import PagePool
+from baton.kv.prefix_cache import PrefixCache
+from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
+from baton.transfer.digest import digest_pages
+from baton.transfer.fake import TRANSPORT
+from baton.worker.registration import Registration
+from baton.worker.streams import AttemptStreams
+from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
+from services.prefill.handoff_log import HandoffLog
+from services.prefill.handoff_server import HandoffServicer, LinkConfig
+from services.prefill.loop import PrefillLoop
+from services.prefill.outbox import PrefillOutbox
+from services.prefill.scheduler import PrefillLimits, Seal
+from services.prefill.server import PrefillServicer, PrefillStreamEvent
+from simulation.checks.invariants import EmissionCheck, check_idle, check_pages
+from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
+from simulation.nodes.state_store import SimStore, StoreServer
+from simulation.policies import CONFIG, INTAKE, MODEL, PolicyClasses, model_fingerprint
+from simulation.runtime.grpc_calls import SimServer
+from simulation.runtime.network import Endpoint, SimNetwork
+from simulation.runtime.page_memory import SimMemory
+from simulation.runtime.page_reads import PageNetwork
+from simulation.runtime.process import OnProcessCrash, SimProcess
+from simulation.scenario import VOCAB_SIZE, Scenario
+
+WATCH_TIMEOUT_S = 60.0
+SERVER_GRACE_S = 1.0
+"""As in `services.prefill.app`, which would import the model."""
+
+
+class SimPrefill:
+    """One life of one prefill worker. Made inside its own process."""
+
+    def __init__(
+        self, process: SimProcess, network: SimNetwork, page_network: PageNetwork, store_server: StoreServer,
+        policies: PolicyClasses, scenario: Scenario, on_crash: OnProcessCrash, version: int,
+    ) -> None:  # fmt: skip
+        digests = scenario.digests
+        self.process = process
+        self._fingerprint = model_fingerprint(version)
+        self._network = network
+        self._lifecycle = policies.lifecycle(asyncio.Event())
+        self._emission_check = EmissionCheck(process.name)
+        self._memory = SimMemory(CONFIG.num_prefill_pages, CONFIG.page_size * SLOT_BYTES)
+        self._cache = PrefixCache(PagePool(CONFIG.num_prefill_pages))
+        self._exports = policies.export_table(self._cache.pool, CONFIG.lease_s, grants_leases=not digests)
+        limits = PrefillLimits(CONFIG.page_size, CONFIG.token_budget, CONFIG.max_chunking, CONFIG.max_pinned_pages)
+        scheduler = policies.prefill_scheduler(self._cache, self._exports, limits)
+        runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, version=version)
+        self._mailbox: SimMailbox[PrefillCommand] = SimMailbox(1024, self._on_command)
+        self._streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams(on_empty=self._lifecycle.on_idle)
+        self._handoffs = HandoffLog()
+        self._outbox = PrefillOutbox(self._handoffs, self._streams)
+        self._engine = SimEngine(process, runner, self._mailbox.end_wait, self._check, on_crash, scenario.mean_step_s)
+        self._loop = PrefillLoop(
+            self._cache, scheduler, self._exports, runner, partial(digest_pages, self._memory) if digests else None,
+            emit=self._emit, on_idle=self._lifecycle.on_idle, mailbox=self._mailbox,
+        )  # fmt: skip
+        self._mailbox.on_arrival = self._engine.wake
+        self._listen(page_network.add_source(process, self._memory), None if digests else CONFIG.lease_s)
+        sim_store = SimStore(store_server, network, process, CONFIG.heartbeat_s)
+        self._registration = Registration(sim_store, self._record, CONFIG.heartbeat_s, process.kill)
+        self._engine.begin(self._loop)
+        process.spawn(self._registration.run(), "background")
+
+    async def leave(self) -> None:
+        """SIGTERM; returns when the process would exit."""
+        await self._lifecycle.drain(self._registration.announce, self._num_requests, CONFIG.drain_s)
+        await self._listener.stop(SERVER_GRACE_S)
+        await self._registration.withdraw()
+
+    def _check(self) -> None:
+        check_pages(self._cache)
+
+    def _num_requests(self) -> int:
+        return max(self._loop.num_requests, len(self._streams))
+
+    def check_idle(self) -> None:
+        """Raises `Violation` if anything is left behind."""
+        left = {"exports": len(self._exports), "handoffs": len(self._handoffs), "streams": len(self._streams)}
+        check_idle(self.process.name, self._cache.pool, left)
+
+    def _listen(self, metadata: bytes, granted_lease_s: float | None) -> None:
+        worker_id, memory = WorkerId(self.process.name), self._memory
+        terms = LinkConfig(
+            worker_id, self.process.incarnation, MODEL, self._fingerprint, {TRANSPORT: metadata}, memory.address,
+            memory.num_pages, memory.page_bytes, WATCH_TIMEOUT_S, granted_lease_s,
+        )  # fmt: skip
+        server = SimServer()
+        handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, None)
+        prefill = PrefillServicer(self._mailbox, self._streams, lambda: self._lifecycle.draining, INTAKE)
+        prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, cast(Any, server))
+        handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
+        self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
+
+    def _record(self) -> WorkerRecord:
+        return WorkerRecord(
+            id=WorkerId(self.process.name),
+            role=WorkerRole.PREFILL,
+            incarnation=self.process.incarnation,
+            address=self.process.name,
+            model=MODEL,
+            fingerprint=self._fingerprint,
+            page_size=CONFIG.page_size,
+            max_model_len=CONFIG.max_model_len,
+            vocab_size=VOCAB_SIZE,
+            status=self._lifecycle.status,
+            load=replace(self._loop.load(), step_age_s=self._engine.step_age_s()),
+        )
+
+    def _on_command(self, command: PrefillCommand) -> None:
+        if isinstance(command, AddPrompt):
+            self._emission_check.on_attempt(command.request.id)
+
+    def _emit(self, events: list[PrefillEvent]) -> None:
+        for event in events:
+            self._network.trace.note(self.process.name, f"{type(event).__name__} {event.id}", event.id.request_id)
+            if isinstance(event, Seal):
+                self._emission_check.on_token(event.id, event.index)
+        self._engine.after_step(partial(self._outbox.deliver, events))

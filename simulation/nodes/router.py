@@ -1,0 +1,169 @@
+"""A simulated router: both halves of the real one, without a socket. Wired as `services.router.app` wires them.
+
+Clients call `post` and `resume`, which are what `services.router.routes` does with a raw_request; the response is an
+ASGI application, as there. `leave` is the end of `services.router.app.run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from baton.domain.ids import Incarnation, OwnerId, RequestId
+from baton.telemetry.request_timer import Milestone
+from services.router.dispatch.aborts import Aborts
+from services.router.dispatch.admission_queue import AdmissionLimits
+from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity
+from services.router.dispatch.reserve import ReserveLimits
+from services.router.dispatch.workers import WorkerLimits, WorkerSet
+from services.router.frontend import ApiLimits, StoreAccess, build_frontend
+from services.router.openai.request_parser import RawRequest
+from services.router.respond import GenerationResponse
+from services.router.streaming.request_timing import NullTimingSink
+from services.router.takeover.supersede_listener import SupersedeListener
+from simulation.checks.invariants import Violation
+from simulation.clients.text_model import text_model
+from simulation.nodes.state_store import SimStore, StoreServer
+from simulation.policies import CONFIG, MODEL, PolicyClasses
+from simulation.runtime.grpc_calls import SimChannels
+from simulation.runtime.network import Endpoint, SimNetwork
+from simulation.runtime.process import SimProcess
+from simulation.runtime.trace import Trace
+from simulation.scenario import MAX_CHOICES
+
+ADMISSION = AdmissionLimits(max_running_requests=6, max_queued_requests=8, max_queued_tokens=60)
+LIMITS = DispatchLimits(ADMISSION, ReserveLimits(CONFIG.reserve_timeout_s, CONFIG.patience_s), CONFIG.max_attempts)
+LAST_WORDS_S = 1.0
+"""As in `services.router.app`."""
+
+
+@dataclass(frozen=True)
+class _OrderedListener:
+    """A listener that hashes by its number, not by its address: sets of them are in the same order in every run."""
+
+    number: int
+    call: Callable[[], None]
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __call__(self) -> None:
+        self.call()
+
+
+class SimWorkerSet(WorkerSet):
+    """The real workers, with listeners that it tells in an order that is always the same."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._numbers = itertools.count()
+
+    def watch(self, incarnation: Incarnation, on_lost: Callable[[], None]) -> Callable[[], None]:
+        return super().watch(incarnation, _OrderedListener(next(self._numbers), on_lost))
+
+
+@dataclass(frozen=True, slots=True)
+class _TraceTimings:
+    """Puts every milestone of a request into the trace."""
+
+    trace: Trace
+    name: str
+
+    def on_milestone(self, id: RequestId, milestone: Milestone) -> None:
+        self.trace.note(self.name, milestone.value, id)
+
+    def on_retry(self, id: RequestId) -> None:
+        self.trace.note(self.name, "retry", id)
+
+
+class SimRouter:
+    """One life of a router. Made inside its own process. `host` knows the connections of its clients."""
+
+    def __init__(
+        self, process: SimProcess, network: SimNetwork, store_server: StoreServer, policies: PolicyClasses,
+        deadline_s: float, clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.process = process
+        self.host = Endpoint(process, {})
+        sim_store = SimStore(store_server, network, process, CONFIG.heartbeat_s)
+        limits = WorkerLimits(CONFIG.worker_ttl_s, CONFIG.heartbeat_s, CONFIG.max_step_age_s)
+        self._workers = SimWorkerSet(sim_store, SimChannels(network, process), MODEL, limits, clock=clock)
+        self._aborts = Aborts(self._workers)
+        supersede_listener = policies.supersede_listener()
+        self.writer = policies.writer(sim_store, on_superseded=supersede_listener.on_superseded)
+        self.writer.start()
+        timings, identity = _TraceTimings(network.trace, process.name), RouterIdentity(process.name, MODEL)
+        self.dispatcher = policies.dispatcher(self._workers, self._aborts, self.writer, timings, identity, LIMITS)
+        self._build_api(sim_store, supersede_listener, policies, deadline_s)
+        watching = self._workers.start()
+
+        async def watch_workers() -> None:
+            await watching
+
+        process.spawn(watch_workers(), "workers")
+
+    async def post(self, raw_request: RawRequest) -> Response:
+        """The answer to a new call. Raises `BatonError`."""
+        self.dispatcher.refuse_if_full(self._deadline_s)
+        parsed = await self._frontend.parser.parse(raw_request)
+        answer = GenerationResponse(
+            self._frontend.response_context, parsed, raw_request, asyncio.get_running_loop().time()
+        )
+        self._check_admission()
+        return answer
+
+    async def resume(self, id: RequestId, last_event_id: str) -> Response:
+        """The rest of an earlier answer. Raises `BatonError`."""
+        return await self._frontend.resumer.respond(id, last_event_id, "")
+
+    async def leave(self) -> None:
+        """SIGTERM; returns when the process would exit."""
+        self._ownership.stop_claiming()
+        self._frontend.takeovers.drain()
+        self.dispatcher.drain()
+        await self._until_empty(CONFIG.drain_s)
+        await self.host.stop(LAST_WORDS_S)
+        await self._frontend.takeovers.close()
+        await self._until_empty(LAST_WORDS_S)
+        await self.writer.flush(LAST_WORDS_S)
+        await self._ownership.close()
+        await self._aborts.close()
+        await self.writer.close()
+
+    def check_idle(self) -> None:
+        """Raises `Violation` if a ticket is still out, or the store does not know all."""
+        if self.dispatcher.num_open:
+            raise Violation("I9", f"{self.dispatcher.num_open} requests were never released")
+        if self.writer.num_pending:
+            raise Violation("I9", f"{self.writer.num_pending} requests were never written to their end")
+
+    def _build_api(
+        self, store: SimStore, supersede_listener: SupersedeListener, policies: PolicyClasses, deadline_s: float
+    ) -> None:
+        owner = OwnerId(f"{self.process.name}/{self.process.incarnation:x}")
+        limits = ApiLimits(MODEL, CONFIG.max_model_len, request_deadline_s=deadline_s)
+        store_access = StoreAccess(store, self.writer, owner, supersede_listener)
+        self._deadline_s = deadline_s
+        self._frontend = build_frontend(text_model(), self.dispatcher, limits, NullTimingSink(), store_access)
+        self._ownership = policies.ownership(
+            store, owner, self._frontend.takeovers.take_over, owner_ttl_s=CONFIG.owner_ttl_s
+        )
+        self._ownership.start()
+
+    async def _until_empty(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.dispatcher.wait_empty()
+
+    def _check_admission(self) -> None:
+        """A new call was let in: no more than the door's bounds allow are here, besides those that are carried on."""
+        num_takeovers = MAX_CHOICES * sum(name.startswith("takeover-") for name in self.process.tasks())
+        limit = ADMISSION.max_running_requests + ADMISSION.max_queued_requests + num_takeovers
+        if self.dispatcher.num_open > limit:
+            raise Violation("admission", f"{self.dispatcher.num_open} requests are admitted, {limit} at most may be")

@@ -1,0 +1,139 @@
+"""The state store: the process that keeps it, and how another process reaches it over a link that may fail.
+
+An operation whose answer is lost has happened all the same, as with Redis. News come by looking again within a
+heartbeat, which is all that the contract promises once messages can be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.worker import WorkerRecord
+from baton.store.store import (
+    CallRecord,
+    CallStatus,
+    JournalEntry,
+    JournalPart,
+    SequenceRecord,
+    StateStore,
+    StoreUnavailable,
+    WriteOutcome,
+)
+from simulation.runtime.network import SimNetwork
+from simulation.runtime.process import SimProcess
+from simulation.scenario import STORE
+
+TIMEOUT_S = 1.0
+
+Reply = TypeVar("Reply")
+
+
+class StoreServer:
+    """The process that keeps the store. `wiped_at_s`: when all that it knew was last lost."""
+
+    def __init__(self, make: Callable[[], StateStore]) -> None:
+        self._make = make
+        self.store = make()
+        self.wiped_at_s = 0.0
+
+    async def wipe(self) -> None:
+        """The process dies; the one that follows it knows nothing."""
+        lost, self.store = self.store, self._make()
+        self.wiped_at_s = asyncio.get_running_loop().time()
+        await lost.close()
+
+
+class SimStore:
+    """A `StateStore` over the network."""
+
+    def __init__(self, host: StoreServer, network: SimNetwork, process: SimProcess, heartbeat_s: float) -> None:
+        self._host = host
+        self._link = network.link(process.name, STORE)
+        self._process = process
+        self._heartbeat_s = heartbeat_s
+
+    async def create(self, record: SequenceRecord) -> bool:
+        return await self._call(lambda store: store.create(record))
+
+    async def advance(
+        self,
+        id: AttemptId,
+        *events: RequestEvent,
+        num_emitted: int = 0,
+        failure_code: str = "",
+        fingerprint: str = "",
+    ) -> RequestState:
+        return await self._call(
+            lambda store: store.advance(
+                id, *events, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
+            )
+        )
+
+    async def get(self, id: RequestId) -> SequenceRecord | None:
+        return await self._call(lambda store: store.get(id))
+
+    async def open_call(self, record: CallRecord) -> bool:
+        return await self._call(lambda store: store.open_call(record))
+
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
+        return await self._call(lambda store: store.end_call(id, epoch, status))
+
+    async def get_call(self, id: RequestId) -> CallRecord | None:
+        return await self._call(lambda store: store.get_call(id))
+
+    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+        return await self._call(lambda store: store.claim_call(id, epoch, owner))
+
+    async def renew_lease(self, owner: OwnerId) -> None:
+        await self._call(lambda store: store.renew_lease(owner))
+
+    async def release_lease(self, owner: OwnerId) -> None:
+        await self._call(lambda store: store.release_lease(owner))
+
+    async def list_orphans(self) -> list[CallRecord]:
+        return await self._call(lambda store: store.list_orphans())
+
+    async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
+        return await self._call(lambda store: store.write_journal(entries))
+
+    async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
+        return await self._call(lambda store: store.read_journal(id, start, wait_s))
+
+    async def announce(self, record: WorkerRecord) -> bool:
+        return await self._call(lambda store: store.announce(record))
+
+    async def withdraw(self, id: WorkerId, incarnation: Incarnation) -> None:
+        await self._call(lambda store: store.withdraw(id, incarnation))
+
+    async def workers(self) -> list[WorkerRecord]:
+        return await self._call(lambda store: store.workers())
+
+    async def changes(self) -> AsyncIterator[None]:
+        while True:
+            yield
+            await asyncio.sleep(self._process.rng.uniform(0.2, 1.0) * self._heartbeat_s)
+
+    async def ping(self) -> None:
+        await self._call(lambda store: store.ping())
+
+    async def close(self) -> None:
+        """The shared store stays open."""
+
+    async def _call(self, operation: Callable[[StateStore], Awaitable[Reply]]) -> Reply:
+        await self._transmit(self._process.name)
+        answer = await operation(self._host.store)
+        await self._transmit(STORE)
+        return answer
+
+    async def _transmit(self, sender: str) -> None:
+        """Lets the time pass that a message takes; raises `StoreUnavailable` for one that is lost or too late."""
+        now = asyncio.get_running_loop().time()
+        at = self._link.arrival(sender, now)
+        late = at is None or at - now > TIMEOUT_S
+        await asyncio.sleep(TIMEOUT_S if at is None or late else at - now)
+        if late:
+            raise StoreUnavailable("the store did not answer in time")

@@ -1,0 +1,76 @@
+"""The policy classes that a simulated cluster is made of, so that tests can plant a broken one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.store.memory_store import MemoryStore
+from baton.store.ownership import OwnerLease
+from baton.store.write_behind.writer import StoreWriter
+from baton.worker.lifecycle import WorkerLifecycle
+from baton.worker.request_validator import EngineRequestValidator
+from services.decode.handoff_client import HandoffClient
+from services.decode.import_policy import ImportPolicy
+from services.decode.kv_import import ImportTable
+from services.decode.scheduler import DecodeScheduler
+from services.prefill.kv_export import ExportTable
+from services.prefill.scheduler import PrefillScheduler
+from services.router.dispatch.dispatcher import TokenDispatcher
+from services.router.takeover.supersede_listener import SupersedeListener
+from simulation.scenario import VOCAB_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyClasses:
+    """The real ones, unless told otherwise."""
+
+    export_table: type[ExportTable] = ExportTable
+    prefill_scheduler: type[PrefillScheduler] = PrefillScheduler
+    import_table: type[ImportTable] = ImportTable
+    decode_scheduler: type[DecodeScheduler] = DecodeScheduler
+    import_policy: type[ImportPolicy] = ImportPolicy
+    handoffs: type[HandoffClient] = HandoffClient
+    lifecycle: type[WorkerLifecycle] = WorkerLifecycle
+    dispatcher: type[TokenDispatcher] = TokenDispatcher
+    store: type[MemoryStore] = MemoryStore
+    writer: type[StoreWriter] = StoreWriter
+    ownership: type[OwnerLease] = OwnerLease
+    supersede_listener: type[SupersedeListener] = SupersedeListener
+
+
+@dataclass(frozen=True, slots=True)
+class SimConfig:
+    """How small the world is, and its times: defaults, but for leases and deadlines."""
+
+    page_size: int = 2
+    num_prefill_pages: int = 14
+    num_decode_pages: int = 12
+    token_budget: int = 4
+    max_chunking: int = 2
+    max_pinned_pages: int = 7
+    max_rows: int = 4
+    max_window_pages: int = 2
+    max_model_len: int = 32
+    lease_s: float = 1.2
+    renew_s: float = 0.5
+    pull_deadline_s: float = 1.0
+    reserve_timeout_s: float = 1.5
+    heartbeat_s: float = 0.5
+    worker_ttl_s: float = 2.0
+    max_step_age_s: float = 1.5
+    patience_s: float = 3.0
+    max_attempts: int = 4
+    drain_s: float = 2.0
+    owner_ttl_s: float = 1.5
+
+
+CONFIG = SimConfig()
+MODEL = "fake"
+
+
+def model_fingerprint(version: int) -> str:
+    """Of workers that have this version of the model."""
+    return f"{MODEL} {version}"
+
+
+INTAKE = EngineRequestValidator(VOCAB_SIZE, CONFIG.max_model_len)

@@ -1,0 +1,168 @@
+"""A run: a whole cluster with its clients in one virtual loop, from a scenario to a result.
+
+1. processes start and find each other           4. everybody's deadline passes (I8)
+2. clients arrive, faults happen                 5. it is quiet: nothing is left behind (I5), the store agrees (I9)
+3. all is calm again: new clients must be served
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from baton.domain.ids import RequestId
+from simulation.checks.end_of_run import check_only_drains, check_store
+from simulation.checks.invariants import Violation
+from simulation.clients.client import ClientOutcome, SimClient
+from simulation.cluster import SimCluster
+from simulation.policies import PolicyClasses
+from simulation.runtime.process import current_name, task_factory
+from simulation.runtime.trace import Trace, product_logs_in
+from simulation.runtime.virtual_clock import Deadlock, VirtualLoop, patched_engine_clocks
+from simulation.scenario import FAULTS_END_S, ClientPlan, Scenario
+
+PROBE_AT_S = FAULTS_END_S + 3.4
+"""By now links are up again, suspicion is over, and dead workers are forgotten."""
+
+QUIET_S = 3.5
+"""Longer than every lease, promise and last word; reads that came late are over by now."""
+
+MAX_LATENESS_S = 5.0
+"""How much later than its deadline a call may end for somebody who follows its journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What came of a scenario: how its clients fared, and the first violation, if there was one."""
+
+    scenario: Scenario
+    violation: Violation | None
+    trace: Trace
+    outcomes: tuple[str, ...]
+
+
+def run(scenario: Scenario, policies: PolicyClasses | None = None) -> RunResult:
+    """Runs a scenario to its end, or to the first violation."""
+    loop = VirtualLoop()
+    loop.set_task_factory(cast(Any, task_factory))
+    trace = Trace(loop.time)
+    with ExitStack() as stack:
+        stack.callback(loop.close)
+        stack.enter_context(patched_engine_clocks(loop.time))
+        stack.enter_context(product_logs_in(trace, current_name))
+        active_run = _Run(scenario, policies or PolicyClasses(), trace)
+        try:
+            loop.run_until_complete(active_run.run_to_end())
+        except Deadlock as error:
+            active_run.on_violation(Violation("I7", str(error)))
+        loop.run_until_complete(active_run.end())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    outcomes = tuple(f"{c.plan.name} {c.outcome.value if c.outcome else 'open'} {c.code}" for c in active_run.clients)
+    return RunResult(scenario, active_run.violation, trace, outcomes)
+
+
+class _Run:
+    """Owns the cluster and its clients, and runs the phases."""
+
+    def __init__(self, scenario: Scenario, policies: PolicyClasses, trace: Trace) -> None:
+        self._scenario = scenario
+        self._policies = policies
+        self._trace = trace
+        self._cluster: SimCluster | None = None
+        self._stopped = asyncio.Event()
+        self.clients: list[SimClient] = []
+        self.violation: Violation | None = None
+
+    async def run_to_end(self) -> None:
+        """Everything, until the end or the first violation."""
+        loop = asyncio.get_running_loop()
+        cluster = self._cluster = SimCluster(
+            self._scenario, self._policies, self._trace, self.on_violation, self._broken_rule
+        )
+        for plan in self._scenario.clients:
+            loop.call_at(plan.at_s, self._arrive, cluster, plan)
+        for fault in self._scenario.faults:
+            loop.call_at(fault.at_s, cluster.inject, fault)
+        loop.call_at(FAULTS_END_S, cluster.stop_faults)
+        phases = loop.create_task(self._run_phases(cluster), name="phases")
+        stopped = loop.create_task(self._stopped.wait(), name="stopped")
+        await asyncio.wait((phases, stopped), return_when=asyncio.FIRST_COMPLETED)
+        for task in (phases, stopped):
+            task.cancel()
+        await asyncio.wait((phases, stopped))
+        if not phases.cancelled():
+            phases.result()
+
+    async def end(self) -> None:
+        """Every process ends, and is waited for."""
+        for client in self.clients:
+            await client.wait_closed()
+        if self._cluster is not None:
+            await self._cluster.end()
+
+    def on_violation(self, violation: Violation) -> None:
+        """The run is over; the first violation counts."""
+        if self.violation is None:
+            self.violation = violation
+            self._trace.note("oracle", f"VIOLATION {violation}", violation.request_id)
+        self._stopped.set()
+
+    async def _run_phases(self, cluster: SimCluster) -> None:
+        try:
+            await self._until(PROBE_AT_S)
+            probes = self._probe(cluster)
+            await self._ended(PROBE_AT_S + 2 * (self._scenario.deadline_s + MAX_LATENESS_S))
+            for client in self.clients:
+                client.check_ended()
+            if self._scenario.only_drains:
+                check_only_drains(self._scenario, self.clients)
+            for client in probes:
+                if client.outcome is not ClientOutcome.FINISHED:
+                    raise Violation("I8", f"all is well, and yet: {client.outcome} {client.code}", client.plan.name)
+            await self._until(asyncio.get_running_loop().time() + QUIET_S)
+            cluster.check_idle()
+            await check_store(cluster, self._scenario.deadline_s, self.clients)
+        except Violation as violation:
+            self.on_violation(violation)
+
+    async def _until(self, at_s: float) -> None:
+        """Lets virtual time pass."""
+        await asyncio.sleep(at_s - asyncio.get_running_loop().time())
+
+    async def _ended(self, deadline_s: float) -> None:
+        """Waits for all clients, until they should have heard."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline_s):
+                for client in self.clients:
+                    await client.ended.wait()
+
+    def _arrive(self, cluster: SimCluster, plan: ClientPlan) -> SimClient:
+        others = [name for name in self._scenario.routers if name != plan.router]
+        client = SimClient(plan, self._trace, self.on_violation)
+        self.clients.append(client)
+        self._trace.note("client", f"arrives, {len(plan.prompt)} tokens, max {plan.max_tokens}", plan.name)
+        client.start([partial(cluster.router, name) for name in (plan.router, *others)])
+        return client
+
+    def _broken_rule(self, sequence: RequestId, tokens: Sequence[int]) -> str:
+        """The rule that the tokens break, when the sequence is a client's."""
+        for client in self.clients:
+            sequences = [client.call_id, *(f"{client.call_id}-{n}" for n in range(1, client.plan.num_choices))]
+            if sequence in sequences:
+                return client.answer.broken_rule(sequences.index(sequence), tokens)
+        return ""
+
+    def _probe(self, cluster: SimCluster) -> list[SimClient]:
+        """A few clients more than can be served at once anywhere; all of them must be."""
+        now, prompt = asyncio.get_running_loop().time(), (0, 1, 2, 0, 1)
+        plans = [
+            ClientPlan(RequestId(f"probe{n}"), now, (*prompt, n % 3), 6, n, routers[n % len(routers)])
+            for routers in [self._scenario.routers]
+            for n in range(3)
+        ]
+        return [self._arrive(cluster, plan) for plan in plans]

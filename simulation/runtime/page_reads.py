@@ -1,0 +1,183 @@
+"""One-sided reads between simulated workers: the real `FakeMover` and `ActivePull`, driven by the virtual clock.
+
+`PageNetwork` knows which prefill pools exist and gives every decode worker its own view of them, so that a pair's way
+can be cut. `SimPuller` stands where `baton.transfer.puller.ThreadedPuller` stands; `_progress` mirrors its `_serve`,
+without the thread. Bytes are copied when a read ends, which is when it hurts most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from random import Random
+
+from baton.domain.ids import PageId, WorkerId
+from baton.kv.memory import PageMemory
+from baton.transfer.active_pull import ActivePull
+from baton.transfer.base import OnPullEvent, Pull, SourceInfo
+from baton.transfer.fake import TRANSPORT, FakeFabric, FakeMover, FakeSource, PullFault, PullFaultKind
+from simulation.runtime.process import SimProcess
+from simulation.scenario import Noise
+
+TURN_S = 0.01
+MEAN_READ_S = 0.004
+MAX_LATE_S = 3.0
+
+
+class SimFabric(FakeFabric):
+    """One decode worker's view of the sources. `stop_faults` ends the faults."""
+
+    def __init__(self, rng: Random, noise: Noise) -> None:
+        super().__init__()
+        self._rng = rng
+        self._noise = noise
+
+    def stop_faults(self) -> None:
+        """From now on nothing goes wrong by chance."""
+        self._noise = Noise()
+
+    def next_fault(self) -> PullFault:
+        rng, noise = self._rng, self._noise
+        delay_s = rng.expovariate(1.0 / MEAN_READ_S)
+        if rng.random() < noise.read_lateness:
+            delay_s += rng.uniform(0.0, MAX_LATE_S)
+        if rng.random() < noise.read_failure:
+            return PullFault(PullFaultKind.FAIL, delay_s)
+        if rng.random() < noise.read_corruption:
+            return PullFault(PullFaultKind.CORRUPT, delay_s)
+        return PullFault(PullFaultKind.NONE, delay_s)
+
+
+@dataclass(slots=True)
+class _Source:
+    process: SimProcess
+    memory: PageMemory
+    views: dict[str, FakeSource] = field(default_factory=dict)  # decode name -> what it sees
+
+
+class PageNetwork:
+    """All pools that can be read and all who read. Names are processes' names; a restart replaces its former life."""
+
+    def __init__(self, noise: Noise) -> None:
+        self._noise = noise
+        self._sources: dict[str, _Source] = {}
+        self._fabrics: dict[str, SimFabric] = {}
+        self._cuts: dict[tuple[str, str], float] = {}
+
+    def add_source(self, process: SimProcess, memory: PageMemory) -> bytes:
+        """A prefill worker's pool; returns what its peers need to find it."""
+        source = self._sources[process.name] = _Source(process, memory)
+        for decode, fabric in self._fabrics.items():
+            self._show(source, decode, fabric)
+        return _key(process)
+
+    def add_reader(self, process: SimProcess) -> SimFabric:
+        """A decode worker."""
+        fabric = self._fabrics[process.name] = SimFabric(process.rng, self._noise)
+        for source in self._sources.values():
+            self._show(source, process.name, fabric)
+        return fabric
+
+    def on_process_exit(self, process: SimProcess) -> None:
+        """Reads from this process fail."""
+        source = self._sources.pop(process.name, None)
+        for view in source.views.values() if source else ():
+            view.close()
+        self._fabrics.pop(process.name, None)
+
+    def cut(self, prefill: str, decode: str, duration_s: float) -> None:
+        """Reads of a pair stand still for a while."""
+        until = asyncio.get_running_loop().time() + duration_s
+        self._cuts[prefill, decode] = max(until, self._cuts.get((prefill, decode), 0.0))
+        self._refresh()
+        asyncio.get_running_loop().call_at(self._cuts[prefill, decode], self._refresh)
+
+    def stop_faults(self) -> None:
+        """From now on nothing goes wrong by chance."""
+        self._noise = Noise()
+        for fabric in self._fabrics.values():
+            fabric.stop_faults()
+
+    def _show(self, source: _Source, decode: str, fabric: SimFabric) -> None:
+        process = source.process
+        source.views[decode] = FakeSource(fabric, WorkerId(process.name), process.incarnation, source.memory)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for prefill, source in self._sources.items():
+            for decode, view in source.views.items():
+                view.paused = now < self._cuts.get((prefill, decode), 0.0)
+
+
+class SimPuller:
+    """The decode side of the reads of one process."""
+
+    transport = TRANSPORT
+
+    def __init__(self, process: SimProcess, fabric: SimFabric, memory: PageMemory, on_event: OnPullEvent) -> None:
+        self._process = process
+        self._fabric = fabric
+        self._memory = memory
+        self._loop = asyncio.get_running_loop()
+        self._mover = FakeMover(fabric, memory, self._loop.time)
+        self._on_event = on_event
+        self._active_pulls: list[ActivePull] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._reachable: dict[WorkerId, FakeSource] = {}
+
+    def pages_in_flight(self) -> list[PageId]:
+        """Local pages into which bytes may still land."""
+        return [page for active in self._active_pulls if not active.ended for page in active.pull.local_pages]
+
+    def connect(self, source: SourceInfo) -> None:
+        """See `PagePuller.connect`."""
+        self._mover.link(source)
+        self._reachable[source.worker_id] = self._fabric.sources[source.metadata]
+
+    def path(self, source: WorkerId) -> str:
+        """See `ThreadedPuller.path`."""
+        return TRANSPORT
+
+    def submit(self, pull: Pull) -> None:
+        """See `PagePuller.submit`."""
+        active = ActivePull(pull, self._loop.time(), self._on_event, self._loop.time)
+        self._active_pulls.append(active)
+        self._mover.start(active)
+        self._progress()
+
+    def submit_to(self, pull: Pull, on_event: OnPullEvent) -> None:
+        """A link's probe. It ends at once: whoever asked blocks, and virtual time would stand still meanwhile."""
+        active = ActivePull(pull, self._loop.time(), on_event, self._loop.time)
+        source = self._reachable.get(pull.source)
+        if source is None or source.paused or source.closed:
+            active.fail("the source cannot be reached")
+            return
+        for remote, local in zip(pull.remote_pages, pull.local_pages, strict=True):
+            self._memory.write([local], source.memory.read([remote]))
+        active.num_bytes = len(pull.local_pages) * self._memory.page_bytes
+        active.complete()
+
+    def disconnect(self, source: WorkerId) -> None:
+        """See `PagePuller.disconnect`."""
+        self._mover.unlink(source)
+        self._reachable.pop(source, None)
+
+    def _progress(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._process.alive:
+            return
+        now = self._loop.time()
+        for active in self._active_pulls:
+            if now > active.deadline:
+                active.expire("past its deadline")
+        delay_s = self._mover.progress()
+        self._active_pulls = [active for active in self._active_pulls if not active.ended]
+        waits = [active.deadline - now for active in self._active_pulls if not active.late]
+        if delay_s is not None:
+            self._timer = self._loop.call_later(max(TURN_S / 10, min([max(delay_s, TURN_S), *waits])), self._progress)
+
+
+def _key(process: SimProcess) -> bytes:
+    return f"{process.name}:{process.incarnation}".encode()

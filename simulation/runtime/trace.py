@@ -1,0 +1,75 @@
+"""The trace of a run: what happened when and where, as lines that a seed always repeats. Written to by every module.
+
+The products' own log lines are part of it. `digest` names a whole run; `entries_for` picks what concerns one request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from baton.domain.ids import RequestId
+
+_UNINTERESTING = frozenset({"event", "level", "exc_info"})
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEntry:
+    """`request_id` is the request it concerns; None: the whole cluster."""
+
+    at_s: float
+    source: str
+    text: str
+    request_id: RequestId | None = None
+
+    def __str__(self) -> str:
+        return f"{self.at_s:9.4f}  {self.source:<22} {self.text}" + (
+            f"  [{self.request_id}]" if self.request_id else ""
+        )
+
+
+class Trace:
+    """In order of time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.entries: list[TraceEntry] = []
+
+    def note(self, source: str, text: str, request_id: RequestId | None = None) -> None:
+        """Adds a line, now."""
+        self.entries.append(TraceEntry(self._clock(), source, text, request_id))
+
+    def digest(self) -> str:
+        """Equal for equal runs."""
+        joined = "\n".join(map(str, self.entries))
+        return hashlib.sha256(joined.encode()).hexdigest()
+
+    def entries_for(self, request_id: RequestId | None, max_entries: int) -> list[TraceEntry]:
+        """The last `max_entries` that concern `request_id` or the whole cluster; without a request_id, simply the
+        last."""
+        wanted = [e for e in self.entries if request_id is None or e.request_id in (None, request_id)]
+        return wanted[-max_entries:]
+
+
+@contextmanager
+def product_logs_in(trace: Trace, source: Callable[[], str]) -> Iterator[None]:
+    """Inside, what the product logs becomes part of `trace` and is printed nowhere."""
+
+    def record(logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
+        fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in _UNINTERESTING)
+        request_id = event.get("request_id") or str(event.get("id", "")).rpartition("/")[0]
+        trace.note(source(), f"log {event['event']} {fields}".rstrip(), RequestId(request_id) if request_id else None)
+        raise structlog.DropEvent
+
+    processors: list[Any] = structlog.get_config()["processors"]
+    before = list(processors)
+    processors[:] = [record]
+    try:
+        yield
+    finally:
+        processors[:] = before

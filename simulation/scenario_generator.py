@@ -1,0 +1,196 @@
+"""Draws the scenario that a seed stands for. Used by everybody who runs seeds; a run itself knows only the scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from baton.domain.ids import RequestId
+from simulation.scenario import (
+    BEGIN_S,
+    END_S,
+    MAX_CHOICES,
+    MAX_PARTITION_S,
+    STORE,
+    VOCAB_SIZE,
+    ClientPlan,
+    FaultPlan,
+    Noise,
+    Scenario,
+    SimFaultKind,
+)
+
+MAX_FAULT_S = 3.0
+MAX_RESTART_S = 1.0
+"""Longest between a drained process's end and its restart: shorter than a request's patience for workers."""
+
+Draw = Callable[[Random, Scenario], FaultPlan]
+
+WORKER_FAULTS = (SimFaultKind.KILL, SimFaultKind.FREEZE, SimFaultKind.HANG, SimFaultKind.DRAIN)
+ROUTER_FAULTS = (SimFaultKind.KILL, SimFaultKind.FREEZE, SimFaultKind.DRAIN)
+STORE_FAULTS = (SimFaultKind.KILL, SimFaultKind.FREEZE)
+LINK_FAULTS = (SimFaultKind.CUT, SimFaultKind.CUT_ONE_WAY, SimFaultKind.SLOW)
+MAX_DURATION_S = {
+    SimFaultKind.DRAIN: MAX_RESTART_S,
+    SimFaultKind.UPGRADE: MAX_RESTART_S,
+    SimFaultKind.FREEZE: MAX_PARTITION_S,
+    SimFaultKind.CUT: MAX_PARTITION_S,
+    SimFaultKind.CUT_ONE_WAY: MAX_PARTITION_S,
+}
+
+
+def generate_scenario(seed: int) -> Scenario:
+    """Of ten in a row, one is undisturbed, in one processes only drain, and one begins with a burst; in three it is
+    mostly the routers and their way to the store that fail, while answers are long; in one all workers are upgraded."""
+    scenario = _scenario(seed)
+    if seed % 10 == 6:
+        scenario = replace(scenario, faults=(*scenario.faults, *_rollout(Random(f"rollout {seed}"), scenario)))
+    return scenario
+
+
+def _scenario(seed: int) -> Scenario:
+    rng = Random(f"scenario {seed}")
+    match seed % 10:
+        case 0:
+            return _fault_free(rng, seed)
+        case 5:
+            return _with_faults(rng, _fault_free(rng, seed), _drain, 4)
+        case 2 | 4 | 8:
+            base = _router_trouble(rng, seed)
+            return _with_faults(rng, replace(base, noise=_noise(rng, base.digests)), _router_fault, 4)
+        case _:
+            scenario = _fault_free(rng, seed)
+            return _with_faults(rng, replace(scenario, noise=_noise(rng, scenario.digests)), _fault, 5)
+
+
+def _with_faults(rng: Random, scenario: Scenario, draw: Draw, max_faults: int) -> Scenario:
+    return replace(scenario, faults=tuple(draw(rng, scenario) for _ in range(rng.randint(1, max_faults))))
+
+
+def _router_trouble(rng: Random, seed: int) -> Scenario:
+    """Two or three routers, and answers that take so long that a router's end finds many of them under way."""
+    return replace(
+        _fault_free(rng, seed, rng.choice([2, 3])), mean_step_s=rng.choice([0.02, 0.05, 0.2]), deadline_s=8.0
+    )
+
+
+def _fault_free(rng: Random, seed: int, num_routers: int | None = None) -> Scenario:
+    scenario = Scenario(
+        seed=seed,
+        num_routers=num_routers or rng.randint(1, 2),
+        num_prefills=rng.randint(1, 3),
+        num_decodes=rng.randint(1, 3),
+        digests=rng.random() < 0.5,
+        num_host_pages=rng.choice([0, 8]),
+        mean_step_s=rng.choice([0.008, 0.008, 0.03]),
+        deadline_s=rng.choice([2.5, 8.0, 8.0, 8.0]),
+        noise=Noise(),
+        clients=(),
+        faults=(),
+    )
+    if seed % 4 == 1:
+        scenario = _with_local_prefill(rng, scenario)
+    burst = seed % 10 == 7
+    num_clients = rng.randint(16, 28) if burst else rng.randint(4, 9)
+    return replace(scenario, clients=_clients(rng, num_clients, scenario, burst))
+
+
+def _with_local_prefill(rng: Random, scenario: Scenario) -> Scenario:
+    """Some or all decode workers prefill for themselves, beside prefill workers or without any."""
+    num_prefills = rng.choice([0, scenario.num_prefills])
+    lowest = 1 if num_prefills else scenario.num_decodes
+    return replace(scenario, num_prefills=num_prefills, num_local_prefill=rng.randint(lowest, scenario.num_decodes))
+
+
+def _clients(rng: Random, num_clients: int, scenario: Scenario, burst: bool) -> tuple[ClientPlan, ...]:
+    shared = _tokens(rng, 8)
+    last_s = BEGIN_S + 0.2 if burst else rng.choice([BEGIN_S + 0.2, BEGIN_S + 1.0, END_S])
+    return tuple(
+        ClientPlan(
+            name=RequestId(f"r{n}"),
+            at_s=rng.uniform(BEGIN_S, last_s),
+            prompt=(*shared[: rng.choice([0, 2, 4, 8])], *_tokens(rng, rng.randint(1, 4))),
+            max_tokens=rng.choice([1, 2, 4, 8, 12]),
+            seed=rng.randrange(4),
+            router=rng.choice(scenario.routers),
+            num_choices=MAX_CHOICES if rng.random() < 0.1 else 1,
+            stop_token=rng.randrange(VOCAB_SIZE) if rng.random() < 0.15 else None,
+            patience_s=rng.expovariate(5.0) if rng.random() < 0.25 else None,
+            returns=rng.random() < 0.7,
+        )
+        for n in range(num_clients)
+    )
+
+
+def _tokens(rng: Random, num_tokens: int) -> list[int]:
+    return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
+
+
+def _noise(rng: Random, digests: bool) -> Noise:
+    def sometimes(most: float) -> float:
+        return rng.choice([0.0, 0.0, rng.uniform(0.0, most)])
+
+    return Noise(
+        mean_delay_s=rng.choice([0.0005, 0.003, 0.02]),
+        slow=sometimes(0.1),
+        loss=sometimes(0.02),
+        duplicate=sometimes(0.3),
+        read_failure=sometimes(0.1),
+        read_corruption=sometimes(0.2) if digests else 0.0,
+        read_lateness=sometimes(0.2),
+    )
+
+
+def _drain(rng: Random, scenario: Scenario) -> FaultPlan:
+    target = rng.choice([*scenario.prefills, *scenario.decodes, *scenario.routers])
+    return FaultPlan(SimFaultKind.DRAIN, rng.uniform(BEGIN_S, END_S), rng.uniform(0.05, MAX_RESTART_S), target)
+
+
+def _rollout(rng: Random, scenario: Scenario) -> list[FaultPlan]:
+    """Every worker gets the next version of the model, one after another or several at a time."""
+    return [_plan(rng, SimFaultKind.UPGRADE, worker) for worker in (*scenario.prefills, *scenario.decodes)]
+
+
+def _router_fault(rng: Random, scenario: Scenario) -> FaultPlan:
+    """Something that makes one router take another one for dead, rightly or not, while clients are served."""
+    fault = rng.choices([_to_a_router, _cut_from_store, _fault], [4, 4, 2])[0](rng, scenario)
+    return replace(fault, at_s=rng.uniform(BEGIN_S, BEGIN_S + 1.5))
+
+
+def _cut_from_store(rng: Random, scenario: Scenario) -> FaultPlan:
+    plan = _plan(rng, rng.choice(LINK_FAULTS), rng.choice(scenario.routers), STORE)
+    return replace(plan, duration_s=rng.uniform(1.0, MAX_FAULT_S))
+
+
+def _fault(rng: Random, scenario: Scenario) -> FaultPlan:
+    kinds: list[Draw] = [_to_a_worker, _between_two, _to_a_router, _to_store]
+    return rng.choices(kinds, [12, 5, 2, 1])[0](rng, scenario)
+
+
+def _to_a_worker(rng: Random, scenario: Scenario) -> FaultPlan:
+    kind = rng.choices(WORKER_FAULTS, [4, 2, 2, 2])[0]
+    return _plan(rng, kind, rng.choice([*scenario.prefills, *scenario.decodes]))
+
+
+def _to_a_router(rng: Random, scenario: Scenario) -> FaultPlan:
+    return _plan(rng, rng.choice(ROUTER_FAULTS), rng.choice(scenario.routers))
+
+
+def _to_store(rng: Random, scenario: Scenario) -> FaultPlan:
+    return _plan(rng, rng.choice(STORE_FAULTS), STORE)
+
+
+def _between_two(rng: Random, scenario: Scenario) -> FaultPlan:
+    workers = [*scenario.prefills, *scenario.decodes]
+    pairs = [(prefill, decode) for prefill in scenario.prefills for decode in scenario.decodes]
+    pairs += [(router, worker) for router in scenario.routers for worker in workers]
+    pairs += [(name, STORE) for name in (*scenario.routers, *workers)]
+    ends = list(rng.choice(pairs))
+    rng.shuffle(ends)
+    return _plan(rng, rng.choice(LINK_FAULTS), ends[0], ends[1])
+
+
+def _plan(rng: Random, kind: SimFaultKind, target: str, peer: str | None = None) -> FaultPlan:
+    longest_s = MAX_DURATION_S.get(kind, MAX_FAULT_S)
+    return FaultPlan(kind, rng.uniform(BEGIN_S, END_S), rng.uniform(0.05, longest_s), target, peer)

@@ -1,0 +1,63 @@
+"""How results are shown, and written into a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chaos.checks.resource_monitor import ResourceGrowth
+from chaos.faults import ClusterFault, is_applicable
+from chaos.matrix import Cell, CellResult, all_cells
+from chaos.phases import RequestPhase
+from chaos.report import markdown_table, soak_markdown, write_into
+from chaos.soak import SoakReport
+from chaos.testbed.process import ProcessResources
+
+
+def result(phase: RequestPhase, fault: ClusterFault, *problems: str) -> CellResult:
+    return CellResult(Cell(phase, fault), problems, 3, 0, 1.25, 2.0, 5.0)
+
+
+def test_a_failed_cell_is_not_counted_as_passed() -> None:
+    results = [
+        result(RequestPhase.DECODING, ClusterFault.PARTITION_WORKERS),
+        result(RequestPhase.DECODING, ClusterFault.PARTITION_WORKERS, "a gap"),
+    ]
+    lines = markdown_table(results).splitlines()
+    assert lines[-1] == "| decode \\| prefill | - | - | - | - | 1/2, 1.2 s | - |"
+
+
+def test_only_what_is_between_the_markers_is_replaced(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- measured: one -->\nold\n<!-- end -->\nb\n<!-- measured: two -->\nkept\n<!-- end -->\n")
+    write_into(page, "one", "new")
+    expected = "a\n<!-- measured: one -->\nnew\n<!-- end -->\nb\n<!-- measured: two -->\nkept\n<!-- end -->\n"
+    assert page.read_text() == expected
+    with pytest.raises(ValueError, match="has no"):
+        write_into(page, "three", "x")
+
+
+def test_every_fault_has_a_cell_and_flips_only_where_pages_come() -> None:
+    cells = all_cells("stream")
+    assert {cell.fault for cell in cells} == set(ClusterFault)
+    assert {cell.phase for cell in cells} == set(RequestPhase)
+    assert not is_applicable(RequestPhase.DECODING, ClusterFault.FLIP_ONCE, "stream")
+    assert not any(cell.fault is ClusterFault.FLIP_ONCE for cell in all_cells("nixl"))
+
+
+def test_a_soak_s_growth_is_shown_and_kept() -> None:
+    first, last = ProcessResources(100 * 2**20, 20, 9), ProcessResources(103 * 2**20, 21, 9)
+    report = SoakReport(seed=1, growths=[ResourceGrowth("decode-0", 9, 2.5 * 2**20, 0.5, 0.0, first, last)])
+    assert soak_markdown(report).splitlines()[-1] == (
+        "| decode-0 | 100.0 -> 103.0 | +2.5 | 20 -> 21 | +0.5 | 9 -> 9 | +0.0 |"
+    )
+    report.load.problem("a gap")
+    report.load.ends["done"] += 3
+    report.faults["Redis full"] += 1
+    written = json.loads(report.as_json())
+    assert written["growths"][0]["last"]["num_fds"] == 21
+    assert written["load"]["num_problems"] == 1
+    assert written["load"]["ends"] == {"done": 3}
+    assert written["faults"] == {"Redis full": 1}

@@ -1,0 +1,112 @@
+"""A state store that a test can part from one of its users: the others go on as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.worker import WorkerRecord
+from baton.store.store import (
+    CallRecord,
+    CallStatus,
+    JournalEntry,
+    JournalPart,
+    SequenceRecord,
+    StateStore,
+    StoreUnavailable,
+    WriteOutcome,
+)
+
+
+class PartitionedStore:
+    """One user's view of a shared `StateStore`; closing the view leaves the store open.
+
+    While `away` nothing answers; `num_writes_refused` counts what a writer has noticed of that. The answers to the next
+    `num_claims_lost` claims are lost, but not the claims; while `claims_answered` is not set, the answers are on their
+    way.
+    """
+
+    def __init__(self, store: StateStore) -> None:
+        self.shared = store
+        self.away = False
+        self.num_claims_lost = 0
+        self.num_writes_refused = 0
+        self.claims_answered = asyncio.Event()
+        self.claims_answered.set()
+
+    async def create(self, record: SequenceRecord) -> bool:
+        self.num_writes_refused += self.away
+        return await self._reachable().create(record)
+
+    async def advance(
+        self,
+        id: AttemptId,
+        *events: RequestEvent,
+        num_emitted: int = 0,
+        failure_code: str = "",
+        fingerprint: str = "",
+    ) -> RequestState:
+        news = {"failure_code": failure_code, "fingerprint": fingerprint}
+        return await self._reachable().advance(id, *events, num_emitted=num_emitted, **news)
+
+    async def get(self, id: RequestId) -> SequenceRecord | None:
+        return await self._reachable().get(id)
+
+    async def open_call(self, record: CallRecord) -> bool:
+        self.num_writes_refused += self.away
+        return await self._reachable().open_call(record)
+
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
+        return await self._reachable().end_call(id, epoch, status)
+
+    async def get_call(self, id: RequestId) -> CallRecord | None:
+        return await self._reachable().get_call(id)
+
+    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+        claimed = await self._reachable().claim_call(id, epoch, owner)
+        await self.claims_answered.wait()
+        if self.num_claims_lost > 0:
+            self.num_claims_lost -= 1
+            raise StoreUnavailable("the answer was lost by the test")
+        return claimed
+
+    async def renew_lease(self, owner: OwnerId) -> None:
+        await self._reachable().renew_lease(owner)
+
+    async def release_lease(self, owner: OwnerId) -> None:
+        await self._reachable().release_lease(owner)
+
+    async def list_orphans(self) -> list[CallRecord]:
+        return await self._reachable().list_orphans()
+
+    async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
+        return await self._reachable().write_journal(entries)
+
+    async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
+        return await self._reachable().read_journal(id, start, wait_s)
+
+    async def announce(self, record: WorkerRecord) -> bool:
+        return await self._reachable().announce(record)
+
+    async def withdraw(self, id: WorkerId, incarnation: Incarnation) -> None:
+        await self._reachable().withdraw(id, incarnation)
+
+    async def workers(self) -> list[WorkerRecord]:
+        return await self._reachable().workers()
+
+    def changes(self) -> AsyncIterator[None]:
+        return self.shared.changes()
+
+    async def ping(self) -> None:
+        self.num_writes_refused += self.away
+        await self._reachable().ping()
+
+    async def close(self) -> None:
+        return
+
+    def _reachable(self) -> StateStore:
+        if self.away:
+            raise StoreUnavailable("parted by the test")
+        return self.shared

@@ -1,0 +1,211 @@
+"""A fork server of service processes: one process imports everything once, and each service is a fork of it.
+
+`python -m tests.fork_server FD MODULE...` is that process; `ForkServer` starts it and asks it for children. A child is
+a process as any other: it runs a `baton` command from its first line to the interpreter's end, under its own pid, with
+its own log. What it is spared is five seconds of importing torch and transformers. No thread may run when it is born,
+and no library may be at work (grpc, NIXL and uvloop begin with their first use), so that nothing half done is
+inherited.
+
+The fork server ends with the process that started it, and its children end with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SERVICES = ("services.router.app", "services.prefill.app", "services.decode.app")
+START_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 30.0
+MAX_REQUEST_BYTES = 65536
+
+
+@dataclass
+class ForkedProcess:
+    """What tests use of `subprocess.Popen`, for a process whose parent is the fork server."""
+
+    pid: int
+    _exit_socket: socket.socket = field(repr=False)
+    """Brings the exit code, once."""
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs; a signal's number is negative."""
+        try:
+            return self.wait(0.0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float) -> int:
+        """The exit code. Raises `subprocess.TimeoutExpired`."""
+        if self.returncode is None:
+            if not select.select([self._exit_socket], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"child {self.pid}", timeout)
+            self.returncode = int(
+                self._exit_socket.recv(64) or -signal.SIGKILL
+            )  # nothing: it ended with its fork server
+            self._exit_socket.close()
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Does nothing to one that has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """The client's end. One thread at a time. `preloaded`: modules that children need not import themselves."""
+
+    def __init__(self, preloaded: Sequence[str] = SERVICES) -> None:
+        self._requests, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [
+            sys.executable,
+            "-m",
+            "tests.fork_server",
+            str(child_socket.fileno()),
+            "services.cli.main",
+            *preloaded,
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, pass_fds=[child_socket.fileno()], env=environment
+        )
+        child_socket.close()
+        self._requests.settimeout(START_TIMEOUT_S)
+        assert self._requests.recv(64) == b"ready", "the fork server has ended"
+        self._requests.settimeout(ANSWER_TIMEOUT_S)
+
+    def spawn(self, name: str, tokens: Sequence[str], log: Path) -> ForkedProcess:
+        """Runs `baton` with `tokens`; its output goes to a new file `log`, and it is called `name` in `ps -o comm`."""
+        exit_socket, child_socket = socket.socketpair()
+        with log.open("wb") as out, child_socket:
+            request = json.dumps({"name": name, "tokens": list(tokens)}).encode()
+            socket.send_fds(self._requests, [request], [out.fileno(), child_socket.fileno()])
+        return ForkedProcess(int(self._requests.recv(64)), exit_socket)
+
+    def close(self) -> None:
+        """Ends the fork server and all children that are left. Idempotent."""
+        self._requests.close()
+        self._process.wait(ANSWER_TIMEOUT_S)
+
+
+@functools.cache
+def shared_fork_server() -> ForkServer:
+    """This process's own, which begins when it is first asked for and ends with the process."""
+    fork_server = ForkServer()
+    atexit.register(fork_server.close)
+    return fork_server
+
+
+@dataclass(frozen=True, slots=True)
+class _SpawnRequest:
+    """What a child is to become."""
+
+    name: str
+    tokens: list[str]
+    log: int
+
+    def run(self) -> int:
+        """Runs the command in this process; its exit code."""
+        Path("/proc/self/comm").write_text(self.name)
+        os.dup2(self.log, 1)
+        os.dup2(self.log, 2)
+        os.close(self.log)
+        return int(importlib.import_module("services.cli.main").run(self.tokens))
+
+
+class _ServerLoop:
+    """The fork server's loop: requests in, pids out, exit codes as they come."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._selector = selectors.DefaultSelector()
+        self._exit_sockets: dict[int, tuple[int, socket.socket]] = {}  # by the child's pidfd
+
+    def serve(self) -> _SpawnRequest | None:
+        """None in the server, when the requester is gone; in every child what it is to become."""
+        self._selector.register(self._requests, selectors.EVENT_READ)
+        self._requests.send(b"ready")
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is not self._requests:
+                    self._reap(key.fd)
+                    continue
+                message, descriptors, _, _ = socket.recv_fds(self._requests, MAX_REQUEST_BYTES, 2)
+                if not message:
+                    self._close()
+                    return None
+                request = _SpawnRequest(log=descriptors[0], **json.loads(message))
+                if self._fork(socket.socket(fileno=descriptors[1])):
+                    return request
+                os.close(request.log)
+
+    def _fork(self, exit_socket: socket.socket) -> bool:
+        """Whether this is the child."""
+        assert len(os.listdir("/proc/self/task")) == 1, "a thread runs here: what it does would be inherited half done"
+        pid = os.fork()
+        if pid == 0:
+            self._close_inherited(exit_socket)
+            return True
+        pidfd = os.pidfd_open(pid)
+        self._exit_sockets[pidfd] = (pid, exit_socket)
+        self._selector.register(pidfd, selectors.EVENT_READ)
+        self._requests.send(str(pid).encode())
+        return False
+
+    def _close_inherited(self, exit_socket: socket.socket) -> None:
+        """A child keeps nothing of the server's."""
+        self._selector.close()
+        self._requests.close()
+        exit_socket.close()
+        for pidfd, (_, other) in self._exit_sockets.items():
+            os.close(pidfd)
+            other.close()
+
+    def _reap(self, pidfd: int) -> None:
+        pid, exit_socket = self._exit_sockets.pop(pidfd)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        with exit_socket, contextlib.suppress(OSError):  # nobody may want to know any more
+            exit_socket.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+    def _close(self) -> None:
+        for pidfd in list(self._exit_sockets):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            self._reap(pidfd)
+
+
+def main() -> int:
+    """Command line."""
+    descriptor, *preloaded = sys.argv[1:]
+    requests = socket.socket(fileno=int(descriptor))
+    for name in preloaded:
+        importlib.import_module(name)
+    gc.freeze()  # what is here stays: children share it, and never look at it again
+    request = _ServerLoop(requests).serve()
+    return 0 if request is None else request.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""The router's API without sockets, for Hypothesis: one exchange after another on one event loop, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jsonschema_rs
+from starlette.applications import Starlette
+
+from services.router.fake_dispatcher import FakeDispatcher, one_token_chunks
+from services.router.frontend import ApiLimits
+from services.router.openapi import openapi_document
+from services.router.routes import make_app
+from tests.unit.router.text.text_models import bundled
+
+MODEL = "tiny"
+MAX_MODEL_LEN = 256
+MAX_ERROR_BYTES = 8 * 1024
+TIMEOUT_S = 20.0
+VOCAB_SIZE = bundled().vocab_size
+JSON_TYPE = (b"content-type", b"application/json")
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client got. Status 0: nothing, since it had gone away."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> dict[str, Any]:
+        return json.loads(self.body)["error"]
+
+
+class FuzzedApp:
+    """The application, and what every answer of it must be like."""
+
+    def __init__(self) -> None:
+        self.dispatcher = FakeDispatcher(lambda sequence: one_token_chunks([5, 6, 2]))
+        self.app = _app(self.dispatcher)
+        self._runner = asyncio.Runner()
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        parts: Sequence[bytes] = (b"",),
+        headers: Headers = (JSON_TYPE,),
+        *,
+        query: bytes = b"",
+        disconnects: bool = False,
+    ) -> Reply:
+        """One exchange; `parts` are the pieces of the body. Raises `TimeoutError` when there is no end of it."""
+        self.dispatcher.admitted.clear()
+        self.dispatcher.finished.clear()
+        reply = self._runner.run(self._exchange(method, path, parts, headers, query, disconnects))
+        assert not self.dispatcher.outstanding, "a request was never released"
+        self.check(reply, disconnects=disconnects)
+        return reply
+
+    def post(self, path: str, body: object) -> Reply:
+        return self.send("POST", path, [json.dumps(body).encode()])
+
+    def check(self, reply: Reply, *, disconnects: bool) -> None:
+        assert reply.status < 500 or (disconnects and reply.status == 0), reply
+        if reply.status == 0:
+            return
+        assert len(reply.headers["x-request-id"]) <= 128
+        if reply.status >= 400 and reply.headers.get("content-length") != "0":
+            assert reply.headers["content-type"] == "application/json"
+            assert len(reply.body) < MAX_ERROR_BYTES
+            error = json.loads(reply.body)
+            assert set(error) == {"error"}
+            assert set(error["error"]) == {"message", "type", "param", "code"}
+            assert error["error"]["message"]
+            assert error["error"]["code"]
+        elif reply.headers["content-type"].startswith("text/event-stream"):
+            assert reply.body.endswith(b"data: [DONE]\n\n")
+
+    async def _exchange(
+        self, method: str, path: str, parts: Sequence[bytes], headers: Headers, query: bytes, disconnects: bool
+    ) -> Reply:
+        coming = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+        if not disconnects:
+            coming[-1]["more_body"] = False
+        status, sent, body, gone = 0, {}, bytearray(), asyncio.Event()
+
+        async def receive() -> Any:
+            if coming:
+                return coming.pop(0)
+            if not disconnects:
+                await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                assert status == 0, "answered twice"
+                status = message["status"]
+                sent = {name.decode(): value.decode("latin-1") for name, value in message["headers"]}
+            else:
+                body.extend(message.get("body", b""))
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode("utf-8", "replace"),
+            "root_path": "",
+            "query_string": query,
+            "headers": [(name.lower(), value) for name, value in headers],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+        }
+        async with asyncio.timeout(TIMEOUT_S):
+            await self.app(scope, receive, send)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, f"tasks outlive their request: {left}"
+        return Reply(status, sent, bytes(body))
+
+
+def _app(dispatcher: FakeDispatcher) -> Starlette:
+    limits = ApiLimits(model_name=MODEL, max_model_len=MAX_MODEL_LEN, max_body_bytes=64 * 1024)
+    return make_app(bundled(), dispatcher, lambda: (True, "1 pair"), limits)
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """The document of this world's application."""
+    return openapi_document(MODEL, VOCAB_SIZE, requires_api_key=False)
+
+
+@cache
+def validator(schema: str) -> Any:
+    """What the document says of one of its schemas."""
+    components = openapi()["components"]
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$ref": f"#/components/schemas/{schema}"}
+    return jsonschema_rs.validator_for({**whole, "components": components})

@@ -1,0 +1,343 @@
+"""A prefill and a decode worker in this process: real servers, servicers, engine threads and transfers, a fake model.
+
+Everything between a socket and the model is the product's own. The model is as strict as a real one: a token that is
+not in its vocabulary ends the engine, which every test notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import grpc
+
+from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
+from baton.domain.request import EngineRequest, SamplingParams, StopParams
+from baton.domain.worker import WorkerLoad, WorkerRecord, WorkerRole
+from baton.engine.batch import Batch, StepOutput
+from baton.engine.fake_runner import SLOT_BYTES, FakeRunner, fake_geometry, fake_token
+from baton.engine.mailbox import Mailbox
+from baton.engine.thread import EngineThread
+from baton.kv.memory import PageMemory
+from baton.kv.pages import Owner, PagePool
+from baton.kv.prefix_cache import PrefixCache
+from baton.kv.tiers import HostTier
+from baton.rpc import codec
+from baton.rpc.channel_pool import ChannelPool
+from baton.rpc.gen import (
+    decode_pb2,
+    decode_pb2_grpc,
+    handoff_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+)
+from baton.rpc.server import ServerAuth, start_server
+from baton.store.memory_store import MemoryStore
+from baton.store.options import StoreOptions
+from baton.transfer.base import PullEvent
+from baton.transfer.digest import digest_pages
+from baton.transfer.stream import StreamPuller, StreamSource
+from baton.worker.request_validator import EngineRequestValidator
+from baton.worker.streams import AttemptStreams
+from services.decode.commands import DecodeCommand, Pulled
+from services.decode.handoff_client import HandoffClient
+from services.decode.import_policy import ImportPolicy, ImportRules
+from services.decode.kv_import import ImportLimits, ImportTable
+from services.decode.links import LinkIdentity, PrefillLinks
+from services.decode.loop import DecodeLoop
+from services.decode.outbox import DecodeOutbox
+from services.decode.scheduler import DecodeScheduler
+from services.decode.server import DecodeServicer, DecodeStreamEvent
+from services.prefill.commands import PrefillCommand
+from services.prefill.handoff_log import HandoffLog
+from services.prefill.handoff_server import HandoffServicer, LinkConfig
+from services.prefill.kv_export import ExportTable
+from services.prefill.loop import PrefillLoop
+from services.prefill.outbox import PrefillOutbox
+from services.prefill.scheduler import PrefillLimits, PrefillScheduler
+from services.prefill.server import PrefillServicer, PrefillStreamEvent
+
+PAGE_SIZE, NUM_PAGES, VOCAB_SIZE, MAX_MODEL_LEN = 2, 16, 16, 28
+PAGE_BYTES = PAGE_SIZE * SLOT_BYTES
+PREFILL, DECODE = WorkerId("prefill-0"), WorkerId("decode-0")
+PREFILL_INCARNATION, DECODE_INCARNATION = Incarnation(0xAA), Incarnation(0xBB)
+MODEL = "fake"
+FINGERPRINT = fake_geometry(PAGE_SIZE).fingerprint("none")
+LEASE_S = 0.5
+TIMEOUT_S = 20.0
+"""How long anything may take on a machine that is busy with other work."""
+
+Answer = TypeVar("Answer")
+
+
+class StrictRunner(FakeRunner):
+    """Refuses what would be an index error in a real model or sampler."""
+
+    def run(self, batch: Batch) -> StepOutput:
+        for row in batch.rows:
+            spec = row.sample
+            named = () if spec is None else (*spec.banned, *(token for token, _ in spec.sampling.logit_bias))
+            for token in (*row.tokens, *named):
+                if not 0 <= token < VOCAB_SIZE:
+                    raise IndexError(f"{row.id}: token {token} is not in a vocabulary of {VOCAB_SIZE}")
+        return super().run(batch)
+
+
+class _Worker:
+    """What both kinds have here: a pool, a thread, and a note of its end."""
+
+    def __init__(self) -> None:
+        self.memory = PageMemory(NUM_PAGES, PAGE_BYTES)
+        self.cache = PrefixCache(PagePool(NUM_PAGES))
+        self.crash: BaseException | None = None
+
+    def crashed(self, error: BaseException) -> None:
+        self.crash = error
+
+    def held_pages(self) -> int:
+        """Pages that are neither free nor cached. Read from another thread: exact once the engine is idle."""
+        counts = self.cache.pool.counts()
+        return sum(count for owner, count in counts.items() if owner not in (Owner.FREE, Owner.CACHED))
+
+
+class PrefillWorker(_Worker):
+    """Wired as `services.prefill.app` wires it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mailbox: Mailbox[PrefillCommand] = Mailbox(1024)
+        self.streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams()
+        self.handoffs = HandoffLog()
+        outbox = PrefillOutbox(self.handoffs, self.streams)
+        exports = ExportTable(self.cache.pool, LEASE_S)
+        limits = PrefillLimits(PAGE_SIZE, 4 * PAGE_SIZE, 4, NUM_PAGES // 2)
+        runner = StrictRunner(self.memory, PAGE_SIZE, VOCAB_SIZE)
+        self.loop = PrefillLoop(
+            self.cache, PrefillScheduler(self.cache, exports, limits), exports, runner,
+            lambda pages: digest_pages(self.memory, pages), emit=outbox.emit, on_idle=lambda: None,
+            mailbox=self.mailbox,
+        )  # fmt: skip
+        self.thread = EngineThread(self.loop, "fuzzed-prefill", self.crashed)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        source = StreamSource(PREFILL_INCARNATION, self.memory)
+        terms = LinkConfig(
+            PREFILL, PREFILL_INCARNATION, MODEL, FINGERPRINT, {"stream": source.metadata()}, self.memory.address,
+            NUM_PAGES, PAGE_BYTES, watch_timeout_s=60.0,
+        )  # fmt: skip
+        handoffs = HandoffServicer(terms, self.mailbox, self.handoffs, source.read_pages)
+        prefill = PrefillServicer(
+            self.mailbox, self.streams, lambda: False, EngineRequestValidator(VOCAB_SIZE, MAX_MODEL_LEN)
+        )
+        handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
+        prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, server)
+
+    def is_idle(self) -> bool:
+        return not (self.held_pages() or self.loop.num_requests or len(self.streams) or len(self.handoffs))
+
+
+class DecodeWorker(_Worker):
+    """Wired as `services.decode.app` wires it."""
+
+    def __init__(self, store: MemoryStore, channels: ChannelPool) -> None:
+        super().__init__()
+        self.mailbox: Mailbox[DecodeCommand] = Mailbox(256)
+        self.streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams()
+        self.puller = StreamPuller(self.memory, self._pulled)
+        identity = LinkIdentity(DECODE, DECODE_INCARNATION, MODEL, FINGERPRINT, PAGE_BYTES)
+        self.links = PrefillLinks(identity, store, channels, self.puller, self.mailbox, lambda: None, grace_s=1.0)
+        validator = EngineRequestValidator(VOCAB_SIZE, MAX_MODEL_LEN)
+        self.handoffs = HandoffClient(self.links, self.mailbox, LEASE_S / 4, validator)
+        self._outbox = DecodeOutbox(DECODE, "stream", self.streams, self.handoffs)
+        imports = ImportTable(self.cache, ImportLimits(PAGE_SIZE, 4, 4, pull_deadline_s=2.0))
+        host = PageMemory(NUM_PAGES, PAGE_BYTES)
+        scheduler = DecodeScheduler(imports, HostTier(NUM_PAGES), PAGE_SIZE)
+        import_policy = ImportPolicy(self.cache.pool, imports, scheduler, ImportRules(PAGE_SIZE, digests=True))
+        self.loop = DecodeLoop(
+            self.cache, imports, scheduler, import_policy, StrictRunner(self.memory, PAGE_SIZE, VOCAB_SIZE, host), 4,
+            emit=self._outbox.emit, submit=self.puller.submit, on_idle=lambda: None, mailbox=self.mailbox,
+        )  # fmt: skip
+        self.thread = EngineThread(self.loop, "fuzzed-decode", self.crashed)
+        self.servicer = DecodeServicer(
+            self.mailbox, self.streams, self.links, self.handoffs, lambda: False, 2.0, validator
+        )
+
+    def register(self, server: grpc.aio.Server) -> None:
+        decode_pb2_grpc.add_DecodeServicer_to_server(self.servicer, server)
+
+    def is_idle(self) -> bool:
+        return not (self.held_pages() or self.loop.num_requests or len(self.streams) or len(self.handoffs))
+
+    def _pulled(self, event: PullEvent) -> None:
+        self._outbox.record_pull(event)
+        self.mailbox.put(Pulled(event))
+
+
+class WorkerPair:
+    """Both workers and a channel to each, on one event loop that runs while a test asks for something."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self._runner = runner
+        self._num_requests = 0
+
+    def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """Runs `work` to its end, which must come."""
+        return self._runner.run(self._bounded(work))
+
+    async def start(self) -> None:
+        self.store = MemoryStore(StoreOptions(worker_ttl_s=3600.0, heartbeat_s=600.0))
+        self.channels = ChannelPool()
+        self.prefill, self.decode = PrefillWorker(), DecodeWorker(self.store, self.channels)
+        self.workers: tuple[PrefillWorker, DecodeWorker] = (self.prefill, self.decode)
+        for worker in self.workers:
+            worker.thread.start()
+        start = (
+            start_server("127.0.0.1", 0, self.prefill.register, ServerAuth(PREFILL_INCARNATION)),
+            start_server("127.0.0.1", 0, self.decode.register, ServerAuth(DECODE_INCARNATION)),
+        )
+        self._servers = await asyncio.gather(*start)
+        to_prefill, to_decode = (f"127.0.0.1:{server.port}" for server in self._servers)
+        self.to_prefill = self.channels.get(to_prefill, PREFILL_INCARNATION)
+        self.to_decode = self.channels.get(to_decode, DECODE_INCARNATION)
+        self._tasks = [
+            asyncio.create_task(self.decode.links.run()),
+            asyncio.create_task(self.decode.handoffs.renew_forever()),
+        ]
+        await self.store.announce(prefill_record(to_prefill, PREFILL, PREFILL_INCARNATION))
+        await eventually(lambda: self.decode.links.records(), "the link")
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(server.stop() for server in self._servers))
+        await self.decode.handoffs.close()
+        await self.channels.close()
+        await self.store.close()
+        for worker in self.workers:
+            assert worker.thread.stop(TIMEOUT_S)
+        self.decode.puller.close()
+
+    def check_alive(self) -> None:
+        """No engine has ended, no task has, and the link is up."""
+        for worker in self.workers:
+            assert worker.crash is None, repr(worker.crash)
+        assert not any(task.done() for task in self._tasks)
+        assert self.decode.links.records()
+
+    async def settle(self) -> None:
+        """Nothing is held by anybody, and the books are right."""
+        self.check_alive()
+        for worker in self.workers:
+            await eventually(worker.is_idle, f"{type(worker).__name__} holds nothing")
+            worker.cache.pool.check()
+            worker.cache.check()
+
+    def next_request(self, tokens: tuple[int, ...] = (1, 2, 3, 4, 5), max_tokens: int = 6) -> EngineRequest:
+        """A request that nobody has seen."""
+        self._num_requests += 1
+        id = AttemptId(RequestId(f"good-{self._num_requests}"), 1)
+        return EngineRequest(id, tokens, len(tokens), SamplingParams(temperature=0.0), StopParams(max_tokens))
+
+    async def reserve(self, request: EngineRequest) -> decode_pb2.Reserved:
+        """Room for it on decode, which may take a moment while others leave."""
+        stub = decode_pb2_grpc.DecodeStub(self.to_decode)
+        ask = decode_pb2.ReserveRequest(id=codec.encode_id(request.id), num_tokens=len(request.tokens), deadline_s=5.0)
+        reply = decode_pb2.ReserveReply()
+
+        async def reserved() -> bool:
+            nonlocal reply
+            reply = await stub.Reserve(ask, timeout=TIMEOUT_S)
+            assert not reply.HasField("refused"), reply
+            return reply.HasField("reserved")
+
+        await eventually(reserved, "a reservation")
+        return reply.reserved
+
+    async def serve(self, request: EngineRequest) -> list[int]:
+        """The tokens that the pair generates for a good request."""
+        reserved = await self.reserve(request)
+        generate = decode_pb2_grpc.DecodeStub(self.to_decode).Generate(self.generate(request, reserved.reservation_id))
+        message = prefill_pb2.PrefillRequest(
+            request=codec.encode_request(request), decode_prefix_len=reserved.decode_prefix_len, deadline_s=10.0
+        )
+        tokens: list[int] = []
+        async for event in prefill_pb2_grpc.PrefillStub(self.to_prefill).Prefill(message, timeout=TIMEOUT_S):
+            assert not event.HasField("failed"), event
+            if event.HasField("sealed"):
+                tokens.append(event.sealed.first_token.token)
+        async for event in generate:
+            assert not event.HasField("failed"), event
+            tokens += [token.token for token in event.tokens.tokens]
+        return tokens
+
+    def generate(self, request: EngineRequest, reservation_id: str) -> decode_pb2.GenerateRequest:
+        """What a router sends for a reservation."""
+        return decode_pb2.GenerateRequest(
+            request=codec.encode_request(request),
+            reservation_id=reservation_id,
+            prefill_id=PREFILL,
+            prefill_incarnation=PREFILL_INCARNATION,
+            deadline_s=10.0,
+        )
+
+    async def check_still_serves(self) -> None:
+        """A good request gets the model's tokens, and then nothing is held."""
+        request = self.next_request()
+        assert await self.serve(request) == expected_output(request)
+        await self.settle()
+
+    async def _bounded(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        async with asyncio.timeout(6 * TIMEOUT_S):
+            return await work
+
+
+def expected_output(request: EngineRequest) -> list[int]:
+    """Everything the model says when nobody else is there."""
+    tokens = list(request.tokens)
+    for _ in range(request.stop.max_tokens):
+        tokens.append(fake_token(tokens, VOCAB_SIZE))
+    return tokens[len(request.tokens) :]
+
+
+@contextmanager
+def running_pair() -> Iterator[WorkerPair]:
+    """Started, and stopped whatever happens; nothing may be left behind when the test is content."""
+    with asyncio.Runner() as runner:
+        pair = WorkerPair(runner)
+        pair.run(pair.start())
+        try:
+            yield pair
+            pair.run(pair.check_still_serves())
+        finally:
+            pair.run(pair.stop())
+
+
+async def eventually(condition: Callable[[], Any | Awaitable[Any]], what: str, timeout_s: float = TIMEOUT_S) -> None:
+    """Until `condition`, asked again and again, is true."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answer = condition()
+        if await answer if isinstance(answer, Awaitable) else answer:
+            return
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        await asyncio.sleep(0.005)  # between two looks, not instead of one
+
+
+def prefill_record(address: str, id: WorkerId, incarnation: Incarnation) -> WorkerRecord:
+    """What a prefill worker of this world announces."""
+    return WorkerRecord(
+        id=id,
+        role=WorkerRole.PREFILL,
+        incarnation=incarnation,
+        address=address,
+        model=MODEL,
+        fingerprint=FINGERPRINT,
+        page_size=PAGE_SIZE,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=VOCAB_SIZE,
+        load=WorkerLoad(total_pages=NUM_PAGES, available_pages=NUM_PAGES),
+    )

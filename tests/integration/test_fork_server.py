@@ -1,0 +1,47 @@
+"""The fork server of the tests' clusters: its children are processes with an end of their own, and go when it goes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import eventually
+from tests.fork_server import ForkServer
+
+pytestmark = pytest.mark.integration
+
+TIMEOUT_S = 60.0
+WAITS_FOR_EVER = ("serve", "router", "--model=bundled", "--port=0", "--redis-url=memory://")
+
+
+@pytest.fixture
+def fork_server() -> Iterator[ForkServer]:
+    fork_server = ForkServer(["services.router.app"])
+    yield fork_server
+    fork_server.close()
+
+
+def test_a_child_is_a_command_with_a_log_and_an_exit_code(fork_server: ForkServer, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.log", tmp_path / "bad.log"
+    assert fork_server.spawn("good", ["--version"], good).wait(TIMEOUT_S) == 0
+    assert good.read_text().strip().replace(".", "").isdigit()
+    assert fork_server.spawn("bad", ["serve", "router", "--nonsense=1"], bad).wait(TIMEOUT_S) == 2
+    assert "--nonsense" in bad.read_text()
+
+
+def test_signals_reach_a_child_and_none_outlives_its_nursery(fork_server: ForkServer, tmp_path: Path) -> None:
+    logs = [tmp_path / f"{number}.log" for number in range(3)]
+    terminated, killed, left = (fork_server.spawn(log.stem, WAITS_FOR_EVER, log) for log in logs)
+    eventually(lambda: all("router_listening" in log.read_text() for log in logs), TIMEOUT_S, "all of them run")
+    with pytest.raises(subprocess.TimeoutExpired):
+        left.wait(0.0)
+    terminated.terminate()
+    killed.kill()
+    assert (terminated.wait(TIMEOUT_S), killed.wait(TIMEOUT_S)) == (0, -signal.SIGKILL)
+    fork_server.close()
+    assert left.wait(TIMEOUT_S) == -signal.SIGKILL
+    assert not Path(f"/proc/{left.pid}").exists()

@@ -1,0 +1,85 @@
+"""Pages that came too late, on real processes: prefill refuses their commit, and the client gets the right tokens."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.bundled import MODEL_DIR
+from tests.cluster import Cluster, eventually
+from tests.exactness.reference import Reference
+from tests.stream_client import ResumableCall
+
+pytestmark = pytest.mark.integration
+
+NUM_TOKENS = 24
+NUM_TRIES = 8
+PATIENCE_S = 60.0
+WITHOUT_DIGESTS = {"digests": False, "export-lease-s": 1.5, "worker-ttl-s": 10, "page-size": 2}
+"""Then a commit needs prefill's word. A worker that is stopped for a moment is not taken for dead."""
+PREFILL = {"token-budget": 2}
+"""A page a step: a thousand steps, so that a stop between the first chunk and the seal finds its moment."""
+ROUTER = {"worker-ttl-s": 10, "max-attempts": 10}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(
+        tmp_path,
+        transport="stream",
+        flags=WITHOUT_DIGESTS,
+        prefill_flags=PREFILL,
+        router_flags=ROUTER,
+    ) as cluster:
+        yield cluster
+
+
+def prompt_of(number: int) -> list[int]:
+    return [5 + (13 * i + 7 * number + i * i * number) % 500 for i in range(2000)]
+
+
+def answer_with_a_pause(cluster: Cluster, body: dict[str, Any]) -> list[int | None]:
+    """The tokens of a call whose decode worker stands still from before the seal until prefill holds no pin for it."""
+    decode, call = cluster.processes["decode-0"], ResumableCall(cluster.router_urls, body)
+
+    def num_pinned() -> int:
+        return cluster.pages("prefill-0")["pinned"]
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(call.run, PATIENCE_S)
+        eventually(lambda: num_pinned() or call.seen, PATIENCE_S, "a chunk is published")
+        decode.signal(signal.SIGSTOP)
+        try:
+            eventually(lambda: call.seen, PATIENCE_S, "it is sealed: prefill's token has come")
+            eventually(lambda: not num_pinned(), PATIENCE_S, "the lease has ended")
+        finally:
+            decode.signal(signal.SIGCONT)
+        return answer.result(PATIENCE_S)
+
+
+def test_a_commit_after_the_lease_is_refused_and_the_client_gets_the_right_tokens(cluster: Cluster) -> None:
+    """The attempt is lost, the request is not. On a busy machine a stop may miss its moment; then it is tried again,
+    and the tokens are right all the same."""
+    reference = Reference(MODEL_DIR)
+
+    def num_refused() -> float:
+        return cluster.metric("decode-0", "baton_commit_total", result="invalid")
+
+    assert num_refused() == 0
+    for number in range(NUM_TRIES):
+        prompt = prompt_of(number)
+        body = {
+            "model": cluster.model_name, "prompt": prompt, "stream": True, "temperature": 0, "max_tokens": NUM_TOKENS,
+            "ignore_eos": True, "return_token_ids": True,
+        }  # fmt: skip
+        assert answer_with_a_pause(cluster, body) == reference.generate(prompt, NUM_TOKENS)
+        if num_refused():
+            break
+    assert num_refused() >= 1
+    assert cluster.metric("router-0", "baton_retries_total", reason="lease_ended") >= 1
+    cluster.wait_pages_free(5.0)

@@ -1,0 +1,333 @@
+"""A prefill side and a decode side joined by messages in lists: what `split_machine` and `lease_story` drive.
+
+Each request's tokens must be those of the model run alone, whatever happens between the two. Reads move the source's
+bytes when they end, so what prefill frees too soon is what decode would compute with.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis.stateful import invariant
+
+from baton.domain.errors import BatonError, WorkerLost
+from baton.domain.ids import AttemptId, RequestId, WorkerId
+from baton.domain.request import EngineRequest, FinishReason, OutputToken, StopParams
+from baton.engine.messages import Fail as DecodeFail
+from baton.engine.messages import Fail as PrefillFail
+from baton.kv.keys import page_keys
+from baton.transfer.base import Pull, PullEvent, PullOutcome
+from baton.transfer.digest import digest_pages, mismatches
+from services.decode.effects import (
+    AbortHandoff,
+    AskCommit,
+    ConfirmCommit,
+    DecodeEffect,
+    EmitTokens,
+    ReportImported,
+    StartPull,
+)
+from services.decode.import_policy import ImportPolicy
+from services.decode.import_types import Reserved, SealInfo
+from services.decode.kv_import import ImportTable
+from services.decode.scheduler import DecodeScheduler
+from services.prefill.kv_export import ExportTable
+from services.prefill.scheduler import PrefillEffect, PrefillScheduler, PublishChunk, Seal
+from tests.tiny_workers import (
+    PAGE_BYTES,
+    PAGE_SIZE,
+    TinyPrefill,
+    check_invariants,
+    engine_request,
+    expected_output,
+    tiny_decode,
+    tiny_prefill,
+)
+
+SOURCE = WorkerId("prefill-0")
+LEASE_S = 3.0
+
+
+@dataclass
+class Client:
+    """One request: what was asked and what was received, over all attempts."""
+
+    prompt: list[int]
+    stop: StopParams
+    seed: int
+    received: list[int] = field(default_factory=list)
+    attempt: int = 0
+    reserved: int = 0  # the newest attempt that decode has reserved room
+    running: bool = False
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class PublishedWithDigests:
+    """A chunk on its way from prefill to decode, with the digests its pages had when it was announced."""
+
+    chunk: PublishChunk
+    digests: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """Decode -> prefill."""
+
+    ids: tuple[AttemptId, ...]
+    sent_at: float
+
+
+@dataclass(frozen=True)
+class AbortSent:
+    """Router -> prefill, and -> decode: nobody waits for this attempt any more."""
+
+    id: AttemptId
+
+
+@dataclass(frozen=True)
+class CommitReply:
+    """Prefill -> decode; None: the call failed, whatever prefill made of it."""
+
+    id: AttemptId
+    valid: bool | None
+
+
+@dataclass(frozen=True)
+class LeaseGranted:
+    """Prefill -> decode: the answer to a `Renewal`."""
+
+    renewal: Renewal
+    ids: tuple[AttemptId, ...]
+
+
+FromPrefill = PublishedWithDigests | Seal | PrefillFail
+ToPrefill = AskCommit | ConfirmCommit | AbortHandoff | Renewal | AbortSent
+ToDecode = CommitReply | LeaseGranted | AbortSent
+
+
+class SplitPair:
+    """Both sides, the network between them, and every client. Its classes may be replaced by broken ones."""
+
+    export_table: type[ExportTable] = ExportTable
+    prefill_scheduler: type[PrefillScheduler] = PrefillScheduler
+    import_table: type[ImportTable] = ImportTable
+    decode_scheduler: type[DecodeScheduler] = DecodeScheduler
+    import_policy: type[ImportPolicy] = ImportPolicy
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.clients: dict[RequestId, Client] = {}
+        self.leased: set[AttemptId] = set()  # handoffs whose leases decode renews
+        self.published: dict[AttemptId, deque[FromPrefill]] = {}
+        self.messages: list[ToPrefill] = []
+        self.replies: list[ToDecode] = []
+        self.pulls: list[Pull] = []
+        self.errors: dict[AttemptId, BatonError] = {}  # what decode said of attempts that it gave up
+        self.num_bytes_moved = 0
+        self.num_proven_by: dict[str, int] = {}
+        self.build(True, 4)
+
+    def build(self, digests: bool, num_host_pages: int) -> None:
+        self.digests = digests
+        self.prefill = self._new_prefill()
+        self.decode = tiny_decode(
+            digests, num_host_pages, import_table=self.import_table, decode_scheduler=self.decode_scheduler,
+            import_policy=self.import_policy,
+        )  # fmt: skip
+
+    def lease_ends_at(self, renewal: Renewal) -> float:
+        """On decode's clock; the real arithmetic is in `HandoffClient` and has its own test."""
+        return renewal.sent_at + LEASE_S
+
+    # -- what must hold
+
+    @invariant()
+    def page_counts_agree(self) -> None:
+        check_invariants(self.prefill.cache)
+        check_invariants(self.decode.cache)
+        assert self.decode.imports.num_reservable_pages >= 0
+
+    @invariant()
+    def clients_receive_model_output(self) -> None:
+        for name, client in self.clients.items():
+            alone = expected_output(engine_request(name, client.prompt, stop=client.stop, seed=client.seed))
+            assert client.received == alone[: len(client.received)]
+
+    # -- clients and their router
+
+    def stopped(self) -> list[RequestId]:
+        return [name for name, client in self.clients.items() if not client.running and not client.done]
+
+    def start(self, name: RequestId) -> None:
+        client = self.clients[name]
+        client.attempt += 1
+        request = engine_request(
+            name, client.prompt, attempt=client.attempt, emitted=client.received, stop=client.stop, seed=client.seed
+        )
+        keys = page_keys(request.tokens, PAGE_SIZE, request.salt)
+        reply, effects = self.decode.import_policy.reserve(request.id, len(request.tokens), keys, self.now, 5.0)
+        self.on_decode_effects(effects)
+        if isinstance(reply, Reserved):
+            self._send(request, reply)
+
+    def _send(self, request: EngineRequest, reply: Reserved) -> None:
+        client = self.clients[request.id.request_id]
+        client.running, client.reserved = True, client.attempt
+        self.on_decode_effects(self.decode.import_policy.claim(reply.id, request, SOURCE, self.now + 30))
+        assert client.running, "a reservation that was given was not kept"
+        self.on_prefill_effects(self.prefill.scheduler.add(request, reply.prefix_len, self.now + 30))
+
+    def stop(self, id: AttemptId) -> None:
+        """What a router does with an attempt that is over for it; both workers hear of it, sooner or later."""
+        self.clients[id.request_id].running = False
+        self.messages.append(AbortSent(id))
+        self.replies.append(AbortSent(id))
+
+    def is_current(self, id: AttemptId) -> bool:
+        client = self.clients[id.request_id]
+        return client.running and client.attempt == id.attempt
+
+    def _receive(self, id: AttemptId, token: OutputToken, finish: FinishReason | None) -> None:
+        client = self.clients[id.request_id]
+        assert id.attempt >= client.reserved, f"{id} emitted although a newer attempt was reserved room"
+        if not self.is_current(id):  # its stream is closed
+            return
+        assert token.index == len(client.received), "a gap or a duplicate"
+        client.received.append(token.token)
+        if finish is not None:
+            client.done, client.running = True, False
+
+    # -- prefill
+
+    def _new_prefill(self) -> TinyPrefill:
+        return tiny_prefill(
+            LEASE_S, export_table=self.export_table, prefill_scheduler=self.prefill_scheduler,
+            grants_leases=not self.digests,
+        )  # fmt: skip
+
+    def restart_prefill(self) -> None:
+        """Another process with the same name: its memory is empty, and nobody there knows of anything."""
+        self.prefill = self._new_prefill()
+        self.published.clear()
+        for message in [message for message in self.messages if not isinstance(message, AbortSent)]:
+            self.drop_message(message, reached=False)
+        self.messages.clear()
+        self.leased.clear()
+        self.on_decode_effects(self.decode.import_policy.on_source_replaced(SOURCE))
+        for id in self.decode.imports.ids():
+            self.on_decode_effects(self.decode.import_policy.on_source_lost(id, WorkerLost("the stream broke")))
+
+    def on_prefill_effects(self, effects: list[PrefillEffect]) -> None:
+        for effect in effects:
+            line = self.published.setdefault(effect.id, deque())
+            match effect:
+                case PublishChunk(_, _, pages):
+                    line.append(PublishedWithDigests(effect, digest_pages(self.prefill.memory, pages)))
+                case Seal(id, index, first_token, finish):
+                    line.append(effect)
+                    self._receive(id, OutputToken(index, first_token.token), finish)
+                case PrefillFail(id):
+                    line.append(effect)
+                    if self.is_current(id):
+                        self.stop(id)
+            if not line:
+                del self.published[effect.id]
+
+    def deliver_to_prefill(self, message: ToPrefill) -> None:
+        """A word arrives, and so does its answer."""
+        self.messages.remove(message)
+        self.replies += self._obey(message)
+
+    def drop_message(self, message: ToPrefill, reached: bool) -> None:
+        """A word is lost, or its answer is: decode hears that a commit could not be asked for, and nothing else."""
+        self.messages.remove(message)
+        if reached:
+            self._obey(message)
+        if isinstance(message, AskCommit):
+            self.replies.append(CommitReply(message.id, None))
+
+    def _obey(self, message: ToPrefill) -> list[ToDecode]:
+        exports = self.prefill.exports
+        match message:
+            case AbortHandoff(id):
+                self.prefill.scheduler.release(id)
+            case AbortSent(id):
+                self.prefill.scheduler.abort(id)
+            case AskCommit(id):
+                return [CommitReply(id, exports.commit(id))]
+            case ConfirmCommit(id):
+                exports.commit(id)
+            case Renewal(ids):
+                ended = exports.renew(ids, self.now)
+                return [LeaseGranted(message, tuple(id for id in ids if id not in ended))]
+        return []
+
+    # -- decode
+
+    def deliver_published(self, id: AttemptId) -> None:
+        event = self.published[id].popleft()
+        if not self.published[id]:
+            del self.published[id]
+        match event:
+            case PublishedWithDigests(chunk, digests):
+                known = digests if self.digests else None
+                self.leased |= {id} & set(self.decode.imports.ids())
+                self.on_decode_effects(
+                    self.decode.import_policy.on_chunk(id, chunk.first_page, chunk.pages, known, self.now)
+                )
+            case Seal():
+                info = SealInfo(event.first_token, event.finish, event.num_pages)
+                self.on_decode_effects(self.decode.import_policy.on_seal(id, info, self.now))
+            case PrefillFail(_, error):
+                self.on_decode_effects(self.decode.import_policy.on_source_lost(id, error))
+
+    def renew(self) -> None:
+        self.messages.append(Renewal(tuple(sorted(self.leased)), self.now))
+
+    def deliver_to_decode(self, reply: ToDecode) -> None:
+        self.replies.remove(reply)
+        match reply:
+            case CommitReply(id, valid):
+                self.on_decode_effects(self.decode.import_policy.on_commit_reply(id, valid, self.now))
+            case LeaseGranted(renewal, ids):
+                if not self.digests:
+                    self.decode.import_policy.on_leases_renewed(ids, self.lease_ends_at(renewal))
+            case AbortSent(id):
+                self.on_decode_effects(self.decode.import_policy.abort(id))
+
+    def end_pull(self, pull: Pull, broken: bool, damage: Callable[[Pull], None] = lambda pull: None) -> None:
+        """The bytes move, `damage` is done to them, and decode hears how it went."""
+        self.pulls.remove(pull)
+        memory, num_bytes = self.decode.memory, PAGE_BYTES * len(pull.local_pages)
+        for remote, local in zip(pull.remote_pages, pull.local_pages, strict=True):
+            memory.page(local)[:] = self.prefill.memory.page(remote)
+        damage(pull)
+        wrong = [] if pull.digests is None else mismatches(memory, pull.local_pages, pull.digests)
+        outcome = PullOutcome.FAILED if broken else PullOutcome.CORRUPT if wrong else PullOutcome.DONE
+        self.num_bytes_moved += num_bytes
+        event = PullEvent(pull, outcome, num_bytes, 0.1, corrupt=() if broken else tuple(wrong))
+        self.on_decode_effects(self.decode.import_policy.on_pull_event(event, self.now))
+
+    def on_decode_effects(self, effects: list[DecodeEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case StartPull(pull):
+                    self.pulls.append(pull)
+                case AskCommit(id) | ConfirmCommit(id) | AbortHandoff(id):
+                    self.leased.discard(id)
+                    self.messages.append(effect)
+                case ReportImported():
+                    self.num_proven_by[effect.proof.value] = self.num_proven_by.get(effect.proof.value, 0) + 1
+                case EmitTokens(id, tokens, finish):
+                    for token in tokens:
+                        self._receive(id, token, finish if token is tokens[-1] else None)
+                case DecodeFail(id, error):
+                    self.errors[id] = error
+                    if self.is_current(id):
+                        self.stop(id)
+                case _:
+                    pass

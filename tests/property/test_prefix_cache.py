@@ -1,0 +1,200 @@
+"""The prefix cache and page tables against a dictionary of prefixes, and proof that `check` sees corruption."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from baton.domain.errors import Broken
+from baton.domain.ids import PageId
+from baton.kv.keys import page_keys
+from baton.kv.page_table import PageTable
+from baton.kv.pages import Hold, Owner, PagePool
+from baton.kv.prefix_cache import PrefixCache
+from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, REPEATABLE_SETTINGS, assert_idle, check_invariants
+
+Prefix = tuple[str, tuple[int, ...]]  # salt, and all tokens up to a page's end
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=4 * PAGE_SIZE + 1)
+
+
+@dataclass
+class User:
+    """One request's table and how far its tokens are computed."""
+
+    table: PageTable
+    tokens: list[int]
+    num_filled: int
+
+    def prefixes(self) -> list[Prefix]:
+        """Names of the full pages that are computed."""
+        ends = range(PAGE_SIZE, self.num_filled + 1, PAGE_SIZE)
+        return [(self.table.salt, tuple(self.tokens[:end])) for end in ends]
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Requests come, compute, go; what they leave behind must be found again under its exact name, or be evicted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = PrefixCache(PagePool(NUM_PAGES))
+        self.users: list[User] = []
+        self.cached: dict[Prefix, PageId] = {}
+
+    @rule(tokens=TOKENS, salt=st.sampled_from(["", "tenant"]), hold=st.sampled_from([Hold.LIVE, Hold.RESERVED]))
+    def come(self, tokens: list[int], salt: str, hold: Hold) -> None:
+        table = PageTable(self.cache, PAGE_SIZE, salt, hold)
+        expected = self._longest(tokens, salt)
+        assert self.cache.num_matching(page_keys(tokens, PAGE_SIZE, salt)) == len(expected)
+        num_matched = table.match_tokens(tokens)
+        assert table.pages == expected, "not the longest cached prefix under this salt"
+        assert num_matched == len(expected) * PAGE_SIZE
+        num_missing, num_available = table.num_missing(len(tokens)), self.cache.num_available
+        assert table.extend(len(tokens)) == (num_missing <= num_available), "reserved by num_available, refused"
+        if table.num_slots < len(tokens):
+            assert len(table.pages) == len(expected)
+            table.release()
+            return
+        self._see_evictions()
+        assert len(set(table.pages)) == len(table.pages)
+        others = {page for user in self.users for page in user.table.pages} | set(self.cached.values())
+        assert not set(table.pages[len(expected) :]) & others, "a page in use was handed out"
+        self.users.append(User(table, tokens, num_matched))
+
+    @precondition(lambda self: self.users)
+    @rule(data=st.data(), num_tokens=st.integers(1, 4))
+    def compute(self, data: st.DataObject, num_tokens: int) -> None:
+        user = data.draw(st.sampled_from(self.users))
+        user.num_filled = min(len(user.tokens), user.num_filled + num_tokens)
+        mine = list(user.table.pages)
+        user.table.cache_full_pages(user.tokens, user.num_filled)
+        for index, prefix in enumerate(user.prefixes()):
+            expected = self.cached.setdefault(prefix, mine[index])
+            assert user.table.pages[index] == expected, "an equal page was cached and not taken"
+        held = {page for one in self.users for page in one.table.pages}
+        swapped = set(mine) - set(user.table.pages) - held
+        assert all(self.cache.pool.owner(page) is Owner.FREE for page in swapped), "a duplicate was not given back"
+
+    @precondition(lambda self: self.users)
+    @rule(data=st.data())
+    def go(self, data: st.DataObject) -> None:
+        user = data.draw(st.sampled_from(self.users))
+        self.users.remove(user)
+        user.table.release()
+
+    @precondition(lambda self: self.users)
+    @rule(data=st.data(), hold=st.sampled_from(Hold))
+    def change_hold(self, data: st.DataObject, hold: Hold) -> None:
+        data.draw(st.sampled_from(self.users)).table.change_hold(hold)
+
+    @rule()
+    def clear(self) -> None:
+        num_unheld = self.cache.pool.num_cached
+        assert self.cache.clear() == num_unheld
+        assert self.cache.pool.num_cached == 0
+        self._see_evictions()
+
+    @invariant()
+    def books_agree(self) -> None:
+        check_invariants(self.cache)
+        assert len(self.cache) == len(self.cached)
+        for page in (page for user in self.users for page in user.table.pages):
+            assert self.cache.pool.owner(page) not in (Owner.FREE, Owner.CACHED), "a page in use may be reused"
+
+    def teardown(self) -> None:
+        for user in self.users:
+            user.table.release()
+        assert_idle(self.cache)
+        self.cache.clear()
+        assert self.cache.pool.num_free == NUM_PAGES
+
+    def _longest(self, tokens: list[int], salt: str) -> list[PageId]:
+        pages = []
+        for end in range(PAGE_SIZE, len(tokens) + 1, PAGE_SIZE):
+            page = self.cached.get((salt, tuple(tokens[:end])))
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def _see_evictions(self) -> None:
+        kept = {}
+        for (salt, tokens), page in self.cached.items():
+            if self.cache.num_matching(page_keys(tokens, PAGE_SIZE, salt)) == len(tokens) // PAGE_SIZE:
+                kept[salt, tokens] = page
+        held = {page for user in self.users for page in user.table.pages}
+        evicted = {page for prefix, page in self.cached.items() if prefix not in kept}
+        assert not evicted & held, "a held page was evicted"
+        self.cached = kept
+
+
+def test_radix_cache():
+    run_state_machine_as_test(CacheMachine, settings=REPEATABLE_SETTINGS)
+
+
+def fill(cache: PrefixCache, tokens: list[int]) -> bool:
+    """One request that comes, computes everything and goes."""
+    table = PageTable(cache, PAGE_SIZE, "", Hold.LIVE)
+    table.match_tokens(tokens)
+    filled = table.extend(len(tokens))
+    if filled:
+        table.cache_full_pages(tokens, len(tokens))
+    table.release()
+    return filled
+
+
+@REPEATABLE_SETTINGS
+@given(st.lists(TOKENS, min_size=1, max_size=6))
+def test_eviction_takes_the_least_recently_used_leaf(prompts: list[list[int]]):
+    cache = PrefixCache(PagePool(6 * (4 + 1)))  # room for everything: nothing is evicted while it is filled
+    last_used: dict[tuple[int, ...], int] = {}
+    for now, tokens in enumerate(prompts):
+        assert fill(cache, tokens)
+        last_used |= {tuple(tokens[:end]): now for end in range(PAGE_SIZE, len(tokens) + 1, PAGE_SIZE)}
+    while last_used:
+        leaves = [one for one in last_used if not any(one == other[: len(one)] != other for other in last_used)]
+        oldest = min(leaves, key=lambda leaf: last_used[leaf])
+        taken = cache.allocate(cache.pool.num_free + 1, Hold.LIVE)
+        assert taken is not None
+        assert cache.num_matching(page_keys(oldest, PAGE_SIZE, "")) == len(oldest) // PAGE_SIZE - 1
+        del last_used[oldest]
+        assert len(cache) == len(last_used)
+        cache.pool.drop(taken, Hold.LIVE)
+
+
+class TestCheckCanFail:
+    def cache(self) -> PrefixCache:
+        cache = PrefixCache(PagePool(NUM_PAGES))
+        fill(cache, [0, 1, 1, 0])
+        cache.check()
+        return cache
+
+    def test_a_page_without_the_one_before_it(self):
+        cache = self.cache()
+        del cache._nodes[page_keys([0, 1], PAGE_SIZE, "")[0]]
+        with pytest.raises(Broken, match="without the page before"):
+            cache.check()
+
+    def test_children_that_were_miscounted(self):
+        cache = self.cache()
+        cache._nodes[page_keys([0, 1], PAGE_SIZE, "")[0]].num_children += 1
+        with pytest.raises(Broken, match="counts 2 children, has 1"):
+            cache.check()
+
+    def test_one_page_under_two_keys(self):
+        cache = self.cache()
+        first, second = cache._nodes.values()
+        first.page = second.page
+        with pytest.raises(Broken, match="two keys"):
+            cache.check()
+
+    def test_a_held_page_after_one_that_may_be_evicted(self):
+        """Its leaf can never go, so the page before it cannot either, though the books say so: eviction would spin."""
+        cache = self.cache()
+        leaf = cache._nodes[page_keys([0, 1, 1, 0], PAGE_SIZE, "")[1]]
+        cache.pool.hold([leaf.page], Hold.PINNED)
+        with pytest.raises(Broken, match="the page before it is not"):
+            cache.check()

@@ -1,0 +1,146 @@
+"""A dispatcher, its store and its mock workers: what the dispatch tests run in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from baton.domain.ids import RequestId
+from baton.domain.lifecycle import RequestState
+from baton.domain.request import SamplingParams, StopParams
+from baton.rpc.channel_pool import ChannelPool
+from baton.store.memory_store import MemoryStore
+from baton.store.options import StoreOptions
+from baton.store.write_behind.writer import StoreWriter
+from baton.telemetry.request_timer import Milestone
+from services.router.dispatch.aborts import Aborts
+from services.router.dispatch.admission_queue import AdmissionLimits
+from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher
+from services.router.dispatch.link_breaker import LinkBreakerLimits
+from services.router.dispatch.reserve import ReserveLimits
+from services.router.dispatch.workers import WorkerLimits, WorkerSet
+from services.router.generation import GenerationChunk, SequenceSpec
+from tests.mock_workers import (
+    MODEL,
+    MockCluster,
+    MockDecode,
+    MockPrefill,
+    ScriptedAction,
+    token_at,
+)
+
+PROMPT = tuple(range(1, 11))
+LIMITS = DispatchLimits(
+    admission=AdmissionLimits(max_running_requests=8, max_queued_requests=8, max_queued_tokens=1000),
+    reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=0.3),
+    max_attempts=3,
+)
+SHORT_RESTS = LinkBreakerLimits(first_open_s=0.05, max_open_s=0.2, grace_s=0.0)
+WORKER_LIMITS = WorkerLimits(worker_ttl_s=0.5, heartbeat_interval_s=0.05, max_step_age_s=30.0, link_breaker=SHORT_RESTS)
+ONE_AT_A_TIME = replace(LIMITS, admission=AdmissionLimits(1, 2, 25))
+
+
+@dataclass(slots=True)
+class RecordedTimings:
+    """A witness that remembers."""
+
+    entries: list[str] = field(default_factory=list)
+
+    def on_milestone(self, id: RequestId, milestone: Milestone) -> None:
+        self.entries.append(milestone.value)
+
+    def on_retry(self, id: RequestId) -> None:
+        self.entries.append("retry")
+
+
+@dataclass(slots=True)
+class World:
+    """A dispatcher and all it talks to."""
+
+    dispatcher: TokenDispatcher
+    workers: WorkerSet
+    cluster: MockCluster
+    store: MemoryStore
+    writer: StoreWriter
+    timings: RecordedTimings
+
+    @property
+    def prefill(self) -> MockPrefill:
+        return self.cluster.prefills[0]
+
+    @property
+    def decode(self) -> MockDecode:
+        return self.cluster.decodes[0]
+
+    async def generate(self, sequence: SequenceSpec) -> list[GenerationChunk]:
+        return [chunk async for chunk in self.dispatcher.run(self.dispatcher.admit(sequence))]
+
+    async def state(self, sequence: SequenceSpec) -> RequestState:
+        """Where the state store has the request, once everything is written."""
+        await self.writer.close()
+        record = await self.store.get(sequence.id)
+        assert record is not None
+        return record.state
+
+
+@asynccontextmanager
+async def world(
+    prefill: Sequence[Sequence[ScriptedAction]] = ((),),
+    decode: Sequence[Sequence[ScriptedAction]] = ((),),
+    limits: DispatchLimits = LIMITS,
+    linked: bool = True,
+    worker_limits: WorkerLimits = WORKER_LIMITS,
+) -> AsyncIterator[World]:
+    store = MemoryStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
+    cluster = MockCluster(
+        store,
+        [MockPrefill(f"prefill-{n}", script) for n, script in enumerate(prefill)],
+        [MockDecode(f"decode-{n}", script) for n, script in enumerate(decode)],
+        num_probe_bytes=4096 if linked else 0,
+    )
+    channels, timings = ChannelPool(), RecordedTimings()
+    workers = WorkerSet(store, channels, MODEL, worker_limits)
+    aborts = Aborts(workers)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(store.close)
+        stack.push_async_callback(cluster.stop)
+        stack.push_async_callback(channels.close)
+        stack.push_async_callback(workers.close)
+        stack.push_async_callback(aborts.close)
+        writer = await stack.enter_async_context(StoreWriter(store))
+        dispatcher = TokenDispatcher(workers, aborts, writer, timings, RouterIdentity("router-test", MODEL), limits)
+        await cluster.start()
+        workers.start()
+        async with asyncio.timeout(5):
+            await workers.wait_for_change()
+        yield World(dispatcher, workers, cluster, store, writer, timings)
+        assert dispatcher.num_open == 0, "a admitted was never given back"
+        async with asyncio.timeout(5):
+            await dispatcher.wait_empty()
+
+
+def sequence(
+    name: str = "r", max_tokens: int = 5, deadline_s: float = 10.0, prompt: tuple[int, ...] = PROMPT
+) -> SequenceSpec:
+    return SequenceSpec(RequestId(name), prompt, SamplingParams(seed=7), StopParams(max_tokens), "", deadline_s)
+
+
+def tokens(chunks: Sequence[GenerationChunk]) -> list[tuple[int, int]]:
+    return [(token.index, token.token) for chunk in chunks for token in chunk.tokens]
+
+
+def scripted(num_tokens: int) -> list[tuple[int, int]]:
+    return [(index, token_at(index)) for index in range(num_tokens)]
+
+
+async def two_refreshes(w: World) -> None:
+    """Waits until the workers has certainly read what is announced now: one look may be under way already."""
+    async with asyncio.timeout(5):
+        await w.workers.wait_for_change()
+        await w.workers.wait_for_change()
+
+
+async def consume(chunks: AsyncIterator[GenerationChunk]) -> list[GenerationChunk]:
+    return [chunk async for chunk in chunks]

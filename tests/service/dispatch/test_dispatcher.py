@@ -1,0 +1,133 @@
+"""The dispatcher against mock workers over real gRPC: the way through, and out of it by hanging up."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from baton.domain.ids import AttemptId, RequestId
+from baton.domain.lifecycle import RequestState
+from baton.domain.request import FinishReason
+from baton.kv.keys import page_keys
+from services.router.generation import GenerationChunk
+from tests.mock_workers import (
+    PAGE_SIZE,
+    Hold,
+    Phase,
+    ScriptedAction,
+)
+from tests.service.dispatch.dispatch_world import (
+    ONE_AT_A_TIME,
+    PROMPT,
+    scripted,
+    sequence,
+    tokens,
+    world,
+)
+
+pytestmark = pytest.mark.timeout(30)
+
+
+async def test_tokens_arrive_as_scripted_and_every_stage_is_passed():
+    async with world() as w:
+        chunks = await w.generate(sequence())
+        assert tokens(chunks) == scripted(5)
+        assert [chunk.finish for chunk in chunks] == [None] * 4 + [FinishReason.LENGTH]
+        assert w.timings.entries == ["admit", "queue", "dispatch", "prefill", "import"]
+        assert await w.state(sequence()) is RequestState.FINISHED
+        assert w.prefill.aborts == w.decode.aborts == []
+
+
+async def test_the_workers_are_told_what_they_need():
+    async with world() as w:
+        w.decode.decode_prefix_len = 8
+        chunks = await w.generate(sequence())
+        promise, generate = w.decode.reservations[0], w.decode.generates[0]
+        assert list(promise.page_keys) == page_keys(PROMPT, PAGE_SIZE, "")
+        assert promise.num_tokens == len(PROMPT)
+        assert generate.reservation_id == "decode-0-1"
+        assert (generate.prefill_id, generate.prefill_incarnation) == (w.prefill.id, w.prefill.incarnation)
+        assert w.prefill.requests == w.decode.requests
+        assert w.prefill.requests[0].id == AttemptId(RequestId("r"), 1)
+        assert {chunk.num_cached_tokens for chunk in chunks} == {8}
+
+
+async def test_a_sequence_that_its_first_token_ends_frees_the_promise():
+    async with world() as w:
+        chunks = await w.generate(sequence(max_tokens=1))
+        assert tokens(chunks) == scripted(1)
+        assert chunks[0].finish is FinishReason.LENGTH
+        assert await w.decode.aborted(AttemptId(RequestId("r"), 1)) == "finished"
+        assert await w.state(sequence()) is RequestState.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "num_before"),
+    [
+        pytest.param((), (ScriptedAction(Phase.RESERVE, Hold()),), 0, id="reserving"),
+        pytest.param(
+            (ScriptedAction(Phase.ACCEPT, Hold()),), (ScriptedAction(Phase.IMPORT, Hold()),), 0, id="not yet accepted"
+        ),
+        pytest.param(
+            (ScriptedAction(Phase.SEAL, Hold()),), (ScriptedAction(Phase.IMPORT, Hold()),), 0, id="prefilling"
+        ),
+        pytest.param((), (ScriptedAction(Phase.IMPORT, Hold()),), 1, id="sealed"),
+        pytest.param((), (ScriptedAction(Phase.DECODE, Hold(), index=3),), 3, id="decoding"),
+    ],
+)
+async def test_a_cancelled_request_is_aborted_on_its_workers_within_a_second(prefill, decode, num_before):
+    async with world([prefill], [decode]) as w:
+        seen: list[GenerationChunk] = []
+        ready = asyncio.Event()
+
+        async def consume() -> None:
+            async with aclosing(w.dispatcher.run(w.dispatcher.admit(sequence()))) as chunks:
+                if num_before == 0:
+                    ready.set()
+                async for chunk in chunks:
+                    seen.append(chunk)
+                    if len(seen) == num_before:
+                        ready.set()
+
+        client = asyncio.create_task(consume())
+        async with asyncio.timeout(5):
+            await ready.wait()
+        held = (*prefill, *decode)[0]
+        worker = w.prefill if prefill else w.decode
+        await worker.reached(held.phase, times=3 if held.index else 1)
+        client.cancel()
+        await asyncio.gather(client, return_exceptions=True)
+        id = AttemptId(RequestId("r"), 1)
+        await w.decode.aborted(id, within_s=1.0)
+        if held.phase is not Phase.RESERVE:
+            assert await w.prefill.aborted(id, within_s=1.0) == "cancelled"
+        assert tokens(seen) == scripted(num_before)
+        assert await w.state(sequence()) is RequestState.CANCELLED
+
+
+async def test_closing_the_generator_between_two_tokens_aborts_too():
+    async with world() as w:
+        chunks = w.dispatcher.run(w.dispatcher.admit(sequence()))
+        assert tokens([await anext(chunks), await anext(chunks)]) == scripted(2)
+        await chunks.aclose()
+        for worker in (w.prefill, w.decode):
+            assert await worker.aborted(AttemptId(RequestId("r"), 1), within_s=1.0) == "cancelled"
+
+
+async def test_a_request_cancelled_in_the_queue_never_reaches_a_worker():
+    async with world(
+        [(ScriptedAction(Phase.SEAL, Hold()),)], [(ScriptedAction(Phase.IMPORT, Hold()),)], limits=ONE_AT_A_TIME
+    ) as w:
+        first = asyncio.create_task(w.generate(sequence("first")))
+        await w.prefill.reached(Phase.SEAL)
+        second = asyncio.create_task(w.generate(sequence("second")))
+        third_ticket = w.dispatcher.admit(sequence("third", prompt=(1, 2)))
+        second.cancel()
+        w.dispatcher.release(third_ticket)
+        w.dispatcher.release(third_ticket)
+        first.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        assert [promise.id.request_id for promise in w.decode.reservations] == ["first"]
+        assert await w.state(sequence("third")) is RequestState.CANCELLED

@@ -1,0 +1,141 @@
+"""Workers that are killed, or stopped and continued, and a router that goes on without them: processes and Redis.
+
+The bounds are those of the contract: a killed worker is noticed within a second, one that hangs within five.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from baton.domain.ids import RequestId
+from baton.domain.worker import WorkerRole
+from baton.rpc.channel_pool import ChannelPool
+from baton.store.connect import connect
+from baton.store.write_behind.writer import StoreWriter
+from baton.telemetry.request_timer import Milestone
+from services.router.dispatch.aborts import Aborts
+from services.router.dispatch.dispatcher import RouterIdentity, TokenDispatcher
+from services.router.dispatch.placement import PlacementQuery
+from services.router.dispatch.workers import WorkerLimits, WorkerSet
+from services.router.generation import GenerationChunk
+from tests.mock_worker_process import BUSY_S, OPTIONS, MockWorkerProcess, mock_worker_process
+from tests.mock_workers import MODEL, Phase
+from tests.redis_server import running_redis
+from tests.service.dispatch.dispatch_world import LIMITS, RecordedTimings, consume, scripted, sequence, tokens
+
+pytestmark = pytest.mark.timeout(120)
+
+START_S = 60.0
+HANG_NOTICED_S = 5.0
+KILL_NOTICED_S = 1.0
+PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
+QUERY = PlacementQuery(num_tokens=10, max_tokens=20, keys={})
+
+
+@dataclass(slots=True)
+class TimedDiary(RecordedTimings):
+    """Also knows the moment at which an attempt was given up."""
+
+    retried: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def on_retry(self, id: RequestId) -> None:
+        RecordedTimings.on_retry(self, id)
+        self.retried.set()
+
+
+@dataclass(slots=True)
+class Router:
+    """The lower half of a router, in this process; workers are in theirs and come by Redis alone."""
+
+    dispatcher: TokenDispatcher
+    workers: WorkerSet
+    timings: TimedDiary
+    redis_url: str
+    processes: ExitStack
+
+    async def start_peer(self, role: WorkerRole) -> None:
+        """The first worker; returns when it is announced."""
+        self.processes.enter_context(mock_worker_process(role, "peer", self.redis_url))
+        await self.until(lambda: len(self.workers.records) == 1, START_S)
+
+    async def start(self, role: WorkerRole, id: str, hold: Phase | None = None) -> MockWorkerProcess:
+        """A worker more; returns when it is linked and in use."""
+        process = self.processes.enter_context(mock_worker_process(role, id, self.redis_url, hold))
+        await self.until(lambda: self.uses(id), START_S)
+        return process
+
+    async def until(self, condition: Callable[[], bool], within_s: float) -> None:
+        """Looks at the workers again after every change."""
+        async with asyncio.timeout(within_s):
+            while not condition():
+                await self.workers.wait_for_change()
+
+    def uses(self, id: str) -> bool:
+        """Whether requests are placed on the worker (equal ones take turns)."""
+        pairs = [pair for _ in range(2) if (pair := self.workers.choose(QUERY)) is not None]
+        return any(id in (pair.prefill.id, pair.decode.id) for pair in pairs)
+
+    def run(self, name: str) -> asyncio.Task[list[GenerationChunk]]:
+        """A request that may take its time."""
+        return asyncio.create_task(consume(self.dispatcher.run(self.dispatcher.admit(sequence(name, deadline_s=60.0)))))
+
+
+@asynccontextmanager
+async def router(worker_ttl_s: float = OPTIONS.worker_ttl_s) -> AsyncIterator[Router]:
+    with running_redis() as redis, ExitStack() as processes:
+        async with AsyncExitStack() as stack:
+            store, channels, timings = await connect(redis.url, OPTIONS), ChannelPool(), TimedDiary()
+            workers = WorkerSet(
+                store, channels, MODEL, WorkerLimits(worker_ttl_s, OPTIONS.heartbeat_s, max_step_age_s=30.0)
+            )
+            aborts = Aborts(workers)
+            for close in (store.close, channels.close, workers.close, aborts.close):
+                stack.push_async_callback(close)
+            writer = await stack.enter_async_context(StoreWriter(store))
+            dispatcher = TokenDispatcher(workers, aborts, writer, timings, RouterIdentity("router-test", MODEL), LIMITS)
+            workers.start()
+            yield Router(dispatcher, workers, timings, redis.url, processes)
+
+
+@pytest.mark.parametrize("role", WorkerRole)
+async def test_a_worker_that_is_gone_is_noticed_in_time(role):
+    """Stopped, it loses its request to another; continued, it serves again, and takes over when the other is killed."""
+    hold, reached = (Phase.SEAL, Milestone.PREFILL_ACCEPTED) if role is PREFILL else (Phase.DECODE, Milestone.IMPORTED)
+    async with router() as r:
+        await r.start_peer(DECODE if role is PREFILL else PREFILL)
+        victim = await r.start(role, "victim", hold)
+        run = r.run("first")
+        await r.until(lambda: r.timings.entries.count(reached.value) == 1, 10.0)
+        other = await r.start(role, "other", hold)
+        victim.signal(signal.SIGSTOP)
+        async with asyncio.timeout(HANG_NOTICED_S):
+            await r.timings.retried.wait()
+        await r.until(lambda: r.timings.entries.count(reached.value) == 2, 10.0)
+        victim.signal(signal.SIGCONT)
+        await r.until(lambda: r.uses("victim"), 20.0)
+        r.timings.retried.clear()
+        other.signal(signal.SIGKILL)
+        async with asyncio.timeout(KILL_NOTICED_S):
+            await r.timings.retried.wait()
+        assert tokens(await run) == scripted(5)
+        assert r.timings.entries.count("retry") == 2
+
+
+async def test_a_peer_whose_interpreter_is_busy_is_not_taken_for_dead():
+    """gRPC answers pings from threads of its own. (Heartbeats do need the interpreter: here they are not missed.)"""
+    async with router(worker_ttl_s=60.0) as r:
+        await r.start_peer(PREFILL)
+        busy = await r.start(DECODE, "busy", Phase.DECODE)
+        run = r.run("first")
+        await r.until(lambda: Milestone.IMPORTED.value in r.timings.entries, 10.0)
+        busy.signal(signal.SIGUSR1)
+        done, _ = await asyncio.wait([run], timeout=BUSY_S)
+        assert not done
+        assert tokens(await run) == scripted(5)
+        assert "retry" not in r.timings.entries

@@ -1,0 +1,224 @@
+"""A dispatcher with more requests than its workers can do: bounds, order, and what clients hear, with mock workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.domain.errors import DeadlineExceeded, Overloaded
+from baton.domain.lifecycle import RequestState
+from baton.telemetry.metrics import REGISTRY
+from services.router.dispatch.admission_queue import AdmissionLimits
+from services.router.dispatch.reserve import MAX_ASKING
+from services.router.edge.body_budget import BodyBudget
+from services.router.routes import MAX_BODIES
+from tests.mock_workers import Busy, Hold, MockDecode, Phase, ScriptedAction
+from tests.service.dispatch.dispatch_world import (
+    LIMITS,
+    ONE_AT_A_TIME,
+    World,
+    consume,
+    scripted,
+    sequence,
+    tokens,
+    two_refreshes,
+    world,
+)
+from tests.service.http.http_server import router, says
+
+pytestmark = pytest.mark.timeout(90)
+
+ROOMY = replace(
+    LIMITS, admission=AdmissionLimits(max_running_requests=100, max_queued_requests=100, max_queued_tokens=10_000)
+)
+
+
+def gauge(name: str) -> float:
+    value = REGISTRY.get_sample_value(name)
+    assert value is not None
+    return value
+
+
+def run_all(w: World, count: int) -> list[asyncio.Task[Any]]:
+    return [asyncio.create_task(w.generate(sequence(f"r{n}"))) for n in range(count)]
+
+
+async def given_up(*runs: Awaitable[Any]) -> None:
+    """Cancels, and waits for the end."""
+    tasks = [asyncio.ensure_future(run) for run in runs]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_no_more_are_given_to_workers_than_they_have_rows_for():
+    async with world(decode=[(ScriptedAction(Phase.IMPORT, Hold(), times=99),)], limits=ROOMY) as w:
+        await w.cluster.change_load(w.decode, max_rows=2)
+        await two_refreshes(w)
+        runs = run_all(w, 6)
+        await w.decode.reached(Phase.IMPORT, times=2)
+        await two_refreshes(w)
+        assert len(w.decode.reservations) == 2
+        assert gauge("baton_queued_requests") == 4
+        w.decode.release()
+        assert [tokens(chunks) for chunks in await asyncio.gather(*runs)] == [scripted(5)] * 6
+
+
+async def test_a_worker_that_joins_takes_from_the_queue_although_nobody_leaves():
+    async with world(decode=[(ScriptedAction(Phase.IMPORT, Hold(), times=99),)], limits=ROOMY) as w:
+        await w.cluster.change_load(w.decode, max_rows=1)
+        await two_refreshes(w)
+        runs = run_all(w, 3)
+        await w.decode.reached(Phase.IMPORT)
+        newcomer = MockDecode("decode-9")
+        w.cluster.decodes.append(newcomer)
+        await newcomer.start()
+        await w.cluster.announce()
+        async with asyncio.timeout(20):
+            await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
+        w.decode.release()
+        await asyncio.gather(*runs)
+        assert newcomer.requests
+
+
+async def test_a_queued_request_whose_client_has_gone_leaves_the_queue_at_once():
+    async with world([(ScriptedAction(Phase.SEAL, Hold()),)], limits=ONE_AT_A_TIME) as w:
+        first = asyncio.create_task(w.generate(sequence("first")))
+        await w.prefill.reached(Phase.SEAL)
+        gone, unstarted = asyncio.create_task(w.generate(sequence("gone"))), None
+        await asyncio.wait([gone], timeout=0)
+        unstarted = w.dispatcher.admit(sequence("unstarted"))
+        assert gauge("baton_queued_requests") == 2
+        with pytest.raises(Overloaded):
+            w.dispatcher.refuse_if_full(10.0)
+        await given_up(gone)
+        w.dispatcher.release(unstarted)
+        assert gauge("baton_queued_requests") == gauge("baton_queued_tokens") == 0
+        w.dispatcher.refuse_if_full(10.0)
+        await given_up(first)
+        assert {request.id.request_id for request in w.prefill.requests} == {"first"}
+
+
+async def test_a_request_whose_time_is_over_in_the_queue_is_dropped_unserved():
+    async with world([(ScriptedAction(Phase.SEAL, Hold()),)], limits=ONE_AT_A_TIME) as w:
+        first = asyncio.create_task(w.generate(sequence("first")))
+        await w.prefill.reached(Phase.SEAL)
+        with pytest.raises(DeadlineExceeded):
+            await w.generate(sequence("late", deadline_s=1.0))
+        assert gauge("baton_queued_requests") == 0
+        w.prefill.release()
+        await first
+        assert {request.id.request_id for request in w.prefill.requests} == {"first"}
+        assert await w.state(sequence("late")) is RequestState.FAILED
+
+
+async def test_who_would_be_too_late_is_refused_at_the_door():
+    """A measured request takes 0.2 s and more; with two ahead nobody is served within 0.1 s."""
+    async with world([(ScriptedAction(Phase.SEAL, Hold()),)], limits=ONE_AT_A_TIME) as w:
+        first = asyncio.create_task(w.generate(sequence("first")))
+        await w.prefill.reached(Phase.SEAL)
+        await asyncio.wait([first], timeout=0.2)
+        with pytest.raises(Overloaded) as refusal:
+            w.dispatcher.admit(sequence("late", deadline_s=0.1))
+        assert 1.0 <= (refusal.value.retry_after_s or 0.0) <= 120.0
+        w.dispatcher.release(w.dispatcher.admit(sequence("patient", deadline_s=60.0)))
+        await given_up(first)
+
+
+async def test_a_storm_of_arrivals_keeps_to_the_bounds_and_leaves_nothing_behind():
+    before = [gauge(name) for name in ("baton_queued_requests", "baton_queued_tokens")]
+    async with world(decode=[(ScriptedAction(Phase.IMPORT, Hold(), times=999),)]) as w:
+        queued, num_refused = [], 0
+        for n in range(2000):
+            try:
+                queued.append(w.dispatcher.admit(sequence(f"r{n}")))
+            except Overloaded:
+                num_refused += 1
+        door = LIMITS.admission
+        assert len(queued) == w.dispatcher.num_open == door.max_running_requests + door.max_queued_requests
+        assert num_refused == 2000 - len(queued)
+        runs = [asyncio.create_task(consume(w.dispatcher.run(admitted))) for admitted in queued]
+        await w.decode.reached(Phase.IMPORT, times=door.max_running_requests)
+        await given_up(*runs)
+        assert w.dispatcher.num_open == 0
+        assert [gauge(name) for name in ("baton_queued_requests", "baton_queued_tokens")] == before
+
+
+async def test_who_waits_for_pages_waits_in_line():
+    """Only the head of the line asks again and again, each in its own time; behind it nobody overtakes."""
+    num_refusals = 200
+    script = (
+        ScriptedAction(Phase.RESERVE, Busy(0.01), times=num_refusals),
+        ScriptedAction(Phase.IMPORT, Hold(), times=99),
+    )
+    async with world(decode=[script], limits=ROOMY) as w:
+        await w.cluster.change_load(w.decode, max_rows=100)
+        await two_refreshes(w)
+        runs = []
+        for n in range(30):
+            runs.append(asyncio.create_task(w.generate(sequence(f"r{n}"))))
+            await w.decode.reached(Phase.RESERVE, times=min(n, 4) + 1)  # from now on there is a line
+        async with asyncio.timeout(20):
+            await w.decode.reached(Phase.RESERVE, times=100)
+        assert len({promise.id.request_id for promise in w.decode.reservations[60:100]}) <= MAX_ASKING
+        w.decode.release()
+        await asyncio.gather(*runs)
+        order = [int(request.id.request_id[1:]) for request in w.decode.requests]
+        assert sorted(order) == list(range(30))
+        had_asked = {promise.id.request_id for promise in w.decode.reservations[:num_refusals]}
+        behind = [number for number in order if f"r{number}" not in had_asked]
+        assert len(behind) >= 30 - MAX_ASKING - 4  # the first came before there was a line
+        assert max(abs(place - number) for place, number in enumerate(behind, min(behind))) <= MAX_ASKING
+
+
+def test_bodies_are_bounded_over_all_of_them_and_given_back():
+    budget = BodyBudget(100)
+    with budget.track() as first, budget.track() as second:
+        first(60)
+        second(40)
+        with pytest.raises(Overloaded):
+            first(1)
+        assert budget.num_bytes == 100
+    assert budget.num_bytes == 0
+
+
+async def test_a_body_too_many_is_refused_while_others_are_being_read():
+    """Clients have sent all of their large bodies but the last byte: what is left is too little for a small one."""
+    async with router(says("well"), max_body_bytes=65536) as w:
+        host, port = w.http.base_url.host, w.http.base_url.port
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: 65536\r\n\r\n".encode()
+        slow = [await asyncio.open_connection(host, port) for _ in range(MAX_BODIES)]
+        for _, writer in slow:
+            writer.write(head + b" " * 65535)
+            await writer.drain()
+        async with asyncio.timeout(20):
+            while (response := await w.complete(max_tokens=4, prompt="a" * 100)).status_code == 200:
+                continue  # not all of it has arrived yet
+        assert response.status_code == 429
+        for _, writer in slow:
+            writer.close()
+        async with asyncio.timeout(20):
+            while (response := await w.complete(max_tokens=4)).status_code != 200:
+                assert response.status_code == 429
+
+
+async def test_a_full_router_answers_before_it_has_read_the_body():
+    """The bytes never come; the 429 does."""
+    async with router(says("well")) as w:
+        w.dispatcher.full_error = Overloaded("full", retry_after_s=17.2)
+        host, port = w.http.base_url.host, w.http.base_url.port
+        reader, writer = await asyncio.open_connection(host, port)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: 4000000\r\n\r\n".encode())
+        async with asyncio.timeout(20):
+            answer = await reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        assert b"retry-after: 18\r\n" in answer.lower()
+        writer.close()
+        await writer.wait_closed()
+        w.dispatcher.full_error = None
+        assert (await w.complete(max_tokens=4)).status_code == 200

@@ -1,0 +1,273 @@
+"""What the dispatcher does when an attempt is lost, in every way one can be."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.errors import (
+    DeadlineExceeded,
+    Interrupted,
+    LinkBroken,
+    Superseded,
+    WorkerLost,
+)
+from baton.domain.ids import AttemptId, RequestId, new_incarnation
+from baton.domain.lifecycle import RequestState
+from baton.telemetry.request_timer import Milestone
+from services.router.dispatch.reserve import ReserveLimits
+from tests.mock_workers import (
+    Busy,
+    Crash,
+    Fail,
+    Hold,
+    MockDecode,
+    Phase,
+    ScriptedAction,
+    Skip,
+    token_at,
+)
+from tests.service.dispatch.dispatch_world import (
+    LIMITS,
+    PROMPT,
+    WORKER_LIMITS,
+    World,
+    scripted,
+    sequence,
+    tokens,
+    two_refreshes,
+    world,
+)
+
+pytestmark = pytest.mark.timeout(30)
+
+
+async def test_a_decode_worker_that_dies_while_decoding_is_replaced_without_gap_or_duplicate():
+    async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=3),), ()]) as w:
+        first, second = w.cluster.decodes
+        await w.cluster.change_load(second, running_rows=4)  # second choice
+        await two_refreshes(w)
+        chunks = w.dispatcher.run(w.dispatcher.admit(sequence(max_tokens=7)))
+        seen = [await anext(chunks) for _ in range(3)]
+        await first.stop()
+        seen += [chunk async for chunk in chunks]
+        assert tokens(seen) == scripted(7)
+        replay = second.requests[0]
+        assert replay.id == AttemptId(RequestId("r"), 2)
+        assert replay.tokens == (*PROMPT, token_at(0), token_at(1), token_at(2))
+        assert replay.num_prompt_tokens == len(PROMPT)
+        assert w.timings.entries.count("retry") == 1
+        assert await w.prefill.aborted(AttemptId(RequestId("r"), 1)) == "worker_lost"
+        assert await w.state(sequence()) is RequestState.FINISHED
+
+
+async def test_a_prefill_worker_that_dies_before_the_seal_is_replaced():
+    async with world(prefill=[(ScriptedAction(Phase.SEAL, Crash()),), ()]) as w:
+        await w.cluster.change_load(w.cluster.prefills[1], waiting_tokens=100)
+        await two_refreshes(w)
+        assert tokens(await w.generate(sequence())) == scripted(5)
+        assert w.cluster.prefills[1].requests[0].id.attempt == 2
+        assert await w.decode.aborted(AttemptId(RequestId("r"), 1)) == "worker_lost"
+
+
+async def test_a_prefill_worker_that_dies_after_the_seal_is_not_missed():
+    async with world(
+        [(ScriptedAction(Phase.SEALED, Crash()),)], [(ScriptedAction(Phase.DECODE, Hold(), index=1),)]
+    ) as w:
+        run = w.dispatcher.run(w.dispatcher.admit(sequence()))
+        first = await anext(run)  # the seal has been heard; that it was sent would not be enough
+        await w.decode.reached(Phase.DECODE)
+        await w.prefill.stop()
+        w.prefill.incarnation = new_incarnation()  # it is even known to be gone
+        await w.cluster.announce()
+        await two_refreshes(w)
+        w.decode.release()
+        assert tokens([first, *[chunk async for chunk in run]]) == scripted(5)
+        assert len(w.decode.requests) == len(w.prefill.requests) == 1
+
+
+@pytest.mark.parametrize("code", ["link_broken", "lease_ended", "integrity_failure", "sent_back", "worker_lost", "odd"])
+async def test_a_failure_that_decode_reports_is_replayed(code):
+    async with world(decode=[(ScriptedAction(Phase.DECODE, Fail(code), index=2),)]) as w:
+        assert tokens(await w.generate(sequence())) == scripted(5)
+        assert [request.id.attempt for request in w.decode.requests] == [1, 2]
+
+
+@pytest.mark.parametrize("code", ["sent_back", "link_broken"])
+async def test_a_replay_avoids_what_the_attempt_was_lost_on(code):
+    async with world(decode=[(ScriptedAction(Phase.DECODE, Fail(code), index=2),), ()]) as w:
+        first, second = w.cluster.decodes
+        await w.cluster.change_load(second, running_rows=4)  # otherwise second choice
+        await two_refreshes(w)
+        assert tokens(await w.generate(sequence())) == scripted(5)
+        assert [len(decode.requests) for decode in (first, second)] == [1, 1]
+
+
+async def test_a_worker_stuck_in_a_step_loses_its_attempts():
+    async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=2),), ()]) as w:
+        first, second = w.cluster.decodes
+        await w.cluster.change_load(second, running_rows=4)
+        await two_refreshes(w)
+        run = asyncio.create_task(w.generate(sequence()))
+        await first.reached(Phase.DECODE, times=2)
+        await w.cluster.change_load(first, step_age_s=31.0)
+        assert tokens(await run) == scripted(5)
+        assert await first.aborted(AttemptId(RequestId("r"), 1)) == "worker_lost"
+        assert second.requests[0].id.attempt == 2
+
+
+async def test_a_missing_token_index_is_never_passed_on():
+    async with world(decode=[(ScriptedAction(Phase.DECODE, Skip(), index=2),)]) as w:
+        assert tokens(await w.generate(sequence())) == scripted(5)
+        assert await w.decode.aborted(AttemptId(RequestId("r"), 1)) == "integrity_failure"
+
+
+async def test_attempts_are_bounded_and_the_last_error_is_raised():
+    async with world(decode=[(ScriptedAction(Phase.IMPORT, Fail("link_broken"), times=9),)]) as w:
+        with pytest.raises(Interrupted) as failure:
+            await w.generate(sequence())
+        assert failure.value.code == "link_broken"
+        assert [request.id.attempt for request in w.decode.requests] == [1, 2, 3]
+        assert await w.state(sequence()) is RequestState.FAILED
+
+
+async def test_a_fenced_attempt_is_not_tried_again():
+    async with world(decode=[(ScriptedAction(Phase.RESERVE, Fail("superseded")),)]) as w:
+        with pytest.raises(Superseded):
+            await w.generate(sequence())
+        assert len(w.decode.reservations) == 1
+
+
+async def test_busy_is_asked_again_until_there_is_room():
+    async with world(decode=[(ScriptedAction(Phase.RESERVE, Busy(), times=3),)]) as w:
+        assert tokens(await w.generate(sequence())) == scripted(5)
+        assert [promise.id.attempt for promise in w.decode.reservations] == [1, 1, 1, 1]
+
+
+async def test_a_busy_worker_sends_the_attempt_to_another():
+    scripts = [(ScriptedAction(Phase.RESERVE, Busy(60.0)),), (ScriptedAction(Phase.RESERVE, Busy(60.0)),)]
+    async with world(decode=scripts) as w:
+        first, second = w.cluster.decodes
+        run = asyncio.create_task(w.generate(sequence()))
+        await first.reached(Phase.RESERVE)
+        await second.reached(Phase.RESERVE)
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+        assert len(first.reservations) == len(second.reservations) == 1
+
+
+async def test_a_worker_that_drains_is_left_alone():
+    async with world(decode=[(ScriptedAction(Phase.RESERVE, Fail("draining"), times=9),), ()]) as w:
+        for name in ("a", "b"):
+            assert tokens(await w.generate(sequence(name))) == scripted(5)
+        assert len(w.cluster.decodes[1].requests) == 2
+
+
+async def test_a_lost_answer_to_a_promise_is_aborted_and_counts_as_an_attempt():
+    async with world(decode=[(ScriptedAction(Phase.RESERVE, Crash()),), ()]) as w:
+        await w.cluster.change_load(w.cluster.decodes[1], running_rows=4)
+        await two_refreshes(w)
+        assert tokens(await w.generate(sequence())) == scripted(5)
+        assert w.cluster.decodes[1].requests[0].id.attempt == 2
+        assert await w.state(sequence()) is RequestState.FINISHED
+
+
+async def test_a_restarted_worker_ends_the_attempts_of_its_former_life():
+    async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=2),)]) as w:
+        run = asyncio.create_task(w.generate(sequence()))
+        await w.decode.reached(Phase.DECODE, times=2)
+        w.decode.incarnation = new_incarnation()
+        await w.cluster.announce()
+        assert tokens(await run) == scripted(5)
+        assert [request.id.attempt for request in w.decode.requests] == [1, 2]
+
+
+async def test_a_worker_restarted_while_it_is_asked_for_a_promise_is_asked_again():
+    async with world(decode=[(ScriptedAction(Phase.RESERVE, Hold()),)]) as w:
+        run = asyncio.create_task(w.generate(sequence()))
+        await w.decode.reached(Phase.RESERVE)
+        w.decode.incarnation = new_incarnation()
+        await w.cluster.announce()
+        assert tokens(await run) == scripted(5)
+        assert [promise.id.attempt for promise in w.decode.reservations] == [1, 2]
+
+
+async def test_before_the_first_token_a_worker_is_waited_for_and_then_the_loss_is_told():
+    async with world(decode=[(ScriptedAction(Phase.RESERVE, Crash()),)]) as w:
+        with pytest.raises(WorkerLost):
+            await w.generate(sequence())
+        assert await w.state(sequence()) is RequestState.FAILED
+
+
+async def test_after_the_first_token_workers_are_waited_for_until_the_deadline():
+    impatient = replace(LIMITS, reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=0.0))
+    async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=2),)], limits=impatient) as w:
+        run = asyncio.create_task(w.generate(sequence(deadline_s=1.0)))
+        await w.decode.reached(Phase.DECODE, times=2)
+        await _sealed(w)
+        await w.decode.stop()
+        with pytest.raises(DeadlineExceeded):
+            await run
+        assert "retry" in w.timings.entries
+        assert await w.state(sequence()) is RequestState.FAILED
+
+
+async def test_losses_between_which_decode_made_a_token_are_not_added_up():
+    breaks = [ScriptedAction(Phase.DECODE, Fail("link_broken"), index=index) for index in (2, 4, 6, 8, 10)]
+    assert len(breaks) > LIMITS.max_attempts
+    async with world(decode=[breaks]) as w:
+        assert tokens(await w.generate(sequence(max_tokens=12))) == scripted(12)
+        assert await w.state(sequence()) is RequestState.FINISHED
+
+
+async def test_losses_of_rows_that_end_with_the_seal_s_token_are_added_up():
+    """Prefill's token at every attempt is no sign that decode survives the request."""
+    breaks = [ScriptedAction(Phase.IMPORT, Fail("link_broken"), times=LIMITS.max_attempts)]
+    async with world(decode=[breaks]) as w:
+        with pytest.raises(LinkBroken):
+            await w.generate(sequence(max_tokens=12))
+        assert len(w.decode.requests) == LIMITS.max_attempts
+
+
+async def test_a_worker_that_comes_back_in_time_continues_the_request():
+    impatient = replace(LIMITS, reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=0.0))
+    async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=2),)], limits=impatient) as w:
+        run = asyncio.create_task(w.generate(sequence()))
+        await w.decode.reached(Phase.DECODE, times=2)
+        await _sealed(w)
+        await w.decode.stop()
+        await w.prefill.aborted(AttemptId(RequestId("r"), 1))
+        newcomer = MockDecode("decode-9")
+        w.cluster.decodes.append(newcomer)
+        await newcomer.start()
+        await w.cluster.announce()
+        assert tokens(await run) == scripted(5)
+        assert newcomer.requests[0].id.attempt == 2
+
+
+async def _sealed(w: World) -> None:
+    """Waits until the router has heard prefill's token."""
+    async with asyncio.timeout(5):
+        while Milestone.SEALED.value not in w.timings.entries:
+            await w.workers.wait_for_change()
+
+
+@pytest.mark.parametrize("code", ["draining", "overloaded"])
+async def test_being_turned_away_by_the_only_worker_costs_no_attempt(code):
+    """It is left alone for a while, not asked again at once until every attempt is spent."""
+    num_times = LIMITS.max_attempts + 1
+    quick = replace(WORKER_LIMITS, worker_ttl_s=0.1)
+    async with world(prefill=[(ScriptedAction(Phase.ACCEPT, Fail(code), times=num_times),)], worker_limits=quick) as w:
+        assert tokens(await w.generate(sequence())) == scripted(5)
+        assert [request.id.attempt for request in w.prefill.requests] == list(range(1, num_times + 2))
+        assert w.timings.entries.count("retry") == num_times
+
+
+async def test_a_row_that_is_sent_back_costs_no_attempt():
+    ends = [ScriptedAction(Phase.DECODE, Fail("sent_back"), index=index) for index in (1, 3, 5, 7)]
+    async with world(decode=[ends]) as w:
+        assert tokens(await w.generate(sequence(max_tokens=9))) == scripted(9)
+        assert [request.id.attempt for request in w.decode.requests] == [1, 2, 3, 4, 5]
+        assert await w.state(sequence()) is RequestState.FINISHED

@@ -1,0 +1,160 @@
+"""A real HTTP server on a free port around the router's API, with a scripted dispatcher below it."""
+
+import asyncio
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import httpx2
+import structlog
+import uvicorn
+from openai import AsyncOpenAI
+
+from baton.domain.ids import RequestId
+from services.router.edge.http_protocol import BoundedHttpProtocol
+from services.router.fake_dispatcher import DispatchScript, FakeDispatcher, one_token_chunks
+from services.router.frontend import ApiLimits
+from services.router.routes import make_app
+from services.router.streaming.request_timing import SequenceOutcome
+from tests.unit.router.text.text_models import bundled
+
+MODEL = "tiny"
+TIMEOUT_S = 20.0
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+@dataclass
+class TimingRecorder:
+    """An timing_sink that remembers."""
+
+    arrivals: list[RequestId] = field(default_factory=list)
+    tokens: dict[RequestId, int] = field(default_factory=dict)
+    finishes: list[tuple[RequestId, SequenceOutcome, str]] = field(default_factory=list)
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def on_arrival(self, request_id: RequestId, arrived_s: float) -> None:
+        self.arrivals.append(request_id)
+
+    def on_first_token(self, request_id: RequestId) -> None:
+        assert request_id not in self.tokens
+        self.tokens[request_id] = 1
+
+    def on_token(self, request_id: RequestId) -> None:
+        self.tokens[request_id] += 1
+
+    def on_finish(self, request_id: RequestId, outcome: SequenceOutcome, code: str) -> None:
+        assert request_id not in [finished for finished, _, _ in self.finishes]
+        self.finishes.append((request_id, outcome, code))
+        self.finished.set()
+
+    async def until_finished(self, count: int) -> list[tuple[str, str]]:
+        """The outcomes, once there are `count`: the server sees a hang-up a little later than the client."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(self.finishes) < count:
+                self.finished.clear()
+                await self.finished.wait()
+        return self.outcomes
+
+    @property
+    def outcomes(self) -> list[tuple[str, str]]:
+        return [(outcome.value, code) for _, outcome, code in self.finishes]
+
+
+@dataclass
+class RouterServer:
+    """What a test talks to."""
+
+    dispatcher: FakeDispatcher
+    timing_sink: TimingRecorder
+    http: httpx2.AsyncClient
+    openai: AsyncOpenAI
+    readiness: list[tuple[bool, str]]
+    logs: list
+
+    async def chat(self, headers: dict[str, str] | None = None, **body: Any) -> httpx2.Response:
+        whole = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], **body}
+        return await self.http.post("/v1/chat/completions", json=whole, headers=headers)
+
+    async def complete(self, headers: dict[str, str] | None = None, **body: Any) -> httpx2.Response:
+        whole = {"model": MODEL, "prompt": "hello", **body}
+        return await self.http.post("/v1/completions", json=whole, headers=headers)
+
+
+def tokens_of(text: str, *, eos: bool = True) -> list[int]:
+    """A text as the model would say it."""
+    return [*bundled().encode(text, add_special_tokens=False), *([2] if eos else [])]
+
+
+def says(text: str, **kwargs: Any) -> DispatchScript:
+    """Every sequence says `text`."""
+    return lambda sequence: one_token_chunks(tokens_of(text), **kwargs)
+
+
+def events_of(body: str) -> list[Any]:
+    """The data of an SSE body; comments and ids are left out."""
+    lines = [line.removeprefix("data: ") for line in body.split("\n") if line.startswith("data: ")]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def text_of(events: list, choice: int = 0) -> str:
+    """What a client that joins the pieces of one choice reads."""
+    choices = [c for event in events if event != "[DONE]" for c in event["choices"] if c["index"] == choice]
+    return "".join(c["delta"]["content"] if "delta" in c else c["text"] for c in choices)
+
+
+def error_of(response: httpx2.Response) -> dict:
+    """The error of a response, whose shape is always the same."""
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["code"] is None or isinstance(body["error"]["code"], str)
+    assert response.headers["x-request-id"]
+    return body["error"]
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Clients want one, and making it takes longer than most tests."""
+    return ssl.create_default_context()
+
+
+@asynccontextmanager
+async def router(script: DispatchScript, **limits) -> AsyncIterator[RouterServer]:
+    """The router's API, listening. When it ends, no ticket may be left."""
+    dispatcher, timing_sink, readiness = FakeDispatcher(script), TimingRecorder(), [(True, "1 pair")]
+    bounds = ApiLimits(**{"model_name": MODEL, "max_model_len": 256, "request_deadline_s": TIMEOUT_S, **limits})
+    app = make_app(bundled(), dispatcher, lambda: readiness[-1], bounds, timing_sink)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = _Server(uvicorn.Config(app, http=BoundedHttpProtocol, lifespan="off", ws="none", log_config=None))
+    serving = asyncio.create_task(server.serve([listener]))
+    base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            await server.listening.wait()
+        async with (
+            httpx2.AsyncClient(base_url=base_url, timeout=TIMEOUT_S, verify=_tls()) as http,
+            AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, http_client=http) as openai,
+        ):
+            with structlog.testing.capture_logs() as logs:
+                yield RouterServer(dispatcher, timing_sink, http, openai, readiness, logs)
+            await dispatcher.until(lambda d: not d.outstanding)
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(serving, TIMEOUT_S)
+        listener.close()

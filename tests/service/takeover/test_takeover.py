@@ -1,0 +1,245 @@
+"""Two routers side by side: one that is gone, parted from the store or told to stop loses its calls to the other, and
+no client loses a token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from baton.domain.ids import AttemptId, OwnerId, RequestId
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.request import FinishReason, OutputToken
+from baton.store.store import CallRecord, CallStatus, JournalEntry, SequenceRecord
+from baton.store.transitions import first_attempt
+from tests.mock_workers import Hold, Phase, ScriptedAction
+from tests.service.takeover.router_cluster import (
+    COMPLETIONS,
+    TIMEOUT_S,
+    Event,
+    Router,
+    RouterCluster,
+    contents,
+    opened,
+    resumed,
+    router_cluster,
+    same,
+    undisturbed,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
+TAKEN_WITHIN_S = 5.0
+"""The promise is 2 s, of which one is the lease; the rest is for a busy machine."""
+
+
+def held(num_requests: int = 1) -> list[ScriptedAction]:
+    """So many requests stop after their fourth token."""
+    return [ScriptedAction(Phase.DECODE, Hold(), index=4, times=num_requests)]
+
+
+async def until_degraded(router: Router) -> None:
+    """Until the router knows that the store is away: it could not write, or was not answered when it had nothing to."""
+    body = {"model": "mock", "prompt": [1], "max_tokens": 1}
+    async with asyncio.timeout(TIMEOUT_S):
+        while not router.store.num_writes_refused:
+            answer = await router.http.post(COMPLETIONS, json=body)
+            assert answer.headers["x-baton-durable"] == "false"
+
+
+async def test_a_router_that_loses_the_store_loses_its_calls_and_its_client_sees_a_pause(tmp_path, store):
+    """The client stays connected all the time. What it is sent after the pause can only come from the other router's
+    journal: this router's own attempt is held up to the end."""
+    async with router_cluster(tmp_path, store=store, decode=held()) as w:
+        here, there = w.routers
+        async with opened(here, max_tokens=8, **USAGE) as stream:
+            seen = await stream.take(4)
+            id = stream.call_id
+            await w.until_emitted(id, 4)
+            here.store.away = True
+            parted_at = time.monotonic()
+            taken = await w.until_owned(id, "router-1")
+            assert time.monotonic() - parted_at < TAKEN_WITHIN_S
+            assert (taken.epoch, taken.status) in ((2, CallStatus.OPEN), (2, CallStatus.ENDED))
+            await w.until(id, CallStatus.ENDED)
+            assert [r.id.attempt for r in w.decode.requests if r.id.request_id == id] == [1, first_attempt(2)]
+            here.store.away = False
+            rest = await stream.rest()
+        assert same(seen + rest, await undisturbed(there, max_tokens=8, **USAGE))
+        record = await w.call(id)
+        assert (record.epoch, record.status) == (2, CallStatus.ENDED)
+        assert await w.decode.aborted(AttemptId(RequestId(id), 1))
+
+
+async def test_an_answer_that_is_sent_whole_survives_the_loss_of_its_router_s_lease(tmp_path):
+    """It is abandoned by the other router, as nobody else could ask for it, and claimed back here."""
+    async with router_cluster(tmp_path, decode=held()) as w:
+        here = w.routers[0]
+        asking = asyncio.create_task(
+            here.http.post(COMPLETIONS, json={"model": "mock", "prompt": [1, 2, 3], "max_tokens": 8})
+        )
+        await w.decode.reached(Phase.DECODE, times=4)
+        id = w.decode.requests[0].id.request_id
+        await w.until_emitted(id, 4)
+        here.store.away = True
+        await w.until(id, CallStatus.ABANDONED)
+        await until_degraded(here)  # or it might never hear that it missed anything
+        here.store.away = False
+        answer = (await asking).json()
+        assert answer["choices"][0]["text"].split() == [f"w{1000 + n}" for n in range(8)]
+
+
+async def test_an_orphan_is_carried_to_its_end_without_a_client(tmp_path):
+    body: dict[str, Any] = {"max_tokens": 8, "n": 2, "seed": 3, **USAGE}
+    async with router_cluster(tmp_path, decode=held(2)) as w:
+        here, there = w.routers
+        async with opened(here, **body) as stream:
+            seen = await stream.take(4)
+            id = stream.call_id
+            await w.decode.reached(Phase.DECODE, times=8)
+            here.store.away = True
+            await w.until_owned(id, "router-1")
+        await w.until(id, CallStatus.ENDED)
+        status = (await there.http.get(f"/v1/requests/{id}")).json()
+        assert [(c["state"], c["num_tokens"], c["finish_reason"]) for c in status["choices"]] == [
+            ("finished", 8, "length")
+        ] * 2
+        assert status["num_owners"] == 2
+        expected = await undisturbed(there, **body)
+        async with resumed(there, id, seen[-1].id) as stream:
+            rest = await stream.rest()
+        for choice in range(2):
+            got = [event for event in seen + rest if event.choice == choice]
+            assert contents(got) == contents([event for event in expected if event.choice == choice])
+
+
+ENDS_IN_THE_JOURNAL = [(FinishReason.LENGTH, "", RequestState.FINISHED), (None, "worker_lost", RequestState.FAILED)]
+
+
+@pytest.mark.parametrize(("finish", "code", "end"), ENDS_IN_THE_JOURNAL)
+async def test_an_end_that_was_only_journalled_is_written_down_by_the_next_router(tmp_path, store, finish, code, end):
+    """The router died between the two. The other choice goes on, or ends with the call."""
+    async with router_cluster(tmp_path, store=store) as w:
+        sequences = (RequestId("cmpl-gone"), RequestId("cmpl-gone-1"))
+        for sequence in sequences:
+            await w.store.create(SequenceRecord(sequence, 1, RequestState.RECEIVED, "gone", "mock", 3))
+            for event in (RequestEvent.ENQUEUE, RequestEvent.RESERVE, RequestEvent.PREFILL):
+                await w.store.advance(AttemptId(sequence, 1), event)
+        body = json.dumps({"model": "mock", "prompt": [1, 2, 3], "max_tokens": 2, "n": 2, "stream": True}).encode()
+        owner = OwnerId("gone/1")
+        await w.store.open_call(
+            CallRecord(sequences[0], owner, 1, CallStatus.OPEN, COMPLETIONS, body, "", 0, 7, sequences)
+        )
+        tokens = tuple(OutputToken(index, 1000 + index) for index in range(2))
+        await w.store.write_journal(
+            [JournalEntry(AttemptId(sequences[0], 1), tokens, finish=finish, failure_code=code)]
+        )
+        await w.until(sequences[0], CallStatus.ENDED)
+        async with asyncio.timeout(TIMEOUT_S):
+            while {(await kept(w, sequence)).state for sequence in sequences} != {end}:
+                await w.routers[0].http.get("/health")
+        settled = await kept(w, sequences[0])
+        assert (settled.attempt, settled.num_emitted, settled.failure_code) == (first_attempt(2), 2, code)
+
+
+async def kept(w: RouterCluster, sequence: RequestId) -> SequenceRecord:
+    record = await w.store.get(sequence)
+    assert record is not None
+    return record
+
+
+async def test_an_orphan_whose_claim_was_not_answered_is_found_again(tmp_path):
+    """The store has the new owner, who does not know it; everybody else would leave the call to it for ever."""
+    async with router_cluster(tmp_path, decode=held()) as w:
+        here, there = w.routers
+        async with opened(here, max_tokens=8) as stream:
+            await stream.take(4)
+            await w.until_emitted(stream.call_id, 4)
+            there.store.num_claims_lost = 1
+            here.store.away = True
+            ended = await w.until(stream.call_id, CallStatus.ENDED)
+        assert there.store.num_claims_lost == 0
+        assert (ended.epoch, ended.owner.partition("/")[0]) == (2, "router-1")
+
+
+async def test_a_call_that_is_claimed_once_more_before_the_first_answer_has_come_is_ended_all_the_same(tmp_path):
+    """A client asks for what the store says is this router's, while the router has not heard yet that it is."""
+    async with router_cluster(tmp_path, decode=held()) as w:
+        here, there = w.routers
+        async with opened(here, max_tokens=8) as stream:
+            seen = await stream.take(4)
+            await w.until_emitted(stream.call_id, 4)
+            there.store.claims_answered.clear()
+            here.store.away = True
+            await w.until_owned(stream.call_id, "router-1")
+            async with asyncio.TaskGroup() as group:
+                rest = group.create_task(_rest(there, stream.call_id, seen[-1].id))
+                async with asyncio.timeout(TIMEOUT_S):
+                    while (await w.call(stream.call_id)).epoch < 3:
+                        await there.http.get("/health")
+                there.store.claims_answered.set()
+        assert same(seen + rest.result(), await undisturbed(there, max_tokens=8))
+        assert (await w.until(stream.call_id, CallStatus.ENDED)).epoch == 3
+
+
+async def _rest(router: Router, id: str, after: str) -> list[Event]:
+    async with resumed(router, id, after) as stream:
+        return await stream.rest()
+
+
+async def test_what_a_stopping_router_cuts_off_is_let_go_for_the_next(tmp_path):
+    async with router_cluster(tmp_path, decode=held(), drain_timeout_s=0.1) as w:
+        leaving, staying = w.routers
+        async with opened(leaving, max_tokens=8) as stream:
+            seen = await stream.take(4)
+            leaving.stop.set()
+            assert await asyncio.wait_for(leaving.task, 15.0) == 0
+        async with resumed(staying, stream.call_id, seen[-1].id) as again:
+            seen += await again.rest()
+        assert same(seen, await undisturbed(staying, max_tokens=8))
+        assert (await w.call(stream.call_id)).owner.startswith("router-1/")
+
+
+async def test_a_router_that_drains_takes_nothing_over(tmp_path):
+    async with router_cluster(tmp_path, decode=held(2)) as w:
+        draining, lost = w.routers
+        async with opened(draining, max_tokens=8) as own:
+            await own.take(4)
+            async with opened(lost, max_tokens=8) as stream:
+                seen = await stream.take(4)
+            await w.until(stream.call_id, CallStatus.ABANDONED)
+            draining.stop.set()
+            async with asyncio.timeout(5.0):
+                while (await draining.http.get("/ready")).status_code != 503:
+                    pass
+            path = f"/v1/requests/{stream.call_id}/stream"
+            refused = await draining.http.get(path, headers={"last-event-id": seen[-1].id})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            w.decode.release()
+            assert len(await own.rest()) == 5
+        assert (await w.call(stream.call_id)).status is CallStatus.ABANDONED
+
+
+async def test_a_call_in_the_queue_is_taken_over_as_well(tmp_path):
+    """It has no token yet, and at the other router it is not turned away for want of room."""
+    async with (
+        router_cluster(tmp_path, decode=held(4), max_running_requests=1, max_queued_requests=1) as w,
+        AsyncExitStack() as stack,
+    ):
+        mine = [await stack.enter_async_context(opened(w.routers[0], max_tokens=8)) for _ in range(2)]
+        others = [await stack.enter_async_context(opened(w.routers[1], max_tokens=8)) for _ in range(2)]
+        w.routers[0].store.away = True
+        for stream in mine:
+            await w.until_owned(stream.call_id, "router-1")
+        w.decode.release()
+        for stream in mine:
+            await w.until(stream.call_id, CallStatus.ENDED)
+        w.routers[0].store.away = False
+        for stream in (*mine, *others):
+            events = await stream.rest()
+            assert (len(events), events[-1].data) == (9, "[DONE]")

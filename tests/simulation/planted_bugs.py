@@ -1,0 +1,224 @@
+"""Protocol bugs to be planted in a simulated cluster. Each is a real class with one rule taken out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from baton.domain.errors import WorkerLost
+from baton.domain.handoff import ExportEvent, ImportEvent, advance_import
+from baton.domain.ids import AttemptId, OwnerId, RequestId
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.request import EngineRequest
+from baton.engine import step_metrics
+from baton.engine.batch import Batch, StepOutput
+from baton.kv.pages import Hold
+from baton.rpc import codec
+from baton.rpc.gen import handoff_pb2
+from baton.store.memory_call_store import MemoryCallStore
+from baton.store.memory_store import MemoryStore
+from baton.store.ownership import OwnerLease
+from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, WriteOutcome
+from services.decode.commands import LeasesRenewed
+from services.decode.effects import DecodeEffect, EmitTokens
+from services.decode.handoff_client import HandoffClient
+from services.decode.import_types import SealInfo
+from services.decode.kv_import import ImportTable, KvImport
+from services.decode.links import PrefillLink
+from services.decode.scheduler import DecodeScheduler
+from services.prefill.kv_export import ExportTable, KvExport
+from services.router.dispatch.dispatcher import TokenDispatcher
+from services.router.dispatch.placement import Avoided
+from services.router.dispatch.reserve import PairReservation, Reserver
+from services.router.dispatch.tracked_request import TrackedRequest
+from services.router.generation import GenerationChunk
+
+
+class UnpinsBeforeCommit(ExportTable):
+    """Decode is still reading when prefill gives the pages away."""
+
+    def seal(self, id: AttemptId) -> None:
+        super().seal(id)
+        export = self._open[id]
+        self._pool.drop(export.pages, Hold.PINNED)
+        export.pages = []
+
+
+class NeverUnpins(ExportTable):
+    """Committed pages stay pinned for ever."""
+
+    def _end(self, export: KvExport, event: ExportEvent) -> None:
+        if event is ExportEvent.COMMIT:
+            export.pages = []
+        super()._end(export, event)
+
+
+class AcceptsOlderAttempts(ExportTable):
+    """Has no fence: a message that comes late starts an attempt that is over."""
+
+    def open(self, id: AttemptId) -> AttemptId | None:
+        if id in self._open:
+            return super().open(id)
+        self._newest[id.request_id] = 0
+        return super().open(id)
+
+
+class CommitsDuringReads(ImportTable):
+    """Boards while reads are in flight."""
+
+    def is_ready(self, id: AttemptId) -> bool:
+        kv_import = self._imports.get(id)
+        return bool(kv_import and kv_import.seal and kv_import.request)
+
+
+class CommitsUnannouncedPages(ImportTable):
+    """Takes a seal for the end, whatever has been published."""
+
+    def on_seal(self, id: AttemptId, seal: SealInfo, now: float) -> None:
+        kv_import = self._imports.get(id)
+        if kv_import is not None:
+            kv_import.queued_pulls.clear()
+        super().on_seal(id, seal, now)
+
+
+class FreesDuringReads(ImportTable):
+    """Gives pages back although a read into them may still land."""
+
+    def _release_if_drained(self, kv_import: KvImport) -> None:
+        if kv_import in self._draining:
+            kv_import.state = advance_import(kv_import.state, ImportEvent.DRAINED)
+            kv_import.table.release()
+            self._draining.remove(kv_import)
+
+
+class ReservesPagesTwice(ImportTable):
+    """Forgets what it has reserved."""
+
+    @property
+    def num_reservable_pages(self) -> int:
+        return self._cache.num_available
+
+
+class EmitsTwice(DecodeScheduler):
+    """Says every third token of a sequence twice."""
+
+    def commit(self, batch: Batch, output: StepOutput, now: float) -> list[DecodeEffect]:
+        effects: list[DecodeEffect] = []
+        for effect in super().commit(batch, output, now):
+            effects.append(effect)
+            if isinstance(effect, EmitTokens) and effect.finish is None and effect.tokens[0].index % 3 == 2:
+                effects.append(effect)
+        return effects
+
+
+class _ClaimsAnyEpoch(MemoryCallStore):
+    def claim(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+        call = self.get(id)
+        return super().claim(id, call.epoch if call is not None else epoch, owner)
+
+
+class ClaimsWithoutComparing(MemoryStore):
+    """Gives a call to whoever claims it, whatever epoch he has seen."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._calls = _ClaimsAnyEpoch(self._sequences, self._options, self._clock)
+
+
+class JournalsWithoutFencing(MemoryStore):
+    """Writes down what any attempt says."""
+
+    async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
+        records = [await self.get(entry.id.request_id) for entry in entries]
+        newest = [
+            replace(entry, id=AttemptId(record.id, max(record.attempt, entry.id.attempt))) if record else entry
+            for entry, record in zip(entries, records, strict=True)
+        ]
+        return await super().write_journal(newest)
+
+
+class ReadsOneTooFar(MemoryStore):
+    """Goes on with a journal one token after the right one."""
+
+    async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
+        return await super().read_journal(id, start + 1 if start else 0, wait_s)
+
+
+class ForgetsToEndCalls(MemoryStore):
+    """A call that has ended stays open."""
+
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
+        return True
+
+
+class _RenewsOnce:
+    """A store in which an owner's lease is taken, and never renewed."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._is_held = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def renew_lease(self, owner: OwnerId) -> None:
+        if not self._is_held:
+            self._is_held = True
+            await self._store.renew_lease(owner)
+
+
+class NeverRenewsLease(OwnerLease):
+    """Takes its lease at the start, and leaves it at that."""
+
+    def __init__(self, store: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(_RenewsOnce(store), *args, **kwargs)
+
+
+class DropsWaitingRequests(TokenDispatcher):
+    """A drain ends those that have not been called yet."""
+
+    async def _run_attempts(self, tracked: TrackedRequest) -> AsyncGenerator[GenerationChunk, None]:
+        if self.draining:
+            raise WorkerLost("it was still waiting")
+        async with aclosing(super()._run_attempts(tracked)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+class _IgnoresFingerprint(Reserver):
+    async def reserve(
+        self, request: EngineRequest, avoided: Avoided, deadline: float, fingerprint: str = ""
+    ) -> PairReservation | None:
+        return await super().reserve(request, avoided, deadline)
+
+
+class ForgetsPinnedModel(TokenDispatcher):
+    """Goes on with whatever workers there are."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._reserver = _IgnoresFingerprint(self._workers, self._aborts, self._limits.reserve)
+
+
+class DropsFingerprint(MemoryStore):
+    """Whoever takes a request over does not learn which model began it."""
+
+    async def advance(self, id: AttemptId, *events: RequestEvent, **changed: Any) -> RequestState:
+        return await super().advance(id, *events, **{**changed, "fingerprint": ""})
+
+
+class MeasuresLeaseFromReply(HandoffClient):
+    """Takes a lease to begin when its renewal is answered."""
+
+    async def _renew(self, link: PrefillLink, ids: list[AttemptId]) -> None:
+        incarnation = link.record.prefill_incarnation
+        names = [codec.encode_id(id) for id in ids]
+        request = handoff_pb2.RenewRequest(worker_id=link.record.prefill_id, incarnation=incarnation, ids=names)
+        with suppress(grpc.aio.AioRpcError):
+            reply = await self._links.stub(link).Renew(request)
+            if reply.HasField("lease_s"):
+                self._mailbox.put(LeasesRenewed(tuple(ids), step_metrics.monotonic_s() + reply.lease_s))

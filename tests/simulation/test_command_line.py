@@ -1,0 +1,58 @@
+"""`python -m simulation`: what it prints, and its exit status."""
+
+import io
+
+import pytest
+
+from simulation import __main__ as command
+from simulation.policies import PolicyClasses
+from simulation.report import MAX_LINES
+from simulation.run import RunResult, run
+from simulation.scenario import Scenario
+from simulation.scenario_generator import generate_scenario
+from simulation.sweep import ProgressBar
+from tests.simulation.planted_bugs import FreesDuringReads
+
+BROKEN = PolicyClasses(import_table=FreesDuringReads)
+
+
+def run_broken(scenario: Scenario) -> RunResult:
+    return run(scenario, BROKEN)
+
+
+def first_broken(seeds: range) -> int | None:
+    return next((seed for seed in seeds if run_broken(generate_scenario(seed)).violation is not None), None)
+
+
+def test_good_seeds_are_counted(capsys: pytest.CaptureFixture[str]):
+    assert command.main(["--first", "10", "--seeds", "2"]) == 0
+    assert "2 seeds from 10" in (printed := capsys.readouterr().out)
+    assert printed.endswith("0 violations\n")
+
+
+def test_the_first_violation_ends_it_with_a_small_trace(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(command, "run", run_broken)
+    monkeypatch.setattr(command, "failing_seed", first_broken)
+    assert command.main(["--first", "1", "--seeds", "20"]) == 1
+    printed = capsys.readouterr().out
+    assert "VIOLATION I1" in printed
+    assert "on with --first 1\n" in printed
+    assert "python -m simulation --seed 1 --trace" in printed
+
+
+def test_one_seed_is_told_whole(capsys: pytest.CaptureFixture[str]):
+    assert command.main(["--seed", "10", "--trace"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "seed 10: no violation"
+    assert len(printed) > MAX_LINES
+
+
+def test_progress_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch):
+    out = io.StringIO()
+    ProgressBar(0, 40, out).show(20)
+    assert out.getvalue() == ""
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    ProgressBar(0, 40, out).show(20)
+    assert out.getvalue().startswith("\r[" + "#" * 15 + "." * 15 + "] 20/40 seeds from 0, ")

@@ -1,0 +1,39 @@
+"""What the simulation has found: each failure again, in its smallest form."""
+
+from baton.domain.ids import RequestId
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.store import transitions
+from baton.store.memory_store import MemoryStore
+from baton.store.store import SequenceRecord
+from baton.store.write_behind.record_sync import RecordSync
+from baton.store.write_behind.sync_status import SyncStatus
+
+NAME = RequestId("r")
+
+
+class _SlowToAnswer(MemoryStore):
+    """While it is asked where a request stands, the request is lost once more and tried again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sync: RecordSync | None = None
+
+    async def get(self, id: RequestId) -> SequenceRecord | None:
+        sync, self.sync = self.sync, None
+        if sync is not None:
+            for event in (RequestEvent.RESERVE, RequestEvent.INTERRUPT, RequestEvent.RETRY):
+                attempt = sync.desired.attempt + transitions.num_attempts_opened(event)
+                sync.desired = transitions.apply_event(sync.desired, attempt, event)
+        return await super().get(id)
+
+
+async def test_a_sequence_that_advances_during_a_store_read_is_still_written():
+    """The record was entered under the newer attempt and then taken for one of somebody else's."""
+    store = _SlowToAnswer()
+    sync = RecordSync(SequenceRecord(NAME, 1, RequestState.QUEUED, "router-0", "m", 3), status=SyncStatus(stale=True))
+    store.sync = sync
+    await sync.run(store)
+    assert not sync.given_up
+    record = await store.get(NAME)
+    assert record is not None
+    assert (record.state, record.attempt) == (RequestState.QUEUED, 2)

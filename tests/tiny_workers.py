@@ -1,0 +1,172 @@
+"""Tiny worlds: a few small pages, two tokens, a model that is exact, and nothing that runs by itself.
+
+The property tests build their prefill and decode sides here. Every side has the real bookkeeping and the fake runner,
+which refuses a row whose page table does not spell its history.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import Phase, settings
+
+from baton.domain.ids import AttemptId, RequestId
+from baton.domain.request import (
+    EngineRequest,
+    FinishReason,
+    SamplingParams,
+    StopParams,
+    banned_tokens,
+    finish_reason,
+)
+from baton.engine.fake_runner import SLOT_BYTES, FakeRunner, fake_slots, fake_token
+from baton.kv.memory import PageMemory
+from baton.kv.pages import Owner, PagePool
+from baton.kv.prefix_cache import PrefixCache
+from baton.kv.tiers import HostTier
+from services.decode.import_policy import ImportPolicy, ImportRules
+from services.decode.kv_import import ImportLimits, ImportTable
+from services.decode.scheduler import DecodeScheduler
+from services.prefill.kv_export import ExportTable
+from services.prefill.scheduler import PrefillLimits, PrefillScheduler
+
+PAGE_SIZE = 2
+NUM_PAGES = 8
+PAGE_BYTES = PAGE_SIZE * SLOT_BYTES
+VOCAB_SIZE = 2
+
+REPEATABLE_SETTINGS = settings(
+    max_examples=60, stateful_step_count=40, derandomize=True, database=None, deadline=None, report_multiple_bugs=False
+)
+"""The same examples in every run, so that a red build is always the change's fault."""
+
+PLANTED_BUG_SETTINGS = settings(REPEATABLE_SETTINGS, max_examples=600, phases=(Phase.generate,), print_blob=False)
+"""For bugs that were planted: to find them is enough."""
+
+
+class ArrayMemory(PageMemory):
+    """A pool's bytes in an ordinary array: no mapping, no huge page, gone with the test."""
+
+    def __init__(self, num_pages: int, page_bytes: int) -> None:
+        self.num_pages = num_pages
+        self.page_bytes = page_bytes
+        self.buffer = memoryview(bytearray(num_pages * page_bytes))
+        self.address = 0
+
+
+@dataclass(frozen=True)
+class TinyPrefill:
+    """One prefill worker without its loop. The classes may be replaced by broken ones."""
+
+    memory: ArrayMemory
+    cache: PrefixCache
+    exports: ExportTable
+    scheduler: PrefillScheduler
+    runner: FakeRunner
+
+
+@dataclass(frozen=True)
+class TinyDecode:
+    """One decode worker without its loop. The classes may be replaced by broken ones."""
+
+    memory: ArrayMemory
+    cache: PrefixCache
+    imports: ImportTable
+    host: HostTier
+    scheduler: DecodeScheduler
+    import_policy: ImportPolicy
+    runner: FakeRunner
+
+
+def tiny_prefill(
+    lease_s: float,
+    token_budget: int = 2 * PAGE_SIZE,
+    max_pinned_pages: int = NUM_PAGES // 2,
+    max_chunking: int = 2,
+    export_table: type[ExportTable] = ExportTable,
+    prefill_scheduler: type[PrefillScheduler] = PrefillScheduler,
+    grants_leases: bool = False,
+) -> TinyPrefill:
+    memory = ArrayMemory(NUM_PAGES, PAGE_BYTES)
+    cache = PrefixCache(PagePool(NUM_PAGES))
+    exports = export_table(cache.pool, lease_s, grants_leases)
+    limits = PrefillLimits(PAGE_SIZE, token_budget, max_chunking, max_pinned_pages)
+    runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE)
+    return TinyPrefill(memory, cache, exports, prefill_scheduler(cache, exports, limits), runner)
+
+
+def tiny_decode(
+    digests: bool,
+    num_host_pages: int,
+    max_rows: int = 4,
+    max_window_pages: int = 2,
+    import_table: type[ImportTable] = ImportTable,
+    decode_scheduler: type[DecodeScheduler] = DecodeScheduler,
+    import_policy: type[ImportPolicy] = ImportPolicy,
+    token_budget: int = 0,
+) -> TinyDecode:
+    memory = ArrayMemory(NUM_PAGES, PAGE_BYTES)
+    cache = PrefixCache(PagePool(NUM_PAGES))
+    imports = import_table(cache, ImportLimits(PAGE_SIZE, max_rows, max_window_pages, pull_deadline_s=1.0))
+    host = HostTier(num_host_pages)
+    scheduler = decode_scheduler(imports, host, PAGE_SIZE, token_budget)
+    policy = import_policy(cache.pool, imports, scheduler, ImportRules(PAGE_SIZE, digests))
+    runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE, ArrayMemory(max(1, num_host_pages), PAGE_BYTES))
+    return TinyDecode(memory, cache, imports, host, scheduler, policy, runner)
+
+
+def engine_request(
+    name: str,
+    prompt: list[int],
+    *,
+    attempt: int = 1,
+    emitted: list[int] | None = None,
+    stop: StopParams | None = None,
+    seed: int = 0,
+    salt: str = "",
+) -> EngineRequest:
+    """A request under the model of this module, with what earlier attempts emitted."""
+    sampling = SamplingParams(temperature=1.0, seed=seed)
+    tokens = (*prompt, *(emitted or []))
+    id = AttemptId(RequestId(name), attempt)
+    return EngineRequest(id, tokens, len(prompt), sampling, stop or StopParams(max_tokens=4), salt)
+
+
+def next_token(request: EngineRequest, tokens: list[int]) -> tuple[int, FinishReason | None]:
+    """What the model says after `tokens`, which begin with the prompt, and whether that ends the sequence."""
+    num_outputs = len(tokens) - request.num_prompt_tokens
+    banned = banned_tokens(request.stop, num_outputs)
+    token = fake_token(tokens, VOCAB_SIZE, request.sampling.seed, banned)
+    return token, finish_reason(request.stop, token, num_outputs + 1)
+
+
+def expected_output(request: EngineRequest) -> list[int]:
+    """Everything the model says after the prompt when nobody else is there."""
+    tokens, finish = list(request.tokens[: request.num_prompt_tokens]), None
+    while finish is None:
+        token, finish = next_token(request, tokens)
+        tokens.append(token)
+    return tokens[request.num_prompt_tokens :]
+
+
+def page_bytes(tokens: tuple[int, ...], page: int) -> bytes:
+    """What the page of index `page` holds of `tokens`; shorter than a page at their end."""
+    return b"".join(fake_slots(tokens)[page * PAGE_SIZE : (page + 1) * PAGE_SIZE])
+
+
+def num_pages(num_tokens: int) -> int:
+    return -(-num_tokens // PAGE_SIZE)
+
+
+def check_invariants(cache: PrefixCache) -> None:
+    """The pool and the cache agree, and every page has exactly one owner."""
+    cache.pool.check()
+    cache.check()
+    assert sum(cache.pool.counts().values()) == cache.pool.num_pages
+
+
+def assert_idle(cache: PrefixCache) -> None:
+    """Nothing is left behind: every page is free or cached."""
+    check_invariants(cache)
+    assert cache.pool.num_free + cache.pool.num_cached == cache.pool.num_pages
+    assert cache.pool.counts()[Owner.CACHED] == len(cache)

@@ -1,0 +1,265 @@
+"""Measuring other servers: the same model for each, in turns with the same prompts, and whose gain a ratio is."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from bench.harness.model_shapes import ModelShape
+from bench.harness.random_models import save_random_model
+from bench.harness.rotations import Block, rotate_exclusive
+from bench.peers.compare import arm_name, failure_remark, findings_of, parse, server_arms
+from bench.peers.loads import (
+    EIGHT_STREAMS,
+    LOADS,
+    LONG_PROMPT,
+    ONE_STREAM,
+    REPORT_LINES,
+    LoadResult,
+    PeerLoad,
+    RequestResult,
+    measure,
+)
+from bench.peers.make_gguf import name_in_gguf, read_tensors
+from bench.peers.servers import PeerServer, baton, is_baton, llama, vllm
+from services.cli.bench.results.records import Delivery, RequestRow
+from services.cli.plan import free_ports
+
+SHAPE = ModelShape("qwen2", 300, 32, 48, 2, 4, 2, 8, 256, 1e4)
+
+
+def test_tensors_for_llama_are_the_models(tmp_path):
+    directory = save_random_model(SHAPE, tmp_path / "model")
+    expected = load_file(directory / "model.safetensors")
+    read = {tensor.name: tensor.bits for tensor in read_tensors(directory / "model.safetensors")}
+    assert read.keys() == expected.keys()
+    for name, tensor in expected.items():
+        bits = tensor.view(torch.uint16).numpy()
+        assert np.array_equal(read[name], bits)
+    names = {name_in_gguf(name) for name in read}
+    assert len(names) == len(read)
+    assert {"token_embd.weight", "output_norm.weight", "blk.1.attn_q.bias", "blk.0.ffn_down.weight"} <= names
+
+
+def test_a_tensor_of_another_type_is_refused(tmp_path):
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ValueError, match="x is F32"):
+        list(read_tensors(path))
+
+
+def test_every_server_gets_the_same_cores(tmp_path):
+    servers = [
+        baton(tmp_path, 1001, (0, 3), "auto"),
+        vllm(tmp_path, 1002, (0, 3), "bfloat16", tmp_path),
+        llama(tmp_path / "x.gguf", 1003, (0, 3), tmp_path),
+    ]
+    for server in servers:
+        assert server.command[:3] == ("taskset", "--cpu-list", "0,3")
+        assert any(str(server.port) in word for word in server.command)
+    assert servers[1].variables["VLLM_CPU_OMP_THREADS_BIND"] == "0,3"
+    assert servers[2].command[servers[2].command.index("--n_threads") + 1] == "2"
+
+
+def test_batons_workers_compute_on_as_many_cores_as_they_are_told(tmp_path):
+    one, two = (baton(tmp_path, 1001, (0, 3), "auto", threads) for threads in (1, 2))
+    assert (one.name, two.name) == ("baton", "baton, 2 threads")
+    assert "--threads=1" in one.command
+    assert "--threads=2" in two.command
+    assert is_baton(two.name)
+    assert not is_baton("vllm")
+    assert parse(["somewhere", "--baton-threads", "2", "1", "2"]).baton_threads == (2, 1)
+
+
+def http_server(name: str) -> PeerServer:
+    (port,) = free_ports(1)
+    return PeerServer(name, (sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"), port, "/")
+
+
+def measure_in_turns(servers: list[PeerServer], tmp_path: Path, on_failure: Callable[[int, str, Exception], None]):
+    console = Console(file=io.StringIO())
+    turns = {server.name: partial(server_arms, server, 5, tmp_path, console) for server in servers}
+    return rotate_exclusive(turns, lambda _: 1.0, num_rotations=2, seed=0, console=console, on_failure=on_failure)
+
+
+def test_servers_are_warmed_up_and_measured_with_the_same_new_prompts_one_after_the_other(tmp_path, monkeypatch):
+    asked: list[tuple[str, PeerLoad, int]] = []
+
+    def note(server: PeerServer, load: PeerLoad, seed: int, _: Path) -> list[float]:
+        asked.append((server.name, load, seed))
+        return [1.0, 1.0]
+
+    def refuse(*failure: object) -> None:
+        raise AssertionError(failure)
+
+    monkeypatch.setattr("bench.peers.compare.measure", note)
+    blocks = measure_in_turns([http_server("baton"), http_server("vllm")], tmp_path, refuse)
+    visits = [asked[at : at + 2 * len(LOADS)] for at in range(0, len(asked), 2 * len(LOADS))]
+    assert [len({name for name, _, _ in visit}) for visit in visits] == [1] * 4
+    for visit in visits:
+        warm, measured = visit[: len(LOADS)], visit[len(LOADS) :]
+        assert [load for _, load, _ in warm] == [load.warm_up for load in LOADS]
+        assert {load for _, load, _ in measured} == set(LOADS)
+    seeds = {name: {(load, seed) for who, load, seed in asked if who == name} for name in ("baton", "vllm")}
+    assert seeds["baton"] == seeds["vllm"]
+    assert len({seed for _, seed in seeds["baton"]}) == 2 * 2 * len(LOADS)
+    assert sorted((block.rotation, block.arm) for block in blocks) == sorted(
+        (rotation, arm_name(server, load)) for rotation in (0, 1) for server in ("baton", "vllm") for load in LOADS
+    )
+
+
+def test_a_warm_up_is_as_wide_as_its_load_and_short():
+    assert EIGHT_STREAMS.warm_up.flags == (
+        *("--num-prompts", "8", "--random-input-len", "8", "--random-output-len", "4", "--max-concurrency", "8"),
+    )
+    assert LONG_PROMPT.warm_up.num_words == LONG_PROMPT.num_words
+    assert LONG_PROMPT.warm_up.num_prompts == 1
+
+
+def test_a_peer_that_fails_is_left_out_of_that_rotation_with_its_last_words(tmp_path, monkeypatch):
+    """One does not start at all; one answers in its first rotation and fails a request in its second."""
+    monkeypatch.setattr("bench.peers.compare.measure", fails_after({"llama": 3 * len(LOADS) + 1}))
+    fails = (sys.executable, "-c", "print('no such wheel'); raise SystemExit(3)")
+    servers = [http_server("baton"), http_server("llama"), PeerServer("vllm", fails, 1, "/health")]
+    remarks = []
+    blocks = measure_in_turns(servers, tmp_path, lambda *failure: remarks.append(failure_remark(*failure)))
+    said = {remark.name: remark.text for remark in remarks}
+    assert said.keys() == {
+        "vllm was left out of rotation 1",
+        "vllm was left out of rotation 2",
+        "llama was left out of rotation 2",
+    }
+    assert said["vllm was left out of rotation 1"].endswith("no such wheel")
+    assert said["llama was left out of rotation 2"] == "1 of 8 requests failed"
+    assert {block.rotation for block in blocks if block.arm.startswith("llama")} == {0}
+    found = {finding.name: finding for finding in findings_of(blocks)}
+    assert found["one stream: llama / baton"].num_rotations == 1
+    assert found["baton: one stream"].num_rotations == 2
+
+
+def fails_after(calls: dict[str, int]) -> Callable[[PeerServer, PeerLoad, int, Path], list[float]]:
+    def measure(server: PeerServer, load: PeerLoad, seed: int, directory: Path) -> list[float]:
+        if server.name in calls:
+            calls[server.name] -= 1
+            if calls[server.name] < 0:
+                raise RuntimeError("1 of 8 requests failed")
+        return facts(10.0).values
+
+    return measure
+
+
+def test_without_baton_there_is_nothing_to_compare():
+    for name in ("baton", "baton, 2 threads"):
+        with pytest.raises(RuntimeError, match="no such wheel"):
+            failure_remark(0, name, RuntimeError("no such wheel"))
+
+
+def row(sent_s: float, first_s: float, gap_s: float, num_tokens: int, num_prompt_tokens: int) -> RequestRow:
+    """Every time but `sent_s` since sending."""
+    deliveries = tuple(Delivery(first_s + n * gap_s, 1) for n in range(num_tokens))
+    ended_s = deliveries[-1].at_s
+    return RequestRow(0, 0.0, 0.0, sent_s, ended_s, num_tokens, num_prompt_tokens, num_tokens, deliveries, None, None)
+
+
+def test_tokens_count_for_a_batch_while_all_its_streams_run():
+    late = LoadResult.of_rows([row(0.0, 1.0, 1.0, 10, 90), row(0.0, 5.0, 0.5, 5, 90)], 8)
+    assert late.concurrent_rate == pytest.approx((2 + 4) / 2.0)  # from 5 s on, when both have begun, to 7 s
+    assert late.wall_s == 10.0
+    in_turns = LoadResult.of_rows([row(0.0, 1.0, 1.0, 3, 90), row(0.0, 4.0, 1.0, 3, 90)], 8)
+    assert in_turns.concurrent_rate == 0.0
+
+
+def test_a_prompt_that_the_server_did_not_count_has_no_length():
+    counted = LoadResult.of_rows([row(0.0, 2.0, 1.0, 2, 900)], 200)
+    uncounted = LoadResult.of_rows([row(0.0, 2.0, 1.0, 2, 200)], 200)
+    figures = {line.name: line for line in REPORT_LINES}
+    assert figures["input tokens of the long prompt"].of(counted) == 900
+    assert figures["prefill"].of(counted) == 450.0
+    assert figures["prefill"].of(uncounted) is None
+    assert figures["first token of a long prompt"].of(uncounted) == 2000.0
+
+
+def test_a_failed_request_is_no_measurement():
+    failed = RequestRow(0, 0.0, 0.0, 0.0, 1.0, 2, 200, 0, (), None, "cut off")
+    with pytest.raises(RuntimeError, match="1 of 1 requests failed: cut off"):
+        LoadResult.of_rows([failed], 200)
+
+
+def facts(time_ms: float, concurrent_rate: float = 100.0) -> LoadResult:
+    """Every time that is compared is `time_ms`, but that of a batch."""
+    return LoadResult(
+        8 * time_ms / 1e3, concurrent_rate, tuple(RequestResult(time_ms / 1e3, time_ms / 1e3, 900, 1) for _ in range(8))
+    )
+
+
+def blocks_of(facts_of_server: dict[str, LoadResult]) -> list[Block]:
+    return [
+        Block(0, arm_name(server, load), 1.0, 1.0, tuple(facts.values))
+        for load in LOADS
+        for server, facts in facts_of_server.items()
+    ]
+
+
+def test_facts_survive_their_block():
+    [block] = [block for block in blocks_of({"vllm": facts(5.0)}) if block.arm == arm_name("vllm", ONE_STREAM)]
+    assert LoadResult.of_block(block) == facts(5.0)
+
+
+def test_a_ratio_over_one_is_batons_gain():
+    blocks = blocks_of({"baton": facts(10.0, 60.0), "baton, 2 threads": facts(5.0, 30.0), "vllm": facts(15.0, 40.0)})
+    found = {finding.name: finding.overall.median for finding in findings_of(blocks)}
+    compared = [line.name for line in REPORT_LINES if line.compared]
+    assert [found[f"{name}: vllm / baton"] for name in compared] == pytest.approx([1.5] * 4)
+    assert found["one stream: vllm / baton, 2 threads"] == pytest.approx(3.0)
+    assert found["eight streams at once: vllm / baton, 2 threads"] == pytest.approx(0.75)
+    assert found["baton: one stream"] == pytest.approx(10.0)
+    assert found["baton: decode, one stream"] == pytest.approx(100.0)
+    assert found["vllm: decode, eight streams at once"] == 40.0
+    assert found["vllm: prefill"] == pytest.approx(60_000.0)
+
+
+def test_a_server_that_never_ran_a_batch_has_no_figure_of_it():
+    found = {finding.name for finding in findings_of(blocks_of({"baton": facts(10.0), "llama": facts(20.0, 0.0)}))}
+    assert "baton: eight streams at once" in found
+    assert not [name for name in found if "llama" in name and "at once" in name]
+    assert "eight streams, prompts included: llama / baton" in found
+
+
+def test_a_rotation_without_a_figure_does_not_count_for_it():
+    """Another server's rotation still does."""
+    blocks = [
+        replace(block, rotation=rotation)
+        for rotation, concurrent_rate in enumerate((50.0, 0.0))
+        for block in blocks_of({"baton": facts(10.0, 50.0), "vllm": facts(20.0, concurrent_rate)})
+    ]
+    found = {finding.name: finding.num_rotations for finding in findings_of(blocks)}
+    assert found["baton: eight streams at once"] == 2
+    assert found["vllm: eight streams at once"] == 1
+    assert found["eight streams at once: vllm / baton"] == 1
+    assert found["one stream: vllm / baton"] == 2
+
+
+def test_a_measurement_is_a_run_of_bench_serve(tmp_path, monkeypatch):
+    commands: list[list[str]] = []
+
+    def note(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1, stderr="enough")
+
+    monkeypatch.setattr("subprocess.run", note)
+    with pytest.raises(RuntimeError, match="vllm, long prompt: enough"):
+        measure(vllm(tmp_path, 2, (0,), "auto", tmp_path), LONG_PROMPT, 7, tmp_path)
+    [command] = commands
+    assert command[command.index("--seed") + 1] == "7"
+    assert command[command.index("--random-input-len") + 1] == "200"

@@ -1,0 +1,51 @@
+"""What a prefix is measured to save: the arms' arithmetic, the bookkeeping, and a whole run on a real system."""
+
+import io
+import statistics
+
+import pytest
+from rich.console import Console
+
+from bench.harness.rotations import Block
+from bench.system import prefix_cache
+from bench.system.prefix_cache import FRESH, PrefixPlan, cached_arm, findings_of, ideal_arm
+from bench.system.prefix_overhead import bookkeeping_s
+from services.cli import local_redis
+
+PLAN = PrefixPlan(prompt_tokens=1024, shares=(50, 95, 100), page_size=16, num_requests=1)
+
+
+def test_whole_pages_are_cached_and_never_the_last_token():
+    assert [PLAN.cached_tokens(share) for share in (0, 50, 95, 100)] == [0, 512, 960, 1008]
+
+
+def test_speed_ups_are_over_the_fresh_prompt_and_over_the_ideal():
+    times_s = {FRESH: 1.0, "0 % cached, salted": 1.1, "bookkeeping": 0.005}
+    for share, time_s in ((50, 0.6), (95, 0.1), (100, 0.05)):
+        times_s |= {cached_arm(share): time_s, ideal_arm(share): 0.9 * time_s}
+    blocks = [Block(0, arm, 1.0, 1.0, (time_s,)) for arm, time_s in times_s.items()]
+    found = {finding.name: finding.overall.median for finding in findings_of(PLAN, blocks)}
+    assert found["50 % cached: speed-up"] == pytest.approx(1.0 / 0.6)
+    assert found["95 % cached: speed-up / ideal"] == pytest.approx(0.9)
+    assert found["no hit: salted / fresh"] == pytest.approx(1.1)
+    assert found["no hit: bookkeeping / first token"] == pytest.approx(0.005)
+
+
+def test_bookkeeping_grows_with_the_prompt():
+    short, long = (statistics.median(bookkeeping_s(num_tokens, 16, 15)) for num_tokens in (64, 4096))
+    assert long > 4 * short
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(local_redis.find_server() is None, reason="no redis-server")
+def test_a_real_system_finds_what_is_shared():
+    words = "--dtype float32 --prompt-tokens 64 --shares 50 --requests 1 --rotations 1"
+    options = prefix_cache.parse(words.split())
+    kept: list[int] = []
+    blocks = prefix_cache.run(options, Console(file=io.StringIO()), lambda blocks: kept.append(len(blocks)))
+    assert kept == [len(blocks)]
+    assert {block.arm for block in blocks} == {
+        FRESH, "0 % cached, salted", "bookkeeping", "50 % cached", "50 % cached, ideal",
+    }  # fmt: skip
+    assert all(value > 0.0 for block in blocks for value in block.values)
+    assert len(findings_of(options.plan, blocks)) == 6

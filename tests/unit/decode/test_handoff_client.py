@@ -1,0 +1,208 @@
+"""HandoffClient: which leases are renewed, over which link, and what is said at the end. Prefill is a list of calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from baton.domain.errors import WorkerLost
+from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
+from baton.domain.worker import LinkRecord
+from baton.engine.mailbox import Mailbox
+from baton.rpc import codec
+from baton.rpc.gen import common_pb2, handoff_pb2
+from baton.worker.request_validator import EngineRequestValidator
+from services.decode.commands import ChunkArrived, CommitReplied, DecodeCommand, LeasesRenewed, SourceLost
+from services.decode.handoff_client import HandoffClient
+from services.decode.links import PrefillLink
+
+ONE, TWO = (AttemptId(RequestId(name), 1) for name in ("one", "two"))
+CHUNK = handoff_pb2.HandoffEvent(chunk=handoff_pb2.ChunkReady(first_page=0, pages=[3], digests=[7]))
+
+
+def link(incarnation: int) -> PrefillLink:
+    record = LinkRecord(WorkerId("prefill-0"), Incarnation(incarnation), "stream", 1e9, 64)
+    return PrefillLink(record, f"address-{incarnation}", "stream")
+
+
+class Prefill:
+    """Every link's stub: announces what it is told to and remembers what it hears."""
+
+    def __init__(self) -> None:
+        self.published: dict[str, asyncio.Queue[handoff_pb2.HandoffEvent | None]] = {}
+        self.renewals: asyncio.Queue[tuple[int, list[str]]] = asyncio.Queue()
+        self.ended: list[AttemptId] = []
+        self.lease_s: float | None = None
+        self.delay_reply: Callable[[], Awaitable[None]] | None = None
+        self.reachable = True
+        self.commits: asyncio.Queue[str] = asyncio.Queue()
+        self.aborts: asyncio.Queue[str] = asyncio.Queue()
+
+    def stub(self, link: PrefillLink) -> Prefill:
+        return self
+
+    async def Watch(self, request: handoff_pb2.WatchRequest) -> AsyncIterator[handoff_pb2.HandoffEvent]:
+        queue = self.published.setdefault(request.id.request_id, asyncio.Queue())
+        while (event := await queue.get()) is not None:
+            yield event
+
+    async def Renew(self, request: handoff_pb2.RenewRequest, timeout: float) -> handoff_pb2.RenewReply:
+        await self.renewals.put((request.incarnation, [id.request_id for id in request.ids]))
+        if self.delay_reply is not None:
+            await self.delay_reply()
+        return handoff_pb2.RenewReply(ended=[codec.encode_id(id) for id in self.ended], lease_s=self.lease_s)
+
+    async def Commit(self, request: handoff_pb2.CommitRequest, timeout: float) -> handoff_pb2.CommitReply:
+        await self.commits.put(request.id.request_id)
+        if not self.reachable:
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+        return handoff_pb2.CommitReply(valid=True)
+
+    async def Abort(self, request: common_pb2.AbortRequest, timeout: float) -> common_pb2.AbortReply:
+        await self.aborts.put(request.id.request_id)
+        return common_pb2.AbortReply()
+
+
+class HandoffHarness:
+    """HandoffClient between a mailbox and a scripted prefill."""
+
+    def __init__(self, renew_interval_s: float = 0.01) -> None:
+        self.prefill = Prefill()
+        self.mailbox: Mailbox[DecodeCommand] = Mailbox(16)
+        self.handoffs = HandoffClient(self.prefill, self.mailbox, renew_interval_s, EngineRequestValidator(1000, 1000))  # type: ignore[arg-type]
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def watch(self, id: AttemptId, link: PrefillLink, *events: handoff_pb2.HandoffEvent | None) -> None:
+        queue = self.prefill.published.setdefault(id.request_id, asyncio.Queue())
+        for event in events:
+            queue.put_nowait(event)
+        self.tasks.append(asyncio.create_task(self.handoffs.watch(id, link)))
+        for _ in events:
+            await self.next_commands()
+
+    async def next_commands(self) -> list[DecodeCommand]:
+        return await asyncio.to_thread(self.mailbox.take_all, 10.0)
+
+    async def renewal(self) -> tuple[int, list[str]]:
+        return await asyncio.wait_for(self.prefill.renewals.get(), 10.0)
+
+
+@asynccontextmanager
+async def handoff_harness() -> AsyncIterator[HandoffHarness]:
+    one = HandoffHarness()
+    renewing = asyncio.create_task(one.handoffs.renew_forever())
+    try:
+        yield one
+    finally:
+        for task in (renewing, *one.tasks):
+            task.cancel()
+        await asyncio.wait([renewing, *one.tasks], timeout=10.0)
+        await one.handoffs.close()
+
+
+async def test_a_handoff_is_renewed_from_its_first_chunk_on():
+    """Before that prefill may not know it yet, would call it ended, and it would never be renewed again."""
+    async with handoff_harness() as harness:
+        await harness.watch(TWO, link(1))
+        await harness.watch(ONE, link(1), CHUNK)
+        assert await harness.renewal() == (1, ["one"])
+        harness.prefill.published["two"].put_nowait(CHUNK)
+        assert isinstance((await harness.next_commands())[0], ChunkArrived)
+        while (renewed := await harness.renewal()) == (1, ["one"]):
+            pass
+        assert sorted(renewed[1]) == ["one", "two"]
+
+
+async def test_two_incarnations_of_a_worker_are_not_mixed():
+    async with handoff_harness() as harness:
+        await harness.watch(ONE, link(1), CHUNK)
+        await harness.watch(TWO, link(2), CHUNK)
+        seen = [await harness.renewal() for _ in range(5)]
+        assert {(1, ("one",)), (2, ("two",))} >= {(incarnation, tuple(ids)) for incarnation, ids in seen}
+        assert {incarnation for incarnation, _ in seen[-2:]} == {1, 2}
+
+
+async def test_what_has_ended_is_renewed_no_more():
+    async with handoff_harness() as harness:
+        await harness.watch(ONE, link(1), CHUNK)
+        await harness.renewal()
+        harness.prefill.ended = [ONE]
+        await harness.watch(TWO, link(1), CHUNK)
+        while (await harness.renewal())[1] != ["two"]:
+            pass
+        assert len(harness.handoffs) == 1
+
+
+@pytest.mark.parametrize("wants_reply", [True, False])
+async def test_a_commit_is_said_once_and_answered_if_wanted(wants_reply: bool):
+    async with handoff_harness() as harness:
+        await harness.watch(ONE, link(1), CHUNK)
+        harness.handoffs.commit(ONE, wants_reply)
+        assert await asyncio.wait_for(harness.prefill.commits.get(), 10.0) == "one"
+        if wants_reply:
+            assert await harness.next_commands() == [CommitReplied(ONE, True)]
+        harness.handoffs.commit(ONE, wants_reply=True)
+        assert await harness.next_commands() == [CommitReplied(ONE, False)], "there is nothing left that could be valid"
+        assert harness.prefill.commits.empty()
+
+
+async def test_a_prefill_that_cannot_be_asked_says_nothing():
+    async with handoff_harness() as harness:
+        await harness.watch(ONE, link(1), CHUNK)
+        harness.prefill.reachable = False
+        harness.handoffs.commit(ONE, wants_reply=True)
+        assert await harness.next_commands() == [CommitReplied(ONE, None)]
+
+
+async def test_a_lease_is_measured_from_the_sending_of_its_renewal(monkeypatch: pytest.MonkeyPatch):
+    """However long the answer took: prefill may have started the lease as soon as the renewal was sent."""
+    now = 100.0
+    monkeypatch.setattr("services.decode.handoff_client.monotonic_s", lambda: now)
+    async with handoff_harness() as harness:
+        harness.prefill.lease_s = 5.0
+        harness.prefill.ended = [TWO]
+
+        async def much_later() -> None:
+            nonlocal now
+            now = 103.0
+            harness.prefill.delay_reply = None
+
+        harness.prefill.delay_reply = much_later
+        await harness.watch(ONE, link(1), CHUNK)
+        assert await harness.next_commands() == [LeasesRenewed((ONE,), 105.0)]
+        harness.prefill.lease_s = None
+
+
+async def test_what_has_ended_has_no_lease():
+    async with handoff_harness() as harness:
+        harness.prefill.lease_s, harness.prefill.ended = 5.0, [ONE]
+        await harness.watch(ONE, link(1), CHUNK)
+        await harness.watch(TWO, link(1), CHUNK)
+        renewed: set[AttemptId] = set()
+        while not renewed:
+            renewed = {id for one in await harness.next_commands() if isinstance(one, LeasesRenewed) for id in one.ids}
+        assert renewed == {TWO}
+
+
+async def test_an_abort_is_said_once():
+    async with handoff_harness() as harness:
+        await harness.watch(ONE, link(1), CHUNK)
+        harness.handoffs.abort(ONE)
+        harness.handoffs.abort(ONE)
+        assert await asyncio.wait_for(harness.prefill.aborts.get(), 10.0) == "one"
+        await harness.handoffs.close()
+        assert harness.prefill.aborts.empty()
+
+
+async def test_a_stream_that_ends_without_a_seal_is_a_lost_source():
+    async with handoff_harness() as harness:
+        harness.prefill.published["one"] = asyncio.Queue()
+        harness.prefill.published["one"].put_nowait(None)
+        await harness.watch(ONE, link(1))
+        (lost,) = await harness.next_commands()
+        assert isinstance(lost, SourceLost)
+        assert isinstance(lost.error, WorkerLost)

@@ -1,0 +1,151 @@
+"""The rules at decode's door that no single import can know."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.domain.errors import BatonError, LeaseEnded, LinkBroken, Superseded, WorkerLost
+from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
+from baton.domain.request import FinishReason, SampledToken, StopParams
+from baton.engine.messages import Fail
+from baton.kv.keys import page_keys
+from baton.transfer.base import PullEvent, PullOutcome
+from services.decode.effects import AbortHandoff, AskCommit, ConfirmCommit, DecodeEffect, ReportImported, StartPull
+from services.decode.import_proof import ProofKind
+from services.decode.import_types import Reserved, SealInfo
+from tests.tiny_workers import PAGE_SIZE, TinyDecode, assert_idle, engine_request, tiny_decode
+
+SOURCE = WorkerId("prefill-0")
+REQUEST = engine_request("r", [0, 1, 1], stop=StopParams(max_tokens=4))
+ID = REQUEST.id
+
+
+def claimed(digests: bool) -> TinyDecode:
+    world = tiny_decode(digests, num_host_pages=4)
+    answer, _ = world.import_policy.reserve(ID, 3, page_keys(REQUEST.tokens, PAGE_SIZE, ""), 0.0, 5.0)
+    assert isinstance(answer, Reserved)
+    assert world.import_policy.claim(answer.id, REQUEST, SOURCE, 9.0) == []
+    return world
+
+
+def read(world: TinyDecode, digests: bool) -> list[DecodeEffect]:
+    """The whole prompt is announced, sealed and read."""
+    (start,) = world.import_policy.on_chunk(ID, 0, [PageId(5), PageId(6)], [1, 2] if digests else None, 1.0)
+    assert isinstance(start, StartPull)
+    assert world.import_policy.on_seal(ID, SealInfo(SampledToken(1), None, 2), 1.0) == []
+    return world.import_policy.on_pull_event(PullEvent(start.pull, PullOutcome.DONE, 64, 0.1), 2.0)
+
+
+def error_of(effects: list[DecodeEffect]) -> BatonError:
+    (failure,) = [effect for effect in effects if isinstance(effect, Fail)]
+    return failure.error
+
+
+def test_matching_digests_are_proof_enough():
+    world = claimed(digests=True)
+    confirm, report = read(world, digests=True)
+    assert confirm == ConfirmCommit(ID, SOURCE)
+    assert isinstance(report, ReportImported)
+    assert report.num_pages == 2
+    assert world.scheduler.num_rows == 1
+
+
+def test_without_digests_prefill_is_asked_first():
+    world = claimed(digests=False)
+    assert read(world, digests=False) == [AskCommit(ID, SOURCE)]
+    assert world.scheduler.num_rows == 0
+    (report,) = world.import_policy.on_commit_reply(ID, True, 3.0)
+    assert isinstance(report, ReportImported)
+    assert world.import_policy.on_commit_reply(ID, True, 3.0) == []
+    assert world.scheduler.num_rows == 1
+
+
+def test_pins_that_were_not_held_end_the_landing():
+    world = claimed(digests=False)
+    read(world, digests=False)
+    assert isinstance(error_of(world.import_policy.on_commit_reply(ID, False, 3.0)), LeaseEnded)
+    assert_idle(world.cache)
+    assert len(world.cache) == 0, "pages that may be wrong must not be found again"
+
+
+@pytest.mark.parametrize(("lease_ends_at", "proof"), [(None, None), (2.0, None), (2.5, ProofKind.LEASE)])
+def test_a_prefill_that_cannot_be_asked(lease_ends_at: float | None, proof: ProofKind | None):
+    """The lease it granted stands in for its word, if every read was over inside."""
+    world = claimed(digests=False)
+    read(world, digests=False)
+    if lease_ends_at is not None:
+        world.import_policy.on_leases_renewed([ID], lease_ends_at)
+    effects = world.import_policy.on_commit_reply(ID, None, 9.0)
+    assert [effect.proof for effect in effects if isinstance(effect, ReportImported)] == ([proof] if proof else [])
+    assert world.scheduler.num_rows == (1 if proof else 0)
+    if proof is None:
+        assert isinstance(error_of(effects), LeaseEnded)
+
+
+def test_a_lease_does_not_outweigh_the_source_s_word():
+    world = claimed(digests=False)
+    read(world, digests=False)
+    world.import_policy.on_leases_renewed([ID], 9.0)
+    assert isinstance(error_of(world.import_policy.on_commit_reply(ID, False, 3.0)), LeaseEnded)
+    assert world.scheduler.num_rows == 0
+
+
+def test_a_source_that_restarted_ends_what_is_not_read():
+    world = claimed(digests=True)
+    world.import_policy.on_chunk(ID, 0, [PageId(5)], [1], 1.0)
+    assert world.import_policy.on_source_replaced(WorkerId("prefill-1")) == []
+    effects = world.import_policy.on_source_replaced(SOURCE)
+    assert AbortHandoff(ID, SOURCE) in effects
+    assert isinstance(error_of(effects), WorkerLost)
+    world = claimed(digests=False)
+    read(world, digests=False)
+    assert world.import_policy.on_source_replaced(SOURCE) == [], "everything was read from the process that is gone"
+
+
+def test_pages_that_cannot_be_checked_are_not_taken():
+    world = claimed(digests=True)
+    effects = world.import_policy.on_chunk(ID, 0, [PageId(5), PageId(6)], None, 1.0)
+    assert AbortHandoff(ID, SOURCE) in effects
+    assert isinstance(error_of(effects), LinkBroken)
+
+
+def test_a_seal_that_is_the_end_leaves_nothing_to_decode():
+    world = claimed(digests=True)
+    effects = world.import_policy.on_seal(ID, SealInfo(SampledToken(1), FinishReason.STOP, 2), 1.0)
+    assert effects == [AbortHandoff(ID, SOURCE)]
+    assert_idle(world.cache)
+
+
+def test_a_lost_source_matters_until_the_seal():
+    world = claimed(digests=True)
+    assert isinstance(error_of(world.import_policy.on_source_lost(ID, WorkerLost("gone"))), WorkerLost)
+    world = claimed(digests=True)
+    (start,) = world.import_policy.on_chunk(ID, 0, [PageId(5), PageId(6)], [1, 2], 1.0)
+    assert isinstance(start, StartPull)
+    world.import_policy.on_seal(ID, SealInfo(SampledToken(1), None, 2), 1.0)
+    assert world.import_policy.on_source_lost(ID, WorkerLost("gone")) == []
+    assert len(world.import_policy.on_pull_event(PullEvent(start.pull, PullOutcome.DONE, 64, 0.1), 2.0)) == 2
+
+
+def test_an_attempt_that_decodes_is_not_promised_again():
+    world = claimed(digests=True)
+    read(world, digests=True)
+    with pytest.raises(Superseded, match="decoding here already"):
+        world.import_policy.reserve(ID, 3, [], 3.0, 5.0)
+
+
+def test_a_newer_attempt_ends_the_row_of_the_older():
+    world = claimed(digests=True)
+    read(world, digests=True)
+    answer, effects = world.import_policy.reserve(AttemptId(ID.request_id, 2), 4, [], 3.0, 5.0)
+    assert isinstance(answer, Reserved)
+    assert effects == []
+    assert world.scheduler.num_rows == 0
+
+
+@pytest.mark.parametrize("id", [ID, AttemptId(RequestId("nobody"), 1)])
+def test_an_abort_is_legal_at_any_time(id: AttemptId):
+    world = claimed(digests=True)
+    world.import_policy.abort(id)
+    assert world.import_policy.abort(id) == []
+    assert world.import_policy.on_chunk(ID, 0, [PageId(5)], [1], 1.0) == [] or id != ID

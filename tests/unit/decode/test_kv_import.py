@@ -1,0 +1,301 @@
+"""Imports one by one: promises, windows, pages read again, what ends one, and what is kept of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.domain.errors import ContextOverflow, IntegrityFailure, LinkBroken, Superseded
+from baton.domain.handoff import ImportState
+from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
+from baton.domain.request import SampledToken
+from baton.kv.keys import page_keys
+from baton.kv.pages import Hold, Owner, PagePool
+from baton.kv.prefix_cache import PrefixCache
+from baton.transfer.base import Pull, PullEvent, PullOutcome
+from services.decode.import_types import Busy, Reserved, SealInfo
+from services.decode.kv_import import ImportLimits, ImportTable
+from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, assert_idle, engine_request
+
+SOURCE = WorkerId("prefill-0")
+REQUEST = engine_request("r", [0, 1, 1, 0, 1, 0, 1])  # 4 pages, the last one half full
+ID = REQUEST.id
+KEYS = page_keys(REQUEST.tokens, PAGE_SIZE, "")
+
+
+class ImportDriver:
+    """A import table and the few words that every test needs."""
+
+    def __init__(self, max_rows: int = 4, max_window_pages: int = 2) -> None:
+        self.cache = PrefixCache(PagePool(NUM_PAGES))
+        limits = ImportLimits(PAGE_SIZE, max_rows, max_window_pages, pull_deadline_s=1.0)
+        self.imports = ImportTable(self.cache, limits)
+
+    def reserve(self, id: AttemptId = ID, num_tokens: int = 7, num_rows: int = 0) -> Reserved | Busy:
+        return self.imports.reserve(id, num_tokens, KEYS if id == ID else [], num_rows, now=0.0, deadline_s=5.0)
+
+    def claim(self) -> Reserved:
+        reserved = self.reserve()
+        assert isinstance(reserved, Reserved)
+        assert self.imports.claim(reserved.id, REQUEST, SOURCE, deadline=9.0)
+        return reserved
+
+    def chunk(self, first: int, end: int, digests: bool = True) -> list[Pull]:
+        pages = [PageId(100 + i) for i in range(first, end)]
+        return self.imports.on_chunk(ID, first, pages, [7] * len(pages) if digests else None, now=1.0)
+
+    def end(self, pull: Pull, outcome: PullOutcome = PullOutcome.DONE, *corrupt: int, now: float = 2.0) -> list[Pull]:
+        return self.imports.on_pull_event(PullEvent(pull, outcome, 64, 0.1, "", corrupt), now)
+
+    def import_pages(self, first: int, end: int) -> None:
+        pulls = self.chunk(first, end)
+        while pulls:
+            pulls += self.end(pulls.pop())
+
+    def seal(self) -> None:
+        self.imports.on_seal(ID, SealInfo(SampledToken(1), None, 4), now=3.0)
+
+
+def test_a_promise_sets_pages_aside_and_binds_them_late():
+    driver = ImportDriver()
+    assert driver.claim().prefix_len == 0
+    assert driver.imports.num_reserved_pages == 4
+    assert driver.cache.pool.num_free == NUM_PAGES
+    driver.chunk(0, 1)
+    assert driver.imports.num_reserved_pages == 0
+    assert driver.cache.pool.counts()[Owner.RESERVED] == 4
+
+
+def test_the_same_attempt_gets_the_same_promise():
+    driver = ImportDriver()
+    assert driver.reserve() == driver.reserve()
+    assert driver.imports.num_reserved_pages == 4
+
+
+@pytest.mark.parametrize(("num_tokens", "fits"), [(NUM_PAGES * PAGE_SIZE - 1, True), (NUM_PAGES * PAGE_SIZE, False)])
+def test_what_can_never_fit(num_tokens: int, fits: bool):
+    driver = ImportDriver()
+    if fits:
+        assert isinstance(driver.reserve(num_tokens=num_tokens), Reserved)
+    else:
+        with pytest.raises(ContextOverflow):
+            driver.reserve(num_tokens=num_tokens)
+
+
+def test_what_is_promised_to_one_is_not_promised_to_another():
+    driver = ImportDriver()
+    assert isinstance(driver.reserve(), Reserved)
+    assert driver.reserve(AttemptId(RequestId("s"), 1), num_tokens=8) == Busy(4)
+    assert isinstance(driver.reserve(AttemptId(RequestId("s"), 1), num_tokens=7), Reserved)
+    assert driver.imports.num_reservable_pages == 0
+
+
+def test_rows_are_promised_like_pages():
+    driver = ImportDriver(max_rows=2)
+    assert isinstance(driver.reserve(num_tokens=1, num_rows=2), Busy)
+    assert isinstance(driver.reserve(num_tokens=1, num_rows=1), Reserved)
+    assert isinstance(driver.reserve(AttemptId(RequestId("s"), 1), num_tokens=1, num_rows=1), Busy)
+
+
+def test_an_older_attempt_is_superseded():
+    driver = ImportDriver()
+    driver.reserve(AttemptId(ID.request_id, 3))
+    with pytest.raises(Superseded, match="attempt 3"):
+        driver.reserve(AttemptId(ID.request_id, 2))
+
+
+def test_a_promise_is_claimed_once_by_its_own_request():
+    driver = ImportDriver()
+    reserved = driver.reserve()
+    assert isinstance(reserved, Reserved)
+    other = engine_request("r", [0, 1])
+    assert not driver.imports.claim(reserved.id, other, SOURCE, 9.0), "of another length than was reserved"
+    assert driver.imports.claim(reserved.id, REQUEST, SOURCE, 9.0)
+    assert not driver.imports.claim(reserved.id, REQUEST, SOURCE, 9.0)
+
+
+def test_reads_stay_within_the_window():
+    driver = ImportDriver(max_window_pages=2)
+    driver.claim()
+    (first,) = driver.chunk(0, 4)
+    assert first.remote_pages == (100, 101)
+    assert driver.chunk(0, 4) == [], "what was announced before is not read again"
+    (second,) = driver.end(first)
+    assert second.remote_pages == (102, 103)
+    assert driver.end(second) == []
+
+
+def test_what_is_cached_here_is_not_read():
+    driver = ImportDriver()
+    driver.claim()
+    driver.import_pages(0, 4)
+    driver.seal()
+    driver.imports.commit(ID, 4.0).table.release()
+    again = AttemptId(ID.request_id, 2)
+    reserved = driver.imports.reserve(again, 7, KEYS, 0, 5.0, 5.0)
+    assert isinstance(reserved, Reserved)
+    assert reserved.prefix_len == 6
+    request = engine_request("r", list(REQUEST.tokens), attempt=2)
+    assert driver.imports.claim(reserved.id, request, SOURCE, 9.0)
+    (pull,) = driver.imports.on_chunk(again, 0, [PageId(i) for i in range(4)], None, 6.0)
+    assert pull.remote_pages == (3,), "a read into cached pages could harm others"
+
+
+def test_a_corrupt_page_is_read_once_more_and_then_fails():
+    driver = ImportDriver()
+    driver.claim()
+    (pull,) = driver.chunk(0, 2)
+    (again,) = driver.end(pull, PullOutcome.CORRUPT, 1)
+    assert (again.remote_pages, again.local_pages) == (pull.remote_pages[1:], pull.local_pages[1:])
+    with pytest.raises(IntegrityFailure, match="twice"):
+        driver.end(again, PullOutcome.CORRUPT, 0)
+
+
+def test_a_corrupt_page_that_is_right_the_second_time():
+    driver = ImportDriver()
+    driver.claim()
+    (pull,) = driver.chunk(0, 2)
+    (again,) = driver.end(pull, PullOutcome.CORRUPT, 0)
+    assert driver.end(again) == []
+    driver.import_pages(2, 4)
+    assert not driver.imports.is_ready(ID)
+    driver.seal()
+    assert driver.imports.is_ready(ID)
+    imported = driver.imports.commit(ID, now=5.0)
+    assert (imported.num_pages, imported.prefix_len, imported.exposed_s) == (4, 0, 2.0)
+    assert imported.pull_s == 4.0
+
+
+@pytest.mark.parametrize(("first", "end"), [(1, 2), (0, 5)])
+def test_pages_that_do_not_continue(first: int, end: int):
+    driver = ImportDriver()
+    driver.claim()
+    with pytest.raises(LinkBroken, match="do not continue"):
+        driver.chunk(first, end)
+
+
+def test_a_chunk_whose_digests_do_not_match_in_number():
+    driver = ImportDriver()
+    driver.claim()
+    with pytest.raises(LinkBroken, match="1 digests came with 2 pages"):
+        driver.imports.on_chunk(ID, 0, [PageId(1), PageId(2)], [7], 1.0)
+
+
+def test_a_seal_with_pages_missing():
+    driver = ImportDriver()
+    driver.claim()
+    driver.import_pages(0, 3)
+    with pytest.raises(LinkBroken, match="3 of 4 pages"):
+        driver.seal()
+    assert not driver.imports.is_ready(ID)
+
+
+@pytest.mark.parametrize("outcome", [PullOutcome.FAILED, PullOutcome.LATE])
+def test_a_read_that_fails_or_is_late(outcome: PullOutcome):
+    driver = ImportDriver()
+    driver.claim()
+    (pull,) = driver.chunk(0, 2)
+    with pytest.raises(LinkBroken):
+        driver.end(pull, outcome)
+    assert driver.imports.abort(ID) == SOURCE
+    late = outcome is PullOutcome.LATE
+    assert driver.imports.num_draining == late, "a late read may still land"
+    assert driver.cache.pool.counts()[Owner.DRAINING] == (4 if late else 0)
+    if late:
+        driver.end(pull, PullOutcome.FAILED)
+    assert_idle(driver.cache)
+
+
+def test_an_abort_waits_for_the_last_read():
+    driver = ImportDriver(max_window_pages=4)
+    driver.claim()
+    (one,), (other,) = driver.chunk(0, 2), driver.chunk(2, 4)
+    assert driver.imports.abort(ID) == SOURCE
+    assert driver.imports.abort(ID) is None
+    assert driver.end(one) == []
+    assert driver.imports.num_draining == 1
+    assert driver.cache.pool.num_free == NUM_PAGES - 4
+    driver.end(other)
+    assert driver.imports.num_draining == 0
+    assert driver.cache.pool.num_free == NUM_PAGES
+    assert driver.end(other) == []  # an event of nobody
+
+
+@pytest.mark.parametrize(("digests", "num_kept"), [(True, 2), (False, 0)])
+def test_only_validated_leading_pages_are_kept(digests: bool, num_kept: int):
+    driver = ImportDriver()
+    driver.claim()
+    (pull,) = driver.chunk(0, 2, digests)
+    driver.end(pull)
+    (pull,) = driver.chunk(2, 4, digests)
+    driver.imports.abort(ID)
+    driver.end(pull)
+    assert driver.cache.num_matching(KEYS) == num_kept
+    assert_idle(driver.cache)
+
+
+@pytest.mark.parametrize(("lease_ends_at", "num_kept"), [(None, 0), (2.0, 0), (2.1, 1), (3.1, 2)])
+def test_pages_read_inside_a_lease_are_kept(lease_ends_at: float | None, num_kept: int):
+    """A read that is over when the lease ends came too late: prefill may have reused the page in that instant."""
+    driver = ImportDriver()
+    driver.claim()
+    (pull,) = driver.chunk(0, 1, digests=False)
+    driver.end(pull, now=2.0)
+    (pull,) = driver.chunk(1, 2, digests=False)
+    driver.end(pull, now=3.0)
+    if lease_ends_at is not None:
+        driver.imports.on_leases_renewed([ID, AttemptId(RequestId("nobody"), 1)], lease_ends_at)
+        driver.imports.on_leases_renewed([ID], lease_ends_at - 1.0)  # an older answer that came late
+    driver.imports.abort(ID)
+    assert driver.cache.num_matching(KEYS) == num_kept
+    assert_idle(driver.cache)
+
+
+@pytest.mark.parametrize("lease_ends_at", [2.0, 2.1])
+def test_a_landing_is_proven_by_a_lease_that_covers_every_read(lease_ends_at: float):
+    driver = ImportDriver(max_window_pages=4)
+    driver.claim()
+    (pull,) = driver.chunk(0, 4, digests=False)
+    driver.end(pull, now=2.0)
+    driver.seal()
+    assert driver.imports.is_ready(ID)
+    assert not driver.imports.is_proven(ID)
+    driver.imports.on_leases_renewed([ID], lease_ends_at)
+    assert driver.imports.is_proven(ID) == (lease_ends_at > 2.0)
+
+
+def test_a_landing_is_unfinished_until_everything_was_read():
+    driver = ImportDriver(max_window_pages=4)
+    driver.claim()
+    (pull,) = driver.chunk(0, 4)
+    driver.seal()
+    assert driver.imports.unfinished(SOURCE) == [ID]
+    assert driver.imports.unfinished(WorkerId("prefill-1")) == []
+    driver.end(pull)
+    assert driver.imports.unfinished(SOURCE) == []
+
+
+def test_a_promise_that_nobody_claims_ends():
+    driver = ImportDriver()
+    driver.reserve()
+    assert driver.imports.next_deadline() == 5.0
+    assert driver.imports.expire(4.9) == []
+    assert driver.imports.expire(5.0) == [ID]
+    assert driver.imports.abort(ID) is None
+    assert driver.imports.num_reserved_pages == 0
+    assert_idle(driver.cache)
+
+
+def test_states_follow_the_table():
+    driver = ImportDriver()
+    driver.claim()
+    kv_import = driver.imports.get(ID)
+    assert kv_import is not None
+    assert kv_import.state is ImportState.RESERVED
+    driver.import_pages(0, 4)
+    assert kv_import.state.value == "pulling"
+    driver.seal()
+    imported = driver.imports.commit(ID, 4.0)
+    assert kv_import.state.value == "committed"
+    assert {driver.cache.pool.owner(page) for page in imported.table.pages} == {Owner.LIVE}
+    imported.table.release()
+    assert driver.cache.pool.allocate(1, Hold.LIVE) is not None

@@ -1,0 +1,66 @@
+"""Who is there, when the registry is away or has lost its pages."""
+
+from __future__ import annotations
+
+from baton.domain.ids import Incarnation
+from baton.domain.liveness import Liveness
+
+ONE, OTHER = Incarnation(1), Incarnation(2)
+
+
+def test_an_announcement_that_ends_ends_presence_at_once_and_the_process_later():
+    liveness = Liveness(grace_s=2.0)
+    liveness.observe([ONE, OTHER], 0.0)
+    liveness.observe([OTHER], 1.0)
+    assert not liveness.is_present(ONE, 1.0)
+    assert not liveness.is_gone(ONE, 1.0)
+    liveness.observe([OTHER], 2.0)
+    assert liveness.is_gone(ONE, 2.0)
+    assert liveness.is_present(OTHER, 2.0)
+    assert not liveness.is_gone(OTHER, 2.0)
+
+
+def test_nobody_is_absent_because_the_registry_is_away_or_comes_back_empty():
+    liveness = Liveness(grace_s=2.0)
+    liveness.observe([ONE, OTHER], 0.0)
+    for now in range(1, 60):
+        liveness.observe_outage(float(now))
+    liveness.observe([], 60.0)
+    assert liveness.is_present(ONE, 60.0)
+    assert liveness.is_present(OTHER, 60.0)
+    liveness.observe([ONE], 61.0)
+    assert liveness.is_present(OTHER, 61.9)
+    assert not liveness.is_gone(OTHER, 61.9)
+    assert liveness.is_present(ONE, 99.0)
+    assert not liveness.is_present(OTHER, 62.0)
+    assert liveness.is_gone(OTHER, 62.0)
+
+
+def test_a_registry_that_is_suddenly_empty_has_lost_its_pages():
+    liveness = Liveness(grace_s=2.0)
+    liveness.observe([ONE], 0.0)
+    liveness.observe([], 10.0)
+    assert liveness.is_present(ONE, 11.9)
+    assert not liveness.is_gone(ONE, 11.9)
+    liveness.observe([], 11.0)
+    assert not liveness.is_present(ONE, 12.0), "it is excused once, not for ever"
+    assert liveness.is_gone(ONE, 12.0)
+
+
+def test_who_was_replaced_or_never_seen_has_no_excuse():
+    liveness = Liveness(grace_s=2.0)
+    liveness.observe([ONE], 0.0)
+    liveness.forget(ONE)
+    liveness.observe_outage(0.5)
+    for incarnation in (ONE, OTHER):
+        assert not liveness.is_present(incarnation, 0.5)
+        assert liveness.is_gone(incarnation, 0.5)
+
+
+def test_those_who_are_gone_are_not_remembered():
+    liveness = Liveness(grace_s=2.0)
+    liveness.observe([ONE], 0.0)
+    liveness.observe([OTHER], 1.0)
+    liveness.observe([OTHER], 5.0)
+    liveness.observe_outage(6.0)
+    assert not liveness.is_present(ONE, 6.0)

@@ -1,0 +1,82 @@
+"""Where a worker computes: what is asked for, what is there, and what is said when they differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+import torch
+
+from baton.engine import build
+from baton.engine.build import resolve_device
+from baton.engine.fake_runner import fake_geometry
+from baton.kv.geometry import KVGeometry
+from baton.kv.memory import MemoryKind
+from baton.model.loading.loader import LoadedModel
+from baton.model.storage import PageStorage
+from baton.settings.base import SettingsError
+from baton.settings.groups import Device
+
+GEOMETRY = fake_geometry(4)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_gpu_is_taken_where_there_is_one_and_nobody_says_otherwise(found: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: found)
+    assert resolve_device(Device.CPU) == "cpu"
+    assert resolve_device(Device.AUTO) == ("cuda" if found else "cpu")
+
+
+@pytest.mark.parametrize(("built_for", "why"), [(None, "built for CPUs"), ("13.0", "no GPU that it can use")])
+def test_a_gpu_that_is_asked_for_and_not_there(built_for: str | None, why: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    with pytest.raises(SettingsError, match=why):
+        resolve_device(Device.CUDA)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert resolve_device(Device.CUDA) == "cuda"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """As much of a loaded model as laying out a pool asks for."""
+
+    device: str
+    geometry: KVGeometry = GEOMETRY
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def no_capture(*_: object) -> None:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_a_pool_that_does_not_fit_the_gpu_is_a_matter_of_settings(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(PageStorage, "allocate", no_room)
+    with pytest.raises(SettingsError, match=r"8 pages, .* no room .*--kv-memory-mib"):
+        build._pool(cast(LoadedModel, Loaded("cuda")), 8, None)
+
+
+def test_on_the_cpu_pages_are_where_transfers_read_them():
+    storage, memory = build._pool(cast(LoadedModel, Loaded("cpu")), 8, None)
+    assert storage.address == memory.address
+    assert memory.kind is MemoryKind.DRAM
+    assert storage.scratch_page is None
+
+
+def test_steps_that_cannot_be_captured_name_the_way_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build, "ModelRunner", no_capture)
+    model, storage = cast(LoadedModel, Loaded("cuda")), PageStorage.allocate(GEOMETRY, 2)
+    with pytest.raises(SettingsError, match=r"not permitted.*--no-cuda-graphs"):
+        build._runner(model, storage, 8)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        build._runner(model, storage, 0)
+
+
+def test_what_fails_on_the_cpu_is_not_taken_for_a_capture(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build, "ModelRunner", no_capture)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        build._runner(cast(LoadedModel, Loaded("cpu")), PageStorage.allocate(GEOMETRY, 2), 8)

@@ -1,0 +1,137 @@
+"""The torch backend against attention written out per query, over random batches, windows, caps and sinks."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.model.attention import dense
+from baton.model.attention.base import AttentionCall, Segment, plan_step
+from baton.model.attention.hf_hook import PagedHandler
+from baton.model.attention.torch_backend import TorchAttention
+from baton.model.storage import PageStorage
+
+PAGE_SIZE = 4
+NUM_PAGES = 120
+NUM_HEADS = 4
+LAYER = LayerGeometry(2, 8, 6)
+
+
+def naive(call: AttentionCall, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int):
+    """One query [heads, dim] at `position` against all keys [positions, kv_heads, dim], in float64."""
+    low = 0 if call.window is None else max(0, position - call.window + 1)
+    group = query.shape[0] // keys.shape[1]
+    out = []
+    for head in range(query.shape[0]):
+        k = keys[low : position + 1, head // group].double()
+        scores = k @ query[head].double() * call.scale
+        if call.softcap is not None:
+            scores = call.softcap * torch.tanh(scores / call.softcap)
+        if call.sinks is not None:
+            scores = torch.cat([scores, call.sinks[head : head + 1].double()])
+        weights = scores.softmax(0)[: len(k)]
+        out.append(weights @ values[low : position + 1, head // group].double())
+    return torch.stack(out)
+
+
+def random_segments(rng: random.Random, lengths: list[tuple[int, int]]) -> list[Segment]:
+    """Segments of (start, new tokens), on scattered pages, with a page to spare."""
+    pages = rng.sample(range(NUM_PAGES), NUM_PAGES)
+    segments, first = [], 0
+    for start, num_tokens in lengths:
+        table = [pages.pop() for _ in range(-(-(start + num_tokens) // PAGE_SIZE) + 1)]
+        segments.append(Segment(first, start, num_tokens, table))
+        first += num_tokens
+    return segments
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 7},
+    "window_of_one": {"window": 1},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": torch.tensor([0.5, -1.0, 3.0, 0.0])},
+    "all": {"window": 9, "softcap": 1.5, "sinks": torch.tensor([0.5, -1.0, 3.0, 0.0])},
+}
+BATCHES = {
+    "decode": [(30, 1), (3, 1), (0, 1), (41, 1), (7, 1), (29, 1)],
+    "chunks": [(0, 4), (5, 9), (0, 19), (12, 3)],
+    "mixed": [(17, 1), (0, 11), (22, 1), (6, 5), (1, 1)],
+}
+
+
+@pytest.mark.parametrize("tile_tokens", [3, 128])
+@pytest.mark.parametrize("batch", sorted(BATCHES))
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_equals_attention_written_out(case, batch, tile_tokens, monkeypatch):
+    monkeypatch.setattr(dense, "TILE_TOKENS", tile_tokens)
+    rng = random.Random(f"{case}{batch}")
+    generator = torch.Generator().manual_seed(3)
+    storage = PageStorage.allocate(KVGeometry((LAYER, LAYER), "float32", PAGE_SIZE), NUM_PAGES)
+    for view in (storage.keys(1), storage.values(1)):
+        view.fill_(math.nan)  # whatever is read without having been written shows
+    segments = random_segments(rng, BATCHES[batch])
+    history = []
+    for segment in segments:
+        keys = torch.randn(segment.end, LAYER.num_kv_heads, LAYER.k_head_dim, generator=generator)
+        values = torch.randn(segment.end, LAYER.num_kv_heads, LAYER.v_head_dim, generator=generator)
+        history.append((keys, values))
+        places = [(segment.pages[p // PAGE_SIZE], p % PAGE_SIZE) for p in range(segment.end)]
+        storage.clear(torch.tensor([segment.pages[(segment.end - 1) // PAGE_SIZE]]))
+        for position in range(segment.start):
+            page, slot = places[position]
+            storage.write(1, torch.tensor([page]), torch.tensor([slot]), keys[position], values[position])
+    step = plan_step(segments, PAGE_SIZE)
+    query = torch.randn(step.num_tokens, NUM_HEADS, LAYER.k_head_dim, generator=generator)
+    call = AttentionCall(layer=1, query=query, scale=0.3, **CASES[case])
+    backend = TorchAttention(storage)
+    backend.begin(step)
+    new_keys = torch.cat([keys[s.start :] for s, (keys, _) in zip(segments, history, strict=True)])
+    new_values = torch.cat([values[s.start :] for s, (_, values) in zip(segments, history, strict=True)])
+    out = PagedHandler(storage, backend, step).attend(call, new_keys, new_values)
+    for segment, (keys, values) in zip(segments, history, strict=True):
+        for offset in range(segment.num_tokens):
+            place = segment.offset + offset
+            wanted = naive(call, query[place], keys, values, segment.start + offset)
+            torch.testing.assert_close(out[place].double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_pages_left_of_the_window_are_not_read():
+    storage = PageStorage.allocate(KVGeometry((LAYER,), "float32", PAGE_SIZE), 20)
+    segments = [Segment(0, 30, 1, list(range(8))), Segment(1, 20, 4, list(range(8, 14)))]
+    for pages in (range(5), range(8, 11)):  # all that lies left of a window of 6, in whole pages
+        for view in (storage.keys(0), storage.values(0)):
+            view[list(pages)] = math.nan
+    backend = TorchAttention(storage)
+    backend.begin(plan_step(segments, PAGE_SIZE))
+    out = backend.attend(AttentionCall(layer=0, query=torch.ones(5, NUM_HEADS, 8), scale=1.0, window=6))
+    assert torch.isfinite(out).all()
+
+
+def test_low_precision_stays_near_float32():
+    generator = torch.Generator().manual_seed(0)
+    outputs = []
+    for dtype in (torch.float32, torch.bfloat16):
+        storage = PageStorage.allocate(KVGeometry((LAYER,), str(dtype).removeprefix("torch."), PAGE_SIZE), 20)
+        generator.manual_seed(0)
+        for view in (storage.keys(0), storage.values(0)):
+            view.copy_(torch.randn(view.shape, generator=generator))
+        query = torch.randn(9, NUM_HEADS, 8, generator=generator).to(dtype)
+        backend = TorchAttention(storage)
+        backend.begin(plan_step([Segment(0, 12, 8, list(range(5))), Segment(8, 29, 1, list(range(5, 13)))], PAGE_SIZE))
+        outputs.append(backend.attend(AttentionCall(layer=0, query=query, scale=0.35)))
+    assert outputs[1].dtype == torch.bfloat16
+    torch.testing.assert_close(outputs[1].float(), outputs[0], rtol=0.05, atol=0.05)
+
+
+def test_a_step_says_where_tokens_go_and_which_pages_begin_part_filled():
+    segments = [Segment(0, 3, 2, [9, 5]), Segment(2, 0, 4, [1]), Segment(6, 4, 3, [7, 8]), Segment(9, 6, 1, [3, 2])]
+    step = plan_step(segments, PAGE_SIZE)
+    assert step.token_pages.tolist() == [9, 5, 1, 1, 1, 1, 8, 8, 8, 2]
+    assert step.token_slots.tolist() == [3, 0, 0, 1, 2, 3, 0, 1, 2, 2]
+    assert step.partial_pages.tolist() == [5, 8]

@@ -1,0 +1,162 @@
+"""Filled-up steps on fixed buffers give what the same steps give as they come; a capturer that computes stands in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.domain.errors import Broken
+from baton.model.attention.base import Segment, plan_step
+from baton.model.attention.torch_backend import TorchAttention
+from baton.model.decoders.cuda_graphs import Compute, CudaGraphDecoder, DecodeGraph, graph_sizes, with_cuda_graphs
+from baton.model.decoders.lean import LeanDecoder
+from baton.model.linears.packing import WeightLayout
+from baton.model.loading.config import DtypeChoice
+from baton.model.loading.kernel_choice import KernelUse
+from baton.model.loading.loader import LoadedModel, load_model
+from baton.model.storage import PageStorage
+from tests import tiny_models
+
+PAGE_SIZE = 4
+NUM_PAGES = 60
+SIZES = (1, 2, 4, 8)
+
+
+class RecomputingCapturer:
+    """A `GraphCapturer` whose repetitions compute again, and that spoils each result at the next one, as graphs do."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+        self.num_replays = 0
+
+    def capture(self, compute: Compute) -> Compute:
+        output = compute().clone()
+        self.shapes.append(tuple(output.shape))
+
+        def replay() -> torch.Tensor:
+            self.num_replays += 1
+            return output.copy_(compute())
+
+        return replay
+
+
+class TorchRows:
+    """`FixedBatchAttention` in plain torch; notes what was asked of it."""
+
+    def __init__(self, storage: PageStorage) -> None:
+        self._storage = storage
+        self.made: list[tuple[int, int]] = []
+
+    def for_batch_size(self, num_rows: int, max_row_pages: int) -> TorchAttention:
+        self.made.append((num_rows, max_row_pages))
+        return TorchAttention(self._storage)
+
+
+class World:
+    """Two pools with the same content: one decoder computes every step as it comes, the other replays."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.capturer = RecomputingCapturer()
+        self.eager_storage, self.storage = (
+            PageStorage.allocate(model.geometry, NUM_PAGES, has_scratch=True) for _ in range(2)
+        )
+        self.eager = model.decoder(self.eager_storage)
+        decoder = model.decoder(self.storage)
+        assert isinstance(decoder, LeanDecoder)
+        self.rows = TorchRows(self.storage)
+        self.graphed = CudaGraphDecoder(decoder, self.rows, self.storage, SIZES, 9, self.capturer)
+
+    def step(self, segments: Sequence[Segment], ids: list[int], keep: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """Logits by both."""
+        positions = torch.tensor([position for s in segments for position in range(s.start, s.end)])
+        step = plan_step(segments, PAGE_SIZE)
+        arguments = torch.tensor(ids), positions, step, torch.tensor(keep)
+        return self.eager.forward(*arguments), self.graphed.forward(*arguments)
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3_text"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    directory = tiny_models.save_random_model(request.param, tmp_path_factory.mktemp(request.param))
+    return load_model(
+        directory, dtype=DtypeChoice.FLOAT32, page_size=PAGE_SIZE, layout=WeightLayout.PLAIN, kernels=KernelUse.NEVER
+    )
+
+
+def test_rows_are_filled_up_to_sizes_that_are_dense_where_steps_are_small():
+    assert graph_sizes(1) == (1,)
+    assert graph_sizes(8) == (1, 2, 4, 8)
+    assert graph_sizes(20) == (1, 2, 4, 8, 16, 20)
+    assert graph_sizes(64) == (1, 2, 4, 8, 16, 24, 32, 48, 64)
+    assert graph_sizes(160) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160)
+
+
+def test_graphs_are_made_at_once_the_largest_first(model: LoadedModel):
+    world = World(model)
+    assert world.rows.made == [(8, 9), (4, 9), (2, 9), (1, 9)]
+    assert [shape[0] for shape in world.capturer.shapes] == [8, 4, 2, 1]
+
+
+def test_a_replayed_step_gives_the_logits_and_pages_of_the_step_as_it_comes(model: LoadedModel):
+    world, rng = World(model), random.Random(3)
+    free = list(range(NUM_PAGES))
+    rng.shuffle(free)
+    lengths = [1, 3, 4, 9, 12, 5, 7]
+    tables = [[free.pop() for _ in range(8)] for _ in lengths]
+    for length, table in zip(lengths, tables, strict=True):  # prompts: chunks, but for the first
+        ids = [rng.randrange(tiny_models.VOCAB_SIZE) for _ in range(length)]
+        wanted, got = world.step([Segment(0, 0, length, table)], ids, [length - 1])
+        torch.testing.assert_close(got, wanted)
+    for num_rows in (7, 3, 1, 6, 2, 7, 4):  # fewer after more: what is left in the buffers must not matter
+        chosen = rng.sample(range(len(lengths)), num_rows)
+        segments = [Segment(place, lengths[row], 1, tables[row]) for place, row in enumerate(chosen)]
+        keep = sorted(rng.sample(range(num_rows), rng.randint(1, num_rows)))
+        wanted, got = world.step(segments, [rng.randrange(tiny_models.VOCAB_SIZE) for _ in chosen], keep)
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+        for row in chosen:
+            lengths[row] += 1
+        torch.testing.assert_close(*(s.page_bytes().view(torch.float32) for s in (world.storage, world.eager_storage)))
+    assert world.storage.keys(0)[NUM_PAGES].any()
+    assert not world.eager_storage.keys(0)[NUM_PAGES].any()
+
+
+def test_logits_may_be_kept_over_the_next_step(model: LoadedModel):
+    world = World(model)
+    _, kept = world.step([Segment(0, 0, 1, [3])], [5], [0])
+    before = kept.clone()
+    world.step([Segment(0, 0, 1, [4])], [6], [0])
+    assert torch.equal(kept, before)
+
+
+def test_larger_and_mixed_steps_are_computed_as_they_come(model: LoadedModel):
+    world = World(model)
+    replays = world.capturer.num_replays
+    many = [Segment(row, 0, 1, [row]) for row in range(SIZES[-1] + 1)]
+    assert torch.equal(*world.step(many, list(range(9)), range(9)))
+    mixed = [Segment(0, 0, 1, [20]), Segment(1, 0, 3, [21])]
+    assert torch.equal(*world.step(mixed, [1, 2, 3, 4], [0, 3]))
+    assert world.capturer.num_replays == replays
+    assert not world.storage.keys(0)[NUM_PAGES][:, 1:].any()  # one slot of the scratch page is all that fillers touch
+
+
+def test_without_a_scratch_page_there_is_no_graph(model: LoadedModel):
+    storage = PageStorage.allocate(model.geometry, 4)
+    decoder = model.decoder(storage)
+    assert isinstance(decoder, LeanDecoder)
+    with pytest.raises(Broken, match="scratch"):
+        DecodeGraph(decoder, TorchAttention(storage), storage, 2, RecomputingCapturer())
+
+
+def test_what_cannot_be_captured_stays_as_it_is(model: LoadedModel, tmp_path: Path):
+    storage = PageStorage.allocate(model.geometry, 4, has_scratch=True)
+    decoder = model.decoder(storage)  # torch's attention
+    assert with_cuda_graphs(decoder, storage, 8, RecomputingCapturer()) is decoder
+    experts = load_model(tiny_models.save_random_model("qwen3_moe", tmp_path), page_size=PAGE_SIZE)
+    storage = PageStorage.allocate(experts.geometry, 4, has_scratch=True)
+    decoder = experts.decoder(storage)
+    assert isinstance(decoder, LeanDecoder)
+    assert decoder.has_experts
+    assert with_cuda_graphs(decoder, storage, 8, RecomputingCapturer()) is decoder

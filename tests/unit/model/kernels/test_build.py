@@ -1,0 +1,154 @@
+"""Building, finding and refusing the kernels' libraries; and the widest level's sources, run on narrower registers."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.model.kernels import build as building
+from baton.model.kernels.build import (
+    BuildFailed,
+    BuildResult,
+    BuildSpec,
+    IsaLevel,
+    build,
+    build_specs,
+    is_current,
+    source_digest,
+)
+from baton.model.kernels.library import KernelsUnavailable, available_levels, open_kernels
+from baton.model.linears.int8 import Int8Linear
+from baton.model.linears.panels import PanelLinear
+from baton.model.loading.kernel_check import first_wrong_kernel
+from tests.kernels import kernel_levels
+
+ROOT = Path(__file__).resolve().parents[4]
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, building.COMPILERS)), reason="no C++ compiler")
+needs_avx2 = pytest.mark.skipif(IsaLevel.AVX2 not in kernel_levels(), reason="no AVX2 here")
+PORTABLE = build_specs()[0]
+AVX512_DOT = ("-DBATON_BF16_DOT", "-DBATON_INT8_DOT")
+
+
+@needs_compiler
+def test_where_there_is_a_compiler_there_are_kernels():
+    """Or all that tests them would be skipped and nobody would notice."""
+    assert PORTABLE.level in available_levels()
+    assert all(is_current(spec) for spec in build_specs()), "make kernels"
+
+
+@needs_compiler
+def test_a_recipe_makes_a_library_that_can_tell_its_sources(tmp_path: Path):
+    build(PORTABLE, tmp_path / "new" / "made.so")
+    assert source_digest(PORTABLE).encode() in (tmp_path / "new" / "made.so").read_bytes()
+    assert first_wrong_kernel(open_kernels(PORTABLE, tmp_path / "new" / "made.so")) is None
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["made.so"]
+    with pytest.raises(KernelsUnavailable, match="other sources"):
+        open_kernels(BuildSpec(IsaLevel.PORTABLE, 16, ("-DOTHER",)), tmp_path / "new" / "made.so")
+
+
+def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(building, "COMPILERS", ("no-such-compiler",))
+    with pytest.raises(BuildFailed, match=r"no C\+\+ compiler was found"):
+        build(PORTABLE, tmp_path / "made.so")
+    with pytest.raises(BuildFailed, match="cannot run /no/such/compiler"):
+        build(PORTABLE, tmp_path / "made.so", "/no/such/compiler")
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_compiler
+def test_a_compiler_that_fails_leaves_what_was_there(tmp_path: Path):
+    (tmp_path / "made.so").write_bytes(b"old")
+    with pytest.raises(BuildFailed, match="failed: "):
+        build(BuildSpec(IsaLevel.PORTABLE, 16, ("-march=no-such-machine",)), tmp_path / "made.so")
+    assert (tmp_path / "made.so").read_bytes() == b"old"
+
+
+def test_what_is_no_library_is_refused(tmp_path: Path):
+    with pytest.raises(KernelsUnavailable, match="not built"):
+        open_kernels(PORTABLE, tmp_path / "missing.so")
+    (tmp_path / "junk.so").write_bytes(b"junk")
+    with pytest.raises(KernelsUnavailable, match="do not load"):
+        open_kernels(PORTABLE, tmp_path / "junk.so")
+
+
+def test_the_build_needs_the_standard_library_only():
+    """It runs before anything is installed."""
+    program = (
+        "import sys; sys.path.insert(0, '.'); before = set(sys.modules); import baton.model.kernels.build;"
+        "print(*{name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
+    )
+    command = [sys.executable, "-S", "-c", program]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.split() == ["baton"]
+
+
+class QuietApplication:
+    """What hatchling gives a hook to speak with."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def display_warning(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def display_info(self, message: str) -> None:
+        assert "native kernels" in message
+
+
+def run_hook(
+    version: str, outcomes: list[BuildResult], monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Any], list[str]]:
+    """The build hook on made-up outcomes: what it tells hatchling, and its warnings."""
+    monkeypatch.setattr(building, "build_all", lambda compiler: outcomes)
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    application, build_data = QuietApplication(), {"artifacts": [], "pure_python": True}
+    hook = module.KernelsHook(str(ROOT), {}, None, None, str(ROOT), "wheel", application)
+    hook.initialize(version, build_data)
+    return build_data, application.warnings
+
+
+def test_a_wheel_with_kernels_is_of_its_platform_and_of_every_python(monkeypatch: pytest.MonkeyPatch):
+    outcomes = [BuildResult(PORTABLE, True, None), BuildResult(build_specs()[-1], False, "no such flag")]
+    told, warnings = run_hook("standard", outcomes, monkeypatch)
+    assert told["artifacts"] == ["/baton/model/kernels/built/portable.so"]
+    assert not told["pure_python"]
+    assert str(told["tag"]).startswith("py3-none-linux_")
+    assert [message.endswith("torch computes instead: no such flag") for message in warnings] == [True]
+
+
+def test_an_installation_without_a_compiler_succeeds(monkeypatch: pytest.MonkeyPatch):
+    told, warnings = run_hook("editable", [BuildResult(r, False, "no compiler") for r in build_specs()], monkeypatch)
+    assert told == {"artifacts": [], "pure_python": True}
+    assert len(warnings) == len(build_specs())
+
+
+@needs_compiler
+@needs_avx2
+@pytest.mark.slow
+def test_the_widest_level_is_right_on_narrower_registers(tmp_path: Path):
+    """Vectors of 64 bytes and products of bfloat16 pairs and of bytes, compiled for AVX2: all of the AVX512 level's
+    source but the two instructions, which are spelled out. It proves neither them nor what a compiler makes of all.
+    """
+    wide = BuildSpec(IsaLevel.AVX512_BF16, 64, ("-mavx2", "-mfma", *AVX512_DOT, "-Wno-psabi"))
+    build(wide, tmp_path / "wide.so")
+    kernels = open_kernels(wide, tmp_path / "wide.so")
+    assert (kernels.panel_outputs, kernels.head_dim_multiple) == (32, 16)
+    assert first_wrong_kernel(kernels) is None
+    ones, most = torch.ones(3, 960), torch.full((5, 960), -1.0)
+    torch.testing.assert_close(Int8Linear(kernels, most, None)(ones), ones @ most.T, rtol=1e-6, atol=0.0)
+    x, weight = torch.randn(9, 96, generator=torch.Generator().manual_seed(0)), torch.ones(5, 96)
+    product = PanelLinear(kernels, weight.bfloat16(), None)(x.bfloat16())
+    torch.testing.assert_close(
+        product.float(), x.bfloat16().float().sum(1, keepdim=True).expand(9, 5), rtol=1e-2, atol=0.05
+    )

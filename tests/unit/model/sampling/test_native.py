@@ -1,0 +1,107 @@
+"""The native sampler at every level against the torch sampler: same filters, same order of the cumulative sum."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from baton.domain.request import SamplingParams
+from baton.model.kernels.build import IsaLevel
+from baton.model.kernels.library import load_kernels
+from baton.model.sampling.distribution import Filters, filter_weights, sample_by_cdf
+from baton.model.sampling.native import NativeSampler
+from tests.kernels import kernel_levels
+
+pytestmark = pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
+
+VOCAB_SIZES = (1, 7, 64, 1000, 32_003)
+UNIFORMS = (0.0, 1e-7, 0.125, 0.5, 0.875, 0.999, 1 - 1e-6)
+FILTERS = [
+    SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    for temperature, top_k, top_p, min_p in itertools.product(
+        (0.3, 1.0, 1.7), (0, 1, 40), (1.0, 0.9, 0.01), (0.0, 0.05)
+    )
+]
+
+
+class NativeTokens:
+    """A level's choices, as lists."""
+
+    def __init__(self, level: IsaLevel) -> None:
+        self._sampler = NativeSampler(load_kernels(level))
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[int]:
+        return self._sampler.sample(logits, rows, uniforms).tolist()
+
+    def argmax(self, logits: torch.Tensor) -> list[int]:
+        return self._sampler.argmax(logits).tolist()
+
+
+def random_logits(num_rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
+    return 3 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
+
+
+def by_torch(logits: torch.Tensor, rows: list[SamplingParams], uniforms: list[float]) -> list[int]:
+    tokens: list[int] = sample_by_cdf(filter_weights(logits, Filters.of(rows, logits.shape[-1])), uniforms).tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("level", kernel_levels())
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_draws_what_torch_draws(level: IsaLevel, vocab_size: int, dtype: torch.dtype):
+    logits = random_logits(len(UNIFORMS), vocab_size).to(dtype)
+    for params in FILTERS:
+        rows = [params] * len(UNIFORMS)
+        assert NativeTokens(level).sample(logits, rows, UNIFORMS) == by_torch(logits, rows, list(UNIFORMS)), params
+
+
+@pytest.mark.parametrize("level", kernel_levels())
+def test_equals_stay_or_go_together(level: IsaLevel):
+    """Three tokens share the second place: top-k 2 and a nucleus that the first of them crosses keep all four."""
+    logits = torch.full((1, 50), -30.0)
+    logits[0, [3, 17, 40, 41]] = torch.tensor([1.0, 2.0, 1.0, 1.0])
+    for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.6), SamplingParams(top_k=2, top_p=0.6)):
+        drawn = {NativeTokens(level).sample(logits, [params], [step / 64])[0] for step in range(64)}
+        assert drawn == {3, 17, 40, 41}
+
+
+@pytest.mark.parametrize("level", kernel_levels())
+def test_what_is_banned_or_hopeless_is_never_drawn(level: IsaLevel):
+    logits = torch.full((1, 20), -torch.inf)
+    logits[0, 7] = 0.0
+    logits[0, 3] = -200.0  # nothing, beside the other
+    for uniform in (*UNIFORMS, 1 - 2.0**-53):
+        assert NativeTokens(level).sample(logits, [SamplingParams(temperature=1.0)], [uniform]) == [7]
+    assert NativeTokens(level).sample(random_logits(1, 999), [SamplingParams(temperature=1e-40)], [0.99]) == [
+        int(random_logits(1, 999).argmax())
+    ]
+
+
+@pytest.mark.parametrize("level", kernel_levels())
+def test_every_row_has_its_own_parameters_and_number(level: IsaLevel):
+    logits = random_logits(4, 5000)
+    rows = [SamplingParams(), SamplingParams(top_k=5), SamplingParams(top_p=0.5), SamplingParams(min_p=0.2)]
+    uniforms = [0.1, 0.6, 0.9, 0.99]
+    together = NativeTokens(level).sample(logits, rows, uniforms)
+    alone = [NativeTokens(level).sample(logits[i : i + 1], rows[i : i + 1], uniforms[i : i + 1])[0] for i in range(4)]
+    assert together == alone == by_torch(logits, rows, uniforms)
+
+
+@pytest.mark.parametrize("level", kernel_levels())
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_the_likeliest_is_the_first_of_equals(level: IsaLevel, vocab_size: int):
+    logits = random_logits(5, vocab_size)
+    assert NativeTokens(level).argmax(logits) == logits.argmax(-1).tolist()
+    assert NativeTokens(level).argmax(logits.bfloat16()) == logits.bfloat16().argmax(-1).tolist()
+    logits[:, vocab_size // 3] = logits[:, vocab_size - 1] = 99.0
+    assert NativeTokens(level).argmax(logits) == [vocab_size // 3] * 5
+    assert NativeTokens(level).argmax(torch.full((1, vocab_size), -torch.inf)) == [0]
+
+
+def test_only_rows_on_the_cpu_are_taken():
+    with pytest.raises(ValueError, match="rows, vocab_size"):
+        NativeTokens(kernel_levels()[0]).argmax(torch.zeros(5))

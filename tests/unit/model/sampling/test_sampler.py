@@ -1,0 +1,237 @@
+"""The sampler against a plain-Python reference, and its draws against the distribution they should follow."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.domain.request import SampledToken, SamplingParams
+from baton.engine.batch import SampleSpec
+from baton.model.kernels.library import load_kernels
+from baton.model.sampling.distribution import TOP_P_CANDIDATES, Filters, filter_weights, sample_by_cdf, uniform
+from baton.model.sampling.native import NativeSampler
+from baton.model.sampling.sampler import SamplerBackend, TorchSampler, sample_tokens
+from tests.kernels import kernel_levels
+
+VOCAB_SIZE = 12
+EDGE = 1e-5
+"""A token this near to a filter's edge may fall on either side: weights are float32."""
+
+SAMPLERS: list[SamplerBackend] = [
+    TorchSampler(),
+    *(NativeSampler(load_kernels(level)) for level in kernel_levels()[-1:]),
+]
+
+
+def sample(
+    logits: torch.Tensor, rows: list[SampleSpec], sampler: SamplerBackend = SAMPLERS[0]
+) -> tuple[SampledToken, ...]:
+    return sample_tokens(logits, rows, sampler).read()
+
+
+def spec(history: list[int] | None = None, num_prompt: int = 1, banned: frozenset[int] = frozenset(), **sampling):
+    return SampleSpec(SamplingParams(**sampling), [0] if history is None else history, num_prompt, banned)
+
+
+def edited(logits: list[float], row: SampleSpec) -> list[float]:
+    params, prompt, output = row.sampling, row.history[: row.num_prompt_tokens], row.history[row.num_prompt_tokens :]
+    counts, bias = Counter(output), dict(row.sampling.logit_bias)
+    result = []
+    for token, logit in enumerate(logits):
+        if token in prompt or token in output:
+            logit = logit / params.repetition_penalty if logit > 0 else logit * params.repetition_penalty
+        if counts[token]:
+            logit -= params.presence_penalty + params.frequency_penalty * counts[token]
+        result.append(-math.inf if token in row.banned else logit + bias.get(token, 0.0))
+    return result
+
+
+def softmax(logits: list[float]) -> list[float]:
+    top = max(logits)
+    weights = [math.exp(logit - top) for logit in logits]
+    return [weight / sum(weights) for weight in weights]
+
+
+def reference(logits: list[float], row: SampleSpec, slack: float) -> list[float]:
+    """The distribution to sample from, unnormalised; a positive `slack` keeps tokens at an edge, a negative one not."""
+    params = row.sampling
+    probs = softmax([logit / params.temperature for logit in edited(logits, row)])
+    if params.top_k:
+        probs = [p if sum(q > p + slack for q in probs) < params.top_k else 0.0 for p in probs]
+    total = sum(probs)
+    if params.top_p < 1.0:
+        probs = [p if sum(q for q in probs if q > p + slack) < params.top_p * total + slack else 0.0 for p in probs]
+    floor = params.min_p * max(probs) - slack
+    return [p if p >= floor else 0.0 for p in probs]
+
+
+rows = st.builds(
+    spec,
+    history=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=2, max_size=12),
+    num_prompt=st.integers(1, 2),
+    banned=st.frozensets(st.integers(0, VOCAB_SIZE - 1), max_size=3),
+    temperature=st.floats(0.1, 3.0),
+    top_k=st.integers(0, VOCAB_SIZE + 2),
+    top_p=st.floats(0.05, 1.0),
+    min_p=st.floats(0.0, 0.5),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    repetition_penalty=st.floats(0.5, 2.0),
+    seed=st.integers(0, 2**63),
+    logit_bias=st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.floats(-5, 5), max_size=3).map(
+        lambda bias: tuple(bias.items())
+    ),
+)
+row_logits = st.lists(st.floats(-8, 8, width=32), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(row_logits, rows), min_size=1, max_size=4))
+def test_draws_are_the_inverse_of_the_reference_distribution(sampler, batch):
+    chosen = sample(torch.tensor([logits for logits, _ in batch]), [row for _, row in batch], sampler)
+    for (logits, row), result in zip(batch, chosen, strict=True):
+        acceptable = set()
+        for slack in (-EDGE, 0.0, EDGE):
+            probs = reference(logits, row, slack)
+            number = uniform(row.sampling.seed, len(row.history)) * sum(probs)
+            for nudge in (-EDGE, 0.0, EDGE):
+                cumulated = 0.0
+                for token, p in enumerate(probs):
+                    cumulated += p
+                    if p and cumulated > number + nudge:
+                        acceptable.add(token)
+                        break
+        assert result.token in acceptable
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+@settings(max_examples=100, deadline=None)
+@given(row_logits, rows)
+def test_greedy_takes_the_largest_edited_logit(sampler, logits, row):
+    greedy = SampleSpec(SamplingParams(temperature=0.0), row.history, row.num_prompt_tokens, row.banned)
+    (result,) = sample(torch.tensor([logits]), [greedy], sampler)
+    values = edited(logits, greedy)
+    assert values[result.token] >= max(values) - EDGE
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(row_logits, rows), min_size=2, max_size=6), st.randoms(use_true_random=False))
+def test_a_row_gives_the_same_token_alone_and_in_any_batch(sampler, batch, rng):
+    alone = [sample(torch.tensor([logits]), [row], sampler)[0] for logits, row in batch]
+    order = list(range(len(batch)))
+    rng.shuffle(order)
+    together = sample(torch.tensor([batch[i][0] for i in order]), [batch[i][1] for i in order], sampler)
+    assert list(together) == [alone[i] for i in order]
+
+
+def test_randomness_is_keyed_by_seed_and_position_and_nothing_else():
+    # Fixed for ever: another process, attempt or release has to draw the same numbers.
+    assert uniform(0, 0) == 0.7139881345236777
+    assert uniform(7, 3) != uniform(7, 4)
+    assert uniform(7, 3) != uniform(8, 3)
+    numbers = [uniform(seed, position) for seed in range(50) for position in range(50)]
+    assert len(set(numbers)) == len(numbers)
+    assert 0.0 <= min(numbers) < 0.01
+    assert 0.99 < max(numbers) < 1.0
+
+
+def test_many_positions_follow_the_distribution():
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5, 1.5])
+    num_draws = 4000
+    specs = [spec(history=[0] * (n + 1), temperature=0.7, seed=5) for n in range(num_draws)]
+    counts = Counter(result.token for result in sample(logits.expand(num_draws, -1), specs))
+    expected = (logits.double() / 0.7).softmax(-1) * num_draws
+    chi_squared = sum((counts[token] - n) ** 2 / n for token, n in enumerate(expected.tolist()))
+    assert chi_squared < 20.5  # 0.999 quantile for 5 degrees of freedom; the seed is fixed, so this cannot flake
+
+
+DEMANDING: dict[str, Any] = dict(
+    temperature=0.8, top_k=7, top_p=0.9, min_p=0.05, presence_penalty=0.5, frequency_penalty=0.2,
+    repetition_penalty=1.2, logit_bias=((3, 2.0),), logprobs=2,
+)  # fmt: skip
+
+
+def test_nothing_is_read_back_before_the_choice_is():
+    rows_ = [spec([0, 1, 2], banned=frozenset({5}), **DEMANDING), spec(temperature=0.0), spec(top_p=0.5)]
+    sample_result = sample_tokens(torch.zeros(3, VOCAB_SIZE, device="meta"), rows_)  # whose numbers nobody can read
+    assert sample_result.tokens.shape == (3,)
+    assert sample_result.logprobs is not None
+    assert sample_result.logprobs.best.shape == (1, 2)
+    with pytest.raises(NotImplementedError):
+        sample_result.read()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(row_logits, rows), min_size=1, max_size=4), st.sampled_from([(), (1,), (4, 8)]))
+def test_a_nucleus_is_the_same_wherever_it_is_looked_for(batch, sizes):
+    logits = torch.tensor([values for values, _ in batch])
+    filters = Filters.of([row.sampling for _, row in batch], VOCAB_SIZE)
+    assert torch.equal(filter_weights(logits, filters, sizes), filter_weights(logits, filters))
+
+
+def test_a_wide_nucleus_reaches_past_the_likeliest_tokens():
+    vocab_size = 3 * TOP_P_CANDIDATES[0]
+    logits = torch.linspace(0.0, 0.5, vocab_size)[None]
+    kept = int((filter_weights(logits, Filters.of([SamplingParams(top_p=0.9)], vocab_size)) > 0).sum())
+    probs = logits.double().softmax(-1)[0].flip(0)
+    assert abs(kept - int((probs.cumsum(0) - probs < 0.9).sum())) <= 1
+    assert kept > TOP_P_CANDIDATES[0]
+
+
+def test_rows_of_one_batch_keep_their_own_filters():
+    logits = torch.zeros(3, 8)
+    logits[:, 3] = 1.0
+    rows_ = [SamplingParams(top_k=1), SamplingParams(), SamplingParams(min_p=0.99)]
+    assert (filter_weights(logits, Filters.of(rows_, 8)) > 0).sum(-1).tolist() == [1, 8, 1]
+
+
+@pytest.mark.parametrize("number", [0.0, 1.0 - 2.0**-53])
+def test_the_ends_of_the_unit_interval_never_draw_a_filtered_token(number):
+    probs = torch.tensor([[0.0, 0.0, 0.3, 0.0, 0.1, 0.0]], dtype=torch.float64)
+    assert sample_by_cdf(probs, [number]).item() == (2 if number == 0.0 else 4)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-37, 1e-40, 5e-324])
+def test_a_tiny_temperature_is_greedy(temperature):
+    logits = torch.tensor([[40.0, -1e4, 41.0, 0.0]])
+    row = SamplingParams(temperature=temperature)
+    assert filter_weights(logits, Filters.of([row], logits.shape[-1])).tolist() == [[0.0, 0.0, 1.0, 0.0]]
+    assert sample(logits, [spec(temperature=temperature)])[0].token == 2
+
+
+def test_logprobs_are_of_the_raw_distribution():
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
+    wanted = logits.log_softmax(-1)[0]
+    row = spec(temperature=0.0, logprobs=2, logit_bias=((1, -100.0),))
+    (result,) = sample(logits, [row])
+    assert result.token == 3
+    assert result.logprobs is not None
+    assert result.logprobs.logprob == pytest.approx(wanted[3].item())
+    assert [token for token, _ in result.logprobs.top] == [1, 3]
+    assert [value for _, value in result.logprobs.top] == pytest.approx([wanted[1].item(), wanted[3].item()])
+
+
+def test_only_rows_that_ask_get_logprobs():
+    results = sample(torch.zeros(3, 4), [spec(temperature=0.0), spec(temperature=0.0, logprobs=0), spec(logprobs=1)])
+    assert [result.logprobs is None for result in results] == [True, False, False]
+    assert results[1].logprobs is not None
+    assert results[1].logprobs.top == ()
+    assert results[1].logprobs.logprob == pytest.approx(math.log(0.25))
+
+
+def test_the_models_logits_are_left_as_they_are():
+    logits = torch.zeros(1, 4)
+    sample(logits, [spec(logit_bias=((1, 5.0),), banned=frozenset({2}))])
+    assert torch.equal(logits, torch.zeros(1, 4))
+
+
+def test_no_rows_no_tokens():
+    assert sample(torch.zeros(0, 4), []) == ()

@@ -1,0 +1,81 @@
+"""Links that rest, and who tries them again."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.domain.ids import AttemptId, Incarnation, RequestId
+from services.router.dispatch.link_breaker import LinkBreakerLimits, LinkBreakers, LinkFailure
+
+LINK = (Incarnation(1), Incarnation(2))
+OTHER = (Incarnation(1), Incarnation(3))
+LIMITS = LinkBreakerLimits(first_open_s=1.0, max_open_s=4.0, grace_s=10.0)
+
+
+def attempt(number: int) -> AttemptId:
+    return AttemptId(RequestId(f"r{number}"), 1)
+
+
+@pytest.fixture
+def breakers() -> LinkBreakers:
+    breakers = LinkBreakers(LIMITS)
+    breakers.on_placed(attempt(0), LINK)
+    assert breakers.on_failure(attempt(0), LINK, now=0.0) == LinkFailure(1.0, in_grace=False)
+    return breakers
+
+
+def failed_probe(breakers: LinkBreakers, number: int, now: float) -> LinkFailure | None:
+    assert breakers.allows(LINK, now)
+    breakers.on_placed(attempt(number), LINK)
+    return breakers.on_failure(attempt(number), LINK, now)
+
+
+def test_a_link_breaker_opened_after_a_loss_and_others_do_not(breakers):
+    assert not breakers.allows(LINK, now=0.99)
+    assert breakers.allows(LINK, now=1.0)
+    assert breakers.allows(OTHER, now=0.0)
+
+
+def test_a_link_that_broke_under_many_attempts_broke_once(breakers):
+    for number in range(1, 9):
+        assert breakers.on_failure(attempt(number), LINK, now=0.5) is None
+    assert breakers.allows(LINK, now=1.0)
+
+
+def test_one_attempt_at_a_time_tries_it_again(breakers):
+    breakers.on_placed(attempt(1), LINK)
+    assert not breakers.allows(LINK, now=2.0)
+    breakers.on_ended(attempt(1))  # given up, which says nothing
+    breakers.on_ended(attempt(1))
+    assert breakers.allows(LINK, now=2.0)
+
+
+def test_rests_double_and_trials_are_excused_for_a_while(breakers):
+    failures = [failed_probe(breakers, n, now) for n, now in enumerate([1.0, 3.0, 7.0, 11.0], start=1)]
+    assert failures == [LinkFailure(2.0, True), LinkFailure(4.0, True), LinkFailure(4.0, True), LinkFailure(4.0, False)]
+    assert not breakers.allows(LINK, now=14.9)
+    assert breakers.allows(LINK, now=15.0)
+
+
+def test_a_trial_that_lands_ends_it(breakers):
+    breakers.on_placed(attempt(1), LINK)
+    assert breakers.on_imported(attempt(1))
+    assert not breakers.on_imported(attempt(1))
+    assert len(breakers) == 0
+    assert breakers.allows(LINK, now=1.0)
+    assert breakers.on_failure(attempt(1), LINK, now=1.0) == LinkFailure(1.0, in_grace=False), "a new breaker"
+
+
+def test_pages_that_came_before_it_broke_prove_nothing(breakers):
+    assert not breakers.on_imported(attempt(7))
+    assert not breakers.allows(LINK, now=0.5)
+
+
+def test_a_link_that_is_made_anew_is_trusted(breakers):
+    breakers.on_placed(attempt(1), LINK)
+    breakers.retain({LINK, OTHER})
+    assert not breakers.allows(LINK, now=5.0)
+    breakers.retain({OTHER})
+    assert breakers.allows(LINK, now=0.0)
+    breakers.on_ended(attempt(1))
+    assert not breakers.on_imported(attempt(1))

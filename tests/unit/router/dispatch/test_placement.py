@@ -1,0 +1,219 @@
+"""Which pair is chosen, table by table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.ids import Incarnation, PageKey, WorkerId
+from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
+from services.router.dispatch.placement import (
+    Avoided,
+    Pair,
+    PlacementQuery,
+    PrefixIndex,
+    capacity_tokens,
+    choose_pair,
+    linked_pairs,
+    placeable,
+)
+
+PAGE = 4
+KEYS = tuple(PageKey(bytes([n]) * 16) for n in range(8))
+QUERY = PlacementQuery(num_tokens=32, max_tokens=40, keys={PAGE: KEYS})
+
+
+def worker(role: WorkerRole, number: int, **load: float) -> WorkerRecord:
+    return WorkerRecord(
+        id=WorkerId(f"{role.value}-{number}"),
+        role=role,
+        incarnation=Incarnation(number + (100 if role is WorkerRole.DECODE else 0)),
+        address="",
+        model="m",
+        fingerprint="f",
+        page_size=PAGE,
+        max_model_len=400,
+        vocab_size=10,
+        load=replace(WorkerLoad(max_rows=4, available_pages=50, total_pages=50), **load),  # type: ignore[arg-type]
+    )
+
+
+def prefill(number: int, **load: float) -> WorkerRecord:
+    return worker(WorkerRole.PREFILL, number, **load)
+
+
+def decode(number: int, **load: float) -> WorkerRecord:
+    return worker(WorkerRole.DECODE, number, **load)
+
+
+def link(to: WorkerRecord, num_probe_bytes: int = 1) -> LinkRecord:
+    return LinkRecord(to.id, to.incarnation, "stream", 1e9, num_probe_bytes)
+
+
+def pairs(*records: WorkerRecord) -> list[Pair]:
+    """All pairs of `records`."""
+    prefills = [record for record in records if record.role is WorkerRole.PREFILL]
+    decodes = [record for record in records if record.role is WorkerRole.DECODE]
+    return [Pair(p, d) for p in prefills for d in decodes]
+
+
+def chosen(
+    candidates: list[Pair], query: PlacementQuery = QUERY, index: PrefixIndex | None = None, tie_breaker: int = 0
+) -> tuple[str, str]:
+    pair = choose_pair(candidates, query, index or PrefixIndex(100), tie_breaker)
+    assert pair is not None
+    return pair.prefill.id, pair.decode.id
+
+
+def test_only_working_links_between_living_incarnations_make_a_pair():
+    p0, p1 = prefill(0), prefill(1)
+    restarted = replace(p0, incarnation=Incarnation(99))
+    linked = replace(decode(0), links=(link(p0), link(p1, num_probe_bytes=0)))
+    assert [pair.incarnations for pair in linked_pairs([linked, p1, p0])] == [(p0.incarnation, linked.incarnation)]
+    assert linked_pairs([linked, restarted, p1]) == []
+    assert linked_pairs([p0, p1]) == []
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (prefill(0), True),
+        (replace(prefill(0), status=WorkerStatus.DRAINING), False),
+        (prefill(0, step_age_s=30.0), True),
+        (prefill(0, step_age_s=30.1), False),
+    ],
+)
+def test_a_worker_is_placeable_when_ready_and_not_stuck(record, expected):
+    assert placeable(record, max_step_age_s=30.0) is expected
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        pytest.param({"waiting_tokens": 1}, {}, 1, id="the shorter queue"),
+        pytest.param({"waiting_tokens": 1}, {"waiting_tokens": 2}, 0, id="the less long queue"),
+        pytest.param({"total_pages": 9}, {"waiting_tokens": 900}, 1, id="too small a pool"),
+    ],
+)
+def test_load_decides_between_prefill_workers(first, second, expected):
+    assert chosen(pairs(prefill(0, **first), prefill(1, **second), decode(0)))[0] == f"prefill-{expected}"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        pytest.param({"running_rows": 2}, {"running_rows": 1}, 1, id="fewer rows"),
+        pytest.param({"running_rows": 4}, {"running_rows": 3}, 1, id="no row left"),
+        pytest.param({"available_pages": 8}, {"running_rows": 3}, 1, id="no page for the first output"),
+        pytest.param({"available_pages": 9}, {"running_rows": 3}, 0, id="just enough pages"),
+        pytest.param({"running_rows": 4}, {"running_rows": 5}, 0, id="all are full"),
+        pytest.param({"total_pages": 9}, {"running_rows": 4}, 1, id="too small a pool"),
+    ],
+)
+def test_load_decides_between_decode_workers(first, second, expected):
+    assert chosen(pairs(prefill(0), decode(0, **first), decode(1, **second)))[1] == f"decode-{expected}"
+
+
+def test_a_cached_prefix_is_worth_the_tokens_it_saves():
+    index = PrefixIndex(100)
+    index.add(Incarnation(1), KEYS[:5])
+    assert chosen(pairs(prefill(0), prefill(1, waiting_tokens=19), decode(0)), index=index)[0] == "prefill-1"
+    assert chosen(pairs(prefill(0), prefill(1, waiting_tokens=21), decode(0)), index=index)[0] == "prefill-0"
+
+
+def test_decode_workers_that_hold_the_prefix_are_preferred_among_equally_crowded_ones():
+    index = PrefixIndex(100)
+    index.add(Incarnation(101), KEYS)
+    assert chosen(pairs(prefill(0), decode(0), decode(1)), index=index)[1] == "decode-1"
+    assert chosen(pairs(prefill(0), decode(0), decode(1, running_rows=1)), index=index)[1] == "decode-0"
+
+
+@pytest.mark.parametrize(
+    ("avoided", "expected"),
+    [
+        (Avoided().with_worker(Incarnation(0)), ("prefill-1", "decode-0")),
+        (Avoided().with_worker(Incarnation(100)), ("prefill-0", "decode-1")),
+        (Avoided().with_link(Pair(prefill(0), decode(0))), ("prefill-0", "decode-1")),
+        (Avoided().with_worker(Incarnation(0)).with_worker(Incarnation(100)), ("prefill-1", "decode-1")),
+    ],
+)
+def test_what_earlier_attempts_were_lost_on_comes_last(avoided, expected):
+    candidates = pairs(prefill(0), prefill(1, waiting_tokens=500), decode(0), decode(1, running_rows=3))
+    assert chosen(candidates) == ("prefill-0", "decode-0")
+    assert chosen(candidates, replace(QUERY, avoided=avoided)) == expected
+
+
+def test_what_is_to_be_avoided_is_still_better_than_nothing():
+    avoided = Avoided().with_worker(Incarnation(0)).with_worker(Incarnation(100))
+    assert chosen(pairs(prefill(0), decode(0)), replace(QUERY, avoided=avoided)) == ("prefill-0", "decode-0")
+
+
+def test_busy_decode_workers_and_those_too_small_are_never_chosen():
+    busy = replace(QUERY, busy=frozenset({Incarnation(100)}))
+    assert choose_pair(pairs(prefill(0), decode(0)), busy, PrefixIndex(1), 0) is None
+    assert choose_pair(pairs(prefill(0), decode(0)), replace(QUERY, max_tokens=201), PrefixIndex(1), 0) is None
+    assert choose_pair([], QUERY, PrefixIndex(1), 0) is None
+
+
+def test_equals_take_turns():
+    candidates = pairs(prefill(0), prefill(1), decode(0))
+    assert [chosen(candidates, tie_breaker=tie_breaker)[0] for tie_breaker in range(4)] == [
+        "prefill-0",
+        "prefill-1",
+    ] * 2
+
+
+def test_capacity_is_bounded_by_pools_and_context_on_both_sides():
+    assert capacity_tokens(Pair(prefill(0), decode(0))) == 200
+    assert capacity_tokens(Pair(prefill(0, total_pages=10), decode(0))) == 40
+    assert capacity_tokens(Pair(prefill(0), replace(decode(0), max_model_len=7))) == 7
+
+
+def test_the_index_counts_leading_pages_of_one_holder_only():
+    index = PrefixIndex(100)
+    index.add(Incarnation(1), KEYS[:3])
+    index.add(Incarnation(2), KEYS)
+    assert index.num_hit_pages(Incarnation(1), KEYS) == 3
+    assert index.num_hit_pages(Incarnation(2), KEYS) == 8
+    assert index.num_hit_pages(Incarnation(1), KEYS[1:]) == 2
+    assert index.num_hit_pages(Incarnation(3), KEYS) == 0
+
+
+def test_a_full_index_forgets_the_ends_of_chains_before_their_roots():
+    index = PrefixIndex(3)
+    index.add(Incarnation(1), KEYS[:5])
+    assert len(index) == 3
+    assert index.num_hit_pages(Incarnation(1), KEYS) == 3
+
+
+def test_the_index_forgets_the_dead():
+    index = PrefixIndex(100)
+    index.add(Incarnation(1), KEYS[:2])
+    index.add(Incarnation(2), KEYS[:3])
+    index.retain(frozenset({Incarnation(1)}))
+    assert index.num_hit_pages(Incarnation(1), KEYS) == 2
+    assert index.num_hit_pages(Incarnation(2), KEYS) == 0
+    assert len(index) == 2
+
+
+def test_a_pinned_request_goes_only_to_workers_of_its_fingerprint():
+    old = pairs(prefill(0, waiting_tokens=900), decode(0, running_rows=3))[0]
+    new = pairs(replace(prefill(1), fingerprint="new"), replace(decode(1), fingerprint="new"))[0]
+    assert chosen([old, new]) == ("prefill-1", "decode-1")
+    assert chosen([old, new], replace(QUERY, fingerprint="f")) == ("prefill-0", "decode-0")
+    assert choose_pair([new], replace(QUERY, fingerprint="f"), PrefixIndex(100), 0) is None
+
+
+def test_a_pinned_request_takes_no_worker_that_prefills_for_itself_with_other_weights():
+    alone = replace(decode(0), prefills=True, fingerprint="f+int8")
+    (pair,) = linked_pairs([alone])
+    assert not pair.matches("f")
+    assert pair.matches("f+int8")
+    assert pair.matches("")
+
+
+def test_a_pair_is_of_a_fingerprint_only_if_both_workers_are():
+    (pair,) = pairs(prefill(0), replace(decode(0), fingerprint="new"))
+    assert not pair.matches("f")
+    assert not pair.matches("new")

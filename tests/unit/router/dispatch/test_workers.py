@@ -1,0 +1,263 @@
+"""What the workers believes of its workers as announcements come, stop and change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from baton.domain.errors import LinkBroken, WorkerLost
+from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
+from baton.domain.worker import WorkerRecord, WorkerStatus
+from baton.rpc.channel_pool import ChannelPool
+from baton.store.store import StoreUnavailable
+from services.router.dispatch.workers import WorkerLimits, WorkerSet
+from tests.unit.router.dispatch.test_placement import QUERY, decode, link, prefill
+
+P0 = replace(prefill(0), address="127.0.0.1:1")
+D0 = replace(decode(0), address="127.0.0.1:2", links=(link(P0),))
+
+
+@dataclass(slots=True)
+class Announcements:
+    """A registry that a test writes; `looks` are answered one by one."""
+
+    records: list[WorkerRecord] | StoreUnavailable = field(default_factory=list)
+    looks: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
+
+    async def announce(self, record: WorkerRecord) -> bool:
+        raise NotImplementedError
+
+    async def withdraw(self, id: WorkerId, incarnation: Incarnation) -> None:
+        raise NotImplementedError
+
+    async def workers(self) -> list[WorkerRecord]:
+        if isinstance(self.records, StoreUnavailable):
+            raise self.records
+        return self.records
+
+    async def changes(self) -> AsyncIterator[None]:
+        while True:
+            await self.looks.get()
+            yield
+
+
+@dataclass(slots=True)
+class Watched:
+    """A workers on a clock that the test moves."""
+
+    workers: WorkerSet
+    registry: Announcements
+    degraded: list[bool]
+    now: float = 0.0
+
+    async def look(self, *records: WorkerRecord, at: float) -> None:
+        self.registry.records = list(records)
+        await self._look(at)
+
+    async def fail_to_look(self, at: float) -> None:
+        self.registry.records = StoreUnavailable("away")
+        await self._look(at)
+
+    async def _look(self, at: float) -> None:
+        self.now = at
+        changed = asyncio.ensure_future(self.workers.wait_for_change())
+        await asyncio.wait([changed], timeout=0)
+        self.registry.looks.put_nowait(None)
+        async with asyncio.timeout(5):
+            await changed
+
+    def ready(self) -> bool:
+        return self.workers.readiness()[0]
+
+
+@asynccontextmanager
+async def watched(trust: ClusterTrust = OPEN_CLUSTER) -> AsyncIterator[Watched]:
+    registry, channels, degraded = Announcements(), ChannelPool(), list[bool]()
+    limits = WorkerLimits(worker_ttl_s=2.0, heartbeat_interval_s=0.5, max_step_age_s=30.0)
+    workers = WorkerSet(registry, channels, "m", limits, degraded.append, clock=lambda: seen.now, trust=trust)
+    seen = Watched(workers, registry, degraded)
+    workers.start()
+    try:
+        yield seen
+    finally:
+        await workers.close()
+        await channels.close()
+
+
+async def test_a_linked_pair_is_ready_and_a_missing_half_is_named():
+    async with watched() as w:
+        await w.look(P0, at=0.0)
+        assert w.workers.readiness() == (False, "no linked prefill/decode pair (1 prefill, 0 decode ready)")
+        assert w.workers.max_request_tokens() is None
+        await w.look(D0, P0, at=0.5)
+        assert w.workers.readiness() == (True, "1 linked prefill/decode pairs")
+        assert w.workers.max_request_tokens() == 200
+        assert w.workers.records == (D0, P0)
+
+
+async def test_workers_of_another_model_are_not_used_and_the_reason_is_told():
+    async with watched() as w:
+        await w.look(replace(P0, model="x"), replace(D0, model="x"), at=0.0)
+        ready, detail = w.workers.readiness()
+        assert not ready
+        assert detail.endswith("workers announced x instead of m)")
+
+
+async def test_workers_with_another_secret_are_not_used_and_are_named():
+    ours, theirs = ClusterTrust(b"o" * 32), ClusterTrust(b"t" * 32)
+    async with watched(ours) as w:
+        await w.look(*(replace(record, signature=theirs.sign(record)) for record in (P0, D0)), at=0.0)
+        ready, detail = w.workers.readiness()
+        assert not ready
+        assert detail.count("is not trusted: a cluster secret here, another one there") == 2
+        await w.look(replace(P0, signature=ours.sign(P0)), D0, at=0.5)
+        ready, detail = w.workers.readiness()
+        assert not ready
+        assert f"; {D0.id} at {D0.address} is not trusted: a cluster secret here, none there" in detail
+        await w.look(*(replace(record, signature=ours.sign(record)) for record in (P0, D0)), at=1.0)
+        assert w.ready()
+
+
+async def test_records_stay_in_use_during_a_store_outage_and_for_a_ttl_after():
+    async with watched() as w:
+        await w.look(P0, D0, at=0.0)
+        lost: list[str] = []
+        w.workers.watch(D0.incarnation, lambda: lost.append("decode"))
+        await w.fail_to_look(at=100.0)
+        assert w.ready()
+        await w.look(at=101.0)  # the store came back empty
+        assert w.ready(), "nobody is refused because the store has lost its pages"
+        await w.look(P0, at=102.0)  # not everybody is equally quick
+        assert w.ready()
+        assert lost == []
+        await w.look(P0, at=103.0)
+        assert not w.ready()
+        assert lost == ["decode"]
+        assert w.degraded == [False, True, False, False, False]
+
+
+async def test_a_silent_worker_is_out_of_placement_at_once_and_lost_after_a_ttl():
+    async with watched() as w:
+        lost: list[str] = []
+        await w.look(P0, D0, at=0.0)
+        w.workers.watch(P0.incarnation, lambda: lost.append("prefill"))
+        w.workers.watch(D0.incarnation, lambda: lost.append("decode"))
+        await w.look(D0, at=1.9)
+        assert not w.ready()
+        assert lost == []
+        await w.look(D0, at=2.0)
+        assert lost == ["prefill"]
+        assert w.workers.records == (D0,)
+
+
+async def test_a_new_incarnation_ends_the_old_one_at_once():
+    async with watched() as w:
+        lost: list[str] = []
+        await w.look(P0, D0, at=0.0)
+        w.workers.watch(D0.incarnation, lambda: lost.append("watched"))
+        unwatch = w.workers.watch(D0.incarnation, lambda: lost.append("unwatched"))
+        unwatch()
+        newer = replace(D0, incarnation=Incarnation(999))
+        await w.look(P0, newer, at=0.1)
+        assert lost == ["watched"]
+        assert w.workers.records == (newer, P0)
+        unwatch()
+
+
+async def test_a_draining_worker_takes_nothing_new_but_is_not_lost():
+    async with watched() as w:
+        lost: list[str] = []
+        await w.look(P0, D0, at=0.0)
+        w.workers.watch(D0.incarnation, lambda: lost.append("decode"))
+        for at in (1.0, 5.0):
+            await w.look(P0, replace(D0, status=WorkerStatus.DRAINING), at=at)
+        assert not w.ready()
+        assert lost == []
+
+
+async def test_a_stuck_worker_loses_its_attempts_and_comes_back_when_its_step_ends():
+    async with watched() as w:
+        lost: list[str] = []
+        await w.look(P0, D0, at=0.0)
+        w.workers.watch(D0.incarnation, lambda: lost.append("decode"))
+        stuck = replace(D0, load=replace(D0.load, step_age_s=31.0))
+        await w.look(P0, stuck, at=31.0)
+        assert lost == ["decode"]
+        assert not w.ready()
+        await w.look(P0, D0, at=32.0)
+        assert w.ready()
+
+
+async def test_a_suspected_worker_is_not_chosen_for_a_ttl_but_keeps_the_router_ready():
+    async with watched() as w:
+        await w.look(P0, D0, at=0.0)
+        assert w.workers.choose(QUERY) is not None
+        w.workers.suspect(D0, WorkerLost("connection refused"))
+        assert w.ready()
+        await w.look(P0, D0, at=1.9)
+        assert w.workers.choose(QUERY) is None
+        await w.look(P0, D0, at=2.0)
+        assert w.workers.choose(QUERY) is not None
+
+
+async def test_a_link_that_lost_an_attempt_rests_and_the_workers_stay_in_use():
+    id, other = AttemptId(RequestId("r"), 1), replace(prefill(1), address="127.0.0.1:3")
+    both = replace(D0, links=(link(P0), link(other)))
+    async with watched() as w:
+        await w.look(P0, other, both, at=0.0)
+        pair = w.workers.choose(QUERY)
+        assert pair is not None
+        assert w.workers.on_link_failure(id, pair, LinkBroken("cut"))
+        left = {chosen.prefill.id for _ in range(4) if (chosen := w.workers.choose(QUERY)) is not None}
+        assert left == {P0.id, other.id} - {pair.prefill.id}
+        await w.look(P0, other, both, at=0.5)
+        used = {chosen.prefill.id for _ in range(4) if (chosen := w.workers.choose(QUERY)) is not None}
+        assert used == {P0.id, other.id}
+
+
+async def test_the_only_link_is_tried_by_one_attempt_which_costs_nothing_if_it_is_lost():
+    probe = AttemptId(RequestId("probe"), 2)
+    async with watched() as w:
+        await w.look(P0, D0, at=0.0)
+        pair = w.workers.choose(QUERY)
+        assert pair is not None
+        assert w.workers.on_link_failure(AttemptId(RequestId("r"), 1), pair, LinkBroken("cut"))
+        assert w.workers.choose(QUERY) is None
+        assert w.ready()
+        await w.look(P0, D0, at=0.5)
+        w.workers.on_placed(probe, pair, 10)
+        assert w.workers.choose(QUERY) is None, "one is at it"
+        assert not w.workers.on_link_failure(probe, pair, LinkBroken("cut"))
+        await w.look(P0, D0, at=1.5)
+        w.workers.on_placed(probe, pair, 10)
+        w.workers.on_imported(probe, pair)
+        assert w.workers.choose(QUERY) == w.workers.choose(QUERY) is not None
+
+
+async def test_listeners_hear_of_every_look_and_rows_are_those_of_linked_decode_workers():
+    rows: list[int | None] = []
+    async with watched() as w:
+        w.workers.add_listener(lambda: rows.append(w.workers.max_rows()))
+        unlinked = replace(decode(1), address="127.0.0.1:3")
+        await w.look(D0, unlinked, at=0.0)
+        await w.look(P0, D0, unlinked, at=0.1)
+        await w.fail_to_look(at=0.2)
+        assert rows == [None, D0.load.max_rows, D0.load.max_rows]
+
+
+async def test_the_end_of_the_registry_is_heard_by_the_owner():
+    class Broken(Announcements):
+        async def workers(self) -> list[WorkerRecord]:
+            raise ValueError("a bug")
+
+    registry, channels = Broken(), ChannelPool()
+    workers = WorkerSet(registry, channels, "m", WorkerLimits(2.0, 0.5, 30.0))
+    following = workers.start()
+    registry.looks.put_nowait(None)
+    await asyncio.wait([following], timeout=5)
+    assert isinstance(following.exception(), ValueError)
+    await workers.close()
+    await channels.close()

@@ -1,0 +1,109 @@
+"""What the store is told of calls, and who hears that an attempt was overtaken."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.errors import Broken, Cancelled, DeadlineExceeded, Overloaded, Superseded
+from baton.domain.ids import AttemptId, OwnerId, RequestId
+from baton.domain.request import SamplingParams, StopParams
+from baton.store.memory_store import MemoryStore
+from baton.store.store import CallRecord, CallStatus
+from baton.store.write_behind.writer import StoreWriter
+from services.router.generation import SequenceSpec
+from services.router.openai.request_parser import RawRequest
+from services.router.openai.valid_request import ValidChatRequest
+from services.router.openai.validation import RequestMetadata
+from services.router.takeover.call_ownership import CallOwnership
+from services.router.takeover.supersede_listener import SupersedeListener
+
+ID = RequestId("call")
+SEQUENCE = SequenceSpec(ID, (1, 2), SamplingParams(), StopParams(4), "", 10.0)
+REQUEST = ValidChatRequest(ID, "m", 7, ((1, 2),), (SEQUENCE,), 1, (), True, False, None)
+RAW = RawRequest("/v1/chat/completions", b"{}", RequestMetadata(ID, 7, 99, "ada"))
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (None, CallStatus.ENDED),
+        (DeadlineExceeded(""), CallStatus.ENDED),
+        (ValueError(), CallStatus.ENDED),
+        (Cancelled(""), CallStatus.ABANDONED),
+        (asyncio.CancelledError(), CallStatus.OPEN),
+    ],
+)
+async def test_the_store_says_how_a_call_ended(error, status):
+    store = MemoryStore()
+    async with StoreWriter(store) as writer:
+        ownership = CallOwnership(writer, OwnerId("r/1"))
+        handle = ownership.open(replace(REQUEST, sequences=()), RAW)
+        assert await handle.durable()
+        assert ownership.holds(ID)
+        handle.end(error)
+        handle.end(Broken("later ends do not count"))
+        assert ownership.holds(ID), "the store does not know the end yet"
+        await writer.flush(1.0)
+        assert ownership.holds(ID) is (status is CallStatus.OPEN)
+    expected = CallRecord(ID, OwnerId("r/1"), 1, status, RAW.endpoint, b"{}", "ada", 7, 99, ())
+    assert await store.get_call(ID) == expected
+
+
+async def test_a_call_refused_at_admission_costs_the_store_nothing():
+    store = MemoryStore()
+    async with StoreWriter(store) as writer:
+        handle = CallOwnership(writer, OwnerId("r/1")).open(REQUEST, RAW)
+        handle.end(Overloaded("full"))
+        assert writer.num_pending == 0
+        await writer.flush(1.0)
+    assert await store.get_call(ID) is None
+
+
+async def test_a_call_too_large_for_the_store_is_not_durable():
+    async with StoreWriter(MemoryStore()) as writer:
+        large = replace(RAW, body=b" " * (256 * 1024 + 1))
+        assert not await CallOwnership(writer, OwnerId("r/1")).open(REQUEST, large).durable()
+
+
+async def test_a_call_is_durable_once_the_store_has_it():
+    store = MemoryStore()
+    writer = StoreWriter(store)  # not started: nothing is written yet
+    handle = CallOwnership(writer, OwnerId("r/1")).open(REQUEST, RAW)
+    asking = asyncio.create_task(handle.durable())
+    await asyncio.wait([asking], timeout=0.05)
+    assert not asking.done(), "it is not in the store"
+    async with writer:
+        assert await asking
+        assert await store.get_call(ID) is not None
+
+
+async def test_a_slow_store_makes_a_call_not_durable():
+    handle = CallOwnership(StoreWriter(MemoryStore()), OwnerId("r/1")).open(REQUEST, RAW)
+    async with asyncio.timeout(10):
+        assert not await handle.durable()
+
+
+def test_only_the_attempt_that_runs_here_is_broken_off():
+    listener, heard = SupersedeListener(), list[Superseded]()
+    with listener.listening([replace(SEQUENCE, attempt=3)], heard.append):
+        listener.on_superseded(AttemptId(ID, 2))  # an earlier life of it
+        listener.on_superseded(AttemptId(RequestId("other"), 9))
+        assert heard == []
+        listener.on_superseded(AttemptId(ID, 4))
+        assert len(heard) == 1
+    listener.on_superseded(AttemptId(ID, 4))
+    assert len(heard) == 1
+
+
+def test_who_watches_later_is_not_forgotten_with_who_watched_before():
+    listener, first, second = SupersedeListener(), list[Superseded](), list[Superseded]()
+    outer = listener.listening([SEQUENCE], first.append)
+    with outer:
+        inner = listener.listening([replace(SEQUENCE, attempt=2)], second.append)
+        inner.__enter__()
+    listener.on_superseded(AttemptId(ID, 2))
+    assert (len(first), len(second)) == (0, 1)
+    inner.__exit__(None, None, None)

@@ -1,0 +1,63 @@
+"""Stop strings against a naive search over the whole text, however the text is cut."""
+
+from itertools import pairwise
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from services.router.text.stop_strings import ReleasedText, StopMatcher
+
+TEXT = st.text("abc", max_size=30)
+STOPS = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
+
+
+def naive(text: str, stops: list[str]) -> tuple[str, bool]:
+    """The first place where some stop has just ended; the longest such stop is cut off."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return text[: end - max(map(len, ending))], True
+    return text, False
+
+
+@settings(deadline=None)
+@given(text=TEXT, stops=STOPS, cuts=st.lists(st.integers(0, 30)))
+@example(text="abcd", stops=["abcd", "bc"], cuts=[])
+def test_it_finds_what_a_naive_search_finds(text: str, stops: list[str], cuts: list[int]):
+    borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    matcher, shown, stopped = StopMatcher(stops), "", False
+    for start, end in pairwise(borders):
+        released = matcher.push(text[start:end])
+        shown += released.text
+        assert text.startswith(shown)
+        stopped = released.stopped
+        if stopped:
+            break
+    shown += matcher.finish()
+    assert (shown, stopped) == naive(text, stops)
+
+
+@settings(deadline=None)
+@given(text=TEXT, stops=STOPS)
+def test_it_holds_back_only_what_may_become_a_stop(text: str, stops: list[str]):
+    matcher, shown = StopMatcher(stops), ""
+    for count, char in enumerate(text, start=1):
+        released = matcher.push(char)
+        if released.stopped:
+            return
+        shown += released.text
+        held = text[len(shown) : count]
+        assert held == "" or any(stop.startswith(held) for stop in stops)
+        assert len(held) < max(map(len, stops), default=1)
+
+
+def test_without_stops_nothing_is_held():
+    assert StopMatcher(()).push("anything") == ReleasedText("anything")
+
+
+def test_a_stop_that_does_not_come_is_shown_after_all():
+    matcher = StopMatcher(["</end>"])
+    assert matcher.push("one </e") == ReleasedText("one ")
+    assert matcher.push("lse") == ReleasedText("</else")
+    assert matcher.push("<") == ReleasedText("")
+    assert matcher.finish() == "<"

@@ -1,0 +1,233 @@
+"""The door of a worker's server: every method of every service is behind it, and servicers see only good calls."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import pkgutil
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+
+from baton.domain.errors import InvalidRequest, Superseded, WorkerLost
+from baton.domain.ids import Incarnation
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
+from baton.rpc import codec, gen
+from baton.rpc.auth_interceptor import AuthInterceptor, Malformed, RejectedCall
+from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, CallTokenFault, CallTokenIssuer
+from baton.rpc.channel import AuthenticatedChannel, with_call_tokens
+from baton.rpc.channel_pool import ChannelPool
+from baton.rpc.gen import common_pb2, prefill_pb2, prefill_pb2_grpc
+from baton.rpc.server import ServerAuth, start_server
+
+DEADLINE_S = 20.0
+WORKER, SUCCESSOR = Incarnation(11), Incarnation(12)
+CLUSTER, STRANGER = ClusterTrust(secrets.token_bytes(32)), ClusterTrust(secrets.token_bytes(32))
+
+NAMES = [module.name for module in pkgutil.iter_modules(gen.__path__)]
+MODULES = {name: importlib.import_module(f"{gen.__name__}.{name}") for name in NAMES}
+SERVICES = {
+    service: descriptor
+    for module in MODULES.values()
+    if hasattr(module, "DESCRIPTOR")
+    for service, descriptor in module.DESCRIPTOR.services_by_name.items()
+}
+METHODS = {f"/{service.full_name}/{method.name}": method for service in SERVICES.values() for method in service.methods}
+ADD = {name: getattr(MODULES[f"{name.lower()}_pb2_grpc"], f"add_{name}Servicer_to_server") for name in SERVICES}
+
+
+class Gullible:
+    """Serves all methods of all services; what reached it is in `seen`."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.error: Exception | None = None
+
+    def servicer(self, service: str) -> Any:
+        methods = {name: self._serve(m) for name, m in SERVICES[service].methods_by_name.items()}
+        return type(service, (), methods)()
+
+    def _serve(self, method: Any) -> Any:
+        reply = GetMessageClass(method.output_type)
+
+        async def unary(_: object, request: Any, context: Any) -> Any:
+            self._see(request)
+            return reply()
+
+        async def stream(_: object, request: Any, context: Any) -> AsyncIterator[Any]:
+            self._see(request)
+            yield reply()
+
+        return stream if method.server_streaming else unary
+
+    def _see(self, request: Any) -> None:
+        self.seen.append(request)
+        if self.error is not None:
+            raise self.error
+
+
+class Rig:
+    """A server behind a door, and who was rejected away."""
+
+    def __init__(self, gullible: Gullible, address: str, rejected: list[RejectedCall]) -> None:
+        self.gullible = gullible
+        self.address = address
+        self.rejected = rejected
+
+    async def call(self, method: str, trust: ClusterTrust, incarnation: Incarnation = WORKER) -> grpc.StatusCode:
+        """The status of a call of `method` with an empty request."""
+        async with grpc.aio.insecure_channel(self.address) as plain:
+            return await self.ask(with_call_tokens(plain, trust, incarnation), method)
+
+    async def ask(
+        self, channel: grpc.aio.Channel | AuthenticatedChannel, method: str, body: bytes = b"", **options: Any
+    ) -> grpc.StatusCode:
+        reply = GetMessageClass(METHODS[method].output_type).FromString
+        try:
+            if METHODS[method].server_streaming:
+                call = channel.unary_stream(method, bytes, reply)
+                assert len([event async for event in call(body, timeout=DEADLINE_S, **options)]) == 1
+            else:
+                await channel.unary_unary(method, bytes, reply)(body, timeout=DEADLINE_S, **options)
+        except grpc.aio.AioRpcError as error:
+            self.error = error
+            return error.code()
+        return grpc.StatusCode.OK
+
+
+@asynccontextmanager
+async def rig(trust: ClusterTrust) -> AsyncIterator[Rig]:
+    gullible, rejected = Gullible(), list[RejectedCall]()
+
+    def register(server: grpc.aio.Server) -> None:
+        for name, add in ADD.items():
+            add(gullible.servicer(name), server)
+
+    server = await start_server("127.0.0.1", 0, register, ServerAuth(WORKER, trust, rejected.append))
+    try:
+        yield Rig(gullible, f"127.0.0.1:{server.port}", rejected)
+    finally:
+        await server.stop()
+
+
+def test_all_services_are_known_here():
+    assert SERVICES.keys() >= {"Decode", "Handoff", "Prefill", "Worker"}
+    assert METHODS.keys() >= {"/baton.v1.Handoff/ReadPages", "/baton.v1.Decode/Generate", "/baton.v1.Worker/Drain"}
+    assert not any(method.client_streaming for method in METHODS.values())
+
+
+async def test_no_method_is_exempt():
+    async with rig(CLUSTER) as worker:
+        for method in METHODS:
+            for caller in (OPEN_CLUSTER, STRANGER):
+                assert await worker.call(method, caller) is grpc.StatusCode.UNAUTHENTICATED
+            assert await worker.call(method, CLUSTER, SUCCESSOR) is grpc.StatusCode.UNAUTHENTICATED
+        assert worker.gullible.seen == []
+        faults = [CallTokenFault.MISSING, CallTokenFault.FORGED, CallTokenFault.OTHER_INCARNATION]
+        assert [(rejected.fault, rejected.method) for rejected in worker.rejected] == [
+            (f, m) for m in METHODS for f in faults
+        ]
+        for method in METHODS:
+            assert await worker.call(method, CLUSTER) is grpc.StatusCode.OK
+        assert len(worker.gullible.seen) == len(METHODS)
+
+
+async def test_a_captured_call_cannot_be_sent_again():
+    method = "/baton.v1.Handoff/ReadPages"
+    key = CLUSTER.key("call-token")
+    assert key is not None
+    metadata = ((CALL_TOKEN_METADATA_KEY, CallTokenIssuer(key, WORKER).issue(method, b"")),)
+    async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
+        assert await worker.ask(plain, method, metadata=metadata) is grpc.StatusCode.OK
+        assert await worker.ask(plain, method, metadata=metadata) is grpc.StatusCode.UNAUTHENTICATED
+        assert [rejected.fault for rejected in worker.rejected] == [CallTokenFault.REPLAYED]
+
+
+async def test_many_calls_at_once_all_get_in():
+    async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
+        channel = with_call_tokens(plain, CLUSTER, WORKER)
+        calls = [worker.ask(channel, "/baton.v1.Decode/Abort") for _ in range(300)]
+        assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.OK}
+
+
+async def test_in_an_open_cluster_everybody_gets_in_and_tickets_do_no_harm():
+    async with rig(OPEN_CLUSTER) as worker:
+        assert await worker.call("/baton.v1.Decode/Abort", OPEN_CLUSTER) is grpc.StatusCode.OK
+        assert await worker.call("/baton.v1.Decode/Abort", CLUSTER) is grpc.StatusCode.OK
+        assert worker.rejected == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_what_is_no_message_is_refused_by_name(method: str):
+    bodies = [b"\xff\xff\xff\xff", b"\x0a\x05abc", b"\x0a\xff\xff\xff\xff\x0f"]  # a tag of nothing, and two pieces
+    async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
+        for body in bodies:
+            status = await worker.ask(with_call_tokens(plain, CLUSTER, WORKER), method, body)
+            assert status is grpc.StatusCode.INVALID_ARGUMENT
+            assert isinstance(codec.error_from_rpc(worker.error), InvalidRequest)
+        assert worker.gullible.seen == []
+        assert {rejected.fault for rejected in worker.rejected} == {Malformed.MALFORMED}
+
+
+async def test_a_method_that_does_not_exist_is_unimplemented_and_not_remembered():
+    async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
+        call = plain.unary_unary("/baton.v1.Prefill/Backdoor", bytes, bytes)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(b"", timeout=DEADLINE_S)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_servicers_own_error_keeps_its_name():
+    async with rig(CLUSTER) as worker:
+        worker.gullible.error = Superseded("too late")
+        for method in ("/baton.v1.Decode/Reserve", "/baton.v1.Handoff/Watch"):
+            assert await worker.call(method, CLUSTER) is grpc.StatusCode.FAILED_PRECONDITION
+            assert isinstance(codec.error_from_rpc(worker.error), Superseded)
+
+
+async def test_a_message_that_is_too_large_is_not_read():
+    async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
+        body = common_pb2.AbortRequest(reason="x" * 17_000_000).SerializeToString()
+        status = await worker.ask(with_call_tokens(plain, CLUSTER, WORKER), "/baton.v1.Prefill/Abort", body)
+        assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert worker.gullible.seen == []
+        assert await worker.call("/baton.v1.Prefill/Abort", CLUSTER) is grpc.StatusCode.OK
+
+
+async def test_channels_put_tickets_on_and_another_secret_is_a_lost_worker():
+    """Maps have no order on the wire: the token must be over the bytes that are sent."""
+    async with rig(CLUSTER) as worker:
+        ours, theirs = ChannelPool(CLUSTER), ChannelPool(STRANGER)
+        try:
+            bias = common_pb2.SamplingParams(logit_bias={n: 1.0 for n in range(200)})
+            request = prefill_pb2.PrefillRequest(request=common_pb2.EngineRequest(sampling=bias))
+            stub = prefill_pb2_grpc.PrefillStub(ours.get(worker.address, WORKER))
+            assert len([event async for event in stub.Prefill(request, timeout=DEADLINE_S)]) == 1
+            assert worker.gullible.seen == [request]
+            stub = prefill_pb2_grpc.PrefillStub(theirs.get(worker.address, WORKER))
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Abort(common_pb2.AbortRequest(), timeout=DEADLINE_S)
+            error = codec.error_from_rpc(refused.value)
+            assert isinstance(error, WorkerLost)
+            assert "cluster secrets of caller and worker differ" in str(error)
+            stub = prefill_pb2_grpc.PrefillStub(ours.get(worker.address, SUCCESSOR))
+            with pytest.raises(grpc.aio.AioRpcError, match="earlier incarnation"):
+                await stub.Abort(common_pb2.AbortRequest(), timeout=DEADLINE_S)
+        finally:
+            await asyncio.gather(ours.close(), theirs.close())
+
+
+async def test_streams_of_requests_are_not_built():
+    async def continuation(_: object) -> Any:
+        return grpc.stream_unary_rpc_method_handler(lambda requests, context: b"")
+
+    class Details:
+        method = "/x/Y"
+
+    with pytest.raises(NotImplementedError):
+        await AuthInterceptor(None, lambda rejected: None).intercept_service(continuation, Details())  # type: ignore[arg-type]

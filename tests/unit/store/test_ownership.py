@@ -1,0 +1,207 @@
+"""Leases and orphans on a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from baton.domain.ids import OwnerId, RequestId
+from baton.store.memory_store import MemoryStore
+from baton.store.options import StoreOptions
+from baton.store.ownership import RENEWALS_PER_TTL, OwnerLease
+from baton.store.store import CallRecord, CallStatus, StoreUnavailable
+
+TTL_S = 1.0
+BEAT_S = TTL_S / RENEWALS_PER_TTL
+OURS, THEIRS = OwnerId("router-0/a"), OwnerId("router-1/b")
+
+
+def new_call(id: str, owner: OwnerId = THEIRS) -> CallRecord:
+    return CallRecord(RequestId(id), owner, 1, CallStatus.OPEN, "/v1/completions", b"{}", "", 17, 5, ())
+
+
+class _Store(MemoryStore):
+    """A store that can be away, or lose the answer to a claim."""
+
+    away = False
+    answers_claims = True
+
+    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+        claimed = await super().claim_call(id, epoch, owner)
+        if not self.answers_claims:
+            raise StoreUnavailable("the answer is lost")
+        return claimed
+
+    async def renew_lease(self, owner: OwnerId) -> None:
+        if self.away:
+            raise StoreUnavailable("away")
+        await super().renew_lease(owner)
+
+
+@dataclass
+class World:
+    """One owner, and a clock in seconds."""
+
+    now: float = 1000.0
+    claimed: list[CallRecord] = field(default_factory=list)
+    num_expiries: int = 0
+
+    def __post_init__(self) -> None:
+        self.store = _Store(StoreOptions(owner_ttl_s=TTL_S), clock=lambda: self.now)
+        self.ownership = self.owned_by(OURS)
+
+    def owned_by(self, owner: OwnerId) -> OwnerLease:
+        expired = self._on_expired if owner == OURS else lambda: None
+        return OwnerLease(
+            self.store, owner, self._claimed, on_expired=expired, owner_ttl_s=TTL_S, clock=lambda: self.now
+        )
+
+    def holds(self) -> bool:
+        return self.ownership.held
+
+    def may_claim(self) -> bool:
+        return self.ownership.may_claim
+
+    async def beats(self, num_beats: int) -> None:
+        for _ in range(num_beats):
+            await self.ownership.renew_and_claim()
+            self.now += BEAT_S
+
+    async def _claimed(self, call: CallRecord) -> None:
+        self.claimed.append(call)
+
+    def _on_expired(self) -> None:
+        self.num_expiries += 1
+
+
+async def test_the_lease_is_held_from_the_first_renewal_until_renewals_stop() -> None:
+    world = World()
+    assert not world.holds()
+    await world.beats(1)
+    assert world.holds()
+    await world.beats(8)
+    world.store.away = True
+    await world.beats(RENEWALS_PER_TTL - 2)
+    assert world.holds()
+    world.now += BEAT_S
+    assert not world.holds()
+
+
+async def test_only_a_late_renewal_is_reported_and_once() -> None:
+    world = World()
+    await world.beats(8)
+    world.store.away = True
+    await world.beats(RENEWALS_PER_TTL - 2)
+    world.store.away = False
+    await world.beats(8)
+    assert world.num_expiries == 0
+    world.store.away = True
+    await world.beats(RENEWALS_PER_TTL)
+    world.store.away = False
+    await world.beats(8)
+    assert world.num_expiries == 1
+
+
+async def test_orphans_are_claimed_once_after_one_full_lease_of_good_answers() -> None:
+    world = World()
+    await world.store.open_call(new_call("c"))
+    await world.store.open_call(new_call("mine", OURS))
+    await world.store.release_lease(THEIRS)
+    await world.beats(RENEWALS_PER_TTL)
+    assert world.claimed == []
+    await world.beats(5)
+    assert [(call.id, call.owner, call.epoch) for call in world.claimed] == [("c", OURS, 2)]
+
+
+async def test_a_living_owner_keeps_its_calls() -> None:
+    world = World()
+    await world.store.open_call(new_call("c"))
+    for _ in range(5 * RENEWALS_PER_TTL):
+        await world.store.renew_lease(THEIRS)
+        await world.beats(1)
+    assert world.claimed == []
+    await world.beats(RENEWALS_PER_TTL + 1)
+    assert [call.id for call in world.claimed] == ["c"]
+
+
+async def test_a_store_outage_orphans_no_call() -> None:
+    world = World()
+    other = world.owned_by(THEIRS)
+    await world.beats(2 * RENEWALS_PER_TTL)
+    await other.renew_and_claim()
+    await world.store.open_call(new_call("c"))
+    world.store.away = True
+    await world.beats(3 * RENEWALS_PER_TTL)  # all leases are over now
+    world.store.away = False
+    await world.beats(RENEWALS_PER_TTL - 1)
+    await other.renew_and_claim()  # the other one is back in time
+    await world.beats(2)
+    assert world.may_claim()
+    assert world.claimed == []
+    assert other.held
+
+
+async def test_one_missed_renewal_starts_the_wait_again() -> None:
+    world = World()
+    await world.beats(RENEWALS_PER_TTL + 1)
+    assert world.may_claim()
+    world.store.away = True
+    await world.beats(1)
+    world.store.away = False
+    await world.beats(RENEWALS_PER_TTL - 1)
+    assert not world.may_claim()
+    await world.beats(1)
+    assert world.may_claim()
+
+
+async def test_a_suspended_process_waits_a_full_lease_too() -> None:
+    world = World()
+    await world.beats(RENEWALS_PER_TTL + 1)
+    world.now += TTL_S
+    assert not world.holds()
+    await world.ownership.renew_and_claim()
+    assert world.holds()
+    assert not world.may_claim()
+
+
+async def test_a_refused_call_does_not_block_the_others() -> None:
+    world = World()
+    seen: list[RequestId] = []
+
+    async def refuse(call: CallRecord) -> None:
+        seen.append(call.id)
+        raise ValueError("no")
+
+    world.ownership = OwnerLease(world.store, OURS, refuse, owner_ttl_s=TTL_S, clock=lambda: world.now)
+    for name in "ab":
+        await world.store.open_call(new_call(name))
+    await world.store.release_lease(THEIRS)
+    await world.beats(RENEWALS_PER_TTL + 2)
+    assert seen == ["a", "b"]
+
+
+async def test_a_claim_whose_answer_is_lost_is_confirmed_later() -> None:
+    """Our own lease would keep everybody from the call, and we would not know that it is ours."""
+    world = World()
+    await world.store.open_call(new_call("c"))
+    await world.beats(RENEWALS_PER_TTL)
+    world.store.answers_claims = False
+    await world.beats(1)
+    assert world.claimed == []
+    world.store.answers_claims = True
+    await world.beats(RENEWALS_PER_TTL + 2)
+    assert [(call.id, call.owner, call.epoch) for call in world.claimed] == [("c", OURS, 2)]
+    await world.beats(2 * RENEWALS_PER_TTL)
+    assert len(world.claimed) == 1
+
+
+async def test_a_clean_stop_releases_the_lease_at_once() -> None:
+    world = World()
+    async with asyncio.timeout(10), world.ownership:
+        while not world.holds():
+            await world.store.read_journal(RequestId("none"), 0, 0.001)  # lets time pass
+        await world.store.open_call(new_call("mine", OURS))
+        assert await world.store.list_orphans() == []
+    assert [call.id for call in await world.store.list_orphans()] == ["mine"]
+    assert not world.holds()
+    await world.ownership.close()

@@ -1,0 +1,42 @@
+"""One sequence's way into the store: what may be written before what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton.domain.ids import RequestId
+from baton.domain.lifecycle import RequestState
+from baton.domain.request import OutputToken
+from baton.store.memory_store import MemoryStore
+from baton.store.store import SequenceRecord
+from baton.store.write_behind.record_sync import RecordSync
+
+SEQUENCE = SequenceRecord(RequestId("r"), 1, RequestState.QUEUED, "router-0", "m", 3)
+
+
+def emit(sync: RecordSync) -> None:
+    sync.journal.append([OutputToken(0, 7)], num_cached_tokens=0, finish=None, failure_code="")
+
+
+async def test_tokens_are_journalled_after_the_fingerprint_of_their_workers():
+    """Or a router that takes the sequence over would go on with another model's."""
+    store = MemoryStore()
+    sync = RecordSync(SEQUENCE)
+    await sync.run(store)
+    sync.update(replace(SEQUENCE, state=RequestState.DECODING, fingerprint="old"))
+    emit(sync)
+    assert sync.next_entry(8) is None
+    await sync.run(store)
+    entry = sync.next_entry(8)
+    assert entry is not None
+    assert [token.token for token in entry.tokens] == [7]
+    stored = await store.get(SEQUENCE.id)
+    assert stored is not None
+    assert stored.fingerprint == "old"
+
+
+async def test_a_sequence_without_a_fingerprint_is_journalled():
+    sync = RecordSync(replace(SEQUENCE, state=RequestState.DECODING))
+    await sync.run(MemoryStore())
+    emit(sync)
+    assert sync.next_entry(8) is not None

@@ -1,0 +1,115 @@
+"""The bounds on what waits for a store that is away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.errors import Broken
+from baton.domain.ids import AttemptId, RequestId
+from baton.domain.lifecycle import RequestState
+from baton.domain.request import OutputToken, TokenLogprobs
+from baton.store.store import SequenceRecord
+from baton.store.write_behind.journal_buffer import JournalBuffer
+from baton.store.write_behind.record_sync import RecordSync
+from baton.store.write_behind.sync_queue import MAX_ENTRIES, MAX_ENTRY_TOKENS, SyncQueue
+
+
+def tokens(start: int, end: int) -> list[OutputToken]:
+    return [OutputToken(index, 5) for index in range(start, end)]
+
+
+def emit(sync: RecordSync, num_tokens: int) -> None:
+    sync.journal.append(tokens(0, num_tokens), num_cached_tokens=0, finish=None, failure_code="")
+
+
+def decoding(queue: SyncQueue, id: str, *, num_tokens: int, stored: bool = True) -> RecordSync:
+    record = SequenceRecord(RequestId(id), 1, RequestState.DECODING, "router", "tiny", num_prompt_tokens=3)
+    sync = RecordSync(record, stored=record if stored else None)
+    queue.add_sequence(sync)
+    emit(sync, num_tokens)
+    queue.enqueue(sync)
+    return sync
+
+
+def finish(queue: SyncQueue, sync: RecordSync) -> None:
+    sync.update(replace(sync.desired, state=RequestState.FINISHED))
+    queue.enqueue(sync)
+
+
+def over_limit(queue: SyncQueue) -> bool:
+    return queue.over_limit
+
+
+def test_oldest_ended_sequences_are_dropped_over_the_token_limit() -> None:
+    queue = SyncQueue(max_ended=100, max_ended_tokens=25)
+    syncs = [decoding(queue, name, num_tokens=10) for name in "abcd"]
+    for sync in syncs[:2]:
+        finish(queue, sync)
+    assert not over_limit(queue)
+    finish(queue, syncs[2])
+    assert over_limit(queue)
+    assert queue.drop_oldest() == "a"
+    assert not over_limit(queue)
+    assert [queue.sequence(RequestId(name)) for name in "abcd"] == [None, *syncs[1:]]
+
+
+def test_a_written_sequence_frees_its_tokens() -> None:
+    queue = SyncQueue(max_ended=1, max_ended_tokens=10)
+    for name in "abc":
+        sync = decoding(queue, name, num_tokens=10)
+        finish(queue, sync)
+        assert not queue.over_limit
+        batch = queue.next_batch()
+        assert batch.complete
+        queue.journal_written(sync, batch.entries[0])
+        assert queue.next_sync() is sync  # its end may be written now
+        sync.stored = sync.desired
+        queue.prune(sync)
+        assert queue.empty
+        assert queue.sequence(RequestId(name)) is None
+
+
+def test_a_batch_is_bounded_and_takes_the_longest_waiting() -> None:
+    queue = SyncQueue(max_ended=1, max_ended_tokens=1)
+    syncs = [decoding(queue, str(number), num_tokens=1) for number in range(MAX_ENTRIES + 3)]
+    first = queue.next_batch()
+    assert (first.syncs, first.complete) == (tuple(syncs[:MAX_ENTRIES]), False)
+    for sync, entry in zip(first.syncs, first.entries, strict=True):
+        queue.journal_written(sync, entry)
+    assert queue.next_batch().syncs == tuple(syncs[MAX_ENTRIES:])
+
+
+def test_a_long_journal_is_split_and_requeued_behind_others() -> None:
+    queue = SyncQueue(max_ended=1, max_ended_tokens=1)
+    long = decoding(queue, "long", num_tokens=MAX_ENTRY_TOKENS + 1)
+    batch = queue.next_batch()
+    assert not batch.complete
+    other = decoding(queue, "other", num_tokens=1)
+    queue.journal_written(long, batch.entries[0])
+    rest = queue.next_batch()
+    assert rest.syncs == (other, long)
+    assert [token.index for token in rest.entries[1].tokens] == [MAX_ENTRY_TOKENS]
+
+
+def test_no_journal_entry_for_a_sequence_the_store_lacks() -> None:
+    queue = SyncQueue(max_ended=1, max_ended_tokens=1)
+    sync = decoding(queue, "a", num_tokens=1, stored=False)
+    assert queue.next_batch().entries == ()
+    sync.stored = sync.desired
+    assert [entry.id for entry in queue.next_batch().entries] == [AttemptId(RequestId("a"), 1)]
+
+
+def test_buffered_logprobs_count_as_tokens() -> None:
+    journal = JournalBuffer()
+    known = TokenLogprobs(-1.0, ((1, -1.0), (2, -2.0)))
+    journal.append([OutputToken(0, 1), OutputToken(1, 1, known)], num_cached_tokens=0, finish=None, failure_code="")
+    assert journal.num_buffered == 5
+
+
+def test_a_journal_refuses_a_gap() -> None:
+    journal = JournalBuffer()
+    journal.append(tokens(0, 2), num_cached_tokens=0, finish=None, failure_code="")
+    with pytest.raises(Broken, match="cannot take token 3"):
+        journal.append(tokens(3, 4), num_cached_tokens=0, finish=None, failure_code="")

@@ -1,0 +1,128 @@
+"""The end of a worker process: who hears of it first, what it waits for, and what cuts it short."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from baton.domain.worker import WorkerStatus
+from baton.worker.lifecycle import WorkerLifecycle
+from baton.worker.registration import Registration
+
+SOON_S = 10.0
+NEVER_S = 600.0
+
+
+class Worker:
+    """A lifecycle with requests to finish, and a diary."""
+
+    def __init__(self, num_requests: int = 0) -> None:
+        self.lifecycle = WorkerLifecycle(asyncio.Event())
+        self.num_requests = num_requests
+        self.diary: list[str] = []
+        self.announced = asyncio.Event()
+
+    async def announce(self) -> None:
+        self.diary.append(f"announced {self.lifecycle.status.value}")
+        self.announced.set()
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def withdraw(self) -> None:
+        self.diary.append("left")
+
+    async def close(self) -> None:
+        self.diary.append("closed")
+
+    def live(self, timeout_s: float = NEVER_S) -> asyncio.Task[None]:
+        return asyncio.create_task(
+            self.lifecycle.run(
+                cast(Registration, self), num_requests=lambda: self.num_requests, drain_timeout_s=timeout_s,
+                close=self.close,
+            )
+        )  # fmt: skip
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    await asyncio.wait_for(task, SOON_S)
+
+
+async def test_it_says_that_it_drains_before_it_waits_and_leaves_last():
+    worker = Worker(num_requests=1)
+    life = worker.live()
+    worker.lifecycle.stop()
+    await asyncio.wait_for(worker.announced.wait(), SOON_S)
+    assert worker.lifecycle.draining
+    assert not life.done()
+    worker.num_requests = 0
+    worker.lifecycle.on_idle()
+    await ended(life)
+    assert worker.diary == ["announced draining", "closed", "left"]
+    assert worker.lifecycle.exit_code == 0
+
+
+async def test_idle_for_a_moment_is_not_the_end():
+    """More may have come by the time that it is looked at."""
+    worker = Worker(num_requests=2)
+    life = worker.live()
+    worker.lifecycle.stop()
+    await asyncio.wait_for(worker.announced.wait(), SOON_S)
+    worker.lifecycle.on_idle()
+    done, _ = await asyncio.wait([life], timeout=0.05)
+    assert not done
+    worker.num_requests = 0
+    worker.lifecycle.on_idle()
+    await ended(life)
+
+
+async def test_what_does_not_finish_is_given_up_in_time():
+    worker = Worker(num_requests=1)
+    life = worker.live(timeout_s=0.05)
+    worker.lifecycle.stop()
+    await ended(life)
+    assert worker.diary[-2:] == ["closed", "left"]
+    assert worker.lifecycle.exit_code == 0
+
+
+FAULTS = [lambda one: one.on_crash(RuntimeError("engine")), lambda one: one.on_replaced()]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=["crashed", "replaced"])
+@pytest.mark.parametrize("draining", [False, True])
+async def test_a_fault_ends_it_at_once(fault: Callable[[WorkerLifecycle], None], draining: bool):
+    """Its engine is gone: there is nothing that a drain could wait for."""
+    worker = Worker(num_requests=1)
+    life = worker.live()
+    if draining:
+        worker.lifecycle.stop()
+        await asyncio.wait_for(worker.announced.wait(), SOON_S)
+    fault(worker.lifecycle)
+    await ended(life)
+    assert worker.lifecycle.exit_code == 1
+    assert worker.diary[-2:] == ["closed", "left"]
+
+
+async def test_a_task_that_fails_ends_the_process():
+    worker = Worker()
+
+    async def fails() -> None:
+        raise ValueError("ours")
+
+    live = worker.lifecycle.run(
+        cast(Registration, worker), fails(), num_requests=lambda: 0, drain_timeout_s=NEVER_S, close=worker.close
+    )
+    await asyncio.wait_for(live, SOON_S)
+    assert worker.lifecycle.exit_code == 1
+
+
+async def test_ready_until_told_otherwise():
+    worker = Worker()
+    life = worker.live()
+    assert worker.lifecycle.status is WorkerStatus.READY
+    worker.lifecycle.stop()
+    await ended(life)
+    assert worker.lifecycle.drained.is_set()
