@@ -1,0 +1,255 @@
+"""Counts the functions, files and value types that one streamed chat passes in the router, per request and per token.
+
+    python -m bench.router.path_profile [--tokens 256] [--list]
+
+A profile hook (`sys.setprofile`) watches a real router in this process. Mock workers in another process answer over
+gRPC, and a real Redis keeps the records. Only the project's own functions count, without generated gRPC stubs.
+
+- *Token*: what is called for at least nine of ten tokens of a running stream. Tokens come ten times as often as the
+  journal is flushed, so a flush does not count.
+- *Request*: every function called from the connection to the end of the response. What an idle router calls as well
+  (heartbeats, the worker registry) is reported apart.
+- *Value type*: a frozen dataclass, msgspec struct or protobuf message that is an argument or a result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import inspect
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import msgspec
+from google.protobuf.message import Message
+from rich.console import Console
+
+from baton.settings.model_source import ModelFiles, resolve_model
+from baton.store.connect import connect
+from bench.router.mock_cluster import MODEL, DecodeCapacity, mock_workers
+from services.cli.local_redis import LocalRedis
+from services.router.app import listen, run
+from services.router.settings import RouterSettings
+from services.router.text.text_model import TextModel
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN_SOURCES = (f"{ROOT}/baton/", f"{ROOT}/services/")
+GENERATED_SOURCES = f"{ROOT}/baton/rpc/gen/"
+
+DEFAULT_TOKENS = 256
+SKIPPED_TOKENS = 8
+"""Tokens at both ends of the stream that the token's window leaves out."""
+TOKEN_INTERVAL_S = 0.005
+IDLE_WINDOW_S = 2.0
+SETTLE_S = 0.5
+"""Time for the records of an ended request to reach Redis; the request's window includes it."""
+READY_TIMEOUT_S = 60.0
+EVERY_TOKEN = 0.9
+MAX_LISTED_ITEMS = 4
+"""Longer tuples and lists are data, not the values that a token travels in."""
+
+
+@dataclass(slots=True)
+class Window:
+    """Calls and value types seen while the window was open."""
+
+    calls: Counter[CodeType] = field(default_factory=Counter)
+    values: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class PathProfile:
+    """Counts of one streamed chat. `*_names` are sorted; a function is named `file:qualified name`."""
+
+    request_functions: tuple[str, ...]
+    idle_functions: tuple[str, ...]
+    token_calls: float
+    token_functions: tuple[str, ...]
+    token_value_types: tuple[str, ...]
+    token_generators: tuple[str, ...]
+
+    @property
+    def request_files(self) -> set[str]:
+        """Source files that the request passes."""
+        return {name.split(":")[0] for name in self.request_functions}
+
+    @property
+    def token_files(self) -> set[str]:
+        """Source files that every token passes."""
+        return {name.split(":")[0] for name in self.token_functions}
+
+
+class ProfileHook:
+    """A `sys.setprofile` hook that counts into the open window."""
+
+    def __init__(self) -> None:
+        self.window: Window | None = None
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+        """Called by the interpreter at every call and return of a Python function."""
+        window, code = self.window, frame.f_code
+        if window is None or event not in ("call", "return"):
+            return
+        if not code.co_filename.startswith(OWN_SOURCES) or code.co_filename.startswith(GENERATED_SOURCES):
+            return
+        if event == "return":
+            _count_value(window, arg)
+            return
+        window.calls[code] += 1
+        for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            _count_value(window, frame.f_locals.get(name))
+
+
+def _count_value(window: Window, value: object) -> None:
+    items = value if isinstance(value, tuple | list) and len(value) <= MAX_LISTED_ITEMS else (value,)
+    for item in items:
+        kind = type(item)
+        own = kind.__module__.startswith(("baton.", "services."))
+        frozen = own and dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+        if frozen or isinstance(item, Message) or (own and isinstance(item, msgspec.Struct)):
+            window.values[kind.__name__] += 1
+
+
+async def stream_chat(port: int, num_tokens: int, on_event: Callable[[int], None] = lambda seen: None) -> None:
+    """Sends one streamed chat over a connection of its own; `on_event` receives the number of events so far.
+
+    Raises `RuntimeError` when the stream ends with fewer events than tokens.
+    """
+    message = {"role": "user", "content": "Hello!"}
+    body = {"model": MODEL, "messages": [message], "stream": True, "temperature": 0}
+    content = json.dumps({**body, "max_tokens": num_tokens, "ignore_eos": True}).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(head.encode() + content)
+        seen = 0
+        while line := await reader.readline():
+            if line.startswith(b"data: "):
+                seen += 1
+                on_event(seen)
+    finally:
+        writer.close()
+    if seen < num_tokens:
+        raise RuntimeError(f"{seen} events for {num_tokens} tokens")
+
+
+async def measure(redis_url: str, num_tokens: int) -> PathProfile:
+    """Runs a router in this process against the workers that are registered at `redis_url`, and profiles it."""
+    settings = RouterSettings(redis_url=redis_url, worker_ttl_s=3600.0)
+    text = TextModel.load(resolve_model(settings.model, ModelFiles.TEXT))
+    sock, stop = listen("127.0.0.1", 0), asyncio.Event()
+    port = sock.getsockname()[1]
+    serving = asyncio.create_task(run(settings, text, await connect(redis_url), sock, stop))
+    try:
+        await _wait_until_ready(port)
+        for _ in range(3):
+            await stream_chat(port, SKIPPED_TOKENS)
+        await asyncio.sleep(SETTLE_S)
+        return await _profile(port, num_tokens)
+    finally:
+        stop.set()
+        await serving
+        sock.close()
+
+
+async def _profile(port: int, num_tokens: int) -> PathProfile:
+    hook, idle, request, token = ProfileHook(), Window(), Window(), Window()
+    first, last = SKIPPED_TOKENS, num_tokens - SKIPPED_TOKENS
+
+    def watch_token(seen: int) -> None:
+        hook.window = token if first <= seen < last else None
+
+    sys.setprofile(hook)
+    try:
+        hook.window = idle
+        await asyncio.sleep(IDLE_WINDOW_S)
+        hook.window = request
+        await stream_chat(port, num_tokens)
+        await asyncio.sleep(SETTLE_S)
+        hook.window = None
+        await stream_chat(port, num_tokens, watch_token)
+    finally:
+        sys.setprofile(None)
+    return _summarize(idle, request, token, last - first)
+
+
+def _summarize(idle: Window, request: Window, token: Window, num_tokens: int) -> PathProfile:
+    per_token = [code for code, count in token.calls.items() if count >= EVERY_TOKEN * num_tokens]
+    return PathProfile(
+        request_functions=_names([code for code in request.calls if code not in idle.calls]),
+        idle_functions=_names([code for code in request.calls if code in idle.calls]),
+        token_calls=sum(token.calls.values()) / num_tokens,
+        token_functions=_names(per_token),
+        token_value_types=tuple(sorted(k for k, n in token.values.items() if n >= EVERY_TOKEN * num_tokens)),
+        token_generators=_names([code for code in per_token if code.co_flags & inspect.CO_ASYNC_GENERATOR]),
+    )
+
+
+def _names(codes: list[CodeType]) -> tuple[str, ...]:
+    return tuple(sorted(f"{code.co_filename[len(str(ROOT)) + 1 :]}:{code.co_qualname}" for code in codes))
+
+
+async def _wait_until_ready(port: int) -> None:
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        while True:
+            if await _is_ready(port):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def _is_ready(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            return b" 200 " in await reader.readline()
+        finally:
+            writer.close()
+    return False
+
+
+def profile_router(num_tokens: int = DEFAULT_TOKENS) -> PathProfile:
+    """Profiles one streamed chat of `num_tokens` tokens on a Redis and workers of its own."""
+    capacity = DecodeCapacity(64, TOKEN_INTERVAL_S)
+    with LocalRedis() as redis, mock_workers(redis.url, capacity):
+        return asyncio.run(measure(redis.url, num_tokens))
+
+
+def _report(profile: PathProfile) -> Iterator[tuple[str, str]]:
+    yield "functions a request", f"{len(profile.request_functions)} + {len(profile.idle_functions)} of an idle router"
+    yield "files a request", str(len(profile.request_files))
+    yield "calls a token", f"{profile.token_calls:.1f}"
+    yield "functions a token", str(len(profile.token_functions))
+    yield "files a token", str(len(profile.token_files))
+    yield "value types a token", f"{len(profile.token_value_types)}: {', '.join(profile.token_value_types)}"
+    yield "async generators a token", f"{len(profile.token_generators)}: {', '.join(profile.token_generators)}"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=DEFAULT_TOKENS)
+    parser.add_argument("--list", action="store_true", help="also list the functions")
+    options = parser.parse_args()
+    profile = profile_router(options.tokens)
+    console = Console(soft_wrap=True)
+    for name, value in _report(profile):
+        console.print(f"{name:26} {value}", highlight=False)
+    if options.list:
+        for title, names in (("token", profile.token_functions), ("request", profile.request_functions)):
+            console.print(f"\n{title}", *names, sep="\n  ", highlight=False)
+
+
+if __name__ == "__main__":
+    main()
