@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hypothesis import Phase, settings
 
+from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.request import (
     EngineRequest,
@@ -155,7 +156,7 @@ def page_bytes(tokens: tuple[int, ...], page: int) -> bytes:
 
 
 def num_pages(num_tokens: int) -> int:
-    return -(-num_tokens // PAGE_SIZE)
+    return ceil_div(num_tokens, PAGE_SIZE)
 
 
 def check_invariants(cache: PrefixCache) -> None:

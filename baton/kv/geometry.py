@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from baton.domain.arithmetic import ceil_div
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -49,7 +51,7 @@ class KVGeometry:
 
     def num_pages(self, num_tokens: int) -> int:
         """Pages needed for `num_tokens` token slots."""
-        return -(-num_tokens // self.page_size)
+        return ceil_div(num_tokens, self.page_size)
 
     def fingerprint(self, weights: str) -> str:
         """Canonical JSON of every field and of the weights' name: comparable, and it can tell which field differs."""

@@ -13,6 +13,8 @@ import mmap
 from collections.abc import Sequence
 from typing import Protocol
 
+from baton.domain.arithmetic import ceil_div
+
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
@@ -72,7 +74,7 @@ class PageMemory:
             raise ValueError(f"a pool needs pages of bytes, not {num_pages} x {page_bytes}")
         self.num_pages = num_pages
         self.page_bytes = page_bytes
-        num_bytes = -(-num_pages * page_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        num_bytes = ceil_div(num_pages * page_bytes, HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self._map = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import PageId, PageKey
 from baton.kv.keys import next_key, page_keys, root_key
 from baton.kv.pages import Hold
@@ -51,7 +52,7 @@ class PageTable:
 
     def num_missing(self, num_tokens: int) -> int:
         """Pages that are still needed to cover `num_tokens` slots."""
-        return max(0, -(-num_tokens // self._page_size) - len(self.pages))
+        return max(0, ceil_div(num_tokens, self._page_size) - len(self.pages))
 
     def extend(self, num_tokens: int) -> bool:
         """Covers `num_tokens` slots; False (and no change) when there are not enough pages."""

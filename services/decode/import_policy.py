@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import (
     BatonError,
     ContextOverflow,
@@ -78,7 +79,7 @@ class ImportPolicy:
         Without a `source` the prompt is computed here.
         """
         num_tokens = request.num_prompt_tokens + request.stop.max_tokens
-        num_pages = -(-num_tokens // self._rules.page_size)
+        num_pages = ceil_div(num_tokens, self._rules.page_size)
         if num_pages > self._pool.num_pages:
             message = f"{num_tokens} tokens need {num_pages} pages, this worker has {self._pool.num_pages}"
             return self.fail(request.id, ContextOverflow(message))

@@ -20,6 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import Broken, ContextOverflow, IntegrityFailure, LinkBroken, Superseded
 from baton.domain.handoff import ImportEvent, ImportState, advance_import
 from baton.domain.ids import AttemptId, PageId, PageKey, RequestId, ReservationId, WorkerId
@@ -121,7 +122,7 @@ class ImportTable:
             return Reserved(known.reservation_id, known.prefix_len)
         self.fence(id)
         size, total = self._limits.page_size, self._cache.pool.num_pages
-        if -(-(num_tokens + 1) // size) > total:
+        if ceil_div(num_tokens + 1, size) > total:
             raise ContextOverflow(f"{num_tokens} tokens do not fit a pool of {total} pages of {size}")
         table = PageTable(self._cache, size, "", Hold.RESERVED)
         prefix_len = table.match(keys[: (num_tokens - 1) // size])
@@ -309,7 +310,7 @@ class ImportTable:
             raise Broken(f"{kv_import.id}: reserved pages were not there")
 
     def _num_prompt_pages(self, kv_import: KvImport) -> int:
-        return -(-kv_import.num_tokens // self._limits.page_size)
+        return ceil_div(kv_import.num_tokens, self._limits.page_size)
 
     def _make_pull(
         self, kv_import: KvImport, remote: Sequence[PageId], local: Sequence[PageId], digests: Sequence[int] | None

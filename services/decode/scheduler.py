@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import SentBack
 from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest, OutputToken, SampledToken, banned_tokens, finish_reason
@@ -185,7 +186,7 @@ class DecodeScheduler:
     def _preempt(self, row: _Row, copies: list[HostCopy]) -> None:
         """Moves a row's filled pages to the host tier, or sends it back when that is full."""
         self._running.remove(row)
-        pages = row.table.pages[: -(-row.num_filled // self._page_size)]
+        pages = row.table.pages[: ceil_div(row.num_filled, self._page_size)]
         slots = self._host.allocate(len(pages))
         if slots is None:
             self._release(row)

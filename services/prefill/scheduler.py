@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import ContextOverflow, DeadlineExceeded, LeaseEnded, Superseded
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken, banned_tokens, finish_reason
@@ -131,7 +132,7 @@ class PrefillScheduler:
             self._remove(older)
             effects.append(Fail(older, Superseded(f"{older}: attempt {request.id.attempt} has come")))
         size = self._limits.page_size
-        num_pages = -(-len(request.tokens) // size)
+        num_pages = ceil_div(len(request.tokens), size)
         if num_pages > self._cache.pool.num_pages:
             self._exports.abort(request.id)
             message = f"the prompt needs {num_pages} pages, this worker has {self._cache.pool.num_pages}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import SentBack
 from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import SampledToken, StopParams
@@ -29,7 +30,7 @@ def board(world: TinyDecode, request) -> None:
     answer, _ = world.import_policy.reserve(request.id, len(request.tokens), [], 0.0, 5.0)
     assert isinstance(answer, Reserved)
     world.import_policy.claim(answer.id, request, SOURCE, 9.0)
-    pages = [PageId(i) for i in range(-(-len(request.tokens) // 2))]
+    pages = [PageId(i) for i in range(ceil_div(len(request.tokens), 2))]
     effects = world.import_policy.on_chunk(request.id, 0, pages, [0] * len(pages), 0.0)
     token, _ = next_token(request, list(request.tokens))
     world.import_policy.on_seal(request.id, SealInfo(SampledToken(token), None, len(pages)), 0.0)
