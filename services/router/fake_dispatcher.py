@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from baton.domain.errors import BatonError, Broken, Refused
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken
-from services.router.generation import AdmittedRequest, GenerationChunk, SequenceSpec
+from services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 
 
 @dataclass(frozen=True, slots=True)
 class EmitChunk:
     """Yields one chunk."""
 
-    chunk: GenerationChunk
+    chunk: TokenChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class FakeDispatcher:
             self.released.append(admitted.sequence.id)
             self.changed.set()
 
-    async def run(self, admitted: AdmittedRequest) -> AsyncGenerator[GenerationChunk, None]:
+    async def run(self, admitted: AdmittedRequest) -> AsyncGenerator[TokenChunk, None]:
         """Plays the script. What ends it before a `finish`, but for its own failure or `complete`, is an abort."""
         id = admitted.sequence.id
         if admitted not in self.outstanding or id in self.started:
@@ -133,7 +133,7 @@ def one_token_chunks(
     """Says the tokens in chunks of one; the last brings `finish`."""
     last = len(tokens) - 1
     return [
-        EmitChunk(GenerationChunk((OutputToken(i, token),), num_cached_tokens, finish if i == last else None))
+        EmitChunk(TokenChunk((OutputToken(i, token),), num_cached_tokens, finish if i == last else None))
         for i, token in enumerate(tokens)
     ]
 

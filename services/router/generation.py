@@ -1,6 +1,6 @@
 """The seam inside the router: text above (`api`), tokens below (`dispatch`). Values and one interface, no behaviour.
 
-`api` validates a client's call into `SequenceSpec`s (one a choice) and turns `GenerationChunk`s into text; `dispatch`
+`api` validates a client's call into `SequenceSpec`s (one a choice) and turns `TokenChunk`s into text; `dispatch`
 admits a sequence, places it, drives its attempts and yields its tokens. Neither knows the other.
 """
 
@@ -36,7 +36,7 @@ class SequenceSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationChunk:
+class TokenChunk:
     """Tokens in order, without gap or duplicate; `finish` comes with the last.
 
     `num_cached_tokens` is known from the first chunk on: prompt tokens found in a prefix cache on either side.
@@ -77,7 +77,7 @@ class Dispatcher(Protocol):
         """Gives back an admitted sequence that was never run; idempotent."""
         ...
 
-    def run(self, admitted: AdmittedRequest) -> AsyncGenerator[GenerationChunk, None]:
+    def run(self, admitted: AdmittedRequest) -> AsyncGenerator[TokenChunk, None]:
         """Yields chunks until `finish`. Raises `Interrupted` (retries exhausted), `DeadlineExceeded` or `Broken`.
 
         Closing or cancelling it in any phase aborts the request on every worker and frees its slot.

@@ -35,7 +35,7 @@ from services.router.dispatch.dispatcher import TokenDispatcher
 from services.router.dispatch.placement import Avoided
 from services.router.dispatch.reserve import PairReservation, Reserver
 from services.router.dispatch.tracked_request import TrackedRequest
-from services.router.generation import GenerationChunk
+from services.router.generation import TokenChunk
 
 
 class UnpinsBeforeCommit(ExportTable):
@@ -181,7 +181,7 @@ class NeverRenewsLease(OwnerLease):
 class DropsWaitingRequests(TokenDispatcher):
     """A drain ends those that have not been called yet."""
 
-    async def _run_attempts(self, tracked: TrackedRequest) -> AsyncGenerator[GenerationChunk, None]:
+    async def _run_attempts(self, tracked: TrackedRequest) -> AsyncGenerator[TokenChunk, None]:
         if self.draining:
             raise WorkerLost("it was still waiting")
         async with aclosing(super()._run_attempts(tracked)) as chunks:

@@ -36,7 +36,7 @@ from services.router.dispatch.reserve import PairReservation, ReserveFailure, Re
 from services.router.dispatch.tracked_request import MilestoneSink, RecordSink, TrackedRequest
 from services.router.dispatch.worker_errors import AttemptFailure
 from services.router.dispatch.workers import WorkerSet
-from services.router.generation import AdmittedRequest, GenerationChunk, SequenceSpec
+from services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 
 log = get_logger(__name__)
 
@@ -123,7 +123,7 @@ class TokenDispatcher:
             tracked.cancel()
             self._admission.release(tracked)
 
-    async def run(self, admitted: AdmittedRequest) -> AsyncGenerator[GenerationChunk, None]:
+    async def run(self, admitted: AdmittedRequest) -> AsyncGenerator[TokenChunk, None]:
         """See `Dispatcher.run`."""
         tracked = self._admission.start(admitted)
         try:
@@ -186,7 +186,7 @@ class TokenDispatcher:
         deadline = asyncio.get_running_loop().time() + sequence.deadline_s
         return TrackedRequest(sequence, slot, record, deadline, self._records)
 
-    async def _run_attempts(self, tracked: TrackedRequest) -> AsyncGenerator[GenerationChunk, None]:
+    async def _run_attempts(self, tracked: TrackedRequest) -> AsyncGenerator[TokenChunk, None]:
         """One attempt after another, until one finishes or none may follow."""
         while True:
             try:
@@ -215,7 +215,7 @@ class TokenDispatcher:
 
     async def _run_attempt(
         self, tracked: TrackedRequest, reservation: PairReservation
-    ) -> AsyncGenerator[GenerationChunk, None]:
+    ) -> AsyncGenerator[TokenChunk, None]:
         """One attempt on its booked pair; chunks for the client."""
         request = tracked.engine_request()
         attempt = Attempt(request, reservation, tracked.deadline, self._workers, self._aborts)

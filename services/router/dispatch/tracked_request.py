@@ -28,7 +28,7 @@ from services.router.dispatch.attempt_events import (
 from services.router.dispatch.placement import Avoided, Pair
 from services.router.dispatch.reserve import PairReservation
 from services.router.dispatch.worker_errors import AttemptFailure
-from services.router.generation import GenerationChunk, SequenceSpec
+from services.router.generation import SequenceSpec, TokenChunk
 
 _NUM_IN_STATE = {state: REQUESTS_IN_STATE.labels(state.value) for state in RequestState}
 
@@ -138,7 +138,7 @@ class TrackedRequest:
         if not self._emitted:
             self._num_cached_tokens = reservation.decode_prefix_len
 
-    def on_event(self, event: AttemptEvent) -> GenerationChunk | None:
+    def on_event(self, event: AttemptEvent) -> TokenChunk | None:
         """Moves on by one event of the attempt; returns what the client gets of it."""
         match event:
             case Decoded(tokens, finish):
@@ -182,7 +182,7 @@ class TrackedRequest:
             may_finish = (self._state, RequestEvent.FINISH) in TABLE
             self._end(RequestEvent.FINISH if may_finish else RequestEvent.CANCEL, "")
 
-    def finish_if_complete(self) -> GenerationChunk | None:
+    def finish_if_complete(self) -> TokenChunk | None:
         """The end of a sequence whose emitted tokens are all there is; None if there is more to come."""
         emitted = self._sequence.emitted
         finish = finish_reason(self._sequence.stop, emitted[-1].token, len(emitted)) if emitted else None
@@ -190,7 +190,7 @@ class TrackedRequest:
             return None
         self._write_journal((), finish=finish)
         self._end(RequestEvent.CANCEL, "")
-        return GenerationChunk((), self._num_cached_tokens, finish)
+        return TokenChunk((), self._num_cached_tokens, finish)
 
     def fail(self, error: BatonError) -> None:
         """The request ends with an error. No effect after the end."""
@@ -209,12 +209,12 @@ class TrackedRequest:
         if self._state in (RequestState.SEALED, RequestState.RESERVED):
             self._transition(RequestEvent.DECODE)
 
-    def _chunk(self, tokens: tuple[OutputToken, ...], finish: FinishReason | None) -> GenerationChunk:
+    def _chunk(self, tokens: tuple[OutputToken, ...], finish: FinishReason | None) -> TokenChunk:
         self._emitted.extend([token.token for token in tokens])
         self._write_journal(tokens, finish=finish)
         if finish is not None:
             self._end(RequestEvent.FINISH, "")
-        return GenerationChunk(tokens, self._num_cached_tokens, finish)
+        return TokenChunk(tokens, self._num_cached_tokens, finish)
 
     def _write_journal(
         self, tokens: Sequence[OutputToken], *, finish: FinishReason | None = None, failure_code: str = ""

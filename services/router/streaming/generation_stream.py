@@ -20,7 +20,7 @@ from contextlib import aclosing
 from types import TracebackType
 
 from baton.domain.errors import BatonError, DeadlineExceeded
-from services.router.generation import AdmittedRequest, Dispatcher, GenerationChunk
+from services.router.generation import AdmittedRequest, Dispatcher, TokenChunk
 from services.router.openai.valid_request import ValidRequest
 from services.router.streaming.merged_stream import MergedStream
 from services.router.text.choice_text import ChoiceText, TokenEvent
@@ -139,6 +139,6 @@ def _complete_if_finished(admitted: AdmittedRequest, event: TokenEvent) -> None:
         admitted.complete()
 
 
-def _emitted_chunk(admitted: AdmittedRequest) -> GenerationChunk:
+def _emitted_chunk(admitted: AdmittedRequest) -> TokenChunk:
     """What earlier attempts gave: the text is a function of all tokens from the first one on."""
-    return GenerationChunk(admitted.sequence.emitted, admitted.sequence.num_cached_tokens)
+    return TokenChunk(admitted.sequence.emitted, admitted.sequence.num_cached_tokens)

@@ -19,7 +19,7 @@ from baton.domain.errors import WorkerLost, from_code
 from baton.domain.ids import RequestId
 from baton.store.notifier import wait_for_event
 from baton.store.store import CallRecord, CallStatus, CallStore, JournalPart, StoreUnavailable
-from services.router.generation import GenerationChunk
+from services.router.generation import TokenChunk
 from services.router.openai.valid_request import ValidRequest
 from services.router.streaming.generation_stream import choice_text, max_duration_s
 from services.router.streaming.merged_stream import MergedStream
@@ -92,7 +92,7 @@ class JournalReader:
         while num_final_reads <= MAX_FINAL_READS:
             part = await self._read(choice, num_read)
             num_read += len(part.tokens)
-            for event in state.events(GenerationChunk(part.tokens, part.num_cached_tokens, part.finish)):
+            for event in state.events(TokenChunk(part.tokens, part.num_cached_tokens, part.finish)):
                 yield event
             if part.failure_code:
                 raise from_code(part.failure_code, "the request failed where it was answered")

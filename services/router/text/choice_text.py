@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.domain.request import FinishReason, OutputToken, StopParams
-from services.router.generation import GenerationChunk
+from services.router.generation import TokenChunk
 from services.router.text.detokenizer import Detokenizer
 from services.router.text.stop_strings import StopMatcher
 
@@ -38,7 +38,7 @@ class ChoiceText:
         self._matcher = StopMatcher(stop_strings)
         self._num_tokens = 0
 
-    def events(self, chunk: GenerationChunk) -> Iterator[TokenEvent]:
+    def events(self, chunk: TokenChunk) -> Iterator[TokenEvent]:
         """One event a token; the one with `finish` is the last of the choice, whatever the chunk still holds."""
         for position, token in enumerate(chunk.tokens, start=1):
             event = self._event(token, chunk.num_cached_tokens, chunk.finish if position == len(chunk.tokens) else None)

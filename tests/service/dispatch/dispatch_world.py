@@ -21,7 +21,7 @@ from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, 
 from services.router.dispatch.link_breaker import LinkBreakerLimits
 from services.router.dispatch.reserve import ReserveLimits
 from services.router.dispatch.workers import WorkerLimits, WorkerSet
-from services.router.generation import GenerationChunk, SequenceSpec
+from services.router.generation import SequenceSpec, TokenChunk
 from tests.mock_workers import (
     MODEL,
     MockCluster,
@@ -74,7 +74,7 @@ class World:
     def decode(self) -> MockDecode:
         return self.cluster.decodes[0]
 
-    async def generate(self, sequence: SequenceSpec) -> list[GenerationChunk]:
+    async def generate(self, sequence: SequenceSpec) -> list[TokenChunk]:
         return [chunk async for chunk in self.dispatcher.run(self.dispatcher.admit(sequence))]
 
     async def state(self, sequence: SequenceSpec) -> RequestState:
@@ -127,7 +127,7 @@ def sequence(
     return SequenceSpec(RequestId(name), prompt, SamplingParams(seed=7), StopParams(max_tokens), "", deadline_s)
 
 
-def tokens(chunks: Sequence[GenerationChunk]) -> list[tuple[int, int]]:
+def tokens(chunks: Sequence[TokenChunk]) -> list[tuple[int, int]]:
     return [(token.index, token.token) for chunk in chunks for token in chunk.tokens]
 
 
@@ -142,5 +142,5 @@ async def two_refreshes(w: World) -> None:
         await w.workers.wait_for_change()
 
 
-async def consume(chunks: AsyncIterator[GenerationChunk]) -> list[GenerationChunk]:
+async def consume(chunks: AsyncIterator[TokenChunk]) -> list[TokenChunk]:
     return [chunk async for chunk in chunks]

@@ -11,7 +11,7 @@ from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import FinishReason
 from baton.kv.keys import page_keys
-from services.router.generation import GenerationChunk
+from services.router.generation import TokenChunk
 from tests.mock_workers import (
     PAGE_SIZE,
     Hold,
@@ -79,7 +79,7 @@ async def test_a_sequence_that_its_first_token_ends_frees_the_promise():
 )
 async def test_a_cancelled_request_is_aborted_on_its_workers_within_a_second(prefill, decode, num_before):
     async with world([prefill], [decode]) as w:
-        seen: list[GenerationChunk] = []
+        seen: list[TokenChunk] = []
         ready = asyncio.Event()
 
         async def consume() -> None:

@@ -23,7 +23,7 @@ from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.dispatcher import RouterIdentity, TokenDispatcher
 from services.router.dispatch.placement import PlacementQuery
 from services.router.dispatch.workers import WorkerLimits, WorkerSet
-from services.router.generation import GenerationChunk
+from services.router.generation import TokenChunk
 from tests.mock_worker_process import BUSY_S, OPTIONS, MockWorkerProcess, mock_worker_process
 from tests.mock_workers import MODEL, Phase
 from tests.redis_server import running_redis
@@ -81,7 +81,7 @@ class Router:
         pairs = [pair for _ in range(2) if (pair := self.workers.choose(QUERY)) is not None]
         return any(id in (pair.prefill.id, pair.decode.id) for pair in pairs)
 
-    def run(self, name: str) -> asyncio.Task[list[GenerationChunk]]:
+    def run(self, name: str) -> asyncio.Task[list[TokenChunk]]:
         """A request that may take its time."""
         return asyncio.create_task(consume(self.dispatcher.run(self.dispatcher.admit(sequence(name, deadline_s=60.0)))))
 

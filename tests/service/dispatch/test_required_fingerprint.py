@@ -16,7 +16,7 @@ from baton.domain.request import OutputToken
 from services.router.dispatch.admission_queue import AdmissionLimits
 from services.router.dispatch.reserve import MAX_ASKING
 from services.router.edge.http_errors import error_response
-from services.router.generation import GenerationChunk, SequenceSpec
+from services.router.generation import SequenceSpec, TokenChunk
 from tests.mock_workers import Busy, Crash, Hold, MockDecode, Phase, ScriptedAction, token_at
 from tests.service.dispatch.dispatch_world import (
     LIMITS,
@@ -64,7 +64,7 @@ async def leave(w: World, worker: Selfish) -> None:
 @asynccontextmanager
 async def begun(
     max_tokens: int = 5, deadline_s: float = 10.0
-) -> AsyncIterator[tuple[World, Selfish, list[GenerationChunk], AsyncGenerator[GenerationChunk]]]:
+) -> AsyncIterator[tuple[World, Selfish, list[TokenChunk], AsyncGenerator[TokenChunk]]]:
     """A request that has two tokens of a worker of the old model, and hangs there."""
     async with world([], []) as w:
         old = Selfish("old-0", "old", [ScriptedAction(Phase.DECODE, Hold(), index=2)])

@@ -8,7 +8,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from services.router.fake_dispatcher import EmitChunk, WaitForGate, one_token_chunks
-from services.router.generation import GenerationChunk
+from services.router.generation import TokenChunk
 from tests.service.http.http_server import MODEL, error_of, events_of, router, says, text_of, tokens_of
 
 FOX = "The quick brown 🦊 jumps."
@@ -111,7 +111,7 @@ async def test_other_choices_follow_the_first_ones_first_token():
 async def test_logprobs_in_both_shapes():
     token = tokens_of("fox", eos=False)[0]
     top = ((token, -0.5), (7, float("-inf")))
-    said = GenerationChunk((OutputToken(0, token, TokenLogprobs(-0.5, top)),), 0, FinishReason.LENGTH)
+    said = TokenChunk((OutputToken(0, token, TokenLogprobs(-0.5, top)),), 0, FinishReason.LENGTH)
     async with router(lambda sequence: [EmitChunk(said)]) as world:
         chat = (await world.chat(logprobs=True, top_logprobs=2, max_tokens=1)).json()["choices"][0]
         [entry] = chat["logprobs"]["content"]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.domain.request import FinishReason, OutputToken, StopParams
-from services.router.generation import GenerationChunk
+from services.router.generation import TokenChunk
 from services.router.text.choice_text import ChoiceText, TokenEvent
 from tests.unit.router.text.text_models import bundled
 
@@ -15,15 +15,15 @@ TEXT = st.text("ab é🦊", max_size=20)
 STOPS = st.lists(st.text("ab 🦊", min_size=1, max_size=3), max_size=2)
 
 
-def deal(tokens: list[int], cuts: list[int], finish: FinishReason) -> list[GenerationChunk]:
+def deal(tokens: list[int], cuts: list[int], finish: FinishReason) -> list[TokenChunk]:
     """The tokens in chunks cut at `cuts`; the last one brings `finish`."""
     outputs = tuple(OutputToken(i, token) for i, token in enumerate(tokens))
     borders = sorted({0, len(outputs), *(min(cut, len(outputs)) for cut in cuts)})
     pairs = list(pairwise(borders)) or [(0, 0)]
-    return [GenerationChunk(outputs[a:b], 0, finish if b == len(outputs) else None) for a, b in pairs]
+    return [TokenChunk(outputs[a:b], 0, finish if b == len(outputs) else None) for a, b in pairs]
 
 
-def run(chunks: list[GenerationChunk], stops: list[str], *, min_tokens: int = 0) -> list[TokenEvent]:
+def run(chunks: list[TokenChunk], stops: list[str], *, min_tokens: int = 0) -> list[TokenEvent]:
     stop = StopParams(max_tokens=100, min_tokens=min_tokens, stop_token_ids=frozenset({EOS}))
     choice = ChoiceText(0, stop, bundled().detokenizer(skip_special_tokens=True), stops)
     events: list[TokenEvent] = []
@@ -52,13 +52,13 @@ def test_chunks_do_not_matter(text: str, cuts: list[int], stops: list[str]):
 def test_a_stop_token_is_no_text_but_a_last_token_is():
     [token] = bundled().encode("a", add_special_tokens=False)
     special = OutputToken(0, EOS)
-    assert run([GenerationChunk((special,), 0, FinishReason.STOP)], [])[-1].text == ""
-    assert run([GenerationChunk((OutputToken(0, token),), 0, FinishReason.LENGTH)], [])[-1].text == "a"
+    assert run([TokenChunk((special,), 0, FinishReason.STOP)], [])[-1].text == ""
+    assert run([TokenChunk((OutputToken(0, token),), 0, FinishReason.LENGTH)], [])[-1].text == "a"
 
 
 def test_an_end_without_a_token_gives_what_was_held_back():
     [token] = bundled().encode("a", add_special_tokens=False)
-    chunks = [GenerationChunk((OutputToken(0, token),), 3), GenerationChunk((), 3, FinishReason.LENGTH)]
+    chunks = [TokenChunk((OutputToken(0, token),), 3), TokenChunk((), 3, FinishReason.LENGTH)]
     assert run(chunks, ["ab"]) == [
         TokenEvent(0, OutputToken(0, token), "", 3),
         TokenEvent(0, None, "a", 3, FinishReason.LENGTH),

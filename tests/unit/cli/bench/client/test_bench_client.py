@@ -13,7 +13,7 @@ from services.cli.bench.options import ApiEndpoint
 from services.cli.bench.results.records import PlannedRequest
 from services.cli.bench.workload.prompts import as_text
 from services.router.fake_dispatcher import DispatchScript, EmitChunk, RaiseError, WaitForGate, one_token_chunks
-from services.router.generation import GenerationChunk
+from services.router.generation import TokenChunk
 from tests.service.http.http_server import MODEL, TIMEOUT_S, RouterServer, router, tokens_of
 from tests.unit.cli.bench.test_load_generator import FakeClock
 
@@ -95,8 +95,8 @@ async def test_tokens_said_at_once_are_told_apart():
     def script(sequence):
         first, *rest = (OutputToken(index, token) for index, token in enumerate(tokens_of("one two three", eos=False)))
         return [
-            EmitChunk(GenerationChunk((first,), 0, None)),
-            EmitChunk(GenerationChunk(tuple(rest), 0, FinishReason.LENGTH)),
+            EmitChunk(TokenChunk((first,), 0, None)),
+            EmitChunk(TokenChunk(tuple(rest), 0, FinishReason.LENGTH)),
         ]
 
     received = Listener()
