@@ -139,6 +139,7 @@ class MixedLoad:
             self.report.problem(f"a bad body was answered with {answer.status_code}")
 
     def _record(self, transcript: Transcript) -> None:
+        self._transcripts.append(transcript)
         report = self.report
         report.ends[
             transcript.end.value + (f" {transcript.code}" if transcript.code else "") if transcript.end else "?"
