@@ -87,10 +87,10 @@ class PageNetwork:
 
     def cut(self, prefill: str, decode: str, duration_s: float) -> None:
         """Reads of a pair stand still for a while."""
-        until = asyncio.get_running_loop().time() + duration_s
-        self._cuts[prefill, decode] = max(until, self._cuts.get((prefill, decode), 0.0))
+        loop, pair = asyncio.get_running_loop(), (prefill, decode)
+        until_s = self._cuts[pair] = max(loop.time() + duration_s, self._cuts.get(pair, 0.0))
         self._refresh()
-        asyncio.get_running_loop().call_at(self._cuts[prefill, decode], self._refresh)
+        loop.call_at(until_s, self._end_cut, pair, until_s)
 
     def stop_faults(self) -> None:
         """From now on nothing goes wrong by chance."""
@@ -103,11 +103,16 @@ class PageNetwork:
         source.views[decode] = FakeSource(fabric, WorkerId(process.name), process.incarnation, source.memory)
         self._refresh()
 
+    def _end_cut(self, pair: tuple[str, str], until_s: float) -> None:
+        """Ends the cut, unless it was prolonged. The loop may run this a rounding error before `until_s`."""
+        if self._cuts.get(pair) == until_s:
+            del self._cuts[pair]
+        self._refresh()
+
     def _refresh(self) -> None:
-        now = asyncio.get_running_loop().time()
         for prefill, source in self._sources.items():
             for decode, view in source.views.items():
-                view.paused = now < self._cuts.get((prefill, decode), 0.0)
+                view.paused = (prefill, decode) in self._cuts
 
 
 class SimPuller:
