@@ -1,7 +1,7 @@
-"""What Baton wants to reach, and where a run's file says whether it does. Called by `bench.report`; pure.
+"""The performance goals, and the findings of saved runs that measure them. Called by `bench.report`; pure.
 
-A goal is a ratio of two things measured in one run on one machine, with the limit that nothing could pass. Figures come
-from the findings of saved runs and from nowhere else; a goal that no run speaks of says why.
+A goal is a ratio of two quantities that one run measured on one machine, with a limit that nothing can pass. Figures
+come only from the findings of saved runs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from dataclasses import dataclass
 
 from bench.harness.rotations import Finding
 
+MISSED, NO_VERDICT, UNDECIDED, REACHED = "missed", "no verdict, no rotation was steady", "undecided", "reached"
+VERDICTS = (MISSED, NO_VERDICT, UNDECIDED, REACHED)
+"""From the least to the most favourable."""
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One line of the list. `pattern` is searched for in the names of the experiment's findings.
+    """One goal. `pattern`: regular expression for the names of the experiment's findings.
 
-    `scale` turns a finding into the goal's unit; `at_least` tells which side of `bound` is good.
+    `scale` converts a finding into the goal's unit. `at_least`: the good side of `bound` is above it.
     """
 
     number: str
@@ -37,11 +41,16 @@ class Goal:
         return f"{'>=' if self.at_least else '<='} {_number(self.bound)}{self.unit}"
 
     def verdict(self, finding: Finding) -> str:
-        """In words. Only steady rotations count, and only when the whole interval lies on one side."""
+        """One of `VERDICTS`. Steady rotations decide, and only when the whole interval lies on one side."""
         if finding.steady is None:
-            return "no verdict, no rotation was steady"
+            return NO_VERDICT
         good = [self._is_good(end) for end in (finding.steady.low, finding.steady.high)]
-        return "reached" if all(good) else "undecided" if any(good) else "missed"
+        return REACHED if all(good) else UNDECIDED if any(good) else MISSED
+
+    def margin(self, finding: Finding) -> float:
+        """Distance of the median from `bound`, negative on the bad side."""
+        distance = (finding.steady or finding.overall).median * self.scale - self.bound
+        return distance if self.at_least else -distance
 
     def _is_good(self, figure: float) -> bool:
         scaled = figure * self.scale
@@ -54,7 +63,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Unmeasured:
-    """A goal without an experiment yet, and why."""
+    """A goal without an experiment yet, and the reason."""
 
     number: str
     what: str
@@ -74,26 +83,27 @@ _ROUTER = "baton bench router --rotations 20 --result runs/router.json"
 GOALS: tuple[Goal, ...] = (
     Goal("G1", "decode: bytes a step must read / time, over the reading ceiling, batch 1", "engine",
          r"^decode 1 x \d+: read / ceiling(, by CPU time)?$", 80, True, " %", "100 %", _ENGINE, 100),
-    Goal("G1", "the same, batch 4", "engine",
+    Goal("G1", "decode: bytes a step must read / time, over the reading ceiling, batch 4", "engine",
          r"^decode 4 x \d+: read / ceiling(, by CPU time)?$", 80, True, " %", "100 %", _ENGINE, 100),
     Goal("G2", "prefill of 512 tokens: operations / time, over the matrix product's ceiling", "engine",
          r"^prefill 512: arithmetic / ceiling(, by CPU time)?$", 80, True, " %", "100 %", _ENGINE, 100),
-    Goal("G2", "the same, 2048 tokens", "engine",
+    Goal("G2", "prefill of 2048 tokens: operations / time, over the matrix product's ceiling", "engine",
          r"^prefill 2048: arithmetic / ceiling(, by CPU time)?$", 80, True, " %", "100 %", _ENGINE, 100),
     Goal("G2", "prefill in chunks of 64 over chunks of 1024", "engine",
          r"^prefill 1024 in chunks of 64: speed / in one(, by CPU time)?$", 75, True, " %", "100 %", _ENGINE, 100),
     Goal("G3", "p99 gap between tokens beside long prompts, over p99 alone: split", "interference",
          r"^split: p99 gap beside prompts / alone$", 1.15, False, "x", "1x", _INTERFERENCE),
-    Goal("G3", "the same: both in one worker, in mixed chunks", "interference",
+    Goal("G3", "p99 gap between tokens beside long prompts, over p99 alone: mixed chunks in one worker", "interference",
          r"^mixed chunks of \d+: p99 gap beside prompts / alone$", 3, False, "x", "1x", _INTERFERENCE),
     Goal("G4", "goodput of prefill + decode over the better of two colocated replicas, TPOT objective", "goodput",
          r"^split / best colocated: goodput by TPOT$", 1.2, True, "x", "its raw throughput is at most equal", _GOODPUT),
-    Goal("G4", "the same, objective for the largest gap", "goodput",
+    Goal("G4", "goodput of prefill + decode over the better of two colocated replicas, largest-gap objective",
+         "goodput",
          r"^split / best colocated: goodput by largest gap$", 2, True, "x", "its raw throughput is at most equal",
          _GOODPUT),
     Goal("G5", "pages over a transport, over a copy or a socket: NIXL", "transfer",
          r"^nixl: speed / baseline$", 85, True, " %", "100 %", _TRANSFER, 100),
-    Goal("G5", "the same: gRPC stream", "transfer",
+    Goal("G5", "pages over a transport, over a copy or a socket: gRPC stream", "transfer",
          r"^stream: speed / baseline$", 80, True, " %", "100 %", _TRANSFER, 100),
     Goal("G5", "exposed transfer time over the time to the first token", "exposed",
          r"^\w+, \d+ tokens: exposed / first token$", 1, False, " %", "0 %", _EXPOSED, 100),
@@ -103,16 +113,13 @@ GOALS: tuple[Goal, ...] = (
          r"^no hit: bookkeeping / first token$", 1, False, " %", "0 %", _PREFIX, 100),
     Goal("G7", "router: added latency a request, p50", "router_overhead",
          r"^p50 added by the router$", 150, False, " us", "one loopback hop", _ROUTER),
-    Goal("G7", "the same, p99", "router_overhead",
+    Goal("G7", "router: added latency a request, p99", "router_overhead",
          r"^p99 added by the router$", 500, False, " us", "one loopback hop", _ROUTER),
     Goal("G7", "router: CPU a streamed token", "router_overhead",
          r"^router's CPU a streamed token$", 15, False, " us", "one loopback hop", _ROUTER),
     Goal("G8", "host's share of a decode turn's CPU time", "engine",
          r"^loop \d+ x \d+: host / turn$", 2, False, " %", "0 %", _ENGINE, 100),
 )  # fmt: skip
-
-SHOWN_WHOLE = frozenset({"interference", "goodput", "exposed"})
-"""Experiments whose other findings a reader of the goals' figures needs: what was paid for them, and in which unit."""
 
 UNMEASURED: tuple[Unmeasured, ...] = (
     Unmeasured("G9", "n-gram speculation at batch 1, copy-heavy", ">= 2x", "accepted length", "there is none yet"),
@@ -121,7 +128,7 @@ UNMEASURED: tuple[Unmeasured, ...] = (
 
 
 def findings_for(goal: Goal, findings: Iterable[Finding]) -> list[Finding]:
-    """Those that speak of `goal`, in the run's order."""
+    """The findings that measure `goal`, in the run's order."""
     return [finding for finding in findings if re.search(goal.pattern, finding.name)]
 
 

@@ -1,12 +1,11 @@
-"""From saved runs to the table of goals in docs/performance.md, and to plots of every run.
+"""Writes saved runs into the docs: one row a goal into docs/performance.md, one page a run into docs/results, plots.
 
-    python -m bench.report runs/*.json [--page docs/performance.md] [--plots DIRECTORY]
+    python -m bench.report runs/*.json [--page docs/performance.md] [--results docs/results] [--plots DIRECTORY]
 
-The table stands between two markers and is written anew: goal, what was measured, how much of the run counted, the
-limit and the command. Figures are medians with their 95 % bootstrap interval over the steady rotations, or over all of
-them where none was steady, which the table says. All runs given are shown, by the names of their files. Without
-`--page` the table is printed and nothing is written; plots need matplotlib (the extra `bench`) and are left out, in
-words, without it.
+The page's table stands between two markers. A goal's row shows the newest run that measured it, and of that run the
+finding that is least favourable; a goal that no given run measured keeps the row that it has. A page of `--results` has
+every finding of one run. Figures are medians with a 95 % bootstrap interval over the steady rotations, or over all
+rotations where none was steady. Without `--page` the table is printed. Plots need matplotlib (the extra `bench`).
 """
 
 from __future__ import annotations
@@ -21,12 +20,14 @@ import msgspec
 from rich.console import Console
 
 from baton.domain.errors import BatonError
-from bench.goals import GOALS, SHOWN_WHOLE, UNMEASURED, Goal, Unmeasured, findings_for
+from bench.goals import GOALS, UNMEASURED, VERDICTS, Goal, Unmeasured, findings_for
 from bench.harness.rotations import Block, Finding, Remark
 from services.cli.bench.results.intervals import Interval
 
 BEGIN = "<!-- begin: written by bench.report -->"
 END = "<!-- end: written by bench.report -->"
+BY_CPU = ", by CPU time"
+_HEAD = ("| goal | what | to reach | measured | kept | limit | run |", "|---|---|---|---|---|---|---|")
 
 
 class ReportError(BatonError):
@@ -37,7 +38,7 @@ class ReportError(BatonError):
 
 @dataclass(frozen=True, slots=True)
 class ExperimentResult:
-    """One file of `bench.harness.rotations.save`. `ended`: ISO 8601."""
+    """One file of `bench.harness.rotations.save`. `ended`: ISO 8601. `num_planned`: rotations asked for, if known."""
 
     experiment: str
     ended: str
@@ -45,11 +46,10 @@ class ExperimentResult:
     blocks: tuple[Block, ...]
     remarks: tuple[Remark, ...] = ()
     num_planned: int | None = None
-    """Rotations that were asked for; unknown of files from before it was noted."""
 
     @property
     def progress(self) -> str:
-        """How many rotations there are: fewer than asked for in a run that was ended early."""
+        """Rotations done and asked for; fewer are done in a run that was ended early."""
         num_rotations = len({block.rotation for block in self.blocks})
         asked = num_rotations if self.num_planned is None else self.num_planned
         return f"{num_rotations} of {asked} rotations"
@@ -63,27 +63,40 @@ def load_result(path: Path) -> ExperimentResult:
         raise ReportError(f"{path} is not a run of an experiment: {error}") from None
 
 
-def make_report(runs: Mapping[str, ExperimentResult]) -> str:
-    """The text between the markers: the table of goals, then what a reader has to know of every run, by its name."""
-    lines = ["| goal | what | to reach | measured | kept | limit | run |", "|---|---|---|---|---|---|---|"]
-    asked: list[Goal | Unmeasured] = [*GOALS, *UNMEASURED]
-    for line in sorted(asked, key=lambda line: int(line.number[1:])):
-        lines += _gap_rows(line) if isinstance(line, Unmeasured) else _goal_rows(line, runs)
-    for name, run in runs.items():
-        lines += ["", f"Run `{name}`, ended {run.ended[:16].replace('T', ' ')} UTC, {run.progress}:", ""]
-        lines += [f"- {remark.name}: {remark.text}" for remark in run.remarks] or ["- no remarks"]
-        if run.experiment in SHOWN_WHOLE or run.experiment not in {goal.experiment for goal in GOALS}:
-            lines += ["", *_finding_rows(run.findings)]
-    return "\n".join(lines)
+def make_goal_table(runs: Mapping[str, ExperimentResult], old_rows: Mapping[tuple[str, str], str]) -> str:
+    """One row a goal. `old_rows`: rows of an earlier table by goal and description, for goals that no run measured."""
+    goals: list[Goal | Unmeasured] = [*GOALS, *UNMEASURED]
+    ordered = sorted(goals, key=lambda goal: int(goal.number[1:]))
+    rows = [_goal_row(goal, runs) or old_rows.get((goal.number, goal.what)) or _missing_row(goal) for goal in ordered]
+    return "\n".join([*_HEAD, *rows])
 
 
-def put_into(page: str, report: str) -> str:
-    """`page` with `report` between its markers. Raises `ReportError` for a page without them."""
+def rows_of(page: str) -> dict[tuple[str, str], str]:
+    """The rows of the page's table, by goal and description."""
+    table = page.partition(BEGIN)[2].partition(END)[0]
+    cells = {line: [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()}
+    return {(row[0], row[1]): line for line, row in cells.items() if line.startswith("| G")}
+
+
+def make_run_page(name: str, run: ExperimentResult) -> str:
+    """Everything that one run found, and its remarks."""
+    ended = run.ended[:16].replace("T", " ")
+    lines = [f"# Run `{name}`", "", "<!-- Written by bench.report. -->", "", f"Ended {ended} UTC, {run.progress}.", ""]
+    lines += [f"- {remark.name}: {remark.text}" for remark in run.remarks] or ["- no remarks"]
+    goals = [goal for goal in GOALS if goal.experiment == run.experiment]
+    verdicts = [_row(goal, finding, goal.what, "") for goal in goals for finding in findings_for(goal, run.findings)]
+    if verdicts:
+        lines += ["", "| goal | what | to reach | measured | kept | limit |", "|---|---|---|---|---|---|", *verdicts]
+    return "\n".join([*lines, "", *_finding_rows(run.findings), ""])
+
+
+def put_into(page: str, table: str) -> str:
+    """`page` with `table` between its markers. Raises `ReportError` for a page without them."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ReportError(f"the page has no {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{report}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
 
 
 def main() -> None:
@@ -91,48 +104,61 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--page", type=Path, help="a page with the two markers; default: print the table")
+    parser.add_argument("--results", type=Path, help="a directory for one page a run")
     parser.add_argument("--plots", type=Path, help="a directory for PNG files")
     flags = parser.parse_args()
     console = Console(stderr=True)
     runs = {path.stem: load_result(path) for path in flags.runs}
-    report = make_report(runs)
     if flags.page is None:
-        print(report)
+        print(make_goal_table(runs, {}))
     else:
-        flags.page.write_text(put_into(flags.page.read_text(encoding="utf-8"), report), encoding="utf-8")
-        console.print(f"wrote {flags.page}")
+        page = flags.page.read_text(encoding="utf-8")
+        _write(flags.page, put_into(page, make_goal_table(runs, rows_of(page))), console)
+    for name, run in runs.items() if flags.results is not None else ():
+        flags.results.mkdir(parents=True, exist_ok=True)
+        _write(flags.results / f"{name}.md", make_run_page(name, run), console)
     if flags.plots is not None:
         _plot(runs, flags.plots, console)
 
 
-def _gap_rows(gap: Unmeasured) -> list[str]:
-    return [f"| {gap.number} | {gap.what} | {gap.target} | not measured: {gap.reason} | | {gap.limit} | |"]
+def _write(path: Path, text: str, console: Console) -> None:
+    path.write_text(text, encoding="utf-8")
+    console.print(f"wrote {path}")
 
 
-def _goal_rows(goal: Goal, all_runs: Mapping[str, ExperimentResult]) -> list[str]:
-    """A row for every finding, or one that says why there is none."""
-    runs = {name: run for name, run in all_runs.items() if run.experiment == goal.experiment}
-    rows = [_row(goal, finding, name) for name, run in runs.items() for finding in findings_for(goal, run.findings)]
-    reason = "the run left it out" if runs else "no run of it was given"
-    missing = f"| {goal.number} | {goal.what} | {goal.target} | not measured: {reason} | | {goal.limit} | "
-    return rows or [f"{missing}`{goal.command}` |"]
+def _goal_row(goal: Goal | Unmeasured, runs: Mapping[str, ExperimentResult]) -> str | None:
+    """The least favourable finding of the newest run that measured the goal; None without such a run."""
+    if isinstance(goal, Unmeasured):
+        return None
+    found = {name: findings_for(goal, run.findings) for name, run in runs.items() if run.experiment == goal.experiment}
+    measured = [name for name, findings in found.items() if findings]
+    if not measured:
+        return None
+    newest = max(measured, key=lambda name: runs[name].ended)
+    wall = [finding for finding in found[newest] if not finding.name.endswith(BY_CPU)] or found[newest]
+    worst = min(wall, key=lambda finding: (VERDICTS.index(goal.verdict(finding)), goal.margin(finding)))
+    return _row(goal, worst, goal.what, f" [{newest}](results/{newest}.md) |")
 
 
-def _row(goal: Goal, finding: Finding, run: str) -> str:
+def _missing_row(goal: Goal | Unmeasured) -> str:
+    reason, command = (goal.reason, "") if isinstance(goal, Unmeasured) else ("no run of it yet", f"`{goal.command}`")
+    return f"| {goal.number} | {goal.what} | {goal.target} | not measured: {reason} | | {goal.limit} | {command} |"
+
+
+def _row(goal: Goal, finding: Finding, what: str, link: str) -> str:
     interval = finding.steady or finding.overall
-    measured = f"{_format(goal, interval)}: {goal.verdict(finding)}"
+    figure = f"{_format(goal, interval)}: {goal.verdict(finding)} ({finding.name})"
     kept = f"{finding.num_steady}/{finding.num_rotations}"
-    what = f"{goal.what} ({finding.name})"
-    return f"| {goal.number} | {what} | {goal.target} | {measured} | {kept} | {goal.limit} | {run} |"
+    return f"| {goal.number} | {what} | {goal.target} | {figure} | {kept} | {goal.limit} |{link}"
 
 
 def _finding_rows(findings: Sequence[Finding]) -> list[str]:
-    """A table of everything found."""
+    """A table of all findings."""
     lines = ["| what | unit | steady rotations | all rotations | kept |", "|---|---|---|---|---|"]
     for finding in findings:
-        kept = "-" if finding.steady is None else _plain(finding.steady)
-        share = f"{finding.num_steady}/{finding.num_rotations}"
-        lines.append(f"| {finding.name} | {finding.unit} | {kept} | {_plain(finding.overall)} | {share} |")
+        steady = "-" if finding.steady is None else _plain(finding.steady)
+        kept = f"{finding.num_steady}/{finding.num_rotations}"
+        lines.append(f"| {finding.name} | {finding.unit} | {steady} | {_plain(finding.overall)} | {kept} |")
     return lines
 
 

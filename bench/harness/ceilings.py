@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn.functional import linear
 
-from baton.kv.memory import PageMemory
+from baton.model.huge_pages import huge_empty, huge_fraction
 
 READ_BYTES = 384 * 1024 * 1024
 """Far more than any cache that a core may count on."""
@@ -50,10 +50,11 @@ def find_ceiling(candidates: Mapping[str, Callable[[], object]], work: float) ->
 
 
 class ReadProbe:
-    """Reads `num_bytes` of huge-page backed memory once, on the calling thread."""
+    """Reads `num_bytes` of huge-page memory once, on the calling thread. `huge_fraction`: how much of it is."""
 
     def __init__(self, num_bytes: int = READ_BYTES) -> None:
-        self._memory = PageMemory(1, num_bytes, prefault=True)  # zeros, which are as slow to read as anything
+        self._memory = huge_empty((num_bytes,), torch.uint8).zero_()  # the same kind of memory as a model's weights
+        self.huge_fraction = huge_fraction([self._memory])
         self._num_bytes = num_bytes
         self._candidates = self._make_candidates()
         self.ceiling = find_ceiling(self._candidates, num_bytes)
@@ -63,7 +64,7 @@ class ReadProbe:
         return self._num_bytes / _best_seconds(self._candidates[self.ceiling.name])
 
     def _make_candidates(self) -> dict[str, Callable[[], object]]:
-        floats = torch.frombuffer(self._memory.buffer, dtype=torch.float32)
+        floats = self._memory.view(torch.float32)
         candidates: dict[str, Callable[[], object]] = {"torch.sum": floats.sum, "memchr": self._memchr()}
         for width in (4096, 16384, 65536):
             table, vector = floats.view(-1, width), torch.zeros(width)
@@ -75,7 +76,7 @@ class ReadProbe:
         """The C library's search for a byte that is not there."""
         search = ctypes.CDLL(None).memchr
         search.argtypes, search.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), ctypes.c_void_p
-        return _bind(search, self._memory.address, 1, self._num_bytes)
+        return _bind(search, self._memory.data_ptr(), 1, self._num_bytes)
 
 
 class GemmProbe:

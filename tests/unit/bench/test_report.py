@@ -1,15 +1,27 @@
-"""The report says what runs say and nothing else: every goal has a row, every row a figure or a reason."""
+"""The report: one row a goal, of the newest run; one page a run; figures come from saved runs only."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.engine.arms import HostArm, PrefillArm
-from bench.goals import GOALS, UNMEASURED, findings_for
+from bench.goals import GOALS, UNMEASURED, Goal, findings_for
 from bench.harness.rotations import Block, Finding, Remark, save
 from bench.plots import plot_run
-from bench.report import BEGIN, END, ExperimentResult, ReportError, load_result, main, make_report, put_into
+from bench.report import (
+    BEGIN,
+    END,
+    ExperimentResult,
+    ReportError,
+    load_result,
+    main,
+    make_goal_table,
+    make_run_page,
+    put_into,
+    rows_of,
+)
 from bench.router import overhead
 from bench.system import exposed_transfer, goodput, interference, prefix_cache
 from bench.system.deployments import MIXED, SPLIT, UNCHUNKED
@@ -27,59 +39,79 @@ def finding(name: str, low: float, high: float, *, kept: bool = True) -> Finding
     return Finding(name, "", 4, 3 if kept else 0, interval, interval if kept else None)
 
 
-def record(*findings: Finding, experiment: str = "engine") -> ExperimentResult:
+def result(*findings: Finding, experiment: str = "engine") -> ExperimentResult:
     return ExperimentResult(experiment, "2030-01-02T03:04:05Z", findings, (), (Remark("machine", "a box"),))
 
 
-def rows(report: str) -> list[list[str]]:
-    lines = [line for line in report.splitlines() if line.startswith("|")][2:]
+def rows(table: str) -> list[list[str]]:
+    lines = [line for line in table.splitlines() if line.startswith("|")][2:]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
+def row_of(table: str, goal: Goal) -> list[str]:
+    return next(row for row in rows(table) if row[:2] == [goal.number, goal.what])
+
+
 def test_without_runs_no_figure_is_given():
-    table = rows(make_report({}))
+    table = rows(make_goal_table({}, {}))
     assert len(table) == len(GOALS) + len(UNMEASURED)
     assert all(re.match(r"not measured: \w+", row[3]) for row in table)
 
 
-def test_every_goal_of_the_list_is_there():
-    numbers = {goal.number for goal in GOALS} | {gap.number for gap in UNMEASURED}
+def test_every_goal_has_a_row():
+    numbers = {goal.number for goal in GOALS} | {goal.number for goal in UNMEASURED}
     assert numbers == {f"G{n}" for n in range(1, 11)}
+    assert len({(goal.number, goal.what) for goal in GOALS}) == len(GOALS)
 
 
-def test_a_finding_is_shown_with_its_run():
-    report = make_report({"box": record(finding("decode 1 x 256: read / ceiling", 0.81, 0.85))})
-    [row] = [row for row in rows(report) if "decode 1 x 256" in row[1]]
-    assert row[3:5] == ["83 % [81 %, 85 %]: reached", "3/4"]
-    assert row[6] == "box"
-    assert "- machine: a box" in report
-    assert "Run `box`, ended 2030-01-02 03:04 UTC, 0 of 0 rotations:" in report
-    [missing] = [row for row in rows(report) if "batch 4" in row[1]]
-    assert missing[3] == "not measured: the run left it out"
+def test_a_row_shows_the_least_favourable_finding_of_a_run():
+    found = [
+        finding("decode 1 x 256: read / ceiling", 0.81, 0.85),
+        finding("decode 1 x 512: read / ceiling", 0.82, 0.83),
+        finding("decode 1 x 2048: read / ceiling", 0.70, 0.75),
+        finding("decode 1 x 4096: read / ceiling", 0.1, 0.2, kept=False),
+        finding("decode 1 x 2048: read / ceiling, by CPU time", 0.1, 0.2),
+    ]
+    row = row_of(make_goal_table({"box": result(*found)}, {}), G1)
+    assert row[3:5] == ["72.5 % [70 %, 75 %]: missed (decode 1 x 2048: read / ceiling)", "3/4"]
+    assert row[6] == "[box](results/box.md)"
 
 
-def test_a_run_that_was_ended_early_says_so():
-    blocks = (block("a"),)
-    early = ExperimentResult("engine", "2030-01-02T03:04:05Z", (), blocks, (), num_planned=20)
-    assert "Run `box`, ended 2030-01-02 03:04 UTC, 1 of 20 rotations:" in make_report({"box": early})
+def test_a_row_shows_the_newest_run_that_measured_the_goal():
+    good, bad = (finding("decode 1 x 256: read / ceiling", low, low + 0.01) for low in (0.9, 0.1))
+    older = replace(result(bad), ended="2030-01-01T00:00:00Z")
+    newest = replace(result(finding("x", 1, 2)), ended="2030-01-03T00:00:00Z")
+    table = make_goal_table({"older": older, "newer": result(good), "newest": newest}, {})
+    assert row_of(table, G1)[6] == "[newer](results/newer.md)"
 
 
-def test_a_run_without_goals_shows_all_it_found():
-    peers = record(finding("one stream: vllm / baton", 1.2, 1.4), finding("x", 1, 2, kept=False), experiment="peers")
-    report = make_report({"peers": peers})
-    assert "| one stream: vllm / baton |  | 1.3 [1.2, 1.4] | 1.3 [1.2, 1.4] | 3/4 |" in report
-    assert "| x |  | - | 1.5 [1, 2] | 0/4 |" in report
-    assert "one stream" not in make_report({"engine": record(finding("one stream: vllm / baton", 1.2, 1.4))})
+def test_a_goal_that_no_run_measured_keeps_its_row():
+    before = put_into(
+        f"{BEGIN}{END}", make_goal_table({"box": result(finding("decode 1 x 256: read / ceiling", 1, 1))}, {})
+    )
+    after = make_goal_table({"loop": result(finding("loop 1 x 256: host / turn", 0.01, 0.01))}, rows_of(before))
+    assert row_of(after, G1)[6] == "[box](results/box.md)"
+    assert row_of(after, G8)[6] == "[loop](results/loop.md)"
 
 
-def test_what_a_goal_cost_is_shown_with_it():
-    report = make_report({"gaps": record(finding("x: largest gap", 1, 2), experiment="interference")})
-    assert "| x: largest gap |  | 1.5 [1, 2] | 1.5 [1, 2] | 3/4 |" in report
+def test_a_run_page_shows_verdicts_remarks_and_all_findings():
+    found = (finding("decode 1 x 256: read / ceiling", 0.81, 0.85), finding("x", 1, 2, kept=False))
+    page = make_run_page("box", result(*found))
+    assert "83 % [81 %, 85 %]: reached (decode 1 x 256: read / ceiling)" in page
+    assert "- machine: a box" in page
+    assert "| x |  | - | 1.5 [1, 2] | 0/4 |" in page
 
 
-def test_two_runs_stand_below_each_other():
-    runs = {name: record(finding("loop 1 x 256: host / turn", 0.01, 0.01)) for name in ("one", "two")}
-    assert [row[6] for row in rows(make_report(runs)) if "loop 1 x 256" in row[1]] == ["one", "two"]
+def test_a_run_page_of_a_run_without_goals_has_no_verdicts():
+    peers = result(finding("one stream: vllm / baton", 1.2, 1.4), experiment="peers")
+    page = make_run_page("peers", peers)
+    assert "| one stream: vllm / baton |  | 1.3 [1.2, 1.4] | 1.3 [1.2, 1.4] | 3/4 |" in page
+    assert "| goal |" not in page
+
+
+def test_a_run_that_was_ended_early_shows_its_rotations():
+    early = ExperimentResult("engine", "2030-01-02T03:04:05Z", (), (block("a"),), (), num_planned=20)
+    assert "Ended 2030-01-02 03:04 UTC, 1 of 20 rotations." in make_run_page("box", early)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +145,11 @@ def test_a_report_replaces_the_one_before():
         put_into("# Title\n", "new")
 
 
-def test_the_page_can_be_written():
+def test_the_page_of_the_docs_has_one_row_a_goal_and_is_short():
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert "NEW TABLE" in put_into(page, "NEW TABLE")
+    assert set(rows_of(page)) == {(goal.number, goal.what) for goal in (*GOALS, *UNMEASURED)}
+    assert len(page.splitlines()) <= 120
 
 
 def test_from_a_saved_run_to_page_and_pictures(tmp_path, monkeypatch):
@@ -125,10 +159,11 @@ def test_from_a_saved_run_to_page_and_pictures(tmp_path, monkeypatch):
     assert load_result(run).blocks == (block,)
     page = tmp_path / "page.md"
     page.write_text(f"{BEGIN}{END}\n")
-    flags = [str(run), "--page", str(page), "--plots", str(tmp_path / "plots")]
+    flags = [str(run), "--page", str(page), "--results", str(tmp_path / "results"), "--plots", str(tmp_path / "plots")]
     monkeypatch.setattr("sys.argv", ["bench.report", *flags])
     main()
     assert "85 % [80 %, 90 %]: reached" in page.read_text()
+    assert "85 % [80 %, 90 %]: reached" in (tmp_path / "results" / "box.md").read_text()
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["box-ratio.png"]
 
 

@@ -18,7 +18,7 @@ from bench.engine.steps import measure, parse
 from bench.harness.model_shapes import ModelShape
 from bench.harness.random_models import save_random_model
 from bench.harness.rotations import Block, TimedSamples
-from bench.report import load_result, make_report
+from bench.report import load_result, make_run_page
 
 SHAPE = ModelShape("llama", 300, 32, 48, 2, 4, 2, 8, 2048, 1e4)
 PAGE_SIZE = 16
@@ -174,7 +174,7 @@ def test_a_whole_run_ends_in_the_table_of_goals(tmp_path):
     options = parse(["--shape", "tiny", "--rotations", "1", *places, *sizes])
     run = measure(options, Console(file=io.StringIO()))
     assert (tmp_path / "model" / "model.safetensors").is_file()
-    report = make_report({"box": load_result(tmp_path / "box.json")})
+    report = make_run_page("box", load_result(tmp_path / "box.json"))
     for name in (
         "decode 1 x 32: read / ceiling",
         "prefill 512: arithmetic / ceiling, by CPU time",
