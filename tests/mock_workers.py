@@ -257,7 +257,7 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
             return
         local = message.prefill_incarnation == self.incarnation
         if not local:
-            yield decode_pb2.GenerateEvent(imported=decode_pb2.Imported(num_bytes_moved=1, num_pages_moved=1))
+            yield decode_pb2.GenerateEvent(imported=decode_pb2.Imported(times=common_pb2.ImportTimes(bytes=1, pages=1)))
         for index in range(request.num_emitted + (not local), request.stop.max_tokens):
             action = await self._run_action(Phase.DECODE, index)
             if isinstance(action, Fail):

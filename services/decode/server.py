@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import grpc
 
+from baton.domain.attempt_times import to_us
 from baton.domain.errors import BatonError, DeadlineExceeded, Draining, InvalidRequest, Overloaded
 from baton.domain.ids import AttemptId, Incarnation, PageKey, ReservationId, WorkerId
 from baton.engine.mailbox import Mailbox
@@ -162,10 +163,12 @@ def _encode(event: DecodeStreamEvent) -> decode_pb2.GenerateEvent:
         case ReportImported():
             return decode_pb2.GenerateEvent(
                 imported=decode_pb2.Imported(
-                    num_bytes_moved=event.num_bytes,
-                    num_pages_moved=event.num_pages,
-                    pull_s=event.pull_s,
-                    exposed_s=event.exposed_s,
+                    times=common_pb2.ImportTimes(
+                        bytes=event.num_bytes,
+                        pages=event.num_pages,
+                        pull_us=to_us(event.pull_s),
+                        exposed_us=to_us(event.exposed_s),
+                    )
                 )
             )
         case Fail(_, error):

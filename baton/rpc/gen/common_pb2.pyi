@@ -101,12 +101,78 @@ class OutputToken(_message.Message):
     def __init__(self, index: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("code", "message")
+    __slots__ = ("code", "message", "decode")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    decode: DecodeTimes
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., decode: _Optional[_Union[DecodeTimes, _Mapping]] = ...) -> None: ...
+
+class PrefillTimes(_message.Message):
+    __slots__ = ("queue_us", "compute_us", "seal_us", "chunks", "computed_tokens", "cached_tokens")
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    SEAL_US_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    queue_us: int
+    compute_us: int
+    seal_us: int
+    chunks: _containers.RepeatedCompositeFieldContainer[ChunkTime]
+    computed_tokens: int
+    cached_tokens: int
+    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., seal_us: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[ChunkTime, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class ChunkTime(_message.Message):
+    __slots__ = ("start_us", "tokens")
+    START_US_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    start_us: int
+    tokens: int
+    def __init__(self, start_us: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class ImportTimes(_message.Message):
+    __slots__ = ("transport", "path", "first_chunk_us", "pull_us", "exposed_us", "commit_us", "join_us", "bytes", "pages", "proof", "re_reads")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CHUNK_US_FIELD_NUMBER: _ClassVar[int]
+    PULL_US_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_US_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_US_FIELD_NUMBER: _ClassVar[int]
+    JOIN_US_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    RE_READS_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    path: str
+    first_chunk_us: int
+    pull_us: int
+    exposed_us: int
+    commit_us: int
+    join_us: int
+    bytes: int
+    pages: int
+    proof: str
+    re_reads: int
+    def __init__(self, transport: _Optional[str] = ..., path: _Optional[str] = ..., first_chunk_us: _Optional[int] = ..., pull_us: _Optional[int] = ..., exposed_us: _Optional[int] = ..., commit_us: _Optional[int] = ..., join_us: _Optional[int] = ..., bytes: _Optional[int] = ..., pages: _Optional[int] = ..., proof: _Optional[str] = ..., re_reads: _Optional[int] = ...) -> None: ...
+
+class DecodeTimes(_message.Message):
+    __slots__ = ("steps", "step_us", "waited_us", "preempted_us", "num_preemptions")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_US_FIELD_NUMBER: _ClassVar[int]
+    WAITED_US_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_US_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    step_us: int
+    waited_us: int
+    preempted_us: int
+    num_preemptions: int
+    def __init__(self, steps: _Optional[int] = ..., step_us: _Optional[int] = ..., waited_us: _Optional[int] = ..., preempted_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("id", "reason")

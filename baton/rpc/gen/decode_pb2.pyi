@@ -69,21 +69,17 @@ class GenerateEvent(_message.Message):
     def __init__(self, imported: _Optional[_Union[Imported, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Imported(_message.Message):
-    __slots__ = ("num_bytes_moved", "num_pages_moved", "pull_s", "exposed_s")
-    NUM_BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
-    NUM_PAGES_MOVED_FIELD_NUMBER: _ClassVar[int]
-    PULL_S_FIELD_NUMBER: _ClassVar[int]
-    EXPOSED_S_FIELD_NUMBER: _ClassVar[int]
-    num_bytes_moved: int
-    num_pages_moved: int
-    pull_s: float
-    exposed_s: float
-    def __init__(self, num_bytes_moved: _Optional[int] = ..., num_pages_moved: _Optional[int] = ..., pull_s: _Optional[float] = ..., exposed_s: _Optional[float] = ...) -> None: ...
+    __slots__ = ("times",)
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    times: _common_pb2.ImportTimes
+    def __init__(self, times: _Optional[_Union[_common_pb2.ImportTimes, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("tokens", "finish_reason")
+    __slots__ = ("tokens", "finish_reason", "times")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[_common_pb2.OutputToken]
     finish_reason: _common_pb2.FinishReason
-    def __init__(self, tokens: _Optional[_Iterable[_Union[_common_pb2.OutputToken, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ...) -> None: ...
+    times: _common_pb2.DecodeTimes
+    def __init__(self, tokens: _Optional[_Iterable[_Union[_common_pb2.OutputToken, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., times: _Optional[_Union[_common_pb2.DecodeTimes, _Mapping]] = ...) -> None: ...

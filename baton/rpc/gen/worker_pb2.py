@@ -22,19 +22,26 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from baton.rpc.gen import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\"#\n\x0c\x44rainRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\"4\n\rDrainProgress\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\x32\x44\n\x06Worker\x12:\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainProgress0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"#\n\x0c\x44rainRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\"4\n\rDrainProgress\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"+\n\x15RecentAttemptsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"?\n\x13RecentAttemptsReply\x12(\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x16.baton.v1.AttemptTimes\"\xd0\x01\n\x0c\x41ttemptTimes\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\'\n\x07prefill\x18\x02 \x01(\x0b\x32\x16.baton.v1.PrefillTimes\x12\'\n\x08imported\x18\x03 \x01(\x0b\x32\x15.baton.v1.ImportTimes\x12%\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12\x10\n\x08\x65nd_code\x18\x05 \x01(\t\x12\x14\n\x0c\x65nded_us_ago\x18\x06 \x01(\x04\x32\x96\x01\n\x06Worker\x12:\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainProgress0\x01\x12P\n\x0eRecentAttempts\x12\x1f.baton.v1.RecentAttemptsRequest\x1a\x1d.baton.v1.RecentAttemptsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAINREQUEST']._serialized_start=35
-  _globals['_DRAINREQUEST']._serialized_end=70
-  _globals['_DRAINPROGRESS']._serialized_start=72
-  _globals['_DRAINPROGRESS']._serialized_end=124
-  _globals['_WORKER']._serialized_start=126
-  _globals['_WORKER']._serialized_end=194
+  _globals['_DRAINREQUEST']._serialized_start=58
+  _globals['_DRAINREQUEST']._serialized_end=93
+  _globals['_DRAINPROGRESS']._serialized_start=95
+  _globals['_DRAINPROGRESS']._serialized_end=147
+  _globals['_RECENTATTEMPTSREQUEST']._serialized_start=149
+  _globals['_RECENTATTEMPTSREQUEST']._serialized_end=192
+  _globals['_RECENTATTEMPTSREPLY']._serialized_start=194
+  _globals['_RECENTATTEMPTSREPLY']._serialized_end=257
+  _globals['_ATTEMPTTIMES']._serialized_start=260
+  _globals['_ATTEMPTTIMES']._serialized_end=468
+  _globals['_WORKER']._serialized_start=471
+  _globals['_WORKER']._serialized_end=621
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,8 @@
+from baton.rpc.gen import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -17,3 +19,31 @@ class DrainProgress(_message.Message):
     num_requests: int
     ended: bool
     def __init__(self, num_requests: _Optional[int] = ..., ended: bool = ...) -> None: ...
+
+class RecentAttemptsRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class RecentAttemptsReply(_message.Message):
+    __slots__ = ("attempts",)
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedCompositeFieldContainer[AttemptTimes]
+    def __init__(self, attempts: _Optional[_Iterable[_Union[AttemptTimes, _Mapping]]] = ...) -> None: ...
+
+class AttemptTimes(_message.Message):
+    __slots__ = ("id", "prefill", "imported", "decode", "end_code", "ended_us_ago")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    IMPORTED_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    END_CODE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_US_AGO_FIELD_NUMBER: _ClassVar[int]
+    id: _common_pb2.AttemptId
+    prefill: _common_pb2.PrefillTimes
+    imported: _common_pb2.ImportTimes
+    decode: _common_pb2.DecodeTimes
+    end_code: str
+    ended_us_ago: int
+    def __init__(self, id: _Optional[_Union[_common_pb2.AttemptId, _Mapping]] = ..., prefill: _Optional[_Union[_common_pb2.PrefillTimes, _Mapping]] = ..., imported: _Optional[_Union[_common_pb2.ImportTimes, _Mapping]] = ..., decode: _Optional[_Union[_common_pb2.DecodeTimes, _Mapping]] = ..., end_code: _Optional[str] = ..., ended_us_ago: _Optional[int] = ...) -> None: ...

@@ -39,6 +39,11 @@ class WorkerStub(object):
                 request_serializer=baton_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_worker__pb2.DrainProgress.FromString,
                 _registered_method=True)
+        self.RecentAttempts = channel.unary_unary(
+                '/baton.v1.Worker/RecentAttempts',
+                request_serializer=baton_dot_v1_dot_worker__pb2.RecentAttemptsRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_worker__pb2.RecentAttemptsReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -52,6 +57,13 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecentAttempts(self, request, context):
+        """The times of attempts that ended here lately, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +71,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=baton_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=baton_dot_v1_dot_worker__pb2.DrainProgress.SerializeToString,
+            ),
+            'RecentAttempts': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecentAttempts,
+                    request_deserializer=baton_dot_v1_dot_worker__pb2.RecentAttemptsRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_worker__pb2.RecentAttemptsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +105,33 @@ class Worker(object):
             '/baton.v1.Worker/Drain',
             baton_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             baton_dot_v1_dot_worker__pb2.DrainProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecentAttempts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/RecentAttempts',
+            baton_dot_v1_dot_worker__pb2.RecentAttemptsRequest.SerializeToString,
+            baton_dot_v1_dot_worker__pb2.RecentAttemptsReply.FromString,
             options,
             channel_credentials,
             insecure,
