@@ -7,7 +7,7 @@ them, so that it stays whole and right on the same memory until somebody drops i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from baton.model.decoders.lean_spec import LeanSpec
 from baton.model.decoders.ops import QkNorm, RopeTable
 from baton.model.errors import UnsupportedModel
+from baton.model.huge_pages import move_parameters, to_huge_pages
 from baton.model.kernels.library import Kernels
 from baton.model.linears.linear import Linear, make_linear
 from baton.model.linears.packing import WeightPacker
@@ -89,6 +90,25 @@ class LeanModel:
         for linear in self._linears():
             linear.quantize(kernels)
         return len(self._linears())
+
+    def to_huge_pages(self) -> LeanModel:
+        """The same model with embedding and plain matrices on huge pages, copied one after another."""
+        embedding = to_huge_pages(self.embedding)
+        for linear in self._linears():
+            linear.tie(embedding) if linear.shares(self.embedding) else linear.to_huge_pages()
+        for module in self._experts():
+            move_parameters(module)
+        return replace(self, embedding=embedding)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What a step reads: embedding, matrices, experts."""
+        matrices = [tensor for linear in self._linears() for tensor in linear.tensors()]
+        experts = [parameter.detach() for module in self._experts() for parameter in module.parameters()]
+        return [self.embedding, *matrices, *experts]
+
+    def _experts(self) -> list[nn.Module]:
+        parts = [layer.feed_forward for layer in self.layers]
+        return [part.module for part in parts if isinstance(part, ExpertFeedForward)]
 
     def _linears(self) -> list[Linear]:
         """Every matrix that tokens are multiplied with, experts' aside."""

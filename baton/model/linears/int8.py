@@ -84,6 +84,10 @@ class Int8Linear:
         addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
         self._call = _Int8Weight(*addresses, num_in, num_in + padding, num_out)
 
+    def tensors(self) -> list[torch.Tensor]:
+        """What a call reads of the weight."""
+        return [self._panels]
+
     @property
     def num_bytes(self) -> int:
         """Of the weight and what belongs to it."""

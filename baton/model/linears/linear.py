@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
+from baton.model.huge_pages import to_huge_pages
 from baton.model.kernels.library import Kernels
 from baton.model.linears.int8 import Int8Linear
 from baton.model.linears.packing import PackedLinear, WeightPacker
@@ -46,6 +47,23 @@ class Linear:
         """Undo `pack`."""
         if self._packed is not None:
             self._weight, self._packed = self._packed.weight(), None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What a call reads of the weight."""
+        kept = self._packed or self._quantized
+        return [self._weight] if kept is None else kept.tensors()
+
+    def to_huge_pages(self) -> None:
+        """Moves a plain weight; a packed one is on huge pages from the start."""
+        self._weight = to_huge_pages(self._weight)
+
+    def shares(self, weight: torch.Tensor) -> bool:
+        """True if this is the plain weight of a tied embedding."""
+        return self._weight.data_ptr() == weight.data_ptr()
+
+    def tie(self, weight: torch.Tensor) -> None:
+        """Replaces a plain weight by an equal one."""
+        self._weight = weight
 
     def quantize(self, kernels: Kernels) -> None:
         """Keep the weight as int8 from now on; the float one is dropped. Raises `ValueError` if it is not finite."""

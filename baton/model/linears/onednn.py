@@ -27,6 +27,10 @@ class OneDnnLinear:
         """A plain copy, bit for bit."""
         return self._packed.to_dense()
 
+    def tensors(self) -> list[torch.Tensor]:
+        """What a call reads, in oneDNN's opaque layout."""
+        return [self._packed]
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return out

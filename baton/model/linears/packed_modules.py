@@ -28,6 +28,10 @@ class PackedModule(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._packed(inputs)
 
+    def tensors(self) -> list[torch.Tensor]:
+        """What a call reads of the weight."""
+        return self._packed.tensors()
+
     def unpacked(self) -> nn.Linear:
         """A stock module with the same weight."""
         module = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
@@ -49,6 +53,12 @@ def pack_modules(model: nn.Module, packer: WeightPacker) -> int:
         assert isinstance(module, nn.Linear)
         model.set_submodule(name, PackedModule(module, packer))
     return len(found)
+
+
+def module_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """What a step of a stock module reads: parameters and packed weights."""
+    packed = [tensor for module in model.modules() if isinstance(module, PackedModule) for tensor in module.tensors()]
+    return [*(parameter.detach() for parameter in model.parameters()), *packed]
 
 
 def unpack_modules(model: nn.Module) -> None:

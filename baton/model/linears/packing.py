@@ -36,6 +36,9 @@ class PackedLinear(Protocol):
     def weight(self) -> torch.Tensor:
         """A plain copy [out_features, in_features], bit for bit."""
 
+    def tensors(self) -> list[torch.Tensor]:
+        """What a call reads of the weight."""
+
 
 @dataclass(frozen=True, slots=True)
 class WeightPacker:

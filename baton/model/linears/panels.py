@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
+from baton.model.huge_pages import huge_empty
 from baton.model.kernels.library import Kernels, supports_dtype
 
 STEP_INPUTS = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}
@@ -31,6 +32,10 @@ class PanelLinear:
     def weight(self) -> torch.Tensor:
         """A plain copy, bit for bit."""
         return unpack_panels(self._panels, self._shape[0])
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What a call reads."""
+        return [self._panels]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Raises `ValueError` for rows that do not go with the weight."""
@@ -58,7 +63,8 @@ def pack_panels(weight: torch.Tensor, panel_outputs: int) -> torch.Tensor:
     inputs = STEP_INPUTS[weight.dtype]
     missing = -weight.shape[0] % panel_outputs
     filled = pad(weight, (0, 0, 0, missing)) if missing else weight.contiguous()
-    return filled.view(-1, panel_outputs, weight.shape[1] // inputs, inputs).transpose(1, 2).contiguous()
+    panels = filled.view(-1, panel_outputs, weight.shape[1] // inputs, inputs).transpose(1, 2)
+    return huge_empty(panels.shape, panels.dtype).copy_(panels)
 
 
 def unpack_panels(panels: torch.Tensor, num_out: int) -> torch.Tensor:

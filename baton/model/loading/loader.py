@@ -27,8 +27,9 @@ from baton.model.decoders.lean_weights import LeanModel, make_lean_model
 from baton.model.decoders.native_ops import choose_ops
 from baton.model.decoders.stock import StockDecoder
 from baton.model.errors import UnsupportedModel
+from baton.model.huge_pages import huge_fraction, move_parameters
 from baton.model.kernels.library import Kernels
-from baton.model.linears.packed_modules import pack_modules, unpack_modules
+from baton.model.linears.packed_modules import module_tensors, pack_modules, unpack_modules
 from baton.model.linears.packing import WeightLayout, choose_packer
 from baton.model.loading.allow_list import TOKEN_EXACT
 from baton.model.loading.config import DtypeChoice, ModelConfig, read_config
@@ -74,7 +75,7 @@ class LoadReport:
     """What happened while loading, for the log.
 
     `stock_note` says why the stock module serves; empty where it does not. `kernel_note` names the kernels in use, or
-    says why there are none.
+    says why there are none. `huge_fraction`: share of the weights' bytes on huge pages; None where it is unknown.
     `check` is the float model's; `quantization` says how far the one that serves is from it, None where it is the same.
     """
 
@@ -83,6 +84,7 @@ class LoadReport:
     stock_note: str
     kernel_note: str
     weights: WeightReport
+    huge_fraction: float | None
     check: CheckResult
     quantization: QuantizationReport | None
 
@@ -164,8 +166,9 @@ def load_model(
         quantized = quantize(impl, stock_note, self_check.choice, self_check.logits)
     else:
         weights, result = _pack(impl, layout, self_check, result)
+    impl, huge = _on_huge_pages(impl)
     seconds = time.monotonic() - began
-    report = LoadReport(seconds, num_parameters, stock_note, self_check.choice.note, weights, result, quantized)
+    report = LoadReport(seconds, num_parameters, stock_note, self_check.choice.note, weights, huge, result, quantized)
     return LoadedModel(config, geometry, layers, device, report, impl, self_check.choice.kernels)
 
 
@@ -280,6 +283,15 @@ def _pack(
     else:
         unpack_modules(impl)
     return WeightReport(WeightLayout.PLAIN, 0, f"not {packer.layout.value}: {problem}"), plain
+
+
+def _on_huge_pages(impl: ModelImpl) -> tuple[ModelImpl, float | None]:
+    """The same weights on huge pages where the host has them, and the measured share of their bytes."""
+    if isinstance(impl, LeanModel):
+        impl = impl.to_huge_pages()
+        return impl, huge_fraction(impl.tensors())
+    move_parameters(impl)
+    return impl, huge_fraction(module_tensors(impl))
 
 
 def _run_hooked(run: Callable[[], T]) -> T:
