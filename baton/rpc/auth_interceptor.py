@@ -2,6 +2,7 @@
 
 Made by `start_server`. Checks the token over the request's raw bytes, then parses them; a request without a good
 token or that is no message of its type never reaches a servicer. Knows no service: every method is guarded alike.
+Log lines of a servicer carry the ids in the call's metadata.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import structlog
 from google.protobuf.message import DecodeError
 
 from baton.domain.errors import BatonError, InvalidRequest
 from baton.rpc import codec
 from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, CallTokenFault, CallTokenVerifier
+from baton.rpc.request_metadata import log_fields
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -101,6 +104,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             if fault is not None:
                 rejected = self._reject(fault, method, context)
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, rejected.why)
+        structlog.contextvars.bind_contextvars(**log_fields(context.invocation_metadata() or ()))
         try:
             return parse(body)
         except DecodeError:

@@ -25,6 +25,8 @@ from prometheus_client import (
 )
 from prometheus_client.metrics import MetricWrapperBase
 
+from baton.telemetry.fast_histogram import FastHistogram
+
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
@@ -61,10 +63,10 @@ TAKEOVERS_TOTAL = Counter(
 STREAMS_RESUMED_TOTAL = Counter("baton_streams_resumed", "Streams that clients resumed here.", registry=REGISTRY)
 HTTP_RESPONSES_TOTAL = Counter("baton_http_responses", "HTTP responses.", ["route", "status"], registry=REGISTRY)
 
-# --- latency (router, from timeline stamps only) ---
+# --- latency (router, from `request_timer` only) ---
 REQUEST_STAGE_SECONDS = Histogram(
     "baton_request_stage_seconds",
-    "Time in a stage; the stages up to `send` add up to TTFT, all of them to E2E.",
+    "Time in a stage; the stages up to `emit` add up to TTFT, all of them to E2E.",
     ["stage"],
     buckets=_LATENCY_BUCKETS_S,
     registry=REGISTRY,
@@ -76,7 +78,7 @@ TTFT_SECONDS = Histogram(
     buckets=_LATENCY_BUCKETS_S,
     registry=REGISTRY,
 )
-ITL_SECONDS = Histogram(
+ITL_SECONDS = FastHistogram(
     "baton_itl_seconds",
     "Time between two consecutive tokens.",
     ["path"],
@@ -101,6 +103,11 @@ GENERATED_TOKENS_TOTAL = Counter("baton_generated_tokens", "Tokens sampled.", ["
 TOKENS_RECOMPUTED_TOTAL = Counter(
     "baton_tokens_recomputed",
     "Prompt tokens of a split request computed again by decode; must stay 0.",
+    registry=REGISTRY,
+)
+WEIGHTS_HUGE_FRACTION = Gauge(
+    "baton_weights_huge_fraction",
+    "Share of the weights' bytes on huge pages, measured after loading.",
     registry=REGISTRY,
 )
 KV_PAGES = Gauge("baton_kv_pages", "Pages of the pool by owner.", ["owner"], registry=REGISTRY)
@@ -214,7 +221,7 @@ def render() -> tuple[bytes, str]:
     return generate_latest(REGISTRY), CONTENT_TYPE_LATEST
 
 
-def declared() -> list[MetricWrapperBase]:
+def declared() -> list[MetricWrapperBase | FastHistogram]:
     """Every metric declared here, in order; the documentation is generated from it."""
     values: list[Any] = list(globals().values())
-    return [value for value in values if isinstance(value, MetricWrapperBase)]
+    return [value for value in values if isinstance(value, MetricWrapperBase | FastHistogram)]

@@ -1,4 +1,4 @@
-"""Keeps a `RequestTimer` a sequence and counts how each ends: the router's latencies come from here. Built by `app`.
+"""Keeps a `MilestoneTimer` a sequence and counts how each ends: the router's latencies come from here. Built by `app`.
 
 Listens to both halves of the router: to the upper one as its `timing_sink.TimingSink`, to the lower one as its
 `tracked_request.MilestoneSink`. A sequence that was refused before it arrived has no timer, only an end.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from baton.domain.ids import RequestId
 from baton.telemetry.metrics import REQUESTS_TOTAL
-from baton.telemetry.request_timer import Milestone, RequestTimer, record_latencies
+from baton.telemetry.milestones import Milestone, MilestoneTimer, record_latencies
 from services.router.streaming.request_timing import SequenceOutcome
 
 
@@ -20,7 +20,7 @@ class RequestTimers:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._timers: dict[RequestId, RequestTimer] = {}
+        self._timers: dict[RequestId, MilestoneTimer] = {}
 
     @property
     def num_open(self) -> int:
@@ -29,7 +29,7 @@ class RequestTimers:
 
     def on_arrival(self, request_id: RequestId, arrived_s: float) -> None:
         """See `TimingSink`."""
-        timer = self._timers[request_id] = RequestTimer(arrived_s)
+        timer = self._timers[request_id] = MilestoneTimer(arrived_s)
         timer.stamp(Milestone.TOKENISED, self._clock())
 
     def on_milestone(self, id: RequestId, milestone: Milestone) -> None:

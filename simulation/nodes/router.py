@@ -16,12 +16,12 @@ from typing import Any
 from starlette.responses import Response
 
 from baton.domain.ids import Incarnation, OwnerId, RequestId
-from baton.telemetry.request_timer import Milestone
+from baton.telemetry.milestones import Milestone
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.admission_queue import AdmissionLimits
 from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity
 from services.router.dispatch.reserve import ReserveLimits
-from services.router.dispatch.workers import WorkerLimits, WorkerSet
+from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
 from services.router.frontend import ApiLimits, StoreAccess, build_frontend
 from services.router.openai.request_parser import RawRequest
 from services.router.respond import GenerationResponse
@@ -93,7 +93,7 @@ class SimRouter:
         self.host = Endpoint(process, {})
         sim_store = SimStore(store_server, network, process, CONFIG.heartbeat_s)
         limits = WorkerLimits(CONFIG.worker_ttl_s, CONFIG.heartbeat_s, CONFIG.max_step_age_s)
-        self._workers = SimWorkerSet(sim_store, SimChannels(network, process), MODEL, limits, clock=clock)
+        self._workers = SimWorkerSet(sim_store, SimChannels(network, process), WorkerFilter(MODEL), limits, clock=clock)
         self._aborts = Aborts(self._workers)
         supersede_listener = policies.supersede_listener()
         self.writer = policies.writer(sim_store, on_superseded=supersede_listener.on_superseded)

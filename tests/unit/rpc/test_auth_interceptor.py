@@ -12,10 +12,12 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from google.protobuf.message_factory import GetMessageClass
 
 from baton.domain.errors import InvalidRequest, Superseded, WorkerLost
-from baton.domain.ids import Incarnation
+from baton.domain.ids import AttemptId, Incarnation, RequestId
+from baton.domain.trace_context import TraceContext
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.rpc import codec, gen
 from baton.rpc.auth_interceptor import AuthInterceptor, Malformed, RejectedCall
@@ -23,6 +25,7 @@ from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, CallTokenFault, CallTo
 from baton.rpc.channel import AuthenticatedChannel, with_call_tokens
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import common_pb2, prefill_pb2, prefill_pb2_grpc
+from baton.rpc.request_metadata import request_metadata
 from baton.rpc.server import ServerAuth, start_server
 
 DEADLINE_S = 20.0
@@ -47,6 +50,7 @@ class Gullible:
     def __init__(self) -> None:
         self.seen: list[Any] = []
         self.error: Exception | None = None
+        self.log_context: dict[str, Any] = {}
 
     def servicer(self, service: str) -> Any:
         methods = {name: self._serve(m) for name, m in SERVICES[service].methods_by_name.items()}
@@ -67,6 +71,7 @@ class Gullible:
 
     def _see(self, request: Any) -> None:
         self.seen.append(request)
+        self.log_context = structlog.contextvars.get_contextvars()
         if self.error is not None:
             raise self.error
 
@@ -188,6 +193,18 @@ async def test_a_servicers_own_error_keeps_its_name():
         for method in ("/baton.v1.Decode/Reserve", "/baton.v1.Handoff/Watch"):
             assert await worker.call(method, CLUSTER) is grpc.StatusCode.FAILED_PRECONDITION
             assert isinstance(codec.error_from_rpc(worker.error), Superseded)
+
+
+async def test_log_lines_of_a_servicer_carry_the_ids_of_the_call():
+    async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
+        metadata = request_metadata(AttemptId(RequestId("call-1-0"), 3), TraceContext("http-1"))
+        for method in METHODS:
+            channel = with_call_tokens(plain, CLUSTER, WORKER)
+            assert await worker.ask(channel, method, metadata=metadata) is grpc.StatusCode.OK
+            expected = {"request_id": "call-1-0", "attempt": 3, "http_request_id": "http-1"}
+            assert worker.gullible.log_context == expected
+            assert await worker.ask(channel, method) is grpc.StatusCode.OK
+            assert worker.gullible.log_context == {}
 
 
 async def test_a_message_that_is_too_large_is_not_read():

@@ -35,6 +35,7 @@ def test_no_ticket_is_no_entry():
         (KEY, METHOD, BODY + b"\0"),
         (KEY, METHOD, b""),
     ],
+    ids=["another secret", "another method", "a longer body", "no body"],
 )
 def test_a_ticket_is_for_one_secret_one_method_and_these_bytes(key, method, body):
     verifier = CallTokenVerifier(KEY, WORKER)

@@ -1,0 +1,131 @@
+"""A router's requests by id: those that run, and bounded rings of those that ended. Makes every `RequestTimer`.
+
+Two rings: `recent` holds all requests, `notable` the failed, replayed, preempted and slowest ones, so that many good
+requests cannot push out the evidence. One event loop owns it. A view that fails is logged and fails no request.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+
+from baton.telemetry.logs import get_logger
+from baton.telemetry.request_timer import RequestOrigin, RequestTimer
+from baton.telemetry.request_trace import Outcome, RequestTrace, decode_trace, encode_trace, log_fields
+
+MAX_RECENT = 2048
+MAX_NOTABLE = 512
+SLOW_FRACTION = 0.01
+_SAMPLE_REQUESTS = 200
+"""The slowest 1 % are found among this many latest requests."""
+
+TraceSink = Callable[[RequestTrace, bytes], None]
+"""Gets each trace once, with its encoding. Called on the event loop; may not block."""
+
+log = get_logger()
+
+
+class RequestLog(enum.StrEnum):
+    """The requests that get a log line at their end."""
+
+    ALL = "all"
+    NOTABLE = "notable"
+    OFF = "off"
+
+
+class RequestTraces:
+    """Memory is bounded by the rings' sizes and the requests that run."""
+
+    def __init__(
+        self, router: str, model: str, request_log: RequestLog = RequestLog.ALL, sinks: tuple[TraceSink, ...] = ()
+    ) -> None:
+        self._router = router
+        self._model = model
+        self._request_log = request_log
+        self._sinks = list(sinks)
+        self._running: dict[str, RequestTimer] = {}
+        self._recent = _Ring(MAX_RECENT)
+        self._notable = _Ring(MAX_NOTABLE)
+        self._latencies: deque[int] = deque(maxlen=_SAMPLE_REQUESTS)
+        self._slow_us: int | None = None
+        self._num_until_sample = _SAMPLE_REQUESTS
+
+    def add_sink(self, sink: TraceSink) -> None:
+        """`sink` gets every later trace."""
+        self._sinks.append(sink)
+
+    def start(self, origin: RequestOrigin, arrived_s: float) -> RequestTimer:
+        """The timer of a new request; `RequestTimer.end` brings its trace here."""
+        return RequestTimer(origin, arrived_s, self._router, self._model, self._end)
+
+    def begin(self, timer: RequestTimer) -> None:
+        """`timer` has its id now: `find` shows the running request."""
+        if not timer.ended:
+            self._running[timer.id] = timer
+
+    def find(self, id: str) -> RequestTrace | None:
+        """The trace of a running or recent request; None when this router no longer has it."""
+        timer = self._running.get(id)
+        if timer is not None:
+            return timer.snapshot()
+        data = self._recent.get(id) or self._notable.get(id)
+        return None if data is None else decode_trace(data)
+
+    def recent(self, *, notable: bool = False) -> Iterator[RequestTrace]:
+        """Traces of requests that ended, newest first."""
+        return (decode_trace(data) for data in (self._notable if notable else self._recent).newest())
+
+    def _end(self, trace: RequestTrace) -> None:
+        self._running.pop(trace.id, None)
+        try:
+            self._record(trace)
+        except Exception:
+            log.exception("request_trace_failed", request_id=trace.id)
+
+    def _record(self, trace: RequestTrace) -> None:
+        notable = self._is_notable(trace)
+        if self._request_log is RequestLog.ALL or (notable and self._request_log is RequestLog.NOTABLE):
+            log.info("request_end", **log_fields(trace))
+        if not trace.id:
+            return  # refused before it had an id
+        data = encode_trace(trace)
+        self._recent.add(trace.id, data)
+        if notable:
+            self._notable.add(trace.id, data)
+        for sink in self._sinks:
+            sink(trace, data)
+
+    def _is_notable(self, trace: RequestTrace) -> bool:
+        attempts = [attempt for sequence in trace.sequences for attempt in sequence.attempts]
+        preempted = any(a.decode_times is not None and a.decode_times.num_preemptions for a in attempts)
+        slow = self._is_slow(trace.e2e_us)
+        return trace.outcome is Outcome.FAILED or trace.num_attempts > trace.n or preempted or slow
+
+    def _is_slow(self, e2e_us: int) -> bool:
+        self._latencies.append(e2e_us)
+        self._num_until_sample -= 1
+        if not self._num_until_sample:
+            self._num_until_sample = _SAMPLE_REQUESTS
+            self._slow_us = sorted(self._latencies)[int((1 - SLOW_FRACTION) * len(self._latencies))]
+        return self._slow_us is not None and e2e_us >= self._slow_us
+
+
+class _Ring:
+    """The newest `capacity` values by id."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._values: OrderedDict[str, bytes] = OrderedDict()
+
+    def add(self, id: str, value: bytes) -> None:
+        self._values.pop(id, None)
+        self._values[id] = value
+        if len(self._values) > self._capacity:
+            self._values.popitem(last=False)
+
+    def get(self, id: str) -> bytes | None:
+        return self._values.get(id)
+
+    def newest(self) -> list[bytes]:
+        return list(reversed(self._values.values()))
