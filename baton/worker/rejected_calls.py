@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from baton.rpc.auth_interceptor import RejectedCall
+from baton.rpc.auth_interceptor import Malformed, RejectedCall
+from baton.rpc.call_token import CallTokenFault
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 
@@ -21,6 +22,8 @@ class RejectedCallLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._logged_at: dict[str, float] = {}
+        for fault in (*CallTokenFault, *Malformed):  # counters start at 0
+            metrics.REJECTED_CALLS_TOTAL.labels(fault.value)
 
     def record(self, call: RejectedCall) -> None:
         """A call was rejected."""

@@ -19,6 +19,7 @@ from baton.rpc.gen import decode_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.settings.model_source import model_name
 from baton.telemetry import metrics
+from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.transfer.base import PullEvent
 from baton.transfer.factory import make_puller, usable_transports
@@ -85,7 +86,7 @@ class _Worker:
         """Serves until stopped, then drains and closes."""
         settings, stack = self._settings, self._stack
         stack.callback(metrics.start_metrics_server(settings.host, settings.metrics_port).close)
-        metrics.BUILD_INFO.labels(__version__, "decode", self._model).set(1)
+        start_series(__version__, "decode", self._model)
         thread = EngineThread(self._loop, "baton-engine", self._lifecycle.on_crash)
         thread.start()
         stack.callback(thread.stop, ENGINE_STOP_S)

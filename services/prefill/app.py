@@ -17,6 +17,7 @@ from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import ServerAuth, start_server
 from baton.settings.model_source import model_name
 from baton.telemetry import metrics
+from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.transfer.digest import digest_pages
 from baton.transfer.factory import make_source, usable_transports
@@ -81,7 +82,7 @@ class _Worker:
         """Serves until stopped, then drains and closes."""
         settings, stack = self._settings, self._stack
         stack.callback(metrics.start_metrics_server(settings.host, settings.metrics_port).close)
-        metrics.BUILD_INFO.labels(__version__, "prefill", self._model).set(1)
+        start_series(__version__, "prefill", self._model)
         thread = EngineThread(self._loop, "baton-engine", self._lifecycle.on_crash)
         thread.start()
         stack.callback(thread.stop, ENGINE_STOP_S)

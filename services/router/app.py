@@ -28,13 +28,14 @@ from baton.store.options import StoreOptions
 from baton.store.ownership import OwnerLease
 from baton.store.store import StateStore
 from baton.store.write_behind.writer import StoreWriter
+from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
-from baton.telemetry.metrics import BUILD_INFO, DEGRADED
+from baton.telemetry.metrics import DEGRADED
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.admission_queue import AdmissionLimits
 from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher
 from services.router.dispatch.reserve import ReserveLimits
-from services.router.dispatch.workers import WorkerLimits, WorkerSet
+from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
 from services.router.edge.api_keys import ApiKeys
 from services.router.edge.http_protocol import BoundedHttpProtocol
 from services.router.frontend import ApiLimits, Frontend, StoreAccess, build_frontend
@@ -158,7 +159,7 @@ async def open_backend(settings: RouterSettings, store: StateStore) -> AsyncIter
         log.warning("cluster_unauthenticated", why=why)
     health, channels = StoreHealth(), ChannelPool(trust)
     limits, on_degraded = worker_limits(settings), health.reporter("workers")
-    workers = WorkerSet(store, channels, model_name(settings.model), limits, on_degraded, trust=trust)
+    workers = WorkerSet(store, channels, WorkerFilter(model_name(settings.model), trust), limits, on_degraded)
     aborts = Aborts(workers)
     timers = RequestTimers()
     async with AsyncExitStack() as stack:
@@ -264,7 +265,7 @@ class _HttpServer(uvicorn.Server):
 def _http_server(
     settings: RouterSettings, text: TextModel, backend: RunningBackend, frontend: Frontend, keys: ApiKeys | None
 ) -> _HttpServer:
-    BUILD_INFO.labels(__version__, "router", settings.public_model_name).set(1)
+    start_series(__version__, "router", settings.public_model_name)
     limits = api_limits(settings, text)
     app = make_app(text, backend.dispatcher, backend.readiness, limits, backend.timers, keys, frontend)
     config = uvicorn.Config(

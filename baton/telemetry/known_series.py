@@ -1,0 +1,65 @@
+"""Starts labelled counters at 0, so that `increase()` sees the first event. Called once by each service's `app`.
+
+A label set that is not known here (a link, a route, a tenant) appears with its first event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from baton.domain.errors import BatonError, Broken, Cancelled, DeadlineExceeded, Interrupted, Refused
+from baton.domain.lifecycle import RequestState
+from baton.domain.request import FinishReason
+from baton.telemetry import metrics
+from baton.telemetry.request_trace import Outcome
+
+_ROUTER = "router"
+_PHASES = tuple(state.value for state in RequestState if not state.terminal)
+_ATTEMPT_PHASES = ("queued", "reserved", "prefilling", "sealed", "decoding")
+
+
+def start_series(version: str, role: str, model: str) -> None:
+    """Shows this build and every known label set of the role's counters. `role`: router, prefill or decode."""
+    metrics.BUILD_INFO.labels(version, role, model).set(1)
+    for counter, values in _router_series() if role == _ROUTER else _worker_series(role):
+        counter.labels(*values)
+
+
+def _router_series() -> Iterable[tuple[metrics.Counter, tuple[str, ...]]]:
+    refused, lost = _codes(Refused), _codes(Interrupted)
+    for reason in FinishReason:
+        yield metrics.REQUESTS_TOTAL, (Outcome.FINISHED.value, reason.value)
+    for code in refused:
+        yield metrics.REQUESTS_TOTAL, (Outcome.REFUSED.value, code)
+        yield metrics.ADMISSION_TOTAL, ("refused", code, "")
+    for code in (*lost, DeadlineExceeded.code, Broken.code):
+        yield metrics.REQUESTS_TOTAL, (Outcome.FAILED.value, code)
+    yield metrics.REQUESTS_TOTAL, (Outcome.CANCELLED.value, Cancelled.code)
+    yield metrics.ADMISSION_TOTAL, ("admitted", "", "")
+    for phase in _ATTEMPT_PHASES:
+        for code in lost:
+            for outcome in ("retried", "given_up"):
+                yield metrics.RETRIES_TOTAL, (phase, code, outcome)
+    for phase in _PHASES:
+        yield metrics.ABORTS_TOTAL, (phase,)
+    for cause in ("orphan", "client"):
+        yield metrics.TAKEOVERS_TOTAL, (cause,)
+
+
+def _worker_series(role: str) -> Iterable[tuple[metrics.Counter, tuple[str, ...]]]:
+    yield metrics.PROMPT_TOKENS_TOTAL, (role,)
+    yield metrics.GENERATED_TOKENS_TOTAL, (role,)
+    yield metrics.CACHED_TOKENS_TOTAL, (role, "device")
+    stale = ("prefill", "watch", "commit", "renew") if role == "prefill" else ("renew",)
+    for kind in stale:
+        yield metrics.STALE_MESSAGES_TOTAL, (kind,)
+    if role == "decode":
+        for result in ("v1", "v2", "v3", "invalid"):
+            yield metrics.COMMIT_TOTAL, (result,)
+        yield metrics.INTEGRITY_FAILURES_TOTAL, ("page_digest",)
+        yield metrics.PREEMPTIONS_TOTAL, ("pages",)
+
+
+def _codes(root: type[BatonError]) -> list[str]:
+    """The codes of the classes below `root`."""
+    return [code for child in root.__subclasses__() for code in (child.code, *_codes(child))]
