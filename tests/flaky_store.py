@@ -58,8 +58,8 @@ class PartitionedStore:
         self.num_writes_refused += self.away
         return await self._reachable().open_call(record)
 
-    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
-        return await self._reachable().end_call(id, epoch, status)
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
+        return await self._reachable().end_call(id, epoch, status, trace)
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         return await self._reachable().get_call(id)

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from baton.domain.ids import OwnerId, RequestId
 from baton.domain.request import FinishReason, OutputToken
@@ -20,12 +19,32 @@ from baton.store.options import StoreOptions
 from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, SequenceRecord, WriteOutcome
 
 
-class SequenceTable(Protocol):
-    """Where a store keeps its request records."""
+@dataclass(frozen=True, slots=True)
+class _StoredSequence:
+    record: SequenceRecord
+    expires_at: float
 
-    def get(self, id: RequestId) -> SequenceRecord | None: ...
 
-    def put(self, record: SequenceRecord) -> None: ...
+class SequenceTable:
+    """Sequence records until they expire."""
+
+    def __init__(self, retention_s: float, clock: Callable[[], float]) -> None:
+        self._retention_s = retention_s
+        self._clock = clock
+        self._stored: dict[RequestId, _StoredSequence] = {}  # ordered by expiry: every write moves to the end
+
+    def get(self, id: RequestId) -> SequenceRecord | None:
+        """The record, or None when unknown or past its retention."""
+        stored = self._stored.get(id)
+        return stored.record if stored and self._clock() < stored.expires_at else None
+
+    def put(self, record: SequenceRecord) -> None:
+        """Stores a record for another retention; drops those that have expired."""
+        now = self._clock()
+        self._stored.pop(record.id, None)
+        self._stored[record.id] = _StoredSequence(record, now + self._retention_s)
+        while (oldest := next(iter(self._stored.values()))).expires_at <= now:
+            del self._stored[oldest.record.id]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +100,12 @@ class MemoryCallStore:
             self.renew_lease(record.owner)
         return True
 
-    def end(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
-        transitions.check_end_status(id, status)
+    def end(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes) -> bool:
+        transitions.check_call_end(id, status, trace)
         call = self.get(id)
         if call is None or call.epoch > epoch:
             return False
-        self._put(replace(call, status=status))
+        self._put(replace(call, status=status, trace=trace or call.trace))
         return True
 
     def get(self, id: RequestId) -> CallRecord | None:
@@ -122,8 +141,6 @@ class MemoryCallStore:
         return list(itertools.islice((c for c in calls if c.owner not in self._leases), self._options.max_orphans))
 
     def write(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
-        for entry in entries:
-            transitions.check_entry(entry)
         self._expire()
         return [self._write(entry) for entry in entries]
 
@@ -146,9 +163,9 @@ class MemoryCallStore:
         if record.attempt > entry.id.attempt:
             return WriteOutcome.SUPERSEDED
         journal = self._journal(id)
-        if entry.tokens and entry.tokens[0].index > len(journal.tokens):
+        if entry.tokens and entry.first > len(journal.tokens):
             return WriteOutcome.GAP
-        has_more = bool(entry.tokens) and entry.tokens[-1].index >= len(journal.tokens)
+        has_more = bool(entry.tokens) and entry.first + len(entry.tokens) > len(journal.tokens)
         if not journal.ended and (has_more or entry.ends):
             self._append(journal, entry)
             self._journals.pop(id, None)
@@ -156,8 +173,9 @@ class MemoryCallStore:
         return WriteOutcome.DONE
 
     def _append(self, journal: _Journal, entry: JournalEntry) -> None:
-        num_stored = len(journal.tokens)
-        journal.tokens.extend(token for token in entry.tokens if token.index >= num_stored)
+        logprobs = entry.logprobs or (None,) * len(entry.tokens)
+        tokens = map(OutputToken, itertools.count(entry.first), entry.tokens, logprobs)
+        journal.tokens.extend(itertools.islice(tokens, max(0, len(journal.tokens) - entry.first), None))
         journal.num_cached_tokens = entry.num_cached_tokens
         journal.finish, journal.failure_code = entry.finish, entry.failure_code
         journal.expires_at = self._clock() + self._options.retention_s

@@ -14,7 +14,7 @@ from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerI
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.worker import WorkerRecord
 from baton.store import transitions
-from baton.store.memory_call_store import MemoryCallStore
+from baton.store.memory_call_store import MemoryCallStore, SequenceTable
 from baton.store.notifier import ChangeNotifier
 from baton.store.options import StoreOptions
 from baton.store.store import (
@@ -26,12 +26,6 @@ from baton.store.store import (
     StoreUnavailable,
     WriteOutcome,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredSequence:
-    record: SequenceRecord
-    expires_at: float
 
 
 @dataclass(slots=True)
@@ -47,33 +41,13 @@ class _StoredWorker:
         return self.record if now < self.expires_at else None
 
 
-class _SequenceTable:
-    """Request records until they expire."""
-
-    def __init__(self, retention_s: float, clock: Callable[[], float]) -> None:
-        self._retention_s = retention_s
-        self._clock = clock
-        self._stored: dict[RequestId, _StoredSequence] = {}  # ordered by expiry: every write moves to the end
-
-    def get(self, id: RequestId) -> SequenceRecord | None:
-        stored = self._stored.get(id)
-        return stored.record if stored and self._clock() < stored.expires_at else None
-
-    def put(self, record: SequenceRecord) -> None:
-        now = self._clock()
-        self._stored.pop(record.id, None)
-        self._stored[record.id] = _StoredSequence(record, now + self._retention_s)
-        while (oldest := next(iter(self._stored.values()))).expires_at <= now:
-            del self._stored[oldest.record.id]
-
-
 class MemoryStore:
     """A `StateStore` without a server. One event loop; not shared between threads."""
 
     def __init__(self, options: StoreOptions | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options or StoreOptions()
         self._clock = clock
-        self._sequences = _SequenceTable(self._options.retention_s, clock)
+        self._sequences = SequenceTable(self._options.retention_s, clock)
         self._calls = MemoryCallStore(self._sequences, self._options, clock)
         self._workers: dict[WorkerId, _StoredWorker] = {}
         self._notifier = ChangeNotifier(self._options.heartbeat_s)
@@ -110,9 +84,9 @@ class MemoryStore:
         self._check_open()
         return self._calls.open(record)
 
-    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
         self._check_open()
-        return self._calls.end(id, epoch, status)
+        return self._calls.end(id, epoch, status, trace)
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         self._check_open()

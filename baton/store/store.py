@@ -13,7 +13,7 @@ from typing import Protocol
 from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
-from baton.domain.request import FinishReason, OutputToken
+from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.domain.worker import WorkerRecord
 
 
@@ -42,6 +42,10 @@ class SequenceRecord:
     fingerprint: str = ""
 
 
+MAX_TRACE_BYTES = 8 * 1024
+"""Largest trace that is stored with a call."""
+
+
 class CallStatus(enum.Enum):
     """Whether somebody answers a call: its owner does; nobody, since its client went away; nobody needs to any more."""
 
@@ -57,6 +61,7 @@ class CallRecord:
     `owner` answers it, while it is OPEN; `epoch` counts owners from 1 and fences them. `body` is the client's JSON and
     `endpoint` what it was posted to, so that it is parsed again as it was; `seed` stands in where the client gave none.
     `sequence_ids` are in the order of the choices. `tenant` is whose call it is ("" without API keys).
+    `trace` is the encoded `RequestTrace` of an ended call, at most `MAX_TRACE_BYTES`; empty before the end.
     """
 
     id: RequestId
@@ -69,20 +74,24 @@ class CallRecord:
     created_s: int
     seed: int
     sequence_ids: tuple[RequestId, ...]
+    trace: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
     """Output tokens of one sequence, to append to its journal. `finish` or `failure_code` end the journal.
 
-    Indices are contiguous. A journal keeps the tokens that it has: a later attempt computes the same ones again.
+    `tokens` are consecutive ids, the first with output index `first`. `logprobs` is empty when no token has any. A
+    journal keeps the tokens that it has: a later attempt computes the same ones again.
     """
 
     id: AttemptId
-    tokens: tuple[OutputToken, ...]
+    first: int
+    tokens: tuple[int, ...]
     num_cached_tokens: int = 0
     finish: FinishReason | None = None
     failure_code: str = ""
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
 
     @property
     def ends(self) -> bool:
@@ -150,8 +159,12 @@ class CallStore(Protocol):
         """Enters an OPEN call; False if the id is taken (nothing is changed). An owner without a lease gets one."""
         ...
 
-    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
-        """Marks a call ENDED or ABANDONED; False, without effect, when it is unknown or has a newer epoch."""
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
+        """Marks a call ENDED or ABANDONED and stores its trace; an empty one leaves the stored trace.
+
+        False, without effect, when the call is unknown or has a newer epoch. Raises `Broken` for a trace of more than
+        `MAX_TRACE_BYTES`.
+        """
         ...
 
     async def get_call(self, id: RequestId) -> CallRecord | None:

@@ -14,12 +14,10 @@ from dataclasses import replace
 from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import AttemptId, OwnerId, RequestId
 from baton.domain.lifecycle import TABLE, RequestEvent, RequestState, advance
-from baton.store.store import CallRecord, CallStatus, JournalEntry, SequenceRecord
+from baton.store.store import MAX_TRACE_BYTES, CallRecord, CallStatus, SequenceRecord
 
-
-def num_attempts_opened(event: RequestEvent) -> int:
-    """How many attempts the event opens: RETRY and RESUME come with the next one, the others with the stored one."""
-    return 1 if event in (RequestEvent.RETRY, RequestEvent.RESUME) else 0
+NUM_ATTEMPTS_OPENED = {event: int(event in (RequestEvent.RETRY, RequestEvent.RESUME)) for event in RequestEvent}
+"""Attempts that an event opens: RETRY and RESUME come with the next attempt, the others with the stored one."""
 
 
 def targets_by_event() -> dict[RequestEvent, dict[str, str]]:
@@ -50,7 +48,7 @@ def apply_event(
     Raises `Superseded` when `attempt` is lower than the one the event must carry, `Broken` when it is higher or the
     table lacks the event.
     """
-    expected = record.attempt + num_attempts_opened(event)
+    expected = record.attempt + NUM_ATTEMPTS_OPENED[event]
     if attempt < expected:
         raise Superseded(superseded_message(AttemptId(record.id, attempt), event, record.attempt))
     if attempt > expected:
@@ -78,7 +76,7 @@ def apply_events(
     Raises as `apply_event`."""
     after = record
     for position, event in enumerate(events):
-        given = after.attempt + num_attempts_opened(event) if position else attempt
+        given = after.attempt + NUM_ATTEMPTS_OPENED[event] if position else attempt
         after = apply_event(
             after, given, event, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
         )
@@ -121,17 +119,12 @@ def check_new_call(record: CallRecord) -> None:
         raise Broken(f"call {record.id} cannot be entered as {record.status.value}, epoch {record.epoch}")
 
 
-def check_end_status(id: RequestId, status: CallStatus) -> None:
-    """Raises `Broken` unless `status` is one that a call may end in."""
+def check_call_end(id: RequestId, status: CallStatus, trace: bytes = b"") -> None:
+    """Raises `Broken` unless a call may end in `status`, and `trace` may be stored with it."""
     if status is CallStatus.OPEN:
         raise Broken(f"call {id} cannot end by being open")
-
-
-def check_entry(entry: JournalEntry) -> None:
-    """Raises `Broken` unless the entry's tokens follow each other."""
-    tokens = entry.tokens
-    if tokens and any(token.index != index for index, token in enumerate(tokens, tokens[0].index)):
-        raise Broken(f"the tokens of a journal entry of {entry.id} do not follow each other")
+    if len(trace) > MAX_TRACE_BYTES:
+        raise Broken(f"the trace of call {id} has {len(trace)} bytes, more than {MAX_TRACE_BYTES}")
 
 
 def superseded_message(id: AttemptId, event: RequestEvent, stored_attempt: int) -> str:
@@ -139,32 +132,25 @@ def superseded_message(id: AttemptId, event: RequestEvent, stored_attempt: int) 
     return f"{event.value} of {id} came late: the store is at attempt {stored_attempt}"
 
 
-def same_state(left: SequenceRecord, right: SequenceRecord) -> bool:
-    """Whether both stand at the same state of the same attempt."""
-    return (left.state, left.attempt) == (right.state, right.attempt)
-
-
-def shortest_path(stored: SequenceRecord, desired: SequenceRecord) -> tuple[RequestEvent, ...] | None:
-    """The fewest events that bring `stored` to `desired`'s state and attempt; None when there is no way.
-
-    RESUME is never among them: it belongs to whoever claims a call. A record that is caught up with walks the life that
-    its request has lived, and a cancelled one that somebody else resumes is theirs.
-    """
-    num_retries = desired.attempt - stored.attempt
-    return _shortest_path(stored.state, desired.state, num_retries) if num_retries >= 0 else None
-
-
 @functools.lru_cache(maxsize=4096)
-def _shortest_path(start: RequestState, goal: RequestState, num_retries: int) -> tuple[RequestEvent, ...] | None:
-    """Breadth-first search over (state, retries left)."""
-    paths: dict[tuple[RequestState, int], tuple[RequestEvent, ...]] = {(start, num_retries): ()}
+def shortest_path(
+    start: RequestState, goal: RequestState, num_opened_attempts: int = 0
+) -> tuple[RequestEvent, ...] | None:
+    """The fewest events from `start` to `goal` that open so many attempts; None when there are none.
+
+    RESUME is never among them: it belongs to the owner that claims a call. A record that lags behind follows the events
+    of its own request, and a cancelled one that another router resumes is superseded. Breadth-first search.
+    """
+    if num_opened_attempts < 0:
+        return None
+    paths: dict[tuple[RequestState, int], tuple[RequestEvent, ...]] = {(start, num_opened_attempts): ()}
     frontier = deque(paths)
     while frontier:
         state, left = frontier.popleft()
         if (state, left) == (goal, 0):
             return paths[state, left]
         for (origin, event), target in TABLE.items():
-            node = (target, left - num_attempts_opened(event))
+            node = (target, left - NUM_ATTEMPTS_OPENED[event])
             if event is not RequestEvent.RESUME and origin is state and node[1] >= 0 and node not in paths:
                 paths[node] = (*paths[state, left], event)
                 frontier.append(node)

@@ -79,8 +79,8 @@ class SimStore:
     async def open_call(self, record: CallRecord) -> bool:
         return await self._call(lambda store: store.open_call(record))
 
-    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
-        return await self._call(lambda store: store.end_call(id, epoch, status))
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
+        return await self._call(lambda store: store.end_call(id, epoch, status, trace))
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         return await self._call(lambda store: store.get_call(id))

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
+from baton.domain.ids import AttemptId
+from baton.domain.request import OutputToken
 from baton.store.options import StoreOptions
-from baton.store.store import StateStore
+from baton.store.store import JournalEntry, StateStore
 
 OpenStore = Callable[[StoreOptions], Awaitable[StateStore]]
 DEADLINE_S = 10.0
 RARE = StoreOptions(heartbeat_s=60.0, worker_ttl_s=60.0, owner_ttl_s=60.0, timeout_s=5.0)  # only news wakes a listener
+
+
+def journal_entry(id: AttemptId, tokens: Sequence[OutputToken], **fields: Any) -> JournalEntry:
+    """The entry of consecutive tokens."""
+    logprobs = tuple(token.logprobs for token in tokens)
+    return JournalEntry(
+        id,
+        tokens[0].index if tokens else 0,
+        tuple(token.token for token in tokens),
+        logprobs=logprobs if any(logprobs) else (),
+        **fields,
+    )

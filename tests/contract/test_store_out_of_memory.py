@@ -105,7 +105,7 @@ async def test_a_full_server_refuses_new_records_atomically(small: SmallServer) 
     store = small.store
     await store.create(new_request("c-0"))
     await small.fill()
-    entries = [JournalEntry(AttemptId(RequestId("c-0"), 1), (OutputToken(index, 5),)) for index in range(3)]
+    entries = [JournalEntry(AttemptId(RequestId("c-0"), 1), index, (5,)) for index in range(3)]
     for call in (
         store.create(new_request("new")),
         store.open_call(new_call("new")),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from baton.engine.batch import Batch, StepOutput
 from baton.kv.pages import Hold
 from baton.rpc import codec
 from baton.rpc.gen import handoff_pb2
+from baton.rpc.request_metadata import Metadata
 from baton.store.memory_call_store import MemoryCallStore
 from baton.store.memory_store import MemoryStore
 from baton.store.ownership import OwnerLease
@@ -35,7 +36,6 @@ from services.router.dispatch.dispatcher import TokenDispatcher
 from services.router.dispatch.placement import Avoided
 from services.router.dispatch.reserve import PairReservation, Reserver
 from services.router.dispatch.tracked_request import TrackedRequest
-from services.router.generation import TokenChunk
 
 
 class UnpinsBeforeCommit(ExportTable):
@@ -151,7 +151,7 @@ class ReadsOneTooFar(MemoryStore):
 class ForgetsToEndCalls(MemoryStore):
     """A call that has ended stays open."""
 
-    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
         return True
 
 
@@ -181,19 +181,22 @@ class NeverRenewsLease(OwnerLease):
 class DropsWaitingRequests(TokenDispatcher):
     """A drain ends those that have not been called yet."""
 
-    async def _run_attempts(self, tracked: TrackedRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def _wait_for_slot(self, tracked: TrackedRequest) -> None:
+        await super()._wait_for_slot(tracked)
         if self.draining:
             raise WorkerLost("it was still waiting")
-        async with aclosing(super()._run_attempts(tracked)) as chunks:
-            async for chunk in chunks:
-                yield chunk
 
 
 class _IgnoresFingerprint(Reserver):
     async def reserve(
-        self, request: EngineRequest, avoided: Avoided, deadline: float, fingerprint: str = ""
+        self,
+        request: EngineRequest,
+        avoided: Avoided,
+        deadline: float,
+        fingerprint: str = "",
+        metadata: Metadata = (),
     ) -> PairReservation | None:
-        return await super().reserve(request, avoided, deadline)
+        return await super().reserve(request, avoided, deadline, metadata=metadata)
 
 
 class ForgetsPinnedModel(TokenDispatcher):

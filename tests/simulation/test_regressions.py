@@ -22,7 +22,7 @@ class _SlowToAnswer(MemoryStore):
         sync, self.sync = self.sync, None
         if sync is not None:
             for event in (RequestEvent.RESERVE, RequestEvent.INTERRUPT, RequestEvent.RETRY):
-                attempt = sync.desired.attempt + transitions.num_attempts_opened(event)
+                attempt = sync.desired.attempt + transitions.NUM_ATTEMPTS_OPENED[event]
                 sync.desired = transitions.apply_event(sync.desired, attempt, event)
         return await super().get(id)
 
@@ -33,7 +33,7 @@ async def test_a_sequence_that_advances_during_a_store_read_is_still_written():
     sync = RecordSync(SequenceRecord(NAME, 1, RequestState.QUEUED, "router-0", "m", 3), status=SyncStatus(stale=True))
     store.sync = sync
     await sync.run(store)
-    assert not sync.given_up
+    assert not sync.status.given_up
     record = await store.get(NAME)
     assert record is not None
     assert (record.state, record.attempt) == (RequestState.QUEUED, 2)

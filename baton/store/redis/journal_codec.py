@@ -36,15 +36,14 @@ _decoder = msgspec.msgpack.Decoder(_Payload)
 
 def payload_from_entry(entry: JournalEntry) -> bytes:
     """The entry without its id."""
-    tokens = entry.tokens
     return _encoder.encode(
-        _Payload(
-            first=tokens[0].index if tokens else 0,
-            tokens=tuple(token.token for token in tokens),
-            num_cached_tokens=entry.num_cached_tokens,
-            finish=entry.finish,
-            failure_code=entry.failure_code,
-            logprobs=_logprobs(tokens),
+        (
+            entry.first,
+            entry.tokens,
+            entry.num_cached_tokens,
+            entry.finish,
+            entry.failure_code,
+            entry.logprobs and [known and (known.logprob, known.top) for known in entry.logprobs],
         )
     )
 
@@ -60,12 +59,6 @@ def part_from_payloads(payloads: Sequence[bytes], start: int) -> JournalPart:
         tokens += (_token(entry, position) for position in range(max(0, due - entry.first), len(entry.tokens)))
         num_cached_tokens, finish, failure_code = entry.num_cached_tokens, entry.finish, entry.failure_code
     return JournalPart(tuple(tokens), num_cached_tokens, finish, failure_code)
-
-
-def _logprobs(tokens: Sequence[OutputToken]) -> tuple[_Logprobs | None, ...]:
-    if all(token.logprobs is None for token in tokens):
-        return ()
-    return tuple(_Logprobs(known.logprob, known.top) if (known := token.logprobs) else None for token in tokens)
 
 
 def _decoded(payload: bytes) -> _Payload:

@@ -17,9 +17,19 @@ from baton.store.store import CallRecord, CallStatus, SequenceRecord, StoreUnava
 _log = structlog.get_logger(__name__)
 
 
-def sequence_to_fields(record: SequenceRecord) -> dict[str, str]:
-    """One hash field for each field of the record."""
-    return {name: str(value) for name, value in msgspec.to_builtins(record).items()}
+def sequence_to_fields(record: SequenceRecord) -> list[str]:
+    """Hash fields and values of the record, alternating."""
+    return [
+        *("id", record.id),
+        *("attempt", str(record.attempt)),
+        *("state", record.state.value),
+        *("router_id", record.router_id),
+        *("model", record.model),
+        *("num_prompt_tokens", str(record.num_prompt_tokens)),
+        *("num_emitted", str(record.num_emitted)),
+        *("failure_code", record.failure_code),
+        *("fingerprint", record.fingerprint),
+    ]
 
 
 def sequence_from_fields(fields: Mapping[str, str]) -> SequenceRecord:
@@ -52,20 +62,21 @@ def try_worker_from_json(payload: str) -> WorkerRecord | None:
         return None
 
 
-def call_to_fields(record: CallRecord) -> dict[str, str | bytes | int]:
-    """One hash field for each field of the record; the body as it is."""
-    return {
-        "id": record.id,
-        "owner": record.owner,
-        "epoch": record.epoch,
-        "status": record.status.value,
-        "endpoint": record.endpoint,
-        "body": record.body,
-        "tenant": record.tenant,
-        "created_s": record.created_s,
-        "seed": record.seed,
-        "sequence_ids": msgspec.json.encode(record.sequence_ids),
-    }
+def call_to_fields(record: CallRecord) -> list[str | bytes | int]:
+    """Hash fields and values of the record, alternating; the body and the trace as they are."""
+    return [
+        *("id", record.id),
+        *("owner", record.owner),
+        *("epoch", record.epoch),
+        *("status", record.status.value),
+        *("endpoint", record.endpoint),
+        *("body", record.body),
+        *("tenant", record.tenant),
+        *("created_s", record.created_s),
+        *("seed", record.seed),
+        *("sequence_ids", msgspec.json.encode(record.sequence_ids)),
+        *("trace", record.trace),
+    ]
 
 
 def call_from_fields(fields: Mapping[bytes, bytes]) -> CallRecord:
@@ -82,6 +93,7 @@ def call_from_fields(fields: Mapping[bytes, bytes]) -> CallRecord:
             created_s=int(fields[b"created_s"]),
             seed=int(fields[b"seed"]),
             sequence_ids=tuple(msgspec.json.decode(fields[b"sequence_ids"], type=list[RequestId])),
+            trace=fields.get(b"trace", b""),
         )
     except (KeyError, ValueError) as error:  # msgspec's errors are ValueErrors
         raise StoreUnavailable(f"a call cannot be read by this version: {error}") from error

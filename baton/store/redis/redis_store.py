@@ -3,6 +3,9 @@
 Made by `connect`; shared by everything in one event loop. Needs one server with the Redis 6.2 command set. The rules
 are those of `transitions`; the scripts get the table as data. An operation whose answer was lost raises
 `StoreUnavailable` although it may have taken effect: callers read (`get`) before they repeat it, as `StoreWriter` does.
+
+Calls and journals have a client of their own, and so have waiting readers (a connection each): neither tokens nor
+readers delay the worker registry.
 """
 
 from __future__ import annotations
@@ -21,46 +24,53 @@ from baton.domain.worker import WorkerRecord
 from baton.store import transitions
 from baton.store.notifier import ChangeNotifier
 from baton.store.options import StoreOptions
-from baton.store.redis import record_codec
+from baton.store.redis import journal_codec, record_codec
 from baton.store.redis.client import RedisClient, connection_options, milliseconds
 from baton.store.redis.keys import RedisKeys
-from baton.store.redis.redis_call_store import RedisCallStore
 from baton.store.redis.subscription import ChannelSubscription
 from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, SequenceRecord, WriteOutcome
 
-_TARGETS_BY_EVENT = transitions.targets_by_event()
+_Streams = list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]
+_TARGETS = transitions.targets_by_event()
+_RESUME = json.dumps(_TARGETS[RequestEvent.RESUME])
+_OUTCOMES = (WriteOutcome.DONE, WriteOutcome.SUPERSEDED, WriteOutcome.GAP)
 
 
 class RedisStore:
-    """A `StateStore` on a Redis server. Opens connections when first needed and again after every outage."""
+    """A `StateStore` on a Redis server. Connects when first needed, and again after every outage."""
 
     def __init__(self, url: str, options: StoreOptions | None = None) -> None:
         """`url` is `redis://`, `rediss://` or `unix://`. Raises `ValueError` for another one."""
-        self._options = options or StoreOptions()
-        self._keys = RedisKeys(self._options.prefix)
-        self._client = RedisClient(
-            url, max_connections=self._options.max_connections, timeout_s=self._options.timeout_s
-        )
+        options = options or StoreOptions()
+        self._options = options
+        self._keys = RedisKeys(options.prefix)
+        self._retention_ms = milliseconds(options.retention_s)
+        self._lease_ms = milliseconds(options.owner_ttl_s)
+        clients = functools.partial(RedisClient, url, timeout_s=options.timeout_s)
+        self._client = clients(max_connections=options.max_connections)
+        self._call_client = clients(max_connections=options.max_connections, binary=True)
+        self._reader_client = clients(max_connections=options.max_waiting_readers, binary=True)
         self._create, self._advance, self._announce, self._withdraw = (
             self._client.script(name) for name in ("create_sequence", "advance_sequence", "announce", "withdraw")
         )
-        self._calls = RedisCallStore(url, self._keys, self._options)
-        self._notifier = ChangeNotifier(self._options.heartbeat_s)
+        self._open, self._end, self._claim, self._renew_lease, self._list_orphans, self._write_journal = (
+            self._call_client.script(name)
+            for name in ("open_call", "end_call", "claim_call", "renew_lease", "list_orphans", "write_journal")
+        )
+        self._notifier = ChangeNotifier(options.heartbeat_s)
         self._subscription = ChannelSubscription(
             Redis.from_pool(ConnectionPool.from_url(url, **connection_options())),
             self._keys.changes,
             on_message=self._notifier.notify,
-            heartbeat_s=self._options.heartbeat_s,
-            timeout_s=self._options.timeout_s,
+            heartbeat_s=options.heartbeat_s,
+            timeout_s=options.timeout_s,
         )
 
     async def create(self, record: SequenceRecord) -> bool:
         transitions.check_new_sequence(record)
-        fields = [part for field in record_codec.sequence_to_fields(record).items() for part in field]
+        fields = record_codec.sequence_to_fields(record)
         async with self._client.operation("create"):
-            created = await self._create(
-                keys=[self._keys.sequence(record.id)], args=[milliseconds(self._options.retention_s), *fields]
-            )
+            created = await self._create(keys=[self._keys.sequence(record.id)], args=[self._retention_ms, *fields])
         return bool(created)
 
     async def advance(
@@ -71,12 +81,20 @@ class RedisStore:
         failure_code: str = "",
         fingerprint: str = "",
     ) -> RequestState:
-        rules: list[str | int] = [id.attempt, _encode_events(events)]
-        news: list[str | int] = [num_emitted, failure_code, milliseconds(self._options.retention_s), fingerprint]
-        keys = [self._keys.sequence(id.request_id)]
+        args: list[str | int] = [
+            id.attempt,
+            _events_to_json(events),
+            num_emitted,
+            failure_code,
+            self._retention_ms,
+            fingerprint,
+        ]
         async with self._client.operation("advance"):
-            outcome, state, attempt, num_passed = await self._advance(keys=keys, args=[*rules, *news])
-        return _parse_outcome(id, events[min(int(num_passed), len(events) - 1)], outcome, state, int(attempt))
+            reply = await self._advance(keys=[self._keys.sequence(id.request_id)], args=args)
+        outcome, state, attempt, num_passed = reply
+        if outcome != "applied":
+            raise _refusal(id, events[int(num_passed)], outcome, state, int(attempt))
+        return RequestState(state)
 
     async def get(self, id: RequestId) -> SequenceRecord | None:
         async with self._client.operation("get"):
@@ -84,52 +102,105 @@ class RedisStore:
         return record_codec.sequence_from_fields(fields) if fields else None
 
     async def open_call(self, record: CallRecord) -> bool:
-        return await self._calls.open(record)
+        transitions.check_new_call(record)
+        keys, owner, fields = self._keys, record.owner, record_codec.call_to_fields(record)
+        async with self._call_client.operation("open a call"):
+            opened = await self._open(
+                keys=[keys.call(record.id), keys.owners, keys.calls_of(owner), keys.lease(owner)],
+                args=[record.id, owner, self._retention_ms, self._lease_ms, *fields],
+            )
+        return bool(opened)
 
-    async def end_call(self, id: RequestId, epoch: int, status: CallStatus) -> bool:
-        return await self._calls.end(id, epoch, status)
+    async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
+        transitions.check_call_end(id, status, trace)
+        args: list[str | int | bytes] = [
+            id,
+            epoch,
+            status.value,
+            self._retention_ms,
+            self._keys.calls_of(OwnerId("")),
+            trace,
+        ]
+        async with self._call_client.operation("end a call"):
+            ended = await self._end(keys=[self._keys.call(id)], args=args)
+        return bool(ended)
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
-        return await self._calls.get(id)
+        async with self._call_client.operation("get a call"):
+            fields = cast("dict[bytes, bytes]", await self._call_client.redis.hgetall(self._keys.call(id)))
+        return record_codec.call_from_fields(fields) if fields else None
 
     async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
-        return await self._calls.claim(id, epoch, owner)
+        keys, router_id = self._keys, transitions.router_of(owner)
+        first = transitions.first_attempt(epoch + 1)
+        missing = record_codec.sequence_to_fields(transitions.placeholder(RequestId(""), router_id, epoch + 1))
+        names = (keys.calls_of(OwnerId("")), keys.sequence(RequestId("")))
+        args: list[str | int] = [
+            id,
+            epoch,
+            owner,
+            router_id,
+            self._retention_ms,
+            *names,
+            _RESUME,
+            first,
+            json.dumps(missing),
+        ]
+        async with self._call_client.operation("claim a call"):
+            flat = await self._claim(keys=[keys.call(id), keys.owners], args=args)
+        return record_codec.call_from_fields(_pairs(flat)) if flat else None
 
     async def renew_lease(self, owner: OwnerId) -> None:
-        await self._calls.renew_lease(owner)
+        async with self._call_client.operation("renew a lease"):
+            await self._renew_lease(keys=[self._keys.lease(owner)], args=[self._lease_ms])
 
     async def release_lease(self, owner: OwnerId) -> None:
-        await self._calls.release_lease(owner)
+        async with self._call_client.operation("release a lease"):
+            await self._call_client.redis.delete(self._keys.lease(owner))
 
     async def list_orphans(self) -> list[CallRecord]:
-        return await self._calls.list_orphans()
+        names = [self._keys.lease(OwnerId("")), self._keys.calls_of(OwnerId("")), self._keys.call(RequestId(""))]
+        async with self._call_client.operation("list orphans"):
+            found = await self._list_orphans(keys=[self._keys.owners], args=[*names, self._options.max_orphans])
+        return [call for flat in found if (call := record_codec.try_call_from_fields(_pairs(flat)))]
 
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
-        return await self._calls.write(entries)
+        if not entries:
+            return []
+        keys: list[str] = []
+        args: list[int | bytes] = [self._retention_ms]
+        for entry in entries:
+            id, end = entry.id.request_id, entry.first + len(entry.tokens)
+            first, end = (entry.first, end) if entry.tokens else (0, 0)  # without tokens: in order anywhere
+            keys += (self._keys.sequence(id), self._keys.journal(id))
+            args += (entry.id.attempt, first, end, int(entry.ends), journal_codec.payload_from_entry(entry))
+        async with self._call_client.operation("write tokens"):
+            outcomes = cast("list[int]", await self._write_journal(keys=keys, args=args))
+        return list(map(_OUTCOMES.__getitem__, outcomes))
 
     async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
-        return await self._calls.read(id, start, wait_s)
+        key = self._keys.journal(id)
+        block = milliseconds(wait_s) if wait_s > 0 else None
+        async with self._reader_client.operation("read tokens", wait_s):
+            found = cast("_Streams", await self._reader_client.redis.xread({key: f"{start}-0"}, block=block))
+        entries = found[0][1] if found else []
+        return journal_codec.part_from_payloads([fields[b"d"] for _, fields in entries], start)
 
     async def announce(self, record: WorkerRecord) -> bool:
         keys = [self._keys.worker(record.id), self._keys.incarnations(record.id), self._keys.workers]
-        what: list[str | int] = [
-            record.id,
-            record.incarnation,
-            record.status.value,
-            record_codec.worker_to_json(record),
+        args: list[str | int] = [
+            *(record.id, record.incarnation, record.status.value, record_codec.worker_to_json(record)),
+            *(milliseconds(self._options.worker_ttl_s), self._retention_ms),
+            *(self._options.max_incarnations, self._keys.changes),
         ]
-        lifetimes = [milliseconds(self._options.worker_ttl_s), milliseconds(self._options.retention_s)]
         async with self._client.operation("announce"):
-            is_newest = await self._announce(
-                keys=keys, args=[*what, *lifetimes, self._options.max_incarnations, self._keys.changes]
-            )
+            is_newest = await self._announce(keys=keys, args=args)
         return bool(is_newest)
 
     async def withdraw(self, id: WorkerId, incarnation: Incarnation) -> None:
+        keys = [self._keys.worker(id), self._keys.workers]
         async with self._client.operation("withdraw"):
-            await self._withdraw(
-                keys=[self._keys.worker(id), self._keys.workers], args=[id, incarnation, self._keys.changes]
-            )
+            await self._withdraw(keys=keys, args=[id, incarnation, self._keys.changes])
 
     async def workers(self) -> list[WorkerRecord]:
         async with self._client.operation("list workers"):
@@ -152,26 +223,30 @@ class RedisStore:
     async def close(self) -> None:
         self._notifier.close()
         await self._subscription.close()
-        await self._client.close()
-        await self._calls.close()
+        for client in (self._client, self._call_client, self._reader_client):
+            await client.close()
 
 
 @functools.lru_cache(maxsize=1024)
-def _encode_events(events: tuple[RequestEvent, ...]) -> str:
-    """What the script takes of events: of each, how many attempts it opens, and its column of the table."""
-    return json.dumps([(transitions.num_attempts_opened(event), _TARGETS_BY_EVENT[event]) for event in events])
+def _events_to_json(events: tuple[RequestEvent, ...]) -> str:
+    """The script's form of events: how many attempts each opens, and its column of the table."""
+    return json.dumps([(transitions.NUM_ATTEMPTS_OPENED[event], _TARGETS[event]) for event in events])
 
 
-def _parse_outcome(id: AttemptId, event: RequestEvent, outcome: str, state: str, attempt: int) -> RequestState:
-    """The new state, or the error that `transitions.apply_event` would have raised."""
+def _refusal(id: AttemptId, event: RequestEvent, outcome: str, state: str, attempt: int) -> Superseded | Broken:
+    """The error that `transitions.apply_event` would have raised."""
     match outcome:
-        case "applied":
-            return RequestState(state)
         case "superseded":
-            raise Superseded(transitions.superseded_message(id, event, attempt))
+            return Superseded(transitions.superseded_message(id, event, attempt))
         case "unknown":
-            raise Broken(f"{event.value} of {id}: no such request in the store")
+            return Broken(f"{event.value} of {id}: no such request in the store")
         case "ahead":
-            raise Broken(f"{event.value} of {id} must carry attempt {attempt + transitions.num_attempts_opened(event)}")
+            return Broken(
+                f"{event.value} of {id} must carry attempt {attempt + transitions.NUM_ATTEMPTS_OPENED[event]}"
+            )
         case _:
-            raise Broken(f"request in state {state} cannot {event.value}")
+            return Broken(f"request in state {state} cannot {event.value}")
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))

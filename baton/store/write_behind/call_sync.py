@@ -1,6 +1,7 @@
-"""One call's way into the store: exists before its sequences' tokens are written, ended after them.
+"""Brings the stored record of one call to its desired status.
 
-`StoreWriter` runs it as it runs the syncs of sequences; knows nothing of queues, outages or time.
+A call is opened before the tokens of its sequences are written, and ended after them. `StoreWriter` runs it as it runs
+the syncs of sequences; a sync knows nothing of queues, outages or time.
 """
 
 from __future__ import annotations
@@ -12,76 +13,61 @@ from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import RequestId
 from baton.store.store import CallRecord, CallStatus, CallStore
 from baton.store.write_behind.journal_buffer import JournalBuffer
-from baton.store.write_behind.sync_status import SyncStatus
+from baton.store.write_behind.sync_status import SyncPhase, SyncStatus
 
 
 @dataclass(slots=True, eq=False)
 class CallSync:
-    """`stored` is the status that the store has under our epoch, as far as we know; None: it has no such call.
+    """`stored` is the status that the store has under our epoch, as far as known; None: it has no such call.
 
-    `durable` is set for good when the store has had the call once.
+    `durable` is set for good once the store has had the call.
     """
 
     desired: CallRecord
     stored: CallStatus | None = None
+    ended: bool = False
     journals: dict[RequestId, JournalBuffer] = field(default_factory=dict)
     status: SyncStatus = field(default_factory=SyncStatus)
     durable: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def ended(self) -> bool:
-        """Nothing more will be asked of it."""
-        return self.desired.status is not CallStatus.OPEN
-
-    @property
-    def exists(self) -> bool:
-        """The store has it."""
-        return self.stored is not None and not self.status.stale
-
-    @property
-    def in_sync(self) -> bool:
-        """Nothing is left to write, until the next change or until a journal is written."""
-        return self.status.given_up or self._unneeded or (self.stored is self._target and not self.status.stale)
-
-    @property
-    def settled(self) -> bool:
-        """Nothing is left to write, journals included."""
-        return self.in_sync and (self.status.given_up or self._target is self.desired.status)
+    def phase(self) -> SyncPhase:
+        """Its next step. None for a call that ended before it was stored and before any of its sequences began."""
+        status, target = self.status, self._target
+        if status.given_up:
+            return SyncPhase.DONE
+        never_began = self.ended and self.stored is None and not self.journals and bool(self.desired.sequence_ids)
+        if status.stale or (self.stored is not target and not never_began):
+            return SyncPhase.WRITE
+        return SyncPhase.DONE if target is self.desired.status else SyncPhase.JOURNAL
 
     async def run(self, store: CallStore) -> None:
-        """Tries to bring the store to the desired; look at `done` afterwards. Raises `StoreUnavailable`."""
-        await self.status.track(self.desired.id, self._reconcile(store))
+        """Opens the call if need be, then ends it if it is over; look at `phase` afterwards.
 
-    @property
-    def _unneeded(self) -> bool:
-        """It ended before any of its sequences began, and the store has never heard of it."""
-        untouched = self.stored is None and not self.status.stale and not self.journals
-        return self.ended and untouched and bool(self.desired.sequence_ids)
+        Raises `Superseded` or `Broken` for a call that cannot get there, and `StoreUnavailable`.
+        """
+        if self.stored is None and await store.open_call(replace(self.desired, status=CallStatus.OPEN)):
+            self.stored = CallStatus.OPEN
+        elif self.stored is None or self.status.stale:
+            self.stored = await self._read_status(store)
+        self.status.stale = False
+        self.durable.set()
+        desired, target = self.desired, self._target
+        if target is not CallStatus.OPEN and self.stored is not target:
+            if not await store.end_call(desired.id, desired.epoch, target, desired.trace):
+                raise Broken(f"call {desired.id} has vanished, or somebody has claimed it")
+            self.stored = target
 
     @property
     def _target(self) -> CallStatus:
         """A call does not end before its tokens are written."""
-        waits = any(journal.due for journal in self.journals.values())
-        return CallStatus.OPEN if waits else self.desired.status
+        for journal in self.journals.values():
+            if journal.due:
+                return CallStatus.OPEN
+        return self.desired.status
 
-    async def _reconcile(self, store: CallStore) -> None:
-        desired = self.desired
-        if self.status.stale or self.stored is None:
-            self.stored = await self._ensure_open(store)
-            self.status.stale = False
-        self.durable.set()
-        target = self._target
-        if target is not CallStatus.OPEN and self.stored is not target:
-            if not await store.end_call(desired.id, desired.epoch, target):
-                raise Broken(f"call {desired.id} has vanished, or somebody has claimed it")
-            self.stored = target
-
-    async def _ensure_open(self, store: CallStore) -> CallStatus:
-        """The call's status in the store, which is durable there if need be."""
-        desired = self.desired
-        if self.stored is None and await store.open_call(replace(desired, status=CallStatus.OPEN)):
-            return CallStatus.OPEN
-        found = await store.get_call(desired.id)
+    async def _read_status(self, store: CallStore) -> CallStatus:
+        desired, found = self.desired, await store.get_call(self.desired.id)
         if found is None:
             self.stored = None
             raise Broken(f"call {desired.id} has vanished")

@@ -21,7 +21,7 @@ class FlushPacer:
         self._rest_until = 0.0
 
     def wait_s(self, now: float, *, urgent: bool) -> float:
-        """How long until the next round may begin; in a urgent, only the rest is kept."""
+        """How long until the next round may begin; if urgent, only the rest is kept."""
         return max(0.0, (self._rest_until if urgent else self._next_at) - now)
 
     def record(self, began: float, ended: float) -> None:

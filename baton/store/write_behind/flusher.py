@@ -12,7 +12,7 @@ import structlog
 
 from baton.domain.ids import AttemptId
 from baton.store.notifier import wait_for_event
-from baton.store.store import JournalEntry, StateStore, StoreUnavailable, WriteOutcome
+from baton.store.store import StateStore, StoreUnavailable, WriteOutcome
 from baton.store.write_behind.call_sync import CallSync
 from baton.store.write_behind.flush_pacer import FlushPacer
 from baton.store.write_behind.record_sync import RecordSync
@@ -62,8 +62,8 @@ class Flusher:
             self._set_degraded(True, f"too many ended requests wait to be written: {id} is lost")
         if not self._queue.empty:
             self._drained.clear()
-        if self._queue.next_sync() is not None or self._queue.num_due_journals == 1:
-            self._wake.set()  # with more journals due than one, it already waits for their time
+        if self._queue.next_sync() is not None or len(self._queue.due_journals) == 1:
+            self._wake.set()  # with several due journals it already waits for their time
 
     def request_flush(self) -> None:
         """Some sequence has much to write: do not wait for the interval."""
@@ -106,7 +106,7 @@ class Flusher:
         """One piece of work: journals when it is their time, else a sync, else a wait."""
         wait_s = self._pacer.wait_s(_now(), urgent=self._flush_requested or self._num_flushing > 0)
         sync = self._queue.next_sync()
-        if self._queue.num_due_journals and wait_s == 0.0 and (batch := self._queue.next_batch()).entries:
+        if self._queue.due_journals and wait_s == 0.0 and (batch := self._queue.next_batch()).entries:
             await self._write(batch)
         elif sync is not None:
             await self._run_sync(sync)
@@ -114,17 +114,19 @@ class Flusher:
             await self._wait_for_work(wait_s)
 
     async def _run_sync(self, sync: RecordSync | CallSync) -> None:
-        """Takes a sync as far as it goes. One that fails in a way nobody foresaw must not silence the others."""
+        """Runs a sync as far as it goes. An unforeseen failure must not stop the others."""
         try:
             await sync.run(self._store)
+            sync.status.num_conflicts = 0
         except StoreUnavailable:
+            sync.status.stale = True
             raise
-        except Exception as error:  # the root of this sync: it ends here, given up
-            sync.status.give_up(sync.desired.id, error)
-        if sync.status.given_up:
-            self._on_given_up(sync)
-        self._queue.prune(sync)
-        self._update_status(complete=self._queue.num_due_journals == 0)
+        except Exception as error:  # the root of this sync
+            sync.status.failed(sync.desired.id, error)
+            if sync.status.given_up:
+                self._on_given_up(sync)
+        self._queue.update(sync)
+        self._update_status(complete=not self._queue.due_journals)
 
     async def _write(self, batch: JournalBatch) -> None:
         began = _now()
@@ -138,33 +140,32 @@ class Flusher:
                 self._drop_journal(sync, error)
         else:
             for sync, entry, outcome in zip(batch.syncs, batch.entries, outcomes, strict=True):
-                self._apply_outcome(sync, entry, outcome)
+                if outcome is WriteOutcome.DONE:
+                    self._queue.journal_written(sync, entry)
+                else:
+                    self._on_refused(sync, outcome)
         finally:
             self._pacer.record(began, _now())
         self._update_status(complete=batch.complete)
 
-    def _apply_outcome(self, sync: RecordSync, entry: JournalEntry, outcome: WriteOutcome) -> None:
-        match outcome:
-            case WriteOutcome.DONE:
-                self._queue.journal_written(sync, entry)
-            case WriteOutcome.SUPERSEDED:
-                self._mark_superseded(sync)
-            case WriteOutcome.GAP if sync.journal.rewind():
-                self._queue.mark_stale(sync)
-            case WriteOutcome.GAP:
-                self._drop_journal(sync, LookupError("the journal is lost, and its first tokens are not known here"))
+    def _on_refused(self, sync: RecordSync, outcome: WriteOutcome) -> None:
+        if outcome is WriteOutcome.SUPERSEDED:
+            self._mark_superseded(sync)
+        elif sync.journal.rewind():
+            self._queue.mark_stale(sync)
+        else:
+            self._drop_journal(sync, LookupError("the journal is lost, and its first tokens are not known here"))
 
     def _on_given_up(self, sync: RecordSync | CallSync) -> None:
-        """What follows from a record that is given up."""
-        sequences = [sync] if isinstance(sync, RecordSync) else self._queue.sequences_of(sync)
-        for sequence in sequences:
+        """Drops the journals of a record that is given up."""
+        for sequence in [sync] if isinstance(sync, RecordSync) else self._queue.sequences_of(sync):
             if sync.status.superseded:
                 self._mark_superseded(sequence)
             else:
                 self._queue.drop_journal(sequence)
 
     def _mark_superseded(self, sequence: RecordSync) -> None:
-        """Somebody else carries the sequence on."""
+        """Another router has taken the sequence over."""
         sequence.status.given_up = True
         self._queue.drop_journal(sequence)
         already_reported, sequence.superseded_reported = sequence.superseded_reported, True
@@ -185,11 +186,11 @@ class Flusher:
     async def _wait_for_work(self, wait_s: float) -> None:
         """Waits for work; with none for a while, asks whether the store is there."""
         self._wake.clear()
-        if self._queue.num_due_journals:
+        if self._queue.due_journals:
             await wait_for_event(self._wake, max(wait_s, _MIN_WAIT_S))
         elif not await wait_for_event(self._wake, self._idle_ping_s):
             await self._store.ping()
-            self._update_status(complete=self._queue.num_due_journals == 0)
+            self._update_status(complete=not self._queue.due_journals)
 
     async def _back_off(self) -> None:
         """Lets an absent store be for a while; a flush cuts it short once."""

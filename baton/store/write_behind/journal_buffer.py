@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from baton.domain.errors import Broken
 from baton.domain.ids import AttemptId
@@ -15,101 +17,88 @@ from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.store.store import JournalEntry
 
 
+@dataclass(slots=True, eq=False)
 class JournalBuffer:
-    """Tokens `[first, end)` of one sequence; the end of the journal comes with its last token, if it has one."""
+    """Tokens `[first, first + len(tokens))`. The end of the journal is written with its last token.
 
-    def __init__(self) -> None:
-        self._first = 0
-        self._tokens = array("I")
-        self._logprobs: dict[int, TokenLogprobs] = {}  # token index -> its logprobs, where there are any
-        self._num_cached_tokens = 0
-        self._finish: FinishReason | None = None
-        self._failure_code = ""
-        self._num_written = 0
-        self._end_written = False
-        self._closed = False
-        self._num_buffered = 0
+    `ended`: no token follows. `closed`: nothing is written any more. `num_buffered` is the size in tokens, where each
+    alternative among the logprobs counts as one.
+    """
 
-    @property
-    def closed(self) -> bool:
-        """Nothing of it is written any more."""
-        return self._closed
-
-    @property
-    def ended(self) -> bool:
-        return self._finish is not None or bool(self._failure_code)
-
-    @property
-    def num_unwritten(self) -> int:
-        """Tokens that the store does not hold yet, as far as we know."""
-        return 0 if self._closed else len(self._tokens) - self._num_written
+    first: int = 0
+    tokens: array[int] = field(default_factory=partial(array, "I"))
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # output index -> logprobs
+    num_cached_tokens: int = 0
+    finish: FinishReason | None = None
+    failure_code: str = ""
+    ended: bool = False
+    closed: bool = False
+    num_buffered: int = 0
+    num_written: int = 0
+    end_written: bool = False
 
     @property
     def due(self) -> bool:
-        """Whether there is something to write."""
-        return not self._closed and (len(self._tokens) > self._num_written or (self.ended and not self._end_written))
-
-    @property
-    def num_buffered(self) -> int:
-        """What it takes to track, in tokens: each alternative among the logprobs counts as one."""
-        return self._num_buffered
+        """There is something to write."""
+        has_news = len(self.tokens) > self.num_written or (self.ended and not self.end_written)
+        return has_news and not self.closed
 
     def append(
         self, tokens: Sequence[OutputToken], *, num_cached_tokens: int, finish: FinishReason | None, failure_code: str
-    ) -> None:
-        """Takes tokens in order; those that it has already, and all after its end, are skipped. Raises `Broken` when
-        one is missing before them."""
-        if self._closed or self.ended:
-            return
+    ) -> int:
+        """Appends tokens in order, and returns how many are not written yet.
+
+        Skips tokens that it has, and all after its end. Raises `Broken` when one is missing before them.
+        """
+        if self.closed or self.ended:
+            return 0
+        if tokens and not self.tokens:
+            self.first = tokens[0].index
+        end = self.first + len(self.tokens)
         for token in tokens:
-            self._append_token(token)
-        self._num_cached_tokens, self._finish, self._failure_code = num_cached_tokens, finish, failure_code
+            if token.index > end:
+                raise Broken(f"a journal at token {end} cannot take token {token.index}")
+            if token.index == end:
+                self.tokens.append(token.token)
+                end, self.num_buffered = end + 1, self.num_buffered + 1
+                if token.logprobs is not None:
+                    self.logprobs[token.index] = token.logprobs
+                    self.num_buffered += 1 + len(token.logprobs.top)
+        self.num_cached_tokens, self.finish, self.failure_code = num_cached_tokens, finish, failure_code
+        self.ended = finish is not None or bool(failure_code)
+        return len(self.tokens) - self.num_written
 
     def next_entry(self, id: AttemptId, max_tokens: int) -> JournalEntry:
-        """What is to be written next. An end comes with the last token even if the store has that: it shows whether
-        the journal is still there."""
-        start = min(self._num_written, max(0, len(self._tokens) - 1)) if self.ended else self._num_written
-        end = min(len(self._tokens), start + max_tokens)
-        last = end == len(self._tokens)
+        """Builds the next entry to write, of at most `max_tokens`.
+
+        The end repeats the last token even if the store has it: that shows whether the journal is still there.
+        """
+        num_tokens = len(self.tokens)
+        start = min(self.num_written, max(0, num_tokens - 1)) if self.ended else self.num_written
+        end = min(num_tokens, start + max_tokens)
+        first, is_last = self.first + start, end == num_tokens
         return JournalEntry(
             id,
-            tuple(self._token(position) for position in range(start, end)),
-            self._num_cached_tokens,
-            self._finish if last else None,
-            self._failure_code if last else "",
+            first,
+            tuple(self.tokens[start:end]),
+            self.num_cached_tokens,
+            self.finish if is_last else None,
+            self.failure_code if is_last else "",
+            tuple(map(self.logprobs.get, range(first, self.first + end))) if self.logprobs else (),
         )
 
     def mark_written(self, entry: JournalEntry) -> None:
-        """The store holds the entry."""
-        if entry.tokens:
-            self._num_written = max(self._num_written, entry.tokens[-1].index + 1 - self._first)
-        if entry.ends:
-            self._end_written = True
+        """The store has the entry."""
+        self.num_written = max(self.num_written, entry.first + len(entry.tokens) - self.first)
+        if entry.finish is not None or entry.failure_code:
+            self.end_written = True
 
     def rewind(self) -> bool:
-        """The store holds nothing any more: all is to be written again. False when not all is known here."""
-        self._num_written, self._end_written = 0, False
-        return self._first == 0
+        """The store has lost the journal: all is due again. Returns False when the first tokens are not known here."""
+        self.num_written, self.end_written = 0, False
+        return self.first == 0
 
     def close(self) -> None:
-        """Gives it up; what was kept is freed. Idempotent."""
-        self._closed = True
-        self._tokens, self._logprobs, self._num_buffered = array("I"), {}, 0
-
-    def _append_token(self, token: OutputToken) -> None:
-        if not self._tokens:
-            self._first = token.index
-        end = self._first + len(self._tokens)
-        if token.index < end:
-            return
-        if token.index > end:
-            raise Broken(f"a journal at token {end} cannot take token {token.index}")
-        self._tokens.append(token.token)
-        self._num_buffered += 1
-        if token.logprobs is not None:
-            self._logprobs[token.index] = token.logprobs
-            self._num_buffered += 1 + len(token.logprobs.top)
-
-    def _token(self, position: int) -> OutputToken:
-        index = self._first + position
-        return OutputToken(index, self._tokens[position], self._logprobs.get(index))
+        """Gives the journal up and frees its tokens; idempotent."""
+        self.closed = True
+        self.tokens, self.logprobs, self.num_buffered = array("I"), {}, 0

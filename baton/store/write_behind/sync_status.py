@@ -1,27 +1,33 @@
-"""How far a sync may trust what it believes the store holds. Owned by a sync; knows no record."""
+"""Common state of record syncs and call syncs: how far the stored copy can be trusted. Owned by a sync."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import enum
 from dataclasses import dataclass
 
 import structlog
 
 from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import RequestId
-from baton.store.store import StoreUnavailable
 
 _log = structlog.get_logger(__name__)
 _MAX_CONFLICTS = 3
 
 
+class SyncPhase(enum.Enum):
+    """Next step of a sync: write its record; wait for journals to be written; none until the next change."""
+
+    WRITE = "write"
+    JOURNAL = "journal"
+    DONE = "done"
+
+
 @dataclass(slots=True)
 class SyncStatus:
-    """`stale`: ask the store before the next step. `given_up`: the record is left to its retention, for good;
-    `superseded`: because somebody else has carried it on.
+    """`stale`: read the stored record before the next write. `given_up`: never write the record again.
 
-    `num_conflicts` counts how often in a row the store contradicted us: once is a record that was lost with its
-    server, more is a fault.
+    `superseded`: given up because another router has taken over. `num_conflicts` counts contradictions by the store in
+    a row: one is a record that the server lost, more are a fault.
     """
 
     stale: bool = False
@@ -29,24 +35,12 @@ class SyncStatus:
     superseded: bool = False
     num_conflicts: int = 0
 
-    async def track(self, id: RequestId, step: Awaitable[None]) -> None:
-        """Awaits a step and learns from its error. Raises `StoreUnavailable` when the store does not answer."""
-        try:
-            await step
-            self.num_conflicts = 0
-        except StoreUnavailable:
-            self.stale = True
-            raise
-        except Superseded as error:
-            self.superseded = True
-            self.give_up(id, error)
-        except Broken as error:
+    def failed(self, id: RequestId, error: Exception) -> None:
+        """Records a failed run: a conflict makes the sync stale, other errors and repeated conflicts give it up."""
+        self.superseded = isinstance(error, Superseded)
+        if isinstance(error, Broken) and self.num_conflicts + 1 < _MAX_CONFLICTS:
             self.stale = True
             self.num_conflicts += 1
-            if self.num_conflicts >= _MAX_CONFLICTS:
-                self.give_up(id, error)
-
-    def give_up(self, id: RequestId, reason: Exception) -> None:
-        """Gives the record up."""
+            return
         self.given_up = True
-        _log.warning("request_record_abandoned", request_id=id, reason=str(reason))
+        _log.warning("request_record_abandoned", request_id=id, reason=str(error))

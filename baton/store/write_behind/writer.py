@@ -23,7 +23,7 @@ from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken
 from baton.store import transitions
-from baton.store.store import CallRecord, CallStatus, SequenceRecord, StateStore
+from baton.store.store import MAX_TRACE_BYTES, CallRecord, CallStatus, SequenceRecord, StateStore
 from baton.store.write_behind.call_sync import CallSync
 from baton.store.write_behind.flush_pacer import FlushPacer
 from baton.store.write_behind.flusher import Flusher
@@ -91,49 +91,58 @@ class StoreWriter:
         """Ended calls and sequences that were dropped because the queue was full."""
         return self._flusher.num_dropped
 
-    def open_call(self, record: CallRecord) -> asyncio.Event | None:
+    def open_call(self, record: CallRecord, *, claimed: bool = False) -> asyncio.Event | None:
         """Notes a new OPEN call, before its sequences are created; the event is set when the store has it.
 
-        Returns None when the body is too large to be written: then neither the call nor the tokens of its sequences
-        are. Raises `Broken` when the call is not OPEN or its id is in use here."""
+        `claimed`: the store has `record` already. Returns None when the body is too large: then neither the call nor
+        the tokens of its sequences are written. Raises `Broken` when the call is not OPEN or its id is in use here.
+        """
         transitions.check_new_call(record)
-        sync = CallSync(record)
-        return sync.durable if self._add_call(sync) else None
+        if not _is_over(self._queue.calls.get(record.id)):
+            raise Broken(f"call {record.id} is already being written")
+        call = CallSync(record, stored=CallStatus.OPEN if claimed else None)
+        call.status.given_up = len(record.body) > MAX_BODY_BYTES
+        self._queue.add_call(call)
+        self._flusher.on_queue_changed()
+        return None if call.status.given_up else call.durable
 
     def adopt_call(self, record: CallRecord) -> None:
-        """Notes a call that this owner has claimed: the store has it just as `record` says."""
-        transitions.check_new_call(record)
-        self._add_call(CallSync(record, stored=CallStatus.OPEN))
+        """Notes a call that this owner has claimed; the store has `record`."""
+        self.open_call(record, claimed=True)
 
-    def end_call(self, id: RequestId, status: CallStatus) -> None:
-        """Notes that a call is ABANDONED or ENDED; no effect when it is not open here."""
-        transitions.check_end_status(id, status)
-        call = self._queue.call(id)
+    def end_call(self, id: RequestId, status: CallStatus, trace: bytes = b"") -> None:
+        """Notes that a call is ABANDONED or ENDED, and its encoded trace; no effect when it is not open here.
+
+        A trace over `MAX_TRACE_BYTES` is not written.
+        """
+        transitions.check_call_end(id, status)
+        call = self._queue.calls.get(id)
         if call is not None and not call.ended:
-            call.desired = replace(call.desired, status=status)
-            self._enqueue(call)
+            trace = trace if len(trace) <= MAX_TRACE_BYTES else b""
+            call.desired, call.ended = replace(call.desired, status=status, trace=trace), True
+            self._update(call)
 
     def tracks_call(self, id: RequestId) -> bool:
-        """Whether the call is open here, or its end is not in the store yet."""
-        return self._queue.call(id) is not None
+        """The call is open here, or its end is not in the store yet."""
+        return id in self._queue.calls
 
     def create(self, record: SequenceRecord) -> None:
         """Notes a new sequence. Raises `Broken` unless it is in state RECEIVED and its id is not in use here."""
         transitions.check_new_sequence(record)
-        if self._queue.sequence(record.id) is not None:
+        if record.id in self._queue.sequences:
             raise Broken(f"request {record.id} is already being written")
         self._queue.add_sequence(RecordSync(record))
         self._flusher.on_queue_changed()
 
     def adopt(self, record: SequenceRecord) -> None:
-        """Notes a sequence that is carried on: the store has it QUEUED under `record.attempt`, as the claim left it.
+        """Notes a sequence that is taken over: the store has it QUEUED under `record.attempt`, as the claim left it.
 
         Write what earlier attempts emitted first (`write_tokens` from index 0): the store keeps what it has, and a
         journal that is lost can be written again. Raises `Broken` in another state, or when the sequence is live here.
         """
-        earlier = self._queue.sequence(record.id)
+        earlier = self._queue.sequences.get(record.id)
         if record.state is not RequestState.QUEUED or not _is_over(earlier):
-            raise Broken(f"request {record.id} cannot be carried on: it is {record.state.value}, or still live here")
+            raise Broken(f"request {record.id} cannot be taken over: it is {record.state.value}, or still live here")
         self._queue.add_sequence(RecordSync(record, stored=record))
         self._flusher.on_queue_changed()
 
@@ -145,8 +154,8 @@ class StoreWriter:
         No effect when there is no way from there to `end`, or when the sequence is live here.
         """
         desired = replace(record, state=end, num_emitted=num_emitted, failure_code=failure_code)
-        if transitions.shortest_path(record, desired) and _is_over(self._queue.sequence(record.id)):
-            self._queue.add_sequence(RecordSync(desired, stored=record))
+        if transitions.shortest_path(record.state, end) and _is_over(self._queue.sequences.get(record.id)):
+            self._queue.add_sequence(RecordSync(desired, stored=record, ended=True))
             self._flusher.on_queue_changed()
 
     def advance(
@@ -158,13 +167,13 @@ class StoreWriter:
         failure_code: str = "",
         fingerprint: str = "",
     ) -> RequestState:
-        """Notes a step and returns the new state; the errors are those of `SequenceStore.advance`."""
-        sync = self._queue.sequence(id.request_id)
+        """Notes an event and returns the new state; the errors are those of `SequenceStore.advance`."""
+        sync = self._queue.sequences.get(id.request_id)
         if sync is None or sync.ended:
             raise Broken(f"{event.value} of {id}: no such request here, or it has ended")
         changes = {"failure_code": failure_code, "fingerprint": fingerprint}
         sync.update(transitions.apply_event(sync.desired, id.attempt, event, num_emitted=num_emitted, **changes))
-        self._enqueue(sync)
+        self._update(sync)
         return sync.desired.state
 
     def write_tokens(
@@ -179,21 +188,24 @@ class StoreWriter:
         """Notes what a live sequence has emitted, in order; `finish` or `failure_code` end its journal.
 
         Skips tokens that it has. Call it before the `advance` that ends the sequence; no effect afterwards. Raises
-        `Broken` when a token is missing."""
-        sync = self._queue.sequence(id.request_id)
+        `Broken` when a token is missing.
+        """
+        sync = self._queue.sequences.get(id.request_id)
         if sync is None or sync.ended:
             return
-        journal = sync.journal
-        was_due = journal.due
-        journal.append(tokens, num_cached_tokens=num_cached_tokens, finish=finish, failure_code=failure_code)
-        if not was_due and journal.due:
-            self._enqueue(sync)
-        if journal.num_unwritten >= MAX_UNWRITTEN_TOKENS:
+        num_unwritten = sync.journal.append(
+            tokens, num_cached_tokens=num_cached_tokens, finish=finish, failure_code=failure_code
+        )
+        if sync not in self._queue.due_journals:
+            self._update(sync)
+        if num_unwritten >= MAX_UNWRITTEN_TOKENS:
             self._flusher.request_flush()
 
     def recheck_live(self) -> None:
-        """Our lease had ended meanwhile: the store is asked of everything live whether it is ours still, so that
-        `on_superseded` hears of a sequence that has nothing to write, too."""
+        """Reads everything live again after our lease had expired.
+
+        So `on_superseded` gets a sequence that has nothing to write, too.
+        """
         self._queue.mark_live_stale()
         self._flusher.on_queue_changed()
 
@@ -211,20 +223,11 @@ class StoreWriter:
         await self._flusher.close(timeout_s)
         return self.num_pending
 
-    def _add_call(self, call: CallSync) -> bool:
-        earlier = self._queue.call(call.desired.id)
-        if not _is_over(earlier):
-            raise Broken(f"call {call.desired.id} is already being written")
-        call.status.given_up = len(call.desired.body) > MAX_BODY_BYTES
-        self._queue.add_call(call)
-        self._flusher.on_queue_changed()
-        return not call.status.given_up
-
-    def _enqueue(self, sync: RecordSync | CallSync) -> None:
-        self._queue.enqueue(sync)
+    def _update(self, sync: RecordSync | CallSync) -> None:
+        self._queue.update(sync)
         self._flusher.on_queue_changed()
 
 
 def _is_over(sync: RecordSync | CallSync | None) -> bool:
-    """Whether nothing is written of it any more, or nothing new: its id may be used again."""
+    """Nothing new is written of it: its id may be used again."""
     return sync is None or sync.ended or sync.status.given_up

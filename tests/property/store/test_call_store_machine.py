@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import AttemptId, OwnerId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
-from baton.domain.request import FinishReason, OutputToken
+from baton.domain.request import FinishReason
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.redis.redis_store import RedisStore
@@ -102,7 +102,8 @@ class RedisAndMemory(RuleBasedStateMachine):
         written = [
             JournalEntry(
                 AttemptId(id, attempt),
-                tuple(OutputToken(index, 10 * attempt + index) for index in range(start, start + num_tokens)),
+                start,
+                tuple(range(10 * attempt + start, 10 * attempt + start + num_tokens)),
                 num_cached_tokens=attempt,
                 finish=FinishReason.STOP if end == "stop" else None,
                 failure_code="lost" if end == "lost" else "",

@@ -14,8 +14,9 @@ import pytest
 from baton.domain.ids import AttemptId, OwnerId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken
-from baton.store.store import CallRecord, CallStatus, JournalEntry, SequenceRecord
+from baton.store.store import CallRecord, CallStatus, SequenceRecord
 from baton.store.transitions import first_attempt
+from tests.contract.stores import journal_entry
 from tests.mock_workers import Hold, Phase, ScriptedAction
 from tests.service.takeover.router_cluster import (
     COMPLETIONS,
@@ -137,7 +138,7 @@ async def test_an_end_that_was_only_journalled_is_written_down_by_the_next_route
         )
         tokens = tuple(OutputToken(index, 1000 + index) for index in range(2))
         await w.store.write_journal(
-            [JournalEntry(AttemptId(sequences[0], 1), tokens, finish=finish, failure_code=code)]
+            [journal_entry(AttemptId(sequences[0], 1), tokens, finish=finish, failure_code=code)]
         )
         await w.until(sequences[0], CallStatus.ENDED)
         async with asyncio.timeout(TIMEOUT_S):

@@ -26,7 +26,8 @@ for _, sequence in ipairs(cjson.decode(held[5])) do
   local request = redis.call('HMGET', key, 'state', 'attempt')
   local target = request[1] and column[request[1]]
   if not request[1] then
-    redis.call('HSET', key, 'id', sequence, 'attempt', ARGV[9], 'router_id', ARGV[4], unpack(placeholder))
+    redis.call('HSET', key, unpack(placeholder))
+    redis.call('HSET', key, 'id', sequence)
     redis.call('PEXPIRE', key, ARGV[5])
   elseif target then
     local attempt = math.max(tonumber(request[2]) + 1, tonumber(ARGV[9]))

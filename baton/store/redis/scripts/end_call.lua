@@ -1,5 +1,6 @@
 -- Marks a call ended or abandoned, unless somebody has claimed it since.
--- KEYS: 1 call hash.  ARGV: 1 id, 2 epoch, 3 status, 4 retention in ms, 5 start of the names of owners' open calls.
+-- KEYS: 1 call hash.  ARGV: 1 id, 2 epoch, 3 status, 4 retention in ms, 5 start of the names of owners' open calls,
+--       6 trace (the stored one stays if it is empty).
 -- Returns 1, or 0 when the call is unknown or has a newer epoch (nothing is changed).
 local held = redis.call('HMGET', KEYS[1], 'epoch', 'owner')
 if not held[1] or tonumber(held[1]) > tonumber(ARGV[2]) then
@@ -9,4 +10,7 @@ end
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 redis.call('HSET', KEYS[1], 'status', ARGV[3])
 redis.call('ZREM', ARGV[5] .. held[2], ARGV[1])
+if ARGV[6] ~= '' then
+  redis.call('HSET', KEYS[1], 'trace', ARGV[6])
+end
 return 1

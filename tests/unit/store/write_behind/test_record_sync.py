@@ -29,7 +29,7 @@ async def test_tokens_are_journalled_after_the_fingerprint_of_their_workers():
     await sync.run(store)
     entry = sync.next_entry(8)
     assert entry is not None
-    assert [token.token for token in entry.tokens] == [7]
+    assert entry.tokens == (7,)
     stored = await store.get(SEQUENCE.id)
     assert stored is not None
     assert stored.fingerprint == "old"

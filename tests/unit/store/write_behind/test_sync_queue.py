@@ -29,13 +29,13 @@ def decoding(queue: SyncQueue, id: str, *, num_tokens: int, stored: bool = True)
     sync = RecordSync(record, stored=record if stored else None)
     queue.add_sequence(sync)
     emit(sync, num_tokens)
-    queue.enqueue(sync)
+    queue.update(sync)
     return sync
 
 
 def finish(queue: SyncQueue, sync: RecordSync) -> None:
     sync.update(replace(sync.desired, state=RequestState.FINISHED))
-    queue.enqueue(sync)
+    queue.update(sync)
 
 
 def over_limit(queue: SyncQueue) -> bool:
@@ -52,7 +52,7 @@ def test_oldest_ended_sequences_are_dropped_over_the_token_limit() -> None:
     assert over_limit(queue)
     assert queue.drop_oldest() == "a"
     assert not over_limit(queue)
-    assert [queue.sequence(RequestId(name)) for name in "abcd"] == [None, *syncs[1:]]
+    assert [queue.sequences.get(RequestId(name)) for name in "abcd"] == [None, *syncs[1:]]
 
 
 def test_a_written_sequence_frees_its_tokens() -> None:
@@ -66,9 +66,9 @@ def test_a_written_sequence_frees_its_tokens() -> None:
         queue.journal_written(sync, batch.entries[0])
         assert queue.next_sync() is sync  # its end may be written now
         sync.stored = sync.desired
-        queue.prune(sync)
+        queue.update(sync)
         assert queue.empty
-        assert queue.sequence(RequestId(name)) is None
+        assert queue.sequences.get(RequestId(name)) is None
 
 
 def test_a_batch_is_bounded_and_takes_the_longest_waiting() -> None:
@@ -90,7 +90,7 @@ def test_a_long_journal_is_split_and_requeued_behind_others() -> None:
     queue.journal_written(long, batch.entries[0])
     rest = queue.next_batch()
     assert rest.syncs == (other, long)
-    assert [token.index for token in rest.entries[1].tokens] == [MAX_ENTRY_TOKENS]
+    assert rest.entries[1].first == MAX_ENTRY_TOKENS
 
 
 def test_no_journal_entry_for_a_sequence_the_store_lacks() -> None:
