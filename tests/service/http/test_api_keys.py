@@ -202,6 +202,7 @@ async def test_without_keys_nobody_is_asked(text):
         (f"{make_entry('a', RED).line()}\n{make_entry('b', RED).line()}", "line 2: has the digest of an earlier line"),
         ("\udcff", "is not a text in UTF-8"),
     ],
+    ids=range(12),
 )
 async def test_a_file_that_is_wrong_keeps_the_router_from_starting(text, tmp_path, content: str, words: str):
     path = tmp_path / "keys"
