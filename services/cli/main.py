@@ -12,6 +12,7 @@ from services.cli.bench.commands import bench_app
 from services.cli.drain import drain
 from services.cli.errors import EXPECTED_ERRORS, explain
 from services.cli.key import key
+from services.cli.run import run_model
 from services.cli.serve import serve_app
 from services.cli.up import up
 
@@ -28,6 +29,7 @@ def build_app() -> App:
     app.command(bench_app)
     app.command(drain)
     app.command(key)
+    app.command(run_model, name="run")
     app.command(serve_app)
     app.command(up)
     return app

@@ -1,0 +1,225 @@
+"""One prefill engine and one decode engine, turned by hand: the real loops without threads, sockets or a store.
+
+A request's life here is the one of the cluster:
+
+1. `submit` reserves pages and a row at decode, then posts the prompt to prefill and the claim to decode.
+2. `step` turns prefill once. Published chunks and the seal go to decode; the seal brings the first token.
+3. `step` turns decode once. A pull copies pages from pool to pool in `copy_pages` and is checked by its digests. The
+   commit goes back to prefill, which unpins.
+4. Every later `step` yields decode's tokens until one of them finishes the request.
+
+Called by `LLM`. Knows tokens, no text. A prompt's pages pass through `copy_pages`, the place for a breakpoint.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from baton.domain.errors import BatonError, Broken
+from baton.domain.ids import AttemptId, RequestId, WorkerId
+from baton.domain.request import EngineRequest, FinishReason, OutputToken, SamplingParams, StopParams
+from baton.engine.mailbox import Mailbox
+from baton.engine.messages import Abort, Fail
+from baton.engine.reply import Reply
+from baton.engine.runner import ModelRunner
+from baton.kv.keys import page_keys
+from baton.kv.memory import PageMemory
+from baton.kv.pages import PagePool
+from baton.kv.prefix_cache import PrefixCache
+from baton.kv.tiers import HostTier
+from baton.model.loading.loader import LoadedModel
+from baton.model.storage import PageStorage
+from baton.transfer.base import Pull, PullEvent, PullOutcome
+from baton.transfer.digest import digest_pages, mismatches
+from services.decode.commands import ChunkArrived, Claim, DecodeCommand, Pulled, Reserve, SealArrived
+from services.decode.effects import AbortHandoff, ConfirmCommit, EmitTokens, OutwardEffect
+from services.decode.import_policy import ImportPolicy, ImportRules
+from services.decode.import_types import Busy, Reserved, SealInfo
+from services.decode.kv_import import ImportLimits, ImportTable
+from services.decode.loop import DecodeLoop
+from services.decode.scheduler import DecodeScheduler
+from services.prefill.commands import (
+    AddPrompt,
+    CommitExport,
+    PrefillCommand,
+    PrefillEvent,
+    PublishedChunk,
+    ReleaseExport,
+)
+from services.prefill.kv_export import ExportTable
+from services.prefill.loop import PrefillLoop
+from services.prefill.scheduler import PrefillLimits, PrefillScheduler, Seal
+
+Command = TypeVar("Command")
+Answer = TypeVar("Answer")
+PREFILL = WorkerId("prefill-local")
+NO_DEADLINE_S = 1e9
+"""Deadlines and leases must outlast a pause in a debugger."""
+MAX_IDLE_STEPS = 3
+
+
+class PolledMailbox(Mailbox[Command]):
+    """A mailbox that never waits: a turn without commands goes on to compute."""
+
+    def take_all(self, timeout_s: float | None) -> list[Command]:
+        return super().take_all(0.0)
+
+
+class DirectReply(Reply[Answer], Generic[Answer]):
+    """A reply that is read after the turn that sent it."""
+
+    def __init__(self) -> None:
+        self.answer: Answer | BatonError | None = None
+
+    def send(self, answer: Answer | BatonError) -> None:
+        self.answer = answer
+
+
+@dataclass(frozen=True, slots=True)
+class PairLimits:
+    """Pools of `num_pages` each; `max_rows` decode at once; prefill computes `token_budget` tokens a step."""
+
+    num_pages: int = 512
+    max_rows: int = 16
+    token_budget: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PairTokens:
+    """New tokens of one request; `finish` comes with the last."""
+
+    id: AttemptId
+    tokens: tuple[OutputToken, ...]
+    finish: FinishReason | None
+
+
+class LocalPair:
+    """Both engines over one loaded model and two page pools."""
+
+    def __init__(self, model: LoadedModel, limits: PairLimits) -> None:
+        page_bytes = model.geometry.page_bytes
+        self._model = model
+        self._page_size = model.geometry.page_size
+        self.prefill_memory = PageMemory(limits.num_pages, page_bytes)
+        self.decode_memory = PageMemory(limits.num_pages, page_bytes)
+        self._prefill_mailbox: PolledMailbox[PrefillCommand] = PolledMailbox(1024)
+        self._decode_mailbox: PolledMailbox[DecodeCommand] = PolledMailbox(1024)
+        self._events: deque[PrefillEvent] = deque()
+        self._effects: deque[OutwardEffect] = deque()
+        self.prefill = self._make_prefill(limits)
+        self.decode = self._make_decode(limits)
+        self._live: set[AttemptId] = set()
+
+    def submit(self, prompt: tuple[int, ...], sampling: SamplingParams, stop: StopParams) -> AttemptId | None:
+        """Starts a request; None while decode has no room. Raises `ContextOverflow` for one that can never fit."""
+        id = AttemptId(RequestId(uuid.uuid4().hex), 1)
+        request = EngineRequest(id, prompt, len(prompt), sampling, stop)
+        reply: DirectReply[Reserved | Busy] = DirectReply()
+        keys = tuple(page_keys(prompt, self._page_size, ""))
+        self._decode_mailbox.put(Reserve(id, len(prompt), keys, NO_DEADLINE_S, reply))
+        self.decode.turn()
+        if isinstance(reply.answer, BatonError):
+            raise reply.answer
+        if not isinstance(reply.answer, Reserved):
+            return None
+        self._prefill_mailbox.put(AddPrompt(request, reply.answer.prefix_len, NO_DEADLINE_S))
+        self._decode_mailbox.put(Claim(reply.answer.id, request, PREFILL, NO_DEADLINE_S))
+        self._live.add(id)
+        return id
+
+    def step(self) -> Iterator[PairTokens]:
+        """One turn of prefill, then one of decode; yields the tokens they chose. Raises a request's `BatonError`."""
+        self.prefill.turn()
+        while self._events:
+            yield from self._on_event(self._events.popleft())
+        self.decode.turn()
+        while self._effects:
+            yield from self._on_effect(self._effects.popleft())
+
+    def run(self) -> Iterator[PairTokens]:
+        """Steps until a request has finished, or none is live. Raises `Broken` when nothing moves any more."""
+        num_idle = 0
+        while self._live:
+            tokens = list(self.step())
+            yield from tokens
+            if any(part.finish is not None for part in tokens):
+                return
+            loads = (self.prefill.load(), self.decode.load())
+            is_busy = bool(tokens) or any(load.running_rows or load.waiting_requests for load in loads)
+            num_idle = 0 if is_busy else num_idle + 1
+            if num_idle > MAX_IDLE_STEPS:
+                raise Broken(f"{len(self._live)} requests are live and neither engine has work")
+
+    def abort(self) -> None:
+        """Ends every live request."""
+        for id in self._live:
+            self._prefill_mailbox.put(Abort(id, "stopped"))
+            self._decode_mailbox.put(Abort(id, "stopped"))
+        self._live.clear()
+        for _ in range(MAX_IDLE_STEPS):
+            self.prefill.turn()
+            self.decode.turn()
+            self._events.clear()
+            self._effects.clear()
+
+    def copy_pages(self, pull: Pull) -> None:
+        """The transfer: copies pages from prefill's pool into decode's and checks their digests."""
+        self.decode_memory.write(pull.local_pages, self.prefill_memory.read(pull.remote_pages))
+        digests = pull.digests
+        corrupt = [] if digests is None else mismatches(self.decode_memory, pull.local_pages, digests)
+        outcome = PullOutcome.CORRUPT if corrupt else PullOutcome.DONE
+        num_bytes = len(pull.local_pages) * self.decode_memory.page_bytes
+        self._decode_mailbox.put(Pulled(PullEvent(pull, outcome, num_bytes, 0.0, corrupt=tuple(corrupt))))
+
+    def _on_event(self, event: PrefillEvent) -> Iterator[PairTokens]:
+        match event:
+            case PublishedChunk(id, first_page, pages, digests):
+                self._decode_mailbox.put(ChunkArrived(id, first_page, pages, digests))
+            case Seal(id, index, first, finish):
+                self._decode_mailbox.put(SealArrived(id, SealInfo(first, finish, event.num_pages)))
+                yield self._tokens(id, (OutputToken(index, first.token, first.logprobs),), finish)
+            case Fail(_, error):
+                raise error
+
+    def _on_effect(self, effect: OutwardEffect) -> Iterator[PairTokens]:
+        match effect:
+            case EmitTokens(id, tokens, finish):
+                yield self._tokens(id, tokens, finish)
+            case ConfirmCommit(id):
+                self._prefill_mailbox.put(CommitExport(id, DirectReply()))
+            case AbortHandoff(id):
+                self._prefill_mailbox.put(ReleaseExport(id, "the import ended"))
+            case Fail(_, error):
+                raise error
+
+    def _tokens(self, id: AttemptId, tokens: tuple[OutputToken, ...], finish: FinishReason | None) -> PairTokens:
+        if finish is not None:
+            self._live.discard(id)
+        return PairTokens(id, tokens, finish)
+
+    def _make_prefill(self, limits: PairLimits) -> PrefillLoop:
+        cache = PrefixCache(PagePool(limits.num_pages))
+        runner = ModelRunner(self._model, PageStorage.on_memory(self._model.geometry, self.prefill_memory))
+        exports = ExportTable(cache.pool, NO_DEADLINE_S, grants_leases=False)
+        rules = PrefillLimits(self._page_size, limits.token_budget, limits.max_rows, limits.num_pages)
+        scheduler = PrefillScheduler(cache, exports, rules)
+        return PrefillLoop(
+            cache, scheduler, exports, runner, lambda pages: digest_pages(self.prefill_memory, pages),
+            emit=self._events.extend, on_idle=lambda: None, mailbox=self._prefill_mailbox,
+        )  # fmt: skip
+
+    def _make_decode(self, limits: PairLimits) -> DecodeLoop:
+        cache = PrefixCache(PagePool(limits.num_pages))
+        host = PageMemory(limits.num_pages, self.decode_memory.page_bytes)
+        runner = ModelRunner(self._model, PageStorage.on_memory(self._model.geometry, self.decode_memory, host))
+        imports = ImportTable(cache, ImportLimits(self._page_size, limits.max_rows, limits.num_pages, NO_DEADLINE_S))
+        scheduler = DecodeScheduler(imports, HostTier(limits.num_pages), self._page_size, limits.token_budget)
+        policy = ImportPolicy(cache.pool, imports, scheduler, ImportRules(self._page_size, digests=True))
+        return DecodeLoop(
+            cache, imports, scheduler, policy, runner, limits.max_rows,
+            emit=self._effects.extend, submit=self.copy_pages, on_idle=lambda: None, mailbox=self._decode_mailbox,
+        )  # fmt: skip
