@@ -92,11 +92,13 @@ class RecordSync:
         return self.last_live if self.last_live is not None and self.journal.due else self.desired
 
     async def _ensure_stored(self, store: SequenceStore) -> SequenceRecord:
-        """Returns the stored record; creates an unknown one under the desired attempt."""
+        """Returns the stored record. Creates a lost one under the desired attempt; its journal is lost, too."""
         desired = self.desired
         if self.status.stale:
             self.stored = await store.get(desired.id)
         if self.stored is None:
+            if not self.journal.rewind():
+                self.journal.close()  # its first tokens are not known here
             first = replace(self.desired, state=RequestState.RECEIVED, num_emitted=0, failure_code="")
             self.stored = first if await store.create(first) else await store.get(first.id)
         if self.stored is None:

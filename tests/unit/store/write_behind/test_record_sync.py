@@ -40,3 +40,20 @@ async def test_a_sequence_without_a_fingerprint_is_journalled():
     await sync.run(MemoryStore())
     emit(sync)
     assert sync.next_entry(8) is not None
+
+
+async def test_a_lost_record_is_not_ended_before_its_journal_is_rewritten():
+    sync = RecordSync(replace(SEQUENCE, state=RequestState.DECODING))
+    await sync.run(MemoryStore())
+    emit(sync)
+    entry = sync.next_entry(8)
+    assert entry is not None
+    sync.journal.mark_written(entry)
+    sync.update(replace(SEQUENCE, state=RequestState.FINISHED))
+    sync.status.stale = True
+    restarted = MemoryStore()
+    await sync.run(restarted)
+    stored = await restarted.get(SEQUENCE.id)
+    assert stored is not None
+    assert stored.state is RequestState.DECODING
+    assert sync.next_entry(8) == entry
