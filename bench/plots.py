@@ -1,6 +1,6 @@
-"""Findings as pictures: one PNG for every unit of an experiment.
+"""Plots findings: one PNG for every unit of an experiment.
 
-Called by `bench.report`, and only where matplotlib is installed.
+Called by `bench.report`, only where matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DPI = 120
 
 
 def plot_run(name: str, findings: Sequence[Finding], directory: Path) -> list[Path]:
-    """Bars with their intervals; hatched where no rotation was steady. Returns what was written. Raises `OSError`."""
+    """Bars with their intervals; hatched where no rotation was steady. Returns the paths. Raises `OSError`."""
     paths = []
     by_unit = sorted(findings, key=lambda finding: finding.unit)
     for unit, group in itertools.groupby(by_unit, key=lambda finding: finding.unit):

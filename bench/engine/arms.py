@@ -1,6 +1,6 @@
 """The arms of `bench.engine.steps` and the findings of each. Everything here computes on one thread.
 
-Three kinds of arms, each of which knows its name, the pages it takes, how it runs and what its blocks say.
+Three kinds of arms. Each has a name, a number of pages, a run and the findings of its blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class DecodeArm:
-    """Steps of `num_rows` rows that see `context` tokens each, for about `block_s` seconds a block."""
+    """Steps of `num_rows` rows with `context` tokens each, for about `block_s` seconds a block."""
 
     num_rows: int
     context: int
@@ -37,13 +37,13 @@ class DecodeArm:
         return self.num_rows * -(-self.context // page_size)
 
     def run(self, engine: BenchEngine, sink: EffectSink) -> TimedSamples:
-        """One step again and again: it computes the same token at the same place every time."""
+        """Repeats one step, which computes the same token at the same position every time."""
         batch = engine.decode_batch(self.num_rows, self.context)
-        engine.runner.run(batch)  # what the arm before left in the caches
+        engine.runner.run(batch)  # replaces what the previous arm left in the caches
         return time_steps(lambda: engine.runner.run(batch), block_s=self.block_s, min_steps=MIN_STEPS)
 
     def findings(self, engine: BenchEngine, blocks: Sequence[Block]) -> list[Finding]:
-        """Milliseconds a step, and what it must read over the ceiling. Of the second run: its time over the first's."""
+        """Milliseconds a step, and its reads over the ceiling. Of the repeated arm: its time over the first's."""
         if self.again:
             arms = (self.name, self.name.removesuffix(" again"))
             return [make_finding(f"{self.name}: step / first (A/A)", "", blocks, arms, _time_ratio)]
@@ -56,7 +56,7 @@ class DecodeArm:
 
 @dataclass(frozen=True, slots=True)
 class PrefillArm:
-    """One prompt a block: it takes seconds. `chunk_tokens` None: in one step."""
+    """One prompt a block. `chunk_tokens` None: in one step."""
 
     num_tokens: int
     chunk_tokens: int | None = None
@@ -75,7 +75,7 @@ class PrefillArm:
         return time_steps(lambda: run_all(engine.runner, batches), block_s=0.0, min_steps=1)
 
     def findings(self, engine: BenchEngine, blocks: Sequence[Block]) -> list[Finding]:
-        """Tokens a second, and what had to be computed over the ceiling. In chunks: the speed over that in one step."""
+        """Tokens a second, and its operations over the ceiling. In chunks: the speed over that in one step."""
         if self.chunk_tokens is not None:
             name, arms = f"{self.name}: speed / in one", (PrefillArm(self.num_tokens).name, self.name)
             by_cpu = make_finding(
@@ -131,7 +131,7 @@ class EnginePlan:
 
 
 def make_arms(plan: EnginePlan, engine: BenchEngine, sink: EffectSink) -> tuple[dict[str, Arm], list[Remark]]:
-    """The arms that the pool has room for, and a remark on each that it has not."""
+    """Arms that fit the pool, and a remark on each that does not."""
     arms: dict[str, Arm] = {}
     skipped: list[Remark] = []
     for arm in plan.arms:
@@ -145,7 +145,7 @@ def make_arms(plan: EnginePlan, engine: BenchEngine, sink: EffectSink) -> tuple[
 
 
 def needs_gemm(arm: str) -> bool:
-    """Whether the baseline of the arm of this name is the matrix product; the others' is reading."""
+    """True if the arm's baseline is the matrix product; the other arms' baseline is the memory read."""
     return arm.startswith("prefill")
 
 
@@ -156,10 +156,10 @@ def findings_of(plan: EnginePlan, engine: BenchEngine, blocks: Sequence[Block]) 
 
 
 def _shares(name: str, arm: str, work: float, blocks: Sequence[Block]) -> list[Finding]:
-    """Work over time over the ceiling, by the wall's clock and by CPU time.
+    """Work over time over the ceiling, by wall time and by CPU time.
 
-    CPU time leaves out what others took of the core, so more of a busy machine's rotations count; what they took of its
-    caches and its memory is still in it.
+    CPU time excludes other processes' use of the core, so more rotations of a busy machine count. Disturbed caches and
+    memory are still included.
     """
 
     def by_wall(group: tuple[Block, ...]) -> float:

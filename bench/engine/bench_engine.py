@@ -1,7 +1,7 @@
-"""A worker's engine without a worker: the real loading path, a pool of numbers, the real runner, and batches for it.
+"""A worker's engine without a worker: loaded model, filled pool, runner, and batches for it.
 
-Called by `bench.engine.steps`, which times `run`. What is measured is what a worker runs: `load_model`, `PageStorage`,
-`ModelRunner` and `Batch` are the engine's own.
+Called by the engine's experiments, which time `runner.run`. `load_model`, `PageStorage`, `ModelRunner` and `Batch` are
+the engine's own, so the measured code is a worker's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SEED_PAGES = 64
 
 @dataclass(frozen=True, slots=True)
 class BenchEngine:
-    """`num_pages` of the pool may be used by everything that runs here, one thing after another."""
+    """A loaded engine. Experiments use its `num_pages` pages one after another."""
 
     shape: ModelShape
     model: LoadedModel
@@ -49,7 +49,7 @@ class BenchEngine:
         return self.model.geometry.page_size
 
     def step_bytes(self, num_rows: int, context: int) -> int:
-        """What a decode step must read: every weight once, and the KV of every row's context.
+        """Bytes that a decode step must read: every weight once, and the KV of every row's context.
 
         The embedding is the output head's weight; norms and biases are part of the parameters.
         """
@@ -57,7 +57,7 @@ class BenchEngine:
         return weights + num_rows * context * self.model.geometry.num_bytes_per_token
 
     def decode_batch(self, num_rows: int, context: int) -> Batch:
-        """A step of `num_rows` rows that see `context` tokens each, the new one included, on scattered pages."""
+        """A step of `num_rows` rows with `context` tokens each, the new one included, on scattered pages."""
         rng = random.Random(f"{self.seed}/{num_rows}/{context}")
         table_pages = self.model.geometry.num_pages(context)
         scattered = rng.sample(range(self.num_pages), num_rows * table_pages)
@@ -70,7 +70,7 @@ class BenchEngine:
         return Batch(tuple(rows))
 
     def prefill_batches(self, num_tokens: int, budget_tokens: int) -> list[Batch]:
-        """The steps of one prompt, cut as the prefill scheduler cuts."""
+        """The steps of one prompt, cut like the prefill scheduler's."""
         rng = random.Random(f"{self.seed}/{num_tokens}")
         prompt = self._tokens(rng, num_tokens)
         pages = [PageId(page) for page in rng.sample(range(self.num_pages), self.model.geometry.num_pages(num_tokens))]
@@ -98,7 +98,7 @@ def make_bench_engine(
     num_pages_wanted: Callable[[int], int],
     seed: int,
 ) -> BenchEngine:
-    """Loads the model in `directory` and lays out a pool of `num_pages_wanted(page_size)`, as many as may be.
+    """Loads the model in `directory` and fills a pool of `num_pages_wanted(page_size)`, at most `max_pool_bytes`.
 
     Raises `UnreadableModel` or `UnsupportedModel`.
     """
@@ -111,7 +111,7 @@ def make_bench_engine(
 
 
 def time_steps(run: Callable[[], object], *, block_s: float, min_steps: int) -> TimedSamples:
-    """Runs `run` again and again for about `block_s` seconds, `min_steps` times at least."""
+    """Repeats `run` for about `block_s` seconds, at least `min_steps` times."""
     wall_s: list[float] = []
     cpu_s: list[float] = []
     while len(wall_s) < min_steps or sum(wall_s) < block_s:
@@ -123,13 +123,13 @@ def time_steps(run: Callable[[], object], *, block_s: float, min_steps: int) -> 
 
 
 def run_all(runner: ModelRunner, batches: Sequence[Batch]) -> None:
-    """One step after another."""
+    """Runs the batches in order."""
     for batch in batches:
         runner.run(batch)
 
 
 def _fill(memory: PageMemory, dtype: torch.dtype, seed: int) -> None:
-    """Puts numbers of the size of keys and values everywhere: a pool of zeros would not be what is attended to."""
+    """Fills the pool with random numbers of the size of real keys and values."""
     pool = torch.frombuffer(memory.buffer, dtype=dtype).view(memory.num_pages, -1)
     done = min(_SEED_PAGES, memory.num_pages)
     pool[:done] = torch.randn(pool[:done].shape, generator=torch.Generator().manual_seed(seed)).to(dtype)

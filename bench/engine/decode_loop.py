@@ -1,9 +1,9 @@
-"""A decode worker's engine loop, turn by turn, with the real model: what of a turn is not the forward pass.
+"""A decode worker's engine loop, turn by turn, with the real model: the share of a turn outside the forward pass.
 
 Called by `bench.engine.steps` and `bench.engine.gpu`. Scheduler, imports, import policy, loop, runner and sampler are
-the worker's own; prompts land without a transfer, and what the loop emits is handed to an event loop in another thread,
-as in a worker. The forward pass is what the model's `Decoder` takes; all other CPU time of the engine's thread is the
-host's.
+the worker's own. Prompts are imported without a transfer, and the loop's effects go to an event loop in another thread,
+as in a worker. The forward pass is the time of the model's `Decoder`; all other CPU time of the engine's thread is host
+time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _STOP_S = 10.0
 
 
 def host_time_shares(engine: BenchEngine, sink: EffectSink, num_rows: int, context: int, num_turns: int) -> list[float]:
-    """The host's share of the CPU time of `num_turns` turns, each, with rows that see `context` tokens at first."""
+    """Host share of the CPU time of each of `num_turns` turns, with rows of `context` tokens at the start."""
     timed = _TimedModel(engine.model)
     runner = ModelRunner(cast(LoadedModel, timed), engine.storage)
     loop = make_decode_loop(engine, runner, sink, num_rows, context, num_turns)
@@ -62,12 +62,12 @@ def host_time_shares(engine: BenchEngine, sink: EffectSink, num_rows: int, conte
 
 
 def pages_needed(page_size: int, num_rows: int, context: int, num_turns: int) -> int:
-    """Pages that `host_time_shares` takes."""
+    """Pages that `host_time_shares` needs."""
     return num_rows * -(-(context + WARMUP_TURNS + num_turns + 2) // page_size)
 
 
 class EffectSink:
-    """The asyncio side of a worker: an event loop in a thread that takes what the engine emits. A context manager."""
+    """The asyncio side of a worker: an event loop in a thread that counts the engine's effects. A context manager."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -86,11 +86,11 @@ class EffectSink:
         self._loop.close()
 
     def emit(self, effects: list[OutwardEffect]) -> None:
-        """From the engine's thread, as the worker's outbox does it."""
+        """Called from the engine's thread, like a worker's outbox."""
         self._loop.call_soon_threadsafe(self._count, effects)
 
     def count(self) -> int:
-        """Effects taken by now, once everything emitted has been. Raises `TimeoutError`."""
+        """Number of effects, after all emitted ones have arrived. Raises `TimeoutError`."""
 
         async def read() -> int:
             return self.num_effects
@@ -124,7 +124,7 @@ class _TimedModel:
 
 
 class _TimedDecoder:
-    """`forward` between two readings of the clock; everything else is the decoder's."""
+    """Times `forward`; delegates everything else to the decoder."""
 
     def __init__(self, decoder: Decoder, timer: Callable[[], Any]) -> None:
         self._decoder = decoder
@@ -147,7 +147,7 @@ def make_decode_loop(
     num_turns: int,
     overlaps: bool = False,
 ) -> DecodeLoop:
-    """A loop whose rows have landed and will run for longer than they are watched."""
+    """A loop with imported rows that run longer than the measurement."""
     page_size = engine.page_size
     cache = PrefixCache(PagePool(engine.num_pages))
     imports = ImportTable(cache, ImportLimits(page_size, num_rows, engine.num_pages, _DEADLINE_S))
@@ -173,7 +173,7 @@ def make_decode_loop(
 
 
 def _import_request(import_policy: ImportPolicy, request: EngineRequest, page_size: int) -> None:
-    """One whole import, every page of which has just been read and was right."""
+    """Imports one request, with every page read and valid."""
     answer, _ = import_policy.reserve(request.id, len(request.tokens), [], 0.0, _DEADLINE_S)
     assert isinstance(answer, Reserved), "the pool was to have room"
     import_policy.claim(answer.id, request, _SOURCE, _DEADLINE_S)

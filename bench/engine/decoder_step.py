@@ -1,12 +1,12 @@
-"""What the lean decoder and the native kernels are worth: one decode step, by every way this tree has of computing it.
+"""Gain of the lean decoder and the native kernels: one decode step with every decoder, with and without kernels.
 
     python -m bench.engine.decoder_step [--shape qwen2.5-0.5b] [--dtypes float32 bfloat16] [--batches 1 4 8]
         [--context 256] [--rotations 10] [--seed 0] [--result FILE]
 
 All arms share one set of weights and one pool, on one core with one compute thread: the stock module and the lean
-decoder, each with torch alone and, where they are there, with the native kernels. Times are the
-thread's own on the CPU, so that what else runs on the machine counts as little as it can. The baseline is what a step
-must read (weights once, and the rows' KV) over this core's reading speed around the block.
+decoder, each with torch alone and, if they are built, with the native kernels. Times are the thread's CPU time, which
+other processes disturb least. The baseline is the bytes of a step (weights once, and the rows' KV) over this core's
+reading speed around the block.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class DecoderStepOptions:
 
 
 def measure(options: DecoderStepOptions, console: Console) -> list[Finding]:
-    """Every dtype and batch. Raises `BatonError` for a model that cannot be loaded."""
+    """Measures every dtype and batch. Raises `BatonError` for a model that cannot be loaded."""
     read = ReadProbe()
     remarks = [command_remark("bench.engine.decoder_step")]
     series = ResultSeries(options.result, "decoder_step", options.rotations, remarks)
@@ -108,7 +108,7 @@ def measure(options: DecoderStepOptions, console: Console) -> list[Finding]:
 
 
 def _pool(options: DecoderStepOptions, loaded: LoadedModel) -> PageStorage:
-    """Room for the largest batch, filled with numbers."""
+    """A pool for the largest batch, filled with random numbers."""
     num_pages = max(options.batches) * loaded.geometry.num_pages(options.context)
     storage = PageStorage.allocate(loaded.geometry, num_pages)
     generator = torch.Generator().manual_seed(options.seed)
@@ -120,14 +120,14 @@ def _pool(options: DecoderStepOptions, loaded: LoadedModel) -> PageStorage:
 
 @dataclass(frozen=True, slots=True)
 class DecoderVariant:
-    """A decoder, and what has to be done to the shared weights before it runs as it is meant to."""
+    """A decoder, and the preparation of the shared weights that it needs."""
 
     prepare: Callable[[], object]
     decoder: Decoder
 
 
 def _variants(loaded: LoadedModel, storage: PageStorage) -> dict[str, DecoderVariant]:
-    """By the name of the arm; the first is what the others are compared with."""
+    """Variants by the name of the arm; the first is the reference."""
     module, layers = loaded.impl, loaded.layers
     assert isinstance(module, torch.nn.Module)
     spec = lean_spec(module.config.get_text_config().to_dict(), layers)  # type: ignore[operator,union-attr]
@@ -170,7 +170,7 @@ def _arms(
 def _timed(variant: DecoderVariant, step: Callable[[Decoder], torch.Tensor]) -> Callable[[], TimedSamples]:
     def run() -> TimedSamples:
         variant.prepare()
-        step(variant.decoder)  # what the arm before left in the caches
+        step(variant.decoder)  # replaces what the previous arm left in the caches
         return time_steps(lambda: step(variant.decoder), block_s=BLOCK_S, min_steps=MIN_STEPS)
 
     return run

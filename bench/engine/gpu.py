@@ -1,11 +1,11 @@
-"""How near a GPU's decode step is to the memory's limit, and what CUDA graphs and overlapping the host are worth.
+"""A GPU's decode step over the memory's limit, and the gain of CUDA graphs and host overlap.
 
     python -m bench.engine.gpu [--shapes qwen3-0.6b qwen3-8b] [--batches 1 32 128] [--context 1024] [--turns 50]
         [--result FILE]
 
-A turn is the decode worker's whole engine loop: schedule, step, sample, commit, emit. What it must read (weights once,
-and the rows' KV) over the speed of a copy in the device's own memory is the shortest that it could take. Random weights
-in bfloat16. Needs a GPU; without one it says so and measures nothing.
+A turn is the decode worker's whole engine loop: schedule, step, sample, commit, emit. The limit is its bytes
+(weights once, and the rows' KV) over the speed of a copy in the device's memory. Random weights in bfloat16. Exits with
+an error without a GPU.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class GpuOptions:
 
 @dataclass(frozen=True, slots=True)
 class GpuFinding:
-    """Turns of one arm. `limit_s` is what reading alone would take; `num_graphs` 0: nothing could be captured."""
+    """Turns of one arm. `limit_s`: time of the reads alone. `num_graphs` 0: nothing could be captured."""
 
     shape: str
     num_rows: int
@@ -76,7 +76,7 @@ class GpuFinding:
 
     @property
     def share(self) -> float:
-        """Of the memory's speed, by the median turn."""
+        """Limit over the median turn."""
         return self.limit_s / self.median_s
 
     @property
@@ -85,7 +85,8 @@ class GpuFinding:
 
 
 def measure(options: GpuOptions, device: str, console: Console, probe_bytes: int = PROBE_BYTES) -> list[GpuFinding]:
-    """Every shape, batch and arm. Raises `UnsupportedModel`, and `torch.OutOfMemoryError` if a GPU is too small."""
+    """Measures every shape, batch and arm. Raises `UnsupportedModel`, and `torch.OutOfMemoryError` if a GPU is too
+    small."""
     bytes_per_s = copy_speed(device, probe_bytes)
     console.print(f"a copy in the device's memory reads and writes {bytes_per_s / 1e9:.0f} GB/s")
     findings: list[GpuFinding] = []
@@ -104,7 +105,7 @@ def measure(options: GpuOptions, device: str, console: Console, probe_bytes: int
 
 
 def copy_speed(device: str, num_bytes: int) -> float:
-    """Bytes a second that a copy within the device's memory reads and writes together, the best of a few."""
+    """Bytes a second, read and written, of a copy within the device's memory; best of `PROBE_COPIES`."""
     source, target = (torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
     seconds = []
     for _ in range(PROBE_COPIES):
@@ -117,7 +118,7 @@ def copy_speed(device: str, num_bytes: int) -> float:
 
 
 def make_gpu_engine(shape: ModelShape, model: LoadedModel, options: GpuOptions) -> BenchEngine:
-    """A pool for the largest batch, full of numbers."""
+    """An engine whose pool fits the largest batch, filled with random numbers."""
     num_pages = pages_needed(PAGE_SIZE, max(options.batches), options.context, options.turns)
     storage = PageStorage.allocate(model.geometry, num_pages, model.device, has_scratch=True)
     generator = torch.Generator(storage.device).manual_seed(options.seed)
@@ -130,14 +131,14 @@ def make_gpu_engine(shape: ModelShape, model: LoadedModel, options: GpuOptions) 
 def run_arm(
     engine: BenchEngine, shape: str, arm: GpuArm, num_rows: int, options: GpuOptions, limit_s: float
 ) -> GpuFinding:
-    """Turns of one arm, timed after a few that are not."""
+    """Times turns of one arm after a few warm-up turns."""
     runner = ModelRunner(engine.model, engine.storage, num_rows if arm.graphs else 0)
     with EffectSink() as sink:
         loop = make_decode_loop(engine, runner, sink, num_rows, options.context, options.turns, arm.overlaps)
         seconds = []
         for _ in range(WARMUP_TURNS + options.turns):
             began_s = time.perf_counter()
-            loop.turn()  # ends when its tokens are on the host, so the device is done
+            loop.turn()  # returns when its tokens are on the host, so the device has finished
             seconds.append(time.perf_counter() - began_s)
     timed = seconds[WARMUP_TURNS:]
     num_graphs = len(runner.graph_sizes)
@@ -145,7 +146,7 @@ def run_arm(
 
 
 def table_of(findings: Sequence[GpuFinding]) -> Table:
-    """For people."""
+    """A table for the terminal."""
     table = Table("shape", "rows", "arm", "median ms", "best ms", "limit ms", "share", "tokens/s", "graphs")
     for found in findings:
         times = (f"{1e3 * seconds:.2f}" for seconds in (found.median_s, found.best_s, found.limit_s))
@@ -155,7 +156,7 @@ def table_of(findings: Sequence[GpuFinding]) -> Table:
 
 
 def save(path: Path, findings: Sequence[GpuFinding], device: str) -> None:
-    """As JSON."""
+    """Saves the findings as JSON."""
     machine = torch.cuda.get_device_name() if device == "cuda" else device
     content = {"device": machine, "torch": torch.__version__, "findings": [asdict(found) for found in findings]}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -178,7 +179,7 @@ def main() -> None:
     """Command line."""
     options = parse()
     if not torch.cuda.is_available():
-        sys.exit("torch finds no GPU here, so there is nothing to measure.")
+        sys.exit("torch finds no GPU here; nothing to measure.")
     console = Console(stderr=True)
     findings = measure(options, "cuda", console)
     if options.result is not None:

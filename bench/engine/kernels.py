@@ -1,11 +1,11 @@
-"""What each native kernel is worth alone: attention, products and the choice of tokens against torch and oneDNN.
+"""Each native kernel alone: attention, products and sampling against torch and oneDNN.
 
     python -m bench.engine.kernels [--dtypes float32 bfloat16] [--parts attention linear sampling] [--rotations 5]
         [--seed 0] [--result FILE]
 
-One core, one compute thread. Weights and pages are far larger than the caches, so that a product is what it is in a
-model. Times are the thread's own on the CPU; the baseline is this core's reading speed around each block. Figures are
-of medians inside one rotation.
+One core, one compute thread. Weights and pages are far larger than the caches, as in a model. Times are
+the thread's CPU time; the baseline is this core's reading speed around each block. Figures compare medians inside one
+rotation.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ Arm = Callable[[], TimedSamples]
 
 @dataclass(frozen=True, slots=True)
 class KernelComparison:
-    """Arms that are compared: the native one first. `num_bytes`: what it must read once, for the read figure."""
+    """Compared arms, the native one first. `num_bytes`: bytes that it must read once."""
 
     name: str
     arms: Mapping[str, Callable[[], object]]
@@ -90,7 +90,7 @@ class KernelComparison:
 
 
 def attention_comparisons(kernels: Kernels, dtype: str, seed: int) -> list[KernelComparison]:
-    """Every batch with every shape of heads, one layer of it."""
+    """Every batch with every shape of heads, one layer each."""
     found = []
     for num_heads, num_kv_heads, head_dim in HEADS:
         layer = LayerGeometry(num_kv_heads, head_dim, head_dim)
@@ -132,7 +132,7 @@ def _attention_arms(
 
 
 def linear_comparisons(kernels: Kernels, dtype: str, seed: int) -> list[KernelComparison]:
-    """Every number of rows with each matrix, over as many different matrices as no cache can hold."""
+    """Every number of rows with each matrix, over more matrices than any cache holds."""
     torch_dtype = getattr(torch, dtype)
     generator = torch.Generator().manual_seed(seed)
     found = []
@@ -154,7 +154,7 @@ def linear_comparisons(kernels: Kernels, dtype: str, seed: int) -> list[KernelCo
 
 
 def sampling_comparisons(kernels: Kernels, dtype: str, seed: int) -> list[KernelComparison]:
-    """Eight rows over a large vocabulary, logits from a normal distribution three wide, each way of choosing."""
+    """Eight rows over a large vocabulary, logits of standard deviation three, with each sampling method."""
     generator = torch.Generator().manual_seed(seed)
     logits = (3 * torch.randn(NUM_SAMPLED_ROWS, VOCAB_SIZE, generator=generator)).to(getattr(torch, dtype))
     uniforms = torch.rand(NUM_SAMPLED_ROWS, generator=generator).tolist()
@@ -183,11 +183,11 @@ def _each(products: Sequence[Callable[[torch.Tensor], torch.Tensor]], x: torch.T
 def run(
     comparison: KernelComparison, rotations: int, seed: int, read: ReadProbe, console: Console, on_rotation: OnRotation
 ) -> list[Block]:
-    """Blocks of all arms, named after experiment and arm."""
+    """Runs all rotations; blocks are named after comparison and arm."""
 
     def timed(work: Callable[[], object]) -> Arm:
         def block() -> TimedSamples:
-            work()  # what the arm before left in the caches
+            work()  # replaces what the previous arm left in the caches
             return time_steps(work, block_s=BLOCK_S, min_steps=MIN_STEPS)
 
         return block
@@ -205,7 +205,7 @@ def run(
 
 
 def findings_of(comparison: KernelComparison, blocks: Sequence[Block]) -> list[Finding]:
-    """The native arm's time and reading speed over the ceiling, and its speed over every other arm's."""
+    """The native arm's time, its reading speed over the ceiling, and its speed over each other arm's."""
     native, *others = (f"{comparison.name}: {name}" for name in comparison.arms)
 
     def share(group: tuple[Block, ...]) -> float:

@@ -1,15 +1,15 @@
-"""What int8 weights cost in accuracy and save in time: against float32, with bfloat16 as the baseline.
+"""Accuracy and speed of int8 weights against float32, with bfloat16 as a reference.
 
     python -m bench.engine.quantization [--shape qwen2.5-0.5b] [--parts error speed steps] [--sequences 4]
         [--rows 1 4 8 32 512] [--rotations 5] [--seed 0] [--result FILE]
 
-Error: the bundled model on text that its training has not seen (`scripts/bundled_corpus.py` with another seed), and a
+Error: the bundled model on unseen text (`scripts/bundled_corpus.py` with another seed), and a
 random model of the shape on random tokens. Every sequence goes through the worker's own decoder in one chunk: in
 float32, in bfloat16, and with int8 weights and activations of either; next-token distributions are compared by token.
 
-Speed: products with the shape's matrices on one core with one compute thread, over as many different ones as no cache
-can hold; and whole decode steps of the random model, every row with 256 tokens of context. Times are the thread's own
-on the CPU; a figure is the ratio of medians inside one rotation.
+Speed: products with the shape's matrices on one core with one compute thread, over more matrices than any
+cache holds; and whole decode steps of the random model, every row with 256 tokens of context. Times are the
+thread's CPU time; a figure is the ratio of medians inside one rotation.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from scripts.train_bundled_model import EVAL_SEED_OFFSET
 SEQUENCE_TOKENS = 256
 BUNDLED_SEQUENCES = 64
 WEIGHT_BYTES = 100_000_000
-"""Of int8: no cache holds so much."""
+"""Bytes of int8 weights; more than any cache holds."""
 BLOCK_S = 0.3
 MIN_STEPS = 3
 MAX_STEP_ROWS = 32
@@ -77,10 +77,10 @@ ARMS = {
 
 @dataclass(frozen=True, slots=True)
 class AccuracyLoss:
-    """Of one model beside float32's, means over tokens. `mean_nll`: of the text's own next token.
+    """Differences of one model from float32, means over tokens. `mean_nll`: of the text's next token, in nats.
 
-    `divergence` is from float32's next-token distribution to this one, in nats; `agreement` the share of tokens after
-    which both find the same token the likeliest.
+    `divergence`: KL divergence from float32's next-token distribution, in nats. `agreement`: share of tokens with the
+    same argmax.
     """
 
     divergence: float
@@ -90,14 +90,14 @@ class AccuracyLoss:
 
     @property
     def perplexity_change(self) -> float:
-        """As a share of float32's perplexity."""
+        """Relative to float32's perplexity."""
         return math.expm1(self.mean_nll - self.mean_nll_float32)
 
 
 def loss_of(
     exact: Sequence[torch.Tensor], logits: Sequence[torch.Tensor], texts: Sequence[Sequence[int]]
 ) -> AccuracyLoss:
-    """From logits [tokens, vocab_size] of each text, float32's and another model's."""
+    """Computes the loss from logits [tokens, vocab_size] of each text, float32's and another model's."""
     divergence = torch.cat([divergences(a, b) for a, b in zip(exact, logits, strict=True)])
     agreement = torch.cat([a.argmax(-1) == b.argmax(-1) for a, b in zip(exact, logits, strict=True)])
     return AccuracyLoss(
@@ -106,7 +106,7 @@ def loss_of(
 
 
 def mean_nll(logits: Sequence[torch.Tensor], texts: Sequence[Sequence[int]]) -> float:
-    """The mean loss of every token but the first."""
+    """Mean negative log likelihood of every token but the first, in nats."""
     each = [
         torch.nn.functional.cross_entropy(said[:-1].double(), torch.tensor(text[1:]), reduction="none")
         for said, text in zip(logits, texts, strict=True)
@@ -115,21 +115,21 @@ def mean_nll(logits: Sequence[torch.Tensor], texts: Sequence[Sequence[int]]) -> 
 
 
 def bundled_texts(num_sequences: int) -> list[list[int]]:
-    """Unseen text of the bundled model's language, in sequences that each begin a document."""
+    """Unseen text of the bundled model's corpus, as sequences of `SEQUENCE_TOKENS` tokens."""
     tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
     stream = itertools.chain.from_iterable(tokenizer.encode(text).ids for text in documents(1 + EVAL_SEED_OFFSET))
     return [list(itertools.islice(stream, SEQUENCE_TOKENS)) for _ in range(num_sequences)]
 
 
 def random_texts(vocab_size: int, num_sequences: int, seed: int) -> list[list[int]]:
-    """Tokens at random."""
+    """Random tokens."""
     generator = torch.Generator().manual_seed(seed)
     tokens: list[list[int]] = torch.randint(vocab_size, (num_sequences, SEQUENCE_TOKENS), generator=generator).tolist()
     return tokens
 
 
 def logits_of(model: LoadedModel, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """After every token of every text: [tokens, vocab_size], float32."""
+    """Logits after every token of every text: [tokens, vocab_size], float32."""
     num_pages = model.geometry.num_pages(SEQUENCE_TOKENS)
     decoder = model.decoder(PageStorage.allocate(model.geometry, num_pages))
     found = []
@@ -141,7 +141,8 @@ def logits_of(model: LoadedModel, texts: Sequence[Sequence[int]]) -> list[torch.
 
 
 def losses(directory: Path, texts: Sequence[Sequence[int]]) -> dict[str, AccuracyLoss]:
-    """Of every arm, one model in memory at a time. Raises `BatonError` for a model that cannot be loaded."""
+    """Losses of every arm, with one model in memory at a time. Raises `BatonError` for a model that cannot be
+    loaded."""
     exact = logits_of(load_model(directory, dtype=DtypeChoice.FLOAT32), texts)
     return {
         name: loss_of(exact, logits_of(load_model(directory, dtype=dtype, quantization=quantization), texts), texts)
@@ -150,7 +151,7 @@ def losses(directory: Path, texts: Sequence[Sequence[int]]) -> dict[str, Accurac
 
 
 def remarks_of(models: dict[str, dict[str, AccuracyLoss]]) -> list[Remark]:
-    """For the saved run."""
+    """Remarks for the saved run."""
     return [
         Remark(
             f"{model}, {arm}",
@@ -173,7 +174,7 @@ def loss_table(models: dict[str, dict[str, AccuracyLoss]]) -> Table:
 
 
 def measure_losses(options: QuantizationOptions) -> dict[str, dict[str, AccuracyLoss]]:
-    """The bundled model's and a random one's."""
+    """Losses of the bundled model and of a random one."""
     shape = SHAPES[options.shape]
     with tempfile.TemporaryDirectory() as folder:
         save_random_model(shape, Path(folder), seed=options.seed)
@@ -185,7 +186,7 @@ def measure_losses(options: QuantizationOptions) -> dict[str, dict[str, Accuracy
 
 
 def matrices(shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """[out_features, in_features] of a layer's products, as the lean decoder does them."""
+    """[out_features, in_features] of a layer's products in the lean decoder."""
     heads = shape.num_heads * shape.head_dim
     return {
         "qkv": (heads + 2 * shape.num_kv_heads * shape.head_dim, shape.hidden_size),
@@ -199,7 +200,7 @@ Products = list[Callable[[torch.Tensor], torch.Tensor]]
 
 
 def products_of(size: tuple[int, int], kernels: Kernels, seed: int) -> dict[str, Products]:
-    """With many matrices of one size: float32 as a worker computes it, and int8."""
+    """Products with many matrices of one size: float32 as in a worker, and int8."""
     generator = torch.Generator().manual_seed(seed)
     wide = [make_linear(torch.randn(size, generator=generator)) for _ in range(max(1, WEIGHT_BYTES // math.prod(size)))]
     narrow = [copy.copy(linear) for linear in wide]
@@ -211,7 +212,7 @@ def products_of(size: tuple[int, int], kernels: Kernels, seed: int) -> dict[str,
 
 
 def speed_blocks(options: QuantizationOptions, kernels: Kernels, console: Console) -> Iterator[tuple[str, list[Block]]]:
-    """Of every matrix and number of rows, one after another, by its name."""
+    """Yields name and blocks of every matrix and number of rows."""
     read = ReadProbe()
     for matrix, size in matrices(SHAPES[options.shape]).items():
         products = products_of(size, kernels, options.seed)
@@ -225,7 +226,7 @@ def speed_blocks(options: QuantizationOptions, kernels: Kernels, console: Consol
 
 
 def step_blocks(options: QuantizationOptions, console: Console) -> Iterator[tuple[str, list[Block]]]:
-    """Decode steps of a random model of the shape, by every number of rows that a decode batch may have."""
+    """Yields name and blocks of decode steps of a random model, for each number of rows of a decode batch."""
     read = ReadProbe()
     with tempfile.TemporaryDirectory() as folder:
         save_random_model(SHAPES[options.shape], Path(folder), seed=options.seed)
@@ -241,7 +242,7 @@ def step_blocks(options: QuantizationOptions, console: Console) -> Iterator[tupl
 
 
 def decode_step(model: LoadedModel, num_rows: int) -> Callable[[], object]:
-    """One token more for `num_rows` rows that have pages of their own."""
+    """A step of one token for each of `num_rows` rows on pages of their own."""
     size, last = model.geometry.page_size, SEQUENCE_TOKENS - 1
     pages_a_row = model.geometry.num_pages(SEQUENCE_TOKENS)
     decoder = model.decoder(PageStorage.allocate(model.geometry, num_rows * pages_a_row))
@@ -252,12 +253,12 @@ def decode_step(model: LoadedModel, num_rows: int) -> Callable[[], object]:
 
 
 def each(products: Products, x: torch.Tensor) -> Callable[[], object]:
-    """One pass over all."""
+    """Runs all products once."""
     return lambda: [product(x) for product in products]
 
 
 def timed(run: Callable[[], object]) -> Callable[[], TimedSamples]:
-    """A block of passes, after one for the caches."""
+    """A block of passes, after a warm-up pass."""
 
     def block() -> TimedSamples:
         run()
@@ -267,7 +268,7 @@ def timed(run: Callable[[], object]) -> Callable[[], TimedSamples]:
 
 
 def speed_of(name: str, blocks: Sequence[Block]) -> Finding:
-    """Float32's time over int8's."""
+    """Finding: float32's time over int8's."""
 
     def gain(group: tuple[Block, ...]) -> float:
         wide, narrow = (statistics.median(block.cpu_s) for block in group)

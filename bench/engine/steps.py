@@ -1,4 +1,4 @@
-"""G1, G2 and G8: what the engine makes of one core, over what that core can do at that moment.
+"""G1, G2 and G8: the engine's speed on one core, over the ceilings of that core at the same time.
 
     python -m bench.engine.steps [--shape qwen2.5-0.5b] [--dtype auto] [--decoder auto] [--kernels auto]
         [--batches 1 4 8 32] [--contexts 256 2048] [--prefills 512 2048] [--parts decode prefill host]
@@ -6,9 +6,9 @@
 
 A model of random weights is saved and loaded as any other; steps go through the worker's own runner, on one core with
 one compute thread. G1: bytes that a decode step must read (weights once and the rows' KV), over its time, over this
-core's reading speed. G2: operations that a prompt cannot do without, over its time, over this core's best matrix
-product; and the speed in chunks of 64 over the speed in one. G8: what of a decode turn's CPU time is not the forward
-pass, through the worker's own loop and scheduler.
+core's reading speed. G2: operations that a prompt needs at least, over its time, over this core's best matrix product;
+and the speed in chunks of 64 over the speed in one chunk. G8: the share of a decode turn's CPU time outside the forward
+pass, with the worker's own loop and scheduler.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """What was found, and what a reader has to know."""
+    """Findings and remarks of a run."""
 
     findings: tuple[Finding, ...]
     remarks: tuple[Remark, ...]
 
 
 def measure(options: EngineOptions, console: Console) -> EngineResult:
-    """The whole run, on this process's core. Raises `BatonError` for a model that cannot be loaded."""
-    # Imported now: the sizes of thread pools are read when these are loaded.
+    """Runs all rotations on this process's core. Raises `BatonError` for a model that cannot be loaded."""
+    # Imported here: loading these modules reads the sizes of thread pools.
     from baton.model.cpu import configure_threads
     from bench.engine.arms import findings_of, make_arms, needs_gemm
     from bench.engine.decode_loop import EffectSink
@@ -154,7 +154,7 @@ def _plan(options: EngineOptions) -> EnginePlan:
 
 @contextlib.contextmanager
 def _model_directory(options: EngineOptions, console: Console) -> Iterator[Path]:
-    """A directory with the model, made if need be; gone afterwards unless it was named."""
+    """Yields a directory with the model, created if missing; removes it unless `--model-dir` names it."""
     from bench.harness.random_models import save_random_model
 
     with contextlib.ExitStack() as stack:
@@ -202,7 +202,7 @@ def _remarks(options: EngineOptions, engine: BenchEngine, read: ReadProbe, gemm:
 
 
 def machine_name() -> str:
-    """The processor as Linux names it."""
+    """The processor's name from /proc/cpuinfo."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

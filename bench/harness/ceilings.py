@@ -1,10 +1,9 @@
-"""What one core of this machine can do at best: read memory, and multiply matrices. An engine is measured by these.
+"""Ceilings of one core: its fastest memory read and its fastest matrix product.
 
-Called by the engine's experiments before and after every block. A ceiling that is too low would flatter, so each is
-looked for: several ways of doing the same are tried at the start, and the fastest is the probe from then on. It is
-read as the best of a few tries, by the thread's CPU time: whatever else runs here can only make a try slower, and a
-core that is taken away for a while does not read less because of it. So one thread must do all the work: numeric
-libraries are to be limited to one before they are loaded.
+The engine's experiments read them before and after every block. A low ceiling would flatter, so several ways of doing
+the same work are tried at the start, and the fastest is the probe from then on. A reading is the best of a few tries,
+by the thread's CPU time, which other processes can only increase. One thread must do all the work, so limit numeric
+libraries to one thread before loading them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _PACK_HINT = 512
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """The fastest of several ways: its name, its speed when they were compared, and all speeds by name."""
+    """The fastest of several candidates: its name, its speed in the comparison, and all speeds by name."""
 
     name: str
     speed: float
@@ -73,7 +72,7 @@ class ReadProbe:
         return candidates
 
     def _memchr(self) -> Callable[[], object]:
-        """The C library's search for a byte that is not there."""
+        """The C library's search for a byte that does not occur."""
         search = ctypes.CDLL(None).memchr
         search.argtypes, search.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), ctypes.c_void_p
         return _bind(search, self._memory.data_ptr(), 1, self._num_bytes)
@@ -82,7 +81,7 @@ class ReadProbe:
 class GemmProbe:
     """Multiplies two matrices that fit the caches, in the dtype in which this core is fastest.
 
-    `by_dtype` has what each dtype reached when they were compared; the probe is the best of all of them.
+    `by_dtype`: the ceiling of each dtype in the comparison; the probe uses the best of them.
     """
 
     def __init__(self, shape: tuple[int, int, int] = _GEMM_SHAPE) -> None:
@@ -104,7 +103,7 @@ class GemmProbe:
 
 
 def _gemms(left: torch.Tensor, right: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """[rows, inner] x [columns, inner]: torch's own, oneDNN's with packed weights where it has them, and numpy's."""
+    """Products [rows, inner] x [columns, inner] by torch, numpy, and oneDNN with packed weights where available."""
     candidates: dict[str, Callable[[], object]] = {
         "torch.mm": _bind(torch.mm, left, right.t()),
         "linear": _bind(linear, left, right),

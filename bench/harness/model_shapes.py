@@ -1,7 +1,7 @@
-"""Models that are measured and never used, as numbers: what a shape must read and compute for a token.
+"""Shapes of benchmark models: the bytes and operations that a token needs at least.
 
-Called by the experiments. Imports nothing; `bench.harness.random_models` makes the models, and a test compares these
-numbers with what it made.
+Used by the experiments. Imports nothing; `bench.harness.random_models` makes the models, and a test compares them with
+these numbers.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class ModelShape:
 
     @property
     def num_head_weights(self) -> int:
-        """Elements of the output head, which is the embedding too."""
+        """Elements of the output head, which is also the embedding."""
         return self.vocab_size * self.hidden_size
 
     def prefill_flops(self, num_tokens: int) -> int:
-        """Operations that a prompt of `num_tokens` cannot do without, a multiplication and an addition being two.
+        """Operations that a prompt of `num_tokens` needs at least; a multiplication and an addition count as two.
 
         Every layer's matrices for every token, the output head for the last one, and of attention's two products only
         the half below the diagonal.

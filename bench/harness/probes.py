@@ -1,6 +1,6 @@
-"""What this machine can do right now: the baselines that an experiment's blocks are sandwiched with.
+"""Probes of the machine's current speed, read before and after every block of an experiment.
 
-Called by the experiments before and after every block. Each probe takes some tens of milliseconds.
+Each probe takes some tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TIMEOUT_S = 30.0
 
 
 class MemcpyProbe:
-    """Copies 64 MB between two mapped, prefaulted, huge-page backed regions, as pools are."""
+    """Copies 64 MB between two mapped, prefaulted regions on huge pages, like page pools."""
 
     def __init__(self, num_bytes: int = PROBE_BYTES) -> None:
         self._source = PageMemory(1, num_bytes, prefault=True)
@@ -68,12 +68,12 @@ class LoopbackProbe:
 
 
 def process_rss_bytes(pid: int) -> int:
-    """Memory of a process that is resident now. Linux only; raises `OSError`."""
+    """Resident memory of a process. Linux only; raises `OSError`."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def process_cpu_s(pid: int) -> float:
-    """Seconds on a core, of all living threads of a process, to the nanosecond. Linux only; raises `OSError`."""
+    """CPU seconds of all live threads of a process, with nanosecond resolution. Linux only; raises `OSError`."""
     stats = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(stat.read_text().split()[0]) for stat in stats) / 1e9

@@ -1,7 +1,6 @@
 """Models of a named shape with random weights, saved as Hugging Face directories.
 
-Called by the experiments and by `bench/peers`, so that every server loads one and the same directory through its own
-ordinary loader.
+Called by the experiments and by `bench/peers`, so every server loads the same directory through its own loader.
 
     python -m bench.harness.random_models qwen2.5-0.5b DIRECTORY
 """
@@ -30,7 +29,7 @@ _CONFIGS: dict[str, type[transformers.PreTrainedConfig]] = {
 
 
 def config_of(shape: ModelShape) -> transformers.PreTrainedConfig:
-    """A shape as transformers wants it."""
+    """The transformers config of a shape."""
     return _CONFIGS[shape.family](
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -49,7 +48,7 @@ def config_of(shape: ModelShape) -> transformers.PreTrainedConfig:
 
 
 def save_random_model(shape: ModelShape, directory: Path, *, seed: int = 0) -> Path:
-    """Writes weights (bfloat16, as real checkpoints are), config and tokenizer into `directory`, which is returned."""
+    """Writes bfloat16 weights, config and tokenizer into `directory` and returns it."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config_of(shape), dtype=torch.bfloat16)
@@ -68,7 +67,7 @@ def save_random_model(shape: ModelShape, directory: Path, *, seed: int = 0) -> P
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:
-    """Bytes, one merge, and invented words up to `vocab_size`, so that every id of the model is a token with a text."""
+    """Bytes, one merge, and invented words up to `vocab_size`: every id of the model is a token with a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [END_OF_TEXT, *alphabet, "th"]
     words += [f"w{number}x" for number in range(vocab_size - len(words))]

@@ -1,7 +1,7 @@
 """Interleaved arms: every rotation runs each arm once in a random order, between two readings of a probe.
 
-Called by the experiments. Only ratios inside one rotation mean anything on a machine with neighbours; a rotation in
-which the machine changed is dropped, and how many were kept is part of every report.
+Used by the experiments. On a shared machine only ratios inside one rotation are meaningful. A rotation in which the
+machine changed does not count as steady, and every report shows the number of steady rotations.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rich.table import Table
 from services.cli.bench.results.intervals import Interval, bootstrap_median, is_steady
 
 MAX_WALL_OVER_CPU = 1.05
-"""Wall time over CPU time of computing that was left alone."""
+"""Bound on wall time over CPU time of an undisturbed computation."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedSamples:
-    """Seconds of something that only computes, sample by sample: on the wall's clock, and of its thread's CPU."""
+    """Wall time and thread CPU time of each sample of a pure computation, in seconds."""
 
     wall_s: tuple[float, ...]
     cpu_s: tuple[float, ...]
@@ -38,7 +38,7 @@ class TimedSamples:
 
 Arm = Callable[[], Sequence[float] | TimedSamples]
 ExclusiveArms = Callable[[int], AbstractContextManager[Mapping[str, Arm]]]
-"""The arms of something that runs only while the context lasts, for the rotation of that number."""
+"""Context manager for one rotation, by its number; yields arms that may run only inside it."""
 
 OnRotation = Callable[[Sequence["Block"]], None]
 FindingsOf = Callable[[Sequence["Block"]], Sequence["Finding"]]
@@ -46,9 +46,9 @@ FindingsOf = Callable[[Sequence["Block"]], Sequence["Finding"]]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One arm in one rotation. `values`: what was measured, sample by sample, in the experiment's unit.
+    """One arm in one rotation. `values`: the samples, in the experiment's unit.
 
-    `cpu_s`: for an arm that returned `TimedSamples`, whose wall times are the values, their CPU times; otherwise empty.
+    For an arm that returned `TimedSamples`, `values` are wall times and `cpu_s` CPU times; else `cpu_s` is empty.
     """
 
     rotation: int
@@ -60,17 +60,17 @@ class Block:
 
     @property
     def probe(self) -> float:
-        """The machine during the block."""
+        """Mean of the two readings around the block."""
         return (self.probe_before + self.probe_after) / 2.0
 
     @property
     def is_steady(self) -> bool:
-        """Whether the machine stayed the same around the block, and computed it without many interruptions."""
+        """True if the probes agree and the wall time is close to the CPU time."""
         return self.has_steady_probe and self.wall_over_cpu <= MAX_WALL_OVER_CPU
 
     @property
     def has_steady_probe(self) -> bool:
-        """Whether the machine stayed the same around the block, which is enough for CPU times."""
+        """True if the probes around the block agree; sufficient for CPU times."""
         return is_steady(self.probe_before, self.probe_after)
 
     @property
@@ -82,7 +82,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something about a run that a reader has to know: the machine, a flag, what was left out and why."""
+    """A note on a run for its reader: the machine, a flag, a skipped arm with the reason."""
 
     name: str
     text: str
@@ -90,7 +90,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of an experiment's table: over all rotations, and over those in which the machine was steady."""
+    """One line of an experiment's table: over all rotations, and over the steady ones."""
 
     name: str
     unit: str
@@ -101,7 +101,7 @@ class Finding:
 
 
 def command_remark(module: str) -> Remark:
-    """The command line of this process, as it can be given again."""
+    """The command line of this process, for repeating the run."""
     return Remark("command", shlex.join(["python", "-m", module, *sys.argv[1:]]))
 
 
@@ -114,9 +114,9 @@ def rotate(
     console: Console,
     on_rotation: OnRotation = lambda blocks: None,
 ) -> list[Block]:
-    """All blocks in the order they ran. `probe` is given the arm's name and returns its baseline.
+    """Runs all rotations and returns the blocks in order. `probe` maps an arm's name to a reading of its baseline.
 
-    `on_rotation` is given all blocks so far after every rotation.
+    `on_rotation` receives all blocks so far after every rotation.
     """
     rng = random.Random(seed)
     blocks: list[Block] = []
@@ -138,9 +138,9 @@ def rotate_exclusive(
     on_failure: Callable[[int, str, Exception], None],
     on_rotation: OnRotation = lambda blocks: None,
 ) -> list[Block]:
-    """As `rotate`, for what cannot run side by side: in a rotation each turn, in a random order, runs all of its arms.
+    """As `rotate`, for systems that cannot run side by side: each runs all of its arms in its turn.
 
-    A turn that fails has no block in that rotation; `on_failure` is told the rotation, the turn and why, and may raise.
+    A turn that fails adds no block to its rotation; `on_failure` receives rotation, turn and error, and may raise.
     """
     blocks: list[Block] = []
     for rotation in track(range(num_rotations), "rotations", console=console):
@@ -173,10 +173,10 @@ def make_finding(
     figure: Callable[[tuple[Block, ...]], float],
     keep: Callable[[Block], bool] = lambda block: block.is_steady,
 ) -> Finding:
-    """The median, with its interval, of `figure` of each rotation's blocks of `arms`, given in that order.
+    """Applies `figure` to each rotation's blocks of `arms` and returns the median with its interval.
 
-    A rotation counts when it has all of these blocks, and is kept when `keep` holds for them. Raises `ValueError` when
-    none counts.
+    A rotation counts if it has all of these blocks, and is steady if `keep` holds for each. Raises `ValueError` if no
+    rotation counts.
     """
     by_place = {(block.rotation, block.arm): block for block in blocks}
     places = [[(rotation, arm) for arm in arms] for rotation in sorted({block.rotation for block in blocks})]
@@ -197,7 +197,7 @@ def make_finding(
 
 
 def table_of(findings: Sequence[Finding]) -> Table:
-    """For the terminal."""
+    """A table for the terminal."""
     table = Table("", "unit", "all rotations", "steady rotations", "kept")
     for found in findings:
         share = f"{found.num_steady}/{found.num_rotations}"
@@ -211,9 +211,9 @@ def _format(interval: Interval | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResultFile:
-    """A run's file, written anew after every rotation: a run that is ended early loses no whole one.
+    """A run's file, rewritten after every rotation, so an interrupted run keeps its complete rotations.
 
-    `path`: None for a run that is not kept. `num_planned`: rotations asked for.
+    `path`: None for a run that is not saved. `num_planned`: rotations asked for.
     """
 
     path: Path | None
@@ -223,13 +223,13 @@ class ResultFile:
     remarks: Sequence[Remark] = ()
 
     def write(self, blocks: Sequence[Block]) -> None:
-        """Saves whole rotations and what is found in them. Raises `OSError`."""
+        """Saves complete rotations and their findings. Raises `OSError`."""
         if self.path is not None:
             save(self.path, self.experiment, blocks, self.findings_of(blocks), self.remarks, self.num_planned)
 
 
 class ResultSeries:
-    """Several experiments one after another in one run and one file, which is written after every rotation of each."""
+    """Several experiments in sequence in one run and one file, rewritten after every rotation."""
 
     def __init__(self, path: Path | None, experiment: str, num_planned: int, remarks: Sequence[Remark]) -> None:
         self._path = path
@@ -240,7 +240,7 @@ class ResultSeries:
         self.findings: list[Finding] = []
 
     def on_rotation(self, findings_of: FindingsOf) -> OnRotation:
-        """For the rotations of the next one: saves what there is, this one's whole rotations included."""
+        """Callback for the rotations of the next experiment: saves earlier experiments and its complete rotations."""
 
         def keep(blocks: Sequence[Block]) -> None:
             if self._path is not None:
@@ -250,7 +250,7 @@ class ResultSeries:
         return keep
 
     def add(self, blocks: Sequence[Block], findings_of: FindingsOf) -> None:
-        """One has ended."""
+        """Adds a finished experiment."""
         self._blocks += blocks
         self.findings += findings_of(blocks)
 
@@ -263,10 +263,7 @@ def save(
     remarks: Sequence[Remark] = (),
     num_planned: int | None = None,
 ) -> None:
-    """One JSON: every block with every sample, and what was found. A reader finds the old file or the new one.
-
-    Raises `OSError`.
-    """
+    """Saves all blocks with their samples, and the findings, as one JSON, atomically. Raises `OSError`."""
     record = {
         "experiment": experiment,
         "ended": datetime.datetime.now(datetime.UTC),
@@ -279,7 +276,7 @@ def save(
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file or, if the process ends meanwhile, leaves the one that was there. Raises `OSError`."""
+    """Replaces a file atomically. Raises `OSError`."""
     new = path.with_name(f"{path.name}.new")
     new.write_bytes(data)
     os.replace(new, path)

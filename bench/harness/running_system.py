@@ -1,4 +1,4 @@
-"""A system of Baton's own for an experiment: `baton up` on a free port, stopped at the end. Called by experiments."""
+"""Starts `baton up`, or any server, for an experiment and stops it at the end."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _POLL_TIMEOUT_S = 5.0
 _TAIL_CHARS = 2000
 
 UP_MESSAGE = "Ctrl-C stops everything."
-"""The end of the welcome, which comes after a first request was answered."""
+"""Last line of the output of `baton up`, printed after the first answered request."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningSystem:
-    """A running `baton up`: the router, and the pages of metrics of all its processes."""
+    """A running `baton up`: URLs of the router and of the metrics of all processes."""
 
     url: str
     metrics_urls: tuple[str, ...]
@@ -40,9 +40,9 @@ class RunningSystem:
 def running_system(
     model: str, shape: str | None, seed: int, flags: Sequence[str], console: Console
 ) -> Iterator[RunningSystem]:
-    """`baton up MODEL`, or a random model of `shape`, from its first answer on.
+    """Runs `baton up` with `model`, or with a random model of `shape`, and yields after its first answer.
 
-    Raises `RuntimeError` when it ends by itself, with its last words, and `TimeoutError` when it never answers.
+    Raises `RuntimeError` with the end of its log if it exits, `TimeoutError` if it does not answer.
     """
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as directory:
         if shape is not None:
@@ -57,7 +57,7 @@ def running_system(
 
 
 def metrics_urls(banner: str) -> tuple[str, ...]:
-    """The pages of metrics that `baton up` names in its welcome."""
+    """Metrics URLs in the output of `baton up`."""
     words = (line.split() for line in banner.splitlines())
     return tuple(line[1] for line in words if len(line) == 2 and line[0] == "metrics")
 
@@ -66,7 +66,7 @@ def metrics_urls(banner: str) -> tuple[str, ...]:
 def running_server(
     command: Sequence[str], url: str, ready_path: str, variables: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """A server while the context lasts, from the first 200 of `ready_path` on; its output goes to a file.
+    """Runs a server and yields after the first 200 of `ready_path`; its output goes to a file.
 
     Raises as `running_system` does.
     """
@@ -77,7 +77,7 @@ def running_server(
 
 @contextlib.contextmanager
 def _running(command: Sequence[str], variables: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """A process, gone when the context ends, and the file of its output."""
+    """Runs a process and yields it with the file of its output; stops it at the end."""
     with tempfile.NamedTemporaryFile("w+b", prefix="baton-bench-", suffix=".log") as log:
         environment = child_environment(variables)
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
@@ -107,7 +107,7 @@ def _wait_until(is_up: Callable[[], bool], what: str, process: subprocess.Popen[
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_POLL_S)
-            raise RuntimeError(f"{process.args!r} ended by itself:\n{_log_tail(log)}")
+            raise RuntimeError(f"{process.args!r} exited:\n{_log_tail(log)}")
     raise TimeoutError(f"no answer from {what} within {START_S:.0f} s:\n{_log_tail(log)}")
 
 

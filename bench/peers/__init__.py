@@ -1,1 +1,1 @@
-"""Other servers on the same cores in the same run: how they are installed, given a model, started and measured."""
+"""Comparison with other servers on the same cores: installation, model, start and measurement."""

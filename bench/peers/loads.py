@@ -1,6 +1,6 @@
-"""What every server is asked, and what is read from its answers. Called by `bench.peers.compare`.
+"""The loads of the comparison, and the figures computed from their results. Called by `bench.peers.compare`.
 
-A load is one run of `baton bench serve`; what came of it is kept as facts, and every figure is computed from these.
+A load is one run of `baton bench serve`; every figure is computed from its `LoadResult`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PeerLoad:
 
     @property
     def warm_up(self) -> PeerLoad:
-        """The same shape once, with short answers."""
+        """The same load with one short answer a stream."""
         short = min(self.num_output_tokens, WARM_UP_TOKENS)
         return replace(self, num_prompts=self.max_concurrency, num_output_tokens=short)
 
@@ -51,7 +51,7 @@ LOADS = (LONG_PROMPT, ONE_STREAM, EIGHT_STREAMS)
 
 
 class RequestResult(NamedTuple):
-    """One request: seconds to its first token and per token after it, and tokens; a prompt not counted has 0."""
+    """One request: TTFT and TPOT in seconds, and tokens; 0 prompt tokens if the server did not count them."""
 
     ttft_s: float
     tpot_s: float
@@ -69,7 +69,7 @@ class LoadResult:
 
     @classmethod
     def of_rows(cls, rows: Sequence[RequestRow], num_words: int) -> Self:
-        """Raises `RuntimeError` when a request failed: a server that drops some has less to do."""
+        """Raises `RuntimeError` if a request failed: a server that drops requests has less work."""
         if failed := [row.failure for row in rows if row.failure is not None]:
             raise RuntimeError(f"{len(failed)} of {len(rows)} requests failed: {failed[0]}")
         outcomes = (
@@ -80,7 +80,7 @@ class LoadResult:
 
     @classmethod
     def of_block(cls, block: Block) -> Self:
-        """What `values` was."""
+        """The inverse of `values`."""
         wall_s, concurrent_rate, *flat = block.values
         width = len(RequestResult._fields)
         return cls(
@@ -89,12 +89,12 @@ class LoadResult:
 
     @property
     def values(self) -> list[float]:
-        """For a block: the two of the run, then every outcome, flat."""
+        """Values of a block: wall time and concurrent rate, then every request's result, flat."""
         return [self.wall_s, self.concurrent_rate, *(value for outcome in self.outcomes for value in outcome)]
 
 
 def _num_prompt_tokens(row: RequestRow, num_words: int) -> int:
-    """The server's count of the prompt. Where it gave none the row has the words, and a chat has more tokens."""
+    """The server's count of the prompt, 0 if it gave none: the row then has the words, and a chat has more tokens."""
     return row.num_prompt_tokens if row.num_prompt_tokens > num_words else 0
 
 
@@ -109,9 +109,9 @@ def _concurrent_rate(rows: Sequence[RequestRow]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ReportLine:
-    """A line of the report for every server; None where a server did not tell, or never got there.
+    """A line of the report for every server; `of` returns None where the result has no such figure.
 
-    `compared`: as a peer's over Baton's. These are times, so that a ratio over 1 is Baton's gain.
+    `compared`: also reported as a peer's time over Baton's, so a ratio over 1 is Baton's gain.
     """
 
     name: str
@@ -164,7 +164,7 @@ REPORT_LINES = (
 
 
 def measure(server: PeerServer, load_: PeerLoad, seed: int, directory: Path) -> list[float]:
-    """One run of `baton bench serve`, as the values of a block. Raises `RuntimeError` when it or a request failed."""
+    """Runs `baton bench serve` and returns the values of a block. Raises `RuntimeError` if it or a request fails."""
     name = f"{server.name}-{load_.name}.json".replace(" ", "-")
     asking = ("--endpoint", "chat", "--ignore-eos", "--no-continuous-usage", "--seed", str(seed))
     saving = ("--save-result", "--result-dir", str(directory), "--result-filename", name)

@@ -1,11 +1,10 @@
-"""Writes a model of `bench.harness.random_models` as the one file that llama.cpp reads, in bfloat16.
+"""Converts a model of `bench.harness.random_models` to a bfloat16 GGUF file for llama.cpp.
 
-Run by the interpreter of `install.sh`'s llama environment, which has `gguf` and numpy and nothing of ours:
+Runs in the llama environment of `install.sh`, which has `gguf` and numpy but no code of Baton:
 
     DIRECTORY/llama/bin/python bench/peers/make_gguf.py MODEL_DIRECTORY FILE.gguf
 
-Of the shapes only Qwen2's names are known here. The tensors stay as they are on disk: safetensors is read by hand,
-since bfloat16 is no type of numpy.
+Supports only Qwen2's tensor names. Tensors keep their bits: numpy has no bfloat16, so safetensors is parsed here.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Bf16Tensor:
-    """`bits`: the bfloat16 numbers' bit patterns, in the tensor's shape."""
+    """A tensor. `bits`: bit patterns of its bfloat16 numbers, in its shape."""
 
     name: str
     bits: np.ndarray
 
 
 def read_tensors(path: Path) -> Iterator[Bf16Tensor]:
-    """All tensors of a safetensors file. Raises `ValueError` for one that is not bfloat16."""
+    """Yields all tensors of a safetensors file. Raises `ValueError` for one that is not bfloat16."""
     with path.open("rb") as file:
         (header_bytes,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(header_bytes))
@@ -68,11 +67,11 @@ def name_in_gguf(name: str) -> str:
 
 
 def write(directory: Path, path: Path) -> None:
-    """Config, tokenizer and tensors into `path`."""
+    """Writes config, tokenizer and tensors into `path`."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "qwen2":
         raise SystemExit(f"only qwen2 is known here, not {config['model_type']}")
-    import gguf  # in the peer's environment only; what is above needs none of it
+    import gguf  # in the peer's environment only; the functions above do not need it
 
     writer = gguf.GGUFWriter(str(path), "qwen2")
     _write_config(writer, config, gguf.LlamaFileType.MOSTLY_BF16)

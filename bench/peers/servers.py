@@ -1,7 +1,7 @@
-"""How Baton and its peers are started on one model, two cores and one port each. Called by `bench.peers.compare`.
+"""Commands that start Baton and its peers on one model, the same cores and one port each.
 
-Every server gets the same cores and as many compute threads as there are: the others all in one engine; Baton one a
-worker, or more, which then share the cores. Prefix caches are off where there is a switch; the load shares no prefixes.
+Called by `bench.peers.compare`. Every server gets one compute thread a core: peers in one engine, Baton one a worker,
+or more, which then share the cores. Prefix caches are off where possible; the loads share no prefixes.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class PeerServer:
 
 
 def baton(model: Path, port: int, cores: tuple[int, ...], dtype: str, threads: int = 1) -> PeerServer:
-    """A prefill and a decode worker. With one thread each has a core; with two each computes on both of two cores."""
+    """Baton with a prefill and a decode worker. With one thread each has a core; with two both share both cores."""
     flags = ("up", str(model), f"--port={port}", f"--dtype={dtype}", f"--threads={threads}")
     name = BATON if threads == 1 else f"{BATON}, {threads} threads"
     return PeerServer(name, _on_cores(cores, sys.executable, "-m", "services.cli.main", *flags), port, "/ready")
 
 
 def is_baton(server: str) -> bool:
-    """Whether this is the name of one of `baton`."""
+    """True for the name of a server made by `baton`."""
     return server.partition(",")[0] == BATON
 
 
 def vllm(model: Path, port: int, cores: tuple[int, ...], dtype: str, venv: Path) -> PeerServer:
-    """vLLM's CPU build. Left to itself (`auto`) it keeps one of two cores idle."""
+    """vLLM's CPU build. Its default (`auto`) keeps one of two cores idle, so cores are named."""
     flags = (f"--served-model-name={MODEL_NAME}", f"--dtype={dtype}", f"--max-model-len={MAX_MODEL_LEN}")
     command = (str(venv / "bin" / "vllm"), "serve", str(model), *flags, f"--port={port}", "--no-enable-prefix-caching")
     binding = ",".join(map(str, cores))
@@ -60,7 +60,7 @@ def llama(gguf: Path, port: int, cores: tuple[int, ...], venv: Path) -> PeerServ
         *(str(venv / "bin" / "python"), "-m", "llama_cpp.server", "--model", str(gguf)),
         *("--model_alias", MODEL_NAME, "--n_ctx", str(MAX_MODEL_LEN), "--n_batch", "2048"),
         *("--n_threads", threads, "--n_threads_batch", threads, "--port", str(port)),
-        *("--interrupt_requests", "false"),  # or the next request would cut off the one that runs
+        *("--interrupt_requests", "false"),  # else the next request aborts the running one
     )
     return PeerServer("llama", _on_cores(cores, *command), port, "/v1/models", {"OMP_NUM_THREADS": threads})
 

@@ -1,9 +1,9 @@
-"""What it costs to journal every token: CPU of the router's process and of Redis, and how far the store lags behind.
+"""Cost of journaling every token: CPU of the router's process and of Redis, and the lag of the store.
 
     python -m bench.router.journal [--streams 256] [--tokens 200] [--rate 50] [--rotations 5]
 
 Every stream emits `--rate` tokens a second. The arms are the same loop with `StoreWriter` on a real redis-server, and
-with a pen that writes nothing; a token's cost is the difference of their CPU. Prints JSON.
+with a sink that writes nothing; a token's cost is the difference of their CPU time. Prints JSON.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class JournalLoad:
 
 @dataclass(frozen=True, slots=True)
 class JournalRotation:
-    """Both arms once. Microseconds of CPU a token; the lag is from the last token to an empty backlog."""
+    """Both arms once. Microseconds of CPU a token; the lag is from the last token to an empty queue."""
 
     router_us: float
     redis_us: float
@@ -107,13 +107,13 @@ async def _rotate(url: str, load: JournalLoad, number: int) -> JournalRotation:
         ids = [AttemptId(RequestId(f"job-{stream}"), 1) for stream in range(load.streams)]
         _open(writer, ids)
         if await writer.flush(FLUSH_S):
-            raise TimeoutError("redis does not take the calls")
+            raise TimeoutError("redis did not accept the calls in time")
         idle_s = await _emit(_NullSink(), ids, load)
         before, began_s = await _redis(url), time.process_time()
         await _emit(writer, ids, load)
         last_at = time.monotonic()
         if await writer.flush(FLUSH_S):
-            raise TimeoutError("redis does not take the tokens")
+            raise TimeoutError("redis did not accept the tokens in time")
         lag_s, busy_s, after = time.monotonic() - last_at, time.process_time() - began_s, await _redis(url)
     await store.close()
     per_token = 1e6 / load.total_tokens
@@ -126,7 +126,7 @@ async def _rotate(url: str, load: JournalLoad, number: int) -> JournalRotation:
 
 
 def _open(writer: StoreWriter, ids: Sequence[AttemptId]) -> None:
-    """One call a stream, decoding."""
+    """Opens one call a stream, in state decoding."""
     for id in ids:
         job = id.request_id
         call = RequestId(f"call-{job}")
@@ -139,7 +139,7 @@ def _open(writer: StoreWriter, ids: Sequence[AttemptId]) -> None:
 
 
 async def _emit(sink: TokenSink, ids: Sequence[AttemptId], load: JournalLoad) -> float:
-    """Seconds of this process's CPU. The streams emit one after the other, as steps of many workers would."""
+    """Emits all tokens, one stream after the other, and returns CPU seconds of this process."""
     began_s, loop = time.process_time(), asyncio.get_running_loop()
     start = loop.time()
     for index in range(load.tokens):

@@ -1,7 +1,7 @@
-"""A router between mock workers, each in a process of its own: what `router_overhead` and `overload` measure.
+"""A router and mock workers, each in a process of its own, for `overhead` and `overload`.
 
-The workers are the tests' own, which compute nothing, so that all that is left is the road to them. Where they are to
-be a bottleneck they have few rows and take their time for every token.
+The mock workers of the tests compute nothing, so only the router's work is left. For a bottleneck they have few rows
+and a delay before every token.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ BUSY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class DecodeCapacity:
-    """What the decode worker can do: requests at once, and seconds that each of their tokens takes."""
+    """Limits of the decode worker: concurrent requests, and seconds of each token."""
 
     num_rows: int
     token_s: float
 
     def rate(self, num_tokens: int) -> float:
-        """Requests of so many tokens a second; the first token is prefill's."""
+        """Requests a second with `num_tokens` tokens each; prefill makes the first token."""
         return self.num_rows / ((num_tokens - 1) * self.token_s)
 
 
 class LimitedDecode(MockDecode):
-    """Promises no more than its rows, and takes its time."""
+    """Reserves at most its rows and delays every token."""
 
     def __init__(self, id: str, capacity: DecodeCapacity) -> None:
         super().__init__(id)
@@ -80,7 +80,7 @@ class LimitedDecode(MockDecode):
 
 @dataclass(frozen=True, slots=True)
 class MockCluster:
-    """What the workers announced, and where the router is and its process."""
+    """Registrations of the workers, and URL and process id of the router."""
 
     prefill: WorkerRecord
     decode: WorkerRecord
@@ -96,7 +96,7 @@ class _Workers:
 
 @contextlib.contextmanager
 def running_cluster(capacity: DecodeCapacity | None = None, router_flags: Sequence[str] = ()) -> Iterator[MockCluster]:
-    """Redis, a prefill and a decode mock in one process, and a router in another; all gone at the end."""
+    """Runs Redis, a prefill and a decode mock in one process, and a router in another; stops all at the end."""
     with (
         LocalRedis() as redis,
         mock_workers(redis.url, capacity) as workers,
@@ -157,7 +157,7 @@ def _record(worker: MockWorker, links: tuple[LinkRecord, ...], load: WorkerLoad)
 
 @contextlib.contextmanager
 def _router(redis_url: str, more_flags: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """The real router, started as an operator would; yields its URL and process id."""
+    """Runs the real router from the command line; yields its URL and process id."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     flags = ["--port", str(port), "--redis-url", redis_url, "--worker-ttl-s", str(_TTL_S), "--log-level", "warning"]
@@ -172,12 +172,12 @@ def _router(redis_url: str, more_flags: Sequence[str]) -> Iterator[tuple[str, in
 
 
 def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Asks until the router says yes. Raises `RuntimeError` when it ended, `TimeoutError` when it never does."""
+    """Polls `/ready`. Raises `RuntimeError` if the router has exited, `TimeoutError` after `_START_S`."""
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s:
         with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(f"{url}/ready", timeout=5.0):
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.05)
-            raise RuntimeError("the router ended by itself")
+            raise RuntimeError("the router exited")
     raise TimeoutError(f"the router was not ready within {_START_S} s")

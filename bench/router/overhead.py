@@ -1,11 +1,11 @@
-"""G7: what the router adds to a request and to a token, with workers that compute nothing.
+"""G7: latency and CPU time that the router adds to a request and to a token, with workers that compute nothing.
 
     python -m bench.router.overhead [--rotations 20] [--requests 100] [--result FILE]
 
-Added latency: a request of two tokens through the router, less the same calls made to the workers directly (promise,
-then both streams at once, as the router makes them). One at a time, arms interleaved; the direct arm runs twice in
-every rotation, and the difference of the two is what is not the router (A/A). CPU a streamed token: the router's CPU
-time for long answers less that for short ones, over the tokens that make the difference.
+Added latency: a request of two tokens through the router, less the same calls made to the workers directly (`Reserve`,
+then both streams at once, like the router). Requests run one at a time, and arms interleave. The direct arm runs twice
+in every rotation; the difference of the two is noise (A/A). CPU a streamed token: the router's CPU time for long
+answers less that for short ones, over the difference in tokens.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DirectClient:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def request(self, num_tokens: int) -> float:
-        """Seconds from the promise to the last token."""
+        """Seconds from the reservation to the last token."""
         id = AttemptId(RequestId(f"direct-{next(self._numbers)}"), 0)
         request = encode_request(EngineRequest(id, PROMPT, len(PROMPT), SamplingParams(), StopParams(num_tokens)))
         to_prefill, to_decode = self.cluster.prefill, self.cluster.decode
@@ -95,7 +95,7 @@ class RouterClient:
         return answer.ended_s
 
     async def burst(self, num_requests: int, num_tokens: int) -> None:
-        """Requests eight at a time. Raises `RuntimeError` when one failed."""
+        """Sends requests eight at a time. Raises `RuntimeError` if one fails."""
         plan = [PlannedRequest(index, 0.0, PROMPT, num_tokens) for index in range(num_requests)]
         rows = await run_load(
             plan,
@@ -108,7 +108,7 @@ class RouterClient:
 
 
 def run(num_rotations: int, num_requests: int, seed: int, console: Console, on_rotation: OnRotation) -> list[Block]:
-    """Measures on a cluster of its own."""
+    """Runs all rotations on a cluster of its own."""
     with running_cluster() as cluster, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         channels, http = (
             ChannelPool(),
@@ -143,7 +143,7 @@ async def _one_by_one(request: Callable[[int], Awaitable[float]], num_requests: 
 
 
 async def _cpu_a_token(router: RouterClient, pid: int, num_requests: int) -> list[float]:
-    """The slope: seconds of the router's CPU a token, without what a request costs."""
+    """The slope: CPU seconds of the router a token, without the cost of a request."""
     readings = [process_cpu_s(pid)]
     for num_tokens in (SHORT_TOKENS, LONG_TOKENS):
         await router.burst(num_requests, num_tokens)

@@ -1,10 +1,10 @@
-"""A router with ten times the load that its workers can do: refusals, goodput, memory.
+"""A router under ten times the load that its workers can serve: refusals, goodput, memory.
 
     python -m bench.router.overload [--seconds 60] [--loads 1 2 10] [--result FILE]
 
-Mock workers with few rows and slow tokens, so that they and not the router are the bottleneck; open-loop Poisson
-arrivals at multiples of what they can do; clients that give up when they are refused. Good is an answer that is
-complete and whose first token came within `OBJECTIVE_S`.
+Mock workers with few rows and slow tokens are the bottleneck. Poisson arrivals in an open loop come at multiples of
+their capacity, and refused clients do not retry. An answer is good if it is complete and its first token came within
+`OBJECTIVE_S`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CAPACITY = DecodeCapacity(num_rows=8, token_s=0.2)
 NUM_TOKENS = 11
 NUM_PROMPT_TOKENS = 64
 OBJECTIVE_S = 8.0
-"""For the first token. The router is told three quarters of it."""
+"""Bound on TTFT. The router gets three quarters of it as `--max-ttft-s`."""
 
 TIMEOUT_S = 60.0
 REFUSED = "HTTP 429:"
@@ -45,7 +45,7 @@ TEMPLATE = RequestTemplate(MODEL, ApiEndpoint.COMPLETIONS, temperature=0.0, igno
 
 @dataclass(frozen=True, slots=True)
 class OverloadFinding:
-    """One load. Rates are a second; the latency of a refusal is the client's, from sending to the end of the answer."""
+    """One load. Rates are a second; a refusal's latency is from sending to the end of the answer."""
 
     load: float
     offered_per_s: float
@@ -64,10 +64,10 @@ class OverloadFinding:
 
 
 def run(loads: Sequence[float], seconds: float, seed: int) -> Iterator[OverloadFinding]:
-    """Measures on a cluster of its own, one load after the other."""
+    """Runs one load after the other on a cluster of its own."""
     flags = ["--max-ttft-s", str(0.75 * OBJECTIVE_S)]
     with running_cluster(CAPACITY, flags) as cluster, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_measure(cluster, 0.5, 5.0, seed))  # connections, caches, what a request takes
+        runner.run(_measure(cluster, 0.5, 5.0, seed))  # warms up connections, caches and the wait estimate
         for load in loads:
             yield runner.run(_measure(cluster, load, seconds, seed))
 
@@ -87,7 +87,7 @@ async def _measure(cluster: MockCluster, load: float, seconds: float, seed: int)
 def make_finding(
     load: float, seconds: float, rows: Sequence[RequestRow], cpu_s: float, rss_bytes: int
 ) -> OverloadFinding:
-    """The figures, from the rows alone."""
+    """Computes the figures from the rows."""
     answered = [row for row in rows if row.failure is None]
     refused = [row for row in rows if row.failure is not None and row.failure.startswith(REFUSED)]
     ttfts = sorted(row.ttft_s for row in answered)

@@ -1,8 +1,8 @@
-"""The ways to spend two cores on one model: split, or two workers that do both. Called by experiments on whole systems.
+"""Deployments of one model on two cores: split, or two workers that do both. Used by experiments on whole systems.
 
-All of an experiment's systems run side by side for its whole length, so that its arms can take turns; one that is not
-asked only sends heartbeats. `baton up` gives the n-th worker of a system the n-th core and one compute thread: prefill
-has core 0 and decode core 1, and of two workers that do both each has one of the same two cores.
+All systems of an experiment run for its whole length, so its arms can take turns; an idle system only sends heartbeats.
+`baton up` gives the n-th worker of a system the n-th core and one compute thread. So prefill has core 0 and decode core
+1, and two workers that do both have the same two cores.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from services.cli.bench.workload.prompts import Vocabulary
 
 SPLIT, MIXED, UNCHUNKED = "split", "mixed chunks", "unchunked"
 WAIT_S = 600.0
-"""For one answer: at the highest rates a queue builds up."""
+"""Bound on one answer; at the highest rates a queue builds up."""
 
 UNLIMITED_BUDGET = 1 << 20
-"""A token budget that no prompt reaches: every prompt is one chunk."""
+"""A token budget above every prompt: every prompt is one chunk."""
 
 KV_MEMORY_MIB = 256
 """Of a worker. Up to ten of them run side by side, and 16,000 tokens of the shape `m32` fit."""
@@ -36,7 +36,7 @@ SPLIT_FLAGS = ("--prefill", "1", "--decode", "1")
 
 
 def colocated_flags(token_budget: int) -> tuple[str, ...]:
-    """For `baton up`: two workers that do both, with so many tokens a step, rows and prompts together."""
+    """Flags of `baton up` for two workers that do both, with `token_budget` tokens a step for rows and prompts."""
     return ("--prefill", "0", "--decode", "2", "--decode-token-budget", str(token_budget))
 
 
@@ -44,7 +44,7 @@ def colocated_flags(token_budget: int) -> tuple[str, ...]:
 def running_clients(
     systems: Mapping[str, tuple[str, ...]], shape: str, dtype: str, seed: int, console: Console
 ) -> Iterator[tuple[asyncio.Runner, dict[str, LoadClient]]]:
-    """A client of each system, and the loop that they live in. `systems`: flags of `baton up`.
+    """Runs the systems and yields an event loop and a client of each. `systems`: flags of `baton up`.
 
     Raises as `running_system` does.
     """
@@ -70,8 +70,8 @@ def _close(runner: asyncio.Runner, client: LoadClient) -> None:
 def running_deployments(
     systems: Mapping[str, tuple[str, ...]], shape: str, dtype: str, seed: int, console: Console
 ) -> Iterator[dict[str, str]]:
-    """The URL of each, all of one random model of `shape`. Raises as `running_system` does."""
-    # Imported here: the parts of the experiments that are tested need no torch.
+    """Runs systems of one random model of `shape` and yields their URLs. Raises as `running_system` does."""
+    # Imported here: the tested parts of the experiments need no torch.
     from bench.harness.random_models import save_random_model
 
     common = ("--dtype", dtype, "--kv-memory-mib", str(KV_MEMORY_MIB))

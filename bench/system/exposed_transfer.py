@@ -1,14 +1,13 @@
-"""G5: transfer time that no computing hides, over the time to the first token.
+"""G5: transfer time that no compute hides, over TTFT.
 
     python -m bench.system.exposed_transfer [--shape m150] [--transports nixl stream] [--prompt-tokens 512 2048]
         [--requests 1] [--rotations 10] [--seed 0] [--result FILE]
 
-For every transport a system of one prefill and one decode worker, of one random model, side by side for the whole run.
-A block sends `--requests` prompts of one length to one of them, one at a time. What was exposed is what the decode
-worker says: the growth of `baton_transfer_exposed_seconds`, from the end of a prompt's computing to the commit of its
-pages, summed over the block's requests, over the sum of their times to the first token as the client saw them. The
-first token does not wait for it; the second does. A block whose requests did not all hand pages over on its transport
-ends the run.
+Each transport has a system of one prefill and one decode worker; all run the same random model for the whole run. A
+block sends `--requests` prompts of one length to one system, one at a time. Exposed time is the growth of
+`baton_transfer_exposed_seconds`: from the end of a prompt's compute to the commit of its pages, summed over the block's
+requests. The figure divides it by the sum of their TTFT at the client. The first token does not wait for the transfer;
+the second does. The run ends if a request of a block was not handed over by its transport.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from services.cli.bench.workload.prompts import Vocabulary
 
 METRIC = "baton_transfer_exposed_seconds"
 OUTPUT_TOKENS = 2
-"""The second is made from what was handed over, so that the commit has been counted when it comes."""
+"""The second token needs the handoff, so its commit is counted by then."""
 
 WAIT_S = 300.0
 METRICS_WAIT_S = 30.0
@@ -80,7 +79,7 @@ class ExposedTime(NamedTuple):
 
 
 def read_exposed(pages: Sequence[str], transport: str) -> ExposedTime:
-    """From pages of metrics: what all links over a transport have exposed so far."""
+    """Sum over all links of a transport, from the text of metrics pages."""
     totals = {"_sum": 0.0, "_count": 0.0}
     for page in pages:
         for family in text_string_to_metric_families(page):
@@ -104,11 +103,11 @@ class TransportTarget:
     client: LoadClient
 
     def exposed(self) -> ExposedTime:
-        """So far. Raises `OSError`."""
+        """The total so far. Raises `OSError`."""
         return read_exposed([_get(url) for url in self.system.metrics_urls], self.transport)
 
     async def measure(self, num_tokens: int, num_requests: int) -> list[float]:
-        """Seconds exposed in all, then each request's seconds to its first token. Raises `RuntimeError`."""
+        """Exposed seconds of all requests, then the TTFT of each. Raises `RuntimeError`."""
         before = self.exposed()
         answers = [await self.client.ask(num_tokens, OUTPUT_TOKENS) for _ in range(num_requests)]
         after = self.exposed()
@@ -146,8 +145,8 @@ def _share(group: tuple[Block, ...]) -> float:
 def running_targets(
     options: ExposedTransferOptions, runner: asyncio.Runner, console: Console
 ) -> Iterator[list[TransportTarget]]:
-    """A system of each transport. Raises as `running_system` does."""
-    # Imported here: the parts that are tested need no torch.
+    """Runs a system for each transport. Raises as `running_system` does."""
+    # Imported here: the tested parts need no torch.
     from bench.harness.random_models import save_random_model
 
     vocabulary = Vocabulary(SHAPES[options.shape].vocab_size, options.seed)
@@ -165,7 +164,7 @@ def running_targets(
 
 
 def run(options: ExposedTransferOptions, console: Console) -> list[Finding]:
-    """Measures. Raises `RuntimeError` when a request failed or was not handed over."""
+    """Runs all rotations. Raises `RuntimeError` if a request fails or was not handed over."""
     remarks = [
         command_remark("bench.system.exposed_transfer"),
         Remark("system", f"baton up, {options.shape}, {options.dtype}, one prefill and one decode worker a transport"),

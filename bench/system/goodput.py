@@ -4,14 +4,14 @@
         [--output-tokens 128] [--tpot-factor 2] [--gap-factor 5] [--ttft-factor 6] [--chunk-tokens 64] [--rotations 3]
         [--seed 0] [--result FILE]
 
-Three systems (`bench.system.deployments`): split, and two colocated ones, of which one computes prompts in chunks, one
-whole. A block offers `--requests` requests to one of them, by an open loop with Poisson arrivals; in one rotation all
-arrangements get prompts of the same lengths at the same times. Nothing is a constant of some machine: before the first
-rotation the split system answers one request at a time. A load of 1 is as many requests a second as one core could
-compute prompts of the mean length; a first token is in time within `--ttft-factor` times what the longest prompt took
-alone; and the two sets of objectives add either a mean time per output token (TPOT) or no gap over a multiple of the
-median gap alone. Goodput is requests that met a set, over the block's wall time; an arrangement's is that at its best
-load. The figure is split over the better of the two colocated ones.
+Three systems (`bench.system.deployments`): split, and two colocated ones, one with chunked prompts and one without. A
+block sends `--requests` requests to one of them, in an open loop with Poisson arrivals. In one rotation all deployments
+get prompts of the same lengths at the same times. Pace and objectives are multiples of the split system's times with
+one request at a time, measured before the first rotation. A load of 1 is the rate at which one core can compute prompts
+of the mean length. TTFT may be `--ttft-factor` times that of the longest prompt alone. The two sets of objectives add a
+bound on TPOT or on the largest gap, as multiples of the median gap alone. Goodput is the number of requests that met a
+set, over the block's wall time; a deployment counts at its best load. The figure is the split system's goodput over
+that of the better colocated one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from services.cli.bench.results.records import PlannedRequest, RequestRow
 from services.cli.bench.workload.arrivals import gamma_arrivals
 
 NUM_ALONE = 3
-"""Requests of each kind that are timed one at a time."""
+"""Requests of each length that are timed one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +83,19 @@ class GoodputOptions:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the split system does with one request at a time: seconds to the first token of a prompt of the mean and of
-    the greatest length, and between tokens."""
+    """Times of the split system with one request at a time: TTFT of a prompt of the mean and of the greatest length,
+    and the gap between tokens, in seconds."""
 
     mean_prompt_s: float
     longest_prompt_s: float
     gap_s: float
 
     def rate(self, load: float) -> float:
-        """Requests a second; at a load of 1 one core can just compute their prompts."""
+        """Requests a second; at a load of 1 their prompts keep one core busy."""
         return load / self.mean_prompt_s
 
     def objectives(self, options: GoodputOptions) -> GoodputObjectives:
-        """What is asked of a request in company, as multiples of these."""
+        """Objectives as multiples of these times."""
         return GoodputObjectives(
             ttft_s=options.ttft_factor * self.longest_prompt_s,
             tpot_s=options.tpot_factor * self.gap_s,
@@ -104,7 +104,7 @@ class Capacity:
 
 
 class RequestLatency(NamedTuple):
-    """One request: seconds to its first token, per output token on average, and of its largest gap."""
+    """Times of one request in seconds: TTFT, TPOT and largest gap."""
 
     ttft_s: float
     tpot_s: float
@@ -113,7 +113,7 @@ class RequestLatency(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GoodputObjectives:
-    """What a good request meets."""
+    """Bounds that a good request meets, in seconds."""
 
     ttft_s: float
     tpot_s: float
@@ -131,7 +131,7 @@ def arm_of(deployment: str, load: float) -> str:
 
 
 def values_of(rows: Sequence[RequestRow]) -> list[float]:
-    """A block's values: its wall time, then every request's outcome, flat."""
+    """A block's values: its wall time, then the times of every request, flat."""
     wall_s = max(row.sent_s + row.ended_s for row in rows)
     outcomes = (RequestLatency(row.ttft_s, row.tpot_s or 0.0, max(row.itls_s, default=0.0)) for row in rows)
     return [wall_s, *(value for outcome in outcomes for value in outcome)]
@@ -147,7 +147,7 @@ def goodput(block: Block, is_good: Callable[[RequestLatency], bool]) -> float:
 def plan_block(
     options: GoodputOptions, capacity: Capacity, draw: Callable[[int], tuple[int, ...]], load: float, turn: int
 ) -> list[PlannedRequest]:
-    """The n-th block's requests at a load: lengths and times are the same for every arrangement, tokens are not."""
+    """The n-th block's requests at a load: lengths and times are equal for all deployments, tokens differ."""
     rng = random.Random(f"{options.seed} {load} {turn}")
     arrivals = gamma_arrivals(options.requests, capacity.rate(load), 1.0, rng)
     lengths = [rng.randint(*options.prompt_tokens) for _ in arrivals]
@@ -160,7 +160,7 @@ def plan_block(
 def make_arms(
     options: GoodputOptions, capacity: Capacity, clients: dict[str, LoadClient], runner: asyncio.Runner
 ) -> dict[str, Arm]:
-    """One for every arrangement and load."""
+    """An arm for every deployment and load."""
 
     def block(client: LoadClient, load: float, turns: itertools.count[int]) -> list[float]:
         plan = plan_block(options, capacity, client.draw, load, next(turns))
@@ -203,14 +203,14 @@ def _best(group: tuple[Block, ...], *, is_good: Callable[[RequestLatency], bool]
 
 
 def _ratio(group: tuple[Block, ...], *, num_loads: int, is_good: Callable[[RequestLatency], bool]) -> float:
-    """Of the best loads. A colocated goodput of 0 counts as one good request in its block."""
+    """Ratio of goodputs at the best loads. A colocated goodput of 0 counts as one good request in its block."""
     split, colocated = group[:num_loads], group[num_loads:]
     least = min(1.0 / block.values[0] for block in colocated)
     return _best(split, is_good=is_good) / max(_best(colocated, is_good=is_good), least)
 
 
 def capacity_of(options: GoodputOptions, client: LoadClient, runner: asyncio.Runner) -> Capacity:
-    """Times one request after another. Raises `RuntimeError` when one failed."""
+    """Times requests one at a time. Raises `RuntimeError` if one fails."""
     shortest, longest = options.prompt_tokens
     mean, most = (
         [runner.run(client.ask(num_tokens, options.output_tokens)) for _ in range(NUM_ALONE)]
@@ -224,7 +224,7 @@ def capacity_of(options: GoodputOptions, client: LoadClient, runner: asyncio.Run
 
 
 def remarks_of(options: GoodputOptions, capacity: Capacity) -> list[Remark]:
-    """What the run's own capacity came to."""
+    """Remarks on the system, its load and its objectives."""
     objectives = capacity.objectives(options)
     return [
         command_remark("bench.system.goodput"),
@@ -239,7 +239,7 @@ def remarks_of(options: GoodputOptions, capacity: Capacity) -> list[Remark]:
 
 
 def run(options: GoodputOptions, console: Console) -> list[Finding]:
-    """Measures. Raises `RuntimeError` when a request failed."""
+    """Runs all rotations. Raises `RuntimeError` if a request fails."""
     systems = {
         SPLIT: SPLIT_FLAGS,
         MIXED: colocated_flags(options.chunk_tokens),

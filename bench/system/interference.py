@@ -1,21 +1,20 @@
-"""G3: how much longer the gaps between tokens get while long prompts arrive: split, mixed chunks, unchunked.
+"""G3: growth of the gaps between tokens while long prompts arrive: split, mixed chunks, unchunked.
 
     python -m bench.system.interference [--shape m32] [--streams 4] [--prompts 6] [--prompt-tokens 1024 2048]
         [--load 1.3] [--budgets 16 32 64] [--rotations 10] [--seed 0] [--result FILE]
 
-Systems of one random model, each with two workers of one thread on the same two cores (`bench.system.deployments`): one
-that splits, one that computes every prompt in one step, and one for each of `--budgets`, the prompt tokens that a step
-may compute beside its rows. A block runs `--streams` answers at once, alone or while `--prompts` prompts arrive at even
-times. How often is settled once, before the first rotation: `--load` times as often as one core could compute prompts
-of the mean length, as timed one at a time on the split system. Every arrangement gets prompts of the same lengths at
-the same times; a block ends when the last of them has its second token.
+Systems of one random model run, each with two workers of one thread on the same two cores (`bench.system.deployments`):
+one split, one that computes every prompt in one step, and one for each of `--budgets`, the prompt tokens of a step
+beside its rows. A block runs `--streams` answers at once, alone or while `--prompts` prompts arrive at even times.
+Their rate is fixed before the first rotation: `--load` times the rate at which one core computes prompts of the mean
+length, timed one at a time on the split system. All deployments get prompts of the same lengths at the same times. A
+block ends when the last prompt has its second token.
 
 The figure is the 99th percentile of the gaps beside prompts over that of the same rotation's gaps alone, on the split
-system or on the colocated one: without prompts its budget does not matter. What even gaps cost is the prompts' time to
-the first token. With a load above 1 one core cannot keep up and prompts queue in the split system, which has one core
-for them where the others have two. A lighter load would say little of the unchunked system: a prompt takes as long as
-a hundred decode steps, so that among the gaps between two prompts of one worker less than one in a hundred would be
-long, and the percentile would not see it.
+system or on the unchunked colocated one: without prompts the budget does not matter. The price of even gaps is the
+prompts' TTFT. With a load above 1 prompts queue in the split system, which computes them on one core instead of two. A
+lighter load would hide the unchunked system's stalls: a prompt takes as long as a hundred decode steps, so less than
+one gap in a hundred would be long.
 """
 
 from __future__ import annotations
@@ -65,10 +64,10 @@ from services.cli.bench.results.records import PlannedRequest
 COLOCATED = "colocated"
 STREAM_PROMPT_TOKENS = 64
 STREAM_TOKENS = 2000
-"""Of one answer of a stream; blocks are shorter."""
+"""Tokens of one answer of a stream; more than a block needs."""
 
 PROMPT_OUTPUT_TOKENS = 2
-"""With one there would be nothing to hand over. When the second comes, rows that waited for the prompt have theirs."""
+"""One token would need no handoff. When the second arrives, rows that waited for the prompt have theirs."""
 
 NUM_TIMED_ALONE = 3
 
@@ -91,12 +90,12 @@ class InterferenceOptions:
 
     @property
     def deployments(self) -> tuple[str, ...]:
-        """By name, in the table's order."""
+        """Names, in the order of the table."""
         return (SPLIT, UNCHUNKED, *map(mixed, self.budgets))
 
     @property
     def systems(self) -> dict[str, tuple[str, ...]]:
-        """Flags for `baton up`. A worker's budget holds its rows too, so theirs comes on top."""
+        """Flags of `baton up`. A worker's budget includes its rows, so the streams are added to it."""
         chunked = {mixed(budget): colocated_flags(budget + self.streams) for budget in self.budgets}
         return {SPLIT: SPLIT_FLAGS, UNCHUNKED: colocated_flags(UNLIMITED_BUDGET), **chunked}
 
@@ -115,7 +114,7 @@ def beside(deployment: str) -> str:
 
 
 async def measure_alone(client: LoadClient, options: InterferenceOptions) -> list[float]:
-    """Gaps of the streams, for a while."""
+    """Gaps of the streams during `alone_s` seconds."""
     async with client.running_streams(options.streams, STREAM_PROMPT_TOKENS, STREAM_TOKENS) as streams:
         began_s = time.perf_counter()
         await asyncio.sleep(options.alone_s)
@@ -125,7 +124,7 @@ async def measure_alone(client: LoadClient, options: InterferenceOptions) -> lis
 async def measure_beside_prompts(
     client: LoadClient, options: InterferenceOptions, plan: Sequence[PlannedRequest]
 ) -> list[float]:
-    """Times to the first token of the plan's prompts, then gaps of the streams from the first prompt to the last."""
+    """TTFT of the planned prompts, then gaps of the streams from the first prompt to the last."""
     async with client.running_streams(options.streams, STREAM_PROMPT_TOKENS, STREAM_TOKENS) as streams:
         began_s = time.perf_counter()
         rows = await run_load(plan, client.send, clock=time.perf_counter)
@@ -136,7 +135,7 @@ async def measure_beside_prompts(
 def plan_block(
     options: InterferenceOptions, prompt_gap_s: float, draw: Callable[[int], tuple[int, ...]], turn: int
 ) -> list[PlannedRequest]:
-    """The n-th block's prompts: lengths and times are the same for every arrangement, tokens are not."""
+    """The n-th block's prompts: lengths and times are equal for all deployments, tokens differ."""
     rng = random.Random(f"{options.seed} {turn}")
     lengths = [rng.randint(*options.prompt_tokens) for _ in range(options.prompts)]
     return [
@@ -148,7 +147,7 @@ def plan_block(
 def make_arms(
     options: InterferenceOptions, prompt_gap_s: float, clients: dict[str, LoadClient], runner: asyncio.Runner
 ) -> dict[str, Arm]:
-    """Arms alone return gaps in seconds; those beside prompts return the prompts' times to the first token first."""
+    """Arms alone return gaps in seconds; arms beside prompts return the prompts' TTFT first, then gaps."""
 
     def without(client: LoadClient) -> list[float]:
         return runner.run(measure_alone(client, options))
@@ -215,14 +214,14 @@ def _percentile(values: Sequence[float], percent: float) -> float:
 
 
 def prompt_s(options: InterferenceOptions, client: LoadClient, runner: asyncio.Runner) -> float:
-    """Seconds that one core takes for a prompt of the mean length, to its first token."""
+    """TTFT of a prompt of the mean length on an idle system."""
     num_tokens = sum(options.prompt_tokens) // 2
     answers = [runner.run(client.ask(num_tokens, PROMPT_OUTPUT_TOKENS)) for _ in range(NUM_TIMED_ALONE)]
     return statistics.median(answer.deliveries[0].at_s for answer in answers)
 
 
 def run(options: InterferenceOptions, console: Console) -> list[Finding]:
-    """Measures. Raises `RuntimeError` when a request failed."""
+    """Runs all rotations. Raises `RuntimeError` if a request fails."""
     with running_clients(options.systems, options.shape, options.dtype, options.seed, console) as (runner, clients):
         with console.status("a first round, which does not count"):
             for client in clients.values():

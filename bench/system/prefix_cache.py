@@ -1,17 +1,16 @@
-"""G6: what a shared prefix saves of the time to the first token, over what it could, and what looking for it costs.
+"""G6: TTFT saved by a shared prefix, over the ideal saving, and the cost of a cache miss.
 
     python -m bench.system.prefix_cache [--base-url http://127.0.0.1:8000] [--model bundled] [--shape SHAPE]
         [--prompt-tokens 1024] [--shares 25 50 75 95] [--requests 5] [--rotations 10] [--seed 0] [--result FILE]
 
-Real requests over HTTP, one at a time, to a running system, or to one that `baton up` starts for the run. An arm's
-block draws a new prefix, sends it once so that it is cached, and then times requests that begin with it and end in
-tokens of their own. The ideal for a prompt of 1024 tokens of which 768 are cached is a prompt of 256 fresh tokens,
-measured in the same rotation. That pages were found is read from every answer's usage; an arm whose prefix was not
-cached ends the run.
+Real requests go over HTTP, one at a time, to a running system or to one that `baton up` starts for the run. A block
+draws a new prefix, sends it once to cache it, and then times requests that begin with it and end in tokens of their
+own. The ideal for a prompt of 1024 tokens of which 768 are cached is a prompt of 256 fresh tokens, measured in the same
+rotation. Every answer's usage must report the cached tokens, or the run ends.
 
-Nothing switches the cache off, so its cost without a hit is taken in two ways: requests that repeat tokens under a
-`cache_salt` of their own, which can find nothing, against fresh tokens; and the CPU time of matching a prompt's pages
-and entering them, in this process with the worker's own tables, over the time to the first token.
+The cache cannot be switched off, so the cost of a miss is measured in two ways: requests that repeat tokens under a
+new `cache_salt` against fresh tokens; and the CPU time of matching and adopting a prompt's pages, in this process with
+the worker's own tables, over TTFT.
 """
 
 from __future__ import annotations
@@ -74,13 +73,13 @@ class PrefixCacheOptions:
 
     @property
     def plan(self) -> PrefixPlan:
-        """What is asked of the system."""
+        """The prompts of the run."""
         return PrefixPlan(self.prompt_tokens, self.shares, self.page_size, self.requests)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixPlan:
-    """Prompts of `prompt_tokens`, `shares` percent of which are cached, down to a whole page."""
+    """Prompts of `prompt_tokens`, of which `shares` percent are cached, rounded down to a page."""
 
     prompt_tokens: int
     shares: tuple[int, ...]
@@ -88,7 +87,7 @@ class PrefixPlan:
     num_requests: int
 
     def cached_tokens(self, share: int) -> int:
-        """Leading tokens that a prompt of that share finds. The last token is never cached."""
+        """Leading tokens that a prompt of this share hits. The last token is never cached."""
         return min(self.prompt_tokens * share // 100, self.prompt_tokens - 1) // self.page_size * self.page_size
 
 
@@ -101,7 +100,7 @@ def ideal_arm(share: int) -> str:
 
 
 def make_arms(plan: PrefixPlan, client: PrefixClient, runner: asyncio.Runner) -> dict[str, Arm]:
-    """Every arm returns its requests' seconds to the first token."""
+    """Arms that return the TTFT of their requests, in seconds."""
 
     def cached(share: int) -> list[float]:
         num_cached = plan.cached_tokens(share)
@@ -148,7 +147,7 @@ def _ratio(group: tuple[Block, ...]) -> float:
 
 @contextlib.contextmanager
 def target_system(options: PrefixCacheOptions, console: Console) -> Iterator[str]:
-    """The URL of the given system, or of one that lives as long as the context."""
+    """Yields the URL of the given system, or of a new one that is stopped at the end."""
     if options.base_url is not None:
         yield options.base_url
         return
@@ -157,7 +156,7 @@ def target_system(options: PrefixCacheOptions, console: Console) -> Iterator[str
 
 
 def run(options: PrefixCacheOptions, console: Console, on_rotation: OnRotation) -> list[Block]:
-    """Measures. Raises `RuntimeError` when a request failed or a prefix was not found."""
+    """Runs all rotations. Raises `RuntimeError` if a request fails or a prefix is not found."""
     vocabulary = Vocabulary(options.vocab_size, options.seed)
     with (
         target_system(options, console) as url,

@@ -1,6 +1,6 @@
-"""Requests with a prefix that the server has seen, or has not: their times to the first token.
+"""Sends requests with a cached prefix or without one and returns their TTFT.
 
-Called by `bench.system.prefix_cache`.
+Used by `bench.system.prefix_cache`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from services.cli.bench.results.records import PlannedRequest
 from services.cli.bench.workload.prompts import Vocabulary
 
 NUM_TOKENS = 2
-"""With one token there would be nothing to hand over; more only take time."""
+"""One token would need no handoff; more only take time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaltedTemplate(RequestTemplate):
-    """A call whose requests share no cached page with those of another salt."""
+    """A template whose requests share no cached page with those of another salt."""
 
     salt: str
 
@@ -36,9 +36,9 @@ class SaltedTemplate(RequestTemplate):
 
 
 class PrefixClient:
-    """One request at a time to one server. Raises `RuntimeError` for a request that fails or finds what it should not.
+    """Sends one request at a time to one server. Raises `RuntimeError` for a failed request or an unexpected hit count.
 
-    Prompts are drawn by number under a name of this client's own: nothing is shared by accident, whatever ran before.
+    Prompts are drawn by number under this client's random name, so no prefix is shared by accident.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PrefixClient:
         self._timeout_s = timeout_s
         self._vocabulary = vocabulary
         self._client = BenchClient(url, api_key=api_key, timeout_s=timeout_s, clock=clock)
-        self._run = uuid.uuid4().hex  # or a second run on the same system would find the first one's prompts
+        self._run = uuid.uuid4().hex  # keeps a second run on the same system from hitting the first one's prompts
         self._numbers = itertools.count()
         self._template: RequestTemplate | None = None
 
@@ -58,19 +58,19 @@ class PrefixClient:
         await self._client.__aexit__()
 
     async def fresh(self, num_tokens: int, num_requests: int) -> list[float]:
-        """Prompts that share nothing with anything."""
+        """TTFT of prompts without a shared prefix."""
         template = await self._get_template()
         return [await self._first_token_s(template, self._draw(num_tokens)) for _ in range(num_requests)]
 
     async def with_prefix(self, num_cached: int, num_own: int, num_requests: int) -> list[float]:
-        """Prompts of `num_cached` tokens that the server has seen, and `num_own` that it has not."""
+        """TTFT of prompts of `num_cached` cached tokens and `num_own` fresh ones."""
         template, prefix = await self._get_template(), self._draw(num_cached)
         await self._first_token_s(template, prefix + self._draw(num_own))
         await self._check_hit(template, prefix + self._draw(num_own), num_cached)
         return [await self._first_token_s(template, prefix + self._draw(num_own)) for _ in range(num_requests)]
 
     async def salted(self, num_tokens: int, num_requests: int) -> list[float]:
-        """One prompt again and again, each time under a salt of its own, so that nothing is found."""
+        """TTFT of one prompt repeated under a new salt each time, so nothing is hit."""
         template, prompt = await self._get_template(), self._draw(num_tokens)
         fields = (
             template.model,
@@ -100,7 +100,7 @@ class PrefixClient:
         return answer.deliveries[0].at_s
 
     async def _check_hit(self, template: RequestTemplate, prompt: tuple[int, ...], num_cached: int) -> None:
-        """Asks for an answer in one piece, whose usage says how many tokens were found."""
+        """Requests an answer that is not streamed and checks the cached tokens in its usage."""
         body = {
             "model": template.model,
             "prompt": prompt,

@@ -1,8 +1,7 @@
-"""What the prefix cache costs a prompt that finds nothing in it: CPU time of naming, matching, entering and evicting.
+"""CPU time that the prefix cache adds to a prompt without a hit: keys, matching, adopting and evicting.
 
-Called by `bench.system.prefix_cache`. The tables are the workers' own, over a pool that is full of other prompts'
-pages, as a busy worker's is; what the same prompt would cost without a cache (taking pages and giving them back) is
-taken off.
+Called by `bench.system.prefix_cache`. Uses the workers' own tables, over a pool that is full of other prompts' pages.
+The time of the same prompt without a cache (allocating and releasing pages) is subtracted.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _VOCAB_SIZE = 2048
 
 
 def bookkeeping_s(num_tokens: int, page_size: int, num_prompts: int) -> list[float]:
-    """CPU seconds of each of `num_prompts` prompts, none of which finds anything."""
+    """CPU seconds of each of `num_prompts` prompts without a hit."""
     rng = random.Random(num_tokens)
     num_pages = -(-num_tokens // page_size)
     cache = PrefixCache(PagePool(POOL_PROMPTS * num_pages))
@@ -36,7 +35,7 @@ def bookkeeping_s(num_tokens: int, page_size: int, num_prompts: int) -> list[flo
 
 
 def _prompt(rng: random.Random, num_tokens: int, name: int) -> tuple[int, ...]:
-    """Tokens whose first page is like no other's."""
+    """Tokens with a unique first page."""
     return (name, *rng.choices(range(_VOCAB_SIZE), k=num_tokens - 1))
 
 
@@ -49,7 +48,7 @@ def _with_cache(cache: PrefixCache, prompt: tuple[int, ...], page_size: int) -> 
     table.release()
     seconds = time.thread_time() - began_s
     if num_found or not has_room:
-        raise RuntimeError(f"a prompt like no other found {num_found} tokens, or no room")
+        raise RuntimeError(f"a unique prompt hit {num_found} tokens, or did not fit")
     return seconds
 
 

@@ -1,9 +1,9 @@
-"""What checking every page's digest costs: on prefill, which computes it, and on decode, which checks it.
+"""Cost of page digests: prefill computes them, decode checks them.
 
     python -m bench.transfer.digests [--transports nixl stream] [--rotations 20] [--result FILE]
 
 Every block pulls the same 64 MB pool with digests and without, one arm after the other in a random order; a third arm
-only computes the digests of such a pool, on one core, which is prefill's share. The baseline is a 64 MB copy.
+only computes the digests of such a pool on one core, which is prefill's part. The baseline is a 64 MB copy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEED = 0
 
 @contextlib.contextmanager
 def running_pairs(transport: str, memory: PageMemory, digests: Sequence[int]) -> Iterator[dict[str, PoolPuller]]:
-    """A source process whose pool is like `memory`, and its puller twice: unchecked and checked."""
+    """Runs a source process with a pool like `memory`; yields its puller twice, unchecked and checked."""
     num_pages, page_bytes = memory.num_pages, memory.page_bytes
     source_id = WorkerId(f"{transport}-source")
     environment = {"UCX_NET_DEVICES": "lo"}
@@ -52,7 +52,7 @@ def running_pairs(transport: str, memory: PageMemory, digests: Sequence[int]) ->
 
 
 def digest_arm(memory: PageMemory) -> Callable[[], list[float]]:
-    """An arm: bytes a second of digesting the whole pool on one core."""
+    """An arm that digests the whole pool on one core, in bytes a second."""
     pages = [PageId(page) for page in range(memory.num_pages)]
 
     def compute() -> list[float]:

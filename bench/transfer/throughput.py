@@ -1,10 +1,10 @@
-"""G5: how fast pages move, over what the machine can copy or send at that moment.
+"""G5: speed of page transfer, over the speed of a copy or a socket at the same time.
 
     python -m bench.transfer.throughput [--transports nixl stream] [--ucx-tls tcp] [--rotations 20] [--result FILE]
 
-A source in a process of its own, a puller in this one; every block pulls the whole pool, 64 MB, once. NIXL reads
-another process's memory where it may (CMA): its baseline is a 64 MB copy. The stream, and NIXL with `--ucx-tls tcp`,
-go through a socket: theirs is a loopback socket. Digests are off: the baselines check nothing either.
+A source in a process of its own, a puller in this one; every block pulls the whole pool, 64 MB, once. The baseline
+of NIXL through CMA is a 64 MB copy. The baseline of the stream, and of NIXL with `--ucx-tls tcp`, is a loopback socket.
+Digests are off, because the baselines check nothing either.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PoolPuller:
         self._num_pulls = 0
 
     def pull(self) -> list[float]:
-        """Bytes a second, from submission to the last byte. Raises `RuntimeError` when a pull failed."""
+        """Bytes a second, from submission to the last byte. Raises `RuntimeError` if a pull fails."""
         ended = threading.Event()
         events: list[PullEvent] = []
 
@@ -63,7 +63,7 @@ class PoolPuller:
 
 @contextlib.contextmanager
 def running_pair(transport: str, page_bytes: int, environment: dict[str, str]) -> Iterator[PoolPuller]:
-    """A source process and a connected puller; both gone at the end."""
+    """Runs a source process and a connected puller; stops both at the end."""
     num_pages = PROBE_BYTES // page_bytes
     source_id = WorkerId(f"{transport}-source")
     spec = SourceSpec(transport, source_id, Incarnation(1), num_pages, page_bytes, seed=0, environment=environment)
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--result", type=Path)
     flags = parser.parse_args()
-    # Set before anything asks whether NIXL can be loaded.
+    # Must precede the check whether NIXL can be loaded.
     environment = {"UCX_NET_DEVICES": "lo"} | ({"UCX_TLS": flags.ucx_tls} if flags.ucx_tls else {})
     prepare_environment(environment)
     blocks = run(

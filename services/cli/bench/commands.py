@@ -1,6 +1,6 @@
 """`baton bench serve` and `baton bench report`: from flags to a run, its file and its table.
 
-Registered by `services.cli.main`; the other commands of `baton bench` are `experiments`. The table goes to standard
+Registered by `services.cli.main`. The other commands of `baton bench` are in `experiments`. The table goes to standard
 output, progress and remarks to standard error.
 """
 
@@ -67,7 +67,7 @@ def report(
 
 
 async def measure(options: ServeOptions, plan: Sequence[PlannedRequest], console: Console) -> RunFile:
-    """Warms up, offers the plan and returns the run. Raises `TargetError`, `SettingsError`."""
+    """Warms up, runs the plan and returns the run. Raises `TargetError`, `SettingsError`."""
     clock = time.perf_counter
     try:
         client = BenchClient(
@@ -95,7 +95,7 @@ async def measure(options: ServeOptions, plan: Sequence[PlannedRequest], console
 def show(
     runs: Sequence[RunFile], titles: Sequence[str], shape: TableLayout, goodput: Sequence[str] | None, console: Console
 ) -> int:
-    """Prints the table of all runs that count, and why the others do not; returns the exit code."""
+    """Prints the table of the valid runs and the reasons against the others; returns the exit code."""
     verdicts = [lag_verdict(run.rows, is_scheduled=run.options.is_scheduled) for run in runs]
     for title, verdict in zip(titles, verdicts, strict=True):
         if verdict is not None:
@@ -113,7 +113,7 @@ def show(
 
 
 class _ProgressBar:
-    """Progress on the terminal. Told of every token, drawn a few times a second, so that it costs the client little."""
+    """Progress on the terminal. Counts every token and draws four times a second, so it costs the client little."""
 
     def __init__(self, console: Console, num_requests: int) -> None:
         columns = (

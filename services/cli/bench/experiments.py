@@ -1,8 +1,8 @@
 """`baton bench engine`, `prefix`, `transfer`, `exposed` and `router`: experiments on Baton itself, from a checkout.
 
-Registered by `services.cli.bench.commands`. The experiments are the repository's `bench/`, which no wheel contains.
-They have flags and help of their own, so a command here only hands its words on, to a program that takes this process's
-place: its thread pools are one thread wide before anything numeric is loaded, and signals reach nobody else.
+Registered by `services.cli.bench.commands`. The experiments are in the repository's `bench/`, which no wheel contains.
+They parse their own flags, so a command here passes its arguments to a program that replaces this process. That limits
+thread pools to one thread before numeric libraries are loaded, and signals reach the experiment directly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from baton.settings.process import child_environment, thread_variables
 
 
 class CheckoutMissing(BatonError):
-    """An experiment was asked for where only the wheel is installed."""
+    """Experiments need a checkout; only the wheel is installed."""
 
     code = "no_checkout"
 
@@ -37,23 +37,21 @@ class ExperimentCommand:
 
 EXPERIMENTS = (
     ExperimentCommand(
-        "engine", "bench.engine.steps", "Decode and prefill steps on one core, over what the core can do."
+        "engine", "bench.engine.steps", "Decode and prefill steps on one core, over the core's ceilings."
     ),
-    ExperimentCommand(
-        "prefix", "bench.system.prefix_cache", "Time to first token with shared prefixes, over the ideal."
-    ),
-    ExperimentCommand("transfer", "bench.transfer.throughput", "How fast pages move, over a copy or a socket."),
+    ExperimentCommand("prefix", "bench.system.prefix_cache", "TTFT with shared prefixes, over the ideal."),
+    ExperimentCommand("transfer", "bench.transfer.throughput", "Speed of page transfer, over a copy or a socket."),
     ExperimentCommand(
         "exposed",
         "bench.system.exposed_transfer",
-        "Transfer time that no computing hides, over the time to the first token.",
+        "Transfer time that no compute hides, over TTFT.",
     ),
-    ExperimentCommand("router", "bench.router.overhead", "What the router adds to a request and to a token."),
+    ExperimentCommand("router", "bench.router.overhead", "Latency and CPU time that the router adds."),
 )
 
 
 def add_experiments(app: App) -> None:
-    """Makes a subcommand of each; `--help` is the experiment's own."""
+    """Adds a subcommand for each experiment; `--help` is the experiment's own."""
     for experiment in EXPERIMENTS:
         command = App(name=experiment.command, help=f"{experiment.help} Needs a checkout.", help_flags=())
         command.default(_runner(experiment))
@@ -61,7 +59,7 @@ def add_experiments(app: App) -> None:
 
 
 def run_experiment(experiment: ExperimentCommand, flags: Sequence[str]) -> NoReturn:
-    """Becomes the experiment. Raises `CheckoutMissing`."""
+    """Replaces this process with the experiment. Raises `CheckoutMissing`."""
     if not _is_here(experiment.module):
         raise CheckoutMissing(
             f"`baton bench {experiment.command}` is {experiment.module}, which is part of the repository and of no "
@@ -81,5 +79,5 @@ def _runner(experiment: ExperimentCommand) -> Callable[..., NoReturn]:
 def _is_here(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package
+    except ModuleNotFoundError:  # the package itself is missing
         return False

@@ -1,7 +1,7 @@
-"""Offers a plan's requests at their times, so many at once at most, and collects the rows. Called by `commands`.
+"""Sends the requests of a plan at their times, with bounded concurrency, and collects the rows. Called by `commands`.
 
-Open loop: a request goes out when it is due, whether or not earlier ones were answered. The client's own lateness is
-a fact of every row (`lag_s`), and `summary` refuses a run in which it is too large.
+Open loop: a request is sent when it is due, whether or not earlier ones were answered. Every row has the client's own
+lateness (`lag_s`), and `summary` refuses a run in which it is too large.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ async def run_load(
     max_concurrency: int | None = None,
     on_row: Callable[[RequestRow], None] = lambda row: None,
 ) -> list[RequestRow]:
-    """The rows of all requests, by index. `plan` is in order of arrival; `send` bounds its own time and never fails.
+    """Sends all requests and returns their rows by index. `plan` is in order of arrival; `send` is bounded and never
+    raises.
 
-    `clock` is the one that `send` stamps its answers with.
+    `clock`: the clock of the answers' time stamps.
     """
     rows: list[RequestRow] = []
     slots = asyncio.Semaphore(max_concurrency or len(plan) or 1)
@@ -50,7 +51,7 @@ async def run_load(
 
 
 async def _wait(delay_s: float) -> None:
-    """Until a moment that only the clock brings."""
+    """Sleeps until a time given by the clock alone."""
     if delay_s <= 0.0:
         return
     due = asyncio.Event()

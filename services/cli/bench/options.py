@@ -1,6 +1,6 @@
-"""What `baton bench serve` can be told: flags named as in `vllm bench serve`; field docstrings are the help text.
+"""Flags of `baton bench serve`, named as in `vllm bench serve`; field docstrings are the help text.
 
-Read by `commands` and `workload`, saved whole in every run file. No environment variable sets any of it.
+Read by `commands` and `workload`, saved in every run file. No environment variable sets them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ WordList = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=
 
 
 class ApiEndpoint(StrEnum):
-    """Which of the OpenAI API's calls is measured."""
+    """The measured call of the OpenAI API."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
 
 
 class Dataset(StrEnum):
-    """Where lengths, prefixes and arrivals come from."""
+    """Source of lengths, prefixes and arrivals."""
 
     RANDOM = "random"
     SHARED_PREFIX = "shared-prefix"
@@ -78,7 +78,7 @@ class ServeOptions(BaseModel):
     """Multiplies a trace's lengths and prefix blocks, e.g. 0.0625."""
 
     scale_rate: float = 1.0
-    """Replays a trace so many times as fast."""
+    """Speed factor of a trace's replay."""
 
     request_rate: float | None = None
     """Requests a second; default (inf): all at once, or a trace's own arrivals."""
@@ -87,7 +87,7 @@ class ServeOptions(BaseModel):
     """Shape of the gamma-distributed gaps: 1 is Poisson, less is burstier."""
 
     max_concurrency: int | None = None
-    """Most requests under way; more wait their turn."""
+    """Most concurrent requests; further ones wait."""
 
     vocab_size: int = 2048
     """Prompts are drawn from the token ids below this."""
@@ -99,34 +99,34 @@ class ServeOptions(BaseModel):
     """Ask for exactly the output length."""
 
     continuous_usage: bool = True
-    """Ask for a token count in every event, so that bundled tokens are told apart."""
+    """Request a token count in every event, to count bundled tokens."""
 
     seed: int = 0
     """Seed of prompts and arrivals."""
 
     num_warmups: int = 1
-    """Requests sent and forgotten before the run."""
+    """Requests sent before the run and not counted."""
 
     request_timeout_s: float = 600.0
     """A request that takes longer has failed."""
 
     goodput: WordList = ()
-    """Objectives in ms that a good request meets all of, e.g. ttft:500 tpot:50 e2el:9000."""
+    """Objectives in ms; a good request meets all, e.g. ttft:500 tpot:50 e2el:9000."""
 
     percentile_metrics: str = "ttft,tpot,itl,e2el"
-    """Which metrics the table shows."""
+    """Metrics in the table."""
 
     metric_percentiles: str = "50,90,99"
-    """Which percentiles the table shows."""
+    """Percentiles in the table."""
 
     save_result: Annotated[bool, Parameter(negative=())] = False
     """Save the run, with a row for every request."""
 
     result_dir: str = "."
-    """Where to save it."""
+    """The directory of the saved run."""
 
     result_filename: str | None = None
-    """Under what name; default: from dataset, rate and time."""
+    """Its name; default: from dataset, rate and time."""
 
     @field_validator("request_rate")
     @classmethod
@@ -135,7 +135,7 @@ class ServeOptions(BaseModel):
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether requests have arrival times of their own, which a slow client can miss."""
+        """True if requests have arrival times, which a slow client can miss."""
         return self.request_rate is not None or self.dataset_name in TRACES
 
     def check(self) -> None:

@@ -152,7 +152,7 @@ def test_the_page_of_the_docs_has_one_row_a_goal_and_is_short():
     assert len(page.splitlines()) <= 120
 
 
-def test_from_a_saved_run_to_page_and_pictures(tmp_path, monkeypatch):
+def test_a_saved_run_becomes_a_row_a_page_and_plots(tmp_path, monkeypatch):
     block = Block(0, "decode 1 x 256", 1.0, 1.0, (0.1,), (0.1,))
     run = tmp_path / "box.json"
     save(run, "engine", [block], [finding("decode 1 x 256: read / ceiling", 0.8, 0.9)], [Remark("machine", "a box")])
@@ -167,7 +167,7 @@ def test_from_a_saved_run_to_page_and_pictures(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["box-ratio.png"]
 
 
-def test_without_matplotlib_the_table_is_there_and_it_says_so(tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_the_table_is_printed_with_a_hint(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("sys.argv", ["bench.report", "--plots", str(tmp_path / "plots")])
     main()
@@ -177,7 +177,7 @@ def test_without_matplotlib_the_table_is_there_and_it_says_so(tmp_path, monkeypa
     assert not (tmp_path / "plots").exists()
 
 
-def test_there_is_a_picture_for_every_unit(tmp_path):
+def test_every_unit_has_a_plot(tmp_path):
     findings = [
         finding("a", 0.1, 0.2),
         finding("b", 0.1, 0.3, kept=False),

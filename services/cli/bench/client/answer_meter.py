@@ -1,8 +1,7 @@
-"""Reads one streamed answer and notes when its tokens came. `client` makes one meter a request; `connection` feeds it.
+"""Parses one streamed answer and times its tokens. `bench_client` makes one meter a request; `connection` feeds it.
 
-An event brings content when it carries text or, by the usage inside it, new tokens: a token may have no text of its own
-(a held-back half character, a special token), and its arrival counts all the same. Never raises: what cannot be read
-is the answer's failure.
+An event has content if it has text or, by the usage inside it, new tokens: a token may have no text of its own (half a
+character, a special token), and its arrival counts too. Never raises: unreadable input is the answer's failure.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from services.cli.bench.results.records import Delivery, MeasuredAnswer
 OK = 200
 DONE = b"[DONE]"
 MAX_ERROR_CHARS = 200
-"""Characters of a server's own words that a failure repeats."""
+"""Characters of the server's output in a failure."""
 
 
 class _Usage(msgspec.Struct):
@@ -50,7 +49,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class AnswerMeter:
-    """Times are readings of the caller's clock. `on_tokens` is told how many tokens every event brought."""
+    """Times are readings of the caller's clock. `on_tokens` receives the number of tokens of every event."""
 
     def __init__(self, on_tokens: Callable[[int], None]) -> None:
         self._on_tokens = on_tokens
@@ -69,7 +68,7 @@ class AnswerMeter:
         self._status = status
 
     def on_body(self, data: bytes, at_s: float) -> None:
-        """Bytes of the body as they came."""
+        """A piece of the body, received at `at_s`."""
         if self._status != OK:
             self._error_body = (self._error_body + data)[:MAX_ERROR_CHARS]
             return
@@ -78,7 +77,7 @@ class AnswerMeter:
                 self._on_event(payload, at_s)
 
     def answer(self, sent_at_s: float, now_s: float, failure: str | None = None) -> MeasuredAnswer:
-        """What was said, ended or not. `failure`: why the connection itself gave up, None when it did not."""
+        """The answer, complete or not. `failure`: why the connection failed, None if it did not."""
         ended_at_s = now_s if self._ended_at_s is None else self._ended_at_s
         total = self._usage.completion_tokens if self._usage else 0
         return MeasuredAnswer(

@@ -1,7 +1,7 @@
-"""Sends requests to an OpenAI server and measures the answers. Called by `commands` and, request by request, by `load`.
+"""Sends requests to an OpenAI server and measures the answers. Called by `commands` and `load_generator`.
 
-The body is made before the clock is read: `send` is the moment at which the bytes are handed to the socket, or at which
-a connection for them is asked for.
+The body is built before the clock is read: `sent` is the time at which the bytes go to the socket, or at which a
+connection is opened for them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PATHS = {ApiEndpoint.COMPLETIONS: "/v1/completions", ApiEndpoint.CHAT: "/v1/cha
 
 
 class TargetError(BatonError):
-    """The server to be measured does not answer as an OpenAI server does."""
+    """The measured server does not answer like an OpenAI server."""
 
     code = "bad_target"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTemplate:
-    """What all requests of a run have in common."""
+    """Fields that all requests of a run share."""
 
     model: str
     endpoint: ApiEndpoint
@@ -64,7 +64,7 @@ class RequestTemplate:
 
 
 class BenchClient:
-    """A pool of connections to one server; an async context manager that leaves none open."""
+    """A pool of connections to one server; an async context manager that closes all of them."""
 
     def __init__(self, base_url: str, *, api_key: str | None, timeout_s: float, clock: Callable[[], float]) -> None:
         """Raises `ValueError` for a URL without a host."""
@@ -83,7 +83,7 @@ class BenchClient:
     async def measure(
         self, template: RequestTemplate, request: PlannedRequest, on_tokens: Callable[[int], None]
     ) -> MeasuredAnswer:
-        """Sends one request and notes what comes when. Failures are part of the answer, never raised."""
+        """Sends one request and times its answer. Failures are part of the answer, never raised."""
         message = self._message("POST", _PATHS[template.endpoint], template.body(request))
         meter = AnswerMeter(on_tokens)
         failure: str | None = None
@@ -122,7 +122,7 @@ class BenchClient:
 
 
 async def warm_up(client: BenchClient, template: RequestTemplate, requests: list[PlannedRequest]) -> None:
-    """Sends requests one after the other. Raises `TargetError` for the first that fails: the rest would, too."""
+    """Sends requests one after the other. Raises `TargetError` for the first failure."""
     for request in requests:
         answer = await client.measure(template, request, lambda _: None)
         if answer.failure is not None:

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection at a time, and the pool of those that are idle. `client` sends through it.
+"""HTTP/1.1 connections and a pool of idle ones. Used by `bench_client`.
 
-A protocol with callbacks and no task a token: a reading of the clock, the parser and the meter are all that stands
-between the socket and a time stamp. Knows nothing of what is inside a body.
+A protocol with callbacks and no task a token: only a clock reading, the parser and the meter lie between the socket and
+a time stamp. Knows nothing of the contents of a body.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import httptools
 
 
 class ResponseReceiver(Protocol):
-    """Who reads a response."""
+    """Receives one response."""
 
     def on_status(self, status: int) -> None:
         """Called once, before any body."""
@@ -44,11 +44,11 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Whether another exchange may follow: neither side has ended it. The server may while it is idle."""
+        """True if neither side has ended the connection. The server may end it while it is idle."""
         return self._keep_alive and self._transport is not None and not self._transport.is_closing()
 
     async def exchange(self, request: bytes, receiver: ResponseReceiver) -> None:
-        """Sends a whole request and returns once the response has been received. Raises `OSError` when it breaks."""
+        """Sends a whole request and returns once the response has been received. Raises `OSError` if it breaks."""
         transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the connection is closed")
@@ -65,23 +65,23 @@ class HttpConnection(asyncio.Protocol):
             self._receiver = self._response_end = None
 
     def close(self) -> None:
-        """Hangs up; idempotent."""
+        """Aborts the connection; idempotent."""
         self._keep_alive = False
         if self._transport is not None:
             self._transport.abort()
 
     @property
     def is_closed(self) -> bool:
-        """Whether the socket is gone."""
+        """True once the socket is closed."""
         return self._closed.is_set()
 
     async def wait_closed(self) -> None:
-        """Until the socket is gone."""
+        """Waits until the socket is closed."""
         await self._closed.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """From asyncio."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not subclass asyncio's
 
     def data_received(self, data: bytes) -> None:
         """From asyncio."""
@@ -133,7 +133,7 @@ class HttpConnection(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerOrigin:
-    """Where a server is."""
+    """Host, port, scheme and base path of a server."""
 
     host: str
     port: int
@@ -142,7 +142,7 @@ class ServerOrigin:
 
     @classmethod
     def parse(cls, base_url: str) -> ServerOrigin:
-        """From a URL. Raises `ValueError` when it names no host."""
+        """From a URL. Raises `ValueError` for a URL without a host."""
         parts = urlsplit(base_url)
         if not parts.hostname:
             raise ValueError(f"{base_url} names no host")
@@ -157,7 +157,7 @@ class ServerOrigin:
 
 
 class ConnectionPool:
-    """Connections to one server; an idle one is used again before another is opened."""
+    """Connections to one server; idle ones are reused first."""
 
     def __init__(self, origin: ServerOrigin, clock: Callable[[], float]) -> None:
         self._origin = origin
@@ -176,7 +176,7 @@ class ConnectionPool:
             connection.close()
 
     async def close(self) -> None:
-        """Hangs up on every connection, and returns once all sockets are gone."""
+        """Aborts every connection and returns once all sockets are closed."""
         for connection in self._open:
             connection.close()
         await asyncio.gather(*(connection.wait_closed() for connection in self._open))

@@ -1,4 +1,4 @@
-"""Cuts a stream of bytes into the data of server-sent events. Called by `answer`; knows nothing of what they mean.
+"""Splits a stream of bytes into the data of server-sent events. Used by `answer_meter`; does not interpret them.
 
 Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class EventSplitter:
-    """Fed with bytes as they come; gives the data of every event that became whole. Comments and ids are left out."""
+    """Incremental parser: returns the data of every completed event, without comments and ids."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -22,7 +22,7 @@ class EventSplitter:
 
 
 def _normalize_newlines(data: bytes) -> bytes:
-    """Line ends as single newlines; a last \\r waits for what follows it."""
+    """Line ends as single newlines; a final \\r waits for the next bytes."""
     whole, held = (data[:-1], b"\r") if data.endswith(b"\r") else (data, b"")
     return whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n") + held
 

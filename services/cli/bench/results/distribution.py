@@ -1,4 +1,4 @@
-"""Mean, deviation and percentiles of a sample. Called by `summary`; units are the caller's."""
+"""Mean, deviation and percentiles of a sample. Used by `summary`; units are the caller's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of an ascending sample, interpolated linearly between neighbours (numpy's default, Hyndman and Fan's type 7).
+    """Percentile of an ascending sample, interpolated linearly between neighbours (numpy's default, Hyndman and Fan's
+    type 7).
 
     Raises `ValueError` for an empty sample or a percentage outside [0, 100].
     """
@@ -38,7 +39,7 @@ class Distribution:
 
     @property
     def std(self) -> float:
-        """Of the population."""
+        """Standard deviation of the population."""
         return statistics.pstdev(self.ordered)
 
     def percentile(self, percent: float) -> float:

@@ -1,6 +1,6 @@
-"""How sure a ratio is: the median of per-rotation ratios with a bootstrap interval. Called by experiments in `bench/`.
+"""Confidence of a ratio: the median of per-rotation ratios with a bootstrap interval. Used by experiments in `bench/`.
 
-On a small noisy machine only ratios inside one run mean anything: both arms of a rotation saw the same neighbours.
+On a noisy machine only ratios inside one run are meaningful, because both arms of a rotation share its disturbances.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NUM_RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A median and the bounds between which it lies with the confidence asked for."""
+    """A median and its confidence bounds."""
 
     median: float
     low: float
@@ -37,5 +37,5 @@ def bootstrap_median(
 
 
 def is_steady(before: float, after: float, *, max_drift: float = 0.15) -> bool:
-    """Whether two readings of one probe, around a block, say that the machine stayed the same."""
+    """True if two readings of one probe around a block agree to `max_drift`."""
     return abs(after - before) <= max_drift * max(before, after)

@@ -1,4 +1,4 @@
-"""What a good request is: one that meets all objectives of `--goodput`. Called by `summary`."""
+"""Objectives of `--goodput`: a good request meets all of them. Used by `summary`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.cli.bench.results.records import RequestRow
 
 
 class LatencyMetric(StrEnum):
-    """What an objective bounds, under the names of `vllm bench serve`."""
+    """The bounded metric, with the names of `vllm bench serve`."""
 
     TTFT = "ttft"
     TPOT = "tpot"
@@ -26,7 +26,7 @@ class LatencyObjective:
     bound_s: float
 
     def is_met(self, row: RequestRow) -> bool:
-        """Of an answered request. An answer of one token has no time between tokens, and meets any bound on it."""
+        """True if an answered request meets the bound. An answer of one token has no TPOT and meets any bound on it."""
         match self.measure:
             case LatencyMetric.TTFT:
                 return row.ttft_s <= self.bound_s
@@ -37,12 +37,12 @@ class LatencyObjective:
 
 
 def parse_objectives(words: Iterable[str]) -> tuple[LatencyObjective, ...]:
-    """From `name:milliseconds` words. Raises `SettingsError` naming the one that is not."""
+    """Parses `name:milliseconds`. Raises `SettingsError` naming the first invalid one."""
     return tuple(_parse(word) for word in words)
 
 
 def is_good(row: RequestRow, objectives: Iterable[LatencyObjective]) -> bool:
-    """Whether a request was answered and met every objective."""
+    """True if a request was answered and met every objective."""
     return row.failure is None and all(objective.is_met(row) for objective in objectives)
 
 

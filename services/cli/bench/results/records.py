@@ -1,6 +1,6 @@
-"""The facts of a run: what was to be sent, and what came back when. Every figure is computed from these.
+"""Records of a run: planned requests and measured answers. Every figure is computed from them.
 
-Made by `workload` and `load`, saved by `run_file`, read by `summary`. All times are seconds of one monotonic clock.
+Made by `plan` and `load_generator`, saved by `run_file`, read by `summary`. Times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredAnswer:
-    """What a server said to one request. `failure` tells why the answer does not count, None when it does.
+    """A server's answer to one request. `failure`: why the answer does not count, None if it does.
 
     `ended_s`: from sending to the event with the finish reason, or to the failure. `num_prompt_tokens` is the server's
     own count, None when it gave none.
@@ -49,7 +49,7 @@ class MeasuredAnswer:
 class RequestRow:
     """One request of a run file. `arrival_s`, `due_s` and `sent_s` since the run's start, the others since sending.
 
-    `due_s` is when the client was free to send: the arrival, or later when `--max-concurrency` held it back.
+    `due_s` is when the client was free to send: the arrival, or later if `--max-concurrency` delayed it.
     """
 
     index: int
@@ -66,7 +66,7 @@ class RequestRow:
 
     @property
     def lag_s(self) -> float:
-        """How late the client itself was."""
+        """Lateness of the client itself."""
         return max(0.0, self.sent_s - self.due_s)
 
     @property

@@ -1,6 +1,6 @@
 """A run as a file: one JSON with the flags and a row for every request. Written and read by `commands`.
 
-It holds facts, no figures: the table is always computed anew.
+It holds no figures: the table is always computed from the rows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FORMAT = 1
 
 
 class RunFileError(BatonError):
-    """A file that holds no run."""
+    """A file without a valid run."""
 
     code = "bad_run_file"
 
 
 class RunFile(BaseModel):
-    """`started`: UTC. `model`: the name that was asked for."""
+    """`started`: UTC. `model`: the requested name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -37,14 +37,14 @@ class RunFile(BaseModel):
 
 
 def file_name(run: RunFile) -> str:
-    """Names a run by what was sent and when."""
+    """File name from dataset, rate and start."""
     options = run.options
     rate = "own" if options.request_rate is None else f"{options.request_rate:g}"
     return f"baton-{options.dataset_name}-{rate}qps-{run.started:%Y%m%dT%H%M%S}.json"
 
 
 def save(run: RunFile, directory: Path) -> Path:
-    """Writes the run, without the key, and returns where. Raises `OSError`."""
+    """Writes the run without the API key and returns the path. Raises `OSError`."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / (run.options.result_filename or file_name(run))
     secretless = run.model_copy(update={"options": run.options.model_copy(update={"api_key": None})})

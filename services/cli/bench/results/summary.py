@@ -1,4 +1,4 @@
-"""All figures of a run, computed from its rows and nothing else. Called by `table`; the definitions live here.
+"""Figures of a run and their definitions, computed from its rows alone. Used by `table`.
 
 TTFT: send -> first event with content. ITL: gap between two tokens, of a bundled event divided by its tokens. TPOT:
 (E2E - TTFT)/(output tokens - 1). Goodput: requests that met every objective / wall time. Attainment: their share of all
@@ -16,7 +16,7 @@ from services.cli.bench.results.objectives import LatencyObjective, is_good
 from services.cli.bench.results.records import RequestRow
 
 MAX_LAG_S = 0.005
-"""A client that is later than this at the 99th percentile measures itself."""
+"""Bound on the client's lag at the 99th percentile; above it, the client measures itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def summarize(rows: Sequence[RequestRow], objectives: Sequence[LatencyObjective]
 
 
 def lag_verdict(rows: Sequence[RequestRow], *, is_scheduled: bool) -> str | None:
-    """Why the run does not count; None when it does. Without a schedule there is nothing to be late for."""
+    """Why the run does not count, None if it does. Without a schedule no request is late."""
     lag = Distribution.of([row.lag_s for row in rows])
     if not is_scheduled or lag is None or lag.percentile(99) <= MAX_LAG_S:
         return None

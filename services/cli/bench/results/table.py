@@ -1,4 +1,4 @@
-"""The table of one or more runs, a column each. Called by `commands`; computes nothing that `summary` does not."""
+"""The table of one or more runs, a column each. Called by `commands`; `summary` computes the figures."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """Which metrics and percentiles are shown."""
+    """Metrics and percentiles of the table."""
 
     metrics: tuple[str, ...]
     percentiles: tuple[float, ...]
 
     @classmethod
     def parse(cls, metrics: str, percentiles: str) -> TableLayout:
-        """From comma-separated lists. Raises `SettingsError`."""
+        """Parses comma-separated lists. Raises `SettingsError`."""
         names = tuple(name.strip() for name in metrics.split(",") if name.strip())
         if unknown := [name for name in names if name not in _NAMES]:
             why = f"{unknown[0]!r} is none of {', '.join(_NAMES)}"

@@ -1,1 +1,1 @@
-"""What a run sends and when: prompts, arrivals and public traces."""
+"""The requests of a run: prompts, arrivals and public traces."""

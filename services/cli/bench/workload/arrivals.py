@@ -1,7 +1,7 @@
-"""When requests arrive. Called by `workload`; knows no clock.
+"""Arrival times of requests. Used by `plan`; knows no clock.
 
-The schedule is that of `vllm bench serve`: gamma-distributed gaps, and the cumulative schedule rescaled so that the
-last arrival is exactly N/rate. Two runs at one rate then offer the same load, whatever their seeds.
+The schedule is that of `vllm bench serve`: gamma-distributed gaps, with the cumulative schedule rescaled so that the
+last arrival is exactly N/rate. So two runs at one rate have the same load for any seed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def rescale(arrivals: Sequence[float], last_s: float) -> list[float]:
 
 
 def stamp_resolution(stamps: Sequence[float]) -> float:
-    """The slot that a trace's stamps were rounded to: 0 unless two or more requests share a stamp on average.
+    """Resolution of a trace's rounded stamps; 0 unless on average two or more requests share a stamp.
 
-    Then it is the median gap between different stamps. `stamps` ascending, in any unit.
+    Computed as the median gap between different stamps. `stamps` ascending, in any unit.
     """
     distinct = sorted(set(stamps))
     if len(distinct) < 2 or len(stamps) < 2 * len(distinct):
@@ -47,9 +47,9 @@ def stamp_resolution(stamps: Sequence[float]) -> float:
 
 
 def jitter(stamps: Sequence[float], slot: float, rng: random.Random) -> list[float]:
-    """Every stamp moved uniformly inside its slot, ascending again; without it a quantised trace is a train of bursts.
+    """Moves every stamp uniformly inside its slot, in ascending order, so a quantised trace is no series of bursts.
 
-    Requests of one slot keep their order, so that a later turn of a conversation does not overtake an earlier one.
+    Requests of one slot keep their order, so a later message of a dialogue does not overtake an earlier one.
     """
     moved: list[float] = []
     for stamp, group in itertools.groupby(stamps):

@@ -1,6 +1,6 @@
-"""From options to the list of requests of a run. Called by `commands`; equal options give equal lists.
+"""Plans the requests of a run from its options. Called by `commands`; equal options give equal plans.
 
-Owns nothing but the choice: lengths and prefixes come from `prompts` and `traces`, times from `arrivals`.
+Lengths and prefixes come from `prompts` and `traces`, times from `arrivals`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def plan_requests(options: ServeOptions) -> list[PlannedRequest]:
 
 
 def plan_warmups(options: ServeOptions) -> list[PlannedRequest]:
-    """Requests that share no token with the run, so that they warm no prefix cache."""
+    """Requests that share no token with the run, so they warm no prefix cache."""
     vocabulary = _vocabulary(options)
     return [
         PlannedRequest(-1 - n, 0.0, vocabulary.draw(32, "warmup", n), min(8, options.random_output_len))
@@ -64,14 +64,14 @@ def _arrivals(options: ServeOptions, num_requests: int) -> list[float]:
 
 
 def _read(options: ServeOptions) -> list[TraceRow]:
-    """The whole trace, scaled: where stamps were rounded to shows only in many of them."""
+    """The whole trace, scaled; many stamps are needed to detect their resolution."""
     read = read_mooncake if options.dataset_name is Dataset.MOONCAKE else read_azure
     rows = read(Path(str(options.dataset_path)))
     return scale(rows, length=options.scale_length, rate=options.scale_rate)
 
 
 def _replay(options: ServeOptions, vocabulary: Vocabulary, rows: Sequence[TraceRow]) -> list[PlannedRequest]:
-    """The trace's first `num_prompts` requests. Slots are filled before they are cut."""
+    """The trace's first `num_prompts` requests. Jitter is applied to the whole trace first."""
     if options.request_rate is not None:
         arrivals = _arrivals(options, min(options.num_prompts, len(rows)))
     else:

@@ -1,7 +1,7 @@
-"""Prompts as token ids, reproducible from a seed. Called by `workload`; knows no tokenizer.
+"""Prompts as token ids, reproducible from a seed. Used by `plan`; knows no tokenizer.
 
 Ids are drawn evenly from `[FIRST_ID, vocab_size)`: the lowest are special tokens in nearly every vocabulary. For chats
-every id stands for one short word, so that equal tokens stay equal words and prefixes stay prefixes.
+every id stands for one short word, so equal tokens are equal words and prefixes stay prefixes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORDS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The ids that prompts are made of, and the seed of everything drawn from them. Raises `ValueError` if none."""
+    """The ids of prompts and the seed of all draws. Raises `ValueError` for an empty range of ids."""
 
     size: int
     seed: int
@@ -32,13 +32,13 @@ class Vocabulary:
             raise ValueError(f"the vocabulary size must be over {FIRST_ID}")
 
     def draw(self, num_tokens: int, *name: int | str) -> tuple[int, ...]:
-        """`num_tokens` ids, the same whenever they are drawn under the same name."""
+        """Draws `num_tokens` ids; the same name gives the same ids."""
         rng = random.Random(f"{self.seed}/{'/'.join(map(str, name))}")
         return tuple(rng.choices(range(FIRST_ID, self.size), k=num_tokens))
 
 
 def random_prompt(vocabulary: Vocabulary, index: int, num_tokens: int) -> tuple[int, ...]:
-    """A prompt like no other."""
+    """A unique prompt."""
     return vocabulary.draw(num_tokens, "unique", index)
 
 
@@ -55,7 +55,7 @@ def block_prompt(
 ) -> tuple[int, ...]:
     """Blocks of `block_tokens` tokens cut to `num_tokens`: equal block ids are equal tokens.
 
-    What the blocks do not cover is the request's own.
+    Tokens beyond the blocks are the request's own.
     """
     num_blocks = min(len(block_ids), -(-num_tokens // block_tokens))
     tokens: list[int] = []

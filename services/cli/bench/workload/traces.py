@@ -1,4 +1,4 @@
-"""Public request traces: Mooncake's JSONL and Azure's CSV, read and scaled. Called by `workload`.
+"""Public request traces: Mooncake's JSONL and Azure's CSV, read and scaled. Used by `plan`.
 
 Mooncake: https://github.com/kvcache-ai/Mooncake (`timestamp` ms, `hash_ids`: one id a 512-token prefix block, equal
 ids are equal tokens). Azure: https://github.com/Azure/AzurePublicDataset (TIMESTAMP, ContextTokens, GeneratedTokens).
@@ -78,7 +78,7 @@ def scale(rows: Sequence[TraceRow], *, length: float, rate: float) -> list[Trace
 
 
 def scaled_block_tokens(length: float) -> int:
-    """The size of a Mooncake block when lengths are scaled: it shrinks with them, so that the prefixes stay."""
+    """The size of a Mooncake block when lengths are scaled: it shrinks with them, so prefixes stay shared."""
     return max(1, round(MOONCAKE_BLOCK_TOKENS * length))
 
 

@@ -1,4 +1,4 @@
-"""The decoder step's experiment runs every way there is, on one set of weights, and compares them with the first."""
+"""The decoder step experiment runs every variant on one set of weights and compares it with the first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.report import load_result
 from tests.kernels import kernel_levels
 
 
-def test_every_way_is_measured_and_compared_with_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_every_variant_is_measured_and_compared_with_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(decoder_step, "BLOCK_S", 0.0)
     monkeypatch.setattr(decoder_step, "ReadProbe", lambda: lambda: 1e9)
     result = tmp_path / "step.json"

@@ -1,4 +1,4 @@
-"""The GPU's experiment, on the CPU: every arm runs a worker's loop to its end, and figures are what they say."""
+"""The GPU experiment on the CPU: every arm runs a worker's loop to its end, and figures are right."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_arm_is_measured_against_what_a_step_must_read(tmp_path: Path):
     assert len(content["findings"]) == len(findings)
 
 
-def test_shares_and_rates():
+def test_shares_and_rates_follow_from_times():
     found = GpuFinding("qwen3-8b", 32, "graphs", median_s=0.008, best_s=0.007, limit_s=0.004, num_graphs=9)
     assert (found.share, found.tokens_per_s) == (0.5, 4000.0)
     text = io.StringIO()

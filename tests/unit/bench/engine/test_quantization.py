@@ -1,4 +1,4 @@
-"""What quantisation is said to cost is computed rightly, and the whole experiment runs on a tiny shape."""
+"""Figures of quantisation losses, and the whole experiment on a tiny shape."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_texts_loss_is_that_of_its_next_tokens():
     assert mean_nll([likely, likely[:2]], [[1, 0, 1], [0, 1]]) == pytest.approx(-math.log(0.8 * 0.5 * 0.2) / 3)
 
 
-def test_the_cost_of_another_model():
+def test_losses_compare_another_model_with_float32():
     exact = torch.tensor([[0.8, 0.2], [0.4, 0.6], [0.5, 0.5]]).log()
     other = torch.tensor([[0.8, 0.2], [0.6, 0.4], [0.5, 0.5]]).log()
     loss = loss_of([exact], [other + 2.0], [[0, 0, 1]])
@@ -51,7 +51,7 @@ def test_the_cost_of_another_model():
     assert (same.agreement, same.perplexity_change) == (1.0, 0.0)
 
 
-def test_the_texts():
+def test_texts_are_unseen_and_reproducible():
     texts = bundled_texts(2)
     assert [len(text) for text in texts] == [256, 256]
     assert texts[0] != texts[1]
@@ -73,7 +73,7 @@ def test_remarks_say_all_figures():
 
 
 @needs_kernels
-def test_a_random_models_losses(tmp_path):
+def test_losses_of_a_random_model_are_small(tmp_path):
     directory = save_random_model(SHAPES["tiny"], tmp_path)
     found = losses(directory, random_texts(SHAPES["tiny"].vocab_size, 1, seed=0))
     assert found.keys() == ARMS.keys()

@@ -1,4 +1,4 @@
-"""The engine's experiment on a tiny model: every arm computes what it is named after, and the table is made of it."""
+"""The engine experiment on a tiny model: every arm runs the steps of its name, and findings follow from blocks."""
 
 import dataclasses
 import io
@@ -82,7 +82,7 @@ def test_a_step_must_read_weights_and_context(engine):
     assert engine.step_bytes(3, 40) == weights + 3 * 40 * token
 
 
-def test_the_hosts_share_is_part_of_a_turn_and_its_tokens_leave(engine):
+def test_host_share_is_part_of_a_turn_and_effects_leave(engine):
     with EffectSink() as sink:
         shares = host_time_shares(engine, sink, num_rows=3, context=16, num_turns=4)
         assert sink.count() == (4 + 2) * 3
@@ -91,7 +91,7 @@ def test_the_hosts_share_is_part_of_a_turn_and_its_tokens_leave(engine):
     assert pages_needed(PAGE_SIZE, 3, 16, 4) <= engine.num_pages
 
 
-def test_a_broken_forward_pass_is_not_swallowed(engine, monkeypatch):
+def test_a_broken_forward_pass_raises(engine, monkeypatch):
     class Failing:
         def forward(self, *_: object) -> None:
             raise Broken("no")
@@ -101,7 +101,7 @@ def test_a_broken_forward_pass_is_not_swallowed(engine, monkeypatch):
         host_time_shares(engine, sink, num_rows=1, context=16, num_turns=1)
 
 
-def test_every_arm_runs_and_has_its_lines(engine):
+def test_every_arm_runs_and_has_findings(engine):
     with EffectSink() as sink:
         arms, skipped = make_arms(PLAN, engine, sink)
         assert skipped == []
@@ -118,7 +118,7 @@ def test_every_arm_runs_and_has_its_lines(engine):
     assert len(set(names)) == len(names)
 
 
-def test_an_arm_without_room_is_left_out_in_words(engine):
+def test_an_arm_that_does_not_fit_is_skipped_with_a_remark(engine):
     small = dataclasses.replace(engine, num_pages=8)
     with EffectSink() as sink:
         arms, skipped = make_arms(PLAN, small, sink)
@@ -148,7 +148,7 @@ def test_figures_are_over_the_probe(engine):
     assert len(found) == 10
 
 
-def test_steps_are_timed_until_there_are_enough():
+def test_steps_are_timed_at_least_min_steps_times():
     ran: list[int] = []
     timed = time_steps(lambda: ran.append(1), block_s=0.0, min_steps=3)
     assert len(timed.wall_s) == len(timed.cpu_s) == len(ran) == 3

@@ -1,4 +1,4 @@
-"""A ceiling is the fastest way that was found, and every way does all of the work."""
+"""A ceiling is the fastest candidate, and every candidate does all of the work."""
 
 import time
 
@@ -16,7 +16,7 @@ def spin(seconds: float) -> None:
         pass
 
 
-def test_the_fastest_way_is_the_ceiling():
+def test_the_fastest_candidate_is_the_ceiling():
     found = find_ceiling({"slow": lambda: spin(0.02), "fast": lambda: None, "mean": lambda: spin(0.01)}, 1000.0)
     assert found.name == "fast"
     assert found.speeds[0] == ("fast", found.speed)
@@ -29,13 +29,13 @@ def test_nothing_to_compare_is_refused():
 
 
 def last(result: object) -> float:
-    """A way's answer as a number that depends on the last bytes it has read."""
+    """A candidate's result as a number that depends on the last bytes read."""
     if result is None:
         return 0.0
     return float(torch.as_tensor(result).flatten()[-1])
 
 
-def test_every_way_of_reading_reads_to_the_end():
+def test_every_read_candidate_reads_to_the_end():
     probe = ReadProbe(NUM_BYTES)
     before = {name: last(way()) for name, way in probe._candidates.items()}
     probe._memory[-4:] = torch.tensor([1, 1, 1, 0x3F], dtype=torch.uint8)
@@ -46,7 +46,7 @@ def test_every_way_of_reading_reads_to_the_end():
     assert probe() > 0.0
 
 
-def test_a_product_is_the_same_in_every_way():
+def test_every_dtype_has_a_product_ceiling():
     probe = GemmProbe((4, 8, 16))
     assert set(probe.by_dtype) == {"float32", "bfloat16"}
     assert probe.by_dtype[probe.dtype].speed == max(best.speed for best in probe.by_dtype.values())

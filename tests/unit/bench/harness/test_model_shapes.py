@@ -1,4 +1,4 @@
-"""The numbers of a shape are those of the model that is built of it, and its directory is one that a worker loads."""
+"""A shape's numbers equal those of its model, and a worker loads the saved directory."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Interleaving and what is kept of it; and that the probes measure something."""
+"""Interleaving of arms, steadiness, result files and probes."""
 
 import contextlib
 import io
@@ -69,7 +69,7 @@ def test_every_rotation_runs_every_arm_once_between_two_probes():
     assert [b.rotation for b in blocks] == [n // 3 for n in range(24)]
 
 
-def test_a_rotation_in_which_the_machine_changed_is_told_apart():
+def test_a_rotation_with_drifting_probes_is_not_steady():
     found = make_finding("x", "", BLOCKS, ("base", "arm"), ratio)
     assert (found.num_rotations, found.num_steady) == (3, 2)
     assert found.overall.median == 2.0
@@ -78,7 +78,7 @@ def test_a_rotation_in_which_the_machine_changed_is_told_apart():
     assert (found.steady.median, found.steady.low, found.steady.high) == (2.0, 2.0, 2.0)
 
 
-def test_an_arm_that_is_timed_keeps_both_clocks_and_tells_when_it_was_disturbed():
+def test_timed_samples_keep_both_clocks_and_show_disturbance():
     arms = {
         "calm": lambda: TimedSamples((1.0, 1.0, 5.0), (1.0, 1.0, 1.0)),
         "torn": lambda: TimedSamples((1.0, 1.1), (0.9, 1.0)),
@@ -97,11 +97,11 @@ def test_an_arm_that_is_timed_keeps_both_clocks_and_tells_when_it_was_disturbed(
     assert [finding.num_steady for finding in found] == [0, 1]
 
 
-def test_the_change_of_another_arm_does_not_matter():
+def test_drift_of_another_arm_does_not_matter():
     assert make_finding("x", "", BLOCKS, ("base",), lambda group: group[0].values[0]).num_steady == 3
 
 
-def test_nothing_kept_is_said():
+def test_a_finding_without_steady_rotations_shows_a_dash():
     found = make_finding("x", "us", BLOCKS[2:4], ("base", "arm"), ratio)
     assert (found.num_steady, found.steady) == (0, None)
     out = io.StringIO()
@@ -109,7 +109,7 @@ def test_nothing_kept_is_said():
     assert "0/1" in out.getvalue()
 
 
-def test_a_record_has_every_sample(tmp_path):
+def test_a_result_file_has_every_sample(tmp_path):
     path = tmp_path / "run.json"
     save(path, "name", BLOCKS, [make_finding("x", "", BLOCKS, ("base", "arm"), ratio)])
     result_file = json.loads(path.read_text())
@@ -129,7 +129,7 @@ def first_value(blocks: Sequence[Block]) -> list[Finding]:
     return [make_finding(blocks[0].arm, "", blocks, (blocks[0].arm,), lambda group: group[0].values[0])]
 
 
-def test_a_run_that_is_ended_has_kept_its_whole_rotations(tmp_path):
+def test_an_interrupted_run_keeps_its_complete_rotations(tmp_path):
     path = tmp_path / "run.json"
     values = iter((1.0, 2.0))
     result_file = ResultFile(path, "name", 5, first_value, [Remark("machine", "a box")])
@@ -151,7 +151,7 @@ def test_a_run_that_is_ended_has_kept_its_whole_rotations(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_experiments_in_a_row_share_one_file(tmp_path):
+def test_a_series_of_experiments_shares_one_file(tmp_path):
     path = tmp_path / "run.json"
     series = ResultSeries(path, "name", 2, [])
     one, two = BLOCKS[:1], BLOCKS[1:2]
@@ -164,7 +164,7 @@ def test_experiments_in_a_row_share_one_file(tmp_path):
     assert [finding.name for finding in series.findings] == ["base"]
 
 
-def test_a_file_is_the_old_one_until_the_new_one_is_whole(tmp_path, monkeypatch):
+def test_a_file_is_replaced_atomically(tmp_path, monkeypatch):
     path = tmp_path / "run.json"
     write_atomically(path, b"old")
     monkeypatch.setattr("os.replace", lambda new, old: pytest.fail(f"{path.read_bytes()!r}"))
@@ -184,14 +184,14 @@ def test_cpu_time_grows_with_work():
     assert process_cpu_s(os.getpid()) > before_s
 
 
-def test_arms_that_never_met_in_a_rotation_have_no_ratio():
+def test_arms_without_a_common_rotation_have_no_ratio():
     apart = [Block(0, "base", 1.0, 1.0, (1.0,)), Block(1, "arm", 1.0, 1.0, (2.0,))]
     assert make_finding("x", "", apart, ("arm",), lambda group: group[0].values[0]).num_rotations == 1
     with pytest.raises(ValueError, match="no rotation has all of arm, base"):
         make_finding("x", "", apart, ("arm", "base"), lambda group: group[0].values[0] / group[1].values[0])
 
 
-def test_a_turn_ends_before_the_next_begins_and_one_that_fails_half_way_leaves_nothing():
+def test_turns_do_not_overlap_and_a_failed_turn_adds_no_block():
     running: list[str] = []
     seen: list[int] = []
     failures: list[tuple[int, str, str]] = []

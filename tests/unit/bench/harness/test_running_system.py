@@ -1,4 +1,4 @@
-"""Servers of an experiment: there when they say so, and gone afterwards."""
+"""Servers of an experiment answer inside the context and are stopped after it."""
 
 import sys
 import urllib.request
@@ -13,7 +13,7 @@ def http_server(port: int) -> tuple[str, ...]:
     return (sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1")
 
 
-def test_a_server_answers_inside_and_is_gone_outside():
+def test_a_server_answers_inside_the_context_only():
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     with running_server(http_server(port), url, "/"), urllib.request.urlopen(f"{url}/", timeout=30.0) as answer:
@@ -22,7 +22,7 @@ def test_a_server_answers_inside_and_is_gone_outside():
         urllib.request.urlopen(f"{url}/", timeout=30.0)
 
 
-def test_the_variables_are_the_servers():
+def test_variables_are_set_for_the_server():
     code = "import os; print(os.environ['WHOSE']); raise SystemExit(1)"
     command = (sys.executable, "-c", code)
     with (

@@ -1,4 +1,4 @@
-"""A signal ends an experiment in order: its servers are gone, and what it had measured is kept."""
+"""A signal stops an experiment's servers and keeps its finished rotations."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ run_command(main)
 
 @pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_servers_are_gone_and_what_was_measured_is_kept(sent, in_background, tmp_path):
-    """A shell without sequence control starts a background sequence with SIGINT ignored."""
+def test_a_signal_stops_servers_and_keeps_finished_rotations(sent, in_background, tmp_path):
+    """A shell without job control starts background processes with SIGINT ignored."""
     (port,) = free_ports(1)
     path = tmp_path / "run.json"
     command = [sys.executable, "-c", EXPERIMENT, str(port), str(path)]

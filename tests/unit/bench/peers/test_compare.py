@@ -1,4 +1,4 @@
-"""Measuring other servers: the same model for each, in turns with the same prompts, and whose gain a ratio is."""
+"""Comparison with other servers: one model, turns with equal prompts, and the direction of ratios."""
 
 import io
 import json
@@ -38,7 +38,7 @@ from services.cli.plan import free_ports
 SHAPE = ModelShape("qwen2", 300, 32, 48, 2, 4, 2, 8, 256, 1e4)
 
 
-def test_tensors_for_llama_are_the_models(tmp_path):
+def test_gguf_tensors_equal_the_models(tmp_path):
     directory = save_random_model(SHAPE, tmp_path / "model")
     expected = load_file(directory / "model.safetensors")
     read = {tensor.name: tensor.bits for tensor in read_tensors(directory / "model.safetensors")}
@@ -72,7 +72,7 @@ def test_every_server_gets_the_same_cores(tmp_path):
     assert servers[2].command[servers[2].command.index("--n_threads") + 1] == "2"
 
 
-def test_batons_workers_compute_on_as_many_cores_as_they_are_told(tmp_path):
+def test_batons_threads_follow_the_flag(tmp_path):
     one, two = (baton(tmp_path, 1001, (0, 3), "auto", threads) for threads in (1, 2))
     assert (one.name, two.name) == ("baton", "baton, 2 threads")
     assert "--threads=1" in one.command
@@ -93,7 +93,7 @@ def measure_in_turns(servers: list[PeerServer], tmp_path: Path, on_failure: Call
     return rotate_exclusive(turns, lambda _: 1.0, num_rotations=2, seed=0, console=console, on_failure=on_failure)
 
 
-def test_servers_are_warmed_up_and_measured_with_the_same_new_prompts_one_after_the_other(tmp_path, monkeypatch):
+def test_servers_get_equal_fresh_prompts_in_turns_after_a_warm_up(tmp_path, monkeypatch):
     asked: list[tuple[str, PeerLoad, int]] = []
 
     def note(server: PeerServer, load: PeerLoad, seed: int, _: Path) -> list[float]:
@@ -127,8 +127,8 @@ def test_a_warm_up_is_as_wide_as_its_load_and_short():
     assert LONG_PROMPT.warm_up.num_prompts == 1
 
 
-def test_a_peer_that_fails_is_left_out_of_that_rotation_with_its_last_words(tmp_path, monkeypatch):
-    """One does not start at all; one answers in its first rotation and fails a request in its second."""
+def test_a_failed_peer_is_skipped_in_its_rotation_with_a_remark(tmp_path, monkeypatch):
+    """One peer does not start; another fails a request in its second rotation."""
     monkeypatch.setattr("bench.peers.compare.measure", fails_after({"llama": 3 * len(LOADS) + 1}))
     fails = (sys.executable, "-c", "print('no such wheel'); raise SystemExit(3)")
     servers = [http_server("baton"), http_server("llama"), PeerServer("vllm", fails, 1, "/health")]
@@ -166,13 +166,13 @@ def test_without_baton_there_is_nothing_to_compare():
 
 
 def row(sent_s: float, first_s: float, gap_s: float, num_tokens: int, num_prompt_tokens: int) -> RequestRow:
-    """Every time but `sent_s` since sending."""
+    """All times but `sent_s` count from sending."""
     deliveries = tuple(Delivery(first_s + n * gap_s, 1) for n in range(num_tokens))
     ended_s = deliveries[-1].at_s
     return RequestRow(0, 0.0, 0.0, sent_s, ended_s, num_tokens, num_prompt_tokens, num_tokens, deliveries, None, None)
 
 
-def test_tokens_count_for_a_batch_while_all_its_streams_run():
+def test_concurrent_rate_counts_tokens_while_all_streams_run():
     late = LoadResult.of_rows([row(0.0, 1.0, 1.0, 10, 90), row(0.0, 5.0, 0.5, 5, 90)], 8)
     assert late.concurrent_rate == pytest.approx((2 + 4) / 2.0)  # from 5 s on, when both have begun, to 7 s
     assert late.wall_s == 10.0
@@ -180,7 +180,7 @@ def test_tokens_count_for_a_batch_while_all_its_streams_run():
     assert in_turns.concurrent_rate == 0.0
 
 
-def test_a_prompt_that_the_server_did_not_count_has_no_length():
+def test_a_prompt_without_a_count_has_no_length():
     counted = LoadResult.of_rows([row(0.0, 2.0, 1.0, 2, 900)], 200)
     uncounted = LoadResult.of_rows([row(0.0, 2.0, 1.0, 2, 200)], 200)
     figures = {line.name: line for line in REPORT_LINES}
@@ -197,7 +197,7 @@ def test_a_failed_request_is_no_measurement():
 
 
 def facts(time_ms: float, concurrent_rate: float = 100.0) -> LoadResult:
-    """Every time that is compared is `time_ms`, but that of a batch."""
+    """All compared times are `time_ms`, except that of a batch."""
     return LoadResult(
         8 * time_ms / 1e3, concurrent_rate, tuple(RequestResult(time_ms / 1e3, time_ms / 1e3, 900, 1) for _ in range(8))
     )
@@ -211,7 +211,7 @@ def blocks_of(facts_of_server: dict[str, LoadResult]) -> list[Block]:
     ]
 
 
-def test_facts_survive_their_block():
+def test_a_load_result_survives_its_block():
     [block] = [block for block in blocks_of({"vllm": facts(5.0)}) if block.arm == arm_name("vllm", ONE_STREAM)]
     assert LoadResult.of_block(block) == facts(5.0)
 
@@ -229,7 +229,7 @@ def test_a_ratio_over_one_is_batons_gain():
     assert found["vllm: prefill"] == pytest.approx(60_000.0)
 
 
-def test_a_server_that_never_ran_a_batch_has_no_figure_of_it():
+def test_a_server_without_a_batch_has_no_batch_figure():
     found = {finding.name for finding in findings_of(blocks_of({"baton": facts(10.0), "llama": facts(20.0, 0.0)}))}
     assert "baton: eight streams at once" in found
     assert not [name for name in found if "llama" in name and "at once" in name]
@@ -237,7 +237,7 @@ def test_a_server_that_never_ran_a_batch_has_no_figure_of_it():
 
 
 def test_a_rotation_without_a_figure_does_not_count_for_it():
-    """Another server's rotation still does."""
+    """It still counts for another server."""
     blocks = [
         replace(block, rotation=rotation)
         for rotation, concurrent_rate in enumerate((50.0, 0.0))

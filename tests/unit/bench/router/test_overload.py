@@ -1,4 +1,4 @@
-"""What the overload experiment makes of rows."""
+"""Figures of the overload experiment from request rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def row(index: int, *, ttft_s: float | None = None, ended_s: float = 1.0, failur
     return RequestRow(index, 0.0, 0.0, 0.0, ended_s, 1, 1, len(deliveries), deliveries, "length", failure)
 
 
-def test_good_is_what_was_answered_in_time_and_refusals_are_no_failures():
+def test_good_answers_are_in_time_and_refusals_are_no_failures():
     rows = [
         row(0, ttft_s=OBJECTIVE_S),
         row(1, ttft_s=OBJECTIVE_S + 0.1, ended_s=20.0),
@@ -30,11 +30,11 @@ def test_good_is_what_was_answered_in_time_and_refusals_are_no_failures():
     assert finding.offered_per_s == 0.5
 
 
-def test_a_load_without_refusals_has_no_latency_of_them():
+def test_without_refusals_there_is_no_refusal_latency():
     finding = make_finding(1.0, 10.0, [row(0, ttft_s=0.1)], cpu_s=0.0, rss_bytes=0)
     assert finding.p99_refusal_s is None
     assert finding.goodput_per_s == 0.1
 
 
-def test_the_sustainable_rate_is_rows_over_the_time_that_one_is_kept():
+def test_the_sustainable_rate_is_rows_over_the_time_of_a_row():
     assert DecodeCapacity(num_rows=8, token_s=0.2).rate(11) == pytest.approx(4.0)

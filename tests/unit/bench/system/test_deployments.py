@@ -1,4 +1,4 @@
-"""Split against colocated: the arrangements and the arithmetic of their figures."""
+"""Split against colocated: the deployments and the arithmetic of their figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SYSTEMS = interference.parse(["--streams", "4", "--budgets", "16", "64"]).system
 
 
 @pytest.mark.parametrize("deployment", SYSTEMS)
-def test_every_deployment_has_two_workers_and_somebody_to_prefill(deployment):
+def test_every_deployment_has_two_workers_and_prefills(deployment):
     words = iter(SYSTEMS[deployment])
     settings = UpSettings.model_validate(
         {flag[2:].replace("-", "_"): value for flag, value in zip(words, words, strict=True)}
@@ -47,26 +47,26 @@ def test_every_deployment_has_two_workers_and_somebody_to_prefill(deployment):
     assert (settings.decode_token_budget > 0) == (deployment != SPLIT)
 
 
-def test_a_step_computes_as_many_prompt_tokens_as_asked_for_whatever_rows_there_are():
+def test_a_budget_of_prompt_tokens_does_not_shrink_with_rows():
     budget = int(SYSTEMS[mixed(64)][-1])
     for num_rows in range(5):
         assert cut(0, 2048, budget - num_rows, 16) == 64
 
 
-def test_gaps_are_a_token_s_and_without_the_head():
+def test_gaps_are_per_token_and_exclude_the_head():
     deliveries = [Delivery(float(n), 1) for n in range(HEAD_TOKENS + 2)]
     answer = MeasuredAnswer(0.0, 30.0, (*deliveries, Delivery(HEAD_TOKENS + 5.0, 2)), HEAD_TOKENS + 4)
     assert gaps_of(answer) == [1.0, 2.0, 2.0]
 
 
-def test_goodput_is_of_those_who_met_all_objectives():
+def test_goodput_counts_requests_that_met_all_objectives():
     facts = block("a", 4.0, *flat(GOOD, GOOD, UNEVEN, SLOW, LATE))
     assert goodput.goodput(facts, OBJECTIVES.meets_tpot) == 3 / 4.0
     assert goodput.goodput(facts, OBJECTIVES.meets_gap) == 3 / 4.0
     assert goodput.goodput(block("a", 4.0, *flat(LATE)), OBJECTIVES.meets_gap) == 0.0
 
 
-def test_a_block_s_facts_are_read_off_its_rows():
+def test_a_blocks_values_come_from_its_rows():
     deliveries = (Delivery(0.5, 1), Delivery(0.7, 1), Delivery(1.5, 1))
     row = RequestRow(0, 0.0, 0.0, 2.0, 1.5, 3, 10, 3, deliveries, "length", None)
     wall_s, ttft_s, tpot_s, largest_gap_s = values_of([row])
@@ -75,7 +75,7 @@ def test_a_block_s_facts_are_read_off_its_rows():
     assert largest_gap_s == pytest.approx(0.8)
 
 
-def test_the_split_system_is_compared_with_the_better_of_the_others_each_at_its_best_rate():
+def test_split_is_compared_with_the_best_colocated_at_best_loads():
     options = goodput.parse(["--loads", "1", "2"])
     good = {SPLIT: (1, 4), MIXED: (2, 0), UNCHUNKED: (1, 1)}
     blocks = [
@@ -90,7 +90,7 @@ def test_the_split_system_is_compared_with_the_better_of_the_others_each_at_its_
     assert figures["mixed chunks: answers, good or not"] == 1.5
 
 
-def test_arrangements_get_prompts_of_the_same_lengths_at_the_same_times():
+def test_deployments_get_equal_lengths_at_equal_times():
     lots = goodput.parse(["--seed", "7"])
     few = interference.parse(["--seed", "7"])
 
@@ -114,7 +114,7 @@ def test_arrangements_get_prompts_of_the_same_lengths_at_the_same_times():
     assert all(1024 <= len(request.prompt) <= 2048 for request in some)
 
 
-def test_loads_and_objectives_are_multiples_of_what_the_machine_does():
+def test_loads_and_objectives_are_multiples_of_measured_times():
     options = goodput.parse(["--tpot-factor", "2", "--gap-factor", "5", "--ttft-factor", "6"])
     objectives = CAPACITY.objectives(options)
     assert (objectives.ttft_s, objectives.tpot_s, objectives.gap_s) == pytest.approx((4.8, 0.02, 0.05))
@@ -124,7 +124,7 @@ def test_loads_and_objectives_are_multiples_of_what_the_machine_does():
     )
 
 
-def test_interference_is_a_ratio_of_99th_percentiles_and_first_tokens_are_its_price():
+def test_interference_is_a_ratio_of_99th_percentiles():
     options = interference.parse(["--prompts", "2", "--budgets", "16"])
     blocks = [
         block(alone(SPLIT), *[0.01] * 100),
@@ -142,7 +142,7 @@ def test_interference_is_a_ratio_of_99th_percentiles_and_first_tokens_are_its_pr
     assert figures["split: beside prompts: gaps"] == 100
 
 
-def test_gaps_count_in_the_time_in_which_they_end():
+def test_gaps_count_where_they_end():
     clock = iter((0.0, 1.0, 5.0, 5.5, 9.0))
     times = TokenTimes(lambda: next(clock))
     for num_tokens in (1, HEAD_TOKENS - 2, 1, 2, 1):

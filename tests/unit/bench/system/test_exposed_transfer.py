@@ -1,4 +1,4 @@
-"""Exposed transfer time: what is read off pages of metrics, and the share of the first token's time."""
+"""Exposed transfer time: parsing of metrics pages, and its share of TTFT."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_all_links_of_one_transport_are_summed():
     assert read_exposed(pages, "other") == ExposedTime(0.0, 0)
 
 
-def test_the_share_is_of_the_same_requests_first_tokens():
+def test_the_share_uses_the_ttft_of_the_same_requests():
     options = parse(["--transports", "stream", "--prompt-tokens", "512", "--requests", "2"])
     blocks = [Block(0, arm_of("stream", 512), 1.0, 1.0, (0.03, 1.0, 2.0))]
     figures = {finding.name: finding.overall.median for finding in findings_of(options, blocks)}
@@ -39,14 +39,14 @@ def test_the_share_is_of_the_same_requests_first_tokens():
     assert figures["stream, 512 tokens: first token"] == pytest.approx(1500.0)
 
 
-def test_pages_of_metrics_are_those_that_the_welcome_names():
+def test_metrics_urls_come_from_the_output_of_baton_up():
     banner = "Baton is up.\nAPI      http://h:1/v1\nmetrics  http://h:1/metrics\nmetrics  http://h:2/metrics\n\ncurl x"
     assert metrics_urls(banner) == ("http://h:1/metrics", "http://h:2/metrics")
 
 
 @pytest.mark.integration
 @pytest.mark.skipif(local_redis.find_server() is None, reason="no redis-server")
-def test_a_real_system_says_what_it_exposed(tmp_path):
+def test_a_real_system_reports_exposed_time(tmp_path):
     words = "--shape tiny --dtype float32 --transports stream --prompt-tokens 64 --rotations 1 --result"
     found = exposed_transfer.run(parse([*words.split(), str(tmp_path / "run.json")]), Console(file=io.StringIO()))
     first_token, exposed_ms, share = (finding.overall.median for finding in found)

@@ -1,4 +1,4 @@
-"""Streams that run while something else is measured: past their heads, started anew at their ends, gone outside."""
+"""Background streams: measured after their heads, restarted at their ends, aborted at the end of the context."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def then_held() -> tuple[DispatchScript, list[SequenceSpec]]:
     return script, sequences
 
 
-async def test_streams_are_started_anew_until_the_context_ends_and_hung_up_on_then():
+async def test_streams_restart_until_the_context_ends_and_abort_then():
     script, sequences = then_held()
     async with router(script) as server, load_client(server) as client:
         async with client.running_streams(2, 4, 50) as streams:
@@ -65,7 +65,7 @@ async def test_a_stream_that_fails_ends_the_measurement():
 
 
 class Scripted:
-    """Answers with fixed times, by the prompt's length."""
+    """Answers with fixed times by prompt length."""
 
     async def ask(self, num_tokens: int, max_tokens: int) -> MeasuredAnswer:
         first_s = num_tokens / 1024
@@ -73,7 +73,7 @@ class Scripted:
         return MeasuredAnswer(0.0, deliveries[-1].at_s, deliveries, max_tokens)
 
 
-def test_capacity_is_what_single_requests_took():
+def test_capacity_is_the_median_of_single_requests():
     options = parse_goodput(["--prompt-tokens", "512", "1024", "--output-tokens", "32"])
     with asyncio.Runner() as runner:
         found = capacity_of(options, Scripted(), runner)  # type: ignore[arg-type]

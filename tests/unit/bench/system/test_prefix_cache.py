@@ -1,4 +1,4 @@
-"""What a prefix is measured to save: the arms' arithmetic, the bookkeeping, and a whole run on a real system."""
+"""The prefix experiment: arithmetic of its arms, bookkeeping, and a run on a real system."""
 
 import io
 import statistics
@@ -19,7 +19,7 @@ def test_whole_pages_are_cached_and_never_the_last_token():
     assert [PLAN.cached_tokens(share) for share in (0, 50, 95, 100)] == [0, 512, 960, 1008]
 
 
-def test_speed_ups_are_over_the_fresh_prompt_and_over_the_ideal():
+def test_speed_ups_compare_with_fresh_and_ideal_prompts():
     times_s = {FRESH: 1.0, "0 % cached, salted": 1.1, "bookkeeping": 0.005}
     for share, time_s in ((50, 0.6), (95, 0.1), (100, 0.05)):
         times_s |= {cached_arm(share): time_s, ideal_arm(share): 0.9 * time_s}
@@ -38,7 +38,7 @@ def test_bookkeeping_grows_with_the_prompt():
 
 @pytest.mark.integration
 @pytest.mark.skipif(local_redis.find_server() is None, reason="no redis-server")
-def test_a_real_system_finds_what_is_shared():
+def test_a_real_system_hits_shared_prefixes():
     words = "--dtype float32 --prompt-tokens 64 --shares 50 --requests 1 --rotations 1"
     options = prefix_cache.parse(words.split())
     kept: list[int] = []

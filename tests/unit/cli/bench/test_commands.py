@@ -19,7 +19,7 @@ SMALL = ["--num-prompts", "3", "--random-input-len", "5", "--random-output-len",
 
 @contextmanager
 def router_url() -> Iterator[str]:
-    """The router in a thread of its own, as the command has an event loop of its own; yields its URL."""
+    """Runs the router in a thread, because the command has its own event loop; yields its URL."""
     ready: list[str] = []
     began, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
@@ -47,7 +47,7 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_a_run_is_shown_saved_and_shown_again(capsys, tmp_path):
+def test_a_saved_run_gives_the_same_table(capsys, tmp_path):
     with router_url() as url:
         flags = ["--base-url", url, "--save-result", "--result-dir", str(tmp_path), "--goodput", "e2el:60000"]
         assert run(["bench", "serve", *SMALL, *flags, "--api-key", "hidden"]) == 0
@@ -66,7 +66,7 @@ def test_a_run_is_shown_saved_and_shown_again(capsys, tmp_path):
     assert len(figures) > 20
 
 
-def test_a_late_client_is_refused_and_its_file_says_so_again(capsys, tmp_path):
+def test_a_late_run_is_refused_live_and_from_its_file(capsys, tmp_path):
     with router_url() as url:
         flags = ["--base-url", url, "--save-result", "--result-dir", str(tmp_path), "--result-filename", "late.json"]
         run(["bench", "serve", *SMALL, *flags, "--request-rate", "1000"])
@@ -82,7 +82,7 @@ def test_a_late_client_is_refused_and_its_file_says_so_again(capsys, tmp_path):
     assert said.out == ""
 
 
-def test_two_runs_stand_side_by_side(capsys, tmp_path):
+def test_two_runs_have_a_column_each(capsys, tmp_path):
     with router_url() as url:
         for name in ("one", "two"):
             flags = ["--save-result", "--result-dir", str(tmp_path), "--result-filename", f"{name}.json"]
@@ -112,7 +112,7 @@ def test_two_runs_stand_side_by_side(capsys, tmp_path):
         (["report", __file__], "is not a run"),
     ],
 )
-def test_wrong_commands_are_explained(tokens, words, capsys):
+def test_wrong_commands_print_a_reason(tokens, words, capsys):
     assert run(["bench", *tokens]) == 2
     error = capsys.readouterr().err
     assert words in error
@@ -127,7 +127,7 @@ def test_the_help_names_the_flags(capsys):
     assert "Poisson" in shown
 
 
-def test_every_module_of_the_bench_is_free_of_heavy_imports():
+def test_bench_modules_import_nothing_heavy():
     root = Path(__file__).resolve().parents[4] / "services" / "cli" / "bench"
     heavy = ("numpy", "torch", "pandas", "services.router", "services.decode", "services.prefill")
     assert [p.name for p in root.rglob("*.py") if any(f"import {h}" in p.read_text() for h in heavy)] == []

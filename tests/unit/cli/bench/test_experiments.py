@@ -1,4 +1,4 @@
-"""`baton bench engine` and its like: they hand their words on, and say what is missing without a checkout."""
+"""Subcommands of experiments pass their arguments on, and report a missing checkout."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def test_help_is_the_experiments_own(experiment):
     assert "--rotations" in shown
 
 
-def test_the_process_becomes_the_experiment_so_that_signals_reach_it(monkeypatch):
+def test_the_process_is_replaced_by_the_experiment(monkeypatch):
     class Became(Exception):
         pass
 
@@ -37,7 +37,7 @@ def test_the_process_becomes_the_experiment_so_that_signals_reach_it(monkeypatch
 
 
 @pytest.mark.parametrize("module", ["no_such_package.engine", "bench.no_such_experiment"])
-def test_without_a_checkout_it_is_said_in_words(module, monkeypatch, capsys):
+def test_a_missing_checkout_is_reported(module, monkeypatch, capsys):
     missing = ExperimentCommand("engine", module, "")
     monkeypatch.setattr(experiments, "EXPERIMENTS", (missing,))
     with pytest.raises(experiments.CheckoutMissing, match=r"part of the repository and of no wheel.*make install-dev"):

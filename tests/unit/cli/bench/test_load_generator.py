@@ -1,4 +1,4 @@
-"""The pace of a run: nothing before its time, never too many at once, and lateness told apart from waiting."""
+"""Timing of a run: no request early, bounded concurrency, and lateness apart from waiting."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ WAIT_S = 10.0
 
 
 class FakeClock:
-    """Time that moves only when told to."""
+    """A clock that a test advances."""
 
     def __init__(self, now_s: float = 100.0) -> None:
         self.now_s = now_s
@@ -22,7 +22,7 @@ class FakeClock:
 
 
 class Server:
-    """Answers when released, and knows who is under way."""
+    """Answers when released, and records requests under way."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -78,7 +78,7 @@ async def test_an_open_loop_does_not_wait_for_answers():
     assert server.most_at_once == 3
 
 
-async def test_no_more_are_under_way_than_allowed_and_waiting_is_not_lateness():
+async def test_concurrency_is_bounded_and_waiting_is_not_lateness():
     clock = FakeClock()
     server = Server(clock)
     seen: list[RequestRow] = []
@@ -101,8 +101,8 @@ async def test_no_more_are_under_way_than_allowed_and_waiting_is_not_lateness():
     assert sorted(row.index for row in seen) == [0, 1, 2, 3]
 
 
-async def test_a_request_behind_a_held_one_is_not_late_either():
-    """Its arrival passed while the one before it waited for a slot."""
+async def test_a_request_behind_a_delayed_one_is_not_late():
+    """Its arrival passes while the one before it waits for a slot."""
     clock = FakeClock()
     server = Server(clock)
     run = asyncio.create_task(run_load(plan(0.0, 0.0, 2.0), server, clock=clock, max_concurrency=1))

@@ -1,4 +1,4 @@
-"""How a stream becomes an answer, whatever way its bytes are cut."""
+"""Parsing of a streamed answer, for any split of its bytes."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ def usage(tokens: int) -> dict[str, int]:
 
 
 def read(*pieces: bytes, status: int = 200) -> MeasuredAnswer:
-    """The answer to pieces that come at 1, 2, 3 ... to a request sent at 0.5."""
+    """The answer from pieces received at 1, 2, 3 ... of a request sent at 0.5."""
     told: list[int] = []
     meter = AnswerMeter(told.append)
     meter.on_status(status)
@@ -43,7 +43,7 @@ STREAM = b": ping\n\nid: a:0\ndata: one\n\ndata: two\ndata:three\n\nevent: x\n\n
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_events_are_whole_however_they_are_cut(newline, size):
+def test_events_are_complete_for_any_split(newline, size):
     stream = STREAM.replace(b"\n", newline)
     splitter = EventSplitter()
     payloads = [p for at in range(0, len(stream), size) for p in splitter.feed(stream[at : at + size])]
@@ -80,7 +80,7 @@ def test_bundled_tokens_are_counted_by_the_usage_in_their_event():
     assert answer.num_output_tokens == 4
 
 
-def test_a_token_without_text_arrives_when_the_usage_says_so():
+def test_a_token_without_text_counts_by_usage():
     answer = read(event(choices=choice(""), usage=usage(1)), event(choices=choice("", "stop"), usage=usage(2)))
     assert answer.deliveries == ((0.5, 1), (1.5, 1))
 
@@ -90,7 +90,7 @@ def test_two_events_in_one_piece_arrive_together():
     assert answer.deliveries == ((0.5, 1), (0.5, 1))
 
 
-def test_the_servers_total_beats_the_count_of_events():
+def test_the_servers_total_overrides_the_event_count():
     answer = read(event(choices=choice("abc")), event(choices=choice("", "stop")), event(choices=[], usage=usage(3)))
     assert (answer.deliveries, answer.num_output_tokens) == (((0.5, 1),), 3)
 
@@ -106,12 +106,12 @@ def test_the_servers_total_beats_the_count_of_events():
         ([], 200, "without a finish reason"),
     ],
 )
-def test_what_is_no_answer_is_a_failure(pieces, status, words):
+def test_an_invalid_answer_is_a_failure(pieces, status, words):
     answer = read(*pieces, status=status)
     assert words in str(answer.failure)
 
 
-def test_a_broken_connection_beats_what_the_meter_would_say():
+def test_a_broken_connection_overrides_other_failures():
     meter = AnswerMeter(lambda num_tokens: None)
     assert meter.answer(1.0, 3.0, "ConnectionResetError: gone").failure == "ConnectionResetError: gone"
     assert meter.answer(1.0, 3.0, "ConnectionResetError: gone").ended_s == 2.0

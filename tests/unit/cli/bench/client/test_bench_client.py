@@ -1,4 +1,4 @@
-"""The client against the router's own HTTP, above a scripted dispatcher: what was said when, on a clock of our own."""
+"""The client against the router's HTTP over a scripted dispatcher, on a fake clock."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ CHAT = RequestTemplate(MODEL, ApiEndpoint.CHAT, temperature=0.0, ignore_eos=Fals
 
 
 class Listener:
-    """Hears of tokens as the client does, and can wait for them."""
+    """Counts tokens like the client, and waits for them."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -57,7 +57,7 @@ def gated(tokens: list[int]) -> tuple[DispatchScript, list[asyncio.Event]]:
 
 
 @pytest.mark.parametrize("call", [CALL, CHAT], ids=["completions", "chat"])
-async def test_times_are_those_of_the_tokens(call):
+async def test_token_times_are_recorded(call):
     clock, received = FakeClock(), Listener()
     script, gates = gated(tokens_of("one two three", eos=False)[:3])
     async with router(script) as server, bench(server, clock) as client:
@@ -74,7 +74,7 @@ async def test_times_are_those_of_the_tokens(call):
     assert (answer.ended_s, answer.num_output_tokens, answer.finish_reason) == (1.75, 3, "length")
 
 
-async def test_the_prompt_arrives_as_the_tokens_that_were_planned():
+async def test_the_server_gets_the_planned_tokens():
     async with (
         router(lambda sequence: one_token_chunks(tokens_of("hi"))) as server,
         bench(server, FakeClock()) as client,
@@ -91,7 +91,7 @@ async def test_the_prompt_arrives_as_the_tokens_that_were_planned():
     assert chat.failure is None
 
 
-async def test_tokens_said_at_once_are_told_apart():
+async def test_bundled_tokens_are_counted():
     def script(sequence):
         first, *rest = (OutputToken(index, token) for index, token in enumerate(tokens_of("one two three", eos=False)))
         return [
@@ -105,7 +105,7 @@ async def test_tokens_said_at_once_are_told_apart():
     assert (answer.failure, answer.num_output_tokens, received.num_tokens) == (None, 3, 3)
 
 
-async def test_connections_are_used_again():
+async def test_connections_are_reused():
     async with (
         router(lambda sequence: one_token_chunks(tokens_of("hi"))) as server,
         bench(server, FakeClock()) as client,
@@ -118,7 +118,7 @@ async def test_connections_are_used_again():
         assert len(client._pool._idle) == 2
 
 
-async def test_a_connection_that_ended_while_it_was_idle_is_not_used_again():
+async def test_a_connection_that_ended_while_idle_is_not_reused():
     async with (
         router(lambda sequence: one_token_chunks(tokens_of("hi"))) as server,
         bench(server, FakeClock()) as client,
@@ -131,7 +131,7 @@ async def test_a_connection_that_ended_while_it_was_idle_is_not_used_again():
         assert client._pool._idle != [idle]
 
 
-async def test_a_refusal_is_a_failure_with_the_servers_words():
+async def test_a_refusal_is_a_failure_with_the_servers_message():
     async with router(lambda sequence: []) as server, bench(server, FakeClock()) as client:
         answer = await client.measure(
             RequestTemplate("other", ApiEndpoint.CHAT, 0.0, False, False), REQUEST, lambda _: None
@@ -143,7 +143,7 @@ async def test_a_refusal_is_a_failure_with_the_servers_words():
     assert answer.deliveries == ()
 
 
-async def test_a_stream_that_breaks_is_a_failure_that_keeps_its_tokens():
+async def test_a_broken_stream_is_a_failure_and_keeps_its_tokens():
     def script(sequence):
         return [*one_token_chunks(tokens_of("hello", eos=False)[:2])[:1], RaiseError(Interrupted("a worker was lost"))]
 
@@ -154,7 +154,7 @@ async def test_a_stream_that_breaks_is_a_failure_that_keeps_its_tokens():
     assert answer.num_output_tokens == len(answer.deliveries) == 1
 
 
-async def test_a_request_without_end_is_given_up_and_hung_up_on():
+async def test_a_request_past_its_timeout_is_aborted():
     gate = asyncio.Event()
     async with (
         router(lambda sequence: [WaitForGate(gate)]) as server,
@@ -165,7 +165,7 @@ async def test_a_request_without_end_is_given_up_and_hung_up_on():
     assert answer.failure == "no end within 0.2 s"
 
 
-async def test_nobody_there_is_a_failure():
+async def test_an_unreachable_server_is_a_failure():
     async with BenchClient("http://127.0.0.1:1", api_key=None, timeout_s=5.0, clock=FakeClock()) as client:
         answer = await client.measure(CALL, REQUEST, lambda _: None)
         with pytest.raises(TargetError, match=r"127\.0\.0\.1:1/v1/models"):
@@ -179,7 +179,7 @@ async def test_the_first_model_is_found():
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.0 200 OK\r\nConnection: close\r\n\r\n"])
-async def test_a_server_may_end_its_answer_by_hanging_up(head):
+async def test_an_answer_may_end_with_the_connection(head):
     body = b'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -199,7 +199,7 @@ async def test_a_server_may_end_its_answer_by_hanging_up(head):
     assert (answer.failure, answer.finish_reason) == (None, "stop")
 
 
-async def test_a_server_that_hangs_up_in_the_middle_or_talks_nonsense_has_failed():
+async def test_a_truncated_or_malformed_answer_is_a_failure():
     replies = [b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\ndata:", b"SSH-2.0-OpenSSH\r\n"]
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -218,7 +218,7 @@ async def test_a_server_that_hangs_up_in_the_middle_or_talks_nonsense_has_failed
     assert "unreadable HTTP" in str(nonsense.failure)
 
 
-def test_chats_are_sent_as_words():
+def test_chats_are_sent_as_text():
     assert as_text(REQUEST.prompt).encode() in CHAT.body(REQUEST)
     assert b"ignore_eos" not in CHAT.body(REQUEST)
     assert b"continuous_usage_stats" not in CHAT.body(REQUEST)

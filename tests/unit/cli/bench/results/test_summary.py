@@ -1,4 +1,4 @@
-"""Every figure from rows whose figures are known by heart."""
+"""Every figure, from rows with known figures."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def row(
     sent: float = 0.0,
     due: float = 0.0,
 ) -> RequestRow:
-    """A request whose tokens came one by one at `times` after it was sent."""
+    """A request whose tokens arrive one by one at `times` after sending."""
     return RequestRow(
         index=index,
         arrival_s=0.0,
@@ -61,7 +61,7 @@ def test_gaps_of_a_bundled_event_are_divided_by_its_tokens():
     assert inter_token_gaps((Delivery(1.0, 3),)) == []
 
 
-def test_the_times_of_one_request():
+def test_times_of_one_request():
     answered = row(0, 0.5, 0.7, 1.5)
     assert (answered.ttft_s, answered.e2el_s, answered.tpot_s) == (0.5, 1.5, 0.5)
     assert answered.itls_s == [pytest.approx(0.2), pytest.approx(0.8)]
@@ -93,7 +93,7 @@ def test_other_objectives_are_refused(word):
         parse_objectives([word])
 
 
-def test_a_run_in_figures():
+def test_figures_of_a_run():
     rows = [
         row(0, 1.0, 2.0, 3.0),
         row(1, 2.0, 2.5, sent=1.0),
@@ -143,6 +143,6 @@ def test_more_rotations_make_a_narrower_interval():
     assert many.high - many.low < few.high - few.low
 
 
-def test_probes_that_drift_say_so():
+def test_drifting_probes_are_not_steady():
     assert is_steady(100.0, 86.0)
     assert not is_steady(100.0, 84.0)

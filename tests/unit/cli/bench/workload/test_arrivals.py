@@ -1,4 +1,4 @@
-"""Arrival schedules: their exact end, their shape, and what is done to quantised stamps."""
+"""Arrival schedules: exact end, shape, and jitter of quantised stamps."""
 
 import math
 import random
@@ -38,7 +38,7 @@ def test_an_infinite_rate_sends_everything_at_once():
 
 
 @pytest.mark.parametrize(("rate", "burstiness"), [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.0)])
-def test_what_has_no_schedule_is_refused(rate, burstiness):
+def test_an_invalid_rate_or_burstiness_is_refused(rate, burstiness):
     with pytest.raises(ValueError, match="over 0"):
         gamma_arrivals(1, rate, burstiness, random.Random(0))
 
@@ -49,7 +49,7 @@ def test_rescaling_keeps_the_pattern():
     assert rescale([], 2.0) == []
 
 
-def test_a_slot_is_found_where_stamps_are_shared():
+def test_the_resolution_of_shared_stamps_is_found():
     assert stamp_resolution([0, 0, 3000, 3000, 3000, 5999, 9000, 9000, 9000]) == 3000
     assert stamp_resolution([0, 40, 277, 277, 529]) == 0.0
     assert stamp_resolution([0, 0, 0]) == 0.0
@@ -64,5 +64,5 @@ def test_jitter_stays_inside_the_slot_and_keeps_the_order():
     assert statistics.fmean(moved[:50]) == pytest.approx(1.5, abs=0.4)
 
 
-def test_stamps_without_a_slot_stay_where_they_are():
+def test_stamps_without_a_slot_do_not_move():
     assert jitter([0.0, 0.5, 2.0], 0.0, random.Random(0)) == [0.0, 0.5, 2.0]

@@ -1,4 +1,4 @@
-"""What is sent: lengths, prefixes and traces, reproducibly."""
+"""Planned requests: lengths, prefixes and traces, reproducible from a seed."""
 
 import json
 from collections import Counter
@@ -103,7 +103,7 @@ def test_quantised_stamps_are_spread_over_their_slot_and_sped_up(mooncake):
     assert 0.0 < arrivals[0] < arrivals[1] < 1.5 < arrivals[2] < arrivals[3] < 3.0
 
 
-def test_the_beginning_of_a_trace_is_the_beginning_of_the_whole(mooncake):
+def test_a_shorter_plan_is_a_prefix_of_the_trace(mooncake):
     whole, first = (
         plan_requests(options(dataset_name=Dataset.MOONCAKE, dataset_path=mooncake, num_prompts=n)) for n in (4, 1)
     )
@@ -123,14 +123,14 @@ def test_azure_rows_begin_at_zero(azure):
 
 
 @pytest.mark.parametrize(("read", "text"), [(read_mooncake, "{}\n"), (read_azure, "a,b\n1,2\n"), (read_mooncake, "")])
-def test_what_is_no_trace_is_refused(read, text, tmp_path):
+def test_an_invalid_trace_is_refused(read, text, tmp_path):
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(TraceError, match=str(path)):
         read(path)
 
 
-def test_blocks_that_are_too_few_are_filled_up():
+def test_missing_blocks_are_filled_with_own_tokens():
     prompt = block_prompt(Vocabulary(100, 0), 4, 10, block_ids=(1, 2), block_tokens=4)
     other = block_prompt(Vocabulary(100, 0), 5, 10, block_ids=(1, 2), block_tokens=4)
     assert len(prompt) == 10
@@ -160,7 +160,7 @@ def test_words_keep_prefixes():
         ({"num_warmups": -1}, "--num-warmups"),
     ],
 )
-def test_flags_that_cannot_work_are_refused(changes, words):
+def test_invalid_flags_are_refused(changes, words):
     with pytest.raises(SettingsError, match=words):
         options(**changes).check()
 
