@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from prometheus_client import Counter
+
 from baton.domain.errors import BatonError, Broken, Cancelled, DeadlineExceeded, Interrupted, Refused
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import FinishReason
@@ -25,7 +27,7 @@ def start_series(version: str, role: str, model: str) -> None:
         counter.labels(*values)
 
 
-def _router_series() -> Iterable[tuple[metrics.Counter, tuple[str, ...]]]:
+def _router_series() -> Iterable[tuple[Counter, tuple[str, ...]]]:
     refused, lost = _codes(Refused), _codes(Interrupted)
     for reason in FinishReason:
         yield metrics.REQUESTS_TOTAL, (Outcome.FINISHED.value, reason.value)
@@ -46,7 +48,7 @@ def _router_series() -> Iterable[tuple[metrics.Counter, tuple[str, ...]]]:
         yield metrics.TAKEOVERS_TOTAL, (cause,)
 
 
-def _worker_series(role: str) -> Iterable[tuple[metrics.Counter, tuple[str, ...]]]:
+def _worker_series(role: str) -> Iterable[tuple[Counter, tuple[str, ...]]]:
     yield metrics.PROMPT_TOKENS_TOTAL, (role,)
     yield metrics.GENERATED_TOKENS_TOTAL, (role,)
     yield metrics.CACHED_TOKENS_TOTAL, (role, "device")

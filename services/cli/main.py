@@ -14,6 +14,7 @@ from services.cli.errors import EXPECTED_ERRORS, explain
 from services.cli.key import key
 from services.cli.run import run_model
 from services.cli.serve import serve_app
+from services.cli.trace import trace
 from services.cli.up import up
 
 EXIT_INTERRUPTED = 130
@@ -31,6 +32,7 @@ def build_app() -> App:
     app.command(key)
     app.command(run_model, name="run")
     app.command(serve_app)
+    app.command(trace)
     app.command(up)
     return app
 

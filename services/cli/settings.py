@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from baton.settings.base import Settings
 from baton.settings.groups import Count, Dtype, LogLevel, Port, RedisUrl, Seconds, Transport
@@ -78,14 +78,11 @@ class UpSettings(Settings):
         return self
 
 
-class DrainSettings(Settings):
-    """Take a worker out of service without losing a request."""
+class ClusterClientSettings(Settings):
+    """What a command needs to find workers in the state store and to call them."""
 
     redis_url: RedisUrl = "redis://127.0.0.1:6379/0"
-    """The state store in which the worker is announced: redis://, rediss:// or unix://."""
-
-    wait_s: Seconds = 120.0
-    """How long the worker may take to finish and exit; it goes on draining after that."""
+    """The state store in which the workers are announced: redis://, rediss:// or unix://."""
 
     cluster_secret_file: Path | None = None
     """File with the secret that the cluster shares, where it has one."""
@@ -100,6 +97,26 @@ class DrainSettings(Settings):
     """Authorities (PEM) that a worker's certificate must come from."""
 
 
+class DrainSettings(ClusterClientSettings):
+    """Take a worker out of service without losing a request."""
+
+    wait_s: Seconds = 120.0
+    """How long the worker may take to finish and exit; it goes on draining after that."""
+
+
+class TraceSettings(ClusterClientSettings):
+    """Show where the time of one request went."""
+
+    router: str = "http://127.0.0.1:8000"
+    """URL of any router of the cluster."""
+
+    api_key: SecretStr | None = None
+    """API key of the request's tenant, where the router asks for one; better given as a variable than as a flag."""
+
+    workers: bool = False
+    """Read the workers' recent attempts too: shows a request whose router has ended. Needs the state store."""
+
+
 SERVICES: dict[str, type[Settings]] = {
     "router": RouterSettings,
     "prefill": PrefillSettings,
@@ -110,6 +127,7 @@ SERVICES: dict[str, type[Settings]] = {
 COMMANDS: dict[str, type[Settings]] = {
     "up": UpSettings,
     "drain": DrainSettings,
+    "trace": TraceSettings,
     **{f"serve {name}": model for name, model in SERVICES.items()},
 }
 """Settings of every command: the variables they read are the known ones."""
