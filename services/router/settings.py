@@ -10,6 +10,7 @@ from pydantic import Field
 
 from baton.settings.groups import MIB, Count, Port, Seconds, ServiceSettings
 from baton.settings.model_source import model_name
+from baton.telemetry.request_traces import RequestLog
 
 
 class EventIds(StrEnum):
@@ -64,6 +65,15 @@ class RouterSettings(ServiceSettings):
 
     max_body_bytes: Annotated[int, Field(ge=1024, le=1024 * MIB)] = 4 * MIB
     """Largest HTTP request body."""
+
+    request_log: RequestLog = RequestLog.ALL
+    """Requests that get a log line at their end: all, notable (failed, replayed, preempted, slow) or off."""
+
+    otlp_endpoint: str | None = None
+    """URL of an OpenTelemetry collector (OTLP over HTTP, e.g. http://collector:4318); default: no spans."""
+
+    otlp_sample_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    """Share of requests that are exported as spans; a request with a `traceparent` follows its flag instead."""
 
     @property
     def public_model_name(self) -> str:
