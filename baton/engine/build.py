@@ -27,6 +27,7 @@ from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
 from baton.settings.groups import MIB, Device, WorkerSettings
 from baton.settings.model_source import resolve_model
+from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 
 log = get_logger()
@@ -135,6 +136,8 @@ def resolve_device(device: Device) -> str:
 
 def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
     report = model.report
+    if report.huge_fraction is not None:
+        metrics.WEIGHTS_HUGE_FRACTION.set(report.huge_fraction)
     log.info(
         "model_loaded",
         model_type=model.config.model_type,
@@ -148,6 +151,7 @@ def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
         layout=report.weights.layout.value,
         matrices=report.weights.num_matrices,
         layout_note=report.weights.note or "none",
+        weights_huge_fraction=None if report.huge_fraction is None else round(report.huge_fraction, 3),
         **_quantization(report.quantization),
         self_check_gap=f"{report.check.gap:.1e}",
         torch=torch.__version__,

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import pytest
 import torch
 
+from baton.bundled import MODEL_DIR
 from baton.engine import build
 from baton.engine.build import resolve_device
 from baton.engine.fake_runner import fake_geometry
 from baton.kv.geometry import KVGeometry
 from baton.kv.memory import MemoryKind
-from baton.model.loading.loader import LoadedModel
+from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
 from baton.settings.groups import Device
+from baton.telemetry import metrics
 
 GEOMETRY = fake_geometry(4)
 
@@ -80,3 +82,11 @@ def test_what_fails_on_the_cpu_is_not_taken_for_a_capture(monkeypatch: pytest.Mo
     monkeypatch.setattr(build, "ModelRunner", no_capture)
     with pytest.raises(RuntimeError, match="not permitted"):
         build._runner(cast(LoadedModel, Loaded("cpu")), PageStorage.allocate(GEOMETRY, 2), 8)
+
+
+def test_the_measured_share_of_huge_pages_is_a_metric():
+    model = load_model(MODEL_DIR)
+    for share in (0.25, 1.0):
+        report = replace(model.report, huge_fraction=share)
+        build._report(replace(model, report=report), num_pages=8, max_model_len=64)
+        assert metrics.REGISTRY.get_sample_value("baton_weights_huge_fraction") == share
