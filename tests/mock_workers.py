@@ -100,6 +100,7 @@ class MockWorker:
         self.status = WorkerStatus.READY
         self.requests: list[EngineRequest] = []
         self.aborts: list[tuple[AttemptId, str]] = []
+        self.metadata: list[dict[str, str | bytes]] = []
         self._reached: dict[Phase, int] = dict.fromkeys(Phase, 0)
         self._changed = asyncio.Condition()
         self._released = asyncio.Event()
@@ -198,6 +199,7 @@ class MockPrefill(MockWorker, prefill_pb2_grpc.PrefillServicer):
     ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
         request = decode_request(message.request)
         self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata() or ()))
         for phase, event in (
             (Phase.ACCEPT, prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())),
             (Phase.SEAL, prefill_pb2.PrefillEvent(sealed=self._sealed(request))),
@@ -236,6 +238,7 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
         self, message: decode_pb2.ReserveRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> decode_pb2.ReserveReply:
         self.reservations.append(message)
+        self.metadata.append(dict(context.invocation_metadata() or ()))
         match await self._run_action(Phase.RESERVE):
             case Busy(retry_after_s):
                 return decode_pb2.ReserveReply(busy=decode_pb2.Busy(retry_after_s=retry_after_s))
@@ -250,6 +253,7 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
     ) -> AsyncIterator[decode_pb2.GenerateEvent]:
         request = decode_request(message.request)
         self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata() or ()))
         self.generates.append(message)
         action = await self._run_action(Phase.IMPORT)
         if isinstance(action, Fail):

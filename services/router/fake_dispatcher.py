@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from baton.domain.errors import BatonError, Broken, Refused
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken
+from baton.telemetry.request_timer import SequenceTimer
 from services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 
 
@@ -76,7 +77,7 @@ class FakeDispatcher:
         if self.full_error is not None:
             raise self.full_error
 
-    def admit(self, sequence: SequenceSpec) -> AdmittedRequest:
+    def admit(self, sequence: SequenceSpec, timer: SequenceTimer) -> AdmittedRequest:
         """Takes the sequence, or raises the next of `refusals`."""
         refusal = self.refusals.pop(0) if self.refusals else None
         if refusal is not None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken, SamplingParams, StopParams
+from baton.telemetry.request_timer import SequenceTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,11 @@ class Dispatcher(Protocol):
         """
         ...
 
-    def admit(self, sequence: SequenceSpec) -> AdmittedRequest:
-        """Takes the sequence or raises `Refused` (`Overloaded`, `NoWorkers`, `Draining`, `ContextOverflow`) at once."""
+    def admit(self, sequence: SequenceSpec, timer: SequenceTimer) -> AdmittedRequest:
+        """Takes the sequence, and stamps its timer until its run ends.
+
+        Raises `Refused` (`Overloaded`, `NoWorkers`, `Draining`, `ContextOverflow`) at once.
+        """
         ...
 
     def release(self, admitted: AdmittedRequest) -> None:

@@ -77,7 +77,7 @@ class _Channel:
     def unary_unary(
         self, method: str, request_serializer: Any, response_deserializer: Any, _registered_method: bool
     ) -> Callable[..., Any]:
-        async def invoke(message: Any, timeout: float | None = None) -> Any:
+        async def invoke(message: Any, timeout: float | None = None, metadata: Any = None) -> Any:
             call = SimCall(self, method, message, request_serializer(message), timeout)
             answer = await call.receive()
             if answer is None:
@@ -89,7 +89,7 @@ class _Channel:
     def unary_stream(
         self, method: str, request_serializer: Any, response_deserializer: Any, _registered_method: bool
     ) -> Callable[..., Any]:
-        def invoke(message: Any, timeout: float | None = None) -> _Stream:
+        def invoke(message: Any, timeout: float | None = None, metadata: Any = None) -> _Stream:
             call = SimCall(self, method, message, request_serializer(message), timeout)
             return _Stream(call, response_deserializer)
 
@@ -107,6 +107,10 @@ class _Stream:
         self._call = call
         self._deserialize = deserialize
         self.cancel = call.cancel
+
+    async def read(self) -> Any:
+        data = await self._call.receive()
+        return grpc.aio.EOF if data is None else self._deserialize(data)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         while (data := await self._call.receive()) is not None:

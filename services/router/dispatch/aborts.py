@@ -13,6 +13,7 @@ from baton.domain.ids import AttemptId
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.codec import encode_id
 from baton.rpc.gen.common_pb2 import AbortRequest
+from baton.rpc.request_metadata import request_metadata
 from baton.telemetry.logs import get_logger
 from services.router.dispatch.workers import WorkerSet
 
@@ -43,6 +44,12 @@ class Aborts:
         stub = self._workers.prefill_stub(worker) if prefill else self._workers.decode_stub(worker)
         request = AbortRequest(id=encode_id(id), reason=reason)
         try:
-            await stub.Abort(request, timeout=ABORT_TIMEOUT_S)
+            await stub.Abort(request, timeout=ABORT_TIMEOUT_S, metadata=request_metadata(id))
         except grpc.aio.AioRpcError as error:
-            log.info("abort_undelivered", request_id=id.request_id, worker=worker.id, status=error.code().name)
+            log.info(
+                "abort_undelivered",
+                request_id=id.request_id,
+                attempt=id.attempt,
+                worker=worker.id,
+                status=error.code().name,
+            )

@@ -1,193 +1,255 @@
-"""One attempt: from a reservation to its last token, as a stream of events. Called by `dispatcher`.
+"""One attempt: runs a sequence on a reserved pair and gives its tokens in order. Called by `dispatcher`.
 
-Opens Generate and Prefill at once, so that decode follows the handoff from its first chunk. Two pumps carry both
-streams, the deadline and the news of a worker's end into one mailbox; `AttemptEventOrder` puts them in order. Unless
-decode's last token ends it, both workers get an abort.
+Generate and Prefill open at once, so that decode follows the handoff from its first chunk. A task reads Prefill.
+Generate is read where its tokens are wanted:
+
+    next() --(before the seal)--> waits for Sealed and holds what Generate sends meanwhile; gives the sealed token
+       `----(after the seal)----> the held events, then Generate: Imported, Tokens, Tokens, ...
+
+A passed deadline and a lost worker interrupt the read that is under way. After the seal a lost prefill worker does not
+matter. Both workers get an abort, unless decode sent the last token.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
 
 import grpc
 
-from baton.domain.errors import BatonError, Broken, DeadlineExceeded
-from baton.domain.request import EngineRequest
-from baton.domain.worker import WorkerRecord
-from baton.rpc.codec import encode_request
+from baton.domain.errors import BatonError, DeadlineExceeded, WorkerLost
+from baton.domain.worker import WorkerRole
+from baton.kv.keys import page_keys
+from baton.rpc.codec import decode_failure, decode_finish, decode_token, encode_request
 from baton.rpc.gen import decode_pb2, prefill_pb2
+from baton.rpc.times_codec import decode_decode_times, decode_import_times, decode_prefill_times
+from baton.telemetry.request_trace import Stage
 from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.attempt_events import (
-    AttemptEvent,
-    AttemptEventOrder,
-    DecodeImported,
-    PrefillSealed,
-    finish_of,
-)
 from services.router.dispatch.reserve import PairReservation
-from services.router.dispatch.worker_errors import AttemptFailure, FaultSource, Side, classify_rpc_error, lost_worker
+from services.router.dispatch.tracked_request import TrackedRequest
+from services.router.dispatch.worker_errors import (
+    AttemptFailure,
+    FaultSource,
+    classify_reported,
+    classify_rpc_error,
+    lost_worker,
+)
 from services.router.dispatch.workers import WorkerSet
-from services.router.mailbox import AsyncMailbox
+from services.router.generation import TokenChunk
 
 GRACE_S = 1.0
-"""The streams' own deadlines are this much later than the attempt's, which so is the one that is reported."""
+"""The streams' own deadlines are this much later than the attempt's, so that the attempt's is the one reported."""
 
+PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
 
-@dataclass(frozen=True, slots=True)
-class _StreamEnded:
-    """A stream is over in good order; `reason` says what that means if it was needed."""
-
-    side: Side
-    reason: AttemptFailure
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamFailed:
-    """A stream broke, or its worker is gone."""
-
-    side: Side
-    reason: BatonError | AttemptFailure
-
-
-@dataclass(frozen=True, slots=True)
-class _DeadlinePassed:
-    """The request's time is over."""
-
-
-_Message = prefill_pb2.PrefillEvent | decode_pb2.GenerateEvent | _StreamEnded | _StreamFailed | _DeadlinePassed
 _PrefillCall = grpc.aio.UnaryStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent]
-_GenerateCall = grpc.aio.UnaryStreamCall[decode_pb2.GenerateRequest, decode_pb2.GenerateEvent]
+_Read = decode_pb2.GenerateEvent | None
+"""An event of Generate; None at the end of the stream."""
 
 
 class Attempt:
-    """Drives `request` on the reserved pair until `deadline` (of the running loop's clock). `events` runs once."""
+    """Async context manager. `next` gives chunks until one with `finish`."""
 
     def __init__(
-        self, request: EngineRequest, reservation: PairReservation, deadline: float, workers: WorkerSet, aborts: Aborts
+        self, tracked: TrackedRequest, reservation: PairReservation, workers: WorkerSet, aborts: Aborts
     ) -> None:
-        self._request = request
+        self._tracked = tracked
         self._reservation = reservation
-        self._deadline = deadline
+        self._pair = reservation.pair
         self._workers = workers
         self._aborts = aborts
-        self._event_order = AttemptEventOrder(request.num_emitted, sealed=reservation.pair.local)
-        # Unbounded: it never holds more than the request's own tokens.
-        self._mailbox: AsyncMailbox[_Message] = AsyncMailbox()
-        self._pumps: list[asyncio.Task[None]] = []
+        self._request = tracked.engine_request()
+        self._abort_reason: str | None = "cancelled"
+        self._cause: AttemptFailure | BatonError | None = None
+        self._awaits_seal = not self._pair.local
+        self._decoding = False
+        self._sealed: asyncio.Future[prefill_pb2.Sealed] = asyncio.get_running_loop().create_future()
+        self._held: deque[_Read] = deque()
+        self._read_task: asyncio.Task[_Read] | None = None
+        self._prefill_task: asyncio.Task[None] | None = None
         self._undo: list[Callable[[], object]] = []
 
-    async def events(self) -> AsyncGenerator[AttemptEvent, None]:
-        """Events until one that finishes. Raises `AttemptFailure`, `DeadlineExceeded`, or a worker's final error."""
-        abort_reason: str | None = "cancelled"
-        pair = self._reservation.pair
-        self._open()
-        try:
-            while True:
-                for event in self._on_message(await self._mailbox.get()):
-                    if isinstance(event, DecodeImported):
-                        self._workers.on_imported(self._request.id, pair)
-                    if finish_of(event) is None:
-                        yield event
-                        continue
-                    # A sequence that its first token ended leaves a promise and pins behind.
-                    abort_reason = "finished" if isinstance(event, PrefillSealed) else None
-                    yield event
-                    return
-        except AttemptFailure as failure:
-            abort_reason = failure.error.code
-            if failure.unready:
-                self._workers.suspect(
-                    pair.prefill if failure.fault_source is FaultSource.PREFILL else pair.decode, failure.error
-                )
-            if failure.blames_link:
-                failure.counted = self._workers.on_link_failure(self._request.id, pair, failure.error)
-            raise
-        except BatonError as error:
-            abort_reason = error.code
-            raise
-        finally:
-            await self._close(abort_reason)
-
-    def _open(self) -> None:
-        loop = asyncio.get_running_loop()
-        timeout_s = max(0.0, self._deadline - loop.time())
-        pair = self._reservation.pair
-        generate = self._workers.decode_stub(pair.decode).Generate(
-            self._generate_request(timeout_s), timeout=timeout_s + GRACE_S
+    async def __aenter__(self) -> Self:
+        loop, pair, deadline = asyncio.get_running_loop(), self._pair, self._tracked.deadline
+        timeout_s = max(0.0, deadline - loop.time())
+        request, metadata = encode_request(self._request), self._tracked.metadata
+        generate = decode_pb2.GenerateRequest(
+            request=request,
+            reservation_id=self._reservation.reservation_id,
+            prefill_id=pair.prefill.id,
+            prefill_incarnation=pair.prefill.incarnation,
+            deadline_s=timeout_s,
         )
-        self._start_pump(Side.DECODE, pair.decode, generate)
+        timeouts = {"timeout": timeout_s + GRACE_S, "metadata": metadata}
+        self._generate = self._workers.decode_stub(pair.decode).Generate(generate, **timeouts)
+        on_lost = partial(self._on_worker_lost, DECODE)
+        self._undo = [self._generate.cancel, self._workers.watch(pair.decode.incarnation, on_lost)]
         if not pair.local:
-            prefill = self._workers.prefill_stub(pair.prefill).Prefill(
-                self._prefill_request(timeout_s), timeout=timeout_s + GRACE_S
+            prefill = prefill_pb2.PrefillRequest(
+                request=request, decode_prefix_len=self._reservation.decode_prefix_len, deadline_s=timeout_s
             )
-            self._start_pump(Side.PREFILL, pair.prefill, prefill)
-        self._undo.append(loop.call_at(self._deadline, self._mailbox.put_nowait, _DeadlinePassed()).cancel)
+            call = self._workers.prefill_stub(pair.prefill).Prefill(prefill, **timeouts)
+            self._prefill_task = asyncio.create_task(self._read_prefill(call), name=f"prefill-{self._request.id}")
+            on_lost = partial(self._on_worker_lost, PREFILL)
+            self._undo += [call.cancel, self._workers.watch(pair.prefill.incarnation, on_lost)]
+        late = DeadlineExceeded(f"request {self._request.id.request_id} ran out of time")
+        self._undo.append(loop.call_at(deadline, self._interrupt, late).cancel)
+        return self
 
-    def _start_pump(self, side: Side, worker: WorkerRecord, call: _PrefillCall | _GenerateCall) -> None:
-        pump = asyncio.create_task(self._pump(side, call), name=f"{side.value}-{self._request.id}")
-        self._pumps.append(pump)
-        self._undo += [call.cancel, self._workers.watch(worker.incarnation, lambda: self._on_worker_lost(side))]
-
-    async def _close(self, abort_reason: str | None) -> None:
-        if abort_reason is not None:
-            for worker in self._reservation.pair.workers:
-                self._aborts.send(self._request.id, worker, abort_reason)
-        for undo in (*self._undo, *(pump.cancel for pump in self._pumps)):
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, AttemptFailure):
+            self._abort_reason = error.error.code
+            self._report(error)
+        elif isinstance(error, BatonError):
+            self._abort_reason = error.code
+        if self._abort_reason is not None:
+            for worker in self._pair.workers:
+                self._aborts.send(self._request.id, worker, self._abort_reason)
+        for undo in self._undo:
             undo()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
+        for task in (self._prefill_task, self._read_task):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait((task,))
+        if self._sealed.done():
+            self._sealed.exception()  # retrieved: asyncio complains of one that is not
+        self._workers.on_ended(self._request.id)
 
-    def _on_message(self, message: _Message) -> Iterable[AttemptEvent]:
-        match message:
-            case decode_pb2.GenerateEvent():
-                return self._event_order.on_decode_event(message)
-            case prefill_pb2.PrefillEvent():
-                return self._event_order.on_prefill_event(message)
-            case _StreamEnded(side, reason):
-                self._event_order.on_stream_ended(side, reason)
-            case _StreamFailed(side, reason):
-                self._event_order.on_stream_failed(side, reason)
-            case _DeadlinePassed():
-                raise DeadlineExceeded(f"request {self._request.id.request_id} ran out of time")
-            case _:
-                raise Broken(f"unexpected message {message!r}")
-        return ()
+    async def next(self) -> TokenChunk:
+        """The next tokens. Raises `AttemptFailure`, `DeadlineExceeded`, or a worker's error that ends the request."""
+        if self._awaits_seal:
+            return self._on_sealed(await self._wait_for_seal())
+        while True:
+            if self._held:
+                event = self._held.popleft()
+            else:
+                reading, self._read_task = self._read_task or self._read_decode(), None
+                event = await reading
+            if event is None:
+                raise lost_worker(DECODE, "ended its stream early")
+            if event.HasField("failed"):
+                raise classify_reported(decode_failure(event.failed), DECODE)
+            if not self._decoding:
+                self._on_decoding(event)
+            if event.HasField("tokens"):
+                return self._on_tokens(event.tokens)
 
-    async def _pump(self, side: Side, call: _PrefillCall | _GenerateCall) -> None:
-        """Carries one stream into the mailbox; always ends with an `_StreamEnded` or a `_StreamFailed`."""
-        last: _StreamEnded | _StreamFailed = _StreamFailed(side, lost_worker(side, "was cut off"))
+    async def _wait_for_seal(self) -> prefill_pb2.Sealed:
+        """Holds what decode sends before the seal is read: it may have imported the pages already.
+
+        A failure that follows such an event is held, too. The seal is on its way then.
+        """
+        self._read_task = asyncio.create_task(self._read_decode())
+        while not self._sealed.done():
+            waiting: set[asyncio.Future[Any]] = {self._sealed}
+            if self._read_task is not None:
+                waiting.add(self._read_task)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if self._read_task is None or not self._read_task.done():
+                continue
+            event, self._read_task = self._read_task.result(), None
+            if event is not None and event.HasField("failed"):
+                if not self._held:
+                    raise classify_reported(decode_failure(event.failed), DECODE)
+            elif event is not None:
+                self._read_task = asyncio.create_task(self._read_decode())
+            self._held.append(event)
+        self._awaits_seal = False
+        return self._sealed.result()
+
+    async def _read_decode(self) -> _Read:
+        try:
+            event = await self._generate.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._broken(DECODE, error) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise self._cause or lost_worker(DECODE, "was cut off") from None
+        return None if event is grpc.aio.EOF else event
+
+    async def _read_prefill(self, call: _PrefillCall) -> None:
+        """Reads Prefill to its end. Everything after the seal is ignored."""
+        error: AttemptFailure | BatonError | None = None
         try:
             async for event in call:
-                self._mailbox.put_nowait(event)
-            last = _StreamEnded(side, lost_worker(side, "ended its stream early"))
-        except grpc.aio.AioRpcError as error:
-            last = _StreamFailed(side, classify_rpc_error(error, side))
-            self._suspect(side, last.reason)
+                match event.WhichOneof("event"):
+                    case "accepted":
+                        self._tracked.timer.stamp(Stage.DISPATCH)
+                    case "sealed" if not self._sealed.done():
+                        self._sealed.set_result(event.sealed)
+                    case "failed":
+                        error = error or classify_reported(decode_failure(event.failed), PREFILL)
+                        self._fail_seal(error)
+        except grpc.aio.AioRpcError as rpc_error:
+            error = self._broken(PREFILL, rpc_error)
         finally:
-            self._mailbox.put_nowait(last)
+            if not self._sealed.done():
+                self._sealed.set_exception(error or lost_worker(PREFILL, "ended its stream early"))
 
-    def _suspect(self, side: Side, reason: BatonError | AttemptFailure) -> None:
-        if isinstance(reason, AttemptFailure) and reason.error.code == "worker_lost":
-            pair = self._reservation.pair
-            self._workers.suspect(pair.prefill if side is Side.PREFILL else pair.decode, reason.error)
-
-    def _on_worker_lost(self, side: Side) -> None:
-        self._mailbox.put_nowait(_StreamFailed(side, lost_worker(side, "restarted, fell silent or is stuck")))
-
-    def _prefill_request(self, timeout_s: float) -> prefill_pb2.PrefillRequest:
-        return prefill_pb2.PrefillRequest(
-            request=encode_request(self._request),
-            decode_prefix_len=self._reservation.decode_prefix_len,
-            deadline_s=timeout_s,
+    def _on_sealed(self, sealed: prefill_pb2.Sealed) -> TokenChunk:
+        self._tracked.timer.sealed(decode_prefill_times(sealed.times) if sealed.HasField("times") else None)
+        self._workers.add_cached_pages(self._pair.prefill, self._reservation.keys)
+        chunk = self._tracked.on_sealed(
+            decode_token(sealed.first_token), sealed.num_cached_tokens, decode_finish(sealed.finish_reason)
         )
+        if chunk.finish is not None:
+            self._abort_reason = "finished"  # the reservation and the pins are left behind
+        return chunk
 
-    def _generate_request(self, timeout_s: float) -> decode_pb2.GenerateRequest:
-        prefill = self._reservation.pair.prefill
-        return decode_pb2.GenerateRequest(
-            request=encode_request(self._request),
-            reservation_id=self._reservation.reservation_id,
-            prefill_id=prefill.id,
-            prefill_incarnation=prefill.incarnation,
-            deadline_s=timeout_s,
-        )
+    def _on_decoding(self, event: decode_pb2.GenerateEvent) -> None:
+        """Decode has the prompt's pages: imported, or computed by itself."""
+        self._decoding = True
+        self._tracked.on_decoding()
+        self._workers.add_cached_pages(self._pair.decode, self._reservation.keys)
+        if not self._pair.local:
+            self._workers.on_imported(self._request.id, self._pair)
+            has_times = event.HasField("imported") and event.imported.HasField("times")
+            self._tracked.timer.imported(decode_import_times(event.imported.times) if has_times else None)
+
+    def _on_tokens(self, message: decode_pb2.Tokens) -> TokenChunk:
+        finish = decode_finish(message.finish_reason) if message.finish_reason else None
+        chunk = self._tracked.emit(tuple(map(decode_token, message.tokens)), finish)
+        self._tracked.num_failures = 0  # what both workers have survived is not what kills them
+        if finish is not None:
+            self._abort_reason = None
+            self._tracked.timer.decoded(decode_decode_times(message.times) if message.HasField("times") else None)
+            decode, request = self._pair.decode, self._tracked.engine_request()
+            computed = request.tokens[:-1]  # no step has read the last token
+            self._workers.add_cached_pages(decode, page_keys(computed, decode.page_size, request.salt))
+        return chunk
+
+    def _on_worker_lost(self, role: WorkerRole) -> None:
+        if role is DECODE or not self._sealed.done():
+            self._interrupt(lost_worker(role, "restarted, fell silent or is stuck"))
+
+    def _interrupt(self, cause: AttemptFailure | BatonError) -> None:
+        """Ends the read that is under way with `cause`."""
+        self._cause = self._cause or cause
+        self._fail_seal(self._cause)
+        self._generate.cancel()
+
+    def _fail_seal(self, error: AttemptFailure | BatonError) -> None:
+        if not self._sealed.done():
+            self._sealed.set_exception(error)
+
+    def _broken(self, role: WorkerRole, error: grpc.aio.AioRpcError) -> AttemptFailure | BatonError:
+        """The failure that a broken stream is. A worker that cannot be reached gets no new requests for a while."""
+        failure = classify_rpc_error(error, role)
+        if isinstance(failure, AttemptFailure) and isinstance(failure.error, WorkerLost):
+            self._workers.suspect(self._pair.worker(role), failure.error)
+        return failure
+
+    def _report(self, failure: AttemptFailure) -> None:
+        if failure.unready:
+            role = PREFILL if failure.fault_source is FaultSource.PREFILL else DECODE
+            self._workers.suspect(self._pair.worker(role), failure.error)
+        if failure.blames_link:
+            failure.counted = self._workers.on_link_failure(self._request.id, self._pair, failure.error)

@@ -1,13 +1,14 @@
-"""What was sent to workers too recently to show in the loads they announce. Owned by `workers`; pure, time is given.
+"""Attempts placed too recently to show in the announced loads. Owned by `workers`; pure, time is an argument.
 
-An announced load is up to a heartbeat old, so without this a burst that arrives between two heartbeats would all go
-to the worker that was idle at the first.
+An announced load is up to a heartbeat old. Without this, a burst between two heartbeats would all go to the worker that
+was idle at the first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import AttemptId, Incarnation
 from baton.domain.worker import WorkerLoad, WorkerRecord
 from services.router.dispatch.placement import Pair
@@ -22,11 +23,11 @@ class _Placement:
 
 
 class InFlight:
-    """Attempts placed within the last `window_s` seconds: longer than an announcement takes to arrive."""
+    """Attempts placed within the last `window_s` seconds, which is longer than an announcement takes to arrive."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._placements: dict[AttemptId, _Placement] = {}  # in order of time
+        self._placements: dict[AttemptId, _Placement] = {}
 
     def add(self, id: AttemptId, pair: Pair, num_tokens: int, now: float) -> None:
         """An attempt of `num_tokens` was given to `pair`; a second placement of it replaces the first."""
@@ -39,20 +40,20 @@ class InFlight:
 
     def adjust(self, record: WorkerRecord, now: float) -> WorkerRecord:
         """`record` with the recent attempts added to its load."""
-        self._expire(now)
-        load = record.load
-        if prompts := [p.num_tokens for p in self._placements.values() if p.prefill == record.incarnation]:
-            load = _with_prompts(load, prompts)
-        if rows := [p.num_tokens for p in self._placements.values() if p.decode == record.incarnation]:
-            load = _with_rows(load, rows, record.page_size)
-        return record if load is record.load else replace(record, load=load)
-
-    def _expire(self, now: float) -> None:
-        while self._placements:
-            id, oldest = next(iter(self._placements.items()))
-            if now - oldest.placed_at <= self._window_s:
-                return
-            del self._placements[id]
+        prompts: list[int] = []
+        rows: list[int] = []
+        for id, placement in list(self._placements.items()):
+            if now - placement.placed_at > self._window_s:
+                del self._placements[id]
+                continue
+            if placement.prefill == record.incarnation:
+                prompts.append(placement.num_tokens)
+            if placement.decode == record.incarnation:
+                rows.append(placement.num_tokens)
+        if not prompts and not rows:
+            return record
+        load = _with_rows(_with_prompts(record.load, prompts), rows, record.page_size)
+        return replace(record, load=load)
 
 
 def _with_prompts(load: WorkerLoad, prompts: list[int]) -> WorkerLoad:
@@ -64,7 +65,7 @@ def _with_prompts(load: WorkerLoad, prompts: list[int]) -> WorkerLoad:
 
 
 def _with_rows(load: WorkerLoad, prompts: list[int], page_size: int) -> WorkerLoad:
-    num_pages = sum(-(-(num_tokens + 1) // page_size) for num_tokens in prompts)
+    num_pages = sum(ceil_div(num_tokens + 1, page_size) for num_tokens in prompts)
     return replace(
         load,
         running_rows=load.running_rows + len(prompts),

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import Incarnation, PageKey
 from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
 
@@ -44,14 +45,13 @@ class Pair:
         """The different ones."""
         return (self.decode,) if self.local else (self.prefill, self.decode)
 
+    def worker(self, role: WorkerRole) -> WorkerRecord:
+        """The worker in this role."""
+        return self.prefill if role is WorkerRole.PREFILL else self.decode
+
     @property
     def incarnations(self) -> tuple[Incarnation, Incarnation]:
         return self.prefill.incarnation, self.decode.incarnation
-
-    @property
-    def fingerprint(self) -> str:
-        """Whose tokens they make: those of linked workers are equal."""
-        return self.decode.fingerprint
 
     def matches(self, fingerprint: str) -> bool:
         """Whether both workers are of that kind; all are when it is ""."""
@@ -73,6 +73,8 @@ class Avoided:
 
     def num_avoided(self, pair: Pair) -> int:
         """How much of the pair is to be avoided; 0 for none of it."""
+        if not self.workers and not self.links:
+            return 0
         return sum(incarnation in self.workers for incarnation in pair.incarnations) + (pair.incarnations in self.links)
 
 
@@ -149,17 +151,26 @@ def placeable(record: WorkerRecord, max_step_age_s: float) -> bool:
 
 def capacity_tokens(pair: Pair) -> int:
     """Most tokens of one request, prompt and output, that both of a pair can ever hold."""
-    return min(min(r.max_model_len, r.load.total_pages * r.page_size) for r in (pair.prefill, pair.decode))
+    prefill, decode = pair.prefill, pair.decode
+    num_prefill = min(prefill.max_model_len, prefill.load.total_pages * prefill.page_size)
+    return min(num_prefill, decode.max_model_len, decode.load.total_pages * decode.page_size)
 
 
-def choose_pair(pairs: Sequence[Pair], query: PlacementQuery, index: PrefixIndex, tie_breaker: int) -> Pair | None:
-    """The best of `pairs` for `query`, or None when none can take it now; `tie_breaker` decides between equals."""
-    costs = [(_cost(pair, query, index), pair) for pair in pairs if _can_serve(pair, query)]
-    if not costs:
-        return None
-    lowest = min(cost for cost, _ in costs)
-    best = [pair for cost, pair in costs if cost == lowest]
-    return best[tie_breaker % len(best)]
+def choose_pair(pairs: Iterable[Pair], query: PlacementQuery, index: PrefixIndex, tie_breaker: int) -> Pair | None:
+    """The cheapest of `pairs` for `query`, or None when none can take it now; `tie_breaker` decides between equals."""
+    best: list[Pair] = []
+    lowest: tuple[int, bool, float] | None = None
+    for pair in pairs:
+        if pair.decode.incarnation in query.busy or not pair.matches(query.fingerprint):
+            continue
+        if capacity_tokens(pair) < query.max_tokens:
+            continue
+        cost = _cost(pair, query, index)
+        if lowest is None or cost < lowest:
+            best, lowest = [], cost
+        if cost == lowest:
+            best.append(pair)
+    return best[tie_breaker % len(best)] if best else None
 
 
 def _is_link_to(link: LinkRecord, prefill: WorkerRecord) -> bool:
@@ -168,33 +179,17 @@ def _is_link_to(link: LinkRecord, prefill: WorkerRecord) -> bool:
     )
 
 
-def _can_serve(pair: Pair, query: PlacementQuery) -> bool:
-    free = pair.decode.incarnation not in query.busy
-    return free and pair.matches(query.fingerprint) and capacity_tokens(pair) >= query.max_tokens
-
-
 def _cost(pair: Pair, query: PlacementQuery, index: PrefixIndex) -> tuple[int, bool, float]:
     """Compared in order: how much is to be avoided, whether decode has no room now, cost in prefill tokens."""
-    num_prefill_hit = _num_hit_tokens(pair.prefill, query, index)
-    num_decode_hit = _num_hit_tokens(pair.decode, query, index)
-    num_to_compute = pair.prefill.load.waiting_tokens + query.num_tokens - num_prefill_hit
+    prefill, decode, load = pair.prefill, pair.decode, pair.decode.load
+    prefill_keys, decode_keys = query.keys.get(prefill.page_size, ()), query.keys.get(decode.page_size, ())
+    num_prefill_hit = prefill.page_size * index.num_hit_pages(prefill.incarnation, prefill_keys)
+    num_decode_hit = decode.page_size * index.num_hit_pages(decode.incarnation, decode_keys)
+    num_to_compute = prefill.load.waiting_tokens + query.num_tokens - num_prefill_hit
     num_to_move = (query.num_tokens - num_decode_hit) / MOVED_TOKENS_PER_COMPUTED
     if pair.local:
         num_to_compute, num_to_move = LOCAL_TOKENS_PER_COMPUTED * num_to_compute, 0.0
-    occupancy_cost = FULL_DECODE_TOKENS * _occupancy(pair.decode)
-    full = not _has_room(pair.decode, query.num_tokens - num_decode_hit)
-    return query.avoided.num_avoided(pair), full, num_to_compute + num_to_move + occupancy_cost
-
-
-def _num_hit_tokens(record: WorkerRecord, query: PlacementQuery, index: PrefixIndex) -> int:
-    keys = query.keys.get(record.page_size, ())
-    return index.num_hit_pages(record.incarnation, keys) * record.page_size
-
-
-def _occupancy(decode: WorkerRecord) -> float:
-    return (decode.load.running_rows + decode.load.waiting_requests) / max(1, decode.load.max_rows)
-
-
-def _has_room(decode: WorkerRecord, num_new_tokens: int) -> bool:
-    num_pages = -(-(num_new_tokens + 1) // decode.page_size)  # one more slot for the first output token
-    return decode.load.running_rows < decode.load.max_rows and decode.load.available_pages >= num_pages
+    occupancy = (load.running_rows + load.waiting_requests) / max(1, load.max_rows)
+    num_pages = ceil_div(query.num_tokens - num_decode_hit + 1, decode.page_size)  # 1: the first output token
+    full = load.running_rows >= load.max_rows or load.available_pages < num_pages
+    return query.avoided.num_avoided(pair), full, num_to_compute + num_to_move + FULL_DECODE_TOKENS * occupancy

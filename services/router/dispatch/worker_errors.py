@@ -24,15 +24,9 @@ from baton.domain.errors import (
     Superseded,
     WorkerLost,
 )
+from baton.domain.worker import WorkerRole
 from baton.rpc.codec import error_from_rpc
 from services.router.dispatch.placement import Avoided, Pair
-
-
-class Side(enum.Enum):
-    """Who said it."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
 
 
 class FaultSource(enum.Enum):
@@ -90,41 +84,41 @@ class AttemptFailure(Exception):
 # A newer attempt owns the request, its time is over, or no worker would ever take it: trying again cannot help.
 _FINAL = (Superseded, DeadlineExceeded, InvalidRequest, ContextOverflow, ModelNotFound)
 
-_OWN_SOURCE = {Side.PREFILL: FaultSource.PREFILL, Side.DECODE: FaultSource.DECODE}
+_OWN_SOURCE = {WorkerRole.PREFILL: FaultSource.PREFILL, WorkerRole.DECODE: FaultSource.DECODE}
 
 
-def classify_reported(error: BatonError, side: Side) -> BatonError | AttemptFailure:
-    """What a failure means that the worker of `side` reported itself; to be raised."""
+def classify_reported(error: BatonError, role: WorkerRole) -> BatonError | AttemptFailure:
+    """What a failure means that the worker of `role` reported itself; to be raised."""
     if isinstance(error, _FINAL):
         return error
     if isinstance(error, SentBack):
         return AttemptFailure(
-            error, _OWN_SOURCE[side], counted=False
+            error, _OWN_SOURCE[role], counted=False
         )  # prefill adds a token each time: it comes to an end
     if isinstance(error, Interrupted):
-        return AttemptFailure(error, _source_of(error, side), second_hand=isinstance(error, WorkerLost))
+        return AttemptFailure(error, _source_of(error, role), second_hand=isinstance(error, WorkerLost))
     if isinstance(error, Draining | Overloaded):
-        lost = WorkerLost(f"{side.value} takes nothing now: {error.code}: {error}")
-        return AttemptFailure(lost, _OWN_SOURCE[side], unready=True, counted=False)
-    return AttemptFailure(WorkerLost(f"{side.value} gave up: {error.code}: {error}"), _OWN_SOURCE[side])
+        lost = WorkerLost(f"{role.value} takes nothing now: {error.code}: {error}")
+        return AttemptFailure(lost, _OWN_SOURCE[role], unready=True, counted=False)
+    return AttemptFailure(WorkerLost(f"{role.value} gave up: {error.code}: {error}"), _OWN_SOURCE[role])
 
 
-def classify_rpc_error(error: grpc.aio.AioRpcError, side: Side) -> BatonError | AttemptFailure:
-    """What a call to the worker of `side` means that ended with a gRPC error; to be raised."""
+def classify_rpc_error(error: grpc.aio.AioRpcError, role: WorkerRole) -> BatonError | AttemptFailure:
+    """What a call to the worker of `role` means that ended with a gRPC error; to be raised."""
     reported = error_from_rpc(error)
     if isinstance(reported, WorkerLost):
-        return AttemptFailure(reported, _OWN_SOURCE[side])
-    return classify_reported(reported, side)
+        return AttemptFailure(reported, _OWN_SOURCE[role])
+    return classify_reported(reported, role)
 
 
-def lost_worker(side: Side, message: str) -> AttemptFailure:
-    """The worker of `side` ended a stream early, restarted, or was taken for dead."""
-    return AttemptFailure(WorkerLost(f"{side.value} {message}"), _OWN_SOURCE[side])
+def lost_worker(role: WorkerRole, message: str) -> AttemptFailure:
+    """The worker of `role` ended a stream early, restarted, or was taken for dead."""
+    return AttemptFailure(WorkerLost(f"{role.value} {message}"), _OWN_SOURCE[role])
 
 
-def _source_of(error: Interrupted, side: Side) -> FaultSource:
+def _source_of(error: Interrupted, role: WorkerRole) -> FaultSource:
     if isinstance(error, LeaseEnded):
         return FaultSource.NOTHING  # the same pair finds the prompt's pages still cached
     if isinstance(error, WorkerLost):
-        return FaultSource.PREFILL if side is Side.DECODE else FaultSource.DECODE  # the peer of the one who tells
+        return FaultSource.PREFILL if role is WorkerRole.DECODE else FaultSource.DECODE  # the peer of the one who tells
     return FaultSource.LINK

@@ -53,6 +53,14 @@ class WorkerLimits:
     link_breaker: LinkBreakerLimits = field(default_factory=LinkBreakerLimits)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerFilter:
+    """Which announced workers the router uses: those that serve `model` and show a valid signature."""
+
+    model: str
+    trust: ClusterTrust = OPEN_CLUSTER
+
+
 class WorkerSet:
     """Current workers of one model. Owned by one event loop; `start` before use, `close` after."""
 
@@ -60,25 +68,22 @@ class WorkerSet:
         self,
         registry: WorkerRegistry,
         channels: ChannelPool,
-        model: str,
+        worker_filter: WorkerFilter,
         limits: WorkerLimits,
         on_degraded: Callable[[bool], None] = lambda degraded: None,
         clock: Callable[[], float] = time.monotonic,
-        trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:
         """`on_degraded` hears after each look whether the registry could not be read."""
         self._registry = registry
         self._channels = channels
-        self._model = model
+        self._model = worker_filter.model
+        self._trust = worker_filter.trust
         self._limits = limits
         self._on_degraded = on_degraded
         self._now = clock
-        self._trust = trust
         self._records: dict[Incarnation, WorkerRecord] = {}
         self._liveness = Liveness(limits.worker_ttl_s)
-        self._verified: set[Incarnation] = (
-            set()
-        )  # whose last record has a good signature: checked at a refresh, not at a request
+        self._verified: set[Incarnation] = set()  # whose last record has a valid signature
         self._suspected_until: dict[Incarnation, float] = {}
         self._watchers: dict[Incarnation, set[Callable[[], None]]] = {}
         self._index = PrefixIndex(MAX_INDEXED_PAGES)
@@ -118,6 +123,10 @@ class WorkerSet:
         refused = "".join(f"; {self._trust.mismatch(r)}" for r in self.records if not self._trust.verify(r))
         return False, f"no linked prefill/decode pair ({counts} ready{others}{refused})"
 
+    def num_ready(self) -> int:
+        """Workers that take requests."""
+        return sum(self._eligible(record) for record in self._records.values())
+
     def max_request_tokens(self) -> int | None:
         """Most tokens, prompt and output, that some pair can hold; None without a linked pair."""
         return max(map(capacity_tokens, self._eligible_pairs()), default=None)
@@ -135,16 +144,23 @@ class WorkerSet:
         """Calls `on_refresh` after every look at the registry, for as long as the workers lives."""
         self._listeners.append(on_refresh)
 
-    def page_sizes(self) -> frozenset[int]:
+    def page_sizes(self) -> set[int]:
         """Page sizes in use (one, unless workers are being exchanged)."""
-        return frozenset(record.page_size for record in self._records.values())
+        sizes = set()
+        for record in self._records.values():
+            sizes.add(record.page_size)
+        return sizes
 
     def choose(self, query: PlacementQuery) -> Pair | None:
         """The best pair now, with loads that include what was just sent; None when no pair can take `query`."""
         now = self._now()
-        records = [r for r in self._records.values() if self._eligible(r) and not self._is_suspected(r, now)]
-        pairs = linked_pairs(self._in_flight.adjust(record, now) for record in records)
-        pairs = [pair for pair in pairs if self._link_breakers.allows(pair.incarnations, now)]
+        records, pairs = [], []
+        for record in self._records.values():
+            if self._eligible(record) and self._suspected_until.get(record.incarnation, now) <= now:
+                records.append(self._in_flight.adjust(record, now))
+        for pair in linked_pairs(records):
+            if self._link_breakers.allows(pair.incarnations, now):
+                pairs.append(pair)
         self._num_choices += 1
         return choose_pair(pairs, query, self._index, self._num_choices)
 
@@ -162,7 +178,7 @@ class WorkerSet:
         """Pages of the attempt have come from one to the other: if the link was on trial, it is trusted again."""
         if self._link_breakers.on_imported(id):
             OPEN_LINK_BREAKERS.set(len(self._link_breakers))
-            log.info("link_breaker_closed", prefill=pair.prefill.id, decode=pair.decode.id)
+            log.info("link_breaker_closed", **_log_fields(id), prefill=pair.prefill.id, decode=pair.decode.id)
             self._notify_change()
 
     def on_link_failure(self, id: AttemptId, pair: Pair, reason: Interrupted) -> bool:
@@ -171,7 +187,7 @@ class WorkerSet:
         if failure is None:
             return True
         OPEN_LINK_BREAKERS.set(len(self._link_breakers))
-        names = {"prefill": pair.prefill.id, "decode": pair.decode.id}
+        names = {**_log_fields(id), "prefill": pair.prefill.id, "decode": pair.decode.id}
         log.warning("link_breaker_opened", open_s=failure.open_s, code=reason.code, reason=str(reason), **names)
         return not failure.in_grace
 
@@ -289,5 +305,6 @@ class WorkerSet:
             and placeable(record, self._limits.max_step_age_s)
         )
 
-    def _is_suspected(self, record: WorkerRecord, now: float) -> bool:
-        return self._suspected_until.get(record.incarnation, now) > now
+
+def _log_fields(id: AttemptId) -> dict[str, str | int]:
+    return {"request_id": id.request_id, "attempt": id.attempt}

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from baton.domain.attempt_times import ImportTimes
 from baton.domain.ids import RequestId
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import SamplingParams, StopParams
+from baton.domain.trace_context import TraceContext
 from baton.rpc.channel_pool import ChannelPool
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.write_behind.writer import StoreWriter
-from baton.telemetry.request_timer import Milestone
+from baton.telemetry.request_timer import RequestOrigin, RequestTimer, SequenceTimer
+from baton.telemetry.request_trace import Stage
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.admission_queue import AdmissionLimits
 from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher
 from services.router.dispatch.link_breaker import LinkBreakerLimits
 from services.router.dispatch.reserve import ReserveLimits
-from services.router.dispatch.workers import WorkerLimits, WorkerSet
-from services.router.generation import SequenceSpec, TokenChunk
+from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
+from services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 from tests.mock_workers import (
     MODEL,
     MockCluster,
@@ -32,6 +36,7 @@ from tests.mock_workers import (
 )
 
 PROMPT = tuple(range(1, 11))
+CONTEXT = TraceContext("http-1", "0" * 31 + "1", "0" * 15 + "2", sampled=True)
 LIMITS = DispatchLimits(
     admission=AdmissionLimits(max_running_requests=8, max_queued_requests=8, max_queued_tokens=1000),
     reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=0.3),
@@ -42,17 +47,36 @@ WORKER_LIMITS = WorkerLimits(worker_ttl_s=0.5, heartbeat_interval_s=0.05, max_st
 ONE_AT_A_TIME = replace(LIMITS, admission=AdmissionLimits(1, 2, 25))
 
 
+class RecordedTimer(SequenceTimer):
+    """Also lists what was stamped."""
+
+    def __init__(self, timings: RecordedTimings) -> None:
+        super().__init__(RequestTimer(RequestOrigin("/v1/completions", context=CONTEXT), time.monotonic()), 0)
+        self._timings = timings
+
+    def stamp(self, stage: Stage) -> None:
+        super().stamp(stage)
+        self._timings.entries.append(stage.value)
+
+    def imported(self, times: ImportTimes | None) -> None:
+        super().imported(times)
+        self._timings.entries.append("import")
+
+    def lost(self, code: str, phase: str) -> None:
+        super().lost(code, phase)
+        self._timings.entries.append("retry")
+        self._timings.retried.set()
+
+
 @dataclass(slots=True)
 class RecordedTimings:
-    """A witness that remembers."""
+    """What the timers of all requests stamped, in order."""
 
     entries: list[str] = field(default_factory=list)
+    retried: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def on_milestone(self, id: RequestId, milestone: Milestone) -> None:
-        self.entries.append(milestone.value)
-
-    def on_retry(self, id: RequestId) -> None:
-        self.entries.append("retry")
+    def timer(self) -> SequenceTimer:
+        return RecordedTimer(self)
 
 
 @dataclass(slots=True)
@@ -74,8 +98,11 @@ class World:
     def decode(self) -> MockDecode:
         return self.cluster.decodes[0]
 
+    def admit(self, sequence: SequenceSpec) -> AdmittedRequest:
+        return self.dispatcher.admit(sequence, self.timings.timer())
+
     async def generate(self, sequence: SequenceSpec) -> list[TokenChunk]:
-        return [chunk async for chunk in self.dispatcher.run(self.dispatcher.admit(sequence))]
+        return [chunk async for chunk in self.dispatcher.run(self.admit(sequence))]
 
     async def state(self, sequence: SequenceSpec) -> RequestState:
         """Where the state store has the request, once everything is written."""
@@ -101,7 +128,7 @@ async def world(
         num_probe_bytes=4096 if linked else 0,
     )
     channels, timings = ChannelPool(), RecordedTimings()
-    workers = WorkerSet(store, channels, MODEL, worker_limits)
+    workers = WorkerSet(store, channels, WorkerFilter(MODEL), worker_limits)
     aborts = Aborts(workers)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
@@ -110,7 +137,7 @@ async def world(
         stack.push_async_callback(workers.close)
         stack.push_async_callback(aborts.close)
         writer = await stack.enter_async_context(StoreWriter(store))
-        dispatcher = TokenDispatcher(workers, aborts, writer, timings, RouterIdentity("router-test", MODEL), limits)
+        dispatcher = TokenDispatcher(workers, aborts, writer, RouterIdentity("router-test", MODEL), limits)
         await cluster.start()
         workers.start()
         async with asyncio.timeout(5):

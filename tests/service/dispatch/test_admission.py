@@ -66,9 +66,9 @@ async def test_the_queue_is_served_in_order_and_bounded():
     async with world([(ScriptedAction(Phase.SEAL, Hold()),)], limits=ONE_AT_A_TIME) as w:
         first = asyncio.create_task(w.generate(sequence("first")))
         await w.prefill.reached(Phase.SEAL)
-        queued = [w.dispatcher.admit(sequence(name)) for name in ("second", "third")]
+        queued = [w.admit(sequence(name)) for name in ("second", "third")]
         with pytest.raises(Overloaded) as refusal:
-            w.dispatcher.admit(sequence("fourth"))
+            w.admit(sequence("fourth"))
         assert refusal.value.retry_after_s is not None
         runs = [asyncio.create_task(consume(w.dispatcher.run(admitted))) for admitted in reversed(queued)]
         first.cancel()
@@ -82,7 +82,7 @@ async def test_without_a_link_that_has_moved_bytes_there_are_no_workers():
         assert not ready
         assert detail == "no linked prefill/decode pair (1 prefill, 1 decode ready)"
         with pytest.raises(NoWorkers) as refusal:
-            w.dispatcher.admit(sequence())
+            w.admit(sequence())
         assert refusal.value.retry_after_s is not None
 
 
@@ -93,13 +93,13 @@ async def test_a_worker_that_announces_its_drain_takes_nothing_new():
         await w.cluster.announce()
         await two_refreshes(w)
         with pytest.raises(NoWorkers):
-            w.dispatcher.admit(sequence())
+            w.admit(sequence())
 
 
 async def test_a_prompt_that_no_worker_could_ever_hold_is_refused_with_the_numbers():
     async with world() as w:
         with pytest.raises(ContextOverflow, match=r"200 prompt tokens .* more than 200 tokens"):
-            w.dispatcher.admit(sequence(prompt=tuple(range(200))))
+            w.admit(sequence(prompt=tuple(range(200))))
 
 
 async def test_an_answer_is_cut_to_what_a_worker_can_hold():
@@ -111,9 +111,9 @@ async def test_an_answer_is_cut_to_what_a_worker_can_hold():
 
 async def test_an_id_can_be_used_by_one_request_at_a_time():
     async with world() as w:
-        admitted = w.dispatcher.admit(sequence())
+        admitted = w.admit(sequence())
         with pytest.raises(Broken):
-            w.dispatcher.admit(sequence())
+            w.admit(sequence())
         w.dispatcher.release(admitted)
         with pytest.raises(Broken):
             await consume(w.dispatcher.run(admitted))
@@ -126,7 +126,7 @@ async def test_draining_refuses_new_requests_and_finishes_running_ones():
         await w.decode.reached(Phase.RESERVE)
         w.dispatcher.drain()
         with pytest.raises(Draining):
-            w.dispatcher.admit(sequence("late"))
+            w.admit(sequence("late"))
         async with asyncio.timeout(5):
             await w.dispatcher.wait_empty()
         assert tokens(await run) == scripted(5)

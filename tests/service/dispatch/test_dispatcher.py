@@ -35,7 +35,7 @@ async def test_tokens_arrive_as_scripted_and_every_stage_is_passed():
         chunks = await w.generate(sequence())
         assert tokens(chunks) == scripted(5)
         assert [chunk.finish for chunk in chunks] == [None] * 4 + [FinishReason.LENGTH]
-        assert w.timings.entries == ["admit", "queue", "dispatch", "prefill", "import"]
+        assert w.timings.entries == ["admit", "reserve", "dispatch", "prefill", "import"]
         assert await w.state(sequence()) is RequestState.FINISHED
         assert w.prefill.aborts == w.decode.aborts == []
 
@@ -83,7 +83,7 @@ async def test_a_cancelled_request_is_aborted_on_its_workers_within_a_second(pre
         ready = asyncio.Event()
 
         async def consume() -> None:
-            async with aclosing(w.dispatcher.run(w.dispatcher.admit(sequence()))) as chunks:
+            async with aclosing(w.dispatcher.run(w.admit(sequence()))) as chunks:
                 if num_before == 0:
                     ready.set()
                 async for chunk in chunks:
@@ -109,7 +109,7 @@ async def test_a_cancelled_request_is_aborted_on_its_workers_within_a_second(pre
 
 async def test_closing_the_generator_between_two_tokens_aborts_too():
     async with world() as w:
-        chunks = w.dispatcher.run(w.dispatcher.admit(sequence()))
+        chunks = w.dispatcher.run(w.admit(sequence()))
         assert tokens([await anext(chunks), await anext(chunks)]) == scripted(2)
         await chunks.aclose()
         for worker in (w.prefill, w.decode):
@@ -123,7 +123,7 @@ async def test_a_request_cancelled_in_the_queue_never_reaches_a_worker():
         first = asyncio.create_task(w.generate(sequence("first")))
         await w.prefill.reached(Phase.SEAL)
         second = asyncio.create_task(w.generate(sequence("second")))
-        third_ticket = w.dispatcher.admit(sequence("third", prompt=(1, 2)))
+        third_ticket = w.admit(sequence("third", prompt=(1, 2)))
         second.cancel()
         w.dispatcher.release(third_ticket)
         w.dispatcher.release(third_ticket)

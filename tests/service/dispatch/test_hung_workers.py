@@ -9,20 +9,19 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
-from baton.domain.ids import RequestId
 from baton.domain.worker import WorkerRole
 from baton.rpc.channel_pool import ChannelPool
 from baton.store.connect import connect
 from baton.store.write_behind.writer import StoreWriter
-from baton.telemetry.request_timer import Milestone
+from baton.telemetry.request_trace import Stage
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.dispatcher import RouterIdentity, TokenDispatcher
 from services.router.dispatch.placement import PlacementQuery
-from services.router.dispatch.workers import WorkerLimits, WorkerSet
+from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
 from services.router.generation import TokenChunk
 from tests.mock_worker_process import BUSY_S, OPTIONS, MockWorkerProcess, mock_worker_process
 from tests.mock_workers import MODEL, Phase
@@ -39,23 +38,12 @@ QUERY = PlacementQuery(num_tokens=10, max_tokens=20, keys={})
 
 
 @dataclass(slots=True)
-class TimedDiary(RecordedTimings):
-    """Also knows the moment at which an attempt was given up."""
-
-    retried: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def on_retry(self, id: RequestId) -> None:
-        RecordedTimings.on_retry(self, id)
-        self.retried.set()
-
-
-@dataclass(slots=True)
 class Router:
     """The lower half of a router, in this process; workers are in theirs and come by Redis alone."""
 
     dispatcher: TokenDispatcher
     workers: WorkerSet
-    timings: TimedDiary
+    timings: RecordedTimings
     redis_url: str
     processes: ExitStack
 
@@ -83,22 +71,26 @@ class Router:
 
     def run(self, name: str) -> asyncio.Task[list[TokenChunk]]:
         """A request that may take its time."""
-        return asyncio.create_task(consume(self.dispatcher.run(self.dispatcher.admit(sequence(name, deadline_s=60.0)))))
+        admitted = self.dispatcher.admit(sequence(name, deadline_s=60.0), self.timings.timer())
+        return asyncio.create_task(consume(self.dispatcher.run(admitted)))
 
 
 @asynccontextmanager
 async def router(worker_ttl_s: float = OPTIONS.worker_ttl_s) -> AsyncIterator[Router]:
     with running_redis() as redis, ExitStack() as processes:
         async with AsyncExitStack() as stack:
-            store, channels, timings = await connect(redis.url, OPTIONS), ChannelPool(), TimedDiary()
+            store, channels, timings = await connect(redis.url, OPTIONS), ChannelPool(), RecordedTimings()
             workers = WorkerSet(
-                store, channels, MODEL, WorkerLimits(worker_ttl_s, OPTIONS.heartbeat_s, max_step_age_s=30.0)
+                store,
+                channels,
+                WorkerFilter(MODEL),
+                WorkerLimits(worker_ttl_s, OPTIONS.heartbeat_s, max_step_age_s=30.0),
             )
             aborts = Aborts(workers)
             for close in (store.close, channels.close, workers.close, aborts.close):
                 stack.push_async_callback(close)
             writer = await stack.enter_async_context(StoreWriter(store))
-            dispatcher = TokenDispatcher(workers, aborts, writer, timings, RouterIdentity("router-test", MODEL), LIMITS)
+            dispatcher = TokenDispatcher(workers, aborts, writer, RouterIdentity("router-test", MODEL), LIMITS)
             workers.start()
             yield Router(dispatcher, workers, timings, redis.url, processes)
 
@@ -106,17 +98,17 @@ async def router(worker_ttl_s: float = OPTIONS.worker_ttl_s) -> AsyncIterator[Ro
 @pytest.mark.parametrize("role", WorkerRole)
 async def test_a_worker_that_is_gone_is_noticed_in_time(role):
     """Stopped, it loses its request to another; continued, it serves again, and takes over when the other is killed."""
-    hold, reached = (Phase.SEAL, Milestone.PREFILL_ACCEPTED) if role is PREFILL else (Phase.DECODE, Milestone.IMPORTED)
+    hold, reached = (Phase.SEAL, Stage.DISPATCH.value) if role is PREFILL else (Phase.DECODE, "import")
     async with router() as r:
         await r.start_peer(DECODE if role is PREFILL else PREFILL)
         victim = await r.start(role, "victim", hold)
         run = r.run("first")
-        await r.until(lambda: r.timings.entries.count(reached.value) == 1, 10.0)
+        await r.until(lambda: r.timings.entries.count(reached) == 1, 10.0)
         other = await r.start(role, "other", hold)
         victim.signal(signal.SIGSTOP)
         async with asyncio.timeout(HANG_NOTICED_S):
             await r.timings.retried.wait()
-        await r.until(lambda: r.timings.entries.count(reached.value) == 2, 10.0)
+        await r.until(lambda: r.timings.entries.count(reached) == 2, 10.0)
         victim.signal(signal.SIGCONT)
         await r.until(lambda: r.uses("victim"), 20.0)
         r.timings.retried.clear()
@@ -133,7 +125,7 @@ async def test_a_peer_whose_interpreter_is_busy_is_not_taken_for_dead():
         await r.start_peer(PREFILL)
         busy = await r.start(DECODE, "busy", Phase.DECODE)
         run = r.run("first")
-        await r.until(lambda: Milestone.IMPORTED.value in r.timings.entries, 10.0)
+        await r.until(lambda: "import" in r.timings.entries, 10.0)
         busy.signal(signal.SIGUSR1)
         done, _ = await asyncio.wait([run], timeout=BUSY_S)
         assert not done

@@ -11,7 +11,7 @@ import pytest
 from baton.domain.errors import NoWorkers
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestState
-from baton.telemetry.request_timer import Milestone
+from baton.telemetry.request_trace import Stage
 from tests.mock_workers import Crash, Fail, Hold, MockDecode, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import World, scripted, sequence, tokens, two_refreshes, world
 
@@ -43,7 +43,7 @@ async def test_without_prefill_workers_decode_does_everything():
         (call,) = w.decode.generates
         assert (call.prefill_id, call.prefill_incarnation) == (w.decode.id, w.decode.incarnation)
         assert await w.state(sequence()) is RequestState.FINISHED
-        assert Milestone.SEALED.value not in w.timings.entries
+        assert Stage.PREFILL.value not in w.timings.entries
 
 
 async def test_a_single_token_is_the_first_and_the_last():

@@ -91,7 +91,7 @@ async def test_a_queued_request_whose_client_has_gone_leaves_the_queue_at_once()
         await w.prefill.reached(Phase.SEAL)
         gone, unstarted = asyncio.create_task(w.generate(sequence("gone"))), None
         await asyncio.wait([gone], timeout=0)
-        unstarted = w.dispatcher.admit(sequence("unstarted"))
+        unstarted = w.admit(sequence("unstarted"))
         assert gauge("baton_queued_requests") == 2
         with pytest.raises(Overloaded):
             w.dispatcher.refuse_if_full(10.0)
@@ -123,9 +123,9 @@ async def test_who_would_be_too_late_is_refused_at_the_door():
         await w.prefill.reached(Phase.SEAL)
         await asyncio.wait([first], timeout=0.2)
         with pytest.raises(Overloaded) as refusal:
-            w.dispatcher.admit(sequence("late", deadline_s=0.1))
+            w.admit(sequence("late", deadline_s=0.1))
         assert 1.0 <= (refusal.value.retry_after_s or 0.0) <= 120.0
-        w.dispatcher.release(w.dispatcher.admit(sequence("patient", deadline_s=60.0)))
+        w.dispatcher.release(w.admit(sequence("patient", deadline_s=60.0)))
         await given_up(first)
 
 
@@ -135,7 +135,7 @@ async def test_a_storm_of_arrivals_keeps_to_the_bounds_and_leaves_nothing_behind
         queued, num_refused = [], 0
         for n in range(2000):
             try:
-                queued.append(w.dispatcher.admit(sequence(f"r{n}")))
+                queued.append(w.admit(sequence(f"r{n}")))
             except Overloaded:
                 num_refused += 1
         door = LIMITS.admission

@@ -69,7 +69,7 @@ async def begun(
     async with world([], []) as w:
         old = Selfish("old-0", "old", [ScriptedAction(Phase.DECODE, Hold(), index=2)])
         await join(w, old)
-        chunks = w.dispatcher.run(w.dispatcher.admit(sequence(max_tokens=max_tokens, deadline_s=deadline_s)))
+        chunks = w.dispatcher.run(w.admit(sequence(max_tokens=max_tokens, deadline_s=deadline_s)))
         seen = [await anext(chunks), await anext(chunks)]
         yield w, old, seen, chunks
 
@@ -125,7 +125,7 @@ async def test_those_who_wait_for_another_model_do_not_hold_up_newcomers():
             replace(sequence(f"waits-{n}", deadline_s=5.0), attempt=1001, fingerprint=old.fingerprint)
             for n in range(MAX_ASKING + 1)
         ]
-        runs = [w.dispatcher.run(w.dispatcher.admit(one)) for one in waiting]
+        runs = [w.dispatcher.run(w.admit(one)) for one in waiting]
         tasks = [asyncio.ensure_future(consume(run)) for run in runs]
         await two_refreshes(w)  # all of them have found nobody
         assert tokens(await w.generate(sequence("newcomer", deadline_s=2.0))) == scripted(5)
@@ -149,11 +149,11 @@ async def test_those_who_wait_for_room_on_the_old_model_do_not_hold_up_newcomers
             replace(sequence(f"waits-{n}", deadline_s=3.0), attempt=1001, fingerprint=old.fingerprint)
             for n in range(MAX_ASKING + 1)
         ]
-        runs = [w.dispatcher.run(w.dispatcher.admit(one)) for one in waiting]
+        runs = [w.dispatcher.run(w.admit(one)) for one in waiting]
         tasks = [asyncio.ensure_future(consume(run)) for run in runs]
         await old.reached(Phase.RESERVE, times=MAX_ASKING + 1)
         await two_refreshes(w)  # all of them have been told
-        admitted = w.dispatcher.admit(sequence("newcomer", deadline_s=10.0))
+        admitted = w.admit(sequence("newcomer", deadline_s=10.0))
         assert tokens(await consume(w.dispatcher.run(admitted))) == scripted(5)
         assert not any(task.done() for task in tasks), "they wait still"
         for task in tasks:
@@ -165,7 +165,7 @@ async def test_a_request_that_has_given_no_token_goes_to_whatever_there_is():
     async with world([], []) as w:
         old, new = Selfish("old-0", "old", [ScriptedAction(Phase.IMPORT, Crash())]), Selfish("new-0", "new")
         await join(w, old)
-        admitted = w.dispatcher.admit(sequence())
+        admitted = w.admit(sequence())
         running = asyncio.ensure_future(consume(w.dispatcher.run(admitted)))
         await old.reached(Phase.IMPORT)
         await join(w, new)

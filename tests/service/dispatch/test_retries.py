@@ -16,7 +16,7 @@ from baton.domain.errors import (
 )
 from baton.domain.ids import AttemptId, RequestId, new_incarnation
 from baton.domain.lifecycle import RequestState
-from baton.telemetry.request_timer import Milestone
+from baton.telemetry.request_trace import Stage
 from services.router.dispatch.reserve import ReserveLimits
 from tests.mock_workers import (
     Busy,
@@ -49,7 +49,7 @@ async def test_a_decode_worker_that_dies_while_decoding_is_replaced_without_gap_
         first, second = w.cluster.decodes
         await w.cluster.change_load(second, running_rows=4)  # second choice
         await two_refreshes(w)
-        chunks = w.dispatcher.run(w.dispatcher.admit(sequence(max_tokens=7)))
+        chunks = w.dispatcher.run(w.admit(sequence(max_tokens=7)))
         seen = [await anext(chunks) for _ in range(3)]
         await first.stop()
         seen += [chunk async for chunk in chunks]
@@ -76,7 +76,7 @@ async def test_a_prefill_worker_that_dies_after_the_seal_is_not_missed():
     async with world(
         [(ScriptedAction(Phase.SEALED, Crash()),)], [(ScriptedAction(Phase.DECODE, Hold(), index=1),)]
     ) as w:
-        run = w.dispatcher.run(w.dispatcher.admit(sequence()))
+        run = w.dispatcher.run(w.admit(sequence()))
         first = await anext(run)  # the seal has been heard; that it was sent would not be enough
         await w.decode.reached(Phase.DECODE)
         await w.prefill.stop()
@@ -250,7 +250,7 @@ async def test_a_worker_that_comes_back_in_time_continues_the_request():
 async def _sealed(w: World) -> None:
     """Waits until the router has heard prefill's token."""
     async with asyncio.timeout(5):
-        while Milestone.SEALED.value not in w.timings.entries:
+        while Stage.PREFILL.value not in w.timings.entries:
             await w.workers.wait_for_change()
 
 

@@ -33,7 +33,7 @@ def emitted(num_tokens: int) -> tuple[OutputToken, ...]:
 
 async def left_by_its_client(w: World, first: SequenceSpec, num_tokens: int) -> SequenceSpec:
     """The sequence as it is carried on after its client left with `num_tokens`, and somebody claimed its call."""
-    chunks = w.dispatcher.run(w.dispatcher.admit(first))
+    chunks = w.dispatcher.run(w.admit(first))
     for _ in range(num_tokens):
         await anext(chunks)
     await chunks.aclose()
@@ -66,7 +66,7 @@ async def test_a_carried_job_that_is_lost_again_has_all_its_tries():
         await w.cluster.change_load(second, running_rows=4)  # second choice
         await two_refreshes(w)
         carried = replace(await left_by_its_client(w, sequence(max_tokens=6), 3), emitted=emitted(3))
-        chunks = w.dispatcher.run(w.dispatcher.admit(carried))
+        chunks = w.dispatcher.run(w.admit(carried))
         seen = [await anext(chunks)]
         await first.stop()
         seen += [chunk async for chunk in chunks]
@@ -76,10 +76,10 @@ async def test_a_carried_job_that_is_lost_again_has_all_its_tries():
 
 async def test_a_carried_job_is_not_turned_away():
     async with world(limits=ONE_AT_A_TIME) as w:
-        inside = [w.dispatcher.admit(sequence(name, prompt=(1, 2))) for name in ("first", "second", "third")]
+        inside = [w.admit(sequence(name, prompt=(1, 2))) for name in ("first", "second", "third")]
         with pytest.raises(Overloaded):
-            w.dispatcher.admit(sequence("fourth"))
-        admitted = w.dispatcher.admit(replace(sequence("carried"), emitted=emitted(1)))
+            w.admit(sequence("fourth"))
+        admitted = w.admit(replace(sequence("carried"), emitted=emitted(1)))
         for one in (*inside, admitted):
             w.dispatcher.release(one)
 
@@ -95,7 +95,7 @@ async def test_a_job_whose_tokens_are_all_there_asks_no_worker():
 
 async def test_a_text_that_is_complete_ends_its_job_and_aborts_its_workers():
     async with world() as w:
-        admitted = w.dispatcher.admit(sequence())
+        admitted = w.admit(sequence())
         chunks = w.dispatcher.run(admitted)
         assert tokens([await anext(chunks), await anext(chunks)]) == scripted(2)
         admitted.complete()
@@ -108,7 +108,7 @@ async def test_a_text_that_is_complete_ends_its_job_and_aborts_its_workers():
 
 async def test_a_job_that_was_complete_before_it_ran_gives_its_ticket_back():
     async with world() as w:
-        admitted = w.dispatcher.admit(sequence())
+        admitted = w.admit(sequence())
         admitted.complete()
         w.dispatcher.release(admitted)
         assert (await journal(w, sequence())).finish is FinishReason.STOP
@@ -120,7 +120,7 @@ async def test_a_failure_ends_the_journal_and_a_hang_up_does_not():
         with pytest.raises(DeadlineExceeded):
             await w.generate(sequence("late", deadline_s=0.3))
         assert await journal(w, sequence("late")) == JournalPart(emitted(2), 0, None, "deadline_exceeded")
-        chunks = w.dispatcher.run(w.dispatcher.admit(sequence("left")))
+        chunks = w.dispatcher.run(w.admit(sequence("left")))
         assert tokens([await anext(chunks), await anext(chunks)]) == scripted(2)
         await chunks.aclose()
         assert await journal(w, sequence("left")) == JournalPart(emitted(2), 0, None, "")

@@ -13,7 +13,7 @@ from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import WorkerRecord, WorkerStatus
 from baton.rpc.channel_pool import ChannelPool
 from baton.store.store import StoreUnavailable
-from services.router.dispatch.workers import WorkerLimits, WorkerSet
+from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
 from tests.unit.router.dispatch.test_placement import QUERY, decode, link, prefill
 
 P0 = replace(prefill(0), address="127.0.0.1:1")
@@ -77,7 +77,7 @@ class Watched:
 async def watched(trust: ClusterTrust = OPEN_CLUSTER) -> AsyncIterator[Watched]:
     registry, channels, degraded = Announcements(), ChannelPool(), list[bool]()
     limits = WorkerLimits(worker_ttl_s=2.0, heartbeat_interval_s=0.5, max_step_age_s=30.0)
-    workers = WorkerSet(registry, channels, "m", limits, degraded.append, clock=lambda: seen.now, trust=trust)
+    workers = WorkerSet(registry, channels, WorkerFilter("m", trust), limits, degraded.append, clock=lambda: seen.now)
     seen = Watched(workers, registry, degraded)
     workers.start()
     try:
@@ -254,7 +254,7 @@ async def test_the_end_of_the_registry_is_heard_by_the_owner():
             raise ValueError("a bug")
 
     registry, channels = Broken(), ChannelPool()
-    workers = WorkerSet(registry, channels, "m", WorkerLimits(2.0, 0.5, 30.0))
+    workers = WorkerSet(registry, channels, WorkerFilter("m"), WorkerLimits(2.0, 0.5, 30.0))
     following = workers.start()
     registry.looks.put_nowait(None)
     await asyncio.wait([following], timeout=5)
