@@ -15,6 +15,7 @@ import grpc
 from baton.domain.ids import Incarnation
 from baton.domain.trust import ClusterTrust
 from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, CallTokenIssuer
+from baton.rpc.request_metadata import Metadata
 
 Options = Sequence[tuple[str, Any]]
 AnyChannel = TypeVar("AnyChannel", grpc.aio.Channel, grpc.Channel)
@@ -78,10 +79,10 @@ class AuthenticatedChannel:
     def _with_token(
         self, method: str, serialise: Callable[[Any], bytes], call: Callable[..., Any]
     ) -> Callable[..., Any]:
-        def start(request: Any, timeout: float | None = None, **options: Any) -> Any:
+        def start(request: Any, timeout: float | None = None, metadata: Metadata = (), **options: Any) -> Any:
             body = serialise(request)
             token = (CALL_TOKEN_METADATA_KEY, self._issuer.issue(method, body))
-            return call(body, timeout=timeout, metadata=(token,), **options)
+            return call(body, timeout=timeout, metadata=(token, *metadata), **options)
 
         return start
 

@@ -75,8 +75,11 @@ class RecordedTimings:
     entries: list[str] = field(default_factory=list)
     retried: asyncio.Event = field(default_factory=asyncio.Event)
 
+    timers: list[SequenceTimer] = field(default_factory=list)
+
     def timer(self) -> SequenceTimer:
-        return RecordedTimer(self)
+        self.timers.append(RecordedTimer(self))
+        return self.timers[-1]
 
 
 @dataclass(slots=True)

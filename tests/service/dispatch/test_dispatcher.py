@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import FinishReason
 from baton.kv.keys import page_keys
+from baton.rpc.request_metadata import ATTEMPT_KEY, HTTP_REQUEST_ID_KEY, REQUEST_ID_KEY, TRACEPARENT_KEY
 from services.router.generation import TokenChunk
 from tests.mock_workers import (
     PAGE_SIZE,
@@ -19,6 +22,7 @@ from tests.mock_workers import (
     ScriptedAction,
 )
 from tests.service.dispatch.dispatch_world import (
+    CONTEXT,
     ONE_AT_A_TIME,
     PROMPT,
     scripted,
@@ -52,6 +56,41 @@ async def test_the_workers_are_told_what_they_need():
         assert w.prefill.requests == w.decode.requests
         assert w.prefill.requests[0].id == AttemptId(RequestId("r"), 1)
         assert {chunk.num_cached_tokens for chunk in chunks} == {8}
+
+
+async def test_every_call_of_an_attempt_carries_its_ids():
+    async with world() as w:
+        await w.generate(sequence())
+        ids = {
+            REQUEST_ID_KEY: "r",
+            ATTEMPT_KEY: "1",
+            HTTP_REQUEST_ID_KEY: CONTEXT.http_request_id,
+            TRACEPARENT_KEY: CONTEXT.traceparent,
+        }
+        received = [*w.prefill.metadata, *w.decode.metadata]
+        assert len(received) == 3  # Prefill, Reserve and Generate
+        assert [{key: metadata.get(key) for key in ids} for metadata in received] == [ids] * 3
+
+
+async def test_every_transition_is_logged_with_the_request_and_attempt():
+    with capture_logs() as lines:
+        async with world() as w:
+            await w.generate(sequence())
+    transitions = [line for line in lines if line["event"] == "request_state"]
+    assert {(line["request_id"], line["attempt"]) for line in transitions} == {("r", 1)}
+    states = ["queued", "reserved", "prefilling", "sealed", "decoding", "finished"]
+    assert [line["state"] for line in transitions] == states
+
+
+async def test_the_timer_gets_the_times_of_both_workers():
+    async with world() as w:
+        admitted = w.admit(sequence())
+        chunks = [chunk async for chunk in w.dispatcher.run(admitted)]
+        assert len(chunks) == 5
+        [attempt] = w.timings.timers[0].trace(time.monotonic()).attempts
+        assert (attempt.prefill, attempt.decode, attempt.path) == ("prefill-0", "decode-0", "split")
+        assert attempt.import_times is not None
+        assert attempt.import_times.pages == 1
 
 
 async def test_a_sequence_that_its_first_token_ends_frees_the_promise():
