@@ -92,7 +92,23 @@ class Transport(StrEnum):
     STREAM = "stream"
 
 
-class ServiceSettings(Settings):
+class ClusterTrustSettings(Settings):
+    """How a process shows that it belongs to the cluster."""
+
+    cluster_secret_file: Path | None = None
+    """File with the secret that router and workers share, 32 bytes or more; without it a worker serves any caller."""
+
+    tls_cert_file: Path | None = None
+    """This process's certificate (PEM) for calls between router and workers; goes with tls_key_file and tls_ca_file."""
+
+    tls_key_file: Path | None = None
+    """The certificate's private key (PEM, without a password)."""
+
+    tls_ca_file: Path | None = None
+    """Authorities (PEM) that the certificates of peers must come from; a peer without one gets no connection."""
+
+
+class ServiceSettings(ClusterTrustSettings):
     """What every service has."""
 
     host: str = "127.0.0.1"
@@ -112,18 +128,6 @@ class ServiceSettings(Settings):
 
     drain_timeout_s: Seconds = 30.0
     """How long running requests may take to finish after SIGTERM."""
-
-    cluster_secret_file: Path | None = None
-    """File with the secret that router and workers share, 32 bytes or more; without it a worker serves any caller."""
-
-    tls_cert_file: Path | None = None
-    """This process's certificate (PEM) for calls between router and workers; goes with tls_key_file and tls_ca_file."""
-
-    tls_key_file: Path | None = None
-    """The certificate's private key (PEM, without a password)."""
-
-    tls_ca_file: Path | None = None
-    """Authorities (PEM) that the certificates of peers must come from; a peer without one gets no connection."""
 
     cpu_affinity: str | None = None
     """Cores this process may use, e.g. `0-3,8`; default: all."""
@@ -151,6 +155,9 @@ class ServiceSettings(Settings):
     def cores(self) -> frozenset[int] | None:
         """`cpu_affinity` as core numbers; None for all."""
         return None if self.cpu_affinity is None else parse_cores(self.cpu_affinity)
+
+
+DEFAULT_IDLE_CHECK_PAGES = 512
 
 
 class WorkerSettings(ServiceSettings):
@@ -189,6 +196,9 @@ class WorkerSettings(ServiceSettings):
     export_lease_s: Seconds = 5.0
     """How long prefill keeps a handoff's pages without hearing from decode; equal on all workers."""
 
+    idle_check_pages: Annotated[int, Field(ge=0)] = DEFAULT_IDLE_CHECK_PAGES
+    """Pages whose bookkeeping an idle turn checks before it looks for requests again; 0: the whole pool."""
+
     transport: Transport = Transport.AUTO
     """How pages move: auto, nixl or stream."""
 
@@ -221,6 +231,11 @@ class WorkerSettings(ServiceSettings):
         if self.quantization is QuantizationKind.INT8 and (self.decoder is DecoderKind.STOCK or not self.kernels):
             raise ValueError("quantization int8 needs the lean decoder and the native kernels: leave both switched on")
         return self
+
+    @property
+    def max_idle_check_pages(self) -> int | None:
+        """The bound of `baton.kv.integrity_check`; None: no bound."""
+        return self.idle_check_pages or None
 
     def advertised(self, bound_port: int) -> str:
         """The host:port to announce once the gRPC server is bound."""

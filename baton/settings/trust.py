@@ -9,11 +9,10 @@ import ipaddress
 import ssl
 import stat
 from pathlib import Path
-from typing import Protocol
 
 from baton.domain.trust import ClusterTrust, TlsIdentity
 from baton.settings.base import SettingsError
-from baton.settings.groups import ServiceSettings
+from baton.settings.groups import ClusterTrustSettings, ServiceSettings
 
 MIN_SECRET_BYTES = 32
 MAX_SECRET_BYTES = 4096
@@ -21,20 +20,7 @@ _MAX_PEM_BYTES = 1024 * 1024
 _FOR_OTHERS = stat.S_IRWXO | stat.S_IWGRP
 
 
-class TrustFiles(Protocol):
-    """Settings that name them; see `ServiceSettings`."""
-
-    @property
-    def cluster_secret_file(self) -> Path | None: ...
-    @property
-    def tls_cert_file(self) -> Path | None: ...
-    @property
-    def tls_key_file(self) -> Path | None: ...
-    @property
-    def tls_ca_file(self) -> Path | None: ...
-
-
-def read_trust(settings: TrustFiles) -> ClusterTrust:
+def read_trust(settings: ClusterTrustSettings) -> ClusterTrust:
     """What this process shows its peers. Raises `SettingsError` for files that are missing, open to others or unfit."""
     secret = None if settings.cluster_secret_file is None else _read_secret(settings.cluster_secret_file)
     return ClusterTrust(secret, _read_identity(settings))
@@ -55,7 +41,7 @@ def _read_secret(path: Path) -> bytes:
     return secret
 
 
-def _read_identity(settings: TrustFiles) -> TlsIdentity | None:
+def _read_identity(settings: ClusterTrustSettings) -> TlsIdentity | None:
     certificate, key, authorities = settings.tls_cert_file, settings.tls_key_file, settings.tls_ca_file
     if certificate is None and key is None and authorities is None:
         return None

@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, SecretStr, model_validator
 
 from baton.settings.base import Settings
-from baton.settings.groups import Count, Dtype, LogLevel, Port, RedisUrl, Seconds, Transport
+from baton.settings.groups import ClusterTrustSettings, Count, Dtype, LogLevel, Port, RedisUrl, Seconds, Transport
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
 from services.router.settings import RouterSettings
@@ -78,23 +78,11 @@ class UpSettings(Settings):
         return self
 
 
-class ClusterClientSettings(Settings):
+class ClusterClientSettings(ClusterTrustSettings):
     """What a command needs to find workers in the state store and to call them."""
 
     redis_url: RedisUrl = "redis://127.0.0.1:6379/0"
     """The state store in which the workers are announced: redis://, rediss:// or unix://."""
-
-    cluster_secret_file: Path | None = None
-    """File with the secret that the cluster shares, where it has one."""
-
-    tls_cert_file: Path | None = None
-    """A certificate (PEM) that workers accept, where they ask for one; with tls_key_file and tls_ca_file, or none."""
-
-    tls_key_file: Path | None = None
-    """The certificate's private key (PEM, without a password)."""
-
-    tls_ca_file: Path | None = None
-    """Authorities (PEM) that a worker's certificate must come from."""
 
 
 class DrainSettings(ClusterClientSettings):
@@ -117,6 +105,25 @@ class TraceSettings(ClusterClientSettings):
     """Read the workers' recent attempts too: shows a request whose router has ended. Needs the state store."""
 
 
+class ReplaySettings(ClusterClientSettings):
+    """Compute a stored request again and compare its tokens."""
+
+    model: str = "bundled"
+    """The model that the workers serve: its tokenizer and chat template make the prompt's tokens again."""
+
+    prefill: str | None = None
+    """Prefill worker to compute on; default: any."""
+
+    decode: str | None = None
+    """Decode worker to compute on; default: any."""
+
+    fresh: bool = False
+    """Compute every page again instead of using the workers' prefix caches."""
+
+    wait_s: Seconds = 30.0
+    """How long to wait for the workers, and for each sequence."""
+
+
 SERVICES: dict[str, type[Settings]] = {
     "router": RouterSettings,
     "prefill": PrefillSettings,
@@ -128,6 +135,7 @@ COMMANDS: dict[str, type[Settings]] = {
     "up": UpSettings,
     "drain": DrainSettings,
     "trace": TraceSettings,
+    "replay": ReplaySettings,
     **{f"serve {name}": model for name, model in SERVICES.items()},
 }
 """Settings of every command: the variables they read are the known ones."""
