@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from baton.domain.arithmetic import ceil_div
 from baton.kv.memory import HUGE_PAGE_BYTES
 
 MIN_BYTES = 1024 * 1024
@@ -33,7 +34,7 @@ def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     num_elements = math.prod(shape)
     if num_elements * dtype.itemsize < MIN_BYTES or ADVICE is None:
         return torch.empty(shape, dtype=dtype)
-    num_bytes = math.ceil(num_elements * dtype.itemsize / HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    num_bytes = ceil_div(num_elements * dtype.itemsize, HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE_BYTES
     memory.madvise(ADVICE, start, num_bytes)

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from baton.domain.arithmetic import ceil_div
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.model.attention.base import AttentionBackend, AttentionCall, Segment, StepMetadata, plan_step
 from baton.model.attention.flashinfer_backend import FlashinferAttention, flashinfer_supports
@@ -37,7 +38,7 @@ def random_step(rng: random.Random, num_rows: int, chunks: bool) -> StepMetadata
     for row in range(num_rows):
         num_tokens = rng.randint(2, 40) if chunks and row % 3 == 0 else 1
         start = rng.randint(0, 70)
-        pages = [free.pop() for _ in range(-(-(start + num_tokens) // PAGE_SIZE))]
+        pages = [free.pop() for _ in range(ceil_div(start + num_tokens, PAGE_SIZE))]
         segments.append(Segment(first, start, num_tokens, pages))
         first += num_tokens
     return plan_step(segments, PAGE_SIZE, "cuda")

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from baton.domain.arithmetic import ceil_div
 from baton.model.attention.base import AttentionBackend, AttentionCall, StepMetadata
 from baton.model.attention.layers import ObservedLayer
 from baton.model.storage import PageStorage
@@ -167,7 +168,7 @@ class PageTables:
         pages: list[int] = []
         last_slots: list[int] = []
         for segment in step.segments:
-            num_pages = -(-segment.end // step.page_size)
+            num_pages = ceil_div(segment.end, step.page_size)
             query_offsets.append(query_offsets[-1] + segment.num_tokens)
             table_offsets.append(table_offsets[-1] + num_pages)
             pages.extend(segment.pages[:num_pages])

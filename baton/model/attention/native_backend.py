@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+from baton.domain.arithmetic import ceil_div
 from baton.model.attention.base import AttentionCall, Segment, StepMetadata
 from baton.model.attention.layers import ObservedLayer
 from baton.model.attention.torch_backend import TorchAttention
@@ -67,7 +68,7 @@ class _Plan:
         pages, first_page = array("i"), array("q")
         for segment in segments:
             first_page.append(len(pages))
-            pages.extend(segment.pages[: -(-segment.end // page_size)])
+            pages.extend(segment.pages[: ceil_div(segment.end, page_size)])
         columns = [array("q", [getattr(segment, name) for segment in segments]) for name in _SEGMENT_COLUMNS]
         self.page_size = page_size
         self._arrays = (*columns, first_page, pages)

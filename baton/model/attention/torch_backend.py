@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from baton.domain.arithmetic import ceil_div
 from baton.model.attention.base import AttentionCall, Segment, StepMetadata
 from baton.model.attention.dense import attend_chunk, attend_rows
 from baton.model.storage import PageSelection, PageStorage
@@ -120,7 +121,7 @@ class _Span:
 
 def _span(segment: Segment, page_size: int, window: int | None) -> _Span:
     oldest = 0 if window is None else max(0, segment.start - window + 1)
-    first_page, end_page = oldest // page_size, -(-segment.end // page_size)
+    first_page, end_page = oldest // page_size, ceil_div(segment.end, page_size)
     return _Span(segment, first_page, list(segment.pages[first_page:end_page]))
 
 

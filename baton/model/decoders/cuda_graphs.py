@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import Broken
 from baton.model.attention.base import AttentionBackend, Segment, StepMetadata
 from baton.model.attention.flashinfer_backend import FlashinferAttention
@@ -91,7 +92,7 @@ def with_cuda_graphs(
     if not isinstance(decoder.backend, FlashinferAttention):  # torch's plans differ in shape from step to step
         return decoder
     capturer = CudaGraphCapturer(storage.device) if capturer is None else capturer
-    max_row_pages = -(-decoder.max_positions // storage.geometry.page_size)
+    max_row_pages = ceil_div(decoder.max_positions, storage.geometry.page_size)
     return CudaGraphDecoder(decoder, decoder.backend, storage, graph_sizes(max_rows), max_row_pages, capturer)
 
 

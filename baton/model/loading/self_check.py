@@ -18,6 +18,7 @@ from itertools import pairwise
 
 import torch
 
+from baton.domain.arithmetic import ceil_div
 from baton.kv.geometry import KVGeometry
 from baton.model.attention.base import Segment, plan_step
 from baton.model.attention.layers import ObservedLayer
@@ -170,7 +171,7 @@ def _written_kv(
 def _scattered_tables(prompts: Sequence[Sequence[int]], page_size: int) -> list[list[int]]:
     """Page tables that take turns, from the highest page down: never adjacent, never in order; page 0 is left alone."""
     tables: list[list[int]] = [[] for _ in prompts]
-    counts = [-(-len(prompt) // page_size) for prompt in prompts]
+    counts = [ceil_div(len(prompt), page_size) for prompt in prompts]
     next_page = sum(counts)
     while next_page:
         for table, count in zip(tables, counts, strict=True):

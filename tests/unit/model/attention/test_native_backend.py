@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton.domain.arithmetic import ceil_div
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.model.attention import native_backend
 from baton.model.attention.base import AttentionCall, Segment, plan_step
@@ -72,7 +73,7 @@ def scattered(lengths: list[tuple[int, int]], page_size: int, seed: str) -> list
     pages = random.Random(seed).sample(range(NUM_PAGES), NUM_PAGES)
     segments, first = [], 0
     for start, num_tokens in lengths:
-        table = [pages.pop() for _ in range(-(-(start + num_tokens) // page_size) + 1)]
+        table = [pages.pop() for _ in range(ceil_div(start + num_tokens, page_size) + 1)]
         segments.append(Segment(first, start, num_tokens, table))
         first += num_tokens
     return segments

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton.domain.arithmetic import ceil_div
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.model.attention import dense
 from baton.model.attention.base import AttentionCall, Segment, plan_step
@@ -44,7 +45,7 @@ def random_segments(rng: random.Random, lengths: list[tuple[int, int]]) -> list[
     pages = rng.sample(range(NUM_PAGES), NUM_PAGES)
     segments, first = [], 0
     for start, num_tokens in lengths:
-        table = [pages.pop() for _ in range(-(-(start + num_tokens) // PAGE_SIZE) + 1)]
+        table = [pages.pop() for _ in range(ceil_div(start + num_tokens, PAGE_SIZE) + 1)]
         segments.append(Segment(first, start, num_tokens, table))
         first += num_tokens
     return segments
