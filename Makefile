@@ -59,7 +59,7 @@ lint: install-dev ## Style, types and import rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-format: install-dev ## Rewrite the code in the house's style
+format: install-dev ## Rewrite the code in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
