@@ -28,7 +28,7 @@ from baton.store.redis.redis_store import RedisStore
 from baton.store.store import CallRecord, CallStatus, SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
 from bench.harness.signals import run_command
-from services.cli.local_redis import LocalRedis
+from services.cli.processes.local_redis import LocalRedis
 
 FLUSH_S = 30.0
 

@@ -27,7 +27,7 @@ from baton.rpc.gen import decode_pb2
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.store import StateStore
-from services.cli.local_redis import LocalRedis
+from services.cli.processes.local_redis import LocalRedis
 from tests.mock_workers import MockDecode, MockPrefill, MockWorker
 
 MODEL = "bundled"

@@ -35,7 +35,7 @@ from rich.console import Console
 from baton.settings.model_source import ModelFiles, resolve_model
 from baton.store.connect import connect
 from bench.router.mock_cluster import MODEL, DecodeCapacity, mock_workers
-from services.cli.local_redis import LocalRedis
+from services.cli.processes.local_redis import LocalRedis
 from services.router.app import listen, run
 from services.router.settings import RouterSettings
 from services.router.text.text_model import TextModel

@@ -23,8 +23,8 @@ from baton.store.store import StateStore
 from chaos.testbed.metrics import ProcessMetrics, parse_metrics
 from chaos.testbed.network import ProxyNetwork
 from chaos.testbed.process import ChildProcess, end_all, spawn
-from services.cli.local_redis import LocalRedis
 from services.cli.plan import free_ports
+from services.cli.processes.local_redis import LocalRedis
 
 LOCALHOST = "127.0.0.1"
 REDIS = "redis"

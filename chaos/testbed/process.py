@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.settings.process import child_environment, thread_variables
-from services.cli import die_with_parent
+from services.cli.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -12,6 +12,7 @@ from services.cli.bench.commands import bench_app
 from services.cli.drain import drain
 from services.cli.errors import EXPECTED_ERRORS, explain
 from services.cli.key import key
+from services.cli.replay import replay
 from services.cli.run import run_model
 from services.cli.serve import serve_app
 from services.cli.trace import trace
@@ -30,6 +31,7 @@ def build_app() -> App:
     app.command(bench_app)
     app.command(drain)
     app.command(key)
+    app.command(replay)
     app.command(run_model, name="run")
     app.command(serve_app)
     app.command(trace)

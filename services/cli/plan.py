@@ -16,8 +16,8 @@ from pathlib import Path
 from baton.settings.groups import ServiceSettings
 from baton.settings.process import thread_variables
 from services.cli.key import OwnKeys
+from services.cli.processes.supervisor import ChildCommand
 from services.cli.settings import UpSettings
-from services.cli.supervisor import ChildCommand
 
 LOCALHOST = "127.0.0.1"
 

@@ -30,10 +30,10 @@ from baton.store.connect import connect
 from services.cli import smoke_request
 from services.cli.errors import StartFailed
 from services.cli.key import own_keys
-from services.cli.local_redis import LocalRedis
 from services.cli.plan import LaunchPlan, SharedFlags, make_plan
+from services.cli.processes.local_redis import LocalRedis
+from services.cli.processes.supervisor import Child, Supervisor
 from services.cli.settings import COMMANDS, UpSettings
-from services.cli.supervisor import Child, Supervisor
 
 T = TypeVar("T")
 SECRET_BYTES = 32

@@ -14,7 +14,7 @@ from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.redis.keys import RedisKeys
 from baton.store.store import StateStore
-from services.cli.local_redis import LocalRedis
+from services.cli.processes.local_redis import LocalRedis
 from tests.contract.stores import RARE, OpenStore
 from tests.redis_server import running_redis
 

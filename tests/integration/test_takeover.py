@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from baton.bundled import MODEL_DIR
+from baton.domain.ids import AttemptId, RequestId
+from baton.store.connect import connect
+from baton.store.options import StoreOptions
+from baton.store.redis.keys import RedisKeys
+from baton.store.store import JournalEntry
 from tests.cluster import Cluster, Process, eventually
 from tests.exactness.reference import Reference
 from tests.stream_client import Event, ask, call_id, resume, tokens
@@ -158,3 +167,36 @@ def test_a_hang_up_frees_all_pages_every_time_and_the_call_can_still_be_resumed(
     assert len({event.id for event in seen}) == len(seen) == NUM_TOKENS + 2
     assert status(cluster, seen[0])["num_owners"] == 4
     assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
+
+
+def replay(cluster: Cluster, id: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services.cli.main", "replay", id, "--model", str(cluster.model)]
+    chosen = ["--redis-url", cluster.redis.url, "--prefill", "prefill-0", "--decode", "decode-0", "--fresh"]
+    return subprocess.run([*command, *chosen], capture_output=True, text=True, timeout=60.0, check=False)
+
+
+async def change_token(cluster: Cluster, id: RequestId, index: int) -> None:
+    """Rewrites the journal of a sequence with another token at `index`."""
+    store, redis = await connect(cluster.redis.url), Redis.from_url(cluster.redis.url)
+    record, journal = await store.get(id), await store.read_journal(id, 0, 0.0)
+    assert record is not None
+    tokens = [token.token + (token.index == index) for token in journal.tokens]
+    await redis.delete(RedisKeys(StoreOptions().prefix).journal(id))
+    await store.write_journal([JournalEntry(AttemptId(id, record.attempt), 0, tuple(tokens))])
+    await redis.aclose()
+    await store.close()
+
+
+def test_replay_computes_the_same_tokens_and_finds_a_tampered_one(cluster: Cluster) -> None:
+    body = {**request_body(cluster, temperature=1.0, n=2), "stream": False, "stream_options": None, "max_tokens": 30}
+    id = cluster.client.post("/v1/completions", json=body).raise_for_status().json()["id"]
+    eventually(lambda: cluster.client.get(f"/v1/requests/{id}").json()["status"] == "ended", PATIENCE_S, "it is stored")
+    same = replay(cluster, id)
+    assert (same.returncode, same.stdout) == (0, "choice 0: 30 tokens, all equal\nchoice 1: 30 tokens, all equal\n")
+    asyncio.run(change_token(cluster, RequestId(f"{id}-1"), 12))
+    changed = replay(cluster, id)
+    assert changed.returncode == 1, changed.stderr
+    assert "choice 1: first difference at token 12: stored" in changed.stdout
+    unknown = replay(cluster, "cmpl-unknown")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "not durable" in unknown.stderr

@@ -20,7 +20,7 @@ from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.redis.redis_store import RedisStore
 from baton.store.store import CallRecord, CallStatus, JournalEntry, SequenceRecord, StateStore
-from services.cli.local_redis import LocalRedis
+from services.cli.processes.local_redis import LocalRedis
 from tests.redis_server import running_redis
 
 OPTIONS = StoreOptions(retention_s=60.0, owner_ttl_s=60.0, timeout_s=10.0, max_orphans=2)

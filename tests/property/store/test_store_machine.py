@@ -24,7 +24,7 @@ from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.redis.redis_store import RedisStore
 from baton.store.store import SequenceRecord
-from services.cli.local_redis import LocalRedis
+from services.cli.processes.local_redis import LocalRedis
 from tests.redis_server import running_redis
 
 OPTIONS = StoreOptions(retention_s=60.0, worker_ttl_s=20.0, timeout_s=10.0)

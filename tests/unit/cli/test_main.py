@@ -10,9 +10,10 @@ import pytest
 
 from baton.domain.errors import Broken
 from baton.settings.base import SettingsError, known_variables
-from services.cli import local_redis, serve
+from services.cli import serve
 from services.cli.errors import StartFailed, explain
 from services.cli.main import run
+from services.cli.processes import local_redis
 from services.cli.settings import COMMANDS
 
 

@@ -15,8 +15,8 @@ from baton.settings.trust import read_trust
 from services.cli import up as up_module
 from services.cli.errors import StartFailed
 from services.cli.plan import LaunchPlan, free_ports
+from services.cli.processes.supervisor import Child, ChildCommand, Supervisor
 from services.cli.settings import UpSettings
-from services.cli.supervisor import Child, ChildCommand, Supervisor
 from services.cli.up import run_plan
 from services.router.settings import RouterSettings
 

@@ -10,6 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.domain.arithmetic import ceil_div
+
 FIRST_ID = 4
 
 WORDS = tuple(
@@ -57,7 +59,7 @@ def block_prompt(
 
     Tokens beyond the blocks are the request's own.
     """
-    num_blocks = min(len(block_ids), -(-num_tokens // block_tokens))
+    num_blocks = min(len(block_ids), ceil_div(num_tokens, block_tokens))
     tokens: list[int] = []
     for block in block_ids[:num_blocks]:
         tokens += vocabulary.draw(block_tokens, "block", block)

@@ -9,8 +9,8 @@ from baton.rpc.channel_pool import ChannelPool
 from bench.harness.rotations import Block
 from bench.router import overhead
 from bench.router.mock_cluster import MockCluster, running_cluster
-from services.cli import local_redis
 from services.cli.bench.client.bench_client import BenchClient
+from services.cli.processes import local_redis
 
 WAIT_S = 30.0
 

@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from baton.store.store import StoreUnavailable
-from services.cli import die_with_parent
+from services.cli.processes import die_with_parent
 
 _NAMES = ("redis-server", "valkey-server")
 _PING_INTERVAL_S = 0.01

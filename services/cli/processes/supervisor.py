@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.settings.process import child_environment
-from services.cli import die_with_parent
+from services.cli.processes import die_with_parent
 
 KILL_TIMEOUT_S = 5.0
 _TAIL_BYTES = 16 * 1024

@@ -1,0 +1,188 @@
+"""`baton replay ID`: computes a stored request again on the workers, and compares token for token.
+
+Parses the stored body as a router does, and runs each sequence through the real dispatcher and protocol. Reads the
+state store and writes into a memory store of its own, so the stored request stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import structlog
+from cyclopts import Parameter
+
+from baton.domain.errors import BatonError, NoWorkers
+from baton.domain.ids import RequestId, WorkerId
+from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.settings.base import refuse_unknown_variables
+from baton.settings.model_source import ModelFiles, resolve_model
+from baton.store.connect import connect
+from baton.store.memory_store import MemoryStore
+from baton.store.store import CallRecord, SequenceRecord, StateStore, WorkerRegistry
+from baton.telemetry.request_timer import RequestOrigin, RequestTimer
+from services.cli.settings import COMMANDS, ReplaySettings
+from services.router.app import DEFAULT_CONTEXT_TOKENS, RunningBackend, open_backend
+from services.router.generation import SequenceSpec
+from services.router.openai.request_parser import RequestParser
+from services.router.openai.validation import RequestValidator
+from services.router.settings import RouterSettings
+from services.router.takeover.call_ownership import raw_request_of
+from services.router.text.text_model import TextModel
+
+EXIT_DIFFERENT = 1
+
+
+class NotReplayable(BatonError):
+    """The store lacks what is needed to compute the request again, or no worker can."""
+
+    code = "not_replayable"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedSequence:
+    """Token ids of one choice: what the journal holds, and what was computed up to that length."""
+
+    stored: tuple[int, ...]
+    computed: tuple[int, ...]
+
+    @property
+    def difference(self) -> int | None:
+        """Index of the first token that differs or is missing; None when all stored tokens were computed again."""
+        for index, token in enumerate(self.stored):
+            if index >= len(self.computed) or self.computed[index] != token:
+                return index
+        return None
+
+
+def replay(
+    id: Annotated[str, Parameter(help="The request's id, from `x-baton-request-id` or the answer's `id`.")],
+    /,
+    *,
+    settings: Annotated[ReplaySettings | None, Parameter(name="*")] = None,
+) -> int:
+    """Compute a stored request again and compare its tokens; exits with 1 at a difference."""
+    refuse_unknown_variables(COMMANDS.values())
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    return asyncio.run(_replay(RequestId(id), settings or ReplaySettings()))
+
+
+async def _replay(id: RequestId, settings: ReplaySettings) -> int:
+    text = TextModel.load(resolve_model(settings.model, ModelFiles.TEXT))
+    store = await connect(settings.redis_url)
+    try:
+        sequences = await replay_call(id, store, text, settings)
+    finally:
+        await store.close()
+    for choice, sequence in enumerate(sequences):
+        print(f"choice {choice}: {_describe(sequence, text)}")
+    return EXIT_DIFFERENT if any(sequence.difference is not None for sequence in sequences) else 0
+
+
+async def replay_call(
+    id: RequestId, store: StateStore, text: TextModel, settings: ReplaySettings
+) -> list[ReplayedSequence]:
+    """Computes the call's sequences again, one after the other. Raises `NotReplayable`, `Interrupted` and `Refused`."""
+    call = await store.get_call(id)
+    if call is None:
+        raise NotReplayable(
+            f"the state store has no call {id}. The id is wrong, the call was not durable (see `x-baton-durable`), "
+            "or it is older than the store's retention."
+        )
+    journals = [await store.read_journal(sequence_id, 0, 0.0) for sequence_id in call.sequence_ids]
+    stored = [tuple(token.token for token in journal.tokens) for journal in journals]
+    record = next(filter(None, [await store.get(sequence_id) for sequence_id in call.sequence_ids]), None)
+    if record is None or not any(stored):
+        raise NotReplayable(f"the state store has no tokens of call {id}: none was computed, or they have expired.")
+    specs = await _parse(call, record, text, settings)
+    registry = ChosenWorkers(store, settings.prefill, settings.decode)
+    async with open_backend(_router_settings(settings), registry) as backend:
+        await _wait_until_ready(backend, record.fingerprint, settings.wait_s)
+        computed = [await _compute(backend, spec, len(tokens)) for spec, tokens in zip(specs, stored, strict=True)]
+    return [ReplayedSequence(*tokens) for tokens in zip(stored, computed, strict=True)]
+
+
+class ChosenWorkers(MemoryStore):
+    """A memory store whose registry shows the chosen workers of another one, or all of a role when none is chosen."""
+
+    def __init__(self, registry: WorkerRegistry, prefill: str | None, decode: str | None) -> None:
+        super().__init__()
+        self._registry = registry
+        self._chosen = {WorkerRole.PREFILL: prefill, WorkerRole.DECODE: decode}
+
+    async def workers(self) -> list[WorkerRecord]:
+        """See `WorkerRegistry.workers`."""
+        records = await self._registry.workers()
+        return [record for record in records if self._chosen[record.role] in (None, WorkerId(record.id))]
+
+    def changes(self) -> AsyncIterator[None]:
+        """See `WorkerRegistry.changes`."""
+        return self._registry.changes()
+
+
+async def _parse(
+    call: CallRecord, record: SequenceRecord, text: TextModel, settings: ReplaySettings
+) -> list[SequenceSpec]:
+    max_model_len = text.max_position_tokens or DEFAULT_CONTEXT_TOKENS
+    validator = RequestValidator(text, record.model, max_model_len, deadline_s=settings.wait_s)
+    parsed = await RequestParser(validator, text, "replay").parse(raw_request_of(call))
+    attempt_salt = uuid.uuid4().hex
+    return [
+        replace(
+            sequence,
+            id=RequestId(f"replay-{attempt_salt}-{choice}"),
+            salt=f"{sequence.salt}{attempt_salt}" if settings.fresh else sequence.salt,
+            fingerprint=record.fingerprint,
+        )
+        for choice, sequence in enumerate(parsed.request.sequences)
+    ]
+
+
+def _router_settings(settings: ReplaySettings) -> RouterSettings:
+    return RouterSettings(
+        model=settings.model,
+        redis_url=settings.redis_url,
+        router_id="replay",
+        cluster_secret_file=settings.cluster_secret_file,
+        tls_cert_file=settings.tls_cert_file,
+        tls_key_file=settings.tls_key_file,
+        tls_ca_file=settings.tls_ca_file,
+    )
+
+
+async def _wait_until_ready(backend: RunningBackend, fingerprint: str, wait_s: float) -> None:
+    workers = backend.workers
+    try:
+        async with asyncio.timeout(wait_s):
+            while not workers.readiness()[0]:
+                await workers.wait_for_change()
+    except TimeoutError:
+        raise NoWorkers(f"within {wait_s:g} s: {workers.readiness()[1]}") from None
+    if not workers.has_fingerprint(fingerprint):
+        raise NotReplayable(f"no chosen pair of workers has the model of this request (fingerprint {fingerprint}).")
+
+
+async def _compute(backend: RunningBackend, spec: SequenceSpec, num_tokens: int) -> tuple[int, ...]:
+    """The first `num_tokens` tokens of the sequence, fewer if it ends before."""
+    if num_tokens == 0:
+        return ()
+    stop = replace(spec.stop, max_tokens=num_tokens, min_tokens=min(spec.stop.min_tokens, num_tokens))
+    timer = RequestTimer(RequestOrigin("replay"), time.monotonic())
+    timer.begin(spec.id, 1, len(spec.prompt_tokens), stream=True)
+    admitted = backend.dispatcher.admit(replace(spec, stop=stop), timer.sequences[0])
+    return tuple([token.token async for chunk in backend.dispatcher.run(admitted) for token in chunk.tokens])
+
+
+def _describe(sequence: ReplayedSequence, text: TextModel) -> str:
+    index = sequence.difference
+    if index is None:
+        return f"{len(sequence.stored)} tokens, all equal"
+    stored = sequence.stored[index]
+    computed = sequence.computed[index] if index < len(sequence.computed) else None
+    shown = "nothing, the sequence ends" if computed is None else f"{computed} ({text.token_text(computed)!r})"
+    return f"first difference at token {index}: stored {stored} ({text.token_text(stored)!r}), computed {shown}"
