@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -20,6 +21,7 @@ from baton import __version__
 from baton.domain.ids import OwnerId, new_incarnation
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.shutdown import shutdown_event
+from baton.settings.base import SettingsError
 from baton.settings.model_source import ModelFiles, model_name, resolve_model
 from baton.settings.process import freeze_gc
 from baton.settings.trust import open_cluster_warning, read_trust
@@ -31,6 +33,7 @@ from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import DEGRADED
+from baton.telemetry.request_traces import RequestTraces
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.admission_queue import AdmissionLimits
 from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher
@@ -39,11 +42,13 @@ from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerS
 from services.router.edge.api_keys import ApiKeys
 from services.router.edge.http_protocol import BoundedHttpProtocol
 from services.router.frontend import ApiLimits, Frontend, StoreAccess, build_frontend
-from services.router.request_timers import RequestTimers
 from services.router.routes import make_app
 from services.router.settings import EventIds, RouterSettings
 from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.text.text_model import TextModel
+
+if TYPE_CHECKING:
+    from baton.telemetry.spans import SpanSink
 
 BACKLOG = 2048
 SHUTDOWN_GRACE_S = 1
@@ -84,7 +89,7 @@ class RunningBackend:
 
     dispatcher: TokenDispatcher
     workers: WorkerSet
-    timers: RequestTimers
+    traces: RequestTraces
     watching: asyncio.Task[None]
     writer: StoreWriter
     store_access: StoreAccess
@@ -161,9 +166,13 @@ async def open_backend(settings: RouterSettings, store: StateStore) -> AsyncIter
     limits, on_degraded = worker_limits(settings), health.reporter("workers")
     workers = WorkerSet(store, channels, WorkerFilter(model_name(settings.model), trust), limits, on_degraded)
     aborts = Aborts(workers)
-    timers = RequestTimers()
+    traces = RequestTraces(settings.router_id, settings.public_model_name, settings.request_log)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
+        if settings.otlp_endpoint is not None:
+            spans = _span_sink(settings.otlp_endpoint, settings.otlp_sample_ratio)
+            stack.push_async_callback(asyncio.to_thread, spans.close)
+            traces.add_sink(spans)
         owner, supersede_listener = owner_id(settings.router_id), SupersedeListener()
         writer = await stack.enter_async_context(
             StoreWriter(store, on_degraded=health.reporter("writer"), on_superseded=supersede_listener.on_superseded)
@@ -172,9 +181,9 @@ async def open_backend(settings: RouterSettings, store: StateStore) -> AsyncIter
         stack.push_async_callback(workers.close)
         stack.push_async_callback(aborts.close)
         identity = RouterIdentity(settings.router_id, settings.public_model_name)
-        dispatcher = TokenDispatcher(workers, aborts, writer, timers, identity, dispatch_limits(settings))
+        dispatcher = TokenDispatcher(workers, aborts, writer, identity, dispatch_limits(settings))
         yield RunningBackend(
-            dispatcher, workers, timers, workers.start(), writer, StoreAccess(store, writer, owner, supersede_listener)
+            dispatcher, workers, traces, workers.start(), writer, StoreAccess(store, writer, owner, supersede_listener)
         )
 
 
@@ -187,7 +196,7 @@ async def open_frontend(
     Calls that are cut off by the end are let go once all that is known of them is written.
     """
     store_access = backend.store_access
-    frontend = build_frontend(text, backend.dispatcher, api_limits(settings, text), backend.timers, store_access)
+    frontend = build_frontend(text, backend.dispatcher, api_limits(settings, text), backend.traces, store_access)
     ownership = OwnerLease(
         store_access.store, store_access.owner, frontend.takeovers.take_over, on_expired=backend.writer.recheck_live
     )
@@ -197,6 +206,16 @@ async def open_frontend(
         stack.push_async_callback(frontend.takeovers.close)
         ownership.start()
         yield RunningFrontend(frontend, ownership)
+
+
+def _span_sink(endpoint: str, sample_ratio: float) -> SpanSink:
+    """Raises `SettingsError` where the extra is not installed."""
+    try:
+        from baton.telemetry import spans
+    except ImportError as error:
+        hint = "Install it: pip install 'baton-serve[otel]'."
+        raise SettingsError("otlp_endpoint", why=f"{error.name} is not installed", hint=hint) from None
+    return spans.SpanSink(spans.otlp_exporter(endpoint), sample_ratio)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -267,7 +286,7 @@ def _http_server(
 ) -> _HttpServer:
     start_series(__version__, "router", settings.public_model_name)
     limits = api_limits(settings, text)
-    app = make_app(text, backend.dispatcher, backend.readiness, limits, backend.timers, keys, frontend)
+    app = make_app(frontend, backend.readiness, limits, keys)
     config = uvicorn.Config(
         app,
         http=BoundedHttpProtocol,

@@ -1,22 +1,22 @@
 """Puts the router's upper half together: everything between HTTP and the dispatcher. `app` and tests build it.
 
-What it gets of the state store is a `StoreAccess`; without one nothing is durable and no earlier request is known.
+Reads and writes the state store through a `StoreAccess`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import baton
 from baton.domain.ids import OwnerId
-from baton.store.memory_store import MemoryStore
+from baton.store.write_behind.writer import StoreWriter
+from baton.telemetry.request_traces import RequestTraces
 from services.router.generation import Dispatcher
 from services.router.openai.request_parser import RequestParser
 from services.router.openai.validation import RequestValidator
 from services.router.respond import ResponseContext
 from services.router.resume import Resumer
-from services.router.streaming.request_timing import TimingSink
-from services.router.takeover.call_ownership import CallOwnership, CallSink, NullCallSink
+from services.router.takeover.call_ownership import CallOwnership
 from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.takeover.takeover import TakeoverContext, Takeovers, TakeoverStore
 from services.router.text.text_model import TextModel
@@ -43,15 +43,18 @@ class ApiLimits:
 class StoreAccess:
     """The state store as the upper half uses it: read, written, and who this router is in it."""
 
-    store: TakeoverStore = field(default_factory=MemoryStore)
-    sink: CallSink = field(default_factory=NullCallSink)
-    owner: OwnerId = field(default_factory=lambda: OwnerId("router/0"))
-    supersede_listener: SupersedeListener = field(default_factory=SupersedeListener)
+    store: TakeoverStore
+    writer: StoreWriter
+    owner: OwnerId
+    supersede_listener: SupersedeListener
 
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """The upper half. `takeovers` is the caller's to drain and close."""
+    """Everything between HTTP and the dispatcher. The caller drains and closes `takeovers`."""
+
+    text: TextModel
+    traces: RequestTraces
 
     parser: RequestParser
     response_context: ResponseContext
@@ -60,24 +63,23 @@ class Frontend:
 
 
 def build_frontend(
-    text: TextModel, dispatcher: Dispatcher, limits: ApiLimits, timing_sink: TimingSink, store_access: StoreAccess
+    text: TextModel, dispatcher: Dispatcher, limits: ApiLimits, traces: RequestTraces, store_access: StoreAccess
 ) -> Frontend:
     """Inside the running loop that everything is used on."""
     validator = RequestValidator(text, limits.model_name, limits.max_model_len, limits.request_deadline_s)
     parser = RequestParser(validator, text, FINGERPRINT)
-    call_ownership = CallOwnership(store_access.sink, store_access.owner)
+    call_ownership = CallOwnership(store_access.writer, store_access.owner)
     takeovers = Takeovers(
         TakeoverContext(store_access.store, parser, dispatcher, text, call_ownership, store_access.supersede_listener)
     )
-    resumer = Resumer(store_access.store, parser, text, takeovers, limits.ping_interval_s)
+    resumer = Resumer(store_access.store, parser, text, takeovers, traces, limits.ping_interval_s)
     response_context = ResponseContext(
         dispatcher,
         text,
-        timing_sink,
         call_ownership,
         store_access.supersede_listener,
         resumer.follow,
         limits.ping_interval_s,
         limits.always_ids,
     )
-    return Frontend(parser, response_context, resumer, takeovers)
+    return Frontend(text, traces, parser, response_context, resumer, takeovers)

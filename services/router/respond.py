@@ -1,216 +1,152 @@
-"""Sends one request's answer: whole, or as server-sent events. The ASGI response that `routes` returns.
+"""The ASGI response to one generation request: whole, or as server-sent events.
 
-Life of a streamed answer: the request is noted for the store, admitted are taken (a refusal is still a real status) ->
-choices run -> headers go out with the first token, or after `HEADER_GRACE_S` without one -> an event a token, a ping in
-silence -> usage -> [DONE]. A failure before the headers is raised and becomes a status in `routes`; after them it
-becomes an error event and the end. A hang-up at any point cancels everything. If another router has taken the request
-over meanwhile, the rest of the answer is followed in its journal: the client sees a pause.
+Life of a request here: its call is opened in the store, its choices are admitted (a refusal still is a status) ->
+tokens come -> headers go out with the first token, or after `HEADER_GRACE_S` without one -> an event a token, a ping in
+silence -> usage -> [DONE]. An error before the headers is raised and becomes a status in `routes`; after them it
+becomes an error event. A disconnect at any point cancels everything. When another router takes the call over, the rest
+of the response comes from its journal: the client sees a pause.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import msgspec
 import structlog
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from baton.domain.errors import Cancelled, Superseded
 from baton.domain.ids import RequestId
-from baton.domain.request import FinishReason, OutputToken
+from baton.domain.request import FinishReason
+from baton.telemetry.request_timer import RequestTimer
+from baton.telemetry.request_trace import Outcome, encode_trace
 from services.router.edge import sse
 from services.router.edge.disconnect import cancel_on_disconnect
+from services.router.edge.http_errors import error_response
 from services.router.generation import Dispatcher
 from services.router.openai.request_parser import ParsedRequest, RawRequest
 from services.router.openai.response_builder import FinishedChoice
-from services.router.openai.usage import UsageMeter
 from services.router.openai.valid_request import ValidRequest
-from services.router.streaming.cursor import StreamPosition
-from services.router.streaming.generation_stream import DEADLINE_GRACE_S, GenerationStream, admit_all, max_duration_s
-from services.router.streaming.merged_stream import TokenEventSource
-from services.router.streaming.request_timing import RequestTiming, TimingSink
+from services.router.streaming.generation_source import GenerationSource
 from services.router.streaming.sse_stream import SseStream
+from services.router.streaming.token_stream import DISCONNECT_GRACE_S, ChunkSource, TokenStream
 from services.router.takeover.call_ownership import CallOwnership
 from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.text.choice_text import TokenEvent
 from services.router.text.text_model import TextModel
-
-HEADER_GRACE_S = 1.0
-"""How long headers wait for a first token: what fails that early gets its own status, upon which clients try again."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """What every answer is made with. `follow` gives the events of a request that somebody else answers now."""
+    """The parts that every response is made with. `follow` brings the tokens of a request that another router runs."""
 
     dispatcher: Dispatcher
     text: TextModel
-    timing_sink: TimingSink
     call_ownership: CallOwnership
     supersede_listener: SupersedeListener
-    follow: Callable[[ValidRequest], TokenEventSource]
+    follow: Callable[[ValidRequest], ChunkSource]
     ping_interval_s: float
     always_ids: bool
 
 
-@dataclass(slots=True)
-class _ChoiceBuffer:
-    """A choice of a whole answer, while it grows."""
-
-    pieces: list[str] = field(default_factory=list)
-    tokens: list[OutputToken] = field(default_factory=list)
-    finish: FinishReason | None = None
-
-    def add(self, event: TokenEvent) -> None:
-        self.pieces.append(event.text)
-        if event.token is not None:
-            self.tokens.append(event.token)
-        self.finish = event.finish
-
-    def finished(self, index: int) -> FinishedChoice:
-        return FinishedChoice(index, "".join(self.pieces), tuple(self.tokens), self.finish or FinishReason.STOP)
-
-
 class GenerationResponse(Response):
-    """One request's answer. Raises what fails before the first byte."""
+    """The response to one request. Raises the errors that come before the first byte."""
 
-    def __init__(self, context: ResponseContext, parsed: ParsedRequest, raw: RawRequest, arrived_s: float) -> None:
-        """Takes the admitted, so that a refusal is raised here."""
+    def __init__(self, context: ResponseContext, parsed: ParsedRequest, raw: RawRequest, timer: RequestTimer) -> None:
+        """Opens the call and admits its choices: a refusal is raised here. `timer` has begun."""
         self._context = context
-        self._request = parsed.request
-        self._response_builder = parsed.response_builder
-        self._position = StreamPosition.start(self._request.id, len(self._request.choices))
-        self._timing = RequestTiming(
-            context.timing_sink, [sequence.id for sequence in self._request.sequences], arrived_s
-        )
-        self._ownership = context.call_ownership.open(self._request, raw)
+        self._parsed = parsed
+        self._timer = timer
+        self._complete = False  # all events are sent
+        self._ownership = context.call_ownership.open(parsed.request, raw)
         try:
-            self._admitted = admit_all(context.dispatcher, self._request)
+            self._source = GenerationSource(context.dispatcher, parsed.request, timer.sequences)
         except BaseException as error:
             self._end(error)
             raise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers, unless the client hangs up first."""
+        """Answers, unless the client disconnects first."""
+        request = self._parsed.request
+        stream = TokenStream(self._context.text, request, self._source, self._follow)
         try:
-            if self._request.stream_options is None:
-                response = await cancel_on_disconnect(receive, self._full_response(), self._timeout_s)
-                await response(scope, receive, send)
-            else:
-                await self._stream_guarded(receive, self._event_stream(scope, send))
+            with self._context.supersede_listener.listening(request.sequences, stream.abort):
+                if request.stream_options is None:
+                    timeout_s = stream.timeout_s + DISCONNECT_GRACE_S
+                    response = await cancel_on_disconnect(receive, self._full_response(stream), timeout_s)
+                    await response(scope, receive, send)
+                else:
+                    await self._send_events(scope, receive, send, stream)
         except BaseException as error:
             self._end(error)
             raise
+        self._end(None)
 
-    def _event_stream(self, scope: Scope, send: Send) -> SseStream:
-        with_ids = self._context.always_ids or sse.accepts_event_ids(_headers(scope))
-        return SseStream(send, self._request, self._response_builder, with_ids=with_ids)
-
-    async def _stream_guarded(self, receive: Receive, stream: SseStream) -> None:
-        """The root of a streamed answer: once it has begun, no error leaves here."""
+    async def _send_events(self, scope: Scope, receive: Receive, send: Send, stream: TokenStream) -> None:
+        """Sends the events. After the first byte no error leaves here."""
+        with_ids = self._context.always_ids or sse.accepts_event_ids(Headers(scope=scope))
+        events = SseStream(send, self._parsed, stream, with_ids=with_ids)
+        running = events.run(self._call_headers, self._context.ping_interval_s, self._timer.sequences)
         try:
-            await cancel_on_disconnect(receive, self._stream(stream), self._timeout_s)
+            await cancel_on_disconnect(receive, running, stream.timeout_s + DISCONNECT_GRACE_S)
         except Exception as error:
-            if not stream.started:
+            self._complete = events.complete
+            if not events.started:
                 raise
-            self._end(error)
+            self._end(error, status=200)
             if not isinstance(error, Cancelled):
-                await stream.fail(error)
+                await events.fail(error)
 
-    async def _full_response(self) -> Response:
-        buffers, meter = [_ChoiceBuffer() for _ in self._request.choices], UsageMeter(self._request)
-        async with aclosing(self._events(self._context.ping_interval_s)) as events:
-            async for event in events:
+    async def _full_response(self, stream: TokenStream) -> Response:
+        choices: dict[int, list[TokenEvent]] = {choice: [] for choice in self._parsed.request.choices}
+        async with stream:
+            while stream.num_running:
+                event = await stream.next(self._context.ping_interval_s)
                 if event is not None:
-                    meter.count(event)
-                    self._timing.on_event_sent(event)
-                    buffers[event.choice].add(event)
-        body = self._response_builder.response([buffer.finished(i) for i, buffer in enumerate(buffers)], meter.usage())
-        headers = await self._response_headers()
-        return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")
+                    choices[event.choice].append(event)
+                    if self._timer.sequences and event.token is not None:
+                        self._timer.sequences[event.choice].token(time.monotonic())
+                    if self._timer.sequences and event.finish is not None:
+                        self._timer.sequences[event.choice].finish(event.finish.value)
+        self._complete = True
+        finished = [_finished_choice(choice, events) for choice, events in choices.items()]
+        body = self._parsed.response_builder.response(finished, stream.usage())
+        return Response(body, headers=await self._call_headers(), media_type="application/json")
 
-    async def _stream(self, stream: SseStream) -> None:
-        async with aclosing(self._events(min(HEADER_GRACE_S, self._context.ping_interval_s))) as events:
-            async for event in events:
-                if not stream.started:
-                    await stream.start(await self._response_headers())
-                if event is None:
-                    await stream.ping()
-                    continue
-                await stream.event(event)
-                self._timing.on_event_sent(event)
-        await stream.finish()
-
-    async def _events(self, first_timeout_s: float) -> AsyncGenerator[TokenEvent | None, None]:
-        """Every choice's events; None for a silence. A request without sequences (an echo alone) ends at once."""
-        if not self._request.sequences:
-            for echo in echo_events(self._request):
-                yield echo
-            self._end(None)
-            return
-        try:
-            async with aclosing(self._generate(first_timeout_s)) as events:
-                async for event in events:
-                    yield event
-            self._end(None)
-        except Superseded as error:
-            self._ownership.end(error)
-            log.warning("call_superseded", request_id=self._request.id, reason=str(error))
-            async with aclosing(self._read_journal()) as events:
-                async for event in events:
-                    yield event
-
-    async def _generate(self, first_timeout_s: float) -> AsyncGenerator[TokenEvent | None, None]:
-        """What is computed here."""
-        timeout_s = first_timeout_s
-        generation = GenerationStream(self._context.dispatcher, self._context.text, self._request, self._admitted)
-        with self._context.supersede_listener.listening(self._request.sequences, generation.abort):
-            async with generation:
-                while not generation.finished:
-                    event = await generation.next(timeout_s)
-                    if event is not None:
-                        self._position.advance(event.choice)
-                    yield event
-                    timeout_s = self._context.ping_interval_s
-
-    async def _read_journal(self) -> AsyncGenerator[TokenEvent | None, None]:
-        """What another router computes, from where this answer has got to."""
-        journal_position = StreamPosition.start(self._request.id, len(self._request.choices))
-        async with self._context.follow(self._request) as source:
-            while not source.finished:
-                event = await source.next(self._context.ping_interval_s)
-                if event is None or journal_position.advance(event.choice) > self._position.counts[event.choice]:
-                    yield event
-
-    async def _response_headers(self) -> dict[str, str]:
-        return response_headers(self._request.id, durable=await self._ownership.durable())
-
-    def _end(self, error: BaseException | None) -> None:
-        """Tells timing_sink and store how the request ended; no effect after the first time."""
-        if error is not None:
-            self._timing.on_error(error)
+    def _follow(self, error: Superseded) -> ChunkSource:
+        """Another router runs the request now."""
+        request = self._parsed.request
         self._ownership.end(error)
+        log.warning("call_superseded", request_id=request.id, reason=str(error))
+        return self._context.follow(request)
 
-    @property
-    def _timeout_s(self) -> float:
-        return max_duration_s(self._request) + DEADLINE_GRACE_S
+    async def _call_headers(self) -> dict[str, str]:
+        self._timer.durable = await self._ownership.durable()
+        return response_headers(self._parsed.request.id, durable=self._timer.durable)
 
-
-def echo_events(request: ValidRequest) -> list[TokenEvent]:
-    """The events of a request that asks no worker."""
-    return [TokenEvent(choice, None, "", 0, FinishReason.LENGTH) for choice in request.choices]
+    def _end(self, error: BaseException | None, status: int | None = None) -> None:
+        """Ends the timer and the ownership. No effect after the first time."""
+        if error is None:
+            sequences = self._timer.sequences
+            reason = sequences[0].finish_reason if sequences else FinishReason.LENGTH.value  # none: an echo alone
+            trace = self._timer.end(Outcome.FINISHED, reason)
+        else:
+            status = error_response(error).status if status is None else status
+            trace = self._timer.fail(error, status, client_gone=isinstance(error, Cancelled))
+        self._ownership.end(None if self._complete else error, encode_trace(trace))
 
 
 def response_headers(id: RequestId, *, durable: bool) -> dict[str, str]:
-    """What every answer says of its request: the id to ask for it again, and whether another router could carry it
-    on."""
+    """The id to ask for the request again; `durable`: another router could take it over."""
     return {"x-baton-request-id": id, "x-baton-durable": "true" if durable else "false"}
 
 
-def _headers(scope: Scope) -> Mapping[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+def _finished_choice(index: int, events: list[TokenEvent]) -> FinishedChoice:
+    tokens = tuple(event.token for event in events if event.token is not None)
+    finish = events[-1].finish if events else None
+    return FinishedChoice(index, "".join(event.text for event in events), tokens, finish or FinishReason.STOP)

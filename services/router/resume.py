@@ -17,15 +17,16 @@ from baton.domain.errors import Cancelled, Draining, InvalidRequest, Refused
 from baton.domain.ids import RequestId
 from baton.store.store import CallRecord, CallStatus, StoreUnavailable
 from baton.telemetry.metrics import STREAMS_RESUMED_TOTAL
+from baton.telemetry.request_traces import RequestTraces
 from services.router.edge.disconnect import cancel_on_disconnect
 from services.router.edge.http_errors import RequestNotFound
 from services.router.openai.fields import short_repr
 from services.router.openai.request_parser import ParsedRequest, RequestParser
 from services.router.openai.valid_request import ValidRequest
-from services.router.respond import HEADER_GRACE_S, echo_events, response_headers
-from services.router.streaming.cursor import Cursor, StreamPosition
-from services.router.streaming.generation_stream import DEADLINE_GRACE_S, max_duration_s
+from services.router.respond import response_headers
+from services.router.streaming.cursor import Cursor
 from services.router.streaming.sse_stream import SseStream, num_tail_events
+from services.router.streaming.token_stream import DISCONNECT_GRACE_S, TokenStream
 from services.router.takeover.call_ownership import raw_request_of
 from services.router.takeover.journal_reader import JournalReader
 from services.router.takeover.status import RequestStatus, request_status
@@ -49,6 +50,7 @@ class Resumer:
     parser: RequestParser
     text: TextModel
     takeovers: Takeovers
+    traces: RequestTraces
     ping_interval_s: float
 
     async def find(self, id: RequestId, tenant: str) -> CallRecord:
@@ -82,13 +84,13 @@ class Resumer:
         """What the store knows of the request. Raises as `find`."""
         record = await self.find(id, tenant)
         try:
-            return await request_status(self.store, record)
+            return await request_status(self.store, record, self.traces.find(id))
         except StoreUnavailable:
             raise _lookup_unavailable() from None
 
     def follow(self, request: ValidRequest) -> JournalReader:
-        """The request's events, from the first one on."""
-        return JournalReader(self.store, self.text, request, self.takeovers)
+        """The tokens of the request, from the first one on."""
+        return JournalReader(self.store, request, self.takeovers)
 
 
 class ResumedResponse(Response):
@@ -98,41 +100,24 @@ class ResumedResponse(Response):
         self._resumer = resumer
         self._parsed = parsed
         self._after = after
-        self._response_headers = response_headers(parsed.request.id, durable=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The root of a resumed answer: once it has begun, no error leaves here."""
+        """Sends the events. After the first byte no error leaves here."""
         STREAMS_RESUMED_TOTAL.inc()
         request = self._parsed.request
-        stream = SseStream(send, request, self._parsed.response_builder, with_ids=True, after=self._after)
+        stream = TokenStream(self._resumer.text, request, self._resumer.follow(request))
+        events = SseStream(send, self._parsed, stream, with_ids=True, after=self._after)
         try:
-            await cancel_on_disconnect(receive, self._stream(stream), max_duration_s(request) + DEADLINE_GRACE_S)
+            running = events.run(self._call_headers, self._resumer.ping_interval_s)
+            await cancel_on_disconnect(receive, running, stream.timeout_s + DISCONNECT_GRACE_S)
         except Exception as error:
-            if not stream.started:
+            if not events.started:
                 raise
             if not isinstance(error, Cancelled):
-                await stream.fail(error)
+                await events.fail(error)
 
-    async def _stream(self, stream: SseStream) -> None:
-        if self._parsed.request.sequences:
-            await self._follow(stream)
-        else:
-            await stream.start(self._response_headers)
-            for event in echo_events(self._parsed.request):
-                await stream.event(event)
-        await stream.finish()
-
-    async def _follow(self, stream: SseStream) -> None:
-        timeout_s = min(HEADER_GRACE_S, self._resumer.ping_interval_s)
-        async with self._resumer.follow(self._parsed.request) as source:
-            while not source.finished:
-                event = await source.next(timeout_s)
-                await stream.start(self._response_headers)
-                if event is None:
-                    await stream.ping()
-                else:
-                    await stream.event(event)
-                timeout_s = self._resumer.ping_interval_s
+    async def _call_headers(self) -> dict[str, str]:
+        return response_headers(self._parsed.request.id, durable=True)
 
 
 def _lookup_unavailable() -> LookupUnavailable:
@@ -142,7 +127,7 @@ def _lookup_unavailable() -> LookupUnavailable:
 def _checked(after: Cursor | None, request: ValidRequest) -> Cursor:
     """The cursor, if it is one of this request's. Raises `InvalidRequest`."""
     if after is None:
-        return StreamPosition.start(request.id, len(request.choices)).cursor()
+        return Cursor(request.id, (0,) * len(request.choices))
     if after.request_id != request.id or len(after.counts) != len(request.choices):
         raise InvalidRequest(f"{short_repr(str(after))} is no event id of request {request.id}", param="last_event_id")
     return after

@@ -22,17 +22,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import baton
-from baton.domain.errors import BatonError, ModelNotFound
+from baton.domain.errors import BatonError, Cancelled, ModelNotFound
 from baton.domain.ids import RequestId
 from baton.telemetry import metrics
+from baton.telemetry.request_timer import RequestOrigin, RequestTimer
+from baton.telemetry.request_trace import Stage
 from services.router.edge.api_keys import ApiKeys
 from services.router.edge.auth_middleware import ApiKeyMiddleware, tenant_of
 from services.router.edge.body import read_body
 from services.router.edge.body_budget import BodyBudget
 from services.router.edge.http_errors import NotReady, error_response, is_internal_error
-from services.router.edge.middleware import MAX_LOGGED_CHARS, RequestMiddleware
-from services.router.frontend import ApiLimits, Frontend, StoreAccess, build_frontend
-from services.router.generation import Dispatcher
+from services.router.edge.middleware import MAX_LOGGED_CHARS, RequestMiddleware, trace_context_of
+from services.router.frontend import ApiLimits, Frontend
 from services.router.openai.fields import short_repr
 from services.router.openai.request_parser import CHAT, COMPLETION, ID_PREFIXES, ParsedRequest, RawRequest
 from services.router.openai.schemas import Model, ModelList, Status, Version
@@ -40,8 +41,6 @@ from services.router.openai.validation import RequestMetadata
 from services.router.openapi import openapi_document
 from services.router.respond import GenerationResponse
 from services.router.streaming.cursor import Cursor
-from services.router.streaming.request_timing import NullTimingSink, TimingSink, outcome_of
-from services.router.text.text_model import TextModel
 
 ReadinessCheck = Callable[[], tuple[bool, str]]
 """Whether requests can be served, and why or why not."""
@@ -55,20 +54,11 @@ log = structlog.get_logger(__name__)
 
 
 def make_app(
-    text: TextModel,
-    dispatcher: Dispatcher,
-    readiness: ReadinessCheck,
-    limits: ApiLimits,
-    timing_sink: TimingSink | None = None,
-    keys: ApiKeys | None = None,
-    frontend: Frontend | None = None,
+    frontend: Frontend, readiness: ReadinessCheck, limits: ApiLimits, keys: ApiKeys | None = None
 ) -> Starlette:
-    """The router's HTTP application; with `keys` only for those who have one. Without `frontend`, one without a
-    store."""
-    description = openapi_document(limits.model_name, text.vocab_size, requires_api_key=keys is not None)
-    timing_sink = timing_sink or NullTimingSink()
-    frontend = frontend or build_frontend(text, dispatcher, limits, timing_sink, StoreAccess())
-    api = _Endpoints(frontend, readiness, limits, timing_sink)
+    """The router's HTTP application. With `keys`, only requests with one of them are let in."""
+    description = openapi_document(limits.model_name, frontend.text.vocab_size, requires_api_key=keys is not None)
+    api = _Endpoints(frontend, readiness, limits)
     app = Starlette(
         routes=[
             Route(CHAT, api.generate, methods=["POST"]),
@@ -96,14 +86,11 @@ def make_app(
 class _Endpoints:
     """The endpoints."""
 
-    def __init__(
-        self, frontend: Frontend, readiness: ReadinessCheck, limits: ApiLimits, timing_sink: TimingSink
-    ) -> None:
+    def __init__(self, frontend: Frontend, readiness: ReadinessCheck, limits: ApiLimits) -> None:
         self._frontend = frontend
         self._readiness = readiness
         self._limits = limits
         self._bodies = BodyBudget(MAX_BODIES * limits.max_body_bytes)
-        self._timing_sink = timing_sink
         self._model = Model(id=limits.model_name, created=int(time.time()), max_model_len=limits.max_model_len)
 
     async def generate(self, request: Request) -> Response:
@@ -114,8 +101,11 @@ class _Endpoints:
             await read_body(request, self._limits.max_body_bytes)
             id = Cursor.parse(last_event_id).request_id
             return await self._frontend.resumer.respond(id, last_event_id, tenant_of(request), endpoint)
-        raw, parsed = await self._read(request, endpoint)
-        return GenerationResponse(self._frontend.response_context, parsed, raw, arrived_s)
+        timer = self._frontend.traces.start(
+            RequestOrigin(endpoint, tenant_of(request), trace_context_of(request)), arrived_s
+        )
+        raw, parsed = await self._read(request, timer)
+        return GenerationResponse(self._frontend.response_context, parsed, raw, timer)
 
     async def request(self, request: Request) -> Response:
         """GET /v1/requests/{id}: where a request is."""
@@ -157,19 +147,27 @@ class _Endpoints:
         """GET /version."""
         return _json(Version(baton.__version__))
 
-    async def _read(self, request: Request, endpoint: str) -> tuple[RawRequest, ParsedRequest]:
-        """What was posted, and the call in it; a refusal is reported before it is raised."""
-        request_id = RequestId(f"{ID_PREFIXES[endpoint]}-{secrets.token_hex(12)}")
-        metadata = RequestMetadata(request_id, int(time.time()), secrets.randbits(63), tenant_of(request))
+    async def _read(self, request: Request, timer: RequestTimer) -> tuple[RawRequest, ParsedRequest]:
+        """Reads and validates the body. A refusal ends the timer before it is raised."""
+        origin = timer.origin
+        id = RequestId(f"{ID_PREFIXES[origin.endpoint]}-{secrets.token_hex(12)}")
+        metadata = RequestMetadata(id, int(time.time()), secrets.randbits(63), origin.tenant)
+        timer.id = id
         try:
-            # Before the body: when nobody is taken, nothing is read, parsed or made into tokens.
+            # Before the body: while the queue is full, nothing is read, parsed or tokenised.
             self._frontend.response_context.dispatcher.refuse_if_full(self._limits.request_deadline_s)
             with self._bodies.track() as count_bytes:
-                raw = RawRequest(endpoint, await read_body(request, self._limits.max_body_bytes, count_bytes), metadata)
-                return raw, await self._frontend.parser.parse(raw)
+                body = await read_body(request, self._limits.max_body_bytes, count_bytes)
+                timer.stamp(Stage.READ)
+                raw = RawRequest(origin.endpoint, body, metadata)
+                parsed = await self._frontend.parser.parse(raw)
         except BaseException as error:
-            self._timing_sink.on_finish(request_id, *outcome_of(error))
+            timer.fail(error, error_response(error).status, client_gone=isinstance(error, Cancelled))
             raise
+        valid = parsed.request
+        timer.begin(id, len(valid.sequences), valid.num_prompt_tokens, stream=valid.stream_options is not None)
+        self._frontend.traces.begin(timer)
+        return raw, parsed
 
 
 async def _send_json(content: bytes, request: Request) -> Response:

@@ -16,7 +16,8 @@ from typing import Any
 from starlette.responses import Response
 
 from baton.domain.ids import Incarnation, OwnerId, RequestId
-from baton.telemetry.milestones import Milestone
+from baton.telemetry.request_timer import RequestOrigin
+from baton.telemetry.request_traces import RequestLog, RequestTraces
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.admission_queue import AdmissionLimits
 from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity
@@ -25,7 +26,6 @@ from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerS
 from services.router.frontend import ApiLimits, StoreAccess, build_frontend
 from services.router.openai.request_parser import RawRequest
 from services.router.respond import GenerationResponse
-from services.router.streaming.request_timing import NullTimingSink
 from services.router.takeover.supersede_listener import SupersedeListener
 from simulation.checks.invariants import Violation
 from simulation.clients.text_model import text_model
@@ -34,7 +34,6 @@ from simulation.policies import CONFIG, MODEL, PolicyClasses
 from simulation.runtime.grpc_calls import SimChannels
 from simulation.runtime.network import Endpoint, SimNetwork
 from simulation.runtime.process import SimProcess
-from simulation.runtime.trace import Trace
 from simulation.scenario import MAX_CHOICES
 
 ADMISSION = AdmissionLimits(max_running_requests=6, max_queued_requests=8, max_queued_tokens=60)
@@ -68,20 +67,6 @@ class SimWorkerSet(WorkerSet):
         return super().watch(incarnation, _OrderedListener(next(self._numbers), on_lost))
 
 
-@dataclass(frozen=True, slots=True)
-class _TraceTimings:
-    """Puts every milestone of a request into the trace."""
-
-    trace: Trace
-    name: str
-
-    def on_milestone(self, id: RequestId, milestone: Milestone) -> None:
-        self.trace.note(self.name, milestone.value, id)
-
-    def on_retry(self, id: RequestId) -> None:
-        self.trace.note(self.name, "retry", id)
-
-
 class SimRouter:
     """One life of a router. Made inside its own process. `host` knows the connections of its clients."""
 
@@ -98,8 +83,8 @@ class SimRouter:
         supersede_listener = policies.supersede_listener()
         self.writer = policies.writer(sim_store, on_superseded=supersede_listener.on_superseded)
         self.writer.start()
-        timings, identity = _TraceTimings(network.trace, process.name), RouterIdentity(process.name, MODEL)
-        self.dispatcher = policies.dispatcher(self._workers, self._aborts, self.writer, timings, identity, LIMITS)
+        identity = RouterIdentity(process.name, MODEL)
+        self.dispatcher = policies.dispatcher(self._workers, self._aborts, self.writer, identity, LIMITS)
         self._build_api(sim_store, supersede_listener, policies, deadline_s)
         watching = self._workers.start()
 
@@ -112,9 +97,10 @@ class SimRouter:
         """The answer to a new call. Raises `BatonError`."""
         self.dispatcher.refuse_if_full(self._deadline_s)
         parsed = await self._frontend.parser.parse(raw_request)
-        answer = GenerationResponse(
-            self._frontend.response_context, parsed, raw_request, asyncio.get_running_loop().time()
-        )
+        timer = self._frontend.traces.start(RequestOrigin(raw_request.endpoint), asyncio.get_running_loop().time())
+        request = parsed.request
+        timer.begin(request.id, len(request.sequences), request.num_prompt_tokens, stream=True)
+        answer = GenerationResponse(self._frontend.response_context, parsed, raw_request, timer)
         self._check_admission()
         return answer
 
@@ -150,7 +136,8 @@ class SimRouter:
         limits = ApiLimits(MODEL, CONFIG.max_model_len, request_deadline_s=deadline_s)
         store_access = StoreAccess(store, self.writer, owner, supersede_listener)
         self._deadline_s = deadline_s
-        self._frontend = build_frontend(text_model(), self.dispatcher, limits, NullTimingSink(), store_access)
+        traces = RequestTraces(self.process.name, MODEL, RequestLog.OFF)
+        self._frontend = build_frontend(text_model(), self.dispatcher, limits, traces, store_access)
         self._ownership = policies.ownership(
             store, owner, self._frontend.takeovers.take_over, owner_ttl_s=CONFIG.owner_ttl_s
         )

@@ -12,10 +12,13 @@ from typing import Any
 import jsonschema_rs
 from starlette.applications import Starlette
 
+from baton.store.memory_store import MemoryStore
+from baton.store.write_behind.writer import StoreWriter
 from services.router.fake_dispatcher import FakeDispatcher, one_token_chunks
 from services.router.frontend import ApiLimits
 from services.router.openapi import openapi_document
 from services.router.routes import make_app
+from tests.unit.router.memory_frontend import memory_frontend
 from tests.unit.router.text.text_models import bundled
 
 MODEL = "tiny"
@@ -46,10 +49,12 @@ class FuzzedApp:
 
     def __init__(self) -> None:
         self.dispatcher = FakeDispatcher(lambda sequence: one_token_chunks([5, 6, 2]))
-        self.app = _app(self.dispatcher)
         self._runner = asyncio.Runner()
+        self._writer = self._runner.run(_started_writer())
+        self.app = _app(self.dispatcher, self._writer)
 
     def close(self) -> None:
+        self._runner.run(self._writer.close())
         self._runner.close()
 
     def send(
@@ -134,9 +139,15 @@ class FuzzedApp:
         return Reply(status, sent, bytes(body))
 
 
-def _app(dispatcher: FakeDispatcher) -> Starlette:
-    limits = ApiLimits(model_name=MODEL, max_model_len=MAX_MODEL_LEN, max_body_bytes=64 * 1024)
-    return make_app(bundled(), dispatcher, lambda: (True, "1 pair"), limits)
+async def _started_writer() -> StoreWriter:
+    writer = StoreWriter(MemoryStore())
+    writer.start()
+    return writer
+
+
+def _app(dispatcher: FakeDispatcher, writer: StoreWriter) -> Starlette:
+    limits = ApiLimits(model_name=MODEL, max_model_len=MAX_MODEL_LEN, max_body_bytes=1 << 20)
+    return make_app(memory_frontend(dispatcher, limits, writer=writer), lambda: (True, "1 pair"), limits)
 
 
 @cache

@@ -11,66 +11,71 @@ import time
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.domain.trace_context import NO_TRACE_CONTEXT, TraceContext, read_trace_context
 from baton.telemetry import metrics
 from services.router.edge.http_errors import error_response
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_LOGGED_CHARS = 256
 
+_STATE = "trace_context"
 _UNWANTED = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 
 log = structlog.get_logger(__name__)
 
 
 class RequestMiddleware:
-    """Adds `x-request-id` (the client's, sanitize_request_id, or a fresh one) and `openai-processing-ms`; counts
-    responses."""
+    """Adds `x-request-id` (the client's, sanitized, or a fresh one) and `openai-processing-ms`; counts responses.
+
+    Binds the id, and the trace id of a `traceparent`, to the log context, and leaves both in the scope.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The root of every request: no exception of ours leaves here while it can still be answered."""
+        """ASGI. No exception of ours leaves here while it can still be answered."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        arrived_s = time.perf_counter()
-        request_id = sanitize_request_id(Headers(scope=scope).get("x-request-id", "")) or new_request_id()
+        arrived_s, headers = time.perf_counter(), Headers(scope=scope)
+        request_id = _UNWANTED.sub("", headers.get("x-request-id", ""))[:MAX_REQUEST_ID_CHARS] or new_request_id()
+        context = read_trace_context(request_id, headers.get("traceparent", ""))
+        scope.setdefault("state", {})[_STATE] = context
         started = False
 
-        async def send_enveloped(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                metrics.HTTP_RESPONSES_TOTAL.labels(_route(scope), str(message["status"])).inc()
+                route = scope.get("route")  # the path as declared, so that clients cannot invent label values
+                path = route.path if isinstance(route, Route) else "none"
+                metrics.HTTP_RESPONSES_TOTAL.labels(path, str(message["status"])).inc()
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 headers["openai-processing-ms"] = str(round((time.perf_counter() - arrived_s) * 1000))
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(http_request_id=request_id):
+        ids = {"http_request_id": request_id, **({"trace_id": context.trace_id} if context.trace_id else {})}
+        with structlog.contextvars.bound_contextvars(**ids):
             try:
-                await self._app(scope, receive, send_enveloped)
+                await self._app(scope, receive, send_with_headers)
             except Exception as error:
                 log.exception("request_failed", path=scope["path"][:MAX_LOGGED_CHARS])
                 if not started:
-                    await error_response(error).response()(scope, receive, send_enveloped)
+                    await error_response(error).response()(scope, receive, send_with_headers)
 
 
-def _route(scope: Scope) -> str:
-    """The path as declared, so that clients cannot invent label values."""
-    route = scope.get("route")
-    return route.path if isinstance(route, Route) else "none"
+def trace_context_of(connection: HTTPConnection) -> TraceContext:
+    """The ids that came with a request."""
+    context = getattr(connection.state, _STATE, None)
+    return context if isinstance(context, TraceContext) else NO_TRACE_CONTEXT
 
 
 def new_request_id() -> str:
     """For a client that sends none."""
     return secrets.token_hex(16)
-
-
-def sanitize_request_id(request_id: str) -> str:
-    """At most `MAX_REQUEST_ID_CHARS` harmless characters of a client's request id; "" if it has none."""
-    return _UNWANTED.sub("", request_id)[:MAX_REQUEST_ID_CHARS]

@@ -23,6 +23,6 @@ def accepts_event_ids(headers: Mapping[str, str]) -> bool:
     return "text/event-stream" in headers.get("accept", "").lower()
 
 
-def event(data: bytes, id: str | None) -> bytes:
+def event(data: bytes, id: bytes | None) -> bytes:
     """One event. `data` is one line: JSON, or `DONE`."""
-    return b"data: %b\n\n" % data if id is None else b"id: %b\ndata: %b\n\n" % (id.encode(), data)
+    return b"data: %b\n\n" % data if id is None else b"id: %b\ndata: %b\n\n" % (id, data)

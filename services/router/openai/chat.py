@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from services.router.openai.logprobs import chat_logprobs, token_ids
@@ -25,54 +26,70 @@ from services.router.text.text_model import TextModel
 
 
 class ChatResponseBuilder:
-    """One chat's answer."""
+    """The response to one chat."""
 
     def __init__(self, request: ValidChatRequest, text: TextModel, fingerprint: str) -> None:
         self._request = request
         self._text = text
         self._fingerprint = fingerprint
+        self._encode = msgspec.json.Encoder().encode
         self._role_sent: set[int] = set()  # choices whose role has been named
 
-    def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> ChatCompletionChunk:
-        """One token; the first one of a choice names the role, never anything before it."""
-        role: Literal["assistant"] | UnsetType = UNSET if event.choice in self._role_sent else "assistant"
-        self._role_sent.add(event.choice)
-        tokens = [event.token] if event.token is not None else []
+    def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> bytes:
+        """One token. The first one of a choice names the role."""
+        role: Literal["assistant"] | UnsetType = UNSET
+        if event.choice not in self._role_sent:
+            self._role_sent.add(event.choice)
+            role = "assistant"
+        token = event.token
         choice = ChatChunkChoice(
-            index=event.choice,
-            delta=ChatDelta(event.text, role),
-            logprobs=chat_logprobs(self._text, tokens),
-            finish_reason=event.finish.value if event.finish is not None else None,
-            token_ids=token_ids(self._request.return_token_ids, tokens),
+            event.choice,
+            ChatDelta(event.text, role),
+            None if token is None or token.logprobs is None else chat_logprobs(self._text, [token]),
+            None if event.finish is None else event.finish.value,
+            UNSET if not self._request.return_token_ids else [] if token is None else [token.token],
         )
-        return self._chunk([choice], usage)
+        request = self._request
+        return self._encode(
+            ChatCompletionChunk(
+                id=request.id,
+                created=request.created_s,
+                model=request.model,
+                system_fingerprint=self._fingerprint,
+                choices=[choice],
+                usage=usage,
+            )
+        )
 
-    def usage_chunk(self, usage: Usage) -> ChatCompletionChunk:
+    def usage_chunk(self, usage: Usage) -> bytes:
         """The extra chunk without choices."""
-        return self._chunk([], usage)
+        request = self._request
+        return self._encode(
+            ChatCompletionChunk(
+                id=request.id,
+                created=request.created_s,
+                model=request.model,
+                system_fingerprint=self._fingerprint,
+                choices=[],
+                usage=usage,
+            )
+        )
 
-    def response(self, choices: Sequence[FinishedChoice], usage: Usage) -> ChatCompletion:
+    def response(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
         """All choices at once."""
-        return ChatCompletion(
-            id=self._request.id,
-            created=self._request.created_s,
-            model=self._request.model,
-            system_fingerprint=self._fingerprint,
-            choices=[self._choice(choice) for choice in choices],
-            usage=usage,
+        request = self._request
+        return self._encode(
+            ChatCompletion(
+                id=request.id,
+                created=request.created_s,
+                model=request.model,
+                system_fingerprint=self._fingerprint,
+                choices=[self._choice(choice) for choice in choices],
+                usage=usage,
+            )
         )
 
     def _choice(self, choice: FinishedChoice) -> ChatChoice:
         logprobs = chat_logprobs(self._text, choice.tokens)
         ids = token_ids(self._request.return_token_ids, choice.tokens)
         return ChatChoice(choice.index, ChatMessage(choice.text), logprobs, choice.finish.value, ids)
-
-    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> ChatCompletionChunk:
-        return ChatCompletionChunk(
-            id=self._request.id,
-            created=self._request.created_s,
-            model=self._request.model,
-            system_fingerprint=self._fingerprint,
-            choices=choices,
-            usage=usage,
-        )

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UnsetType
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from services.router.openai.logprobs import completion_logprobs, token_ids
 from services.router.openai.response_builder import FinishedChoice
@@ -22,29 +23,35 @@ class CompletionResponseBuilder:
         self._request = request
         self._text = text
         self._fingerprint = fingerprint
+        self._encode = msgspec.json.Encoder().encode
         # choice -> characters of the echo and of the tokens with log probabilities given so far
         self._offsets: dict[int, int] = {}
 
-    def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> Completion:
+    def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> bytes:
         """One token."""
-        echo = "" if event.choice in self._offsets else self._request.echoes[event.choice]
+        request, token = self._request, event.token
+        echo = "" if event.choice in self._offsets else request.echoes[event.choice]
         offset = self._offsets.get(event.choice, len(echo))
-        tokens = [event.token] if event.token is not None else []
-        self._offsets[event.choice] = offset + sum(len(self._text.token_text(t.token)) for t in tokens if t.logprobs)
+        logprobs = None
+        if token is not None and token.logprobs is not None:
+            logprobs = completion_logprobs(self._text, [token], offset)
+            self._offsets[event.choice] = offset + len(self._text.token_text(token.token))
+        else:
+            self._offsets[event.choice] = offset
         choice = CompletionChoice(
-            index=event.choice,
-            text=echo + event.text,
-            logprobs=completion_logprobs(self._text, tokens, offset),
-            finish_reason=event.finish.value if event.finish is not None else None,
-            token_ids=token_ids(self._request.return_token_ids, tokens),
+            event.choice,
+            echo + event.text,
+            logprobs,
+            None if event.finish is None else event.finish.value,
+            UNSET if not request.return_token_ids else [] if token is None else [token.token],
         )
         return self._completion([choice], usage)
 
-    def usage_chunk(self, usage: Usage) -> Completion:
+    def usage_chunk(self, usage: Usage) -> bytes:
         """The extra chunk without choices."""
         return self._completion([], usage)
 
-    def response(self, choices: Sequence[FinishedChoice], usage: Usage) -> Completion:
+    def response(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
         """All choices at once."""
         return self._completion([self._choice(choice) for choice in choices], usage)
 
@@ -54,12 +61,14 @@ class CompletionResponseBuilder:
         ids = token_ids(self._request.return_token_ids, choice.tokens)
         return CompletionChoice(choice.index, echo + choice.text, logprobs, choice.finish.value, ids)
 
-    def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
-        return Completion(
-            id=self._request.id,
-            created=self._request.created_s,
-            model=self._request.model,
-            system_fingerprint=self._fingerprint,
-            choices=choices,
-            usage=usage,
+    def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
+        return self._encode(
+            Completion(
+                id=self._request.id,
+                created=self._request.created_s,
+                model=self._request.model,
+                system_fingerprint=self._fingerprint,
+                choices=choices,
+                usage=usage,
+            )
         )

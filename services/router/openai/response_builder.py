@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from msgspec import Struct, UnsetType
+from msgspec import UnsetType
 
 from baton.domain.request import FinishReason, OutputToken
 from services.router.openai.schemas import Usage
@@ -24,16 +24,16 @@ class FinishedChoice:
 
 
 class ResponseBuilder(Protocol):
-    """Puts tokens and text into the JSON of one endpoint. One a request: it sees every event, from the first one on."""
+    """Puts tokens and text into the JSON of one endpoint. One a request: it gets every event, from the first one on."""
 
-    def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> Struct:
-        """One event of a streamed answer."""
+    def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> bytes:
+        """JSON of one event of a streamed response."""
         ...
 
-    def usage_chunk(self, usage: Usage) -> Struct:
-        """The extra event with `usage` and no choices."""
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """JSON of the extra event with `usage` and no choices."""
         ...
 
-    def response(self, choices: Sequence[FinishedChoice], usage: Usage) -> Struct:
-        """An answer that is not streamed."""
+    def response(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
+        """JSON of a response that is not streamed."""
         ...

@@ -1,6 +1,6 @@
 """A client's request after validation: parsed once, trusted afterwards. Values only.
 
-`validation` makes them, `generation_stream` runs their sequences, `chat` and `completions` shape the answers.
+`validation` makes them, `token_stream` runs their sequences, `chat` and `completions` shape the answers.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ last choice's last one, usage and `[DONE]`, add `+1`, `+2`. Knows neither HTTP n
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from baton.domain.errors import InvalidRequest
 from baton.domain.ids import RequestId
@@ -43,31 +43,3 @@ class Cursor:
             raise InvalidRequest(f"{short_repr(text)} is no event id of this service", param="last_event_id")
         counts = tuple(int(count) for count in found["counts"].split(".")) if found["counts"] else ()
         return cls(RequestId(found["request_id"]), counts, int(found["tail"] or 0))
-
-
-@dataclass(slots=True)
-class StreamPosition:
-    """A cursor that moves: one answer's, event by event."""
-
-    request_id: RequestId
-    counts: list[int] = field(default_factory=list)
-    num_tail: int = 0
-
-    @classmethod
-    def start(cls, request_id: RequestId, num_choices: int) -> StreamPosition:
-        """Before the first event."""
-        return cls(request_id, [0] * num_choices)
-
-    def advance(self, choice: int) -> int:
-        """Goes past one event of a choice; returns how many of that choice it has passed now."""
-        self.counts[choice] += 1
-        return self.counts[choice]
-
-    def advance_tail(self) -> int:
-        """Goes past one event after the choices; returns how many of those it has passed now."""
-        self.num_tail += 1
-        return self.num_tail
-
-    def cursor(self) -> Cursor:
-        """Where it is now."""
-        return Cursor(self.request_id, tuple(self.counts), self.num_tail)

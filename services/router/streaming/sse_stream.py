@@ -1,119 +1,121 @@
-"""One streamed answer on its way to a client: events with their ids, pings, the tail, or an error.
+"""The SSE response to a request: one event a token, pings, the tail, or an error event.
 
-`respond` and `resume` drive it with all events of the answer, from the first one on; what the client has already by
-its cursor is counted and not sent. It knows the wire and the response builder, and not where events come from.
+`respond` and `resume` run it over a `TokenStream`. Events that the client has by its cursor are counted and not sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import msgspec
 import structlog
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from starlette.types import Send
 
+from baton.telemetry.request_timer import SequenceTimer
 from services.router.edge import sse
 from services.router.edge.disconnect import CLOSE_TIMEOUT_S
 from services.router.edge.http_errors import error_response, is_internal_error
-from services.router.openai.response_builder import ResponseBuilder
-from services.router.openai.schemas import Usage
-from services.router.openai.usage import UsageMeter
-from services.router.openai.valid_request import StreamOptions, ValidRequest
-from services.router.streaming.cursor import Cursor, StreamPosition
-from services.router.text.choice_text import TokenEvent
+from services.router.openai.request_parser import ParsedRequest
+from services.router.openai.valid_request import StreamOptions
+from services.router.streaming.cursor import Cursor
+from services.router.streaming.token_stream import TokenStream
+
+HEADER_GRACE_S = 1.0
+"""How long headers wait for a first token: an error that early gets a status of its own, and clients try again."""
 
 log = structlog.get_logger(__name__)
 
 
 class SseStream:
-    """The SSE answer to `request`, from the event after `after` on."""
+    """Sends the events of `stream` that follow `after`. `complete`: all events of the choices are sent."""
 
     def __init__(
-        self,
-        send: Send,
-        request: ValidRequest,
-        response_builder: ResponseBuilder,
-        *,
-        with_ids: bool,
-        after: Cursor | None = None,
+        self, send: Send, parsed: ParsedRequest, stream: TokenStream, *, with_ids: bool, after: Cursor | None = None
     ) -> None:
+        self.started = False  # the status is sent: from now on an error becomes an event
+        self.complete = False
         self._send = send
-        self._request = request
-        self._response_builder = response_builder
-        self._stream_options = request.stream_options or StreamOptions()
+        self._id = parsed.request.id
+        self._builder = parsed.response_builder
+        self._stream = stream
+        self._options = parsed.request.stream_options or StreamOptions()
         self._with_ids = with_ids
-        self._after = after or StreamPosition.start(request.id, len(request.choices)).cursor()
-        self._position = StreamPosition.start(request.id, len(request.choices))
-        self._meter = UsageMeter(request)
-        self._started = False
+        self._after = after or Cursor(self._id, (0,) * len(stream.counts))
+        self._num_tail = 0
 
-    @property
-    def started(self) -> bool:
-        """Whether the status has gone out: what fails from now on becomes an event."""
-        return self._started
-
-    async def start(self, headers: Mapping[str, str]) -> None:
-        """Sends the status and these headers, besides those that SSE needs; idempotent."""
-        if not self._started:
-            self._started = True
-            pairs = [(name.encode(), value.encode()) for name, value in {**sse.HEADERS, **headers}.items()]
-            await self._send({"type": "http.response.start", "status": 200, "headers": pairs})
-
-    async def ping(self) -> None:
-        """Keeps the connection alive in silence."""
-        await self._send_body(sse.PING)
-
-    async def event(self, event: TokenEvent) -> None:
-        """One event of a choice: sent, unless the client has it."""
-        self._meter.count(event)
-        chunk = self._response_builder.chunk(event, self._usage_with_event())
-        if self._position.advance(event.choice) > self._after.counts[event.choice]:
-            await self._event(msgspec.json.encode(chunk))
-
-    async def finish(self) -> None:
-        """The events after all choices, and the end."""
-        if self._stream_options.include_usage:
-            await self._tail(msgspec.json.encode(self._response_builder.usage_chunk(self._meter.usage())))
-        await self._tail(sse.DONE)
-        await self._send_body(b"", more=False)
+    async def run(
+        self,
+        headers: Callable[[], Awaitable[Mapping[str, str]]],
+        ping_interval_s: float,
+        timers: Sequence[SequenceTimer] = (),
+    ) -> None:
+        """Sends the whole response. `headers` is called once, before the first byte. `timers`: of the choices."""
+        stream, chunk, seen, usage = self._stream, self._builder.chunk, self._after.counts, None
+        if not self._options.include_usage:
+            usage = UNSET
+        timeout_s = min(HEADER_GRACE_S, ping_interval_s)
+        async with stream:
+            while stream.num_running:
+                event = await stream.next(timeout_s)
+                if not self.started:
+                    await self._start(await headers())
+                    timeout_s = ping_interval_s
+                if event is None:
+                    await self._send_body(sse.PING)
+                    continue
+                data = chunk(event, stream.usage() if self._options.continuous_usage else usage)
+                if stream.counts[event.choice] > seen[event.choice]:
+                    line = (
+                        b"id: %b\ndata: %b\n\n" % (self._event_id(), data) if self._with_ids else b"data: %b\n\n" % data
+                    )
+                    await self._send({"type": "http.response.body", "body": line, "more_body": True})
+                if timers and event.token is not None:
+                    timers[event.choice].token(time.monotonic())
+                if timers and event.finish is not None:
+                    timers[event.choice].finish(event.finish.value)
+        self.complete = True
+        await self._finish()
 
     async def fail(self, error: Exception) -> None:
-        """The error event and the end; a client that does not read does not hold us up.
+        """Sends the error event and ends. A client that does not read is given up after `CLOSE_TIMEOUT_S`.
 
         The event has no id: a client that resumes does so from the last event of the answer.
         """
         if is_internal_error(error):
-            log.error("response_failed", request_id=self._request.id, exc_info=error)
+            log.error("response_failed", request_id=self._id, exc_info=error)
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._send_body(sse.event(error_response(error).json(), None), more=False)
         except TimeoutError:
-            log.warning("client_too_slow", request_id=self._request.id)
+            log.warning("client_too_slow", request_id=self._id)
 
-    async def _tail(self, data: bytes) -> None:
-        if self._position.advance_tail() > self._after.num_tail:
-            await self._event(data)
+    async def _start(self, headers: Mapping[str, str]) -> None:
+        self.started = True
+        pairs = [(name.encode(), value.encode()) for name, value in {**sse.HEADERS, **headers}.items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": pairs})
 
-    async def _event(self, data: bytes) -> None:
-        await self._send_body(sse.event(data, str(self._cursor()) if self._with_ids else None))
+    async def _finish(self) -> None:
+        """Sends the events after all choices."""
+        tail = [sse.DONE]
+        if self._options.include_usage:
+            tail.insert(0, self._builder.usage_chunk(self._stream.usage()))
+        for data in tail:
+            self._num_tail += 1
+            if self._num_tail > self._after.num_tail:
+                await self._send_body(sse.event(data, self._event_id() if self._with_ids else None))
+        await self._send_body(b"", more=False)
 
-    def _cursor(self) -> Cursor:
-        """What the client has, this event included: also of choices that are here still behind what it had before."""
-        here = self._position.cursor()
-        counts = tuple(max(passed, had) for passed, had in zip(here.counts, self._after.counts, strict=True))
-        return Cursor(here.request_id, counts, here.num_tail)
+    def _event_id(self) -> bytes:
+        """The cursor of a client that has this event: also of choices that are still behind what it had before."""
+        counts = tuple(map(max, self._stream.counts, self._after.counts))
+        return str(Cursor(self._id, counts, self._num_tail)).encode()
 
-    async def _send_body(self, part: bytes, *, more: bool = True) -> None:
-        await self._send({"type": "http.response.body", "body": part, "more_body": more})
-
-    def _usage_with_event(self) -> Usage | UnsetType | None:
-        if self._stream_options.continuous_usage:
-            return self._meter.usage()
-        return None if self._stream_options.include_usage else UNSET
+    async def _send_body(self, body: bytes, *, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-def num_tail_events(stream_options: StreamOptions | None) -> int:
-    """How many events come after all choices."""
-    return 2 if stream_options is not None and stream_options.include_usage else 1
+def num_tail_events(options: StreamOptions | None) -> int:
+    """Number of events after all choices: usage, if asked for, and `[DONE]`."""
+    return 2 if options is not None and options.include_usage else 1

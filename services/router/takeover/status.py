@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.store.store import CallRecord, JournalPart, SequenceRecord
+from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord
+from baton.telemetry.request_trace import Outcome, RequestTrace, decode_trace
 from services.router.takeover.takeover import TakeoverStore
 
 
@@ -20,7 +21,10 @@ class ChoiceStatus(msgspec.Struct):
 
 
 class RequestStatus(msgspec.Struct):
-    """A call. `status`: open (its owner answers it), abandoned (its client went away) or ended."""
+    """A call. `status`: open (its owner answers it), abandoned (its client went away) or ended.
+
+    `trace`: times, workers, stages and attempts; null where no router has recorded them yet.
+    """
 
     id: str
     created: int
@@ -29,11 +33,19 @@ class RequestStatus(msgspec.Struct):
     owner: str
     num_owners: int
     choices: list[ChoiceStatus]
+    complete: bool
+    trace: RequestTrace | None
     object: str = "request"
 
 
-async def request_status(store: TakeoverStore, record: CallRecord) -> RequestStatus:
-    """The call and its choices as the store has them now. Raises `StoreUnavailable`."""
+async def request_status(store: TakeoverStore, record: CallRecord, trace: RequestTrace | None) -> RequestStatus:
+    """The call and its choices as the store has them now. Raises `StoreUnavailable`.
+
+    `trace`: of this router, which runs the request or did; None: the stored trace of an ended call is taken.
+    """
+    if trace is None and record.trace:
+        trace = decode_trace(record.trace)
+    ended = trace is not None and trace.outcome is not Outcome.RUNNING
     choices = [
         _choice(index, await store.get(sequence), await store.read_journal(sequence, 0, 0.0))
         for index, sequence in enumerate(record.sequence_ids)
@@ -46,6 +58,8 @@ async def request_status(store: TakeoverStore, record: CallRecord) -> RequestSta
         owner=record.owner,
         num_owners=record.epoch,
         choices=choices,
+        complete=ended or record.status is CallStatus.ENDED,
+        trace=trace,
     )
 
 

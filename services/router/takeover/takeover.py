@@ -9,6 +9,7 @@ aborted when it hangs up again; one taken over without a client runs to its join
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -21,11 +22,13 @@ from baton.domain.lifecycle import RequestState
 from baton.store.store import CallRecord, CallStatus, CallStore, JournalPart, SequenceRecord, StoreUnavailable
 from baton.store.transitions import first_attempt
 from baton.telemetry.metrics import TAKEOVERS_TOTAL
+from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from services.router.edge.disconnect import join_tasks
 from services.router.generation import Dispatcher, SequenceSpec
 from services.router.openai.request_parser import RequestParser
 from services.router.openai.valid_request import ValidRequest
-from services.router.streaming.generation_stream import GenerationStream, admit_all
+from services.router.streaming.generation_source import GenerationSource
+from services.router.streaming.token_stream import TokenStream
 from services.router.takeover.call_ownership import CallOwnership, OwnershipHandle, raw_request_of
 from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.text.text_model import TextModel
@@ -214,17 +217,19 @@ class Takeovers:
         if parsed.request.stream_options is None and not self._num_readers[record.id]:
             raise Cancelled("a client that wants its answer whole has asked again by now")
         call, unfinished = await self._rebuild(parsed.request, record.epoch)
+        timer = RequestTimer(RequestOrigin(record.endpoint, record.tenant), time.monotonic())
+        timer.begin(record.id, len(call.sequences), call.num_prompt_tokens, stream=call.stream_options is not None)
         try:
-            admitted = admit_all(context.dispatcher, call, unfinished)
+            source = GenerationSource(context.dispatcher, call, timer.sequences, unfinished)
         except ContextOverflow:
             raise
         except Refused as refusal:
-            raise Cancelled(f"not taken at the door: {refusal}") from None
-        generation = GenerationStream(context.dispatcher, context.text, call, admitted)
-        with context.supersede_listener.listening([call.sequences[choice] for choice in unfinished], generation.abort):
-            async with generation:
-                while not generation.finished:
-                    await generation.next(EVENT_WAIT_S)
+            raise Cancelled(f"not admitted: {refusal}") from None
+        stream = TokenStream(context.text, call, source)
+        with context.supersede_listener.listening([call.sequences[choice] for choice in unfinished], stream.abort):
+            async with stream:
+                while stream.num_running:
+                    await stream.next(EVENT_WAIT_S)
 
     async def _rebuild(self, call: ValidRequest, epoch: int) -> tuple[ValidRequest, list[int]]:
         """The call with its sequences as they stand, and the choices that have not finished. Raises the error that one

@@ -1,11 +1,11 @@
 """One choice's text as its tokens come: detokenised, cut at a stop string, one event a token.
 
-`generation_stream` drives it, one a choice; it waits for nothing and knows no dispatcher.
+`token_stream` drives it, one a choice; it waits for nothing and knows no dispatcher.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.domain.request import FinishReason, OutputToken, StopParams
@@ -29,41 +29,43 @@ class TokenEvent:
 
 
 class ChoiceText:
-    """One choice's state. A stop token is no text; a stop string ends the text before it and the choice with it."""
+    """State of one choice. A stop token is no text; a stop string ends the text before it, and the choice."""
 
     def __init__(self, choice: int, stop: StopParams, detokenizer: Detokenizer, stop_strings: Sequence[str]) -> None:
         self._choice = choice
         self._stop = stop
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stop_strings)
+        self._matcher = StopMatcher(stop_strings) if stop_strings else None
         self._num_tokens = 0
 
-    def events(self, chunk: TokenChunk) -> Iterator[TokenEvent]:
-        """One event a token; the one with `finish` is the last of the choice, whatever the chunk still holds."""
-        for position, token in enumerate(chunk.tokens, start=1):
-            event = self._event(token, chunk.num_cached_tokens, chunk.finish if position == len(chunk.tokens) else None)
-            yield event
-            if event.finish is not None:
-                return
-        if chunk.finish is not None and not chunk.tokens:
-            text, _ = self._last_text("")
-            yield TokenEvent(self._choice, None, text, chunk.num_cached_tokens, chunk.finish)
+    def events(self, chunk: TokenChunk) -> list[TokenEvent]:
+        """One event a token. The event with `finish` is the last of the choice: later tokens of the chunk are cut."""
+        if not chunk.tokens and chunk.finish is None:
+            return []
+        events: list[TokenEvent] = []
+        num_left = len(chunk.tokens)
+        for token in chunk.tokens or (None,):
+            num_left -= 1
+            finish = chunk.finish if num_left <= 0 else None
+            self._num_tokens += token is not None
+            if token is None or (finish is FinishReason.STOP and token.token in self._stop.stop_token_ids):
+                text = ""
+            else:
+                text = self._detokenizer.push(token.token)
+            if finish is not None:
+                text += self._detokenizer.finish()
+            if self._matcher is not None:
+                text, finish = self._match(self._matcher, text, finish)
+            events.append(TokenEvent(self._choice, token, text, chunk.num_cached_tokens, finish))
+            if finish is not None:
+                break
+        return events
 
-    def _event(self, token: OutputToken, num_cached_tokens: int, finish: FinishReason | None) -> TokenEvent:
-        self._num_tokens += 1
-        ends_silently = finish is FinishReason.STOP and token.token in self._stop.stop_token_ids
-        piece = "" if ends_silently else self._detokenizer.push(token.token)
-        text, stopped = self._release(piece) if finish is None else self._last_text(piece)
-        return TokenEvent(self._choice, token, text, num_cached_tokens, FinishReason.STOP if stopped else finish)
-
-    def _release(self, piece: str) -> tuple[str, bool]:
-        """What of `piece` may be shown, and whether a stop string was met; none is looked for below `min_tokens`."""
-        if self._num_tokens < self._stop.min_tokens:
-            return piece, False
-        released = self._matcher.push(piece)
-        return released.text, released.stopped
-
-    def _last_text(self, piece: str) -> tuple[str, bool]:
-        """The same for the last token, with all that was held back."""
-        text, stopped = self._release(piece + self._detokenizer.finish())
-        return (text, True) if stopped else (text + self._matcher.finish(), False)
+    def _match(self, matcher: StopMatcher, text: str, finish: FinishReason | None) -> tuple[str, FinishReason | None]:
+        """Text that may be shown, and `STOP` once a stop string was met. Below `min_tokens` none is looked for."""
+        if self._num_tokens >= self._stop.min_tokens:
+            released = matcher.push(text)
+            if released.stopped:
+                return released.text, FinishReason.STOP
+            text = released.text
+        return (text, None) if finish is None else (text + matcher.finish(), finish)

@@ -7,7 +7,7 @@
 - `WindowDetokenizer` for all others (SentencePiece, WordPiece): decodes a short window before and after each token and
   gives the difference, the method of vLLM and TGI. Spaces depend on neighbours there, hence the window.
 
-`generation_stream` drives them. They know nothing of stop strings.
+`token_stream` drives them. They know nothing of stop strings.
 """
 
 from __future__ import annotations

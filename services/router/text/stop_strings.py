@@ -1,6 +1,6 @@
 """Finds stop strings in text that arrives in pieces, holding back no more than the longest one needs.
 
-`generation_stream` owns one matcher a sequence. It sees text only; tokens and finish reasons are not its business.
+`ChoiceText` owns one matcher a sequence. It sees text only; tokens and finish reasons are not its business.
 """
 
 from __future__ import annotations

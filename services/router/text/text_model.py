@@ -8,7 +8,7 @@ It may not know torch or transformers: the router's image is small.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,18 @@ MAX_CONTEXT_TOKENS = 8
 """Prompt tokens that a completion's detokenizer sees as context."""
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class _TokenBytes(dict[int, bytes]):
+    """Token id -> its bytes, computed at the first use. Threads may compute a value twice; the values are equal."""
+
+    def __init__(self, compute: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, token: int) -> bytes:
+        value = self[token] = self._compute(token)
+        return value
 
 
 class TextModel:
@@ -55,7 +67,8 @@ class TextModel:
         self._template = ChatTemplate(template, self._special_tokens) if template is not None else None
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids: frozenset[int] = frozenset(token for token, entry in added.items() if entry.special)
-        self._bytes: dict[int, bytes] = {}  # a cache: equal values are tokenizer_json by whoever comes first
+        self._bytes = _TokenBytes(self._compute_bytes)
+        self._text_bytes = _TokenBytes(lambda token: b"" if token in self._special_ids else self._bytes[token])
         self.vocab_size: int = _int(config.get("vocab_size")) or tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_position_tokens: int | None = _int(config.get("max_position_embeddings"))
         self.eos_token_ids: frozenset[int] = self._ids(
@@ -109,18 +122,14 @@ class TextModel:
     def detokenizer(self, *, skip_special_tokens: bool, context: Sequence[int] = ()) -> Detokenizer:
         """A fresh detokenizer; `context`: the tokens before the sequence, if its text goes on from theirs."""
         if self._byte_level:
-            skipped = self._special_ids if skip_special_tokens else frozenset()
-            return ByteDetokenizer(lambda token: b"" if token in skipped else self.token_bytes(token))
+            return ByteDetokenizer((self._text_bytes if skip_special_tokens else self._bytes).__getitem__)
         return WindowDetokenizer(
             lambda tokens: self.decode(tokens, skip_special_tokens=skip_special_tokens), context[-MAX_CONTEXT_TOKENS:]
         )
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes that one token stands for; a byte-level token may be part of a character."""
-        found = self._bytes.get(token)
-        if found is None:
-            found = self._bytes[token] = self._compute_bytes(token)
-        return found
+        return self._bytes[token]
 
     def token_text(self, token: int) -> str:
         """One token by itself, for `logprobs`; a part of a character shows as U+FFFD."""

@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,12 +15,14 @@ import structlog
 import uvicorn
 from openai import AsyncOpenAI
 
-from baton.domain.ids import RequestId
+from baton.store.memory_store import MemoryStore
+from baton.store.write_behind.writer import StoreWriter
+from baton.telemetry.request_trace import RequestTrace
 from services.router.edge.http_protocol import BoundedHttpProtocol
 from services.router.fake_dispatcher import DispatchScript, FakeDispatcher, one_token_chunks
 from services.router.frontend import ApiLimits
 from services.router.routes import make_app
-from services.router.streaming.request_timing import SequenceOutcome
+from tests.unit.router.memory_frontend import memory_frontend
 from tests.unit.router.text.text_models import bundled
 
 MODEL = "tiny"
@@ -39,41 +41,30 @@ class _Server(uvicorn.Server):
         self.listening.set()
 
 
-@dataclass
-class TimingRecorder:
-    """An timing_sink that remembers."""
+class TraceRecorder:
+    """Traces of the requests that ended."""
 
-    arrivals: list[RequestId] = field(default_factory=list)
-    tokens: dict[RequestId, int] = field(default_factory=dict)
-    finishes: list[tuple[RequestId, SequenceOutcome, str]] = field(default_factory=list)
-    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self) -> None:
+        self.traces: list[RequestTrace] = []
+        self._ended = asyncio.Event()
 
-    def on_arrival(self, request_id: RequestId, arrived_s: float) -> None:
-        self.arrivals.append(request_id)
+    def __call__(self, trace: RequestTrace, data: bytes) -> None:
+        assert trace.id not in [other.id for other in self.traces]
+        self.traces.append(trace)
+        self._ended.set()
 
-    def on_first_token(self, request_id: RequestId) -> None:
-        assert request_id not in self.tokens
-        self.tokens[request_id] = 1
-
-    def on_token(self, request_id: RequestId) -> None:
-        self.tokens[request_id] += 1
-
-    def on_finish(self, request_id: RequestId, outcome: SequenceOutcome, code: str) -> None:
-        assert request_id not in [finished for finished, _, _ in self.finishes]
-        self.finishes.append((request_id, outcome, code))
-        self.finished.set()
-
-    async def until_finished(self, count: int) -> list[tuple[str, str]]:
-        """The outcomes, once there are `count`: the server sees a hang-up a little later than the client."""
+    async def until_ended(self, count: int) -> list[tuple[str, str]]:
+        """The outcomes, once there are `count`: the server sees a disconnect a little later than the client."""
         async with asyncio.timeout(TIMEOUT_S):
-            while len(self.finishes) < count:
-                self.finished.clear()
-                await self.finished.wait()
+            while len(self.traces) < count:
+                self._ended.clear()
+                await self._ended.wait()
         return self.outcomes
 
     @property
     def outcomes(self) -> list[tuple[str, str]]:
-        return [(outcome.value, code) for _, outcome, code in self.finishes]
+        """Outcome and code of each request."""
+        return [(trace.outcome.value, trace.code) for trace in self.traces]
 
 
 @dataclass
@@ -81,7 +72,7 @@ class RouterServer:
     """What a test talks to."""
 
     dispatcher: FakeDispatcher
-    timing_sink: TimingRecorder
+    recorder: TraceRecorder
     http: httpx2.AsyncClient
     openai: AsyncOpenAI
     readiness: list[tuple[bool, str]]
@@ -136,10 +127,17 @@ def _tls() -> ssl.SSLContext:
 
 @asynccontextmanager
 async def router(script: DispatchScript, **limits) -> AsyncIterator[RouterServer]:
-    """The router's API, listening. When it ends, no ticket may be left."""
-    dispatcher, timing_sink, readiness = FakeDispatcher(script), TimingRecorder(), [(True, "1 pair")]
+    """The router's API, listening. When it ends, no admitted request may be left."""
+    async with StoreWriter(MemoryStore()) as writer, _router(script, limits, writer) as server:
+        yield server
+
+
+@asynccontextmanager
+async def _router(script: DispatchScript, limits: dict[str, Any], writer: StoreWriter) -> AsyncIterator[RouterServer]:
+    dispatcher, recorder, readiness = FakeDispatcher(script), TraceRecorder(), [(True, "1 pair")]
     bounds = ApiLimits(**{"model_name": MODEL, "max_model_len": 256, "request_deadline_s": TIMEOUT_S, **limits})
-    app = make_app(bundled(), dispatcher, lambda: readiness[-1], bounds, timing_sink)
+    frontend = memory_frontend(dispatcher, bounds, recorder, writer=writer)
+    app = make_app(frontend, lambda: readiness[-1], bounds)
     listener = socket.create_server(("127.0.0.1", 0))
     server = _Server(uvicorn.Config(app, http=BoundedHttpProtocol, lifespan="off", ws="none", log_config=None))
     serving = asyncio.create_task(server.serve([listener]))
@@ -152,7 +150,7 @@ async def router(script: DispatchScript, **limits) -> AsyncIterator[RouterServer
             AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, http_client=http) as openai,
         ):
             with structlog.testing.capture_logs() as logs:
-                yield RouterServer(dispatcher, timing_sink, http, openai, readiness, logs)
+                yield RouterServer(dispatcher, recorder, http, openai, readiness, logs)
             await dispatcher.until(lambda d: not d.outstanding)
     finally:
         server.should_exit = True

@@ -30,7 +30,7 @@ async def test_a_hang_up_before_the_first_token_aborts(stream: bool):
         asking.cancel()
         await world.dispatcher.until(lambda d: len(d.aborted) == 1 and len(d.released) == 1)
         assert not world.dispatcher.outstanding
-        assert await world.timing_sink.until_finished(2) == [("cancelled", "cancelled")] * 2
+        assert await world.recorder.until_ended(1) == [("cancelled", "cancelled")]
 
 
 async def test_a_hang_up_in_the_middle_aborts():
@@ -42,7 +42,7 @@ async def test_a_hang_up_in_the_middle_aborts():
             break
         await stream.close()
         await world.dispatcher.until(lambda d: len(d.aborted) == 1)
-        assert await world.timing_sink.until_finished(1) == [("cancelled", "cancelled")]
+        assert await world.recorder.until_ended(1) == [("cancelled", "cancelled")]
 
 
 # --- errors ---
@@ -67,7 +67,7 @@ async def test_refusals_are_real_statuses_and_take_nothing(
         assert error_of(response) == {"message": str(error), "type": kind, "param": None, "code": error.code}
         assert len(world.dispatcher.released) == 2
         assert world.dispatcher.started == []
-        assert world.timing_sink.outcomes == [("refused", error.code)] * 3
+        assert await world.recorder.until_ended(1) == [("refused", error.code)]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,9 @@ async def test_failures_before_the_first_token_are_statuses(error, status: int, 
         assert error_of(response)["code"] == code
         assert "secret" not in response.text
         assert ("error" in {entry["log_level"] for entry in world.logs}) == (status == 500)
-        assert world.timing_sink.outcomes == [("failed", error.code if isinstance(error, BatonError) else "broken")]
+        assert await world.recorder.until_ended(1) == [
+            ("failed", error.code if isinstance(error, BatonError) else "broken")
+        ]
 
 
 async def test_a_failure_after_the_first_token_is_an_event_and_the_end():
@@ -127,7 +129,7 @@ async def test_an_end_without_a_reason_is_our_bug():
 
 
 async def test_a_dispatcher_that_forgets_its_deadline_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("services.router.streaming.generation_stream.DEADLINE_GRACE_S", 0.0)
+    monkeypatch.setattr("services.router.streaming.token_stream.DEADLINE_GRACE_S", 0.0)
     gate = asyncio.Event()
     async with router(lambda sequence: [WaitForGate(gate)], request_deadline_s=0.05, ping_interval_s=0.01) as world:
         assert error_of(await world.chat(n=2))["code"] == "deadline_exceeded"
@@ -160,7 +162,7 @@ async def test_bodies_that_are_no_request(content: bytes, words: str):
             assert response.status_code == 400
             assert len(error_of(response)["message"]) < 2000
             assert any(word in error_of(response)["message"] for word in words.split("|"))
-        assert {outcome for outcome, _ in world.timing_sink.outcomes} == {"refused"}
+        assert {outcome for outcome, _ in world.recorder.outcomes} == {"refused"}
 
 
 async def test_statuses_of_http_itself():

@@ -178,7 +178,7 @@ async def test_a_slow_body_is_given_up(monkeypatch):
         answer = await client.answer()
         assert (answer.status, answer.code) == (408, "body_timeout")
         assert await client.closed() == b""
-        assert world.timing_sink.outcomes == [("refused", "body_timeout")]
+        assert await world.recorder.until_ended(1) == [("refused", "body_timeout")]
 
 
 async def test_the_rest_of_a_refused_body_is_not_read_for_ever(monkeypatch):

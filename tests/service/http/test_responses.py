@@ -31,8 +31,8 @@ async def test_a_whole_chat():
         assert answer.usage.completion_tokens == len(tokens_of(FOX))
         assert answer.usage.prompt_tokens_details
         assert answer.usage.prompt_tokens_details.cached_tokens == 3
-        assert world.timing_sink.tokens == {sequence.id: len(tokens_of(FOX))}
-        assert world.timing_sink.outcomes == [("finished", "stop")]
+        assert await world.recorder.until_ended(1) == [("finished", "stop")]
+        assert [trace.output_tokens for trace in world.recorder.traces] == [len(tokens_of(FOX))]
 
 
 async def test_a_streamed_chat_says_the_same():
@@ -105,7 +105,9 @@ async def test_other_choices_follow_the_first_ones_first_token():
             mine = [c for c in chunks if c["index"] == index]
             assert [("role" in c["delta"]) for c in mine] == [True] + [False] * (len(mine) - 1)
             assert [c["finish_reason"] is not None for c in mine] == [False] * (len(mine) - 1) + [True]
-        assert sorted(world.timing_sink.tokens.values()) == sorted(len(tokens_of(f"choice {s}")) for s in gates)
+        await world.recorder.until_ended(1)
+        [trace] = world.recorder.traces
+        assert [s.output_tokens for s in trace.sequences] == [len(tokens_of(f"choice {suffix}")) for suffix in gates]
 
 
 async def test_logprobs_in_both_shapes():
@@ -140,7 +142,7 @@ async def test_a_stop_string_across_tokens_is_an_end_and_no_abort(stream: bool):
             assert (choice["message"]["content"], choice["finish_reason"]) == ("The quick bro", "stop")
         await world.dispatcher.until(lambda d: len(d.finished) == 1)
         assert world.dispatcher.aborted == []
-        assert world.timing_sink.outcomes == [("finished", "stop")]
+        assert await world.recorder.until_ended(1) == [("finished", "stop")]
 
 
 # --- the wire ---

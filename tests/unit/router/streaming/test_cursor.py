@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import InvalidRequest
 from baton.domain.ids import RequestId
-from services.router.streaming.cursor import Cursor, StreamPosition
+from services.router.streaming.cursor import Cursor
 
 IDS = st.from_regex(r"[A-Za-z0-9_-]{1,40}", fullmatch=True).map(RequestId)
 COUNTS = st.lists(st.integers(0, 10**9 - 1), max_size=20).map(tuple)
@@ -39,11 +39,3 @@ def test_malformed_cursors(text):
     with pytest.raises(InvalidRequest) as refusal:
         Cursor.parse(text)
     assert refusal.value.param == "last_event_id"
-
-
-def test_a_position_counts_each_choice_by_itself_and_then_the_tail():
-    position = StreamPosition.start(RequestId("c"), 3)
-    assert [position.advance(choice) for choice in (1, 1, 0)] == [1, 2, 1]
-    assert str(position.cursor()) == "c:1.2.0"
-    assert [position.advance_tail(), position.advance_tail()] == [1, 2]
-    assert str(position.cursor()) == "c:1.2.0+2"

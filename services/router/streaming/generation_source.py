@@ -1,0 +1,69 @@
+"""Tokens of a request's choices from the dispatcher. `respond` uses it for a client, `takeover` for a call it claimed.
+
+The first choice of a prompt leads: the others start after its first token, so that they find the prompt in the prefix
+cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+from baton.telemetry.request_timer import SequenceTimer
+from services.router.generation import AdmittedRequest, Dispatcher, TokenChunk
+from services.router.openai.valid_request import ValidRequest
+
+
+class GenerationSource:
+    """A `ChunkSource`. Admits every choice when it is made; `close` releases those that never ran."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        request: ValidRequest,
+        timers: Sequence[SequenceTimer],
+        choices: Sequence[int] | None = None,
+    ) -> None:
+        """`timers`: of all choices. `choices`: default all. Raises the first `Refused`; then none is admitted."""
+        self.choices = range(len(request.sequences)) if choices is None else choices
+        self._dispatcher = dispatcher
+        self._leader = request.leader
+        self._admitted: dict[int, AdmittedRequest] = {}
+        self._unstarted: set[int] = set()
+        self._leader_started: dict[int, asyncio.Event] = {}
+        try:
+            for choice in self.choices:
+                self._admitted[choice] = dispatcher.admit(request.sequences[choice], timers[choice])
+                self._unstarted.add(choice)
+        except BaseException:
+            self._release()
+            raise
+
+    async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
+        """Waits for the leader of the choice, unless it has ended before."""
+        leader = self._leader(choice)
+        if leader != choice and leader in self._admitted:
+            await self._started(leader).wait()
+        self._unstarted.discard(choice)
+        return self._dispatcher.run(self._admitted[choice])
+
+    def on_first_chunk(self, choice: int) -> None:
+        """Lets the choices start that this one leads."""
+        if self._leader(choice) == choice:
+            self._started(choice).set()
+
+    def complete(self, choice: int) -> None:
+        """Closing the run from now on is an end, not an abort."""
+        self._admitted[choice].complete()
+
+    async def close(self, *, finished: bool) -> None:
+        """Releases the choices that never ran."""
+        self._release()
+
+    def _started(self, leader: int) -> asyncio.Event:
+        return self._leader_started.setdefault(leader, asyncio.Event())
+
+    def _release(self) -> None:
+        for choice in sorted(self._unstarted):
+            self._dispatcher.release(self._admitted[choice])
+        self._unstarted.clear()

@@ -1,0 +1,269 @@
+"""All choices of one request as one stream of token events: a task a choice, a bounded queue, one reader.
+
+A `ChunkSource` brings tokens (`generation_source`: from workers; `takeover.journal_source`: from the journal). Each
+task turns the chunks of its choice into text and queues one event a token. A choice ends with the event that has a
+`finish`; the first error ends the stream. When another router takes the request over, the stream goes on from a second
+source after the events that it has given. Counts what it has given: events of each choice, and tokens for `usage`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Protocol
+
+import structlog
+
+from baton.domain.errors import BatonError, Broken, DeadlineExceeded, Superseded
+from baton.domain.request import FinishReason
+from services.router.edge.disconnect import join_tasks
+from services.router.generation import TokenChunk
+from services.router.openai.schemas import PromptTokensDetails, Usage
+from services.router.openai.valid_request import ValidRequest
+from services.router.text.choice_text import ChoiceText, TokenEvent
+from services.router.text.text_model import TextModel
+
+MAX_QUEUED_EVENTS = 64
+"""Back-pressure: a client that reads slowly stops its own choices here."""
+
+DEADLINE_GRACE_S = 5.0
+"""The dispatcher ends a request at its deadline; the stream does so this much later."""
+
+DISCONNECT_GRACE_S = 5.0
+"""A response that does not end with its stream is cancelled this much later."""
+
+log = structlog.get_logger(__name__)
+
+
+class ChunkSource(Protocol):
+    """Tokens of the choices of one request. Acquired when it is made, released by `close`."""
+
+    @property
+    def choices(self) -> Sequence[int]:
+        """Choices that it brings tokens of."""
+        ...
+
+    async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
+        """Chunks of one choice; called once. May wait for its turn."""
+        ...
+
+    def on_first_chunk(self, choice: int) -> None:
+        """The choice has got its first chunk, or has ended without one."""
+        ...
+
+    def complete(self, choice: int) -> None:
+        """The text of the choice is complete, though its chunks may go on."""
+        ...
+
+    async def close(self, *, finished: bool) -> None:
+        """Releases everything. `finished`: every choice has ended well."""
+        ...
+
+
+class TokenStream:
+    """Entered, read and left by one task. `next` gives the events."""
+
+    def __init__(
+        self,
+        text: TextModel,
+        request: ValidRequest,
+        source: ChunkSource,
+        on_superseded: Callable[[Superseded], ChunkSource] | None = None,
+    ) -> None:
+        """`on_superseded` gives the source to go on from; without it `Superseded` is raised like any other error."""
+        self._text = text
+        self._request = request
+        self._source = source
+        self._on_superseded = on_superseded
+        self._switched = False
+        self._loop = asyncio.get_running_loop()
+        self.timeout_s = max((sequence.deadline_s for sequence in request.sequences), default=0.0) + DEADLINE_GRACE_S
+        self._deadline = self._loop.time() + self.timeout_s
+        self.counts = [0] * len(request.choices)
+        self.num_running = len(self.counts) if not request.sequences else len(source.choices)
+        self._num_output_tokens = 0
+        self._num_cached_tokens: dict[int, int] = {}  # leading choice of a prompt -> tokens
+        self._finished: set[int] = set()  # choices whose last event was given
+        self._ended: set[int] = set()  # choices whose last event is queued; their tasks close by themselves
+        self._queue: deque[TokenEvent | BatonError] = deque()
+        self._abort_error: BatonError | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._read_until = 0.0
+        self._waiting_for_room: deque[asyncio.Future[None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        if not request.sequences:  # an echo alone: no worker is asked
+            self._queue.extend(TokenEvent(choice, None, "", 0, FinishReason.LENGTH) for choice in request.choices)
+
+    async def __aenter__(self) -> TokenStream:
+        self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._stop(finished=not self.num_running)
+
+    def usage(self) -> Usage:
+        """Tokens given so far. A prompt counts once; its cached tokens are those of its leading choice."""
+        prompt, output = self._request.num_prompt_tokens, self._num_output_tokens
+        return Usage(prompt, output, prompt + output, PromptTokensDetails(sum(self._num_cached_tokens.values())))
+
+    def abort(self, error: BatonError) -> None:
+        """Makes `next` raise `error` whatever is queued. No effect on the source after `on_superseded`."""
+        if self._abort_error is None and not self._switched:
+            self._abort_error = error
+            self._wake()
+
+    async def next(self, timeout_s: float) -> TokenEvent | None:
+        """The next event of any choice; None after `timeout_s` without one. Call it while `num_running`.
+
+        Raises the error that ended a choice too early, or `DeadlineExceeded`.
+        """
+        now = self._loop.time()
+        if now >= self._deadline:
+            raise DeadlineExceeded("the answer was not complete at the deadline")
+        if not self._queue and self._abort_error is None:
+            self._read_until = min(now + timeout_s, self._deadline)
+            if self._read_until < self._timer_at:
+                self._set_timer(self._read_until)
+            self._reader = self._loop.create_future()
+            await self._reader
+        if self._abort_error is None and not self._queue:
+            return None
+        event = self._abort_error or self._queue.popleft()
+        if self._waiting_for_room:
+            self._wake_writers()
+        if isinstance(event, BatonError):
+            await self._switch(event)
+            return await self.next(timeout_s)
+        self.counts[event.choice] += 1
+        self._num_output_tokens += event.token is not None
+        if event.choice % self._request.num_choices == 0:
+            self._num_cached_tokens[event.choice] = event.num_cached_tokens
+        if event.finish is not None:
+            self._finished.add(event.choice)
+            self.num_running -= 1
+        return event
+
+    def _start(self) -> None:
+        for choice in self._source.choices:
+            if choice not in self._finished:
+                self._tasks[choice] = asyncio.create_task(self._run_choice(self._source, choice))
+
+    async def _stop(self, *, finished: bool) -> None:
+        try:
+            for choice in self._tasks.keys() - self._ended:
+                self._tasks[choice].cancel()
+            await join_tasks(self._tasks.values())
+        finally:
+            await self._source.close(finished=finished)
+
+    async def _switch(self, error: BatonError) -> None:
+        """Goes on from the other source if the request was superseded; raises `error` otherwise."""
+        if self._switched or self._on_superseded is None or not isinstance(error, Superseded):
+            raise error
+        self._switched = True
+        source = self._on_superseded(error)
+        await self._stop(finished=False)
+        self._source = source
+        self._abort_error = None
+        for state in (self._tasks, self._ended, self._queue):
+            state.clear()
+        self._start()
+
+    async def _run_choice(self, source: ChunkSource, choice: int) -> None:
+        """Root task of one choice. Its error is queued behind the events that it gave before."""
+        try:
+            await self._read_choice(source, choice)
+        except BatonError as error:
+            self._queue.append(error)
+            self._wake()
+        except Exception as error:
+            log.exception("choice_failed", request_id=self._request.id)
+            self._queue.append(Broken(str(error)))
+            self._wake()
+        finally:
+            source.on_first_chunk(choice)
+
+    async def _read_choice(self, source: ChunkSource, choice: int) -> None:
+        text, num_skipped, started = self._choice_text(choice), self.counts[choice], False
+        if self._resume(source, choice, text):
+            return
+        async with aclosing(await source.open(choice)) as chunks:
+            async for chunk in chunks:
+                if not started:
+                    source.on_first_chunk(choice)
+                    started = True
+                for event in text.events(chunk):
+                    if num_skipped and event.finish is None:
+                        num_skipped -= 1
+                        continue
+                    if event.finish is not None:
+                        self._ended.add(choice)
+                        source.complete(choice)
+                    while len(self._queue) >= MAX_QUEUED_EVENTS:
+                        await self._wait_for_room()
+                    self._queue.append(event)
+                    if self._reader is not None and not self._reader.done():
+                        self._reader.set_result(None)
+                    if event.finish is not None:
+                        return
+        raise Broken(f"choice {choice} ended without a finish reason")
+
+    def _resume(self, source: ChunkSource, choice: int, text: ChoiceText) -> bool:
+        """Queues the events of tokens that earlier attempts emitted. True if they hold the end of the choice."""
+        sequence = self._request.sequences[choice]
+        events = text.events(TokenChunk(sequence.emitted, sequence.num_cached_tokens)) if sequence.emitted else []
+        self._queue.extend(events)
+        self._wake()
+        if not events or events[-1].finish is None:
+            return False
+        self._ended.add(choice)
+        source.complete(choice)
+        return True
+
+    def _choice_text(self, choice: int) -> ChoiceText:
+        request = self._request
+        detokenizer = self._text.detokenizer(
+            skip_special_tokens=request.skip_special_tokens, context=request.context(choice)
+        )
+        return ChoiceText(choice, request.sequences[choice].stop, detokenizer, request.stop_strings)
+
+    async def _wait_for_room(self) -> None:
+        room = self._loop.create_future()
+        self._waiting_for_room.append(room)
+        await room
+
+    def _wake_writers(self) -> None:
+        """Wakes all: a writer that was cancelled meanwhile must not keep the room."""
+        while self._waiting_for_room:
+            room = self._waiting_for_room.popleft()
+            if not room.done():
+                room.set_result(None)
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _set_timer(self, at: float) -> None:
+        """A timer a token would be dear: one that is set stays, and is set again when it fires too early."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = self._loop.call_at(at, self._on_timer), at
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        if self._reader is None or self._reader.done():
+            return
+        if self._loop.time() < self._read_until:
+            self._set_timer(self._read_until)
+        else:
+            self._wake()

@@ -1,0 +1,23 @@
+"""The HTTP side of a router over a store in memory, for tests that bring a dispatcher of their own."""
+
+from __future__ import annotations
+
+from baton.domain.ids import OwnerId
+from baton.store.memory_store import MemoryStore
+from baton.store.write_behind.writer import StoreWriter
+from baton.telemetry.request_traces import RequestLog, RequestTraces, TraceSink
+from services.router.frontend import ApiLimits, Frontend, StoreAccess, build_frontend
+from services.router.generation import Dispatcher
+from services.router.takeover.supersede_listener import SupersedeListener
+from tests.unit.router.text.text_models import bundled
+
+
+def memory_frontend(
+    dispatcher: Dispatcher, limits: ApiLimits, *sinks: TraceSink, writer: StoreWriter | None = None
+) -> Frontend:
+    """`writer`: a started one, if calls are made."""
+    store = MemoryStore()
+    writer = writer or StoreWriter(store)
+    store_access = StoreAccess(store, writer, OwnerId("router/0"), SupersedeListener())
+    traces = RequestTraces("router", limits.model_name, RequestLog.OFF, sinks)
+    return build_frontend(bundled(), dispatcher, limits, traces, store_access)

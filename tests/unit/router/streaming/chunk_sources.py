@@ -1,0 +1,75 @@
+"""A scripted `ChunkSource`, and a request for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from baton.domain.errors import BatonError
+from baton.domain.ids import RequestId
+from baton.domain.request import FinishReason, OutputToken, SamplingParams, StopParams
+from services.router.generation import SequenceSpec, TokenChunk
+from services.router.openai.valid_request import StreamOptions, ValidChatRequest
+
+SEQUENCE = SequenceSpec(RequestId("call"), (1, 2), SamplingParams(), StopParams(100), "", 5.0)
+
+
+def request(num_choices: int, **changes: Any) -> ValidChatRequest:
+    """A streamed chat of `num_choices` choices."""
+    valid = ValidChatRequest(
+        id=RequestId("call"),
+        model="m",
+        created_s=0,
+        prompts=((1, 2),),
+        sequences=tuple(replace(SEQUENCE, id=RequestId(f"call-{i}")) for i in range(num_choices)),
+        num_choices=num_choices,
+        stop_strings=(),
+        skip_special_tokens=True,
+        return_token_ids=False,
+        stream_options=StreamOptions(),
+    )
+    return replace(valid, **changes)
+
+
+def chunks(tokens: Sequence[int], finish: FinishReason | None = FinishReason.LENGTH) -> list[TokenChunk]:
+    """A chunk a token; the last one has `finish`."""
+    last = len(tokens) - 1
+    return [TokenChunk((OutputToken(i, t),), 0, finish if i == last else None) for i, t in enumerate(tokens)]
+
+
+@dataclass
+class ScriptedSource:
+    """Gives the chunks of each choice; an event in a script is waited for, an error raised."""
+
+    scripts: Mapping[int, Sequence[TokenChunk | asyncio.Event | BatonError]]
+    completed: list[int] = field(default_factory=list)
+    num_given: int = 0
+    closed: bool | None = None
+
+    @property
+    def choices(self) -> Sequence[int]:
+        return tuple(self.scripts)
+
+    async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
+        return self._chunks(choice)
+
+    def on_first_chunk(self, choice: int) -> None: ...
+
+    def complete(self, choice: int) -> None:
+        self.completed.append(choice)
+
+    async def close(self, *, finished: bool) -> None:
+        assert self.closed is None
+        self.closed = finished
+
+    async def _chunks(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
+        for step in self.scripts[choice]:
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            elif isinstance(step, BatonError):
+                raise step
+            else:
+                self.num_given += 1
+                yield step

@@ -1,0 +1,136 @@
+"""All choices of a request as one stream: order, back-pressure, errors, the deadline, and the switch of its source."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.errors import Broken, DeadlineExceeded, Superseded, WorkerLost
+from baton.domain.request import FinishReason
+from services.router.streaming import token_stream
+from services.router.streaming.token_stream import MAX_QUEUED_EVENTS, TokenStream
+from services.router.text.choice_text import TokenEvent
+from tests.unit.router.streaming.chunk_sources import ScriptedSource, chunks, request
+from tests.unit.router.text.text_models import bundled
+
+WAIT_S = 5.0
+
+
+async def read(stream: TokenStream) -> list[TokenEvent]:
+    events = []
+    async with stream:
+        while stream.num_running:
+            event = await stream.next(WAIT_S)
+            if event is not None:
+                events.append(event)
+    return events
+
+
+def tokens_of(events: list[TokenEvent], choice: int) -> list[int]:
+    return [event.token.token for event in events if event.choice == choice and event.token is not None]
+
+
+async def test_choices_come_whole_and_the_source_is_closed_as_finished() -> None:
+    source = ScriptedSource({0: chunks([5, 6, 7]), 1: chunks([8])})
+    stream = TokenStream(bundled(), request(2), source)
+    events = await read(stream)
+    assert (tokens_of(events, 0), tokens_of(events, 1)) == ([5, 6, 7], [8])
+    assert (stream.counts, stream.usage().completion_tokens) == ([3, 1], 4)
+    assert (sorted(source.completed), source.closed) == ([0, 1], True)
+
+
+async def test_a_request_without_sequences_ends_at_once() -> None:
+    stream = TokenStream(bundled(), request(2, sequences=()), ScriptedSource({}))
+    assert [(e.choice, e.token, e.finish) for e in await read(stream)] == [
+        (i, None, FinishReason.LENGTH) for i in (0, 1)
+    ]
+
+
+async def test_silence_gives_none() -> None:
+    gate = asyncio.Event()
+    async with TokenStream(bundled(), request(1), ScriptedSource({0: [gate, *chunks([5])]})) as stream:
+        assert await stream.next(0.01) is None
+        assert await stream.next(0.01) is None
+        gate.set()
+        event = await stream.next(WAIT_S)
+        assert event is not None
+        assert event.token is not None
+
+
+async def test_a_reader_that_stops_stops_its_choices() -> None:
+    source = ScriptedSource({0: chunks([5] * 3 * MAX_QUEUED_EVENTS)})
+    async with TokenStream(bundled(), request(1), source) as stream:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert source.num_given == MAX_QUEUED_EVENTS + 1
+        await stream.next(WAIT_S)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert source.num_given == MAX_QUEUED_EVENTS + 2
+    assert source.closed is False
+
+
+async def test_an_error_comes_behind_the_events_before_it() -> None:
+    source = ScriptedSource({0: [*chunks([5, 6], finish=None), WorkerLost("gone")]})
+    async with TokenStream(bundled(), request(1), source) as stream:
+        assert [(await stream.next(WAIT_S)) is not None for _ in range(2)] == [True, True]
+        with pytest.raises(WorkerLost):
+            await stream.next(WAIT_S)
+
+
+async def test_a_choice_without_an_end_is_our_bug() -> None:
+    async with TokenStream(bundled(), request(1), ScriptedSource({0: []})) as stream:
+        with pytest.raises(Broken):
+            await stream.next(WAIT_S)
+
+
+async def test_the_deadline_ends_a_silent_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_stream, "DEADLINE_GRACE_S", -4.99)  # the sequences have 5 s
+    with pytest.raises(DeadlineExceeded):
+        await read(TokenStream(bundled(), request(1), ScriptedSource({0: [asyncio.Event()]})))
+
+
+async def test_abort_wins_over_queued_events() -> None:
+    async with TokenStream(bundled(), request(1), ScriptedSource({0: chunks([5, 6])})) as stream:
+        await stream.next(WAIT_S)
+        stream.abort(WorkerLost("gone"))
+        with pytest.raises(WorkerLost):
+            await stream.next(WAIT_S)
+
+
+@pytest.mark.parametrize("by_source", [True, False])
+async def test_a_superseded_stream_goes_on_from_the_second_source(by_source: bool) -> None:
+    """Events that were given are left out; an event that was only queued comes again."""
+    first = ScriptedSource({0: [*chunks([5, 6], finish=None), asyncio.Event()], 1: chunks([8])})
+    if by_source:
+        first.scripts[0][-1] = Superseded("newer")  # type: ignore[index]
+    second = ScriptedSource({0: chunks([5, 6, 7, 9]), 1: chunks([8])})
+    stream, events = TokenStream(bundled(), request(2), first, lambda error: second), list[TokenEvent]()
+    async with stream:
+        while len(events) < 2:
+            event = await stream.next(WAIT_S)
+            assert event is not None
+            events.append(event)
+        if not by_source:
+            stream.abort(Superseded("newer"))
+        while stream.num_running:
+            event = await stream.next(WAIT_S)
+            if event is not None:
+                events.append(event)
+            stream.abort(Superseded("refused once more"))  # no effect on the second source
+    assert (tokens_of(events, 0), tokens_of(events, 1)) == ([5, 6, 7, 9], [8])
+    assert (first.closed, second.closed, stream.counts) == (False, True, [4, 1])
+
+
+async def test_emitted_tokens_come_first_and_may_hold_the_end() -> None:
+    [first] = chunks([5], finish=None)
+    valid = request(1)
+    sequences = tuple(replace(s, emitted=first.tokens) for s in valid.sequences)
+    events = await read(TokenStream(bundled(), request(1, sequences=sequences), ScriptedSource({0: chunks([6])})))
+    assert tokens_of(events, 0) == [5, 6]
+    stop = bundled().decode([5], skip_special_tokens=True)
+    source = ScriptedSource({0: chunks([6])})
+    events = await read(TokenStream(bundled(), request(1, sequences=sequences, stop_strings=(stop,)), source))
+    assert (events[-1].finish, source.completed, source.num_given) == (FinishReason.STOP, [0], 0)
