@@ -25,7 +25,7 @@ from baton.domain.errors import BatonError, DeadlineExceeded, WorkerLost
 from baton.domain.worker import WorkerRole
 from baton.kv.keys import page_keys
 from baton.rpc.codec import decode_failure, decode_finish, decode_token, encode_request
-from baton.rpc.gen import decode_pb2, prefill_pb2
+from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.times_codec import decode_decode_times, decode_import_times, decode_prefill_times
 from baton.telemetry.request_trace import Stage
 from services.router.dispatch.aborts import Aborts
@@ -134,7 +134,7 @@ class Attempt:
             if event is None:
                 raise lost_worker(DECODE, "ended its stream early")
             if event.HasField("failed"):
-                raise classify_reported(decode_failure(event.failed), DECODE)
+                raise self._decode_failure(event.failed)
             if not self._decoding:
                 self._on_decoding(event)
             if event.HasField("tokens"):
@@ -156,7 +156,7 @@ class Attempt:
             event, self._read_task = self._read_task.result(), None
             if event is not None and event.HasField("failed"):
                 if not self._held:
-                    raise classify_reported(decode_failure(event.failed), DECODE)
+                    raise self._decode_failure(event.failed)
             elif event is not None:
                 self._read_task = asyncio.create_task(self._read_decode())
             self._held.append(event)
@@ -244,12 +244,17 @@ class Attempt:
         """The failure that a broken stream is. A worker that cannot be reached gets no new requests for a while."""
         failure = classify_rpc_error(error, role)
         if isinstance(failure, AttemptFailure) and isinstance(failure.error, WorkerLost):
-            self._workers.suspect(self._pair.worker(role), failure.error)
+            self._workers.suspect(self._pair.worker(role), failure.error, self._request.id)
         return failure
+
+    def _decode_failure(self, failed: common_pb2.Failure) -> AttemptFailure | BatonError:
+        if failed.HasField("decode"):
+            self._tracked.timer.decoded(decode_decode_times(failed.decode))
+        return classify_reported(decode_failure(failed), DECODE)
 
     def _report(self, failure: AttemptFailure) -> None:
         if failure.unready:
             role = PREFILL if failure.fault_source is FaultSource.PREFILL else DECODE
-            self._workers.suspect(self._pair.worker(role), failure.error)
+            self._workers.suspect(self._pair.worker(role), failure.error, self._request.id)
         if failure.blames_link:
             failure.counted = self._workers.on_link_failure(self._request.id, self._pair, failure.error)

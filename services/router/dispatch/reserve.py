@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import grpc
 
 from baton.domain.errors import BatonError, DeadlineExceeded, Draining, ModelReplaced, Overloaded, WorkerLost
-from baton.domain.ids import Incarnation, PageKey
+from baton.domain.ids import AttemptId, Incarnation, PageKey
 from baton.domain.request import EngineRequest
 from baton.domain.worker import WorkerRole
 from baton.kv.keys import page_keys
@@ -202,14 +202,14 @@ class Reserver:
                 message, timeout=self._limits.reserve_timeout_s, metadata=search.metadata
             )
         except grpc.aio.AioRpcError as error:
-            raise self._reserve_failure(classify_rpc_error(error, WorkerRole.DECODE), pair) from None
+            raise self._reserve_failure(classify_rpc_error(error, WorkerRole.DECODE), pair, request.id) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             # The closing of a lost worker's channel has cancelled the call.
             lost = lost_worker(WorkerRole.DECODE, "was taken for dead before it replied")
-            raise self._reserve_failure(lost, pair) from None
+            raise self._reserve_failure(lost, pair, request.id) from None
         finally:
             if reply is None:
                 self._workers.on_ended(request.id)
@@ -219,16 +219,16 @@ class Reserver:
             num_busy = search.num_busy_replies
             return PairReservation(pair, reserved.reservation_id, reserved.decode_prefix_len, keys, num_busy)
         self._workers.on_ended(request.id)
-        return self._read_refusal(reply, pair)
+        return self._read_refusal(reply, pair, request.id)
 
-    def _read_refusal(self, reply: decode_pb2.ReserveReply, pair: Pair) -> DecodeBusy:
+    def _read_refusal(self, reply: decode_pb2.ReserveReply, pair: Pair, id: AttemptId) -> DecodeBusy:
         """Raises what is more than a lack of room."""
         if reply.HasField("busy"):
             return DecodeBusy(reply.busy.retry_after_s)
         error = decode_failure(reply.refused)
         if isinstance(error, Draining | Overloaded):
             return DecodeBusy(error.retry_after_s or DRAINING_RETRY_S)
-        raise self._reserve_failure(classify_reported(error, WorkerRole.DECODE), pair)
+        raise self._reserve_failure(classify_reported(error, WorkerRole.DECODE), pair, id)
 
     def _query(self, request: EngineRequest, avoided: Avoided, fingerprint: str) -> PlacementQuery:
         max_tokens = request.num_prompt_tokens + request.stop.max_tokens
@@ -246,11 +246,11 @@ class Reserver:
             "that are here now, and none like them came back in time: ask anew"
         )
 
-    def _reserve_failure(self, reason: Exception, pair: Pair) -> Exception:
+    def _reserve_failure(self, reason: Exception, pair: Pair, id: AttemptId) -> Exception:
         if not isinstance(reason, AttemptFailure):
             return reason
         if isinstance(reason.error, WorkerLost):
-            self._workers.suspect(pair.decode, reason.error)
+            self._workers.suspect(pair.decode, reason.error, id)
         return ReserveFailure(reason, pair)
 
     async def _wait_for_change(self, wake_at: float) -> None:

@@ -201,10 +201,10 @@ class WorkerSet:
     def decode_stub(self, record: WorkerRecord) -> DecodeStub:
         return DecodeStub(self._channels.get(record.address, record.incarnation))
 
-    def suspect(self, record: WorkerRecord, reason: Interrupted) -> None:
+    def suspect(self, record: WorkerRecord, reason: Interrupted, id: AttemptId) -> None:
         """A call to the worker broke: no new requests for it until its announcement has had time to expire."""
         self._suspected_until[record.incarnation] = self._now() + self._limits.worker_ttl_s
-        log.warning("worker_suspected", worker=record.id, code=reason.code, reason=str(reason))
+        log.warning("worker_suspected", worker=record.id, code=reason.code, reason=str(reason), **_log_fields(id))
 
     def watch(self, incarnation: Incarnation, on_lost: Callable[[], None]) -> Callable[[], None]:
         """Calls `on_lost` once when this worker process is known to be gone; returns what ends the watch."""

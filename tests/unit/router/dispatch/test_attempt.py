@@ -111,7 +111,7 @@ class ScriptedWorkers:
         self.lost[incarnation] = on_lost
         return lambda: None
 
-    def suspect(self, record: Any, reason: object) -> None:
+    def suspect(self, record: Any, reason: object, id: AttemptId) -> None:
         self.suspected.append(record.role.value)
 
     def on_imported(self, id: AttemptId, pair: Pair) -> None:

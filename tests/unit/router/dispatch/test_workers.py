@@ -195,7 +195,7 @@ async def test_a_suspected_worker_is_not_chosen_for_a_ttl_but_keeps_the_router_r
     async with watched() as w:
         await w.look(P0, D0, at=0.0)
         assert w.workers.choose(QUERY) is not None
-        w.workers.suspect(D0, WorkerLost("connection refused"))
+        w.workers.suspect(D0, WorkerLost("connection refused"), AttemptId(RequestId("r"), 1))
         assert w.ready()
         await w.look(P0, D0, at=1.9)
         assert w.workers.choose(QUERY) is None
