@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from baton.domain.arithmetic import ceil_div
 from bench.engine.bench_engine import BenchEngine, run_all, time_steps
 from bench.engine.decode_loop import EffectSink, host_time_shares, pages_needed
 from bench.harness.rotations import Arm, Block, Finding, Remark, TimedSamples, make_finding
@@ -34,7 +35,7 @@ class DecodeArm:
         return f"decode {self.num_rows} x {self.context}{' again' if self.again else ''}"
 
     def num_pages(self, page_size: int) -> int:
-        return self.num_rows * -(-self.context // page_size)
+        return self.num_rows * ceil_div(self.context, page_size)
 
     def run(self, engine: BenchEngine, sink: EffectSink) -> TimedSamples:
         """Repeats one step, which computes the same token at the same position every time."""
@@ -67,7 +68,7 @@ class PrefillArm:
         return f"prefill {self.num_tokens}{chunks}"
 
     def num_pages(self, page_size: int) -> int:
-        return -(-self.num_tokens // page_size)
+        return ceil_div(self.num_tokens, page_size)
 
     def run(self, engine: BenchEngine, sink: EffectSink) -> TimedSamples:
         """From the first chunk to the first token."""

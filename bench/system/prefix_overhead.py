@@ -10,6 +10,7 @@ import itertools
 import random
 import time
 
+from baton.domain.arithmetic import ceil_div
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
@@ -21,7 +22,7 @@ _VOCAB_SIZE = 2048
 def bookkeeping_s(num_tokens: int, page_size: int, num_prompts: int) -> list[float]:
     """CPU seconds of each of `num_prompts` prompts without a hit."""
     rng = random.Random(num_tokens)
-    num_pages = -(-num_tokens // page_size)
+    num_pages = ceil_div(num_tokens, page_size)
     cache = PrefixCache(PagePool(POOL_PROMPTS * num_pages))
     names = itertools.count()
     for _ in range(POOL_PROMPTS):
