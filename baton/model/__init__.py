@@ -1,1 +1,1 @@
-"""A stock Hugging Face model on pages: its weights, its attention, its cache and its sampler. Knows no scheduler."""
+"""Stock Hugging Face models on paged KV: loading, attention, kernels, sampling. Knows no scheduler."""

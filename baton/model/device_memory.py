@@ -1,8 +1,8 @@
-"""A page pool in a GPU's memory, as transfers see it: NIXL reads it where it lies, everybody else by way of the host.
+"""A page pool in GPU memory as transfers use it: NIXL reads it in place, other transports through the host.
 
-Called by the transfer's threads and, for digests, by the engine thread. Bytes come and go through page-locked buffers,
-on a stream of their own, so that a copy does not wait for the step that is being computed; no byte is handed out before
-its copy is done. That the *pages* are done is the runner's promise: `run` returns when the device has finished.
+Called by the transfer's threads and, for digests, by the engine thread. Bytes move through page-locked buffers on a
+CUDA stream of their own, so that a copy does not wait for the running step. A buffer is returned only after its copy is
+done. The runner guarantees that the pages themselves are complete: `run` returns after the device has finished.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from baton.model.storage import PageStorage
 
 
 class CopyStream(Protocol):
-    """Copies between a device and the host, which run until they are waited for. Used from any thread."""
+    """Asynchronous copies between a device and the host. Used from any thread."""
 
     def buffer(self, num_bytes: int) -> torch.Tensor:
-        """Host memory that the device reads and writes, uint8 [num_bytes]; what is in it is undefined."""
+        """Host memory that the device reads and writes: uint8 [num_bytes], uninitialised."""
         ...
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Starts a copy of equal shapes. Neither side may be touched before `wait`."""
+        """Starts a copy between equal shapes. Neither side may be touched before `wait`."""
         ...
 
     def wait(self) -> None:
-        """Returns when every copy that was started before is done."""
+        """Returns when every copy started before is done."""
         ...
 
 
 class CudaCopyStream:
-    """`CopyStream` on a stream of `device`. Only on a machine with a GPU."""
+    """A `CopyStream` on a CUDA stream of `device`."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
 
     def buffer(self, num_bytes: int) -> torch.Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)  # torch keeps these for the next who asks
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)  # torch reuses freed page-locked buffers
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         with torch.cuda.stream(self._stream):
@@ -50,7 +50,7 @@ class CudaCopyStream:
 
 
 class DeviceMemory:
-    """The `PoolMemory` (see `baton.kv.memory`) of a storage. Keeps it alive: peers may hold its address."""
+    """The `PoolMemory` (see `baton.kv.memory`) of a storage. Keeps the storage alive: peers may hold its address."""
 
     def __init__(self, storage: PageStorage, copy_stream: CopyStream, kind: MemoryKind = MemoryKind.VRAM) -> None:
         self.num_pages = storage.num_pages
@@ -62,7 +62,7 @@ class DeviceMemory:
         self._copy_stream = copy_stream
 
     def read(self, pages: Sequence[int]) -> list[memoryview]:
-        """Copies of `pages`, one page-locked buffer for all of them. Raises `IndexError` outside the pool."""
+        """Copies of `pages` in one page-locked buffer. Raises `IndexError` outside the pool."""
         self._check(pages)
         buffer = self._copy_stream.buffer(len(pages) * self.page_bytes)
         slots = buffer.view(len(pages), self.page_bytes)
@@ -72,7 +72,7 @@ class DeviceMemory:
         return self._cut(buffer)
 
     def write(self, pages: Sequence[int], contents: Sequence[memoryview]) -> None:
-        """Puts `contents` into `pages`; they are there when it returns. Raises `IndexError` outside the pool."""
+        """Writes `contents` to `pages` and returns when they are in place. Raises `IndexError` outside the pool."""
         self._check(pages)
         buffer = self._copy_stream.buffer(len(pages) * self.page_bytes)
         for place, content in zip(self._cut(buffer), contents, strict=True):

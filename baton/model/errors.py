@@ -1,4 +1,4 @@
-"""Why a model directory cannot be served. Raised while a worker starts, never while it serves."""
+"""Reasons why a model directory cannot be served. Raised while a worker starts, never while it serves."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from baton.domain.errors import BatonError
 
 
 class UnsupportedModel(BatonError):
-    """The model would not run, or would run and be wrong. The message says what, why, and how to mend it."""
+    """The model would not run, or would give wrong tokens. The message names the reason and a fix."""
 
     code: ClassVar[str] = "unsupported_model"
 
 
 class UnreadableModel(BatonError):
-    """The directory is not there, or what is in it is not a whole model."""
+    """The directory is missing or holds no complete model."""
 
     code: ClassVar[str] = "unreadable_model"

@@ -1,4 +1,4 @@
-"""Places weights on huge pages and measures how many of their bytes really are on them.
+"""Places weights on huge pages and measures the share of their bytes that is on them.
 
 A decode step reads every weight once. On 4 KiB pages the address translation of that read costs up to 40 % of a step.
 Called when a model is loaded. Knows tensors, no layer.

@@ -1,9 +1,8 @@
-"""The bytes of the page pool as tensors: writing new tokens, gathering a request's pages, copying pages to the host.
+"""The page pool as tensors: writes new tokens, gathers a request's pages, copies pages to the host and back.
 
-Owns views, not pages: which page holds what is `baton.kv`'s business. Called by the attention hook and the runner.
-Inside a page the layers follow one another, and a layer's K is [num_kv_heads, page_size, head_dim] (HND), then its V:
-a page is one piece of memory, so that one descriptor moves it, and each head's slots are adjacent, as the CPU's
-caches and flashinfer like them (the shape that vLLM calls a "HND" block, with all layers inside).
+Owns views, not pages: `baton.kv` decides which page holds what. Called by the attention hook and the runner. Inside a
+page the layers follow one another. A layer's K is [num_kv_heads, page_size, head_dim] (HND), followed by its V. A page
+is contiguous, so one descriptor moves it. The slots of a head are adjacent, as CPU caches and flashinfer need them.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from baton.kv.memory import PageMemory
 
 
 class PageStorage:
-    """`pool` is [num_pages, elements of a page], contiguous; `host`, if any, the tier that preempted rows go to.
+    """Views of `pool` [num_pages, elements of a page], contiguous. `host`: the tier for pages of preempted rows.
 
-    With a scratch page the pool has one page more, the last, which belongs to no request: rows that only fill a batch
-    up to a fixed size write there.
+    With a scratch page the pool has one page more at its end. It belongs to no request: rows that pad a batch to a
+    fixed size write there.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class PageStorage:
         ]
         views = [_span(pool, offset, shape) for offset, shape in spans]
         self._keys, self._values = views[0::2], views[1::2]
-        # The pool as rows of `unit` elements: every head's slots of a page are a whole number of adjacent rows, so
+        # The pool as rows of `unit` elements. Every head's slots of a page are a whole number of adjacent rows, so
         # gathering is one `index_select`, five times as fast as advanced indexing on the views.
         self._unit = math.gcd(*(geometry.page_size * shape[2] for _, shape in spans))
         self._rows = pool.view(-1, self._unit)
@@ -47,7 +46,7 @@ class PageStorage:
 
     @classmethod
     def on_memory(cls, geometry: KVGeometry, memory: PageMemory, host: PageMemory | None = None) -> PageStorage:
-        """Over host memory that a transfer may read and write at the same time."""
+        """Wraps host memory that a transfer may read and write concurrently."""
         return cls(geometry, _as_pages(memory, geometry), host)
 
     @classmethod
@@ -60,14 +59,14 @@ class PageStorage:
         *,
         has_scratch: bool = False,
     ) -> PageStorage:
-        """A zeroed pool on `device`, for GPUs (its address is then device memory) and for checks."""
+        """Allocates a zeroed pool on `device`: for GPUs, and for checks."""
         shape = num_pages + has_scratch, geometry.page_bytes // DTYPE_BYTES[geometry.dtype]
         pool = torch.zeros(shape, dtype=_dtype(geometry), device=device)
         return cls(geometry, pool, host, has_scratch=has_scratch)
 
     @property
     def address(self) -> int:
-        """Where page 0 starts, in host or device memory."""
+        """Address of page 0 in host or device memory."""
         return self._pool.data_ptr()
 
     @property
@@ -75,11 +74,11 @@ class PageStorage:
         return self._pool.device
 
     def page_bytes(self) -> torch.Tensor:
-        """The pool, without a scratch page, as uint8 [num_pages, bytes of a page], on its device."""
+        """The pool without its scratch page as uint8 [num_pages, bytes of a page], on its device."""
         return self._pool[: self.num_pages].view(torch.uint8)
 
     def synchronize(self) -> None:
-        """Returns when the device has done what this thread asked of it; of host memory that is always so."""
+        """Waits until the device has done this thread's work; returns at once for host memory."""
         if self._pool.is_cuda:
             torch.cuda.current_stream(self.device).synchronize()
 
@@ -94,40 +93,43 @@ class PageStorage:
     def write(
         self, layer: int, pages: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Put new tokens in place. `pages` and `slots` are [tokens]; `keys`, `values` [tokens, num_kv_heads, dim]."""
+        """Writes new tokens. `pages` and `slots` are [tokens]; `keys` and `values` [tokens, num_kv_heads, dim]."""
         self._keys[layer].transpose(1, 2)[pages, slots] = keys
         self._values[layer].transpose(1, 2)[pages, slots] = values
 
     def clear(self, pages: torch.Tensor) -> None:
-        """Zero whole pages. A page that begins part-filled must not show the last owner's numbers: a NaN among them
-        would survive masking, since 0 x NaN is NaN, and the page's digest would depend on them."""
+        """Zeros whole pages.
+
+        A page that is not filled at once must not keep its last owner's values. A NaN would survive masking, since 0 x
+        NaN is NaN, and the digest would depend on them.
+        """
         self._pool.index_fill_(0, pages, 0)
 
     def select(self, pages: torch.Tensor) -> PageSelection:
-        """Page tables [rows, pages a row], to be gathered layer by layer."""
+        """Selects page tables [rows, pages a row], to be gathered layer by layer."""
         return PageSelection(self, pages)
 
     def gather_keys(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of `PageSelection` of one layer's K, [*, unit]."""
+        """Gathers rows of a `PageSelection` of one layer's K: [*, unit]."""
         return self._rows.index_select(0, rows + self._key_rows[layer])
 
     def gather_values(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of `PageSelection` of one layer's V, [*, unit]."""
+        """Gathers rows of a `PageSelection` of one layer's V: [*, unit]."""
         return self._rows.index_select(0, rows + self._value_rows[layer])
 
     def row_index(self, pages: torch.Tensor, num_kv_heads: int, head_dim: int) -> torch.Tensor:
-        """Flat row numbers, before a layer's offset, in the order [rows, heads, pages a row, units of a head]."""
+        """Flat row numbers before a layer's offset, ordered [rows, heads, pages a row, units of a head]."""
         num_units = self.geometry.page_size * head_dim // self._unit
         arange = torch.arange(num_kv_heads * num_units, device=pages.device).view(1, num_kv_heads, 1, num_units)
         num_rows_a_page = self._pool.shape[1] // self._unit
         return (pages[:, None, :, None] * num_rows_a_page + arange).flatten()
 
     def copy_to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy pages to host slots, pairwise. Raises `ValueError` without a host tier."""
+        """Copies pages to host slots, pairwise. Raises `ValueError` without a host tier."""
         self._host_tier()[list(slots)] = self._pool[list(pages)].cpu()
 
     def copy_from_host(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """Copy host slots back into pages, pairwise. Raises `ValueError` without a host tier."""
+        """Copies host slots back into pages, pairwise. Raises `ValueError` without a host tier."""
         self._pool[list(pages)] = self._host_tier()[list(slots)].to(self.device)
 
     def _host_tier(self) -> torch.Tensor:
@@ -137,7 +139,7 @@ class PageStorage:
 
 
 class PageSelection:
-    """Some rows' pages, gathered once a layer. Row numbers are shared by all layers of one shape."""
+    """Pages of some rows, gathered once a layer. Layers of one shape share the row numbers."""
 
     def __init__(self, storage: PageStorage, pages: torch.Tensor) -> None:
         self._storage = storage
@@ -174,7 +176,7 @@ def _dtype(geometry: KVGeometry) -> torch.dtype:
 
 
 def _as_pages(memory: PageMemory, geometry: KVGeometry) -> torch.Tensor:
-    """The memory as [num_pages, elements of a page]. Raises `ValueError` if its pages are of another size."""
+    """The memory as [num_pages, elements of a page]. Raises `ValueError` if its page size differs."""
     if memory.page_bytes != geometry.page_bytes:
         raise ValueError(f"memory has pages of {memory.page_bytes} bytes, the geometry of {geometry.page_bytes}")
     return torch.frombuffer(memory.buffer, dtype=_dtype(geometry)).view(memory.num_pages, -1)

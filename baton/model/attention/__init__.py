@@ -1,1 +1,1 @@
-"""Attention over pages: one hook into the stock modelling code, and backends that do the arithmetic."""
+"""Attention over pages: one hook into stock modelling code, and its backends."""

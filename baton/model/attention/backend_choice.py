@@ -1,4 +1,4 @@
-"""Which attention backend serves a model on this machine. Called when a decoder is made."""
+"""Chooses the attention backend of a model on this machine. Called when a decoder is made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.model.storage import PageStorage
 def choose_backend(
     layers: Sequence[ObservedLayer], storage: PageStorage, kernels: Kernels | None = None
 ) -> AttentionBackend:
-    """flashinfer or the native kernels where they can serve every layer, torch everywhere else."""
+    """flashinfer or the native kernels where they support every layer, otherwise torch."""
     if flashinfer_supports(layers, storage):
         return FlashinferAttention(layers, storage)
     if kernels is not None and native_supports(kernels, layers, storage):

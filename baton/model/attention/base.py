@@ -1,6 +1,6 @@
-"""What attention is told: the step (built once, shared by all layers) and the call (one a layer).
+"""Inputs of attention: the step (built once, shared by all layers) and the call (one a layer).
 
-`StepMetadata` is built by the runner from its rows; backends read it. Knows no requests, only positions and pages.
+The runner builds `StepMetadata` from its rows; backends read it. Knows positions and pages, no requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from baton.model.to_device import int64_tensor
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """New tokens of one sequence at positions [start, start + num_tokens); `pages` is its table, from position 0.
+    """New tokens of one sequence at positions [start, start + num_tokens). `pages` is its table from position 0.
 
     In the step's flat tensors they are at [offset, offset + num_tokens).
     """
@@ -28,15 +28,15 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """One past the last new position: the number of keys that the last new token sees."""
+        """One past the last new position: the number of keys that the last new token attends to."""
         return self.start + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
-    """One forward pass: [tokens] tensors that say where each new token's K and V go, and the segments they are of.
+    """One forward pass: its segments, and [tokens] tensors with the page and slot of each new token's K and V.
 
-    `partial_pages` lists pages that this step begins and does not fill.
+    `partial_pages` lists the pages that this step begins and does not fill.
     """
 
     segments: tuple[Segment, ...]
@@ -51,7 +51,7 @@ class StepMetadata:
 
     @property
     def is_decode_only(self) -> bool:
-        """Whether every segment is one token: a step of decoding rows alone."""
+        """True if every segment is one token."""
         return all(segment.num_tokens == 1 for segment in self.segments)
 
 
@@ -73,11 +73,11 @@ def plan_step(segments: Sequence[Segment], page_size: int, device: torch.device 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One layer's question: `query` [tokens, num_heads, k_head_dim], of a causal model.
+    """Attention of one layer: `query` [tokens, num_heads, k_head_dim] of a causal model.
 
-    A key at position k is seen from position q iff q - window < k <= q (`window` None: no left edge). Scores are
-    `softcap * tanh(scores / softcap)` where `softcap` is set; `sinks` [num_heads] joins every softmax as one more
-    logit that carries no value.
+    The query at position q attends to the key at position k iff q - window < k <= q (`window` None: no lower limit).
+    Scores are `softcap * tanh(scores / softcap)` where `softcap` is set. `sinks` [num_heads] adds a logit without a
+    value to every softmax.
     """
 
     layer: int
@@ -89,17 +89,17 @@ class AttentionCall:
 
     @property
     def is_plain(self) -> bool:
-        """Nothing but a softmax over scores."""
+        """True if the call is a softmax over scores and nothing more."""
         return self.softcap is None and self.sinks is None
 
 
 class AttentionBackend(Protocol):
-    """Answers calls from the pages of a storage it was built on. Used from one thread, one step at a time."""
+    """Computes attention over the pages of one storage. Used from one thread, one step at a time."""
 
     def begin(self, step: StepMetadata) -> None:
-        """Prepare for a step's calls; what is planned here is shared by its layers."""
+        """Plans a step; its layers share the plan."""
         ...
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """[tokens, num_heads, v_head_dim] in the query's dtype; the new tokens' K and V are in place already."""
+        """Returns [tokens, num_heads, v_head_dim] in the query's dtype. The new tokens' K and V are already written."""
         ...

@@ -1,8 +1,8 @@
-"""The arithmetic of attention on gathered keys and values: tiles of causal queries, and rows of one query each.
+"""Attention over gathered keys and values: tiles of causal queries, and rows of one query each.
 
-Pure functions of tensors, called by `torch_backend`. Query heads that share a KV head are packed as rows of one
-matrix (grouped-query attention without repeating K and V). On CPUs without bfloat16 arithmetic the tiles are computed
-in float32, which is there both faster and more exact.
+Pure functions of tensors, called by `torch_backend`. Query heads that share a KV head are rows of one matrix
+(grouped-query attention without repeating K and V). CPUs without bfloat16 arithmetic compute tiles in float32, which is
+faster there and more exact.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TILE_TOKENS = 128
 
 
 def working_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What score matrices of `dtype` inputs are computed in on `device`."""
+    """The dtype of score matrices of `dtype` inputs on `device`."""
     slow = dtype == torch.bfloat16 and device.type == "cpu" and not has_bfloat16_arithmetic()
     return torch.float32 if slow else dtype
 
@@ -25,9 +25,9 @@ def working_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 def attend_rows(
     call: AttentionCall, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
 ) -> torch.Tensor:
-    """One query a row: `query` [rows, num_heads, dim], `keys` and `values` [rows, num_kv_heads, slots, dim].
+    """Attention of one query a row: `query` [rows, num_heads, dim], `keys`, `values` [rows, num_kv_heads, slots, dim].
 
-    `bias` [rows, 1, 1, slots] is 0 where a slot is seen and -inf where not. Returns [rows, num_heads, v_head_dim].
+    `bias` [rows, 1, 1, slots] is 0 for visible slots and -inf for others. Returns [rows, num_heads, v_head_dim].
     """
     num_rows, num_heads, _ = query.shape
     packed = query.reshape(num_rows, keys.shape[1], -1, query.shape[-1])  # [rows, kv_heads, group, dim]
@@ -48,10 +48,10 @@ def attend_chunk(
     start: int,
     keys_start: int,
 ) -> torch.Tensor:
-    """Queries at positions [start, start + tokens): `query` [tokens, num_heads, dim].
+    """Attention of queries at positions [start, start + tokens): `query` [tokens, num_heads, dim].
 
-    `keys` and `values` [num_kv_heads, slots, dim] hold positions [keys_start, start + tokens).
-    Returns [tokens, num_heads, v_head_dim].
+    `keys` and `values` [num_kv_heads, slots, dim] hold positions [keys_start, start + tokens). Returns [tokens,
+    num_heads, v_head_dim].
     """
     num_tokens, num_heads, dim = query.shape
     num_kv_heads = keys.shape[0]
@@ -78,7 +78,7 @@ def _attend_tile(
     start: int,
     keys_start: int,
 ) -> torch.Tensor:
-    """`query` [kv_heads, group, tokens, dim] against `keys` [kv_heads, slots, dim], ending at the same position."""
+    """Attention of `query` [kv_heads, group, tokens, dim] over `keys` [kv_heads, slots, dim]; both end together."""
     num_kv_heads, group, num_tokens, dim = query.shape
     flat = query.reshape(num_kv_heads, group * num_tokens, dim)
     scores = _scores(call, flat, keys).view(num_kv_heads, group, num_tokens, -1)
@@ -89,13 +89,13 @@ def _attend_tile(
 
 
 def _hide(scores: torch.Tensor, start: int, keys_start: int, window: int | None) -> None:
-    """Set to -inf, in place, what a query may not see: keys after it, and keys a window or more before it."""
+    """Masks scores with -inf in place: keys after the query, and keys `window` or more before it."""
     num_tokens = scores.shape[-2]
     positions = torch.arange(start, start + num_tokens, device=scores.device)[:, None]
     scores[..., -num_tokens:].masked_fill_(positions < positions.T, -torch.inf)
     if window is None:
         return
-    num_old = start + num_tokens - window - keys_start  # keys that the last query no longer sees
+    num_old = start + num_tokens - window - keys_start  # keys before the last query's window
     if num_old > 0:
         old = torch.arange(keys_start, keys_start + num_old, device=scores.device)[None]
         scores[..., :num_old].masked_fill_(old <= positions - window, -torch.inf)
@@ -107,7 +107,7 @@ def _scores(call: AttentionCall, query: torch.Tensor, keys: torch.Tensor) -> tor
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Over the last axis; `sinks`, if any, broadcasts over all axes but the last and only adds to the denominator."""
+    """Softmax over the last axis. `sinks` broadcast over the other axes and only add to the denominator."""
     if sinks is None:
         return scores.softmax(-1)
     column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)

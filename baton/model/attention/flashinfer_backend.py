@@ -1,9 +1,8 @@
-"""Paged attention on CUDA through flashinfer. Imported only where a GPU is; not yet run on one (see `docs/gpu.md`).
+"""Paged attention on CUDA through flashinfer. Imported only where there is a GPU; see `docs/gpu.md`.
 
-Written against flashinfer-python 0.7: its decode wrapper for steps of single tokens, its prefill wrapper for steps with
-chunks in them, each once for every distinct (window, softcap) among the layers, with one plan a step for each, on the
-page-major HND views of the pool (strided by whole pages). Sinks, and layers whose K and V differ in size, are left to
-the torch backend, which runs on GPUs too.
+Written against flashinfer-python 0.7. Its decode wrapper serves steps of single tokens, its prefill wrapper steps with
+chunks. There is one wrapper of each kind for every distinct (window, softcap) of the layers, planned once a step on the
+page-major HND views of the pool. The torch backend serves sinks and layers whose K and V differ in size.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from baton.model.storage import PageStorage
 WORKSPACE_BYTES = 256 * 1024 * 1024
 HEAD_DIMS = frozenset({64, 128, 256})
 MIN_TENSOR_CORE_GROUP = 4
-"""Query heads a KV head from which on flashinfer advises its tensor-core kernels for single tokens."""
+"""Query heads a KV head from which flashinfer recommends tensor cores for single tokens."""
 
 PlanKey = tuple[int | None, float | None]
-"""Layers of one window and one softcap share a plan."""
+"""(window, softcap): layers with equal ones share a plan."""
 
 
 def flashinfer_supports(layers: Sequence[ObservedLayer], storage: PageStorage) -> bool:
-    """Whether every layer's attention exists in flashinfer, and flashinfer and a GPU are here."""
+    """True if flashinfer and a GPU are present and flashinfer supports every layer."""
     if storage.device.type != "cuda" or importlib.util.find_spec("flashinfer") is None:
         return False
     shapes = {(layer.num_heads, layer.scale, layer.geometry) for layer in layers}
     return (
         storage.geometry.dtype == "bfloat16"
-        and len(shapes) == 1  # a plan is made for one number of heads
+        and len(shapes) == 1  # a plan is for one number of heads
         and all(
             layer.geometry.k_head_dim == layer.geometry.v_head_dim
             and layer.geometry.k_head_dim in HEAD_DIMS
@@ -48,14 +47,14 @@ def flashinfer_supports(layers: Sequence[ObservedLayer], storage: PageStorage) -
 
 
 class FlashinferAttention:
-    """An `AttentionBackend` over a CUDA `storage`, and a maker of those for a fixed number of rows."""
+    """An `AttentionBackend` over a CUDA `storage`; makes backends for a fixed batch size."""
 
     def __init__(self, layers: Sequence[ObservedLayer], storage: PageStorage) -> None:
-        self._flashinfer = importlib.import_module("flashinfer")  # needs a GPU, and has no types
+        self._flashinfer = importlib.import_module("flashinfer")  # needs a GPU, has no types
         self._storage = storage
         self._layer = layers[0]
         self._keys: tuple[PlanKey, ...] = tuple(dict.fromkeys((layer.window, layer.softcap) for layer in layers))
-        # Zeroed, as flashinfer asks; shared by all wrappers, of which one runs at a time.
+        # Zeroed, as flashinfer requires. All wrappers share it; one runs at a time.
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=storage.device)
         prefill = self._flashinfer.BatchPrefillWithPagedKVCacheWrapper
         self._chunks = {key: prefill(self._workspace, kv_layout="HND", backend="fa2") for key in self._keys}
@@ -82,9 +81,9 @@ class FlashinferAttention:
         return self.run(self._current[call.window, call.softcap], call)
 
     def for_batch_size(self, num_rows: int, max_row_pages: int) -> AttentionBackend:
-        """For steps of exactly `num_rows` single tokens of tables up to `max_row_pages`, from buffers of its own.
+        """A backend for steps of exactly `num_rows` single tokens with tables of at most `max_row_pages`.
 
-        What `attend` computes on can be captured: `begin` only changes what is in those buffers.
+        It has buffers of its own, and `begin` changes only their contents. So `attend` can be captured in a CUDA graph.
         """
         device = self._storage.device
         offsets, last_slots = (torch.zeros(n, dtype=torch.int32, device=device) for n in (num_rows + 1, num_rows))
@@ -98,7 +97,7 @@ class FlashinferAttention:
         return FixedBatchBackend(self, {key: self._decode_wrapper(**buffers) for key in self._keys})
 
     def plan_decode(self, wrappers: dict[PlanKey, Any], tables: PageTables, page_size: int) -> None:
-        """Plan decode wrappers for rows of one token each."""
+        """Plans decode wrappers for rows of one token each."""
         layer = self._layer
         for (window, softcap), wrapper in wrappers.items():
             wrapper.plan(
@@ -108,7 +107,7 @@ class FlashinferAttention:
             )
 
     def run(self, wrapper: Any, call: AttentionCall) -> torch.Tensor:
-        """One layer's answer by a planned wrapper."""
+        """Runs a planned wrapper for one layer."""
         pages = (self._storage.keys(call.layer), self._storage.values(call.layer))
         out: torch.Tensor = wrapper.run(call.query.contiguous(), pages)
         return out
@@ -135,7 +134,7 @@ class FlashinferAttention:
 
 
 class FixedBatchBackend:
-    """An `AttentionBackend` for steps of one number of rows; made by `FlashinferAttention.for_batch_size`."""
+    """An `AttentionBackend` for one batch size; made by `FlashinferAttention.for_batch_size`."""
 
     def __init__(self, attention: FlashinferAttention, wrappers: dict[PlanKey, Any]) -> None:
         self._attention = attention
@@ -150,10 +149,10 @@ class FixedBatchBackend:
 
 @dataclass(frozen=True, slots=True)
 class PageTables:
-    """A step's tables one after another, int32 on the host, where plans read them.
+    """A step's page tables one after another, int32 on the host, where plans read them.
 
-    Of segment i, `pages[table_offsets[i] : table_offsets[i + 1]]` are in use, and of the last one `last_slots[i]`
-    slots; its queries are [query_offsets[i], query_offsets[i + 1]).
+    Segment i uses `pages[table_offsets[i] : table_offsets[i + 1]]`, and `last_slots[i]` slots of the last one. Its
+    queries are [query_offsets[i], query_offsets[i + 1]).
     """
 
     query_offsets: torch.Tensor
@@ -163,7 +162,7 @@ class PageTables:
 
     @classmethod
     def of(cls, step: StepMetadata) -> PageTables:
-        """Of a step's segments."""
+        """The tables of a step's segments."""
         query_offsets, table_offsets = [0], [0]
         pages: list[int] = []
         last_slots: list[int] = []

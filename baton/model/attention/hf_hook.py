@@ -1,8 +1,7 @@
-"""The hook into stock modelling code: one attention function, under one name, with no mask function beside it.
+"""The hook into transformers: one attention function under one name, without a mask function beside it.
 
-Without a mask function of that name transformers builds no mask at all and hands over Q, K and V of the new tokens
-of all requests, as one row of tokens. What a call means right now (write pages and attend, or only look) is the
-`AttentionHandler` of the running step: a context variable, so each thread has its own.
+Without a mask function of that name transformers builds no mask. It passes Q, K and V of the new tokens of all requests
+as one row of tokens. The `AttentionHandler` of the running step, a context variable, decides what a call does.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ ATTENTION_NAME = "baton_pages"
 
 
 class AttentionHandler(Protocol):
-    """Takes one layer's new K and V, [tokens, num_kv_heads, dim] each, and answers its query."""
+    """Takes one layer's new K and V, [tokens, num_kv_heads, dim] each, and computes its attention."""
 
     def attend(self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """[tokens, num_heads, v_head_dim]."""
+        """Returns [tokens, num_heads, v_head_dim]."""
         ...
 
 
@@ -35,7 +34,7 @@ _handler: ContextVar[AttentionHandler] = ContextVar("baton_layer_handler")
 
 @contextmanager
 def use_handler(handler: AttentionHandler) -> Iterator[None]:
-    """Let `handler` answer this thread's attention calls while the block runs."""
+    """Makes `handler` serve this thread's attention calls inside the `with` statement."""
     token = _handler.set(handler)
     try:
         yield
@@ -44,7 +43,7 @@ def use_handler(handler: AttentionHandler) -> Iterator[None]:
 
 
 def register() -> None:
-    """Make the hook known to transformers. Any number of times."""
+    """Registers the hook in transformers. Idempotent."""
     AttentionInterface.register(ATTENTION_NAME, _attend)
 
 
@@ -77,7 +76,7 @@ def _attend(
 
 @dataclass(slots=True)
 class PagedHandler:
-    """Serving: put the new K and V into their pages, then attend. `num_calls` is to equal the number of layers."""
+    """Writes new K and V into their pages, then attends. `num_calls` must end as the number of layers."""
 
     storage: PageStorage
     backend: AttentionBackend

@@ -1,6 +1,6 @@
-"""Finds out what a model's cache looks like by watching the model itself, rather than by knowing every config.
+"""Derives a model's cache geometry from one observed forward pass instead of from its config.
 
-One short forward pass with a handler that notes the shapes of K and V. Called once at load.
+A recording handler notes the shapes of K and V. Called once at load.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NUM_PROBE_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class ObservedLayer:
-    """One layer as the model called it. `window`: how many positions it looks back over; None: all."""
+    """One layer as the model called it. `window`: positions that it attends to; None: all."""
 
     geometry: LayerGeometry
     num_heads: int
@@ -31,7 +31,7 @@ class ObservedLayer:
 
 @dataclass(slots=True)
 class _Recorder:
-    """Answers with zeros of the right shape, and keeps notes."""
+    """Records shapes and returns zeros of the right shape."""
 
     layers: dict[int, ObservedLayer] = field(default_factory=dict)
     num_calls: int = 0
@@ -50,9 +50,9 @@ class _Recorder:
 
 
 def observe_layers(model: torch.nn.Module, num_layers: int, device: str) -> tuple[ObservedLayer, ...]:
-    """The model's layers in order, as they call attention. The model's attention must be the paged hook.
+    """The model's layers in order, as they call attention. The model must use the paged hook.
 
-    Raises `UnsupportedModel` unless every one of `num_layers` layers called it exactly once.
+    Raises `UnsupportedModel` unless each of `num_layers` layers called it exactly once.
     """
     recorder = _Recorder()
     ids = torch.arange(NUM_PROBE_TOKENS, device=device)[None]

@@ -1,8 +1,7 @@
-"""Paged attention by the native kernels: rows and prompt chunks of one step in one call a layer, nothing gathered.
+"""Paged attention by the native kernels: one call a layer for rows and prompt chunks, without gathering.
 
-Chosen by `choose_backend` where the kernels are there and right. Reads K and V where they lie in the pages; a slot that
-no query of the step sees is not touched. Where torch may be faster with prompt chunks (bfloat16 products that the
-kernels lack), it has them.
+Chosen by `choose_backend` where the kernels support the model. Reads K and V in their pages; slots outside every
+query's window are not touched. Prompt chunks go to torch where it has bfloat16 products that the kernels lack.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from baton.model.kernels.library import Kernels, supports_dtype
 from baton.model.storage import PageStorage
 
 MAX_ROW_TOKENS = 8
-"""Segments that are rows rather than chunks: decoded tokens, and those that speculation proposes."""
+"""Longest segment that counts as a row: decoded tokens and speculative proposals."""
 _SEGMENT_COLUMNS = ("offset", "start", "num_tokens")
 
 
 def native_supports(kernels: Kernels, layers: Sequence[ObservedLayer], storage: PageStorage) -> bool:
-    """Whether the kernels take every layer's type and head sizes, on the device of `storage`."""
+    """True if the kernels support every layer's dtype and head sizes on the device of `storage`."""
     sizes = {size for layer in layers for size in (layer.geometry.k_head_dim, layer.geometry.v_head_dim)}
     fits = all(size % kernels.head_dim_multiple == 0 for size in sizes) and all(
         layer.num_heads % layer.geometry.num_kv_heads == 0 for layer in layers
@@ -62,7 +61,7 @@ class _Segments(ctypes.Structure):
 
 
 class _Plan:
-    """Segments as the kernels read them; owns the memory that `struct` points into."""
+    """Segments in the kernels' layout; owns the memory that `struct` points to."""
 
     def __init__(self, segments: Sequence[Segment], page_size: int) -> None:
         pages, first_page = array("i"), array("q")
@@ -76,9 +75,9 @@ class _Plan:
 
 
 class NativeAttention:
-    """An `AttentionBackend` over a `storage` that `native_supports`.
+    """An `AttentionBackend` over a `storage` that passes `native_supports`.
 
-    Segments of more than `max_segment_tokens` new tokens are left to torch; None: none are.
+    torch computes segments of more than `max_segment_tokens` new tokens; None: no limit.
     """
 
     def __init__(self, kernels: Kernels, storage: PageStorage, max_segment_tokens: int | None = None) -> None:
@@ -130,9 +129,9 @@ class NativeAttention:
 
 
 def max_native_segment_tokens(kernels: Kernels, dtype: torch.dtype) -> int | None:
-    """Up to how many new tokens a segment is the kernels' on this machine; None: any number.
+    """Longest segment that the native kernels compute on this machine; None: no limit.
 
-    Torch has those of bfloat16 where it has products that `kernels` lack.
+    torch computes longer bfloat16 segments where it has products that `kernels` lack.
     """
     lacks_products = has_bfloat16_arithmetic() and (
         kernels.level is not IsaLevel.AVX512_BF16 or torch.cpu._is_amx_tile_supported()

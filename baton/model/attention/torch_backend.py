@@ -1,8 +1,8 @@
-"""Paged attention in plain torch: right on every device, and the fast path on CPUs. Owned by one `LoadedModel`.
+"""Paged attention in plain torch: the reference on every device, and the fallback on CPUs.
 
-Rows that extend by one token (decoding) are answered in groups of similar length: one gather and one fused softmax a
-group, so that many short rows do not pay many small calls and long rows are not padded to the longest. Longer
-segments (prompt chunks) are answered one by one, in tiles. Pages left of a layer's window are never read.
+Rows of one new token (decoding) are computed in groups of similar length, with one gather and one fused softmax a
+group. So short rows share a call, and none is padded to the longest. Longer segments (prompt chunks) are computed one
+by one, in tiles. Pages outside a layer's window are never read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_GROUP_PAGES = 512
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one new token each, padded to one number of pages. `rows` are places in the step's flat tensors."""
+    """Rows of one new token each, padded to one number of pages. `rows` index the step's flat tensors."""
 
     rows: torch.Tensor
     pages: PageSelection
@@ -31,7 +31,7 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A segment of several new tokens and its pages from `keys_start` on."""
+    """A segment of several new tokens, and its pages from `keys_start` on."""
 
     segment: Segment
     pages: PageSelection
@@ -40,7 +40,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """A step as the layers of one window see it."""
+    """A step's plan for the layers of one window."""
 
     groups: tuple[RowGroup, ...]
     chunks: tuple[Chunk, ...]
@@ -92,7 +92,7 @@ class TorchAttention:
         )
 
     def _group(self, members: Sequence[_Span], page_size: int, window: int | None) -> RowGroup:
-        """`members` come longest first; shorter tables are padded with their own first page, which the bias hides."""
+        """Groups `members`, longest first. Shorter tables repeat their first page, which the bias masks."""
         num_pages = len(members[0].pages)
         tables = [[*span.pages, *span.pages[:1] * (num_pages - len(span.pages))] for span in members]
         ends = torch.tensor([span.segment.end for span in members])[:, None]
@@ -112,7 +112,7 @@ class TorchAttention:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The pages of a segment that a window can see: the table from `first_page` to the last page in use."""
+    """The pages of a segment inside the window: the table from `first_page` to the last page in use."""
 
     segment: Segment
     first_page: int
@@ -126,7 +126,7 @@ def _span(segment: Segment, page_size: int, window: int | None) -> _Span:
 
 
 def _cut_groups(rows: Sequence[_Span]) -> Iterator[list[_Span]]:
-    """Groups, longest row first, in which padding at most doubles the work and no group outgrows the caches."""
+    """Groups rows, longest first, so that padding at most doubles the work and a group fits the caches."""
     group: list[_Span] = []
     for span in sorted(rows, key=lambda span: len(span.pages), reverse=True):
         if group:

@@ -1,1 +1,1 @@
-"""Models over one page pool: the stock decoder, the lean decoder, CUDA graphs of its decode steps."""
+"""Models over one page pool: the stock decoder, the lean decoder, and CUDA graphs of decode steps."""

@@ -1,9 +1,9 @@
-"""Decode steps as CUDA graphs: one launch for a whole step, where hundreds would cost more than the work itself.
+"""CUDA graphs of decode steps: one launch for a step instead of hundreds.
 
-A step of single tokens is filled up to the next of a few sizes and replayed on buffers that stay where they are; every
-other step is computed as it comes. Rows that fill up write to the storage's scratch page, see one slot of it, and are
-cut off from the logits. Used by the runner in place of the decoder that it is made of. What touches CUDA is
-`CudaGraphCapturer` alone: with a capturer that just computes again, all the rest runs on any machine.
+A step of single tokens is padded to the next of a few batch sizes and replayed on fixed buffers. Every other step runs
+eagerly. Padding rows write to the storage's scratch page, attend to one slot of it, and are cut off the logits. The
+runner uses `CudaGraphDecoder` in place of its decoder. Only `CudaGraphCapturer` touches CUDA: with a capturer that
+computes again, everything else runs on any machine.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from baton.model.to_device import int64_tensor
 SMALL_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 SIZE_STEP = 32
 WARM_UPS = 2
-"""Computations before a capture: libraries allocate and compile in the first ones, which a capture must not."""
+"""Runs before a capture. Libraries allocate and compile in the first ones, which a capture must not contain."""
 
 Compute = Callable[[], torch.Tensor]
 
 
 class GraphCapturer(Protocol):
-    """Turns a computation on tensors that stay where they are into something that repeats it."""
+    """Turns a computation on fixed tensors into a repeatable one."""
 
     def capture(self, compute: Compute) -> Compute:
-        """What computes again, on what is in the inputs then; the result is good until the next repetition."""
+        """Returns a callable that repeats `compute` on the inputs' current contents. It overwrites its last result."""
         ...
 
 
 class CudaGraphCapturer:
-    """Captures CUDA graphs, all in one memory pool: they never run at the same time."""
+    """Captures CUDA graphs. They share one memory pool, since they never run concurrently."""
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
 
     def capture(self, compute: Compute) -> Compute:
-        """As `GraphCapturer.capture`. Other threads may use the device meanwhile."""
+        """See `GraphCapturer.capture`. Other threads may use the device meanwhile."""
         here = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -67,15 +67,15 @@ class CudaGraphCapturer:
 
 
 class FixedBatchAttention(Protocol):
-    """Attention that can also serve a fixed number of rows from buffers of its own."""
+    """Attention that can also serve a fixed batch size from buffers of its own."""
 
     def for_batch_size(self, num_rows: int, max_row_pages: int) -> AttentionBackend:
-        """For steps of exactly `num_rows` single tokens, with tables of up to `max_row_pages` pages."""
+        """A backend for steps of exactly `num_rows` single tokens with tables of at most `max_row_pages` pages."""
         ...
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
-    """The sizes that steps of up to `max_rows` rows are filled up to, ascending; the last is `max_rows`."""
+    """Batch sizes that steps of at most `max_rows` rows are padded to, ascending; the last is `max_rows`."""
     sizes = [*SMALL_SIZES, *range(SMALL_SIZES[-1] + SIZE_STEP, max_rows, SIZE_STEP)]
     return (*(size for size in sizes if size < max_rows), max_rows)
 
@@ -83,13 +83,13 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
 def with_cuda_graphs(
     decoder: Decoder, storage: PageStorage, max_rows: int, capturer: GraphCapturer | None = None
 ) -> Decoder:
-    """`decoder` with graphs for steps of up to `max_rows` rows, or itself where its steps cannot be captured.
+    """`decoder` with graphs for steps of at most `max_rows` rows; itself where its steps cannot be captured.
 
-    Takes a second or two for each size; to be called before other threads use the storage.
+    Takes a second or two for each size. Call it before other threads use the storage.
     """
     if not isinstance(decoder, LeanDecoder) or decoder.has_experts or storage.scratch_page is None:
         return decoder
-    if not isinstance(decoder.backend, FlashinferAttention):  # torch's plans differ in shape from step to step
+    if not isinstance(decoder.backend, FlashinferAttention):  # torch's plans change shape from step to step
         return decoder
     capturer = CudaGraphCapturer(storage.device) if capturer is None else capturer
     max_row_pages = ceil_div(decoder.max_positions, storage.geometry.page_size)
@@ -97,7 +97,7 @@ def with_cuda_graphs(
 
 
 class CudaGraphDecoder:
-    """A `Decoder` that replays what it can. `sizes` ascend; `storage` has a scratch page."""
+    """A `Decoder` that replays steps where it can. `sizes` ascend; `storage` has a scratch page."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class CudaGraphDecoder:
     ) -> None:
         self._decoder = decoder
         self.sizes = tuple(sizes)
-        # The largest first: the smaller ones then fit into the memory that it has taken.
+        # Largest first: smaller graphs then fit into the memory that it allocated.
         graphs = [
             DecodeGraph(decoder, attention.for_batch_size(size, max_row_pages), storage, size, capturer)
             for size in reversed(self.sizes)
@@ -120,7 +120,7 @@ class CudaGraphDecoder:
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
     ) -> torch.Tensor:
-        """As `Decoder.forward`."""
+        """See `Decoder.forward`."""
         place = bisect.bisect_left(self.sizes, len(step.segments))
         if place == len(self.sizes) or not step.is_decode_only:
             return self._decoder.forward(input_ids, positions, step, keep)
@@ -128,7 +128,7 @@ class CudaGraphDecoder:
 
 
 class DecodeGraph:
-    """The captured step of `size` rows, and the buffers that it reads."""
+    """The captured step of `size` rows, and its input buffers."""
 
     def __init__(
         self, decoder: LeanDecoder, backend: AttentionBackend, storage: PageStorage, size: int, capturer: GraphCapturer
@@ -139,7 +139,7 @@ class DecodeGraph:
         self._backend = backend
         self._page_size = storage.geometry.page_size
         self._padding = tuple(Segment(row, 0, 1, (storage.scratch_page,)) for row in range(size))
-        # Of every row the token, its position, its page and its slot there: [4, size].
+        # Token, position, page and slot of every row: [4, size].
         self._padding_inputs = int64_tensor([0, 0, storage.scratch_page, 0], storage.device)[:, None].expand(4, size)
         self._inputs = self._padding_inputs.clone()
         self._keep = torch.arange(size, device=storage.device)
@@ -149,7 +149,7 @@ class DecodeGraph:
         self._replay = capturer.capture(self._compute)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata) -> torch.Tensor:
-        """Logits [rows of the step, vocab_size], which the next step overwrites."""
+        """Returns logits [rows of the step, vocab_size]. The next step overwrites them."""
         num_rows = len(step.segments)
         self._decoder.clear_partial_pages(step)
         self._inputs[:, :num_rows] = torch.stack((input_ids, positions, step.token_pages, step.token_slots))

@@ -1,8 +1,8 @@
-"""The lean decoder: a whole model in one screen, a few operations a layer on flat tokens.
+"""The lean decoder: a whole model in a few operations a layer on flat tokens.
 
-It answers to the same face as the stock model's decoder and leaves the same bytes in the pages, up to rounding. The
-residual stream is added and normed in one operation; attention is the backend's, everything else `Ops`'. Knows pages
-and positions, no requests and no configs.
+It has the stock decoder's interface and writes the same bytes to the pages, up to rounding. One operation adds and
+normalises the residual stream. The backend computes attention, `Ops` everything else. Knows pages and positions, no
+requests and no configs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from baton.model.storage import PageStorage
 
 
 class LeanDecoder:
-    """A `Decoder` over `storage`. `layers`: what was observed of the stock model; `max_positions`: the longest row."""
+    """A `Decoder` over `storage`. `layers`: the observed layers; `max_positions`: length of the longest row."""
 
     def __init__(
         self,
@@ -45,46 +45,46 @@ class LeanDecoder:
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
     ) -> torch.Tensor:
-        """Logits [len(keep), vocab_size] after the tokens at places `keep` of the flat [tokens] tensors."""
+        """See `Decoder.forward`."""
         self.clear_partial_pages(step)
         self._backend.begin(step)
         return self.compute(input_ids, positions, step, keep)
 
     def clear_partial_pages(self, step: StepMetadata) -> None:
-        """Zero the pages that a step begins and does not fill; the first part of `forward`, before the plan."""
+        """Zeros the pages that a step begins and does not fill. The first part of `forward`, before the plan."""
         if step.partial_pages.numel():
             self._storage.clear(step.partial_pages)
 
     def compute(
         self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
     ) -> torch.Tensor:
-        """The last part of `forward`, with attention planned: of the step it reads where tokens go, and no segments."""
+        """The last part of `forward`, after attention is planned. Reads the step's pages and slots, no segments."""
         with torch.inference_mode():
             return self._logits(self._hidden(input_ids, positions, step, keep))
 
     def with_backend(self, backend: AttentionBackend) -> LeanDecoder:
-        """The same decoder with another backend over its storage; weights and tables are shared."""
+        """This decoder with another backend over its storage. Weights and tables are shared."""
         other = copy.copy(self)
         other._backend = backend
         return other
 
     @property
     def backend(self) -> AttentionBackend:
-        """What answers its attention."""
+        """The attention backend."""
         return self._backend
 
     @property
     def has_experts(self) -> bool:
-        """Whether a layer sends tokens to experts, which reads back how many each of them gets."""
+        """True if a layer routes tokens to experts, which reads their counts back to the host."""
         return any(isinstance(layer.feed_forward, ExpertFeedForward) for layer in self._model.layers)
 
     def _hidden(
         self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
     ) -> torch.Tensor:
-        """[len(keep), hidden_size], normed for the head. After attention in the last layer only `keep` goes on."""
+        """Hidden states [len(keep), hidden_size], normalised for the head. The last feed-forward gets only `keep`."""
         layers = self._model.layers
-        norms = [*(layer.attention_norm for layer in layers[1:]), self._model.norm]  # what comes after each layer
-        query = None  # [tokens, num_heads, head_dim], the same memory for all layers
+        norms = [*(layer.attention_norm for layer in layers[1:]), self._model.norm]  # the norm after each layer
+        query = None  # [tokens, num_heads, head_dim], one buffer for all layers
         residual = self._embed(input_ids)  # [tokens, hidden_size]
         hidden = self._ops.rms_norm(residual, layers[0].attention_norm, self._model.spec.eps)
         for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
@@ -100,7 +100,7 @@ class LeanDecoder:
     def _add(
         self, change: torch.Tensor, own_norm: torch.Tensor | None, residual: torch.Tensor, next_norm: torch.Tensor
     ) -> torch.Tensor:
-        """Adds a part's `change`, normed where the family norms it, to `residual`; what the next part reads."""
+        """Adds `change` to `residual`, after its own norm if the family has one. Returns the next part's input."""
         eps = self._model.spec.eps
         if own_norm is not None:
             change = self._ops.rms_norm(change, own_norm, eps, out=change)
@@ -134,7 +134,7 @@ class LeanDecoder:
 
 
 def _embedding_scale(model: LeanModel) -> torch.Tensor | None:
-    """Rounded to the weights' dtype, as the stock models do it."""
+    """The scale in the weights' dtype, as the stock models round it."""
     if model.spec.embedding_scale is None:
         return None
     return torch.tensor(model.spec.embedding_scale, dtype=model.embedding.dtype, device=model.embedding.device)

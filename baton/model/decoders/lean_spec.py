@@ -1,7 +1,7 @@
-"""From a model's config to what the lean decoder must do, or the reason why it leaves the model to the stock one.
+"""Reads from a model's config what the lean decoder must compute, or why it cannot.
 
-A pure function of values, called at load. It knows how families differ from Llama; what it does not know it refuses,
-and whether it was right is tried on the weights afterwards (`baton.model.loading.self_check`).
+A pure function of values, called at load. It knows how families differ from Llama and refuses everything else. The
+self-check then compares the result with the stock model.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from baton.model.attention.layers import ObservedLayer
 from baton.model.decoders.ops import Activation, HeadShape
 
 SUPPORTED_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rotary embeddings whose angles are a position times a constant; the stock module has computed the constants."""
+"""Rotary embeddings whose angle is a position times a constant. The stock module computes the constants."""
 
 ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family differs from Llama.
+    """Differences of a model family from Llama.
 
-    `qk_norm`: every query and key head is normed before it is rotated. `fused_projections`: the checkpoint itself has
-    one matrix for Q, K and V, and one for gate and up. `experts`: the feed-forward part is a mixture, which stays the
-    stock module. `unit_offset_norms`: norms multiply by 1 + weight. `sandwich_norms`: norms behind attention and
-    feed-forward, too. `scaled_embedding`: embeddings times the square root of their size.
+    - `qk_norm`: query and key heads are normalised before rotation.
+    - `fused_projections`: the checkpoint has one matrix for Q, K and V, and one for gate and up.
+    - `experts`: the feed-forward part is a mixture of experts, run by the stock module.
+    - `unit_offset_norms`: norms multiply by 1 + weight.
+    - `sandwich_norms`: norms also follow attention and feed-forward.
+    - `scaled_embedding`: embeddings are multiplied by the square root of their size.
     """
 
     qk_norm: bool = False
@@ -52,9 +54,9 @@ FAMILIES = {
 
 @dataclass(frozen=True, slots=True)
 class LeanSpec:
-    """One model. `rope_names[layer]`: which of the stock module's rotary embeddings, "" where there is only one.
+    """One model's parameters. `rope_names[layer]` names a rotary embedding of the stock module; "" if it has only one.
 
-    `embedding_scale` and `logit_softcap`: None where nothing is scaled or capped.
+    `embedding_scale` and `logit_softcap` are None where nothing is scaled or capped.
     """
 
     family: Family
@@ -68,13 +70,13 @@ class LeanSpec:
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """Why the stock model it is, in words that end a sentence."""
+    """A reason for the stock decoder, to end a sentence."""
 
     reason: str
 
 
 def lean_spec(config: Mapping[str, Any], layers: Sequence[ObservedLayer]) -> LeanSpec | Unsupported:
-    """What `config` (a text config as a record) and the observed `layers` come to."""
+    """The spec of a text config and its observed `layers`, or the reason why there is none."""
     model_type = config.get("model_type")
     family = FAMILIES.get(str(model_type))
     if family is None:
@@ -103,7 +105,7 @@ def lean_spec(config: Mapping[str, Any], layers: Sequence[ObservedLayer]) -> Lea
 
 
 def _ropes(config: Mapping[str, Any], num_layers: int) -> list[tuple[str, str]]:
-    """Of every layer the name and the type of its rotary embedding; some families keep a record for each layer type."""
+    """Name and type of every layer's rotary embedding. Some families have a record for each layer type."""
     parameters = config.get("rope_parameters") or {}
     kinds = config.get("layer_types") or []
     if any(isinstance(parameters.get(kind), Mapping) for kind in kinds):

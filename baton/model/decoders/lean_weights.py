@@ -1,7 +1,7 @@
-"""The lean decoder's weights, taken from a loaded stock module without ever holding two whole copies.
+"""The lean decoder's weights, taken from a loaded stock module without a second whole copy.
 
-Q, K and V become one matrix, gate and up another, a layer at a time; the stock module's parameters are pointed into
-them, so that it stays whole and right on the same memory until somebody drops it. Called at load, once.
+Fuses Q, K and V into one matrix, gate and up into another, layer by layer. The stock module's parameters become views
+of the fused matrices, so both models stay valid on the same memory. Called once at load.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from baton.model.linears.packing import WeightPacker
 
 @dataclass(frozen=True, slots=True)
 class GatedFeedForward:
-    """`down(activation(gate) * up)`; `gate_up` gives both halves, gate first."""
+    """`down(activation(gate) * up)`. `gate_up` returns both halves, gate first."""
 
     gate_up: Linear
     down: Linear
@@ -32,14 +32,14 @@ class GatedFeedForward:
 
 @dataclass(frozen=True, slots=True)
 class ExpertFeedForward:
-    """A mixture of experts as transformers has it: [1, tokens, hidden_size] -> the same shape."""
+    """A mixture of experts of transformers: [1, tokens, hidden_size] -> the same shape."""
 
     module: nn.Module
 
 
 @dataclass(frozen=True, slots=True)
 class LeanLayer:
-    """One layer in the order of use. Norms are weights [hidden_size], float32; the optional ones None where none is."""
+    """A layer in the order of use. Norm weights are [hidden_size], float32; None where the family has no such norm."""
 
     attention_norm: torch.Tensor
     qkv: Linear
@@ -53,13 +53,13 @@ class LeanLayer:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """A position's angles are `position * inv_freq` [rotary_dim / 2], their cosines and sines times `factor`."""
+    """Angles of a position are `position * inv_freq` [rotary_dim / 2]; cosines and sines are multiplied by `factor`."""
 
     inv_freq: torch.Tensor
     factor: float
 
     def table(self, max_positions: int) -> RopeTable:
-        """Of the positions [0, max_positions)."""
+        """The table of positions [0, max_positions)."""
         positions = torch.arange(max_positions, device=self.inv_freq.device)
         angles = positions[:, None].float() * self.inv_freq
         return RopeTable(angles.cos() * self.factor, angles.sin() * self.factor)
@@ -67,7 +67,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class LeanModel:
-    """Everything that outlives a step. `ropes[layer]` is shared by the layers that turn alike."""
+    """All weights. Layers with equal rotary embeddings share a `ropes[layer]`."""
 
     spec: LeanSpec
     embedding: torch.Tensor
@@ -77,22 +77,22 @@ class LeanModel:
     head: Linear
 
     def pack(self, packer: WeightPacker) -> int:
-        """Keep every matrix so that is taken, one after another; returns how many."""
+        """Packs every matrix that `packer` accepts, one after another. Returns their number."""
         return sum(linear.pack(packer) for linear in self._linears())
 
     def unpack(self) -> None:
-        """Undo `pack`."""
+        """Undoes `pack`."""
         for linear in self._linears():
             linear.unpack()
 
     def quantize(self, kernels: Kernels) -> int:
-        """Keep every matrix as int8, one after another and for good; returns how many. Raises `ValueError`."""
+        """Quantises every matrix to int8 for good, one after another. Returns their number. Raises `ValueError`."""
         for linear in self._linears():
             linear.quantize(kernels)
         return len(self._linears())
 
     def to_huge_pages(self) -> LeanModel:
-        """The same model with embedding and plain matrices on huge pages, copied one after another."""
+        """This model with embedding and plain matrices on huge pages, copied one after another."""
         embedding = to_huge_pages(self.embedding)
         for linear in self._linears():
             linear.tie(embedding) if linear.shares(self.embedding) else linear.to_huge_pages()
@@ -101,7 +101,7 @@ class LeanModel:
         return replace(self, embedding=embedding)
 
     def tensors(self) -> list[torch.Tensor]:
-        """What a step reads: embedding, matrices, experts."""
+        """The tensors that a step reads: embedding, matrices, experts."""
         matrices = [tensor for linear in self._linears() for tensor in linear.tensors()]
         experts = [parameter.detach() for module in self._experts() for parameter in module.parameters()]
         return [self.embedding, *matrices, *experts]
@@ -111,7 +111,7 @@ class LeanModel:
         return [part.module for part in parts if isinstance(part, ExpertFeedForward)]
 
     def _linears(self) -> list[Linear]:
-        """Every matrix that tokens are multiplied with, experts' aside."""
+        """Every matrix that tokens are multiplied with, except the experts'."""
         found = [self.head]
         for layer in self.layers:
             found += [layer.qkv, layer.attention_out]
@@ -121,9 +121,9 @@ class LeanModel:
 
 
 def make_lean_model(module: Any, spec: LeanSpec) -> LeanModel:
-    """`module`, a stock causal language model, as a `LeanModel` on the same memory.
+    """Makes a `LeanModel` from `module`, a stock causal language model, on the same memory.
 
-    Raises `UnsupportedModel` where a layer has parameters that the lean decoder would not use, or lacks some.
+    Raises `UnsupportedModel` where a layer has parameters that the lean decoder does not use, or lacks one.
     """
     try:
         base = module.model
@@ -183,7 +183,7 @@ def _feed_forward(mlp: Any, spec: LeanSpec) -> GatedFeedForward | ExpertFeedForw
 
 
 def _fuse(modules: Sequence[nn.Module]) -> Linear:
-    """One matrix over the outputs of all; afterwards the modules' own parameters are views of its rows."""
+    """One matrix over the outputs of all modules. Afterwards their parameters are views of its rows."""
     if len(modules) == 1:
         return _linear(modules[0])
     weights, biases = zip(*(_weight_and_bias(module) for module in modules), strict=True)
@@ -211,13 +211,13 @@ def _weight_and_bias(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor | No
 
 
 def _norm(module: Any, spec: LeanSpec) -> torch.Tensor:
-    """What the normed numbers are multiplied with, in float32."""
+    """The factor of a norm in float32."""
     weight: torch.Tensor = module.weight.detach().float().contiguous()
     return 1.0 + weight if spec.family.unit_offset_norms else weight
 
 
 def _ropes(module: Any, names: Sequence[str]) -> tuple[Rope, ...]:
-    """One for each layer, the same object for equal names."""
+    """The rotary embedding of each layer; equal names share one object."""
     prefix = {name: f"{name}_" if name else "" for name in names}
     ropes = {
         name: Rope(getattr(module, f"{start}inv_freq").float(), float(getattr(module, f"{start}attention_scaling")))
@@ -227,7 +227,7 @@ def _ropes(module: Any, names: Sequence[str]) -> tuple[Rope, ...]:
 
 
 def _refuse_leftovers(module: nn.Module, used: set[str]) -> None:
-    """A parameter that nobody asks for means that this module does something that is not known here."""
+    """Raises `UnsupportedModel` for an unused parameter: the module computes something unknown."""
     left = sorted(name for name, _ in module.named_parameters() if name.split(".")[0] not in used)
     if left:
         raise UnsupportedModel(f"the stock module has {left[0]}, which the lean decoder does not use")

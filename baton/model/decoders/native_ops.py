@@ -1,6 +1,6 @@
-"""`Ops` on the native kernels: the same contract as `TorchOps`, one pass over memory and one call each.
+"""`Ops` on the native kernels: one call and one pass over memory for each operation.
 
-Called by the lean decoder on the engine thread. Checks what the kernels take on trust.
+Called by the lean decoder on the engine thread. Checks shapes, dtypes and strides, which the kernels do not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _RopeParams(ctypes.Structure):
 
 
 class NativeOps:
-    """`Ops` for float32 and bfloat16 on a CPU. Raises `ValueError` for a tensor that the kernels cannot take."""
+    """`Ops` for float32 and bfloat16 on a CPU. Raises `ValueError` for an unsupported tensor."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -102,7 +102,7 @@ class NativeOps:
 
 
 def choose_ops(storage: PageStorage, kernels: Kernels | None = None) -> Ops:
-    """What the lean decoder computes with beside `storage`."""
+    """The operations of a lean decoder over `storage`."""
     if kernels is not None and storage.device.type == "cpu" and supports_dtype(storage.keys(0).dtype):
         return NativeOps(kernels)
     return TorchOps()

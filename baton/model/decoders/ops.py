@@ -1,11 +1,11 @@
-"""What the lean decoder needs besides matrix products and attention, as a protocol, and its plain torch version.
+"""Operations of the lean decoder besides matrix products and attention: the interface, and plain torch.
 
-`Ops` is called by `baton.model.lean` on the engine thread, a few times a layer. `TorchOps` is right on every device and
-is what the native kernels are compared with. Knows tensors and pages, no weights' names and no requests.
+Called a few times a layer on the engine thread. `TorchOps` is the reference for the native kernels. Knows tensors and
+pages, no weight names and no requests.
 
-Activations are [tokens, features], contiguous, float32 or bfloat16; the arithmetic inside an operation is float32 and
-rounded once, at its end. `out`, where given, has the result's shape and dtype and is returned; it may be the input that
-the operation says it may be, and nothing else that the operation reads.
+Activations are [tokens, features], contiguous, float32 or bfloat16. Operations compute in float32 and round once, at
+the end. `out`, where given, has the result's shape and dtype and is returned. It may only be an input where the
+operation allows it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ class Activation(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """Cosines and sines of every position, [max_positions, rotary_dim / 2] each: float32, contiguous, attention factor
-    included. Feature i turns with feature i + rotary_dim / 2; features from `rotary_dim` on stay as they are."""
+    """Cosines and sines of every position, [max_positions, rotary_dim / 2] each: float32, contiguous.
+
+    The attention factor is included. Feature i rotates with feature i + rotary_dim / 2. Features from `rotary_dim` on
+    are unchanged.
+    """
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -43,7 +46,7 @@ class RopeTable:
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """How a row of a fused projection is cut: the query's heads, then the keys', then the values', one size for all."""
+    """The cut of a fused projection's row: query heads, key heads, value heads, all of one size."""
 
     num_heads: int
     num_kv_heads: int
@@ -51,13 +54,13 @@ class HeadShape:
 
     @property
     def num_features(self) -> int:
-        """Of the fused row."""
+        """Features of the fused row."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class QkNorm:
-    """RMSNorm of every single query and key head before rotation: weights [head_dim], float32."""
+    """RMSNorm of every query and key head before rotation: weights [head_dim], float32."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -65,18 +68,18 @@ class QkNorm:
 
 
 class Ops(Protocol):
-    """Used from one thread. Nothing here keeps a tensor after it has returned."""
+    """Used from one thread. Keeps no tensor after a call."""
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`x / sqrt(mean(x^2) + eps) * weight` by rows (arXiv:1910.07467); `weight` is float32. `out` may be x."""
+        """`x / sqrt(mean(x^2) + eps) * weight` by rows (arXiv:1910.07467). `weight` is float32; `out` may be x."""
         ...
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`residual += x` in place, rounded to its dtype; then `rms_norm` of what `residual` holds. `out` may be x."""
+        """Adds x to `residual` in place, rounded to its dtype, then returns `rms_norm` of it. `out` may be x."""
         ...
 
     def rope_and_write_kv(
@@ -91,10 +94,11 @@ class Ops(Protocol):
         step: StepMetadata,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Query and key heads of `qkv` [tokens, heads.num_features], normed where `norms` says so and rotated (RoPE,
-        arXiv:2104.09864) by `positions` [tokens] int64; K and V go into `layer`'s pages at the step's places.
+        """Rotates query and key heads of `qkv` [tokens, heads.num_features] and writes K and V to `layer`'s pages.
 
-        Returns the query, [tokens, num_heads, head_dim], contiguous. `qkv` may be overwritten; `out` is not in it.
+        Heads are normalised first where `norms` is given. RoPE (arXiv:2104.09864) uses `positions` [tokens] int64;
+        pages and slots come from `step`. Returns the query [tokens, num_heads, head_dim], contiguous. `qkv` may be
+        overwritten; `out` must not overlap it.
         """
         ...
 
@@ -106,7 +110,7 @@ class Ops(Protocol):
 
 
 class TorchOps:
-    """`Ops` in plain torch, on any device."""
+    """`Ops` in plain torch on any device."""
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
@@ -154,12 +158,12 @@ def _into(out: torch.Tensor | None, result: torch.Tensor, dtype: torch.dtype) ->
 
 
 def _norm_heads(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """[tokens, heads, head_dim] -> the same in float32."""
+    """Normalises [tokens, heads, head_dim] in float32."""
     return rms_norm(heads.float(), weight.shape, weight, eps)
 
 
 def _rotate(heads: torch.Tensor, rope: RopeTable, positions: torch.Tensor) -> torch.Tensor:
-    """Float32 [tokens, heads, head_dim], rotated."""
+    """Rotates float32 [tokens, heads, head_dim]."""
     cos, sin = rope.cos[positions, None], rope.sin[positions, None]  # [tokens, 1, rotary_dim / 2]
     first, second, rest = heads.tensor_split([rope.cos.shape[1], rope.rotary_dim], dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

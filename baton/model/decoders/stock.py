@@ -1,6 +1,5 @@
-"""A model over one page pool: flat tokens of many requests in, logits of chosen tokens out.
+"""The stock decoder: runs the transformers module over one page pool.
 
-What a decoder is, the one that runs the stock model, and which attention and operations decoders get on this machine.
 Called by the runner on the engine thread, and by the self-check. Knows pages and positions, no requests.
 """
 
@@ -19,7 +18,7 @@ from baton.model.storage import PageStorage
 
 
 class StockDecoder:
-    """`model` is the stock module with the paged hook set; `layers` is what was observed of it."""
+    """Runs `model`, the stock module with the paged hook set. `layers`: its observed layers."""
 
     def __init__(
         self,
@@ -37,7 +36,7 @@ class StockDecoder:
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
     ) -> torch.Tensor:
-        """As `Decoder.forward`. Raises `Broken` if a layer was skipped."""
+        """See `Decoder.forward`. Raises `Broken` if a layer was skipped."""
         if step.partial_pages.numel():
             self._storage.clear(step.partial_pages)
         self._backend.begin(step)

@@ -1,1 +1,1 @@
-"""Native CPU kernels: C++ without torch, one library a level of instructions, optional everywhere."""
+"""Native CPU kernels: C++ without torch, one optional library for each instruction set level."""

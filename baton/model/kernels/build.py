@@ -1,8 +1,8 @@
-"""Compiles the kernels: one shared library a level of instructions, into `built/`, with whatever compiler there is.
+"""Compiles the kernels into `built/`: one shared library for each instruction set level.
 
-Called by the package's build hook (`hatch_build.py`) and by `scripts/build_kernels.py`. Knows the standard library
-only, because it runs where nothing is installed yet. A level has a library of its own, rather than a part of one, so
-that no inline function that was compiled for one level can be linked into another.
+Called by the build hook (`hatch_build.py`) and by `scripts/build_kernels.py`. Imports the standard library only,
+because it runs before anything is installed. Levels are separate libraries, so that no inline function compiled for one
+level can be linked into another.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ BUILT_DIR = Path(__file__).parent / "built"
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"),
-    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),  # still exact about NaN and infinity
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),  # NaN and infinity stay exact
 )
 TIMEOUT_S = 300.0
 
 
 class IsaLevel(enum.Enum):
-    """What a library expects of the CPU, least first."""
+    """Instruction sets that a library needs, lowest first."""
 
     PORTABLE = "portable"
     AVX2 = "avx2"
@@ -39,7 +39,7 @@ class IsaLevel(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BuildSpec:
-    """How a level is compiled. `vector_bytes` is the size of the vectors that the sources are written in."""
+    """Compiler flags of a level. `vector_bytes`: size of the vectors in the sources."""
 
     level: IsaLevel
     vector_bytes: int
@@ -47,7 +47,7 @@ class BuildSpec:
 
     @property
     def path(self) -> Path:
-        """Where the library goes."""
+        """The library's path."""
         return BUILT_DIR / f"{self.level.value}.so"
 
 
@@ -61,12 +61,12 @@ _X86 = (
 
 
 class BuildFailed(Exception):
-    """A library was not made; the message says why, in words for whoever installs."""
+    """A library could not be built. The message names the reason for the person who installs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """What became of a level. `is_new`: it was compiled just now; `failure`: why it is not there, in words."""
+    """The result for one level. `is_new`: it was compiled now; `failure`: why it is missing."""
 
     spec: BuildSpec
     is_new: bool
@@ -74,12 +74,12 @@ class BuildResult:
 
 
 def build_specs() -> tuple[BuildSpec, ...]:
-    """The levels that this kind of machine can have."""
+    """The levels of this kind of machine."""
     return (_PORTABLE, *_X86) if platform.machine() in ("x86_64", "AMD64") else (_PORTABLE,)
 
 
 def source_digest(spec: BuildSpec) -> str:
-    """What a library built now would be built from: its name, embedded in it."""
+    """Digest of everything that the library is built from. The library embeds it."""
     digest = hashlib.sha256()
     for path in sorted(SOURCE_DIR.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -88,12 +88,12 @@ def source_digest(spec: BuildSpec) -> str:
 
 
 def is_current(spec: BuildSpec) -> bool:
-    """Whether the library is there and was built from these very sources."""
+    """True if the library exists and was built from the current sources."""
     return spec.path.is_file() and source_digest(spec).encode() in spec.path.read_bytes()
 
 
 def build_all(compiler: str | None = None) -> Iterator[BuildResult]:
-    """Build what is not current, side by side. One level's failure leaves the others."""
+    """Builds every outdated library in parallel. A failure of one level leaves the others."""
     with ThreadPoolExecutor() as workers:
         yield from workers.map(lambda spec: _build_unless_current(spec, compiler), build_specs())
 
@@ -109,7 +109,7 @@ def _build_unless_current(spec: BuildSpec, compiler: str | None) -> BuildResult:
 
 
 def build(spec: BuildSpec, target: Path, compiler: str | None = None) -> None:
-    """Compile one library; a running process keeps the one it has. Raises `BuildFailed`."""
+    """Compiles one library. A running process keeps the one it has loaded. Raises `BuildFailed`."""
     try:
         target.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:

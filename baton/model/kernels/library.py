@@ -1,7 +1,8 @@
-"""Finds the library of a level, proves that it is of these sources, and makes its functions callable.
+"""Loads a level's library, verifies its source digest, and wraps its functions.
 
-Called by the kernels' Python sides. ctypes, not an extension module: the functions take addresses and numbers only, and
-so one library serves every Python and its build needs no headers. ctypes lets go of the interpreter lock during a call.
+Called by the Python side of every kernel. Uses ctypes rather than an extension module: functions take only addresses
+and numbers, so one library serves every Python and needs no headers. ctypes releases the interpreter lock during a
+call.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 
 
 class KernelsUnavailable(Exception):
-    """There is no library of a level that can be used here; the message says why, for the log."""
+    """No library of a level can be used here. The message names the reason for the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """A level's functions. Arguments are as in `src/*.cpp`: addresses, sizes in elements, strides in elements.
+    """A level's functions. Arguments are as in `src/*.cpp`: addresses, and sizes and strides in elements.
 
-    `head_dim_multiple` must divide a head's size; a panel of a weight has `panel_outputs`.
+    Head sizes are multiples of `head_dim_multiple`. A panel of a weight has `panel_outputs`.
     """
 
     level: IsaLevel
@@ -46,25 +47,25 @@ class Kernels:
 
 
 def supports_dtype(dtype: torch.dtype) -> bool:
-    """Whether the kernels know this type of element."""
+    """True if the kernels support tensors of `dtype`."""
     return dtype in (torch.float32, torch.bfloat16)
 
 
 def available_levels() -> tuple[IsaLevel, ...]:
-    """Levels that are built and that this CPU can run, least first. Raises `KernelsUnavailable` if there is none."""
+    """Levels that are built and that this CPU can run, lowest first. Raises `KernelsUnavailable` if there is none."""
     portable = _recipe(IsaLevel.PORTABLE)
-    num_levels = 1 + _open(portable, portable.path).baton_cpu_level()  # it numbers them in the order of `IsaLevel`
+    num_levels = 1 + _open(portable, portable.path).baton_cpu_level()  # it counts levels in the order of `IsaLevel`
     return tuple(level for level in tuple(IsaLevel)[:num_levels] if _is_there(level))
 
 
 @functools.cache
 def load_kernels(level: IsaLevel) -> Kernels:
-    """A level's functions. Raises `KernelsUnavailable`; a level that the CPU lacks is the caller's mistake."""
+    """A level's functions. The CPU must support the level. Raises `KernelsUnavailable`."""
     return open_kernels(_recipe(level), _recipe(level).path)
 
 
 def open_kernels(spec: BuildSpec, path: Path) -> Kernels:
-    """The functions of a library that was built by `spec`. Raises `KernelsUnavailable`."""
+    """The functions of the library at `path`, built from `spec`. Raises `KernelsUnavailable`."""
     library = _open(spec, path)
     for unit in (library.baton_head_dim_multiple, library.baton_panel_outputs):
         unit.restype = ctypes.c_int64

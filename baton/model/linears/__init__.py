@@ -1,1 +1,1 @@
-"""Matrix products with weights that stay: plain, packed for native kernels or oneDNN, quantised to int8."""
+"""Matrix products with constant weights: plain, packed for native kernels or oneDNN, quantised to int8."""

@@ -1,7 +1,7 @@
-"""Weights of int8 and products with them: symmetric, one scale for every output channel and one for every row of x.
+"""int8 weights and products with them: symmetric, one scale an output channel and one a row of x.
 
-A row is quantised by its own largest number and the sums of the integers are exact, so a row's result has the same bits
-whatever stands beside it: batches, chunks and replays agree. Called by `baton.model.linears.linear`. Knows no layer.
+A row is quantised by its own maximum, and integer sums are exact. So a row's result has the same bits in every batch,
+chunk and replay. Called by `baton.model.linears.linear`. Knows no layer.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from baton.model.kernels.library import Kernels, supports_dtype
 from baton.model.linears.panels import STEP_INPUTS, pack_panels
 
 INT8_MAX = 127
-"""Of both sides. -128 is left out: it has no opposite, and the AVX2 product is exact only without it."""
+"""Bound on both sides. -128 is excluded: it has no negative, and the AVX2 product is exact only without it."""
 
 MAX_INPUTS = 2**16
-"""Sums of so many products of u8 and s8 fit an int32."""
+"""Longest sum of u8 times s8 products that fits an int32."""
 
 
 class _Int8Weight(ctypes.Structure):
@@ -30,15 +30,15 @@ class _Int8Weight(ctypes.Structure):
     )
 
 
-_TINY = 1e-30  # the inverse of its scale would be infinite
-_CHANNELS_PER_CHUNK = 256  # the numbers between are float64, and an output head is large
+_TINY = 1e-30  # below it, the inverse of the scale would be infinite
+_CHANNELS_PER_CHUNK = 256  # intermediates are float64, and an output head is large
 
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`weight` [out_features, in_features] as int8 of the same shape and float32 scales [out_features].
+    """Quantises `weight` [out_features, in_features] to int8 of that shape and float32 scales [out_features].
 
-    A channel's largest number becomes 127; a channel of zeros, or of hardly more, is zeros with scale 0. Raises
-    `ValueError` for a weight that is not finite.
+    A channel's maximum becomes 127. A channel of zeros or nearly zeros becomes zeros with scale 0. Raises `ValueError`
+    for a weight that is not finite.
     """
     values = torch.empty_like(weight, dtype=torch.int8)
     scales = torch.empty(weight.shape[0])
@@ -51,11 +51,11 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every row of `x` [rows, features] by its own scale, as the kernel does it: int8 alike, and float32 [rows].
+    """Quantises every row of `x` [rows, features] by its own scale, as the kernel does: int8, and float32 [rows].
 
-    Where a row is not finite its scale is NaN.
+    The scale of a row that is not finite is NaN.
     """
-    wide = x.double()  # the products are exact in it, so they are rounded once
+    wide = x.double()  # products are exact in float64, so they are rounded once
     size = x.float().abs().amax(1)
     size = torch.where(torch.isfinite(size), size, torch.nan)
     size = torch.where(size < _TINY, 0.0, size)
@@ -64,12 +64,12 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Int8Linear:
-    """`x @ weight.T + bias` with a weight of int8: [rows, in_features] -> [rows, out_features], of the dtype of `x`."""
+    """`x @ weight.T + bias` with an int8 weight: [rows, in_features] -> [rows, out_features], in the dtype of `x`."""
 
     __slots__ = ("_bias", "_call", "_kernels", "_panels", "_scales", "_shape", "_sums")
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Keeps nothing of `weight` and `bias`. Raises `ValueError` for a weight that is not finite, or too wide."""
+        """Keeps no reference to its arguments. Raises `ValueError` for a weight that is not finite, or too wide."""
         num_out, num_in = weight.shape
         if num_in > MAX_INPUTS:
             raise ValueError(f"sums over {num_in} inputs may not fit an int32")
@@ -85,17 +85,17 @@ class Int8Linear:
         self._call = _Int8Weight(*addresses, num_in, num_in + padding, num_out)
 
     def tensors(self) -> list[torch.Tensor]:
-        """What a call reads of the weight."""
+        """The tensors of the weight that a call reads."""
         return [self._panels]
 
     @property
     def num_bytes(self) -> int:
-        """Of the weight and what belongs to it."""
+        """Bytes of the weight and its scales, sums and bias."""
         tensors = (self._panels, self._scales, self._sums, self._bias)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Raises `ValueError` for rows that do not go with the weight."""
+        """Raises `ValueError` for rows that do not match the weight."""
         num_out, num_in = self._shape
         if not supports_dtype(x.dtype) or x.dim() != 2 or x.shape[1] != num_in or not x.is_cpu:
             raise ValueError(f"{tuple(x.shape)} {x.dtype} on {x.device} does not go with a weight of {self._shape}")

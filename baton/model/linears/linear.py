@@ -1,7 +1,6 @@
-"""Matrix products with weights that stay: what the lean decoder calls its projections through.
+"""The lean decoder's projections: one object a weight matrix, which chooses how to multiply.
 
-One object a weight matrix, made by `make_linear`; which arithmetic answers a call is decided here and nowhere else.
-Called by `baton.model.lean`. Knows no layer and no model.
+Made by `make_linear`. Called by the lean decoder. Knows no layer and no model.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from baton.model.linears.packing import PackedLinear, WeightPacker
 
 
 class Linear:
-    """`x @ weight.T + bias`: [tokens, in_features] -> [tokens, out_features], contiguous, of its dtype."""
+    """`x @ weight.T + bias`: [tokens, in_features] -> [tokens, out_features], contiguous, in the weight's dtype."""
 
     __slots__ = ("_bias", "_packed", "_quantized", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = weight  # [out_features, in_features], rows adjacent; empty while a product keeps it
+        self._weight = weight  # [out_features, in_features], contiguous; empty while the weight is packed or quantised
         self._bias = bias
         self._packed: PackedLinear | None = None
         self._quantized: Int8Linear | None = None
@@ -34,7 +33,7 @@ class Linear:
         return linear(x, self._weight, self._bias)
 
     def pack(self, packer: WeightPacker) -> bool:
-        """Keep the weight so, if it is taken, and the plain one no more; whether it is. Restore it before another."""
+        """Packs the weight if `packer` accepts it and drops the plain one. Returns True if the weight is packed."""
         if self._packed is not None:
             return True
         if not packer.accepts(self._weight, self._bias):
@@ -44,12 +43,12 @@ class Linear:
         return True
 
     def unpack(self) -> None:
-        """Undo `pack`."""
+        """Undoes `pack`."""
         if self._packed is not None:
             self._weight, self._packed = self._packed.weight(), None
 
     def tensors(self) -> list[torch.Tensor]:
-        """What a call reads of the weight."""
+        """The tensors of the weight that a call reads."""
         kept = self._packed or self._quantized
         return [self._weight] if kept is None else kept.tensors()
 
@@ -66,11 +65,11 @@ class Linear:
         self._weight = weight
 
     def quantize(self, kernels: Kernels) -> None:
-        """Keep the weight as int8 from now on; the float one is dropped. Raises `ValueError` if it is not finite."""
+        """Quantises the weight to int8 for good and drops the float one. Raises `ValueError` if it is not finite."""
         self._quantized = Int8Linear(kernels, self._weight, self._bias)
         self._weight, self._bias = self._weight.new_empty(0), None
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """A product with `weight` [out_features, in_features], which is kept and not copied."""
+    """A product with `weight` [out_features, in_features], which is referenced, not copied."""
     return Linear(weight, bias)

@@ -1,7 +1,7 @@
-"""Products with weights in an order of oneDNN's choice: what serves where there are no kernels.
+"""Products with weights packed by oneDNN, for CPUs without native kernels.
 
-The operators are private to torch, so they are tried on numbers first; where they are missing, wrong or known not to
-pay, weights stay plain. Called by `baton.model.linears.packing`. Knows no layer.
+The operators are private to torch, so they are tested on numbers first. Where they are missing, wrong or slow, weights
+stay plain. Called by `baton.model.linears.packing`. Knows no layer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
-BATCH_HINT = 16  # float32 needs at least this to be laid out well for every batch size; bfloat16 does not care
+BATCH_HINT = 16  # float32 needs at least 16 to be packed well for every batch size
 _RELATIVE_ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
@@ -19,7 +19,7 @@ class OneDnnLinear:
     __slots__ = ("_bias", "_packed")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Keeps a copy of `weight` [out_features, in_features]."""
+        """Packs a copy of `weight` [out_features, in_features]."""
         self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), BATCH_HINT)
         self._bias = bias
 
@@ -28,7 +28,7 @@ class OneDnnLinear:
         return self._packed.to_dense()
 
     def tensors(self) -> list[torch.Tensor]:
-        """What a call reads, in oneDNN's opaque layout."""
+        """The packed weight, in oneDNN's opaque layout."""
         return [self._packed]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,17 +37,17 @@ class OneDnnLinear:
 
 
 def onednn_supports(weight: torch.Tensor) -> bool:
-    """Whether a weight can be packed."""
+    """True if the weight can be packed."""
     return weight.is_cpu and weight.dtype in _RELATIVE_ERROR
 
 
 def onednn_is_faster() -> bool:
-    """Whether packing was measured to pay on a CPU like this: on AVX512; on AVX2 it loses at small batches."""
+    """True on CPUs where packing was measured to be faster: AVX512. On AVX2 it loses at small batches."""
     return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def onednn_is_correct(dtype: torch.dtype) -> bool:
-    """Whether the private operators exist, accept `dtype` on this CPU, and agree with `F.linear`."""
+    """True if the private operators exist, accept `dtype` on this CPU and agree with `F.linear`."""
     if dtype not in _RELATIVE_ERROR:
         return False
     generator = torch.Generator().manual_seed(0)

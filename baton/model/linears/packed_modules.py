@@ -1,7 +1,7 @@
-"""Lets stock modules multiply with weights in another order: their `nn.Linear` modules are swapped in place.
+"""Packs the weights of stock modules: swaps their `nn.Linear` modules in place.
 
-Called at load, after the model has proved itself without. A tied output head gets a copy of its own and the embedding
-keeps the weight. Expert weights of mixture models are parameters of three axes and are left alone.
+Called at load, after the model passed the self-check with plain weights. A tied output head gets a packed copy; the
+embedding keeps the plain weight. Expert weights of three axes stay as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from baton.model.linears.packing import WeightPacker
 
 
 class PackedModule(nn.Module):
-    """`nn.Linear` with its weight kept by a product; [.., in_features] -> [.., out_features]."""
+    """An `nn.Linear` with a packed weight: [.., in_features] -> [.., out_features]."""
 
     bias: torch.Tensor | None
 
@@ -29,7 +29,7 @@ class PackedModule(nn.Module):
         return self._packed(inputs)
 
     def tensors(self) -> list[torch.Tensor]:
-        """What a call reads of the weight."""
+        """The tensors of the weight that a call reads."""
         return self._packed.tensors()
 
     def unpacked(self) -> nn.Linear:
@@ -42,7 +42,7 @@ class PackedModule(nn.Module):
 
 
 def pack_modules(model: nn.Module, packer: WeightPacker) -> int:
-    """Swap every plain `nn.Linear` whose weight is taken; returns how many. Their own weights are dropped."""
+    """Swaps every plain `nn.Linear` that `packer` accepts and drops its weight. Returns their number."""
     found = [
         name
         for name, module in model.named_modules()
@@ -56,13 +56,13 @@ def pack_modules(model: nn.Module, packer: WeightPacker) -> int:
 
 
 def module_tensors(model: nn.Module) -> list[torch.Tensor]:
-    """What a step of a stock module reads: parameters and packed weights."""
+    """The tensors that a step of a stock module reads: parameters and packed weights."""
     packed = [tensor for module in model.modules() if isinstance(module, PackedModule) for tensor in module.tensors()]
     return [*(parameter.detach() for parameter in model.parameters()), *packed]
 
 
 def unpack_modules(model: nn.Module) -> None:
-    """Undo `pack_modules`."""
+    """Undoes `pack_modules`."""
     for name, module in list(model.named_modules()):
         if isinstance(module, PackedModule):
             model.set_submodule(name, module.unpacked())

@@ -1,7 +1,7 @@
-"""In what order weights lie in memory, and which order pays on this machine.
+"""Chooses the memory layout of weights on this machine.
 
-Called at load, once a model has proved itself with plain weights; what multiplies decides the order. Panels for the
-native kernels were measured to be the fastest for every number of rows, oneDNN's order is next where it pays.
+Called at load, after the model passed the self-check with plain weights. Panels for the native kernels were measured to
+be fastest for every number of rows; oneDNN's layout comes next where it is faster than plain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.model.linears.panels import PanelLinear, panels_support
 
 
 class WeightLayout(enum.Enum):
-    """How weights are kept. `AUTO`: the fastest that this machine has; one that it lacks leaves them plain."""
+    """Memory layout of weights. `AUTO`: the fastest on this machine. An unavailable layout leaves weights plain."""
 
     AUTO = "auto"
     PANELS = "panels"
@@ -28,21 +28,21 @@ class WeightLayout(enum.Enum):
 
 
 class PackedLinear(Protocol):
-    """`x @ weight.T + bias` with a weight that is kept in an order of its own."""
+    """`x @ weight.T + bias` with a weight in a packed layout."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[*, in_features] -> [*, out_features], of the weight's dtype. Raises for rows that do not go with it."""
+        """[*, in_features] -> [*, out_features] in the weight's dtype. Raises for rows that do not match the weight."""
 
     def weight(self) -> torch.Tensor:
         """A plain copy [out_features, in_features], bit for bit."""
 
     def tensors(self) -> list[torch.Tensor]:
-        """What a call reads of the weight."""
+        """The tensors of the weight that a call reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPacker:
-    """A layout, which weights with which biases it takes, and how it keeps one."""
+    """A layout, a test whether it accepts a weight and bias, and the function that packs them."""
 
     layout: WeightLayout
     accepts: Callable[[torch.Tensor, torch.Tensor | None], bool]
@@ -52,7 +52,7 @@ class WeightPacker:
 def choose_packer(
     wanted: WeightLayout, kernels: Kernels | None, dtype: torch.dtype, device: str
 ) -> WeightPacker | None:
-    """How to keep weights of `dtype`; None: as they are."""
+    """The packer for weights of `dtype`; None leaves them plain."""
     if wanted is WeightLayout.PLAIN or device != "cpu":
         return None
     if wanted in (WeightLayout.AUTO, WeightLayout.PANELS) and kernels is not None and supports_dtype(dtype):
@@ -65,5 +65,5 @@ def choose_packer(
 
 
 def panel_packer(kernels: Kernels) -> WeightPacker:
-    """For `kernels`."""
+    """The packer for the panels of `kernels`."""
     return WeightPacker(WeightLayout.PANELS, panels_support, lambda weight, bias: PanelLinear(kernels, weight, bias))

@@ -1,4 +1,4 @@
-"""Products with weights in panels, as `src/panels.cpp` multiplies with them: for any number of rows, few or many.
+"""Products with weights in panels, multiplied by `kernels/src/panels.cpp` for any number of rows.
 
 Called by `baton.model.linears.packing`. Knows no layer.
 """
@@ -17,13 +17,13 @@ STEP_INPUTS = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}
 class PanelLinear:
     """`x @ weight.T + bias`: [*, in_features] -> [*, out_features], contiguous.
 
-    A row's result has the same bits whatever rows stand beside it.
+    A row's result has the same bits in every batch.
     """
 
     __slots__ = ("_bias", "_kernels", "_panels", "_shape")
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Keeps a copy of `weight` [out_features, in_features], which it must take (`panels_support`)."""
+        """Packs a copy of `weight` [out_features, in_features], which must pass `panels_support`."""
         self._kernels = kernels
         self._shape = (weight.shape[0], weight.shape[1])
         self._panels = pack_panels(weight, kernels.panel_outputs)
@@ -34,11 +34,11 @@ class PanelLinear:
         return unpack_panels(self._panels, self._shape[0])
 
     def tensors(self) -> list[torch.Tensor]:
-        """What a call reads."""
+        """The tensors of the weight that a call reads."""
         return [self._panels]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Raises `ValueError` for rows that do not go with the weight."""
+        """Raises `ValueError` for rows that do not match the weight."""
         num_out, num_in = self._shape
         if x.dtype is not self._panels.dtype or x.shape[-1] != num_in or not x.is_cpu:
             raise ValueError(f"{tuple(x.shape)} {x.dtype} on {x.device} does not go with a weight of {self._shape}")
@@ -53,13 +53,13 @@ class PanelLinear:
 
 
 def panels_support(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether a weight [out_features, in_features] can be laid out, and be multiplied with `bias` [out_features]."""
+    """True if a weight [out_features, in_features] can be packed and multiplied with `bias` [out_features]."""
     same = bias is None or bias.dtype is weight.dtype
     return weight.is_cpu and supports_dtype(weight.dtype) and same and weight.shape[1] % STEP_INPUTS[weight.dtype] == 0
 
 
 def pack_panels(weight: torch.Tensor, panel_outputs: int) -> torch.Tensor:
-    """`weight` [out_features, in_features] as [panels, steps, panel_outputs, inputs of a step], zeros after its end."""
+    """Packs `weight` [out_features, in_features] as [panels, steps, panel_outputs, inputs of a step], zero-padded."""
     inputs = STEP_INPUTS[weight.dtype]
     missing = -weight.shape[0] % panel_outputs
     filled = pad(weight, (0, 0, 0, missing)) if missing else weight.contiguous()
@@ -68,5 +68,5 @@ def pack_panels(weight: torch.Tensor, panel_outputs: int) -> torch.Tensor:
 
 
 def unpack_panels(panels: torch.Tensor, num_out: int) -> torch.Tensor:
-    """Undo `pack_panels`."""
+    """Undoes `pack_panels`."""
     return panels.transpose(1, 2).flatten(2).flatten(0, 1)[:num_out].contiguous()

@@ -1,1 +1,1 @@
-"""Loading a model: reading it, choosing how it is computed, and checking it before it serves."""
+"""Loads a model: reads it, chooses how to compute it, and checks it before it serves."""

@@ -1,8 +1,7 @@
-"""What a worker must know of a model before it loads the weights, and whether it may be served at all.
+"""Reads a model's config and refuses models that pages cannot hold, before the weights are loaded.
 
-Read from `config.json` by `read_config`. Called by `load_model` and by all that only needs the context length or the
-vocabulary. Refusing happens here, by what is written in the config; what only shows when the model runs
-is found by `baton.model.loading.self_check`.
+Called by `load_model` and by all that only needs the context length or the vocabulary. Refusals here follow from the
+config; `baton.model.loading.self_check` finds what only shows when the model runs.
 """
 
 from __future__ import annotations
@@ -27,10 +26,11 @@ MAX_NESTING = 4
 
 
 class DtypeChoice(enum.Enum):
-    """What the weights and the cache are kept in.
+    """Dtype of weights and cache.
 
-    `AUTO` on a GPU is bfloat16. On a CPU it is the checkpoint's own type, with bfloat16 for float16, which has no
-    arithmetic there, and float32 where bfloat16 has none either (it would be several times slower than float32).
+    `AUTO` is bfloat16 on a GPU. On a CPU it is the checkpoint's own dtype, with two exceptions. float16 becomes
+    bfloat16, since CPUs have no float16 arithmetic. bfloat16 becomes float32 where the CPU would emulate it several
+    times slower.
     """
 
     AUTO = "auto"
@@ -40,7 +40,7 @@ class DtypeChoice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model that may be served. `max_model_len` bounds prompt plus output; `dtype` is a name `torch` knows."""
+    """A model that may be served. `max_model_len` bounds prompt plus output; `dtype` is a torch dtype's name."""
 
     directory: Path
     model_type: str
@@ -63,7 +63,7 @@ def read_config(
     device: str = "cpu",
     allowed: frozenset[str] = TOKEN_EXACT,
 ) -> ModelConfig:
-    """Read and judge `config.json`. `max_model_len` may lower the model's own limit, never raise it.
+    """Reads and validates `config.json`. `max_model_len` may lower the model's own limit, never raise it.
 
     Raises `UnreadableModel` where there is no readable config, `UnsupportedModel` where the model may not be served.
     """
@@ -99,7 +99,7 @@ def _read_json(directory: Path) -> dict[str, Any]:
 
 
 def _refuse_what_pages_cannot_hold(raw: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Properties that a page per `page_size` tokens, causal and computed chunk by chunk, gets silently wrong."""
+    """Raises `UnsupportedModel` for properties that causal pages, computed chunk by chunk, would get wrong silently."""
     reasons = []
     if raw.get("is_encoder_decoder"):
         reasons.append("it is an encoder-decoder (only decoders have a paged prefix)")
@@ -116,7 +116,7 @@ def _refuse_what_pages_cannot_hold(raw: Mapping[str, Any], config: Mapping[str, 
 
 
 def _rope_types(config: Mapping[str, Any]) -> Iterator[str]:
-    """Every rotary type named in the config; some families keep one record per layer type."""
+    """Every rotary type in the config; some families have a record for each layer type."""
     for key in ("rope_parameters", "rope_scaling"):
         yield from _named_types(config.get(key), MAX_NESTING)
 

@@ -1,7 +1,7 @@
-"""Which weights a directory holds, as a short name: two workers that hold different ones must never be linked.
+"""Fingerprints the weights in a directory: workers with different ones must never be linked.
 
-Called once at load. Reads config.json whole, and of every weight file its size and both ends: a safetensors file begins
-with the names, types and places of its tensors, and hashing gigabytes would double the time that loading takes.
+Called once at load. Hashes config.json and, of every weight file, its size and both ends. A safetensors file begins
+with the names, types and offsets of its tensors; hashing gigabytes would double the loading time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def weights_fingerprint(directory: Path, quantization: Quantization) -> str:
-    """What workers compare: the same weights in another number format write other keys and values."""
+    """The fingerprint that workers compare. Quantised weights write other keys and values, so it names the format."""
     digest = weights_digest(directory)
     return digest if quantization is Quantization.NONE else f"{digest}+{quantization.value}"
 
 
 def weights_digest(directory: Path) -> str:
-    """A name for the weights in `directory`; equal for copies, different for another checkpoint."""
+    """A digest of the weights in `directory`: equal for copies, different for another checkpoint."""
     digest = blake2b(digest_size=8)
     digest.update((directory / "config.json").read_bytes())
     for path in sorted(path for pattern in _WEIGHTS for path in directory.glob(pattern)):

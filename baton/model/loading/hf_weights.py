@@ -1,4 +1,4 @@
-"""Reads a stock causal language model from a local directory. No network, no gradients, no code from the checkpoint."""
+"""Reads a stock causal language model from a local directory, without network, gradients or checkpoint code."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from baton.model.errors import UnreadableModel
 from baton.model.loading.config import ModelConfig
 
 OnProgress = Callable[[int, int], None]
-"""Called with (tensors read, tensors in all) while weights are read."""
+"""Called with (tensors read, total tensors) while weights are read."""
 
 
 def load_weights(config: ModelConfig, device: str = "cpu", on_progress: OnProgress | None = None) -> torch.nn.Module:
     """The stock model with eager attention, in eval mode, frozen, on `device`, in `config.dtype`.
 
-    Raises `UnreadableModel` where files are missing, torn, or do not fill the architecture.
+    Raises `UnreadableModel` where files are missing, truncated, or do not fill the architecture.
     """
     try:
         with _progress(on_progress):
@@ -44,7 +44,7 @@ def load_weights(config: ModelConfig, device: str = "cpu", on_progress: OnProgre
 
 
 class _Progress:
-    """What the loader iterates over in place of a terminal progress bar."""
+    """Replaces the loader's terminal progress bar."""
 
     def __init__(self, items: Any, on_progress: OnProgress | None) -> None:
         self._items = items
@@ -60,7 +60,7 @@ class _Progress:
 
 @contextmanager
 def _progress(on_progress: OnProgress | None) -> Iterator[None]:
-    """Turns the loader's progress bars into calls, for as long as it lasts."""
+    """Turns the loader's progress bars into calls of `on_progress`."""
 
     def make(_factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Progress:
         return _Progress(args[0] if args else kwargs.get("iterable", ()), on_progress)

@@ -1,6 +1,6 @@
-"""Tries every kernel of a level on numbers before it may serve. Called once a process, by `choice`.
+"""Tests every kernel of a level on numbers before it may serve. Called once a process, by `kernel_choice`.
 
-Small random inputs of both types through each kernel, against the torch path or float64. It takes some milliseconds.
+Runs small random inputs of both dtypes through each kernel, against torch or float64. Takes some milliseconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SEGMENTS = (Segment(0, 6, 1, [3, 9]), Segment(1, 0, 11, [5, 1, 7]), Segment(12,
 
 
 def first_wrong_kernel(kernels: Kernels) -> str | None:
-    """The first kernel that errs, and by how much, in words; None if all are right."""
+    """Name and error of the first wrong kernel; None if all are right."""
     for dtype, bound in _RELATIVE_ERROR.items():
         for name, got, wanted in _cases(kernels, dtype):
             error = ((got.double() - wanted.double()).abs().max() / wanted.double().abs().max()).item()
@@ -52,7 +52,7 @@ def _samples_correctly(kernels: Kernels) -> bool:
 
 
 def _cases(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Name, what the kernel gives, and what it should give."""
+    """Yields a kernel's name, its result, and the expected result."""
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> torch.Tensor:
@@ -72,7 +72,7 @@ def _cases(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, torch.Te
     query = numbers(step.num_tokens, _HEADS.num_heads, _HEADS.head_dim)
     for call in (
         AttentionCall(0, query, 0.2),
-        AttentionCall(0, query[:, : _HEADS.num_kv_heads], 0.2),  # a head by itself is multiplied in another way
+        AttentionCall(0, query[:, : _HEADS.num_kv_heads], 0.2),  # a head by itself takes the small-M path
         AttentionCall(0, query, 0.2, window=5, softcap=3.0, sinks=torch.linspace(-1, 2, _HEADS.num_heads)),
     ):
         answers = []
@@ -85,7 +85,7 @@ def _cases(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, torch.Te
 def _int8_cases(
     kernels: Kernels, dtype: torch.dtype, numbers: Callable[..., torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Also the largest sums that there can be: narrow ones in between would saturate."""
+    """Includes the largest possible sums, at which narrower accumulators would saturate."""
     weight, bias = numbers(7, 200), numbers(7)
     weight[0], weight[1] = 1.0, -1.0
     product = Int8Linear(kernels, weight, bias)
@@ -108,7 +108,7 @@ def _op_cases(x: torch.Tensor, step: StepMetadata) -> Iterator[tuple[str, Callab
 
 
 def _rotated(ops: Ops, qkv: torch.Tensor, step: StepMetadata, storage: PageStorage) -> torch.Tensor:
-    """The query, and K and V as they are found in their places: [tokens, heads of all kinds, head_dim]."""
+    """The query, and K and V read from their pages: [tokens, heads of all kinds, head_dim]."""
     angles = torch.arange(80)[:, None] * torch.linspace(1, 0.01, _HEADS.head_dim // 2)
     rope = RopeTable(angles.cos(), angles.sin())
     positions = torch.tensor([p for segment in _SEGMENTS for p in range(segment.start, segment.end)])

@@ -1,6 +1,6 @@
-"""Which kernels this process computes with: the best level that is built, that the CPU has, and that computes rightly.
+"""Chooses the native kernels of this process: the highest level that is built, supported and correct.
 
-Called at load. What is found holds for the process, so it is found once.
+Called at load. The result holds for the process and is cached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from baton.model.loading.kernel_check import first_wrong_kernel
 
 
 class KernelUse(enum.Enum):
-    """Whether to compute with native kernels. `AUTO`: wherever there are right ones."""
+    """Use of native kernels. `AUTO`: wherever correct ones are available."""
 
     AUTO = "auto"
     NEVER = "never"
@@ -24,14 +24,14 @@ class KernelUse(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The kernels in use, if any. `note` names them, or says why there are none or no better ones, for the log."""
+    """Kernels in use, if any. `note` names them for the log, or the reason why there are none or no higher level."""
 
     kernels: Kernels | None
     note: str
 
 
 def choose_kernels(use: KernelUse, device: str) -> KernelChoice:
-    """What to compute with on `device`; the kernels compute with as many threads as torch does."""
+    """The kernels for `device`, set to torch's number of threads."""
     if use is KernelUse.NEVER:
         return KernelChoice(None, "no native kernels: switched off")
     if device != "cpu":

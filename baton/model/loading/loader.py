@@ -1,4 +1,4 @@
-"""How a model is loaded: config, weights, geometry, attention hook, decoder, self-check, layout. Called at start.
+"""Loads a model: config, weights, geometry, attention hook, decoder, self-check, layout. Called at start.
 
 One of two implementations serves a model: the lean one where it exists and passes the self-check, otherwise the stock
 module. Either one uses the native kernels where they are available and the model passes the check with them.
@@ -54,7 +54,7 @@ ModelImpl = torch.nn.Module | LeanModel
 
 
 class DecoderChoice(enum.Enum):
-    """Who runs the model. `AUTO`: the lean decoder where it serves the model and proves itself, else the stock one."""
+    """Choice of the decoder. `AUTO`: the lean one if it supports the model and passes the self-check, else stock."""
 
     AUTO = "auto"
     LEAN = "lean"
@@ -63,7 +63,7 @@ class DecoderChoice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WeightReport:
-    """How matrices are kept: `num_matrices` of them in `layout`. `note`: why they are plain, where they are."""
+    """Layout of the weights: `num_matrices` of them are in `layout`. `note`: the reason where they are plain."""
 
     layout: WeightLayout
     num_matrices: int
@@ -72,11 +72,13 @@ class WeightReport:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What happened while loading, for the log.
+    """Results of loading, for the log.
 
-    `stock_note` says why the stock module serves; empty where it does not. `kernel_note` names the kernels in use, or
-    says why there are none. `huge_fraction`: share of the weights' bytes on huge pages; None where it is unknown.
-    `check` is the float model's; `quantization` says how far the one that serves is from it, None where it is the same.
+    - `stock_note`: why the stock module serves; empty for the lean decoder.
+    - `kernel_note`: the kernels in use, or why there are none.
+    - `huge_fraction`: share of the weights' bytes on huge pages; None where it is unknown.
+    - `check`: the self-check of the float model.
+    - `quantization`: difference of the int8 model from the float model; None without quantisation.
     """
 
     seconds: float
@@ -91,7 +93,7 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that has proved itself on pages. `geometry` is what its pages look like."""
+    """A model that passed the self-check. `geometry` is that of its pages."""
 
     config: ModelConfig
     geometry: KVGeometry
@@ -102,13 +104,13 @@ class LoadedModel:
     kernels: Kernels | None
 
     def decoder(self, storage: PageStorage) -> Decoder:
-        """The model over a pool of its own geometry. Raises `ValueError` for another one."""
+        """A decoder over `storage`. Raises `ValueError` for another geometry."""
         if storage.geometry != self.geometry:
             raise ValueError("the storage was made for another geometry")
         return make_decoder(self.impl, self.layers, storage, self.kernels, self.config.max_model_len)
 
     def sampler(self) -> SamplerBackend:
-        """Who chooses tokens from its logits."""
+        """The sampler backend for its logits."""
         return TorchSampler() if self.kernels is None else NativeSampler(self.kernels)
 
 
@@ -119,7 +121,7 @@ def make_decoder(
     kernels: Kernels | None = None,
     max_model_len: int | None = None,
 ) -> Decoder:
-    """`impl` over `storage`, with the best attention and operations that this machine, or `kernels`, has for it."""
+    """A decoder of `impl` over `storage`, with the best attention and operations that `kernels` or torch offer."""
     backend = choose_backend(layers, storage, kernels)
     if not isinstance(impl, LeanModel):
         return StockDecoder(impl, layers, storage, backend)
@@ -142,9 +144,10 @@ def load_model(
     on_progress: OnProgress | None = None,
     allowed: frozenset[str] = TOKEN_EXACT,
 ) -> LoadedModel:
-    """Load and check a Hugging Face causal language model.
+    """Loads and checks a Hugging Face causal language model.
 
-    Raises `UnreadableModel` for a directory that is no whole model, `UnsupportedModel` for a model that would be wrong.
+    Raises `UnreadableModel` for an incomplete model directory, `UnsupportedModel` for a model that would give wrong
+    tokens.
     """
     began = time.monotonic()
     config = read_config(directory, dtype=dtype, max_model_len=max_model_len, device=device, allowed=allowed)
@@ -160,7 +163,7 @@ def load_model(
     self_check = _SelfCheck(config, layers, geometry, reference, device, native)
     _set_attention(module, hf_hook.ATTENTION_NAME)
     self_check, impl, stock_note, result = _choose_kernels_and_impl(module, decoder, self_check)
-    del module  # a lean implementation whose matrices are kept otherwise keeps nothing of it
+    del module  # a packed lean implementation references none of it
     weights, quantized = WeightReport(WeightLayout.PLAIN, 0, "int8"), None
     if quantization is Quantization.INT8:
         quantized = quantize(impl, stock_note, self_check.choice, self_check.logits)
@@ -184,15 +187,15 @@ class _SelfCheck:
     choice: KernelChoice
 
     def check_logits(self, impl: ModelImpl) -> CheckResult:
-        """Its logits. Raises `UnsupportedModel` where it does not even run."""
+        """Compares its logits with the stock model's. Raises `UnsupportedModel` if it does not run."""
         return _run_hooked(lambda: check_logits(self._factory(impl), self.geometry, self.reference, self.device))
 
     def logits(self, impl: ModelImpl) -> torch.Tensor:
-        """What it says after every chunk of the prompts: [tokens, vocab_size], float32. Raises `UnsupportedModel`."""
+        """Logits after every chunk of the prompts: [tokens, vocab_size], float32. Raises `UnsupportedModel`."""
         return _run_hooked(lambda: paged_logits(self._factory(impl), self.geometry, self.reference, self.device))[0]
 
     def check_pages(self, impl: ModelImpl, other: ModelImpl) -> CheckResult:
-        """Whether either could go on from the other's pages. Raises `UnsupportedModel`."""
+        """Compares the pages that two implementations write. Raises `UnsupportedModel`."""
         bodies = self._factory(impl), self._factory(other)
         return _run_hooked(lambda: check_pages(*bodies, self.geometry, self.reference, self.device))
 
@@ -203,7 +206,7 @@ class _SelfCheck:
 def _choose_kernels_and_impl(
     module: torch.nn.Module, choice: DecoderChoice, self_check: _SelfCheck
 ) -> tuple[_SelfCheck, ModelImpl, str, CheckResult]:
-    """As `_choose_impl`; where nothing passes with the kernels, without them. Raises `UnsupportedModel`."""
+    """Calls `_choose_impl` with the kernels, and without them if nothing passes. Raises `UnsupportedModel`."""
     try:
         return self_check, *_choose_impl(module, choice, self_check)
     except UnsupportedModel as error:
@@ -232,7 +235,7 @@ def _choose_impl(
 
 
 def _make_lean(module: torch.nn.Module, self_check: _SelfCheck) -> tuple[LeanModel, CheckResult]:
-    """The lean implementation, on the stock module's memory, and its result. Raises `UnsupportedModel`."""
+    """The lean implementation on the stock module's memory, and its result. Raises `UnsupportedModel`."""
     spec = lean_spec(_text_config(module).to_dict(), self_check.layers)
     if isinstance(spec, Unsupported):
         raise UnsupportedModel(spec.reason)
@@ -263,7 +266,7 @@ def _text_config(module: Any) -> Any:
 def _pack(
     impl: ModelImpl, wanted: WeightLayout, self_check: _SelfCheck, plain: CheckResult
 ) -> tuple[WeightReport, CheckResult]:
-    """Keep the matrices as pays, check again, and go back if that failed: what came of it, and the check that holds."""
+    """Packs the matrices and checks again. Undoes it if the check fails. Returns the report and the valid check."""
     packer = choose_packer(wanted, self_check.choice.kernels, self_check.config.torch_dtype, self_check.device)
     if packer is None:
         cpu = torch.backends.cpu.get_cpu_capability()
@@ -295,7 +298,7 @@ def _on_huge_pages(impl: ModelImpl) -> tuple[ModelImpl, float | None]:
 
 
 def _run_hooked(run: Callable[[], T]) -> T:
-    """A first run of foreign code through our hook: whatever it trips over means that the model does not fit it."""
+    """Runs model code through the hook. Any error of it means that the model does not fit: `UnsupportedModel`."""
     try:
         return run()
     except (Broken, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

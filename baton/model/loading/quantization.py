@@ -1,6 +1,6 @@
-"""Whether weights are quantised at load, what must be there for it, and how far the model is from itself afterwards.
+"""Quantises a model at load, checks the requirements, and measures the difference from the float model.
 
-Called by `load_model`, after the float model has proved itself. The arithmetic is `baton.model.linears.int8`.
+Called by `load_model` after the float model passed the self-check. The arithmetic is in `baton.model.linears.int8`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from baton.model.kernels.library import Kernels
 from baton.model.loading.kernel_choice import KernelChoice
 
 MAX_ERROR = 0.5
-"""Of logits, in their standard deviations: those of unrelated models differ by 1.4, quantised ones by less than 0.1."""
+"""Largest error of logits, in their standard deviations. Unrelated models differ by 1.4, quantised ones by under 0.1.
+"""
 
-_FIX_HINT = "Use quantization none, or mend that"
+_FIX_HINT = "Use quantization none"
 
 
 class Quantization(enum.Enum):
-    """In what the lean decoder keeps its matrices; embeddings, norms and experts stay as they are."""
+    """Format of the lean decoder's matrices. Embeddings, norms and experts are never quantised."""
 
     NONE = "none"
     INT8 = "int8"
@@ -31,9 +32,9 @@ class Quantization(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """What was quantised and what it changed, over the prompts of the self-check.
+    """Number of quantised matrices, and their effect over the prompts of the self-check.
 
-    `error`: the median token's root mean square difference of logits, in standard deviations of them. `divergence`: the
+    `error`: the median token's root mean square difference of logits, in their standard deviations. `divergence`: the
     mean Kullback-Leibler divergence of next-token distributions from the float model's, in nats.
     """
 
@@ -43,7 +44,7 @@ class QuantizationReport:
 
 
 def require_int8_support(choice: KernelChoice, device: str) -> None:
-    """Raises `UnsupportedModel` where nothing could multiply with int8."""
+    """Raises `UnsupportedModel` where no int8 products are available."""
     if device != "cpu":
         raise UnsupportedModel(f"no int8 weights on {device}: only the CPU kernels multiply with them. {_FIX_HINT}")
     _kernels_of(choice)
@@ -55,7 +56,7 @@ def quantize(
     choice: KernelChoice,
     logits: Callable[[LeanModel], torch.Tensor],
 ) -> QuantizationReport:
-    """Quantise `impl` for good. `logits` runs it on the prompts of the self-check: [tokens, vocab_size], float32.
+    """Quantises `impl` for good. `logits` runs it on the self-check's prompts: [tokens, vocab_size], float32.
 
     Raises `UnsupportedModel` for a stock module, for a weight that is not finite, and for a result far from the float
     model's.
@@ -89,6 +90,6 @@ def compare(before: torch.Tensor, after: torch.Tensor, num_linears: int) -> Quan
 
 
 def divergences(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Kullback-Leibler divergence in nats of every token's distribution; logits [tokens, vocab_size] -> [tokens]."""
+    """Kullback-Leibler divergence of every token's distribution in nats: logits [tokens, vocab_size] -> [tokens]."""
     true, other = before.double().log_softmax(-1), after.double().log_softmax(-1)
     return (true.exp() * (true - other)).sum(-1)

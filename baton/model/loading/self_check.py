@@ -1,12 +1,12 @@
-"""Proves at load that paged, chunked, batched attention gives this model's own logits; otherwise it is not served.
+"""Checks at load that paged, chunked, batched attention gives the model's own logits.
 
-Two prompts, longer than a page and than the sliding windows (where those are short enough), go through the stock
-forward pass with eager attention one by one, and then side by side through pages in uneven chunks and single tokens.
-Of the model types in transformers 29 run on pages and are wrong (recurrent states, chunked masks, shifted
-positions): a list of good types and this check are the two nets under them.
+Two prompts go through the stock forward pass with eager attention, one by one. Then they go side by side through pages,
+in uneven chunks and single tokens. They are longer than a page and than the sliding windows, where those are short
+enough. Of transformers' model types 29 run on pages and are wrong (recurrent states, chunked masks, shifted positions);
+an allow-list and this check both keep them out.
 
-Where two decoders can serve one model their pages are compared as well: logits alone would not show a decoder that
-counts positions from one, since attention knows only differences, but no other worker could go on from its pages.
+Where two decoders can serve a model their pages are compared, too. Attention knows only differences of positions, so
+logits do not show a decoder that counts from one. But no other worker could continue from its pages.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ MAX_PROMPT_TOKENS = 384
 MAX_FLOAT32_COPY_PARAMETERS = 128_000_000
 FLOAT32_BOUND = 1e-3
 LOW_PRECISION_BOUND = 0.15
-"""Without a float32 copy to tell rounding from error, the bound is a multiple of the rounding seen (0.03 to 0.07)."""
+"""Bound without a float32 copy, which would separate rounding from error: a multiple of the rounding seen (0.03-0.07).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLogits:
     """Prompts of different lengths, and the stock model's logits [tokens, vocab_size] after each of their tokens.
 
-    `rounding` is how far those are from float32's, in the units of `_gap`; None where that is not known.
+    `rounding`: their median gap to float32 logits; None where it is unknown.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -48,7 +49,7 @@ class ReferenceLogits:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The largest difference found and the largest allowed, in standard deviations of the logits."""
+    """The largest gap and its bound, in standard deviations of the logits."""
 
     gap: float
     bound: float
@@ -61,7 +62,7 @@ class CheckResult:
 def reference_logits(
     model: torch.nn.Module, layers: Sequence[ObservedLayer], vocab_size: int, page_size: int, device: str
 ) -> ReferenceLogits:
-    """Run the stock model, whose attention must be its own eager one."""
+    """Runs the stock model, which must use its own eager attention."""
     prompts = _prompts(layers, vocab_size, page_size)
     stock = tuple(_stock_logits(model, prompt, device) for prompt in prompts)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -75,13 +76,13 @@ def reference_logits(
 
 
 DecoderFactory = Callable[[PageStorage], Decoder]
-"""A decoder of the model to be checked, over a storage of its geometry."""
+"""Makes a decoder of the model under check over a storage of its geometry."""
 
 
 def check_logits(
     make_decoder: DecoderFactory, geometry: KVGeometry, reference: ReferenceLogits, device: str
 ) -> CheckResult:
-    """Run the prompts through pages, the paged hook being set, and compare logits."""
+    """Runs the prompts through pages and compares logits. The paged hook must be set."""
     ours, wanted = paged_logits(make_decoder, geometry, reference, device)
     if geometry.dtype == "float32":
         return CheckResult(_max_gap(ours, wanted), FLOAT32_BOUND)
@@ -92,9 +93,9 @@ def check_logits(
 def check_pages(
     ours: DecoderFactory, theirs: DecoderFactory, geometry: KVGeometry, reference: ReferenceLogits, device: str
 ) -> CheckResult:
-    """Run the longest prompt through both and compare what is in the pages: of every layer the median token's gap.
+    """Runs the longest prompt through both decoders and compares their pages: the largest median gap of a layer.
 
-    A gap is the root mean square of differences, in units of that of what `theirs` wrote.
+    A token's gap is the root mean square difference, relative to the root mean square of what `theirs` wrote.
     """
     mine, other = (_written_kv(make_decoder, geometry, reference.prompts[0], device) for make_decoder in (ours, theirs))
     gaps = [
@@ -106,7 +107,7 @@ def check_pages(
 
 
 def require_passed(result: CheckResult, model_type: str) -> None:
-    """Raises `UnsupportedModel` with the numbers."""
+    """Raises `UnsupportedModel` with the figures unless the check passed."""
     if not result.passed:
         raise UnsupportedModel(
             f"{model_type}: logits over pages differ from the stock model's by {result.gap:.2g} standard deviations, "
@@ -132,7 +133,7 @@ def _stock_logits(model: torch.nn.Module, prompt: Sequence[int], device: str) ->
 def paged_logits(
     make_decoder: DecoderFactory, geometry: KVGeometry, reference: ReferenceLogits, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [tokens, vocab_size] after the last token of every chunk, float32, and what they should be."""
+    """Logits [tokens, vocab_size] after the last token of every chunk, float32, and the expected ones."""
     page_size = geometry.page_size
     tables = _scattered_tables(reference.prompts, page_size)
     storage = PageStorage.allocate(geometry, sum(map(len, tables)) + 1, device)
@@ -158,7 +159,7 @@ def paged_logits(
 def _written_kv(
     make_decoder: DecoderFactory, geometry: KVGeometry, prompt: Sequence[int], device: str
 ) -> list[torch.Tensor]:
-    """The K and then the V of every layer after `prompt`, each [tokens, num_kv_heads * head_dim], float32."""
+    """K and V of every layer after `prompt`, each [tokens, num_kv_heads * head_dim], float32."""
     (table,) = _scattered_tables([prompt], geometry.page_size)
     storage = PageStorage.allocate(geometry, len(table) + 1, device)
     ids, positions = torch.tensor(prompt, device=device), torch.arange(len(prompt), device=device)
@@ -169,7 +170,7 @@ def _written_kv(
 
 
 def _scattered_tables(prompts: Sequence[Sequence[int]], page_size: int) -> list[list[int]]:
-    """Page tables that take turns, from the highest page down: never adjacent, never in order; page 0 is left alone."""
+    """Interleaved page tables in descending order: pages are never adjacent, and page 0 is unused."""
     tables: list[list[int]] = [[] for _ in prompts]
     counts = [ceil_div(len(prompt), page_size) for prompt in prompts]
     next_page = sum(counts)
@@ -182,7 +183,7 @@ def _scattered_tables(prompts: Sequence[Sequence[int]], page_size: int) -> list[
 
 
 def _steps(lengths: Sequence[int], page_size: int) -> list[list[tuple[int, int, int]]]:
-    """For each step the (row, start, end) of its chunks: uneven ones, and three single tokens to end a prompt."""
+    """For each step the (row, start, end) of its chunks: uneven ones, and three single tokens at the end."""
     cuts = []
     for length in lengths:
         edges = [0, *range(max(1, page_size - 3), length - 3, page_size + 5), *range(length - 3, length + 1)]
@@ -196,5 +197,5 @@ def _max_gap(ours: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def _median_gap(ours: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Of the tokens' gaps (root mean square): rounding can send a few tokens to other experts, an error moves all."""
+    """Median of the tokens' gaps: rounding can send a few tokens to other experts, an error moves all."""
     return ((ours - wanted).square().mean(-1).sqrt() / wanted.std(-1)).median().item()

@@ -1,9 +1,8 @@
 """From logits to tokens: penalties and biases, temperature, filters, and sampling by the inverse CDF.
 
-Pure functions of tensors on any device, called by the sampler. Weights are float32, sums of them float64.
-What depends on the requests is decided on the host, before anything is computed, so that a GPU is not waited for.
-Everything is independent of the order of tokens with equal probability and of the other rows, so that a row gives the
-same token in any batch.
+Pure functions of tensors on any device, called by the sampler. Weights are float32, their sums float64. Branches depend
+on request parameters only, so a GPU is never waited for. A row's result is independent of the other rows and of the
+order of equally probable tokens, so that it is the same in every batch.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from baton.domain.request import SamplingParams
 from baton.model.to_device import int64_tensor, to_device
 
 TOP_P_CANDIDATES = (1024, 8192)
-"""A nucleus is looked for among this many of the likeliest tokens first: sorting a vocabulary costs more than a row.
+"""Numbers of most probable tokens among which a nucleus is searched first, since sorting a vocabulary costs more.
 
-Whether it was found there is read back. Where that would mean to wait for a device, no size, the vocabulary is sorted.
+Each search reads back whether the nucleus was found. Without sizes the vocabulary is sorted, which waits for no device.
 """
 
 MIN_TEMPERATURE = torch.finfo(torch.float32).tiny
-"""What a temperature that float32 cannot hold counts as: as good as greedy."""
+"""Replaces temperatures too small for float32; sampling is greedy then."""
 
 
 def process_logits(
     logits: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int], banned: frozenset[int]
 ) -> None:
-    """Apply penalties, then `logit_bias`, then bans to one row [vocab_size], in place.
+    """Applies penalties, `logit_bias` and bans to one row [vocab_size], in place and in this order.
 
     Repetition (CTRL, arXiv:1909.05858) divides positive and multiplies negative logits of every token in prompt or
-    output; presence and frequency (as in OpenAI's API) are subtracted for tokens of the output, once and per count.
+    output. Presence and frequency (as in OpenAI's API) are subtracted for tokens of the output, once and per count.
     """
     if sampling.repetition_penalty != 1.0:
         seen = torch.tensor([*prompt, *output]).unique()
@@ -53,7 +52,7 @@ def process_logits(
 
 
 def changes_logits(sampling: SamplingParams, banned: frozenset[int]) -> bool:
-    """Whether `process_logits` would do anything."""
+    """True if `process_logits` would change anything."""
     return bool(
         banned
         or sampling.logit_bias
@@ -65,9 +64,9 @@ def changes_logits(sampling: SamplingParams, banned: frozenset[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Columns [rows, 1] of per-row parameters; neutral values let everything through.
+    """Columns [rows, 1] of per-row parameters. Neutral values keep every token.
 
-    `largest_k` is the largest of all `top_k` that leave something out, or 0; `has_*`: whether any row uses the filter.
+    `largest_k`: the largest `top_k` that excludes a token, or 0. `has_*`: some row uses the filter.
     """
 
     temperature: torch.Tensor
@@ -80,7 +79,7 @@ class Filters:
 
     @classmethod
     def of(cls, rows: Sequence[SamplingParams], vocab_size: int, device: torch.device | str = "cpu") -> Filters:
-        """`top_k` 0 means all."""
+        """Filters of `rows`; `top_k` 0 keeps all tokens."""
         top_k = [min(row.top_k or vocab_size, vocab_size) for row in rows]
         return cls(
             _column([row.temperature for row in rows], device),
@@ -96,14 +95,14 @@ class Filters:
 def filter_weights(
     logits: torch.Tensor, filters: Filters, candidates: Sequence[int] = TOP_P_CANDIDATES
 ) -> torch.Tensor:
-    """Weights (probabilities times a row's constant) [rows, vocab_size] after temperature, top-k, top-p and min-p.
+    """Weights [rows, vocab_size] after temperature, top-k, top-p and min-p: probabilities times a row's constant.
 
-    A token stays in the top k if fewer than k tokens are more probable; in the nucleus if the mass of all more
-    probable ones, of what top-k left, is below top-p; by min-p if it has that share of the most probable one's.
-    Equals stay or go together. `candidates`: see there.
+    Top-k keeps a token if fewer than k are more probable. Top-p keeps it if the mass of all more probable ones, of what
+    top-k left, is below top-p. Min-p keeps it from that share of the maximum on. Equally probable tokens stay or go
+    together. `candidates`: see `TOP_P_CANDIDATES`.
     """
     below_best = logits.float() - logits.amax(-1, keepdim=True).float()
-    # Subtracted before it is divided: a tiny temperature must not make infinities of which nothing can be subtracted.
+    # Subtract before dividing: a tiny temperature must not produce infinities that are then subtracted.
     weights = (below_best / filters.temperature.clamp(min=MIN_TEMPERATURE)).exp_()  # the most probable token's is 1
     vocab_size = weights.shape[-1]
     if filters.largest_k:
@@ -118,7 +117,7 @@ def filter_weights(
 
 
 def _top_p_threshold(weights: torch.Tensor, top_p: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """[rows, 1]: the weight of the last token of each row's nucleus; 0 where all tokens are in it."""
+    """The smallest weight [rows, 1] of each row's nucleus; 0 where every token is in it."""
     mass = weights.sum(-1, keepdim=True, dtype=torch.float64) * top_p
     vocab_size = weights.shape[-1]
     for num_best in (*(size for size in sizes if size < vocab_size), vocab_size):
@@ -131,16 +130,16 @@ def _top_p_threshold(weights: torch.Tensor, top_p: torch.Tensor, sizes: Sequence
 
 
 def uniform(seed: int, position: int) -> float:
-    """One number in [0, 1) for (seed, position): 53 bits of BLAKE2b, the same in every process and attempt."""
+    """A number in [0, 1) for (seed, position): 53 bits of BLAKE2b, equal in every process and attempt."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8, person=b"baton-sample").digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 def sample_by_cdf(weights: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
-    """[rows] token ids: the first, in order of id, at which a row's cumulated probability passes its number.
+    """Token ids [rows]: the lowest id at which a row's cumulative weight exceeds its uniform number.
 
-    In the order of ids, and not of probability, a rounding difference in the logits moves the outcome only when it
-    moves a boundary past the number, never because two near-equal tokens change places.
+    The order is by id, not by probability. So a rounding difference in the logits changes the token only if it moves a
+    boundary past the number, never because two nearly equal tokens swap places.
     """
     cumulated = weights.cumsum(-1, dtype=torch.float64)
     total = cumulated[:, -1:]

@@ -1,6 +1,6 @@
-"""Sampling with the native kernels: a pass or two over a row's logits, and nothing sorted.
+"""Sampling with the native kernels: one or two passes over a row's logits, no sorting.
 
-Used instead of torch where the logits are on the CPU. Filters and order of the cumulative sum are those of
+Used where the logits are on the CPU. Filters and the order of the cumulative sum are those of
 `baton.model.sampling.distribution`; results are equal up to rounding.
 """
 
@@ -22,7 +22,7 @@ class NativeSampler:
         self._kernels = kernels
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """Each row's; of equals the lowest id."""
+        """Argmax of each row; ties go to the lowest token id."""
         logits = _readable(logits)
         tokens = torch.empty(logits.shape[0], dtype=torch.int64)
         is_bfloat16 = logits.dtype is torch.bfloat16

@@ -1,9 +1,9 @@
-"""Chooses the next token of every row from the model's logits. Called by the runner, on the engine thread.
+"""Samples the next token of every row from the model's logits. Called by the runner on the engine thread.
 
-Randomness is keyed by (seed, position), where position is the number of tokens so far: a request gives the same
-tokens in every attempt, batch and process. Knows rows and logits, no scheduler. A batch in which everyone is greedy
-and nobody wants more than the token costs one argmax. Everything happens where the logits are; on a GPU nothing waits
-until the choice is read, and then only tokens come to the host, and the log-probabilities that were asked for.
+Randomness is keyed by (seed, position), where position is the number of tokens so far: a request gets the same tokens
+in every attempt, batch and process. A batch of greedy rows without logprobs costs one argmax. Everything is computed on
+the logits' device. On a GPU nothing waits until the result is read; then only tokens and requested logprobs are copied
+to the host. Knows rows and logits, no scheduler.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from baton.model.to_device import int64_tensor
 
 
 class SamplingRow(Protocol):
-    """What the sampler reads of a row; `baton.engine.batch.SampleSpec` is one."""
+    """The fields of a row that the sampler reads; implemented by `baton.engine.batch.SampleSpec`."""
 
     @property
     def sampling(self) -> SamplingParams: ...
@@ -45,9 +45,9 @@ class SamplingRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Under the raw logits, of the rows that asked (`counts`: row -> how many of the best), in the order of `counts`.
+    """Logprobs under the raw logits for the rows in `counts` (row -> number of best tokens), in that order.
 
-    `chosen` [asking rows] is of the chosen token; `best` and `best_tokens` are [asking rows, largest count].
+    `chosen` [asking rows] is the sampled token's. `best` and `best_tokens` are [asking rows, largest count].
     """
 
     counts: dict[int, int]
@@ -56,7 +56,7 @@ class Logprobs:
     best_tokens: torch.Tensor
 
     def read(self) -> dict[int, TokenLogprobs]:
-        """By row."""
+        """Logprobs by row."""
         columns = (self.chosen.tolist(), self.best_tokens.tolist(), self.best.tolist())
         return {
             row: TokenLogprobs(chosen, tuple(zip(tokens[:count], values[:count], strict=True)))
@@ -66,23 +66,23 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """What was chosen, still where it was computed: `tokens` [rows]."""
+    """Sampled `tokens` [rows] and logprobs, still on their device."""
 
     tokens: torch.Tensor
     logprobs: Logprobs | None
 
     def read(self) -> tuple[SampledToken, ...]:
-        """Brings it to the host; waits for a device."""
+        """Copies the result to the host; waits for the device."""
         tokens: list[int] = self.tokens.tolist()
         logprobs = {} if self.logprobs is None else self.logprobs.read()
         return tuple(SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens))
 
 
 class SamplerBackend(Protocol):
-    """Tokens [rows], int64, of logits [rows, vocab_size], on their device. The logits stay as they are."""
+    """Samples tokens [rows], int64, from logits [rows, vocab_size] on their device. Does not change the logits."""
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """Each row's; of equals the lowest id."""
+        """Argmax of each row; ties go to the lowest token id."""
         ...
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
@@ -91,7 +91,7 @@ class SamplerBackend(Protocol):
 
 
 class TorchSampler:
-    """A `SamplerBackend` in plain torch, on any device."""
+    """A `SamplerBackend` in plain torch on any device."""
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(-1)
@@ -106,8 +106,10 @@ _TORCH = TorchSampler()
 
 
 def sample_tokens(logits: torch.Tensor, rows: Sequence[SamplingRow], sampler: SamplerBackend = _TORCH) -> SampleResult:
-    """One token for each row of `logits` [rows, vocab_size], without waiting for their device. Ties of greedy rows go
-    to the lowest id."""
+    """Samples one token for each row of `logits` [rows, vocab_size] without waiting for their device.
+
+    Ties of greedy rows go to the lowest token id.
+    """
     if not rows:
         return SampleResult(logits.new_empty(0, dtype=torch.int64), None)
     tokens = _tokens(logits, rows, sampler)
@@ -131,7 +133,7 @@ def _tokens(logits: torch.Tensor, rows: Sequence[SamplingRow], sampler: SamplerB
 
 
 def _sample(logits: torch.Tensor, rows: Sequence[SamplingRow], sampler: SamplerBackend) -> torch.Tensor:
-    """[rows] tokens, each by its row's own number."""
+    """Tokens [rows], each by its row's own number."""
     uniforms = [uniform(row.sampling.seed, len(row.history)) for row in rows]
     return sampler.sample(logits, [row.sampling for row in rows], uniforms)
 
