@@ -166,7 +166,7 @@ class MemoryCallStore:
         if entry.tokens and entry.first > len(journal.tokens):
             return WriteOutcome.GAP
         has_more = bool(entry.tokens) and entry.first + len(entry.tokens) > len(journal.tokens)
-        if not journal.ended and (has_more or entry.ends):
+        if not journal.ended and (has_more or entry.finish is not None or entry.failure_code):
             self._append(journal, entry)
             self._journals.pop(id, None)
             self._journals[id] = journal

@@ -93,11 +93,6 @@ class JournalEntry:
     failure_code: str = ""
     logprobs: tuple[TokenLogprobs | None, ...] = ()
 
-    @property
-    def ends(self) -> bool:
-        """Whether the journal ends with it."""
-        return self.finish is not None or bool(self.failure_code)
-
 
 class WriteOutcome(enum.Enum):
     """What became of a journal entry: written; refused, a newer attempt being in the store; or not in order, the

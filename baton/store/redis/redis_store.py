@@ -173,7 +173,8 @@ class RedisStore:
             id, end = entry.id.request_id, entry.first + len(entry.tokens)
             first, end = (entry.first, end) if entry.tokens else (0, 0)  # without tokens: in order anywhere
             keys += (self._keys.sequence(id), self._keys.journal(id))
-            args += (entry.id.attempt, first, end, int(entry.ends), journal_codec.payload_from_entry(entry))
+            ends = entry.finish is not None or entry.failure_code != ""
+            args += (entry.id.attempt, first, end, int(ends), journal_codec.payload_from_entry(entry))
         async with self._call_client.operation("write tokens"):
             outcomes = cast("list[int]", await self._write_journal(keys=keys, args=args))
         return list(map(_OUTCOMES.__getitem__, outcomes))

@@ -87,11 +87,10 @@ class JournalBuffer:
             tuple(map(self.logprobs.get, range(first, self.first + end))) if self.logprobs else (),
         )
 
-    def mark_written(self, entry: JournalEntry) -> None:
-        """The store has the entry."""
-        self.num_written = max(self.num_written, entry.first + len(entry.tokens) - self.first)
-        if entry.finish is not None or entry.failure_code:
-            self.end_written = True
+    def mark_written(self, end: int, *, ends: bool) -> None:
+        """The store has the tokens before output index `end`, and the journal's end if `ends`."""
+        self.num_written = max(self.num_written, end - self.first)
+        self.end_written = self.end_written or ends
 
     def rewind(self) -> bool:
         """The store has lost the journal: all is due again. Returns False when the first tokens are not known here."""

@@ -117,7 +117,8 @@ class SyncQueue:
 
     def journal_written(self, sync: RecordSync, entry: JournalEntry) -> None:
         """The store has the entry; what is left waits behind the others."""
-        sync.journal.mark_written(entry)
+        ends = entry.finish is not None or entry.failure_code != ""
+        sync.journal.mark_written(entry.first + len(entry.tokens), ends=ends)
         self.due_journals.pop(sync, None)
         self.update(sync)
 
