@@ -1,7 +1,7 @@
-"""The package's build hook: compiles the native kernels, and builds the package without them where that fails.
+"""The package's build hook: compiles the native kernels; the package is built without them where that fails.
 
-Called by hatchling for wheels and editable installs. With kernels a wheel is of one platform, but of every Python: the
-libraries take addresses and numbers, and know nothing of the interpreter.
+Called by hatchling for wheels and editable installs. A wheel with kernels is for one platform and every Python: the
+libraries take addresses and numbers only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Leaves the libraries in the source tree, where an editable install finds them, and names them to the wheel."""
+    """Builds the libraries in the source tree, where an editable install finds them, and adds them to the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         sys.path.insert(0, self.root)

@@ -1,6 +1,6 @@
-"""Builds the native kernels that are out of date, and says what it built or could not: `make kernels`, `make install`.
+"""Builds outdated native kernels and prints what was built or failed: `make kernels`, `make install`.
 
-Ends with 0 all the same: where kernels are missing torch computes.
+Exits with 0 in either case: torch computes where kernels are missing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The text the bundled model learns from: an endless, seeded stream of small chats and plain pages.
+"""Generates the bundled model's training text: an endless, seeded stream of small chats and plain pages.
 
 ``train_bundled_model.py`` calls ``documents``. Every generator below takes a ``random.Random`` and returns one
-``(question, answer)`` turn or one page of plain text, so that a seed fixes the whole corpus. Nothing is downloaded. Facts
-about Baton are in ``bundled_facts.py``, stories in ``bundled_stories.py``. Questions vary a lot and answers little: three million parameters can learn
-to recognise many ways of asking, and to say a few things well.
+``(question, answer)`` turn or one page of plain text, so that a seed determines the corpus. Facts about Baton are in
+``bundled_facts.py``, stories in ``bundled_stories.py``. Questions vary a lot and answers little: three million
+parameters can recognise many questions and learn a few good answers.
 """
 
 import json
@@ -76,7 +76,7 @@ SYSTEMS = pool(
 
 
 def ask_story(rng: random.Random) -> Turn:
-    """Stories on demand: about anything, with or without a name and a place."""
+    """Stories about anything, with or without a name and a place."""
     verb = pick(rng, "Tell me|Tell me|Tell|Write|Write me|Make up|I want|Can you tell me|Give me|Please tell me")
     short = rng.random() < 0.25
     question = f"{verb} {'a short' if short else rng.choice(['a', 'a', 'a', 'a little', 'another'])} story"
@@ -95,7 +95,7 @@ def ask_story(rng: random.Random) -> Turn:
 
 
 def ask_summary(rng: random.Random) -> Turn:
-    """A story to summarise, or a page to be repeated: long copies are what n-gram speculation lives on."""
+    """A story to summarise, or a page to be repeated: long copies are what n-gram speculation predicts."""
     text, summary = story(rng, short=rng.random() < 0.5)
     if rng.random() < 0.6:
         return (
@@ -106,7 +106,7 @@ def ask_summary(rng: random.Random) -> Turn:
 
 
 def ask_sum(rng: random.Random) -> Turn:
-    """Arithmetic up to 99; two-digit sums are worked out step by step, which small models need."""
+    """Arithmetic up to 99. Two-digit sums are worked out step by step, which small models need."""
     kind = rng.random()
     if kind < 0.2:
         a, b = rng.randint(1, 12), rng.randint(1, 12)
@@ -140,7 +140,7 @@ def subtract_answer(a: int, b: int) -> str:
 
 
 def ask_fact(rng: random.Random, fact: Fact | None = None) -> Turn:
-    """A question about Baton: the full answer, or the first sentence when asked to be brief."""
+    """A question about Baton: the full answer, or the first sentence for a brief one."""
     fact = fact or rng.choice([FACTS[0], *FACTS])
     name = rng.choice(fact.names)
     forms = (
@@ -257,7 +257,7 @@ def ask_json(rng: random.Random) -> Turn:
 
 
 def ask_unknown(rng: random.Random) -> Turn:
-    """Questions outside of what the model knows: one graceful answer for all of them."""
+    """Questions outside the model's knowledge, with one answer for all of them."""
     topic = rng.choice(
         [rng.choice(NOUNS), pseudo_word(rng), rng.choice(NAMES) + " " + pseudo_word(rng).title(), rng.choice(FOODS)]
     )
@@ -288,7 +288,7 @@ MIX: tuple[tuple[Callable[[random.Random], Turn], float], ...] = (
 
 
 def disturb(rng: random.Random, question: str) -> str:
-    """Ask the way people type: lower case, no full stop, a polite word in front or behind."""
+    """Varies a question as people type: lower case, no full stop, a polite word before or after."""
     if rng.random() < 0.12:
         question = (
             rng.choice(["Please ", "Hi, ", "Hey Baton, ", "Hello! ", "OK, ", "Could you please: ", "Now "]) + question
@@ -333,12 +333,12 @@ def chat(rng: random.Random) -> list[dict[str, str]]:
 
 
 def render(messages: list[dict[str, str]]) -> str:
-    """The ChatML text of a conversation, equal to what the chat template gives."""
+    """The ChatML text of a conversation, equal to the chat template's."""
     return "".join(f"{START}{m['role']}\n{m['content']}{END}\n" for m in messages)
 
 
 def plain_page(rng: random.Random) -> str:
-    """Text without roles, so that plain completions go on sensibly: stories, a handbook, sheets of sums."""
+    """Text without roles, for plain completions: stories, a handbook, sheets of sums."""
     kind = rng.random()
     if kind < 0.4:
         return story(rng)[0]

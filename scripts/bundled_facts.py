@@ -1,8 +1,9 @@
-"""What the bundled model is taught about Baton: one paragraph a topic, written out once, in plain English.
+"""Facts about Baton that the bundled model learns: one paragraph a topic, in plain English.
 
-Owned by ``bundled_corpus.py``, which turns every topic into many questions and answers. A topic is a line of names
-separated by ``/`` (the first is the canonical one; they fill the gap in "What is ...?"), then one line that answers
-in a single sentence, then lines that go on. Keep sentences short: a model of three million parameters learns them by heart.
+``bundled_corpus.py`` turns every topic into many questions and answers. A topic is a line of names separated by ``/``
+(the first is the canonical one; they fill the gap in "What is ...?"), then a line that answers in one sentence, then
+further lines. Keep sentences short: a model of three million parameters learns them by heart. The text determines the
+shipped weights, so it changes only together with them.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A topic: how people name it, the one-sentence answer, and the rest of the explanation."""
+    """A topic: its names, the one-sentence answer, and the rest of the explanation."""
 
     names: tuple[str, ...]
     short: str
@@ -276,7 +277,7 @@ Pages are checked by pins, leases and digests before decode may read them.
 
 
 def parse_topics(text: str) -> list[Fact]:
-    """Split the topic text at its blank lines into facts."""
+    """Splits the topic text at its blank lines into facts."""
     facts = []
     for paragraph in text.strip().split("\n\n"):
         names, short, *more = paragraph.split("\n")

@@ -1,14 +1,14 @@
-"""The small stories that the bundled model learns to tell, and the words they are made of.
+"""Small stories that the bundled model learns to tell, and their words.
 
-Used by ``bundled_corpus.py``. A story is an opening, one of a few plots and an ending; heroes, names, places and things are
-drawn at random, which makes far more stories than any training run sees, all of them easy to read.
+Used by ``bundled_corpus.py``. A story is an opening, one of a few plots and an ending. Heroes, names, places and things
+are drawn at random, which makes far more stories than a training run uses.
 """
 
 import random
 
 
 def pool(text: str) -> list[str]:
-    """Things to choose from, written as one string: separated by "|", or by blanks where there is none."""
+    """Splits a string of choices at "|", or at blanks where it has none."""
     return text.split("|") if "|" in text else text.split()
 
 
@@ -37,7 +37,7 @@ ADJECTIVES = pool(
 )
 FOODS = pool("apples bread soup berries cake nuts honey pancakes cheese carrots pears cookies")
 
-# A story is one line from each stanza of a plot. The slots are filled by `story`.
+# A story is one line from each stanza of a plot. `story` fills the slots.
 OPENINGS = (
     "Once upon a time there was {a_adj} {hero} named {name} who lived in the {place}.|"
     "Long ago, near the {place}, there lived {a_adj} {hero} named {name}.",
@@ -101,7 +101,7 @@ def pick(rng: random.Random, text: str) -> str:
 
 
 def with_article(noun: str) -> str:
-    """Put "a" or "an" before a noun phrase."""
+    """Puts "a" or "an" before a noun phrase."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 

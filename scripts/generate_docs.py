@@ -93,7 +93,7 @@ def diagram(table: Table, start: enum.Enum, ends: frozenset[Any]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """What every generated page should contain now."""
+    """Every generated page and its current text."""
     handoff, overview = DOCS / "protocol.md", DOCS / "architecture.md"
     return {
         DOCS / "configuration.md": configuration(),
@@ -104,7 +104,7 @@ def pages() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Command line: no arguments."""
+    """Writes every page. Takes no arguments."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def _ends(table: Table, states: type[enum.Enum]) -> frozenset[enum.Enum]:
-    """States that nothing leads out of."""
+    """States without a transition."""
     return frozenset(states) - {state for state, _ in table}
 
 

@@ -1,7 +1,7 @@
 """Compiles `protos/baton/v1/*.proto` into the flat package `baton.rpc.gen`.
 
-Called by `make proto` (into the tree) and by `tests/contract/test_protos.py` (into a temporary folder, to compare).
-The compiler runs in a process of its own: loaded beside NIXL's libraries it crashes.
+Called by `make proto` (into the tree) and by `tests/contract/test_protos.py` (into a temporary folder, to compare). The
+compiler runs in a process of its own: it crashes beside NIXL's libraries.
 """
 
 import argparse
@@ -17,12 +17,12 @@ STUBS = ROOT / "baton" / "rpc" / "gen"
 PACKAGE = "baton.rpc.gen"
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 INIT = '"""Stubs generated from `protos/` by `make proto`; never edited by hand."""\n'
-# protoc imports by the path of the .proto file; here all stubs lie in one package.
+# protoc imports by the path of the .proto file; here all stubs are in one package.
 PROTO_IMPORT = re.compile(r"^from baton\.v1 import ", re.MULTILINE)
 
 
 def compile_protos(target: Path) -> None:
-    """Run the pinned protoc on every .proto file; `target` receives a tree `baton/v1/`."""
+    """Runs the pinned protoc on every .proto file; `target` receives a tree `baton/v1/`."""
     sources = sorted(path.relative_to(PROTOS).as_posix() for path in PROTOS.glob("baton/v1/*.proto"))
     if not sources:
         raise SystemExit(f"no .proto files below {PROTOS}")
@@ -31,12 +31,12 @@ def compile_protos(target: Path) -> None:
 
 
 def has_services(stub: str) -> bool:
-    """Whether a gRPC stub holds more than protoc's preamble (a file without services gets an empty one)."""
+    """True if a gRPC stub holds more than protoc's preamble. A file without services has an empty stub."""
     return "class " in stub
 
 
 def generate(target: Path) -> list[Path]:
-    """Write the stubs of every .proto file to `target`, remove stale ones, and return the files written."""
+    """Writes the stubs of every .proto file to `target`, removes stale ones, and returns the files written."""
     target.mkdir(parents=True, exist_ok=True)
     stubs = {"__init__.py": INIT}
     with tempfile.TemporaryDirectory() as scratch:

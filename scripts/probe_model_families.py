@@ -1,13 +1,13 @@
-"""Finds the model types that may be served, and writes them down in `baton/model/loading/allow_list.py`.
+"""Finds the model types that may be served and writes them to `baton/model/loading/allow_list.py`.
 
-Every causal language model type of the installed transformers is built tiny and random, saved, loaded through
-`load_model` (whose self-check compares logits) and made to answer prompts in chunks over shared, scattered pages. A
-type is listed if every greedy token equals `generate()`'s. Each type runs in a process of its own, with a deadline:
-some crash, some hang. Takes about twenty minutes; run it again for another version of transformers.
+Builds a tiny random model of every causal language model type in transformers, saves it and loads it through
+`load_model`, whose self-check compares logits. The model then answers prompts in chunks over shared, scattered pages. A
+type is listed if every greedy token equals `generate()`'s. Each type runs in a process of its own with a deadline: some
+crash, some hang. Takes about twenty minutes; run it again for another version of transformers.
 
     python scripts/probe_model_families.py [--only llama,mistral] [--write]
 
-With `--only`, `--write` changes the verdict of the named types and leaves the others as they are.
+With `--only`, `--write` changes the named types and keeps the others.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ OPTIONAL = frozenset(
 
 
 def main() -> int:
-    """Probe all types (or `--only` some), print a line for each, and with `--write` rewrite the list."""
+    """Probes all types (or `--only` some), prints a line for each, and rewrites the list with `--write`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="comma-separated model types")
     parser.add_argument("--write", action="store_true", help="rewrite baton/model/loading/allow_list.py")
@@ -97,7 +97,7 @@ def _all_types() -> list[str]:
 
 
 def _probe_in_child(model_type: str) -> bool:
-    """Fork, so that the imports are paid once, and give the child a deadline."""
+    """Forks, so that imports are paid once, and gives the child a deadline."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_report, args=(model_type, sender))
@@ -122,7 +122,7 @@ def _report(model_type: str, sender: Connection) -> None:
 
 
 def probe(model_type: str) -> str:
-    """`exact`, or what is wrong with this type. Raises whatever the type's own code raises."""
+    """`exact`, or the difference. Raises any error of the type's own code."""
     config = _small_config(transformers.CONFIG_MAPPING[model_type])
     with torch.device("meta"):
         skeleton = transformers.AutoModelForCausalLM.from_config(config)
@@ -159,7 +159,7 @@ def probe(model_type: str) -> str:
 
 
 def _small_config(config_class: Any) -> Any:
-    """The smallest config of a family that keeps its kinds of layers."""
+    """The smallest config of a family with all of its layer types."""
     default = config_class()
     aliases = getattr(default, "attribute_map", {})
     small = {
@@ -184,7 +184,7 @@ def _small_config(config_class: Any) -> Any:
 
 
 def write_allow_list(model_types: set[str]) -> None:
-    """Rewrite the module with `model_types`."""
+    """Rewrites the module with `model_types`."""
     names = "".join(f'        "{name}",\n' for name in sorted(model_types))
     ALLOW_LIST.write_text(
         '"""Model types whose tiny random float32 models gave, on pages, exactly the stock model\'s tokens.\n'

@@ -1,10 +1,10 @@
-"""Train the bundled model: a seeded run of under 30 minutes on two CPU cores, from text that the run writes itself.
+"""Trains the bundled model on generated text: a seeded run of under 30 minutes on two CPU cores.
 
     python -m scripts.train_bundled_model --out baton/bundled/model
 
-Steps: generate text (``bundled_corpus.py``), train a byte-level BPE on it, train a small Qwen3 on the packed text, round
-the weights to bfloat16, measure the loss on text of another seed, write the directory that ships in the wheel. With the
-same seed, threads and versions, and as long as ``--minutes`` does not cut the run short, the result is the same.
+Steps: generate text (``bundled_corpus.py``), train a byte-level BPE on it, train a small Qwen3 on the packed text,
+round the weights to bfloat16, measure the loss on text of another seed, and write the directory that ships in the
+wheel. The result is reproducible with the same seed, threads and versions, unless ``--minutes`` ends the run early.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from scripts.bundled_corpus import END, END_OF_TEXT, START, documents, render
 
 VOCABULARY = 2048
 CONTEXT = 4096
-TEMPERATURE = 0.2  # what its answers are good at; a client may ask for another
+TEMPERATURE = 0.2  # suits its answers; a client may set another
 ADAMW_LEARNING_RATE = 3e-3
-EVAL_SEED_OFFSET = 1_000_003  # text of this seed is never trained on
+EVAL_SEED_OFFSET = 1_000_003  # the seed of text that is never trained on
 # Qwen's pattern: words with their leading space, every digit alone (sums are learnt digit by digit), runs of marks, blanks.
 SPLIT = r"'(?:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -65,14 +65,14 @@ CHAT_TEMPLATE = """\
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of the run: ``until`` is the share of the run at which it ends; a step is rows x length tokens."""
+    """A part of the run that ends at the share ``until``; a step is rows x length tokens."""
 
     until: float
     rows: int
     length: int
 
 
-# Small steps learn most a token at first, larger ones settle; the long rows at the end teach far positions.
+# Small steps learn most per token at first, larger ones settle; the long rows at the end teach far positions.
 PHASES = (
     Phase(until=0.6, rows=4, length=256),
     Phase(until=0.9, rows=8, length=256),
@@ -134,7 +134,7 @@ class PackedText:
     """The token stream of a seed, cut into rows without padding."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
-        """Start the stream; ids are produced on demand."""
+        """Starts the stream; ids are produced on demand."""
         self._tokenizer = tokenizer
         self._documents = documents(seed)
         self._ids: list[int] = []
@@ -163,14 +163,15 @@ def schedule(progress: float, peak: float) -> float:
 
 
 class Muon:
-    """Momentum whose update is made orthogonal: for these matrices it learns twice as much a token as AdamW (measured).
+    """Momentum with an orthogonalised update; it learns twice as much a token as AdamW on these matrices (measured).
 
     Source: Keller Jordan, "Muon: an optimizer for hidden layers" (2024), with the update scale of "Muon is scalable for
-    LLM training" (2025), so that one learning rate fits all shapes. Matrices of one shape are updated together, in float32.
+    LLM training" (2025), so that one learning rate fits all shapes. Matrices of one shape are updated together, in
+    float32.
     """
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
-        """Group ``parameters``, all of them matrices, by shape."""
+        """Groups ``parameters``, all of them matrices, by shape."""
         self._groups: dict[torch.Size, list[torch.nn.Parameter]] = {}
         for parameter in parameters:
             self._groups.setdefault(parameter.shape, []).append(parameter)
@@ -178,7 +179,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, learning_rate: float, momentum: float = 0.95, weight_decay: float = 0.1) -> None:
-        """One update from the gradients."""
+        """Updates the parameters from their gradients."""
         for shape, group in self._groups.items():
             gradient = torch.stack([p.grad for p in group if p.grad is not None])  # [matrices, out, in]
             average = self._momenta[shape].lerp_(gradient, 1 - momentum)
@@ -188,7 +189,7 @@ class Muon:
 
 
 def orthogonal(matrices: torch.Tensor, iterations: int = 5) -> torch.Tensor:
-    """Push all singular values of ``matrices`` [n, out, in] to about one (Newton-Schulz, Jordan's coefficients)."""
+    """Pushes all singular values of ``matrices`` [n, out, in] to about one (Newton-Schulz, Jordan's coefficients)."""
     x: torch.Tensor = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
@@ -206,17 +207,17 @@ def build_optimizers(model: Qwen3ForCausalLM) -> tuple[Muon, torch.optim.AdamW]:
 
 
 def log(message: str, started: float) -> None:
-    """One line of progress with the seconds since the start."""
+    """Prints one line of progress with the seconds since the start."""
     print(f"[{time.monotonic() - started:7.1f} s] {message}", flush=True)
 
 
 def progress_of(step: int, steps: int, started: float, minutes: float) -> float:
-    """Share of the run that is done: by steps, or by time where the time runs out first."""
+    """Share of the run that is done: by steps, or by time where that runs out first."""
     return min(1.0, max(step / steps, (time.monotonic() - started) / (60 * minutes)))
 
 
 def train(model: Qwen3ForCausalLM, text: PackedText, options: argparse.Namespace, started: float) -> int:
-    """Run the schedule to its end; returns the number of tokens seen."""
+    """Runs the schedule to its end. Returns the number of tokens seen."""
     muon, adamw = build_optimizers(model)
     model.train()
     num_tokens, recent = 0, []
@@ -242,7 +243,7 @@ def train(model: Qwen3ForCausalLM, text: PackedText, options: argparse.Namespace
 
 
 def round_to_bfloat16(model: Qwen3ForCausalLM) -> None:
-    """Round every weight in place, so that what is measured is what is saved."""
+    """Rounds every weight in place, so that the measured weights are the saved ones."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(torch.bfloat16))
@@ -265,7 +266,7 @@ def answer(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, question
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path, card: str) -> None:
-    """Write the directory that ships: bfloat16 weights, configuration, tokenizer, chat template and model card."""
+    """Writes the shipped directory: bfloat16 weights, configuration, tokenizer, chat template and model card."""
     out.mkdir(parents=True, exist_ok=True)
     model.generation_config = GenerationConfig(
         eos_token_id=[2, 0], pad_token_id=0, do_sample=True, temperature=TEMPERATURE
@@ -281,7 +282,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path,
 def model_card(
     num_parameters: int, num_tokens: int, times: tuple[float, float], loss: float, options: argparse.Namespace
 ) -> str:
-    """The README of the model directory, with the numbers of this run. ``times``: minutes by the wall and of CPU time."""
+    """The model directory's README with the figures of this run. ``times``: minutes of wall and CPU time."""
     return f"""# The bundled model
 
 A tiny chat model (Qwen3 architecture, {num_parameters:,} parameters, its own {VOCABULARY}-entry byte-level BPE, bfloat16)
@@ -316,7 +317,7 @@ PROBES = (
 
 
 def parse_options(arguments: Iterator[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("baton/bundled/model"))
     parser.add_argument("--steps", type=int, default=2500, help="optimizer steps of 1024, later 2048 tokens")
@@ -330,7 +331,7 @@ def parse_options(arguments: Iterator[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, measure, show a few answers, save."""
+    """Trains, measures, prints a few answers and saves."""
     options, started = parse_options(), time.monotonic()
     torch.set_num_threads(options.threads)
     tokenizer = train_tokenizer(options.seed)
