@@ -1,4 +1,4 @@
-"""What the hand-written pages say of the repository holds: paths exist, links lead somewhere, commands parse."""
+"""Statements of hand-written pages are true: paths exist, links resolve, commands parse."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def prose(page: Path) -> str:
 
 
 def named_paths(page: Path) -> Iterator[str]:
-    """Inline code that looks like a place in this repository: `baton/kv`, `services/router/app.py`."""
+    """Inline code that looks like a path of this repository: `baton/kv`, `services/router/app.py`."""
     for text in INLINE.findall(prose(page)):
         if re.fullmatch(r"[\w.\-/]+", text) and text.split("/")[0] in TOP_FOLDERS and "/" in text:
             yield text
@@ -74,7 +74,7 @@ def _baton_arguments(words: list[str]) -> Iterator[list[str]]:
 
 
 def parses(arguments: list[str]) -> None:
-    """Raises what the command line would print. `$VARIABLES` are taken for a word without blanks."""
+    """Parses a command line; raises its error. `$VARIABLES` count as one word."""
     words = [re.sub(r"\$\([^)]*\)|\$\w+", "x", word) for word in arguments]
     build_app().parse_args(words, exit_on_error=False, print_error=False)
 
@@ -91,7 +91,7 @@ def test_named_paths_exist(page: Path):
 
 
 @each_page
-def test_links_lead_somewhere(page: Path):
+def test_links_resolve(page: Path):
     broken = []
     for link in relative_links(page):
         path, _, anchor = link.partition("#")
@@ -133,8 +133,14 @@ def test_every_decision_is_listed():
     assert listed == {path.name for path in folder.glob("[0-9]*.md")}
 
 
+def test_every_result_is_linked_from_the_performance_page():
+    folder = ROOT / "docs" / "results"
+    linked = set(relative_links(ROOT / "docs" / "performance.md"))
+    assert {f"results/{path.name}" for path in folder.glob("*.md")} - linked == set()
+
+
 def test_the_readme_shows_the_commands():
-    """The checks above check nothing on a page that they cannot read."""
+    """Guards the checks above against a page that they cannot read."""
     found = list(commands((ROOT / "README.md").read_text(encoding="utf-8")))
     assert {tuple(words[:2]) for words in found} >= {("serve", name) for name in ("router", "prefill", "decode")}
     assert len(list(named_paths(ROOT / "README.md"))) > 10
@@ -143,5 +149,5 @@ def test_the_readme_shows_the_commands():
 @pytest.mark.parametrize("line", ["baton serv router", "baton serve router --prot 1", "baton up --prefill none"])
 def test_a_command_that_does_not_exist_is_found(line: str):
     (arguments,) = commands(f"```sh\n{line}\n```\n")
-    with pytest.raises(Exception):  # noqa: B017, PT011 - whichever error the command line has for it
+    with pytest.raises(Exception):  # noqa: B017, PT011 - any error of the command line
         parses(arguments)
