@@ -65,15 +65,19 @@ class PageTable:
     def cache_full_pages(self, tokens: Sequence[int], num_filled: int) -> None:
         """Enters the full pages of `tokens[:num_filled]`, whose KV is in place, into the prefix cache.
 
-        A page that was cached by another request meanwhile replaces ours in the table: the bytes stand for the same.
+        Costs as much as there are pages that were not entered before. A page that another request cached meanwhile
+        replaces ours in the table: the bytes are the same.
         """
-        num_full = min(num_filled, len(tokens)) // self._page_size
-        if num_full <= len(self._keys):
+        num_cached, num_full = len(self._keys), min(num_filled, len(tokens)) // self._page_size
+        if num_full <= num_cached:
             return
-        for i in range(len(self._keys), num_full):
-            parent = self._keys[-1] if self._keys else root_key(self.salt)
-            self._keys.append(next_key(parent, tokens[i * self._page_size : (i + 1) * self._page_size]))
-        self.pages[:num_full] = self._cache.insert(self._keys, self.pages[:num_full], self._hold)
+        parent = self._keys[-1] if self._keys else None
+        key = parent or root_key(self.salt)
+        for start in range(num_cached * self._page_size, num_full * self._page_size, self._page_size):
+            key = next_key(key, tokens[start : start + self._page_size])
+            self._keys.append(key)
+        new = slice(num_cached, num_full)
+        self.pages[new] = self._cache.insert(parent, self._keys[new], self.pages[new], self._hold)
 
     def change_hold(self, hold: Hold) -> None:
         """Changes why the pages are held, without a gap."""
@@ -82,5 +86,6 @@ class PageTable:
 
     def release(self) -> None:
         """Gives all pages up; the cached ones stay in the cache. The table is empty and usable again."""
+        self._cache.touch(self._keys)
         self._cache.pool.drop(self.pages, self._hold)
         self.pages, self._keys = [], []

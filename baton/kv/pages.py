@@ -50,6 +50,7 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free = [PageId(i) for i in reversed(range(num_pages))]
+        self._free_index = array("I", reversed(range(num_pages)))  # where a free page is in `_free`
         self._holds = {hold: array("I", bytes(4 * num_pages)) for hold in Hold}
         self._cached = bytearray(num_pages)
         self._owners = bytearray(num_pages)  # Owner.FREE == 0
@@ -111,19 +112,33 @@ class PagePool:
         self._cached[page] = cached
         self._update_owner(page)
 
+    def is_cached(self, page: PageId) -> bool:
+        """Whether the prefix cache holds the page, beside any other reason."""
+        return bool(self._cached[page])
+
     def check(self) -> None:
-        """Recomputes the books from the holds. Raises `Broken` at the first page that does not agree."""
-        free = set(self._free)
-        if len(free) != len(self._free):
-            raise Broken("a page is on the free list twice")
+        """Recomputes every owner from the holds. Raises `Broken` at the first page that does not agree."""
+        self.check_pages(0, self.num_pages)
         counted = [0] * len(Owner)
         for page in range(self.num_pages):
-            owner = self._strongest_owner(page)
-            counted[owner] += 1
-            if owner != self._owners[page] or (owner == Owner.FREE) != (page in free):
-                raise Broken(f"page {page} is booked as {Owner(self._owners[page]).name}, is {owner.name}")
+            counted[self._strongest_owner(page)] += 1
         if counted != self._num_owned:
             raise Broken(f"owners' counts {self._num_owned} are really {counted}")
+
+    def check_pages(self, start: int, stop: int) -> None:
+        """The part of `check` that looks at single pages, for those in [start, stop). Totals are not recounted."""
+        if len(self._free) != self._num_owned[Owner.FREE]:
+            raise Broken(f"{len(self._free)} pages are on the free list, {self._num_owned[Owner.FREE]} are free")
+        for page in range(start, stop):
+            owner = self._strongest_owner(page)
+            if owner != self._owners[page]:
+                raise Broken(f"page {page} is counted as {Owner(self._owners[page]).name}, is {owner.name}")
+            if (owner == Owner.FREE) != self._is_on_free_list(page):
+                raise Broken(f"page {page} is {owner.name}, the free list says otherwise")
+
+    def _is_on_free_list(self, page: int) -> bool:
+        index = self._free_index[page]
+        return index < len(self._free) and self._free[index] == page
 
     def _strongest_owner(self, page: int) -> Owner:
         for hold, owner in _OWNERS_BY_PRIORITY:
@@ -139,4 +154,5 @@ class PagePool:
         self._num_owned[before] -= 1
         self._num_owned[now] += 1
         if now == Owner.FREE:
+            self._free_index[page] = len(self._free)
             self._free.append(page)

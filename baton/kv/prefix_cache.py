@@ -33,6 +33,7 @@ class PrefixCache:
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self._nodes: OrderedDict[PageKey, _Node] = OrderedDict()  # oldest first
+        self._keys: list[PageKey | None] = [None] * pool.num_pages  # of the cached pages, by page
 
     @property
     def num_available(self) -> int:
@@ -50,7 +51,7 @@ class PrefixCache:
             if node is None:
                 break
             pages.append(node.page)
-        self._touch(keys[: len(pages)])
+        self.touch(keys[: len(pages)])
         self.pool.hold(pages, hold)
         return pages
 
@@ -61,19 +62,26 @@ class PrefixCache:
                 return i
         return len(keys)
 
-    def insert(self, keys: Sequence[PageKey], pages: Sequence[PageId], hold: Hold) -> list[PageId]:
-        """Enters filled pages, from the root on; `pages[i]` holds the tokens that `keys[i]` names, held for `hold`.
+    def insert(
+        self, parent: PageKey | None, keys: Sequence[PageKey], pages: Sequence[PageId], hold: Hold
+    ) -> list[PageId]:
+        """Enters filled pages that follow the cached page `parent` (None: the root).
 
-        Returns the pages to use from now on: where an equal page was cached already, that one (the hold moves to it,
-        and the duplicate is given back).
+        `pages[i]` holds the tokens that `keys[i]` names and is held for `hold`, as `parent` is. Returns the pages to
+        use from now on: where an equal page was cached already, that one. The hold moves to it, and the duplicate is
+        given back.
         """
-        inserted: list[PageId] = []
-        parent: PageKey | None = None
+        used: list[PageId] = []
         for key, page in zip(keys, pages, strict=True):
-            inserted.append(self._insert_one(key, parent, page, hold))
+            used.append(self._insert_one(key, parent, page, hold))
             parent = key
-        self._touch(keys)
-        return inserted
+        self.touch(keys)
+        return used
+
+    def touch(self, keys: Sequence[PageKey]) -> None:
+        """Makes the cached pages of a chain the most recently used, those before others last."""
+        for key in reversed(keys):
+            self._nodes.move_to_end(key)
 
     def allocate(self, num_pages: int, hold: Hold) -> list[PageId] | None:
         """`num_pages` pages held for `hold`, evicting as needed; None (and nothing evicted) when it cannot be."""
@@ -89,20 +97,37 @@ class PrefixCache:
         return num_pages
 
     def check(self) -> None:
-        """Raises `Broken` if the tree or the holds on it are not closed towards its root, or its books disagree."""
+        """Raises `Broken` unless the tree, the holds on it and the pool's owners agree. Walks every page."""
+        if len({node.page for node in self._nodes.values()}) != len(self._nodes):
+            raise Broken("one page is cached under two keys")
+        self.check_pages(0, self.pool.num_pages)
         children: dict[PageKey, int] = {}
         for node in self._nodes.values():
             if node.parent is not None:
                 children[node.parent] = children.get(node.parent, 0) + 1
         for key, node in self._nodes.items():
-            if node.parent is not None and node.parent not in self._nodes:
-                raise Broken(f"page {node.page} is cached without the page before it")
-            if node.parent is not None and self._is_held(key) and not self._is_held(node.parent):
-                raise Broken(f"page {node.page} is held, the page before it is not")
             if node.num_children != children.get(key, 0):
                 raise Broken(f"page {node.page} counts {node.num_children} children, has {children.get(key, 0)}")
-        if len({node.page for node in self._nodes.values()}) != len(self._nodes):
-            raise Broken("one page is cached under two keys")
+
+    def check_pages(self, start: int, stop: int) -> None:
+        """The part of `check` that looks at single pages, for those in [start, stop). Children are not counted."""
+        for page in range(start, stop):
+            key = self._keys[page]
+            if self.pool.is_cached(PageId(page)) != (key is not None):
+                raise Broken(f"page {page} is cached for the pool or for the tree, not for both")
+            if key is not None:
+                self._check_node(key, page)
+
+    def _check_node(self, key: PageKey, page: int) -> None:
+        node = self._nodes.get(key)
+        if node is None or node.page != page:
+            raise Broken(f"page {page} is not where its key leads")
+        if node.parent is None:
+            return
+        if node.parent not in self._nodes:
+            raise Broken(f"page {page} is cached without the page before it")
+        if self._is_held(key) and not self._is_held(node.parent):
+            raise Broken(f"page {page} is held, the page before it is not")
 
     def _is_held(self, key: PageKey) -> bool:
         return self.pool.owner(self._nodes[key].page) != Owner.CACHED
@@ -111,6 +136,7 @@ class PrefixCache:
         node = self._nodes.get(key)
         if node is None:
             self._nodes[key] = _Node(page, parent)
+            self._keys[page] = key
             if parent is not None:
                 self._nodes[parent].num_children += 1
             self.pool.set_cached(page, True)
@@ -120,10 +146,6 @@ class PrefixCache:
             self.pool.drop([page], hold)
         return node.page
 
-    def _touch(self, keys: Sequence[PageKey]) -> None:
-        for key in reversed(keys):
-            self._nodes.move_to_end(key)
-
     def _evict(self, num_pages: int) -> None:
         """Frees `num_pages` pages, oldest leaves first. A page in use counts as used now and goes to the young end."""
         while num_pages > 0:
@@ -132,6 +154,7 @@ class PrefixCache:
                 self._nodes.move_to_end(key)
                 continue
             del self._nodes[key]
+            self._keys[node.page] = None
             if node.parent is not None:
                 self._nodes[node.parent].num_children -= 1
             self.pool.set_cached(node.page, False)

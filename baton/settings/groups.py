@@ -1,7 +1,4 @@
-"""The settings that several services share, as two small base classes, so that names stay flat.
-
-Called by `services/*/settings.py`. Knows no single service.
-"""
+"""Settings that several services share, as small base classes with flat names. Used by `services/*/settings.py`."""
 
 from __future__ import annotations
 
@@ -38,14 +35,14 @@ StoreUrl = Annotated[str, AfterValidator(_is_store_url)]
 
 
 class LogFormat(StrEnum):
-    """How a log line looks."""
+    """Format of log lines."""
 
     CONSOLE = "console"
     JSON = "json"
 
 
 class LogLevel(StrEnum):
-    """The least severe line that is written."""
+    """Least severe level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -54,7 +51,7 @@ class LogLevel(StrEnum):
 
 
 class Dtype(StrEnum):
-    """Number format of weights and KV; AUTO takes bfloat16 on GPUs and where the CPU computes it well, else float32."""
+    """Number format of weights and KV. AUTO: bfloat16 on GPUs and on CPUs with fast bfloat16, else float32."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -62,7 +59,7 @@ class Dtype(StrEnum):
 
 
 class DecoderKind(StrEnum):
-    """Who computes the model; AUTO takes the lean decoder where it serves the model and proves itself at start."""
+    """Implementation of the model. AUTO: the lean decoder if it supports the model and passes the start-up check."""
 
     AUTO = "auto"
     LEAN = "lean"
@@ -70,14 +67,14 @@ class DecoderKind(StrEnum):
 
 
 class QuantizationKind(StrEnum):
-    """Number format of the weight matrices where it is not `dtype`."""
+    """Number format of the weight matrices; NONE: `dtype`."""
 
     NONE = "none"
     INT8 = "int8"
 
 
 class Device(StrEnum):
-    """Where the model runs; AUTO takes a GPU when there is one."""
+    """Device of the model. AUTO: a GPU if there is one."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -85,7 +82,7 @@ class Device(StrEnum):
 
 
 class Transport(StrEnum):
-    """How page bytes move; AUTO takes NIXL where it works, else the gRPC stream."""
+    """Transport of page bytes. AUTO: NIXL if it works, else the gRPC stream."""
 
     AUTO = "auto"
     NIXL = "nixl"
@@ -93,23 +90,23 @@ class Transport(StrEnum):
 
 
 class ClusterTrustSettings(Settings):
-    """How a process shows that it belongs to the cluster."""
+    """Credentials of a process of the cluster."""
 
     cluster_secret_file: Path | None = None
-    """File with the secret that router and workers share, 32 bytes or more; without it a worker serves any caller."""
+    """File with the secret that router and workers share, at least 32 bytes; without it a worker serves any caller."""
 
     tls_cert_file: Path | None = None
-    """This process's certificate (PEM) for calls between router and workers; goes with tls_key_file and tls_ca_file."""
+    """Certificate (PEM) of this process for calls between router and workers; needs tls_key_file and tls_ca_file."""
 
     tls_key_file: Path | None = None
     """The certificate's private key (PEM, without a password)."""
 
     tls_ca_file: Path | None = None
-    """Authorities (PEM) that the certificates of peers must come from; a peer without one gets no connection."""
+    """Authorities (PEM) of the peers' certificates; a peer without such a certificate gets no connection."""
 
 
 class ServiceSettings(ClusterTrustSettings):
-    """What every service has."""
+    """Settings of every service."""
 
     host: str = "127.0.0.1"
     """Interface to listen on."""
@@ -118,22 +115,22 @@ class ServiceSettings(ClusterTrustSettings):
     """`bundled`, a directory with a Hugging Face model, or a Hugging Face id such as `Qwen/Qwen3-0.6B`."""
 
     redis_url: StoreUrl = "redis://127.0.0.1:6379/0"
-    """Where the state store is: redis://, rediss:// or unix:// (memory:// serves one process alone)."""
+    """URL of the state store: redis://, rediss:// or unix:// (memory:// serves a single process)."""
 
     heartbeat_interval_s: Seconds = 0.5
-    """How often a worker announces itself, and the longest that a router goes without looking."""
+    """Interval of worker announcements, and longest interval between two reads of the registry."""
 
     worker_ttl_s: Seconds = 2.0
-    """How long an announcement is believed."""
+    """Lifetime of a worker's announcement."""
 
     drain_timeout_s: Seconds = 30.0
-    """How long running requests may take to finish after SIGTERM."""
+    """Time for running requests to finish after SIGTERM."""
 
     cpu_affinity: str | None = None
-    """Cores this process may use, e.g. `0-3,8`; default: all."""
+    """Cores of this process, e.g. `0-3,8`; default: all."""
 
     log_level: LogLevel = LogLevel.INFO
-    """The least severe log line that is written."""
+    """Least severe log level that is written."""
 
     log_format: LogFormat = LogFormat.CONSOLE
     """`console` for people, `json` for machines; both on standard error."""
@@ -161,7 +158,7 @@ DEFAULT_IDLE_CHECK_PAGES = 512
 
 
 class WorkerSettings(ServiceSettings):
-    """What prefill and decode share. Each adds `worker_id`, `port` and `metrics_port` defaults of its own."""
+    """Settings of prefill and decode. Each sets its own defaults of `worker_id`, `port` and `metrics_port`."""
 
     worker_id: str
     """Stable name of this worker; survives a restart."""
@@ -173,16 +170,16 @@ class WorkerSettings(ServiceSettings):
     """Port of Prometheus' /metrics; 0 takes a free one."""
 
     advertise_address: str | None = None
-    """host:port under which other machines reach this worker; default: host and the bound port."""
+    """host:port of this worker for other machines; default: host and the bound port."""
 
     dtype: Dtype = Dtype.AUTO
     """Number format of weights and KV: auto, float32 or bfloat16."""
 
     device: Device = Device.AUTO
-    """Where the model runs: auto (a GPU where there is one), cpu or cuda."""
+    """Device of the model: auto (a GPU if there is one), cpu or cuda."""
 
     page_size: Count = 16
-    """Token slots of a page; equal on all workers."""
+    """Token slots of a page; the same on all workers."""
 
     num_pages: Count | None = None
     """Pages of the pool; default: as many as fit in kv_memory_mib."""
@@ -191,34 +188,34 @@ class WorkerSettings(ServiceSettings):
     """Memory for the pool, in MiB, unless num_pages is given."""
 
     max_model_len: Count | None = None
-    """Most tokens of prompt and output together; default: what the model was made for."""
+    """Most tokens of prompt and output together; default: the model's own limit."""
 
     export_lease_s: Seconds = 5.0
-    """How long prefill keeps a handoff's pages without hearing from decode; equal on all workers."""
+    """Lease of an exported prompt's pages, which decode renews; the same on all workers."""
 
     idle_check_pages: Annotated[int, Field(ge=0)] = DEFAULT_IDLE_CHECK_PAGES
     """Pages whose bookkeeping an idle turn checks before it looks for requests again; 0: the whole pool."""
 
     transport: Transport = Transport.AUTO
-    """How pages move: auto, nixl or stream."""
+    """Transport of pages: auto, nixl or stream."""
 
     digests: bool = True
-    """Check every page's digest as it lands."""
+    """Check the digest of every imported page."""
 
     threads: Count = 1
-    """Compute threads; give every worker cores of its own."""
+    """Compute threads. Give each worker its own cores."""
 
     decoder: DecoderKind = DecoderKind.AUTO
-    """Who computes the model: auto, lean (or do not start) or stock, the modelling code of transformers."""
+    """Implementation of the model: auto, lean (required) or stock (the modelling code of transformers)."""
 
     pack_linears: bool = True
-    """Lay weight matrices out for speed on CPU; one at a time is kept twice while starting."""
+    """Pack weight matrices for speed on CPU; one matrix at a time is held twice while starting."""
 
     kernels: bool = True
-    """Compute with the native kernels, where they were built and prove themselves; else torch does everything."""
+    """Use the native kernels if they were built and pass the start-up check; otherwise torch computes everything."""
 
     quantization: QuantizationKind = QuantizationKind.NONE
-    """Weight matrices as they are (none) or rounded to int8; equal on all workers."""
+    """Weight matrices unchanged (none) or rounded to int8; the same on all workers."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
@@ -242,7 +239,7 @@ class WorkerSettings(ServiceSettings):
         return self.advertise_address or f"{self.host}:{bound_port}"
 
     def pool_pages(self, page_bytes: int) -> int:
-        """Pages of the pool for pages of `page_bytes`. Raises `SettingsError` when the memory holds none."""
+        """Number of pages of `page_bytes` in the pool. Raises `SettingsError` if not one fits."""
         if self.num_pages is not None:
             return self.num_pages
         num_pages = self.kv_memory_mib * MIB // page_bytes
@@ -253,7 +250,7 @@ class WorkerSettings(ServiceSettings):
 
 
 def parse_cores(text: str) -> frozenset[int]:
-    """The cores named by `0-3,8`, both ends included. Raises `ValueError`."""
+    """Core numbers of a list such as `0-3,8`, both ends included. Raises `ValueError`."""
     cores: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

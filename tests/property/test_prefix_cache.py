@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from baton.domain.errors import Broken
-from baton.domain.ids import PageId
+from baton.domain.ids import PageId, PageKey
 from baton.kv.keys import page_keys
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, Owner, PagePool
@@ -131,7 +132,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cached = kept
 
 
-def test_radix_cache():
+def test_prefix_cache():
     run_state_machine_as_test(CacheMachine, settings=REPEATABLE_SETTINGS)
 
 
@@ -165,18 +166,45 @@ def test_eviction_takes_the_least_recently_used_leaf(prompts: list[list[int]]):
         cache.pool.drop(taken, Hold.LIVE)
 
 
+def check_in_slices(cache: PrefixCache) -> None:
+    for start in range(0, NUM_PAGES, 3):
+        cache.check_pages(start, min(NUM_PAGES, start + 3))
+
+
+@pytest.fixture(params=[PrefixCache.check, check_in_slices])
+def check(request: pytest.FixtureRequest) -> Callable[[PrefixCache], None]:
+    return request.param
+
+
 class TestCheckCanFail:
     def cache(self) -> PrefixCache:
         cache = PrefixCache(PagePool(NUM_PAGES))
         fill(cache, [0, 1, 1, 0])
         cache.check()
+        check_in_slices(cache)
         return cache
 
-    def test_a_page_without_the_one_before_it(self):
+    def test_a_page_without_the_one_before_it(self, check: Callable[[PrefixCache], None]):
         cache = self.cache()
-        del cache._nodes[page_keys([0, 1], PAGE_SIZE, "")[0]]
+        root = page_keys([0, 1], PAGE_SIZE, "")[0]
+        page = cache._nodes[root].page
+        del cache._nodes[root]
+        cache._keys[page] = None
+        cache.pool.set_cached(page, False)
         with pytest.raises(Broken, match="without the page before"):
-            cache.check()
+            check(cache)
+
+    def test_a_key_that_leads_elsewhere(self, check: Callable[[PrefixCache], None]):
+        cache = self.cache()
+        del cache._nodes[page_keys([0, 1, 1, 0], PAGE_SIZE, "")[1]]
+        with pytest.raises(Broken, match="is not where its key leads"):
+            check(cache)
+
+    def test_a_cached_page_that_the_pool_does_not_know(self, check: Callable[[PrefixCache], None]):
+        cache = self.cache()
+        cache.pool.set_cached(cache._nodes[page_keys([0, 1, 1, 0], PAGE_SIZE, "")[1]].page, False)
+        with pytest.raises(Broken, match="for the pool or for the tree"):
+            check(cache)
 
     def test_children_that_were_miscounted(self):
         cache = self.cache()
@@ -191,10 +219,46 @@ class TestCheckCanFail:
         with pytest.raises(Broken, match="two keys"):
             cache.check()
 
-    def test_a_held_page_after_one_that_may_be_evicted(self):
-        """Its leaf can never go, so the page before it cannot either, though the books say so: eviction would spin."""
+    def test_a_held_page_after_one_that_may_be_evicted(self, check: Callable[[PrefixCache], None]):
+        """Its leaf can never go, so the page before it cannot either, though it counts as evictable: eviction spins."""
         cache = self.cache()
         leaf = cache._nodes[page_keys([0, 1, 1, 0], PAGE_SIZE, "")[1]]
         cache.pool.hold([leaf.page], Hold.PINNED)
         with pytest.raises(Broken, match="the page before it is not"):
-            cache.check()
+            check(cache)
+
+
+class CountingCache(PrefixCache):
+    """Counts the pages that enter."""
+
+    num_inserted = 0
+
+    def insert(
+        self, parent: PageKey | None, keys: Sequence[PageKey], pages: Sequence[PageId], hold: Hold
+    ) -> list[PageId]:
+        self.num_inserted += len(keys)
+        return super().insert(parent, keys, pages, hold)
+
+
+def test_a_page_enters_the_cache_once_however_long_the_row():
+    cache = CountingCache(PagePool(64))
+    tokens = [index % 2 for index in range(60 * PAGE_SIZE)]
+    table = PageTable(cache, PAGE_SIZE, "", Hold.LIVE)
+    assert table.extend(len(tokens))
+    for num_filled in range(1, len(tokens) + 1):
+        table.cache_full_pages(tokens, num_filled)
+    assert cache.num_inserted == len(cache) == 60
+
+
+def test_a_chain_counts_as_used_until_it_is_released():
+    """The oldest page of a long row is evicted after all of a prompt that ended before it."""
+    cache = PrefixCache(PagePool(6))
+    row = PageTable(cache, PAGE_SIZE, "", Hold.LIVE)
+    assert row.extend(3 * PAGE_SIZE)
+    row.cache_full_pages([0] * 3 * PAGE_SIZE, PAGE_SIZE)
+    fill(cache, [1] * 2 * PAGE_SIZE)
+    row.cache_full_pages([0] * 3 * PAGE_SIZE, 3 * PAGE_SIZE)
+    row.release()
+    assert cache.allocate(3, Hold.LIVE) is not None
+    assert cache.num_matching(page_keys([0] * 3 * PAGE_SIZE, PAGE_SIZE, "")) == 3
+    assert cache.num_matching(page_keys([1] * 2 * PAGE_SIZE, PAGE_SIZE, "")) == 0
