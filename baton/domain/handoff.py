@@ -1,10 +1,28 @@
-"""The two sides of a handoff as tables `(state, event) -> state`; see `docs/protocol.md`."""
+"""The two sides of a handoff as tables `(state, event) -> state`, and the chunk that passes between them.
+
+See `docs/protocol.md`.
+"""
 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 from baton.domain.errors import Broken
+from baton.domain.ids import AttemptId, PageId
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedChunk:
+    """Pages [first_page, first_page + len(pages)) of a request's page table, final and pinned in prefill's pool.
+
+    `digests` are those of the pages' bytes, in order; None where they are off, and until the engine loop adds them.
+    """
+
+    id: AttemptId
+    first_page: int
+    pages: tuple[PageId, ...]
+    digests: tuple[int, ...] | None = None
 
 
 class ExportState(enum.Enum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.domain.attempt_times import DecodeTimes
 from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId
 
@@ -18,7 +19,8 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The attempt ended in this engine with a typed error."""
+    """The attempt ended in this engine with a typed error. `times`: of a row that had joined decode's batch."""
 
     id: AttemptId
     error: BatonError
+    times: DecodeTimes | None = None

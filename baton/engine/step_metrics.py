@@ -1,4 +1,4 @@
-"""What both engine loops measure of themselves: steps, rows and pages. Called from the engine thread only."""
+"""Metrics of both engine loops: steps, rows and pages. Called from the engine thread only."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ class StepMetrics:
         self._rows = metrics.BATCH_ROWS.labels(role.value)
         self._waiting = metrics.WAITING_REQUESTS.labels(role.value)
         self._forward_s = 0.0
+        self.num_tokens = 0
 
     def step_age_s(self) -> float:
-        """How long the current step has been running; 0 between steps."""
+        """Age of the current step in seconds; 0 between steps."""
         started_at = self.step_started_at
         return 0.0 if started_at is None else monotonic_s() - started_at
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around a step that has work: from the batch's run to the last effect."""
+        """Encloses a step that has work: from the batch's run to the last effect."""
         started_at = self.step_started_at = monotonic_s()
         self._forward_s = 0.0
         try:
@@ -49,10 +50,11 @@ class StepMetrics:
 
     @contextmanager
     def forward(self, batch: Batch) -> Iterator[None]:
-        """Around the runner's part of a step, and whatever the host does while that runs."""
+        """Encloses the runner's part of a step, and the host's work beside it."""
         started_at = monotonic_s()
         yield
         self._forward_s = monotonic_s() - started_at
+        self.num_tokens += batch.num_tokens
         self._tokens.observe(batch.num_tokens)
         self._rows.set(len(batch.rows))
 
@@ -62,7 +64,7 @@ class StepMetrics:
             return runner.run(batch)
 
     def update_gauges(self, num_waiting: int) -> None:
-        """Publishes the page counts that have changed, and the queue's length."""
+        """Publishes changed page counts and the queue's length."""
         self._waiting.set(num_waiting)
         for owner, count in self._pool.counts().items():
             if self._counts.get(owner) != count:

@@ -1,6 +1,6 @@
-"""Channels to other processes, one an address. Stubs are built on what `channels.get(address, incarnation)` returns.
+"""Channels to other processes, one for each address. Stubs are built on `ChannelPool.get(address, incarnation)`.
 
-Owned by one asyncio loop. Knows no message. What peers show each other is in `baton.rpc.channel`.
+Owned by one asyncio loop.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 PING_INTERVAL_S = 1.0
 PING_TIMEOUT_S = 3.0
-"""A peer that lets a ping go unanswered for so long is gone: stopped, cut off, or its machine is."""
+"""Longest wait for a ping's answer; beyond it the peer counts as stopped or cut off."""
 
-# A dead peer is noticed at the latest after interval and timeout; pings go on without calls, so that a link is known
-# to be broken before a request needs it. They are answered by gRPC's own threads: a peer whose interpreter is busy is
-# not taken for dead. What bounds the wait for an answer is ping_timeout_ms: gRPC 1.85 does not close a connection for
-# keepalive_timeout_ms, and waits for a minute by default. min_reconnect_backoff_ms is the least time that an attempt
-# to connect gets, not the least time between two. Proxies are for the outside world.
+# A dead peer is noticed within interval plus timeout. Pings are sent without calls, too, so a broken link is known
+# before a request needs it. gRPC's own threads answer them: a busy interpreter does not look dead. ping_timeout_ms
+# bounds the wait: gRPC 1.85 does not close a connection for keepalive_timeout_ms, and waits a minute by default.
+# min_reconnect_backoff_ms is the time that an attempt to connect gets, not the time between two. No HTTP proxies.
 CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -43,12 +42,12 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 StubChannel = grpc.aio.Channel | AuthenticatedChannel
-"""What stubs are built on."""
+"""A channel that stubs accept."""
 
 
 @dataclass(slots=True)
 class _PooledChannel:
-    """A channel, and `for_stubs`: the way in which it is used to call the worker's present incarnation."""
+    """A channel and `for_stubs`, its form for calls to the worker's current incarnation."""
 
     channel: grpc.aio.Channel
     incarnation: Incarnation
@@ -56,22 +55,22 @@ class _PooledChannel:
 
 
 class ChannelPool:
-    """Open channels by address. `trust`: what is shown to whom they lead to."""
+    """Open channels by address. `trust` authenticates this process to its peers."""
 
     def __init__(self, trust: ClusterTrust = OPEN_CLUSTER) -> None:
-        self._trust = trust
+        self.trust = trust
         self._open: dict[str, _PooledChannel] = {}
 
     def get(self, address: str, incarnation: Incarnation) -> StubChannel:
-        """The channel to the worker of this incarnation at host:port `address`; connects when first used.
+        """The channel to one worker incarnation at host:port `address`. Connects when first used.
 
-        With a cluster secret no other incarnation takes its calls: they end as `WorkerLost`.
+        With a cluster secret, other incarnations reject its calls as `WorkerLost`.
         """
         pooled = self._open.get(address)
         if pooled is None or pooled.incarnation != incarnation:
-            channel = open_channel(address, self._trust, CLIENT_OPTIONS) if pooled is None else pooled.channel
+            channel = open_channel(address, self.trust, CLIENT_OPTIONS) if pooled is None else pooled.channel
             pooled = self._open[address] = _PooledChannel(
-                channel, incarnation, with_call_tokens(channel, self._trust, incarnation)
+                channel, incarnation, with_call_tokens(channel, self.trust, incarnation)
             )
         return pooled.for_stubs
 

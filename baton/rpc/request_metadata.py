@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+import grpc
 
 from baton.domain.ids import AttemptId
 from baton.domain.trace_context import TraceContext, read_trace_context
@@ -41,6 +44,12 @@ def log_fields(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str | i
     if context.trace_id:
         fields["trace_id"] = context.trace_id
     return fields
+
+
+def received_trace_context(context: grpc.aio.ServicerContext[Any, Any]) -> TraceContext:
+    """The trace context of the call that is being served."""
+    metadata = context.invocation_metadata() or ()
+    return trace_context({key: value for key, value in metadata if key in _KEYS and isinstance(value, str)})
 
 
 def trace_context(received: dict[str, str]) -> TraceContext:

@@ -59,13 +59,6 @@ MoverFactory = Callable[[Callable[[], None]], Mover]
 
 
 @dataclass(frozen=True, slots=True)
-class _Submit:
-    pull: Pull
-    at: float
-    on_event: OnPullEvent
-
-
-@dataclass(frozen=True, slots=True)
 class _Connect:
     source: SourceInfo
     reply: Future[None] = field(default_factory=Future)
@@ -86,7 +79,7 @@ class _Close:
     pass
 
 
-_Command = _Submit | _Connect | _Disconnect | _Wake | _Close
+_Command = ActivePull | _Connect | _Disconnect | _Wake | _Close
 
 
 class ThreadedPuller:
@@ -137,7 +130,7 @@ class ThreadedPuller:
 
     def submit_to(self, pull: Pull, on_event: OnPullEvent) -> None:
         """Like `submit`, for a caller that wants this pull's events itself (the bandwidth probe)."""
-        self._commands.put(_Submit(pull, time.monotonic(), on_event))
+        self._commands.put(ActivePull(pull, time.monotonic(), on_event, time.monotonic))
 
     def disconnect(self, source: WorkerId) -> None:
         """Forgets a source once its reads have ended; idempotent, never blocks."""
@@ -190,12 +183,11 @@ class ThreadedPuller:
         except queue.Empty:
             return
 
-    def _handle(self, command: _Submit | _Connect | _Disconnect | _Wake, mover: Mover) -> None:
+    def _handle(self, command: ActivePull | _Connect | _Disconnect | _Wake, mover: Mover) -> None:
         match command:
-            case _Submit(pull, at, on_event):
-                active = ActivePull(pull, at, on_event, time.monotonic)
-                self._active_pulls.append(active)
-                mover.start(active)
+            case ActivePull():
+                self._active_pulls.append(command)
+                mover.start(command)
             case _Connect(source, reply):
                 try:
                     mover.link(source)
@@ -227,8 +219,8 @@ class ThreadedPuller:
             active.expire("the transfer thread failed")
         while not isinstance(command := self._commands.get(), _Close):
             match command:
-                case _Submit(pull, at, on_event):
-                    ActivePull(pull, at, on_event, time.monotonic).fail("the transfer thread failed")
+                case ActivePull():
+                    command.fail("the transfer thread failed")
                 case _Connect(_, reply):
                     reply.set_exception(LinkBroken("the transfer thread failed"))
                 case _:

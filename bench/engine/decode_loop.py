@@ -19,10 +19,14 @@ from typing import Any, Self, cast
 
 import uvloop
 
+from baton.domain.arithmetic import ceil_div
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, SampledToken, StopParams
+from baton.domain.worker import WorkerRole
 from baton.engine.mailbox import Mailbox
 from baton.engine.runner import ModelRunner
+from baton.engine.turn import EngineTurn
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
@@ -33,11 +37,11 @@ from baton.model.storage import PageStorage
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from bench.engine.bench_engine import GREEDY, BenchEngine
 from services.decode.commands import DecodeCommand, FreeProbePages
-from services.decode.effects import DecodeEffect, OutwardEffect, StartPull
+from services.decode.effects import DecodeEffect, OutwardEffect
 from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_types import Reserved, SealInfo
 from services.decode.kv_import import ImportLimits, ImportTable
-from services.decode.loop import DecodeLoop
+from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.scheduler import DecodeScheduler
 
 WARMUP_TURNS = 2
@@ -63,7 +67,7 @@ def host_time_shares(engine: BenchEngine, sink: EffectSink, num_rows: int, conte
 
 def pages_needed(page_size: int, num_rows: int, context: int, num_turns: int) -> int:
     """Pages that `host_time_shares` needs."""
-    return num_rows * -(-(context + WARMUP_TURNS + num_turns + 2) // page_size)
+    return num_rows * ceil_div(context + WARMUP_TURNS + num_turns + 2, page_size)
 
 
 class EffectSink:
@@ -154,11 +158,9 @@ def make_decode_loop(
     scheduler = DecodeScheduler(imports, HostTier(0), page_size)
     import_policy = ImportPolicy(cache.pool, imports, scheduler, ImportRules(page_size, digests=True))
     mailbox: Mailbox[DecodeCommand] = Mailbox(64)
-    loop = DecodeLoop(
-        cache, imports, scheduler, import_policy, runner, num_rows,
-        emit=sink.emit, submit=_refuse_pull, on_idle=lambda: None, mailbox=mailbox,
-        start=runner.start if overlaps else None,
-    )  # fmt: skip
+    turn = EngineTurn(WorkerRole.DECODE, cache, mailbox, on_idle=lambda: None)
+    hooks = DecodeHooks(sink.emit, _refuse_pull, runner.start if overlaps else None)
+    loop = DecodeLoop(turn, imports, scheduler, import_policy, runner, hooks)
     stop = StopParams(max_tokens=WARMUP_TURNS + num_turns + 2)
     rng = random.Random(engine.seed)
     for index in range(num_rows):
@@ -177,17 +179,17 @@ def _import_request(import_policy: ImportPolicy, request: EngineRequest, page_si
     answer, _ = import_policy.reserve(request.id, len(request.tokens), [], 0.0, _DEADLINE_S)
     assert isinstance(answer, Reserved), "the pool was to have room"
     import_policy.claim(answer.id, request, _SOURCE, _DEADLINE_S)
-    pages = [PageId(page) for page in range(-(-len(request.tokens) // page_size))]
-    effects = import_policy.on_chunk(request.id, 0, pages, [0] * len(pages), 0.0)
+    pages = tuple(PageId(page) for page in range(ceil_div(len(request.tokens), page_size)))
+    effects = import_policy.on_chunk(PublishedChunk(request.id, 0, pages, (0,) * len(pages)), 0.0)
     import_policy.on_seal(request.id, SealInfo(SampledToken(request.tokens[0]), None, len(pages)), 0.0)
     while effects:
         effects += _complete_pull(import_policy, effects.pop())
 
 
 def _complete_pull(import_policy: ImportPolicy, effect: DecodeEffect) -> list[DecodeEffect]:
-    if not isinstance(effect, StartPull):
+    if not isinstance(effect, Pull):
         return []
-    return import_policy.on_pull_event(PullEvent(effect.pull, PullOutcome.DONE, 1, 0.0), 0.0)
+    return import_policy.on_pull_event(PullEvent(effect, PullOutcome.DONE, 1, 0.0), 0.0)
 
 
 def _refuse_pull(pull: Pull) -> None:

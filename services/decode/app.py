@@ -13,6 +13,7 @@ from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.mailbox import Mailbox
 from baton.engine.thread import EngineThread
+from baton.engine.turn import EngineTurn
 from baton.kv.tiers import HostTier
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import decode_pb2_grpc, worker_pb2_grpc
@@ -23,21 +24,23 @@ from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.transfer.base import PullEvent
 from baton.transfer.factory import make_puller, usable_transports
-from baton.worker.drain import DrainServicer
 from baton.worker.lifecycle import WorkerContext, run_worker
+from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.rejected_calls import RejectedCallLog
 from baton.worker.request_validator import EngineRequestValidator
+from baton.worker.server import WorkerServicer
+from baton.worker.status_line import log_status_forever
 from baton.worker.streams import AttemptStreams
-from services.decode.commands import DecodeCommand, Pulled
+from services.decode.commands import DecodeCommand
 from services.decode.handoff_client import HandoffClient
 from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.kv_import import ImportLimits, ImportTable
 from services.decode.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
-from services.decode.loop import DecodeLoop
+from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
 from services.decode.scheduler import DecodeScheduler
-from services.decode.server import DecodeServicer, DecodeStreamEvent
+from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
 from services.decode.settings import DecodeSettings
 
 log = get_logger()
@@ -50,7 +53,7 @@ async def serve(settings: DecodeSettings) -> int:
     """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
     max_graph_rows = settings.max_rows if settings.cuda_graphs else 0
     make_engine = partial(build_engine, settings, settings.host_pages, max_graph_rows)
-    return await run_worker(settings, make_engine, partial(_Worker, settings))
+    return await run_worker(settings, make_engine, lambda engine, context: _Worker(settings, engine, context).run())
 
 
 class _Worker:
@@ -78,7 +81,8 @@ class _Worker:
         self._links = self._make_links()
         self._validator = EngineRequestValidator(engine.vocab_size, engine.max_model_len)
         self._handoffs = HandoffClient(self._links, self._mailbox, settings.renew_interval_s, self._validator)
-        self._outbox = DecodeOutbox(self._id, transport, self._streams, self._handoffs)
+        self._recent = RecentAttempts()
+        self._outbox = DecodeOutbox(transport, self._streams, self._handoffs, self._links, self._recent)
         self._loop = self._make_loop()
         self._address = ""
 
@@ -98,6 +102,7 @@ class _Worker:
             self._registration,
             self._links.run(),
             self._handoffs.renew_forever(),
+            log_status_forever(self._loop.activity, self._loop.load),
             num_requests=self._num_requests,
             drain_timeout_s=settings.drain_timeout_s,
             close=partial(self._close, server),
@@ -114,14 +119,16 @@ class _Worker:
         return max(self._loop.num_requests, len(self._streams))
 
     def _register(self, server: grpc.aio.Server) -> None:
-        servicer = DecodeServicer(
-            self._mailbox, self._streams, self._links, self._handoffs, lambda: self._lifecycle.draining,
-            self._settings.reservation_deadline_s, self._validator,
+        config = ServicerConfig(
+            self._validator,
+            self._settings.reservation_deadline_s,
+            lambda: self._lifecycle.draining,
             (self._id, self._incarnation) if self._settings.prefills else None,
-        )  # fmt: skip
-        drain = DrainServicer(self._incarnation, self._lifecycle, self._num_requests)
+        )
+        servicer = DecodeServicer(self._mailbox, self._streams, self._links, self._handoffs, config)
+        worker = WorkerServicer(self._incarnation, self._lifecycle, self._num_requests, self._recent)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, server)
-        worker_pb2_grpc.add_WorkerServicer_to_server(drain, server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
 
     def _record(self) -> WorkerRecord:
         record = WorkerRecord(
@@ -143,19 +150,14 @@ class _Worker:
 
     def _make_links(self) -> PrefillLinks:
         geometry = self._engine.geometry
-        identity = LinkIdentity(self._id, self._incarnation, self._model, self._engine.fingerprint, geometry.page_bytes)
+        grace_s = LINK_GRACE_TTLS * self._settings.worker_ttl_s
+        identity = LinkIdentity(
+            self._id, self._incarnation, self._model, self._engine.fingerprint, geometry.page_bytes, grace_s
+        )
         channels = ChannelPool(self._trust)
         self._stack.push_async_callback(channels.close)
-        grace_s = LINK_GRACE_TTLS * self._settings.worker_ttl_s
         return PrefillLinks(
-            identity,
-            self._store,
-            channels,
-            self._puller,
-            self._mailbox,
-            self._registration.announce_soon,
-            grace_s,
-            self._trust,
+            identity, self._store, channels, self._puller, self._mailbox, self._registration.announce_soon
         )
 
     def _make_loop(self) -> DecodeLoop:
@@ -166,12 +168,13 @@ class _Worker:
         host = HostTier(settings.preemption_pages(engine.cache.pool.num_pages))
         scheduler = DecodeScheduler(imports, host, page_size, settings.token_budget)
         import_policy = ImportPolicy(engine.cache.pool, imports, scheduler, ImportRules(page_size, settings.digests))
-        return DecodeLoop(
-            engine.cache, imports, scheduler, import_policy, engine.runner, settings.max_rows,
-            emit=self._outbox.emit, submit=self._puller.submit, on_idle=self._lifecycle.on_idle, mailbox=self._mailbox,
-            start=engine.runner.start if engine.runner.is_async else None,
-        )  # fmt: skip
+        turn = EngineTurn(
+            WorkerRole.DECODE, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages
+        )
+        start = engine.runner.start if engine.runner.is_async else None
+        hooks = DecodeHooks(self._outbox.emit, self._puller.submit, start)
+        return DecodeLoop(turn, imports, scheduler, import_policy, engine.runner, hooks)
 
     def _pulled(self, event: PullEvent) -> None:
         self._outbox.record_pull(event)
-        self._mailbox.put(Pulled(event))
+        self._mailbox.put(event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.domain.errors import BatonError
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, PageKey, ReservationId, WorkerId
 from baton.domain.request import EngineRequest
 from baton.engine.messages import Abort
@@ -26,23 +27,16 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`Generate` came; `deadline_s` for the import, from when the engine takes it. No `source`: the prompt is to be
-    computed here."""
+    """`Generate` came, at `received_at`. `deadline_s` is for the import, from when the engine takes the command.
+
+    Without a `source` the prompt is to be computed here.
+    """
 
     reservation_id: ReservationId
     request: EngineRequest
     source: WorkerId | None
     deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkArrived:
-    """Prefill announced pages."""
-
-    id: AttemptId
-    first_page: int
-    pages: tuple[PageId, ...]
-    digests: tuple[int, ...] | None
+    received_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +53,6 @@ class SourceLost:
 
     id: AttemptId
     error: BatonError
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """The transfer thread reports."""
-
-    event: PullEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +96,12 @@ class FreeProbePages:
 DecodeCommand = (
     Reserve
     | Claim
-    | ChunkArrived
+    | PublishedChunk
     | SealArrived
     | SourceLost
     | SourceReplaced
     | LeasesRenewed
-    | Pulled
+    | PullEvent
     | CommitReplied
     | Abort
     | AllocateProbePages

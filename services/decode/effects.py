@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.domain.attempt_times import DecodeTimes, ImportTimes
 from baton.domain.ids import AttemptId, WorkerId
 from baton.domain.request import FinishReason, OutputToken
 from baton.engine.messages import Fail
 from baton.transfer.base import Pull
-from services.decode.import_proof import ProofKind
-
-
-@dataclass(frozen=True, slots=True)
-class StartPull:
-    """Hand a read to the puller."""
-
-    pull: Pull
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,48 +37,31 @@ class AbortHandoff:
 
 @dataclass(frozen=True, slots=True)
 class ReportImported:
-    """The import committed, by `proof`; figures for the client's router and the metrics."""
+    """The import committed: figures for the router and the metrics.
+
+    The policy knows neither `times.join_us` nor transport and path: the loop and the outbox fill them in.
+    """
 
     id: AttemptId
     source: WorkerId
-    proof: ProofKind
+    received_at: float
     num_prompt_tokens: int
     num_cached_tokens: int
-    num_bytes: int
-    num_pages: int
-    pull_s: float
-    exposed_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ReportLocalPrompt:
-    """A prompt that is computed here has its pages; figures for the metrics."""
-
-    id: AttemptId
-    num_prompt_tokens: int
-    num_cached_tokens: int
+    times: ImportTimes
 
 
 @dataclass(frozen=True, slots=True)
 class EmitTokens:
-    """The next tokens of a request, in order; with the last comes `finish`."""
+    """The next tokens of a request, in order; `finish` and `times` come with the last."""
 
     id: AttemptId
     tokens: tuple[OutputToken, ...]
     finish: FinishReason | None
+    times: DecodeTimes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Preempted:
-    """A row's pages went to host memory; it will be back."""
+OutwardEffect = AskCommit | ConfirmCommit | AbortHandoff | ReportImported | EmitTokens | Fail
+"""Performed in the asyncio loop."""
 
-    id: AttemptId
-    num_pages: int
-
-
-OutwardEffect = (
-    AskCommit | ConfirmCommit | AbortHandoff | ReportImported | ReportLocalPrompt | EmitTokens | Preempted | Fail
-)
-"""What is performed in the asyncio loop; reads are started by the engine thread itself."""
-
-DecodeEffect = StartPull | OutwardEffect
+DecodeEffect = Pull | OutwardEffect
+"""A `Pull` is started by the engine thread itself."""

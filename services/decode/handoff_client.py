@@ -12,17 +12,19 @@ from dataclasses import dataclass
 import grpc
 
 from baton.domain.errors import BatonError, LinkBroken, WorkerLost
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import SampledToken
+from baton.domain.trace_context import NO_TRACE_CONTEXT, TraceContext
 from baton.engine.mailbox import Mailbox
 from baton.engine.step_metrics import monotonic_s
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
+from baton.rpc.request_metadata import Metadata, request_metadata
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.worker.request_validator import EngineRequestValidator
 from services.decode.commands import (
-    ChunkArrived,
     CommitReplied,
     DecodeCommand,
     LeasesRenewed,
@@ -44,6 +46,7 @@ class _OpenHandoff:
     """A handoff in progress. Its lease runs, and can be renewed, from the first announced chunk on."""
 
     link: PrefillLink
+    metadata: Metadata
     leased: bool = False
 
 
@@ -67,12 +70,12 @@ class HandoffClient:
     def __len__(self) -> int:
         return len(self._open)
 
-    async def watch(self, id: AttemptId, link: PrefillLink) -> None:
+    async def watch(self, id: AttemptId, link: PrefillLink, trace: TraceContext = NO_TRACE_CONTEXT) -> None:
         """Posts every announcement of `id` to the engine, until the seal or the stream's end. Never raises."""
-        self._open[id] = _OpenHandoff(link)
+        self._open[id] = _OpenHandoff(link, request_metadata(id, trace))
         request = handoff_pb2.WatchRequest(id=codec.encode_id(id), incarnation=link.record.prefill_incarnation)
         try:
-            async for event in self._links.stub(link).Watch(request):
+            async for event in self._links.stub(link).Watch(request, metadata=self._open[id].metadata):
                 self._post_event(id, event)
                 if not event.HasField("chunk"):
                     return
@@ -84,7 +87,7 @@ class HandoffClient:
         """Tells the source that everything was read. `wants_reply`: post the source's answer (V1) to the engine."""
         handoff = self._open.pop(id, None)
         if handoff is not None:
-            self._spawn(self._commit(id, handoff.link, wants_reply))
+            self._spawn(self._commit(id, handoff, wants_reply))
         elif wants_reply:
             self._mailbox.put(CommitReplied(id, False))
 
@@ -92,7 +95,7 @@ class HandoffClient:
         """Tells the source that nothing more will be read, so that it unpins at once. Idempotent."""
         handoff = self._open.pop(id, None)
         if handoff is not None:
-            self._spawn(self._abort(id, handoff.link))
+            self._spawn(self._abort(id, handoff))
 
     async def renew_forever(self) -> None:
         """Renews all leases, one message a link, until cancelled."""
@@ -116,7 +119,7 @@ class HandoffClient:
                     self._open[id].leased = True
                 pages = tuple(PageId(page) for page in event.chunk.pages)
                 digests = tuple(event.chunk.digests) or None
-                self._mailbox.put(ChunkArrived(id, event.chunk.first_page, pages, digests))
+                self._mailbox.put(PublishedChunk(id, event.chunk.first_page, pages, digests))
             case "seal":
                 first = codec.decode_token(event.seal.first_token)
                 if not self._validator.is_token(first.token):
@@ -137,21 +140,22 @@ class HandoffClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _commit(self, id: AttemptId, link: PrefillLink, wants_reply: bool) -> None:
+    async def _commit(self, id: AttemptId, handoff: _OpenHandoff, wants_reply: bool) -> None:
+        link = handoff.link
         request = handoff_pb2.CommitRequest(id=codec.encode_id(id), incarnation=link.record.prefill_incarnation)
         valid: bool | None = None
         try:
-            reply = await self._links.stub(link).Commit(request, timeout=COMMIT_TIMEOUT_S)
+            reply = await self._links.stub(link).Commit(request, timeout=COMMIT_TIMEOUT_S, metadata=handoff.metadata)
             valid = reply.valid
         except grpc.aio.AioRpcError as error:
             log.warning("commit_failed", id=str(id), why=str(codec.error_from_rpc(error)))
         if wants_reply:
             self._mailbox.put(CommitReplied(id, valid))
 
-    async def _abort(self, id: AttemptId, link: PrefillLink) -> None:
+    async def _abort(self, id: AttemptId, handoff: _OpenHandoff) -> None:
         request = common_pb2.AbortRequest(id=codec.encode_id(id), reason="decode gave the import up")
         try:
-            await self._links.stub(link).Abort(request, timeout=CALL_TIMEOUT_S)
+            await self._links.stub(handoff.link).Abort(request, timeout=CALL_TIMEOUT_S, metadata=handoff.metadata)
         except grpc.aio.AioRpcError as error:
             log.info("abort_undelivered", id=str(id), why=str(codec.error_from_rpc(error)))
 

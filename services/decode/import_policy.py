@@ -20,19 +20,18 @@ from baton.domain.errors import (
     Superseded,
     WorkerLost,
 )
-from baton.domain.ids import AttemptId, PageId, PageKey, ReservationId, WorkerId
+from baton.domain.handoff import PublishedChunk
+from baton.domain.ids import AttemptId, PageKey, ReservationId, WorkerId
 from baton.domain.request import EngineRequest
 from baton.engine.messages import Fail
 from baton.kv.pages import PagePool
-from baton.transfer.base import Pull, PullEvent
+from baton.transfer.base import PullEvent
 from services.decode.effects import (
     AbortHandoff,
     AskCommit,
     ConfirmCommit,
     DecodeEffect,
     ReportImported,
-    ReportLocalPrompt,
-    StartPull,
 )
 from services.decode.import_proof import ProofKind
 from services.decode.import_types import Busy, Reserved, SealInfo
@@ -72,7 +71,12 @@ class ImportPolicy:
         return reply, effects
 
     def claim(
-        self, reservation_id: ReservationId, request: EngineRequest, source: WorkerId | None, deadline: float
+        self,
+        reservation_id: ReservationId,
+        request: EngineRequest,
+        source: WorkerId | None,
+        deadline: float,
+        received_at: float = 0.0,
     ) -> list[DecodeEffect]:
         """Claims a reservation for `Generate`; one that has ended, or a request that can never fit, fails at once.
 
@@ -85,20 +89,18 @@ class ImportPolicy:
             return self.fail(request.id, ContextOverflow(message))
         if source is None and (prompt := self._imports.claim_local(reservation_id, request)) is not None:
             self._scheduler.add_prompt(prompt)
-            return [ReportLocalPrompt(request.id, len(request.tokens), prompt.prefix_len)]
-        if source is not None and self._imports.claim(reservation_id, request, source, deadline):
+            return []
+        if source is not None and self._imports.claim(reservation_id, request, source, deadline, received_at):
             return []
         return self.fail(request.id, LeaseEnded(f"{request.id}: reservation {reservation_id} has ended"))
 
-    def on_chunk(
-        self, id: AttemptId, first_page: int, pages: Sequence[PageId], digests: Sequence[int] | None, now: float
-    ) -> list[DecodeEffect]:
+    def on_chunk(self, chunk: PublishedChunk, now: float) -> list[DecodeEffect]:
         """Prefill published pages."""
-        if self._rules.digests and digests is None and self._imports.get(id) is not None:
+        id = chunk.id
+        if self._rules.digests and chunk.digests is None and self._imports.get(id) is not None:
             return self.fail(id, LinkBroken(f"{id}: pages came without digests, which are checked here"))
         try:
-            checked = digests if self._rules.digests else None
-            return _start_pulls(self._imports.on_chunk(id, first_page, pages, checked, now))
+            return [*self._imports.on_chunk(chunk, now, check_digests=self._rules.digests)]
         except Interrupted as error:
             return self.fail(id, error)
 
@@ -123,7 +125,7 @@ class ImportPolicy:
         """A read's outcome."""
         id = self._imports.attempt_of_pull(event.pull.id)
         try:
-            effects = _start_pulls(self._imports.on_pull_event(event, now))
+            effects: list[DecodeEffect] = [*self._imports.on_pull_event(event, now)]
         except Interrupted as error:
             return [] if id is None else self.fail(id, error)
         return effects if id is None else effects + self._advance(id, now)
@@ -179,18 +181,11 @@ class ImportPolicy:
         return [] if kv_import is None or kv_import.source is None else [AskCommit(id, kv_import.source)]
 
     def _commit(self, id: AttemptId, proof: ProofKind, now: float) -> list[DecodeEffect]:
-        imported = self._imports.commit(id, now)
+        imported = self._imports.commit(id, proof, now)
         self._scheduler.add(imported)
+        num_tokens = len(imported.request.tokens)
         report = ReportImported(
-            id,
-            source=imported.source,
-            proof=proof,
-            num_prompt_tokens=len(imported.request.tokens),
-            num_cached_tokens=imported.prefix_len,
-            num_bytes=imported.num_bytes,
-            num_pages=imported.num_pages,
-            pull_s=imported.pull_s,
-            exposed_s=imported.exposed_s,
+            id, imported.source, imported.received_at, num_tokens, imported.prefix_len, imported.times
         )
         return [ConfirmCommit(id, imported.source), report] if self._rules.digests else [report]
 
@@ -198,7 +193,3 @@ class ImportPolicy:
         here = (*self._imports.ids(), *self._scheduler.ids())
         older = [one for one in here if one.request_id == id.request_id and one.attempt < id.attempt]
         return [effect for one in older for effect in self.abort(one)]
-
-
-def _start_pulls(pulls: Sequence[Pull]) -> list[DecodeEffect]:
-    return [StartPull(pull) for pull in pulls]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.domain.attempt_times import ImportTimes
 from baton.domain.ids import ReservationId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken
 from baton.kv.page_table import PageTable
@@ -42,10 +43,8 @@ class ImportedPrompt:
     first_token: SampledToken
     source: WorkerId
     prefix_len: int
-    num_bytes: int
-    num_pages: int
-    pull_s: float
-    exposed_s: float
+    received_at: float
+    times: ImportTimes
 
 
 @dataclass(frozen=True, slots=True)

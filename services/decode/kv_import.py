@@ -21,15 +21,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.domain.arithmetic import ceil_div
+from baton.domain.attempt_times import ImportTimes, to_us
 from baton.domain.errors import Broken, ContextOverflow, IntegrityFailure, LinkBroken, Superseded
-from baton.domain.handoff import ImportEvent, ImportState, advance_import
+from baton.domain.handoff import ImportEvent, ImportState, PublishedChunk, advance_import
 from baton.domain.ids import AttemptId, PageId, PageKey, RequestId, ReservationId, WorkerId
 from baton.domain.request import EngineRequest
+from baton.engine.transition_log import log_transition
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold
 from baton.kv.prefix_cache import PrefixCache
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from services.decode.import_proof import ImportProof
+from services.decode.import_proof import ImportProof, ProofKind
 from services.decode.import_types import Busy, ImportedPrompt, LocalPrompt, Reserved, SealInfo
 
 _MAX_REMEMBERED = 4096
@@ -66,15 +68,43 @@ class KvImport:
     num_tries: dict[PageId, int] = field(default_factory=dict)  # local page -> reads started
     proof: ImportProof = field(default_factory=ImportProof)
     num_published: int = 0  # leading pages that are here already or were published
+    received_at: float = 0.0
+    first_chunk_at: float | None = None
     seal: SealInfo | None = None
     sealed_at: float = 0.0
     first_pull_at: float | None = None
+    last_pull_at: float = 0.0
     num_bytes: int = 0
     num_pages: int = 0
+    num_re_reads: int = 0
 
     @property
     def num_in_flight_pages(self) -> int:
         return sum(len(pull.local_pages) for pull in self.in_flight.values())
+
+    def advance(self, event: ImportEvent) -> None:
+        """Changes the state. Raises `Broken` for an event that the state does not allow."""
+        before, self.state = self.state, advance_import(self.state, event)
+        if self.state is not before:
+            log_transition("import", self.id, event.value, self.state)
+
+    def times(self, proof: ProofKind, now: float) -> ImportTimes:
+        """The times of an import that commits `now`; `ReportImported` says what is missing."""
+        first_chunk_at = now if self.first_chunk_at is None else self.first_chunk_at
+        pull_s = 0.0 if self.first_pull_at is None else self.last_pull_at - self.first_pull_at
+        return ImportTimes(
+            transport="",
+            path="",
+            first_chunk_us=to_us(first_chunk_at - self.received_at),
+            pull_us=to_us(pull_s),
+            exposed_us=to_us(now - self.sealed_at),
+            commit_us=to_us(now - self.received_at),
+            join_us=0,
+            bytes=self.num_bytes,
+            pages=self.num_pages,
+            proof=proof.value,
+            re_reads=self.num_re_reads,
+        )
 
 
 class ImportTable:
@@ -92,6 +122,11 @@ class ImportTable:
 
     def __len__(self) -> int:
         return len(self._imports)
+
+    @property
+    def max_rows(self) -> int:
+        """Most imports and rows together."""
+        return self._limits.max_rows
 
     @property
     def num_draining(self) -> int:
@@ -143,12 +178,23 @@ class ImportTable:
         """Pages that are available and reserved to nobody."""
         return self._cache.num_available - self.num_reserved_pages
 
-    def claim(self, reservation_id: ReservationId, request: EngineRequest, source: WorkerId, deadline: float) -> bool:
-        """Binds a request to its reservation. False when the reservation has ended or was for another request."""
+    def claim(
+        self,
+        reservation_id: ReservationId,
+        request: EngineRequest,
+        source: WorkerId,
+        deadline: float,
+        received_at: float = 0.0,
+    ) -> bool:
+        """Binds a request, received at `received_at`, to its reservation.
+
+        False when the reservation has ended or was for another request.
+        """
         kv_import = self._find_reserved(reservation_id, request)
         if kv_import is None:
             return False
         kv_import.request, kv_import.source, kv_import.deadline = request, source, deadline
+        kv_import.received_at = received_at
         return True
 
     def claim_local(self, reservation_id: ReservationId, request: EngineRequest) -> LocalPrompt | None:
@@ -157,21 +203,22 @@ class ImportTable:
         if kv_import is None:
             return None
         self._allocate_pages(kv_import)
-        kv_import.state = advance_import(kv_import.state, ImportEvent.COMMIT)
+        kv_import.advance(ImportEvent.COMMIT)
         del self._imports[kv_import.id]
         kv_import.table.change_hold(Hold.LIVE)
         return LocalPrompt(request, kv_import.table, kv_import.prefix_len)
 
-    def on_chunk(
-        self, id: AttemptId, first_page: int, pages: Sequence[PageId], digests: Sequence[int] | None, now: float
-    ) -> list[Pull]:
+    def on_chunk(self, chunk: PublishedChunk, now: float, *, check_digests: bool = True) -> list[Pull]:
         """Published pages: returns the reads to start now. Chunks of unknown imports are ignored, and so are pages
         that are here or were published before. Raises `LinkBroken` for a chunk that does not continue them."""
+        id, first_page, pages = chunk.id, chunk.first_page, chunk.pages
+        digests = chunk.digests if check_digests else None
         kv_import = self._imports.get(id)
         if kv_import is None or kv_import.source is None:
             return []
         if kv_import.state is ImportState.RESERVED:
             self._allocate_pages(kv_import)
+            kv_import.first_chunk_at = now
         end = first_page + len(pages)
         if first_page > kv_import.num_published or end > self._num_prompt_pages(kv_import):
             raise LinkBroken(f"{id}: pages [{first_page}, {end}) do not continue the first {kv_import.num_published}")
@@ -210,6 +257,7 @@ class ImportTable:
             self._release_if_drained(kv_import)
             return []
         kv_import.num_bytes += event.num_bytes
+        kv_import.last_pull_at = now
         if event.outcome is PullOutcome.FAILED:
             raise LinkBroken(f"{kv_import.id}: a read failed: {event.reason}")
         self._record_pull(kv_import, event, now)
@@ -241,19 +289,18 @@ class ImportTable:
         """Imports that still have something to hear from a source or to read there."""
         return [one.id for one in self._imports.values() if one.source == source and not self.is_ready(one.id)]
 
-    def commit(self, id: AttemptId, now: float) -> ImportedPrompt:
-        """Hands a validated import over; it must be `is_ready`."""
+    def commit(self, id: AttemptId, proof: ProofKind, now: float) -> ImportedPrompt:
+        """Hands an import over that `proof` validated; it must be `is_ready`."""
         kv_import = self._imports[id]
         if kv_import.request is None or kv_import.source is None or kv_import.seal is None:
             raise Broken(f"{id} was committed before it was ready")
-        kv_import.state = advance_import(kv_import.state, ImportEvent.COMMIT)
+        kv_import.advance(ImportEvent.COMMIT)
         del self._imports[id]
         kv_import.table.change_hold(Hold.LIVE)
         kv_import.table.cache_full_pages(kv_import.request.tokens, kv_import.num_tokens)
-        pull_s = 0.0 if kv_import.first_pull_at is None else now - kv_import.first_pull_at
         return ImportedPrompt(
             kv_import.request, kv_import.table, kv_import.seal.first_token, kv_import.source, kv_import.prefix_len,
-            kv_import.num_bytes, kv_import.num_pages, pull_s, now - kv_import.sealed_at,
+            kv_import.received_at, kv_import.times(proof, now),
         )  # fmt: skip
 
     def abort(self, id: AttemptId) -> WorkerId | None:
@@ -267,7 +314,7 @@ class ImportTable:
         self.num_reserved_pages -= kv_import.num_reserved
         kv_import.num_reserved = 0
         kv_import.queued_pulls.clear()
-        kv_import.state = advance_import(kv_import.state, ImportEvent.ABORT)
+        kv_import.advance(ImportEvent.ABORT)
         if kv_import.request is not None:
             kv_import.table.cache_full_pages(kv_import.request.tokens, self._num_proven_tokens(kv_import))
         kv_import.table.change_hold(Hold.DRAINING)
@@ -303,7 +350,7 @@ class ImportTable:
         return kv_import if kv_import.table.verify_prefix(request.tokens, request.salt, num_cached_pages) else None
 
     def _allocate_pages(self, kv_import: KvImport) -> None:
-        kv_import.state = advance_import(kv_import.state, ImportEvent.ALLOCATE)
+        kv_import.advance(ImportEvent.ALLOCATE)
         self.num_reserved_pages -= kv_import.num_reserved
         kv_import.num_reserved = 0
         if not kv_import.table.extend(kv_import.num_tokens + 1):
@@ -332,7 +379,7 @@ class ImportTable:
             pull = kv_import.queued_pulls.popleft()
             kv_import.in_flight[pull.id] = pull
             self._by_pull[pull.id] = kv_import
-            kv_import.state = advance_import(kv_import.state, ImportEvent.PULL)
+            kv_import.advance(ImportEvent.PULL)
             started.append(pull)
         if started and kv_import.first_pull_at is None:
             kv_import.first_pull_at = now
@@ -347,6 +394,7 @@ class ImportTable:
             return
         again = [i for i in range(len(event.pull.local_pages)) if i in corrupt]
         local = [event.pull.local_pages[i] for i in again]
+        kv_import.num_re_reads += len(local)
         if any(kv_import.num_tries[page] >= self._limits.max_pull_attempts for page in local):
             raise IntegrityFailure(f"{kv_import.id}: {len(local)} pages did not match their digests, twice")
         assert event.pull.digests is not None
@@ -365,6 +413,6 @@ class ImportTable:
     def _release_if_drained(self, kv_import: KvImport) -> None:
         if kv_import.in_flight:
             return
-        kv_import.state = advance_import(kv_import.state, ImportEvent.DRAINED)
+        kv_import.advance(ImportEvent.DRAINED)
         kv_import.table.release()
         self._draining.remove(kv_import)

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import grpc
 
+from baton.domain.attempt_times import ImportTimes
 from baton.domain.errors import BatonError, LinkBroken
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.liveness import Liveness
-from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole
+from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
 from baton.engine.mailbox import Mailbox
 from baton.engine.reply import Reply
 from baton.rpc import codec
@@ -28,7 +28,8 @@ from baton.rpc.version import PROTOCOL_VERSION
 from baton.store.store import WorkerRegistry
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
-from baton.transfer.base import SourceInfo
+from baton.telemetry.peer_series import PeerSeries
+from baton.transfer.base import PullEvent, SourceInfo
 from baton.transfer.probe import probe_bandwidth
 from baton.transfer.puller import ThreadedPuller
 from services.decode.commands import AllocateProbePages, DecodeCommand, FreeProbePages, SourceReplaced
@@ -44,13 +45,14 @@ LINK_GRACE_TTLS = 5
 
 @dataclass(frozen=True, slots=True)
 class LinkIdentity:
-    """Who we are to a prefill worker."""
+    """Who we are to a prefill worker. `grace_s`: how long a linked one may go without an announcement."""
 
     worker_id: WorkerId
     incarnation: Incarnation
     model: str
     fingerprint: str
     page_bytes: int
+    grace_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +75,18 @@ class PrefillLinks:
         puller: ThreadedPuller,
         mailbox: Mailbox[DecodeCommand],
         on_change: Callable[[], None],
-        grace_s: float,
-        trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:
-        """`grace_s`: how long a linked worker may go without an announcement."""
         self._identity = identity
         self._registry = registry
         self._channels = channels
         self._puller = puller
         self._mailbox = mailbox
         self._on_change = on_change
-        self._liveness = Liveness(grace_s)
-        self._trust = trust
+        self._liveness = Liveness(identity.grace_s)
         self._links: dict[WorkerId, PrefillLink] = {}
         self._failures: dict[WorkerId, str] = {}
+        self._draining: set[Incarnation] = set()
+        self._series = PeerSeries()
         self._connected: dict[WorkerId, Incarnation] = {}  # whom the puller has last been connected to
 
     def get(self, id: WorkerId, incarnation: Incarnation) -> PrefillLink:
@@ -124,11 +124,43 @@ class PrefillLinks:
             self._drop(id, "this worker leaves")
 
     async def _reconcile(self, workers: list[WorkerRecord], now: float) -> None:
+        announced = {worker.incarnation for worker in workers}
+        self._draining |= {worker.incarnation for worker in workers if worker.status is WorkerStatus.DRAINING}
         for id, link in list(self._links.items()):
-            if self._liveness.is_gone(link.record.prefill_incarnation, now):
-                self._drop(id, "its announcement ended")
+            incarnation = link.record.prefill_incarnation
+            left = incarnation in self._draining and not self._liveness.is_present(incarnation, now)
+            if left or self._liveness.is_gone(incarnation, now):
+                self._drop(id, "it left" if left else "its announcement ended")
+            else:
+                self._set_state(id, incarnation in announced)
         new = [w for w in workers if not self._is_linked(w)]
         await asyncio.gather(*(self._connect(worker) for worker in new))
+        self._draining &= announced | {link.record.prefill_incarnation for link in self._links.values()}
+        for departed in self._series.peers() - self._links.keys() - {worker.id for worker in workers}:
+            self._series.remove(departed)
+            self._failures.pop(WorkerId(departed), None)
+
+    def observe_pull(self, source: WorkerId, event: PullEvent) -> None:
+        """Counts a pull that ended. Reads of a source whose series were removed are not counted."""
+        if source not in self._links:
+            return
+        labels = (f"{source}->{self._identity.worker_id}", self._puller.transport)
+        self._series.labels(source, metrics.TRANSFER_BYTES_TOTAL, *labels).inc(event.num_bytes)
+        self._series.labels(source, metrics.TRANSFER_SECONDS, *labels).observe(event.seconds)
+        self._series.labels(source, metrics.TRANSFER_DESCRIPTORS, *labels).observe(len(event.pull.local_pages))
+
+    def observe_import(self, source: WorkerId, times: ImportTimes) -> None:
+        """Counts what an import that committed did not hide."""
+        if source in self._links:
+            labels = (f"{source}->{self._identity.worker_id}", self._puller.transport)
+            self._series.labels(source, metrics.TRANSFER_EXPOSED_SECONDS, *labels).observe(1e-6 * times.exposed_us)
+
+    def path(self, source: WorkerId) -> str:
+        """How bytes of this source move, as far as the transport can tell."""
+        return self._puller.path(source)
+
+    def _set_state(self, id: WorkerId, works: bool) -> None:
+        self._series.labels(id, metrics.LINK_STATE, id, self._identity.worker_id).set(int(works))
 
     def _is_linked(self, worker: WorkerRecord) -> bool:
         link = self._links.get(worker.id)
@@ -160,8 +192,8 @@ class PrefillLinks:
             self._mailbox.put(SourceReplaced(id))
 
     async def _hello(self, worker: WorkerRecord) -> SourceInfo:
-        if not self._trust.verify(worker):
-            raise LinkBroken(self._trust.mismatch(worker))
+        if not self._channels.trust.verify(worker):
+            raise LinkBroken(self._channels.trust.mismatch(worker))
         mine = self._identity
         hello = handoff_pb2.HelloRequest(
             worker_id=mine.worker_id,
@@ -216,23 +248,23 @@ class PrefillLinks:
         if self._failures.get(id) != reason:
             log.warning("link_failed", prefill=id, reason=reason)
         self._failures[id] = reason
-        metrics.LINK_STATE.labels(id, self._identity.worker_id).set(0)
+        self._set_state(id, works=False)
         self._puller.disconnect(id)
 
     def _drop(self, id: WorkerId, reason: str) -> None:
-        link = self._links.pop(id)
+        del self._links[id]
         log.warning("link_down", prefill=id, reason=reason)
-        metrics.LINK_STATE.labels(id, self._identity.worker_id).set(0)
-        metrics.LINK_TRANSPORT_INFO.labels(id, self._identity.worker_id, link.path).set(0)
+        self._series.remove(id)
         self._puller.disconnect(id)
         self._on_change()
 
     def _report_up(self, link: PrefillLink) -> None:
         record = link.record
         me, peer = self._identity.worker_id, record.prefill_id
-        metrics.LINK_STATE.labels(peer, me).set(1)
-        metrics.LINK_BANDWIDTH_BYTES_PER_SECOND.labels(peer, me).set(record.bandwidth_bytes_per_s)
-        metrics.LINK_TRANSPORT_INFO.labels(peer, me, link.path).set(1)
+        self._set_state(peer, works=True)
+        bandwidth = metrics.LINK_BANDWIDTH_BYTES_PER_SECOND
+        self._series.labels(peer, bandwidth, peer, me).set(record.bandwidth_bytes_per_s)
+        self._series.labels(peer, metrics.LINK_TRANSPORT_INFO, peer, me, link.path).set(1)
         log.info(
             "link_up",
             prefill=peer,

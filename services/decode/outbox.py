@@ -1,38 +1,38 @@
-"""The outbox: carries the decode engine's effects to the rooms that perform them. Called from the engine's threads."""
+"""Delivers the decode engine's effects: tokens to the routers' streams, the rest to the prefill workers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
-from baton.domain.ids import WorkerId
-from baton.telemetry import metrics
+from baton.engine.messages import Fail
 from baton.transfer.base import PullEvent, PullOutcome
+from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.streams import AttemptStreams
-from services.decode.effects import (
-    AbortHandoff,
-    AskCommit,
-    ConfirmCommit,
-    OutwardEffect,
-    Preempted,
-    ReportImported,
-    ReportLocalPrompt,
-)
+from services.decode.effects import AbortHandoff, AskCommit, ConfirmCommit, EmitTokens, OutwardEffect, ReportImported
 from services.decode.handoff_client import HandoffClient
+from services.decode.links import PrefillLinks
 from services.decode.server import DecodeStreamEvent
 
 
 class DecodeOutbox:
-    """One hop into the asyncio loop a turn; what is for a router goes to its stream, what is for prefill to it."""
+    """One hop into the asyncio loop a turn."""
 
     def __init__(
-        self, worker_id: WorkerId, transport: str, streams: AttemptStreams[DecodeStreamEvent], handoffs: HandoffClient
+        self,
+        transport: str,
+        streams: AttemptStreams[DecodeStreamEvent],
+        handoffs: HandoffClient,
+        links: PrefillLinks,
+        recent: RecentAttempts,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._worker_id = worker_id
         self._transport = transport
         self._streams = streams
         self._handoffs = handoffs
+        self._links = links
+        self._recent = recent
 
     def emit(self, effects: list[OutwardEffect]) -> None:
         """From the engine thread; never blocks."""
@@ -40,17 +40,18 @@ class DecodeOutbox:
             self._loop.call_soon_threadsafe(self._perform, effects)
 
     def record_pull(self, event: PullEvent) -> None:
-        """From the transfer thread: what has moved."""
-        if event.outcome is PullOutcome.LATE:
-            return
-        labels = (self._link(event.pull.source), self._transport)
-        metrics.TRANSFER_BYTES_TOTAL.labels(*labels).inc(event.num_bytes)
-        metrics.TRANSFER_SECONDS.labels(*labels).observe(event.seconds)
-        metrics.TRANSFER_DESCRIPTORS.labels(*labels).observe(len(event.pull.local_pages))
+        """From the transfer thread: a pull's metrics."""
+        if event.outcome is not PullOutcome.LATE:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._links.observe_pull, event.pull.source, event)
 
     def _perform(self, effects: list[OutwardEffect]) -> None:
         for effect in effects:
             match effect:
+                case EmitTokens(id, _, finish, times):
+                    if finish is not None:
+                        self._recent.add(id, times)
+                    self._streams.deliver(id, effect)
                 case AskCommit(id):
                     self._handoffs.commit(id, wants_reply=True)
                 case ConfirmCommit(id):
@@ -58,13 +59,13 @@ class DecodeOutbox:
                 case AbortHandoff(id):
                     self._handoffs.abort(id)
                 case ReportImported():
-                    exposed = metrics.TRANSFER_EXPOSED_SECONDS.labels(self._link(effect.source), self._transport)
-                    exposed.observe(effect.exposed_s)
-                    self._streams.deliver(effect.id, effect)
-                case Preempted() | ReportLocalPrompt():
-                    pass
-                case _:
-                    self._streams.deliver(effect.id, effect)
+                    self._report(effect)
+                case Fail(id, error, times):
+                    self._recent.add(id, times, error.code)
+                    self._streams.deliver(id, effect)
 
-    def _link(self, source: WorkerId) -> str:
-        return f"{source}->{self._worker_id}"
+    def _report(self, effect: ReportImported) -> None:
+        times = replace(effect.times, transport=self._transport, path=self._links.path(effect.source))
+        self._links.observe_import(effect.source, times)
+        self._recent.add(effect.id, times)
+        self._streams.deliver(effect.id, replace(effect, times=times))

@@ -29,11 +29,13 @@ from baton.domain.request import EngineRequest, OutputToken, SampledToken, banne
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, StepOutput
 from baton.engine.chunking import cut
 from baton.engine.messages import Fail
+from baton.engine.transition_log import log_transition
 from baton.kv.page_table import PageTable
 from baton.kv.tiers import HostTier
-from services.decode.effects import DecodeEffect, EmitTokens, Preempted
+from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.import_types import ImportedPrompt, LocalPrompt
 from services.decode.kv_import import ImportTable
+from services.decode.row_timer import RowTimer, StepTotals
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class _Row:
     table: PageTable
     tokens: list[int]
     num_filled: int  # positions whose KV is in place
+    timer: RowTimer
     host_slots: tuple[int, ...] = ()
 
     @property
@@ -70,6 +73,11 @@ class DecodeScheduler:
         self._preempted: list[_Row] = []  # oldest first
         self._pending: list[DecodeEffect] = []
         self._arrival_numbers = itertools.count()
+        self._totals = StepTotals()
+        self._scheduled_at = 0.0
+        self.num_preemptions = 0
+        self.num_local_prompt_tokens = 0
+        self.num_local_cached_tokens = 0
 
     @property
     def num_rows(self) -> int:
@@ -102,14 +110,15 @@ class DecodeScheduler:
         """Takes a validated import over: its prompt's KV is in place, its first token is chosen and sent."""
         request = imported.request
         tokens = [*request.tokens, imported.first_token.token]
-        self._imported.append(_Row(next(self._arrival_numbers), request, imported.table, tokens, len(request.tokens)))
+        self._imported.append(self._row(request, imported.table, tokens, len(request.tokens)))
 
     def add_prompt(self, prompt: LocalPrompt) -> None:
         """Takes a prompt whose pages are all there, `prefix_len` of its tokens' filled."""
         request = prompt.request
-        self._local.append(
-            _Row(next(self._arrival_numbers), request, prompt.table, [*request.tokens], prompt.prefix_len)
-        )
+        self._local.append(self._row(request, prompt.table, [*request.tokens], prompt.prefix_len))
+        self.num_local_prompt_tokens += len(request.tokens)
+        self.num_local_cached_tokens += prompt.prefix_len
+        log_transition("row", request.id, "add_prompt", "local")
 
     def abort(self, id: AttemptId) -> bool:
         """Takes the row out, in whatever queue, and gives its pages back. Idempotent; False when it was not here."""
@@ -118,23 +127,27 @@ class DecodeScheduler:
                 if row.request.id == id:
                     queue.remove(row)
                     self._release(row)
+                    log_transition("row", id, "abort", "ended")
                     return True
         return False
 
     def schedule(self, now: float) -> Batch | None:
         """One step: board, grow (preempting if need be), everyone steps, and local chunks fill what is left."""
+        self._scheduled_at = now
         copies: list[HostCopy] = []
-        self._resume(copies)
+        self._resume(copies, now)
         for row in self._imported:
-            bisect.insort(self._running, row, key=_arrival_number)
+            self._join(row, "join", now)
         self._imported.clear()
-        self._grow(copies)
+        self._grow(copies, now)
         rows = [self._batch_row(row) for row in self._running]
         self._add_local_chunks(rows)
         return Batch(tuple(rows), tuple(copies)) if rows or copies else None
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[DecodeEffect]:
         """Books a finished step: one token a row, emitted in order, and what was computed of local prompts."""
+        self._totals.num_steps += 1
+        self._totals.seconds += now - self._scheduled_at
         by_id = {row.request.id: row for queue in (self._running, self._local) for row in queue}
         effects = self.take_pending_effects()
         for batch_row, sampled in zip(batch.rows, output.sampled, strict=True):
@@ -143,11 +156,11 @@ class DecodeScheduler:
                 continue
             self._advance_row(row, batch_row.start + len(batch_row.tokens))
             if sampled is not None:
-                effects.append(self._append_token(row, sampled))
+                effects.append(self._append_token(row, sampled, now))
         return effects
 
     def take_pending_effects(self) -> list[DecodeEffect]:
-        """Effects of decisions that `schedule` made: preemptions, rows sent back."""
+        """Effects of decisions that `schedule` made: rows sent back."""
         pending, self._pending = self._pending, []
         return pending
 
@@ -159,7 +172,7 @@ class DecodeScheduler:
     def _queues(self) -> tuple[deque[_Row] | list[_Row], ...]:
         return self._imported, self._local, self._running, self._preempted
 
-    def _resume(self, copies: list[HostCopy]) -> None:
+    def _resume(self, copies: list[HostCopy], now: float) -> None:
         while self._preempted:
             row = self._preempted[0]
             num_missing = row.table.num_missing(len(row.tokens))
@@ -170,12 +183,17 @@ class DecodeScheduler:
             copies.append(HostCopy(tuple(row.table.pages[: len(row.host_slots)]), row.host_slots, to_host=False))
             self._host.free(row.host_slots)
             row.host_slots = ()
-            bisect.insort(self._running, self._preempted.pop(0), key=_arrival_number)
+            self._join(self._preempted.pop(0), "resume", now)
 
-    def _grow(self, copies: list[HostCopy]) -> None:
+    def _join(self, row: _Row, event: str, now: float) -> None:
+        bisect.insort(self._running, row, key=_arrival_number)
+        row.timer.enter(now)
+        log_transition("row", row.request.id, event, "running")
+
+    def _grow(self, copies: list[HostCopy], now: float) -> None:
         for row in list(self._running):
             while row in self._running and not self._ensure_page(row):
-                self._preempt(self._running[-1], copies)
+                self._preempt(self._running[-1], copies, now)
 
     def _ensure_page(self, row: _Row) -> bool:
         num_missing = row.table.num_missing(len(row.tokens))
@@ -183,20 +201,25 @@ class DecodeScheduler:
             return True
         return num_missing <= self._imports.num_reservable_pages and row.table.extend(len(row.tokens))
 
-    def _preempt(self, row: _Row, copies: list[HostCopy]) -> None:
+    def _preempt(self, row: _Row, copies: list[HostCopy], now: float) -> None:
         """Moves a row's filled pages to the host tier, or sends it back when that is full."""
         self._running.remove(row)
         pages = row.table.pages[: ceil_div(row.num_filled, self._page_size)]
         slots = self._host.allocate(len(pages))
         if slots is None:
+            row.timer.leave(now)
             self._release(row)
-            self._pending.append(Fail(row.request.id, SentBack(f"{row.request.id}: no page and no host memory left")))
+            error = SentBack(f"{row.request.id}: no page and no host memory left")
+            self._pending.append(Fail(row.request.id, error, row.timer.times()))
+            log_transition("row", row.request.id, "send_back", "ended")
             return
+        row.timer.preempt(now)
+        self.num_preemptions += 1
         copies.append(HostCopy(tuple(pages), slots, to_host=True))
         row.host_slots = slots
         row.table.release()
         bisect.insort(self._preempted, row, key=_arrival_number)
-        self._pending.append(Preempted(row.request.id, len(pages)))
+        log_transition("row", row.request.id, "preempt", "preempted")
 
     def _add_local_chunks(self, rows: list[Row]) -> None:
         budget = max(self._page_size, self._token_budget - len(rows))
@@ -221,17 +244,23 @@ class DecodeScheduler:
         if crosses_edge:
             row.table.cache_full_pages(row.tokens, num_filled)
 
-    def _append_token(self, row: _Row, sampled: SampledToken) -> EmitTokens:
+    def _append_token(self, row: _Row, sampled: SampledToken, now: float) -> EmitTokens:
         if row in self._local:
             self._local.remove(row)
-            bisect.insort(self._running, row, key=_arrival_number)
+            self._join(row, "prompt_done", now)
         token = OutputToken(row.num_output_tokens, sampled.token, sampled.logprobs)
         row.tokens.append(sampled.token)
         finish = finish_reason(row.request.stop, sampled.token, row.num_output_tokens)
-        if finish is not None:
-            self._running.remove(row)
-            self._release(row)
-        return EmitTokens(row.request.id, (token,), finish)
+        if finish is None:
+            return EmitTokens(row.request.id, (token,), None)
+        self._running.remove(row)
+        row.timer.leave(now)
+        self._release(row)
+        log_transition("row", row.request.id, finish.value, "ended")
+        return EmitTokens(row.request.id, (token,), finish, row.timer.times())
+
+    def _row(self, request: EngineRequest, table: PageTable, tokens: list[int], num_filled: int) -> _Row:
+        return _Row(next(self._arrival_numbers), request, table, tokens, num_filled, RowTimer(self._totals))
 
     def _release(self, row: _Row) -> None:
         row.table.release()

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
 import grpc
 
-from baton.domain.attempt_times import to_us
 from baton.domain.errors import BatonError, DeadlineExceeded, Draining, InvalidRequest, Overloaded
 from baton.domain.ids import AttemptId, Incarnation, PageKey, ReservationId, WorkerId
+from baton.domain.trace_context import TraceContext
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import Abort, Fail
 from baton.engine.reply import Reply
+from baton.engine.step_metrics import monotonic_s
 from baton.kv.keys import KEY_BYTES
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc
+from baton.rpc.request_metadata import received_trace_context
+from baton.rpc.times_codec import encode_decode_times, encode_import_times
+from baton.telemetry.logs import get_logger
 from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
 from baton.worker.streams import AttemptStreams
 from services.decode.commands import Claim, DecodeCommand, Reserve
@@ -28,11 +32,26 @@ from services.decode.handoff_client import HandoffClient
 from services.decode.import_types import Busy, Reserved
 from services.decode.links import PrefillLinks
 
+log = get_logger()
+
 DecodeStreamEvent = ReportImported | EmitTokens | Fail
 EVENT_TIMEOUT_S = 600.0
 """Longest silence of a running row: preempted rows wait their turn, but not for ever."""
 ENGINE_TIMEOUT_S = 30.0
 BUSY_RETRY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ServicerConfig:
+    """What the servicer checks calls against.
+
+    `local_source`: this worker's own name, where a prompt may be computed here; None: it computes none.
+    """
+
+    validator: EngineRequestValidator
+    max_reservation_s: float
+    is_draining: Callable[[], bool]
+    local_source: tuple[WorkerId, Incarnation] | None = None
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServicer):
@@ -44,20 +63,13 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         streams: AttemptStreams[DecodeStreamEvent],
         links: PrefillLinks,
         handoffs: HandoffClient,
-        is_draining: Callable[[], bool],
-        max_reservation_s: float,
-        validator: EngineRequestValidator,
-        local_source: tuple[WorkerId, Incarnation] | None = None,
+        config: ServicerConfig,
     ) -> None:
-        """`local_source`: what this worker is called when a prompt is to be computed here; None: it computes none."""
         self._mailbox = mailbox
         self._streams = streams
         self._links = links
         self._handoffs = handoffs
-        self._is_draining = is_draining
-        self._max_reservation_s = max_reservation_s
-        self._validator = validator
-        self._local_source = local_source
+        self._config = config
 
     async def Reserve(
         self, request: decode_pb2.ReserveRequest, context: grpc.aio.ServicerContext[object, object]
@@ -82,7 +94,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         ended = False
         watch: asyncio.Task[None] | None = None
         try:
-            watch = self._start_import(claim, WorkerId(request.prefill_id), Incarnation(request.prefill_incarnation))
+            source = WorkerId(request.prefill_id), Incarnation(request.prefill_incarnation)
+            watch = self._start_import(claim, *source, received_trace_context(context))
             async for event in self._stream_events(id):
                 ended = event.HasField("failed") or event.tokens.finish_reason != 0
                 yield event
@@ -95,6 +108,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             self._handoffs.abort(id)
             if not ended:
                 self._mailbox.put(Abort(id, "the router closed the stream"))
+                log.info("attempt_end", request_id=id.request_id, attempt=id.attempt, outcome="stream_closed")
 
     async def Abort(
         self, request: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
@@ -104,14 +118,14 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         return common_pb2.AbortReply()
 
     async def _reserve(self, request: decode_pb2.ReserveRequest) -> Reserved | Busy:
-        if self._is_draining():
+        if self._config.is_draining():
             raise Draining("this decode worker is draining", retry_after_s=1.0)
         if not request.num_tokens or any(len(key) != KEY_BYTES for key in request.page_keys):
             raise InvalidRequest("a reservation needs tokens, and page keys of 16 bytes")
         id = validate_id(request.id)
         reply: Reply[Reserved | Busy] = Reply()
         keys = tuple(PageKey(key) for key in request.page_keys)
-        deadline_s = min(clamp_duration(request.deadline_s, "deadline_s"), self._max_reservation_s)
+        deadline_s = min(clamp_duration(request.deadline_s, "deadline_s"), self._config.max_reservation_s)
         command = Reserve(id, request.num_tokens, keys, deadline_s, reply)
         if not self._mailbox.try_put(command):
             raise Overloaded("this decode worker's mailbox is full", retry_after_s=1.0)
@@ -119,17 +133,19 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
 
     def _parse(self, request: decode_pb2.GenerateRequest) -> Claim:
         deadline_s = clamp_duration(request.deadline_s, "deadline_s")
-        sequence = self._validator.validate_sequence(request.request)
-        return Claim(ReservationId(request.reservation_id), sequence, None, deadline_s)
+        sequence = self._config.validator.validate_sequence(request.request)
+        return Claim(ReservationId(request.reservation_id), sequence, None, deadline_s, monotonic_s())
 
-    def _start_import(self, claim: Claim, source: WorkerId, incarnation: Incarnation) -> asyncio.Task[None] | None:
+    def _start_import(
+        self, claim: Claim, source: WorkerId, incarnation: Incarnation, trace: TraceContext
+    ) -> asyncio.Task[None] | None:
         """Claims the reservation and starts to follow the handoff, if there is to be one. Raises `LinkBroken`."""
-        if self._local_source == (source, incarnation):
+        if self._config.local_source == (source, incarnation):
             self._mailbox.put(claim)
             return None
         link = self._links.get(source, incarnation)
         self._mailbox.put(replace(claim, source=source))
-        return asyncio.create_task(self._handoffs.watch(claim.request.id, link))
+        return asyncio.create_task(self._handoffs.watch(claim.request.id, link, trace))
 
     async def _stream_events(self, id: AttemptId) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:
         while True:
@@ -138,9 +154,26 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             except DeadlineExceeded as error:
                 self._mailbox.put(Abort(id, str(error)))
                 event = Fail(id, error)
+            _log(event)
             yield _encode(event)
             if isinstance(event, Fail) or (isinstance(event, EmitTokens) and event.finish is not None):
                 return
+
+
+def _log(event: DecodeStreamEvent) -> None:
+    """The INFO lines of an attempt: its import and its end."""
+    ids = {"request_id": event.id.request_id, "attempt": event.id.attempt}
+    match event:
+        case ReportImported(_, source, _, num_tokens, num_cached, times):
+            log.info(
+                "attempt_imported", **ids, prefill=source, prompt_tokens=num_tokens, cached_tokens=num_cached,
+                **asdict(times),
+            )  # fmt: skip
+        case EmitTokens(_, tokens, finish, times) if finish is not None:
+            fields = {} if times is None else asdict(times)
+            log.info("attempt_end", **ids, outcome=finish.value, output_tokens=tokens[-1].index + 1, **fields)
+        case Fail(_, error, times):
+            log.info("attempt_end", **ids, outcome=error.code, **({} if times is None else asdict(times)))
 
 
 def _encode_reservation(answer: Reserved | Busy) -> decode_pb2.ReserveReply:
@@ -156,20 +189,17 @@ def _encode_reservation(answer: Reserved | Busy) -> decode_pb2.ReserveReply:
 
 def _encode(event: DecodeStreamEvent) -> decode_pb2.GenerateEvent:
     match event:
-        case EmitTokens(_, tokens, finish):
-            encoded = [codec.encode_token(token) for token in tokens]
-            message = decode_pb2.Tokens(tokens=encoded, finish_reason=codec.encode_finish(finish))
+        case EmitTokens(_, tokens, finish, times):
+            message = decode_pb2.Tokens(
+                tokens=[codec.encode_token(token) for token in tokens],
+                finish_reason=codec.encode_finish(finish),
+                times=None if times is None else encode_decode_times(times),
+            )
             return decode_pb2.GenerateEvent(tokens=message)
         case ReportImported():
-            return decode_pb2.GenerateEvent(
-                imported=decode_pb2.Imported(
-                    times=common_pb2.ImportTimes(
-                        bytes=event.num_bytes,
-                        pages=event.num_pages,
-                        pull_us=to_us(event.pull_s),
-                        exposed_us=to_us(event.exposed_s),
-                    )
-                )
-            )
-        case Fail(_, error):
-            return decode_pb2.GenerateEvent(failed=codec.encode_failure(error))
+            return decode_pb2.GenerateEvent(imported=decode_pb2.Imported(times=encode_import_times(event.times)))
+        case Fail(_, error, times):
+            failure = codec.encode_failure(error)
+            if times is not None:
+                failure.decode.CopyFrom(encode_decode_times(times))
+            return decode_pb2.GenerateEvent(failed=failure)

@@ -20,12 +20,16 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from baton.domain.errors import BatonError, Broken
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, SamplingParams, StopParams
+from baton.domain.worker import WorkerRole
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import Abort, Fail
 from baton.engine.reply import Reply
 from baton.engine.runner import ModelRunner
+from baton.engine.step_metrics import monotonic_s
+from baton.engine.turn import EngineTurn
 from baton.kv.keys import page_keys
 from baton.kv.memory import PageMemory
 from baton.kv.pages import PagePool
@@ -35,19 +39,18 @@ from baton.model.loading.loader import LoadedModel
 from baton.model.storage import PageStorage
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.digest import digest_pages, mismatches
-from services.decode.commands import ChunkArrived, Claim, DecodeCommand, Pulled, Reserve, SealArrived
+from services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived
 from services.decode.effects import AbortHandoff, ConfirmCommit, EmitTokens, OutwardEffect
 from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_types import Busy, Reserved, SealInfo
 from services.decode.kv_import import ImportLimits, ImportTable
-from services.decode.loop import DecodeLoop
+from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.commands import (
     AddPrompt,
     CommitExport,
     PrefillCommand,
     PrefillEvent,
-    PublishedChunk,
     ReleaseExport,
 )
 from services.prefill.kv_export import ExportTable
@@ -126,8 +129,8 @@ class LocalPair:
             raise reply.answer
         if not isinstance(reply.answer, Reserved):
             return None
-        self._prefill_mailbox.put(AddPrompt(request, reply.answer.prefix_len, NO_DEADLINE_S))
-        self._decode_mailbox.put(Claim(reply.answer.id, request, PREFILL, NO_DEADLINE_S))
+        self._prefill_mailbox.put(AddPrompt(request, reply.answer.prefix_len, NO_DEADLINE_S, monotonic_s()))
+        self._decode_mailbox.put(Claim(reply.answer.id, request, PREFILL, NO_DEADLINE_S, monotonic_s()))
         self._live.add(id)
         return id
 
@@ -173,12 +176,12 @@ class LocalPair:
         corrupt = [] if digests is None else mismatches(self.decode_memory, pull.local_pages, digests)
         outcome = PullOutcome.CORRUPT if corrupt else PullOutcome.DONE
         num_bytes = len(pull.local_pages) * self.decode_memory.page_bytes
-        self._decode_mailbox.put(Pulled(PullEvent(pull, outcome, num_bytes, 0.0, corrupt=tuple(corrupt))))
+        self._decode_mailbox.put(PullEvent(pull, outcome, num_bytes, 0.0, corrupt=tuple(corrupt)))
 
     def _on_event(self, event: PrefillEvent) -> Iterator[PairTokens]:
         match event:
-            case PublishedChunk(id, first_page, pages, digests):
-                self._decode_mailbox.put(ChunkArrived(id, first_page, pages, digests))
+            case PublishedChunk():
+                self._decode_mailbox.put(event)
             case Seal(id, index, first, finish):
                 self._decode_mailbox.put(SealArrived(id, SealInfo(first, finish, event.num_pages)))
                 yield self._tokens(id, (OutputToken(index, first.token, first.logprobs),), finish)
@@ -207,10 +210,15 @@ class LocalPair:
         exports = ExportTable(cache.pool, NO_DEADLINE_S, grants_leases=False)
         rules = PrefillLimits(self._page_size, limits.token_budget, limits.max_rows, limits.num_pages)
         scheduler = PrefillScheduler(cache, exports, rules)
+        turn = EngineTurn(WorkerRole.PREFILL, cache, self._prefill_mailbox, on_idle=lambda: None)
         return PrefillLoop(
-            cache, scheduler, exports, runner, lambda pages: digest_pages(self.prefill_memory, pages),
-            emit=self._events.extend, on_idle=lambda: None, mailbox=self._prefill_mailbox,
-        )  # fmt: skip
+            turn,
+            scheduler,
+            exports,
+            runner,
+            lambda pages: digest_pages(self.prefill_memory, pages),
+            self._events.extend,
+        )
 
     def _make_decode(self, limits: PairLimits) -> DecodeLoop:
         cache = PrefixCache(PagePool(limits.num_pages))
@@ -219,7 +227,6 @@ class LocalPair:
         imports = ImportTable(cache, ImportLimits(self._page_size, limits.max_rows, limits.num_pages, NO_DEADLINE_S))
         scheduler = DecodeScheduler(imports, HostTier(limits.num_pages), self._page_size, limits.token_budget)
         policy = ImportPolicy(cache.pool, imports, scheduler, ImportRules(self._page_size, digests=True))
-        return DecodeLoop(
-            cache, imports, scheduler, policy, runner, limits.max_rows,
-            emit=self._effects.extend, submit=self.copy_pages, on_idle=lambda: None, mailbox=self._decode_mailbox,
-        )  # fmt: skip
+        turn = EngineTurn(WorkerRole.DECODE, cache, self._decode_mailbox, on_idle=lambda: None)
+        hooks = DecodeHooks(self._effects.extend, self.copy_pages)
+        return DecodeLoop(turn, imports, scheduler, policy, runner, hooks)

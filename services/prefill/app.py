@@ -13,6 +13,7 @@ from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.mailbox import Mailbox
 from baton.engine.thread import EngineThread
+from baton.engine.turn import EngineTurn
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import ServerAuth, start_server
 from baton.settings.model_source import model_name
@@ -22,11 +23,13 @@ from baton.telemetry.logs import get_logger
 from baton.transfer.digest import digest_pages
 from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream import StreamSource
-from baton.worker.drain import DrainServicer
 from baton.worker.lifecycle import WorkerContext, run_worker
+from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.rejected_calls import RejectedCallLog
 from baton.worker.request_validator import EngineRequestValidator
+from baton.worker.server import WorkerServicer
+from baton.worker.status_line import log_status_forever
 from baton.worker.streams import AttemptStreams
 from services.prefill.commands import PrefillCommand
 from services.prefill.handoff_log import HandoffLog
@@ -48,7 +51,11 @@ WATCH_TIMEOUT_S = 60.0
 
 async def serve(settings: PrefillSettings) -> int:
     """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
-    return await run_worker(settings, lambda: build_engine(settings, num_host_pages=0), partial(_Worker, settings))
+    return await run_worker(
+        settings,
+        lambda: build_engine(settings, num_host_pages=0),
+        lambda engine, context: _Worker(settings, engine, context).run(),
+    )
 
 
 class _Worker:
@@ -66,7 +73,8 @@ class _Worker:
         self._mailbox: Mailbox[PrefillCommand] = Mailbox(1024)
         self._streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams(on_empty=lifecycle.on_idle)
         self._handoffs = HandoffLog()
-        self._outbox = PrefillOutbox(self._handoffs, self._streams)
+        self._recent = RecentAttempts()
+        self._outbox = PrefillOutbox(self._handoffs, self._streams, self._recent)
         self._registration = Registration(
             context.store, self._record, settings.heartbeat_interval_s, lifecycle.on_replaced
         )
@@ -92,6 +100,7 @@ class _Worker:
         log.info("prefill_serving", address=self._address, worker=self._id, transports=list(self._sources))
         await self._lifecycle.run(
             self._registration,
+            log_status_forever(self._loop.activity, self._loop.load),
             num_requests=self._num_requests,
             drain_timeout_s=settings.drain_timeout_s,
             close=partial(server.stop, SERVER_GRACE_S),
@@ -121,8 +130,8 @@ class _Worker:
         handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, read_pages)
         validator = EngineRequestValidator(self._engine.vocab_size, self._engine.max_model_len)
         prefill = PrefillServicer(self._mailbox, self._streams, lambda: self._lifecycle.draining, validator)
-        drain = DrainServicer(self._incarnation, self._lifecycle, self._num_requests)
-        worker_pb2_grpc.add_WorkerServicer_to_server(drain, server)
+        worker = WorkerServicer(self._incarnation, self._lifecycle, self._num_requests, self._recent)
+        worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
 
@@ -154,7 +163,7 @@ class _Worker:
         exports = ExportTable(engine.cache.pool, settings.export_lease_s, grants_leases=not settings.digests)
         scheduler = PrefillScheduler(engine.cache, exports, limits)
         digest = (lambda pages: digest_pages(engine.memory, pages)) if settings.digests else None
-        return PrefillLoop(
-            engine.cache, scheduler, exports, engine.runner, digest,
-            emit=self._outbox.emit, on_idle=self._lifecycle.on_idle, mailbox=self._mailbox,
-        )  # fmt: skip
+        turn = EngineTurn(
+            WorkerRole.PREFILL, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages
+        )
+        return PrefillLoop(turn, scheduler, exports, engine.runner, digest, self._outbox.emit)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.domain.ids import AttemptId, PageId
+from baton.domain.handoff import PublishedChunk
+from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest
 from baton.engine.messages import Abort, Fail
 from baton.engine.reply import Reply
@@ -13,11 +14,12 @@ from services.prefill.scheduler import ExportExpired, Progress, Seal
 
 @dataclass(frozen=True, slots=True)
 class AddPrompt:
-    """A new prompt; `deadline_s` counts from when the engine takes it."""
+    """A new prompt, received at `received_at`; `deadline_s` counts from when the engine takes it."""
 
     request: EngineRequest
     decode_prefix_len: int
     deadline_s: float
+    received_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +47,6 @@ class CommitExport:
 
 
 PrefillCommand = AddPrompt | Abort | ReleaseExport | RenewLeases | CommitExport
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedChunk:
-    """A published chunk with its pages' digests (None when they are off)."""
-
-    id: AttemptId
-    first_page: int
-    pages: tuple[PageId, ...]
-    digests: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from baton.domain.errors import BatonError, Cancelled, DeadlineExceeded
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId
-from services.prefill.commands import PublishedChunk
 from services.prefill.scheduler import Seal
 
 HandoffEvent = PublishedChunk | Seal | BatonError

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from baton.domain.errors import LinkBroken
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, Incarnation, WorkerId
 from baton.domain.request import OutputToken
 from baton.engine.mailbox import Mailbox
@@ -24,7 +25,7 @@ from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.transfer.factory import choose_transport
 from baton.worker.request_validator import MAX_NAME_CHARS, validate_id
-from services.prefill.commands import CommitExport, PrefillCommand, PublishedChunk, ReleaseExport, RenewLeases
+from services.prefill.commands import CommitExport, PrefillCommand, ReleaseExport, RenewLeases
 from services.prefill.handoff_log import HandoffEvent, HandoffLog
 from services.prefill.scheduler import Seal
 
@@ -166,7 +167,7 @@ def _encode(event: HandoffEvent) -> handoff_pb2.HandoffEvent:
             seal = handoff_pb2.Seal(
                 first_token=codec.encode_token(token),
                 finish_reason=codec.encode_finish(event.finish),
-                num_cached_tokens=event.num_cached_tokens,
+                num_cached_tokens=event.times.cached_tokens,
                 num_pages=event.num_pages,
             )
             return handoff_pb2.HandoffEvent(seal=seal)

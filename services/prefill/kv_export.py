@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from baton.domain.errors import Superseded
 from baton.domain.handoff import ExportEvent, ExportState, advance_export
 from baton.domain.ids import AttemptId, PageId, RequestId
+from baton.engine.transition_log import log_transition
 from baton.kv.pages import Hold, PagePool
 
 _MAX_REMEMBERED = 4096
@@ -39,6 +40,12 @@ class KvExport:
     state: ExportState = ExportState.PINNED
     pages: list[PageId] = field(default_factory=list)
     renewed: bool = False
+
+    def advance(self, event: ExportEvent) -> None:
+        """Changes the state. Raises `Broken` for an event that the state does not allow."""
+        before, self.state = self.state, advance_export(self.state, event)
+        if self.state is not before:
+            log_transition("export", self.id, event.value, self.state)
 
     @property
     def abandoned(self) -> bool:
@@ -84,7 +91,7 @@ class ExportTable:
     def publish(self, id: AttemptId, pages: Sequence[PageId], now: float) -> None:
         """Pins `pages` (which the caller still holds) for the export and starts its lease if it does not run yet."""
         export = self._open[id]
-        export.state = advance_export(export.state, ExportEvent.PUBLISH)
+        export.advance(ExportEvent.PUBLISH)
         self._pool.hold(pages, Hold.PINNED)
         export.pages += pages
         if export.lease_ends_at is None:
@@ -93,7 +100,7 @@ class ExportTable:
     def seal(self, id: AttemptId) -> None:
         """Nothing more will be published."""
         export = self._open[id]
-        export.state = advance_export(export.state, ExportEvent.SEAL)
+        export.advance(ExportEvent.SEAL)
 
     def renew(self, ids: Sequence[AttemptId], now: float) -> list[AttemptId]:
         """Starts the leases of `ids` afresh; returns those whose pins are not held any more."""
@@ -103,7 +110,7 @@ class ExportTable:
             if export is None or export.abandoned:
                 ended.append(id)
             elif export.lease_ends_at is not None:
-                export.state = advance_export(export.state, ExportEvent.RENEW)
+                export.advance(ExportEvent.RENEW)
                 export.lease_ends_at = now + self._lease_s
                 export.renewed = True
         return ended
@@ -128,7 +135,7 @@ class ExportTable:
         if export is None or export.abandoned:
             return False
         if self._grants_leases and export.renewed:
-            export.state = advance_export(export.state, ExportEvent.ABANDON)
+            export.advance(ExportEvent.ABANDON)
         else:
             self._end(export, ExportEvent.ABORT)
         return True
@@ -152,7 +159,7 @@ class ExportTable:
         return min((o.lease_ends_at for o in self._open.values() if o.lease_ends_at is not None), default=None)
 
     def _end(self, export: KvExport, event: ExportEvent) -> None:
-        export.state = advance_export(export.state, event)
+        export.advance(event)
         self._pool.drop(export.pages, Hold.PINNED)
         del self._open[export.id]
         self._ended[export.id] = export.state

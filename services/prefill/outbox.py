@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 
 from baton.domain.errors import Cancelled
+from baton.domain.handoff import PublishedChunk
 from baton.engine.messages import Fail
+from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.streams import AttemptStreams
-from services.prefill.commands import ExportEnded, PrefillEvent, PublishedChunk
+from services.prefill.commands import ExportEnded, PrefillEvent
 from services.prefill.handoff_log import HandoffLog
 from services.prefill.scheduler import ExportExpired, Seal
 from services.prefill.server import PrefillStreamEvent
@@ -20,10 +22,13 @@ from services.prefill.server import PrefillStreamEvent
 class PrefillOutbox:
     """One hop into the asyncio loop a turn."""
 
-    def __init__(self, handoffs: HandoffLog, streams: AttemptStreams[PrefillStreamEvent]) -> None:
+    def __init__(
+        self, handoffs: HandoffLog, streams: AttemptStreams[PrefillStreamEvent], recent: RecentAttempts
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._handoffs = handoffs
         self._streams = streams
+        self._recent = recent
 
     def emit(self, events: list[PrefillEvent]) -> None:
         """From the engine thread; never blocks."""
@@ -37,9 +42,11 @@ class PrefillOutbox:
                 case PublishedChunk(id):
                     self._handoffs.append(id, event)
                 case Seal(id):
+                    self._recent.add(id, event.times)
                     self._handoffs.append(id, event)
                     self._streams.deliver(id, event)
                 case Fail(id, error):
+                    self._recent.add(id, end_code=error.code)
                     self._handoffs.append(id, error)
                     self._handoffs.end(id)
                     self._streams.deliver(id, event)

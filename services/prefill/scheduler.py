@@ -17,15 +17,18 @@ At any point `abort`, a deadline or the end of the lease takes it out, and all i
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.domain.arithmetic import ceil_div
+from baton.domain.attempt_times import MAX_CHUNK_TIMES, PrefillTimes, to_us
 from baton.domain.errors import ContextOverflow, DeadlineExceeded, LeaseEnded, Superseded
-from baton.domain.ids import AttemptId, PageId
+from baton.domain.handoff import PublishedChunk
+from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken, banned_tokens, finish_reason
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.chunking import cut
 from baton.engine.messages import Fail
+from baton.engine.transition_log import log_transition
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, Owner
 from baton.kv.prefix_cache import PrefixCache
@@ -47,15 +50,6 @@ class PrefillLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishChunk:
-    """Pages [first_page, first_page + len(pages)) of the request's table are final and pinned."""
-
-    id: AttemptId
-    first_page: int
-    pages: tuple[PageId, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Progress:
     """`num_tokens` of the prompt have their KV, cached ones included."""
 
@@ -71,9 +65,8 @@ class Seal:
     index: int
     first_token: SampledToken
     finish: FinishReason | None
-    num_cached_tokens: int
-    num_computed_tokens: int
     num_pages: int
+    times: PrefillTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +76,7 @@ class ExportExpired:
     id: AttemptId
 
 
-PrefillEffect = PublishChunk | Progress | Seal | Fail | ExportExpired
+PrefillEffect = PublishedChunk | Progress | Seal | Fail | ExportExpired
 
 
 @dataclass(slots=True)
@@ -91,6 +84,10 @@ class _Prompt:
     request: EngineRequest
     table: PageTable
     deadline: float
+    received_at: float
+    first_chunk_at: float | None = None
+    compute_s: float = 0.0
+    chunks: list[tuple[int, int]] = field(default_factory=list)  # (start_us, tokens) of the first chunks
     num_cached: int = 0
     num_filled: int = 0
     num_published: int = 0  # pages, those that decode already has included
@@ -99,6 +96,24 @@ class _Prompt:
     @property
     def num_remaining(self) -> int:
         return len(self.request.tokens) - self.num_filled
+
+    def start_chunk(self, num_tokens: int, now: float) -> None:
+        if self.first_chunk_at is None:
+            self.first_chunk_at = now
+        if len(self.chunks) < MAX_CHUNK_TIMES:
+            self.chunks.append((to_us(now - self.received_at), num_tokens))
+
+    def times(self, now: float) -> PrefillTimes:
+        """The times of a prompt that is sealed `now`."""
+        first_chunk_at = now if self.first_chunk_at is None else self.first_chunk_at
+        return PrefillTimes(
+            queue_us=to_us(first_chunk_at - self.received_at),
+            compute_us=to_us(self.compute_s),
+            seal_us=to_us(now - self.received_at),
+            chunks=tuple(self.chunks),
+            computed_tokens=len(self.request.tokens) - self.num_cached,
+            cached_tokens=self.num_cached,
+        )
 
 
 class PrefillScheduler:
@@ -110,6 +125,7 @@ class PrefillScheduler:
         self._limits = limits
         self._waiting: deque[_Prompt] = deque()
         self._chunking: list[_Prompt] = []
+        self._scheduled_at = 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -124,8 +140,13 @@ class PrefillScheduler:
         """Prompt tokens still to compute, as far as is known before matching."""
         return sum(p.num_remaining for p in (*self._waiting, *self._chunking))
 
-    def add(self, request: EngineRequest, decode_prefix_len: int, deadline: float) -> list[PrefillEffect]:
-        """Takes a request; an older attempt that was still here fails. Raises `Superseded` if it is not the newest."""
+    def add(
+        self, request: EngineRequest, decode_prefix_len: int, deadline: float, received_at: float = 0.0
+    ) -> list[PrefillEffect]:
+        """Takes a request that was received at `received_at`; an older attempt that was still here fails.
+
+        Raises `Superseded` if it is not the newest.
+        """
         effects: list[PrefillEffect] = []
         older = self._exports.open(request.id)
         if older is not None:
@@ -139,7 +160,8 @@ class PrefillScheduler:
             return [*effects, Fail(request.id, ContextOverflow(message))]
         table = PageTable(self._cache, size, request.salt, Hold.LIVE)
         num_decode_pages = min(decode_prefix_len, len(request.tokens) - 1) // size  # the last page is always published
-        self._waiting.append(_Prompt(request, table, deadline, num_published=num_decode_pages))
+        self._waiting.append(_Prompt(request, table, deadline, received_at, num_published=num_decode_pages))
+        log_transition("prompt", request.id, "add", "waiting")
         return effects
 
     def abort(self, id: AttemptId) -> bool:
@@ -171,12 +193,13 @@ class PrefillScheduler:
 
     def schedule(self, now: float) -> Batch | None:
         """One step's rows: continue, then admit, all under the token budget."""
+        self._scheduled_at = now
         budget = self._limits.token_budget
         rows: list[Row] = []
         for prompt in self._chunking:
-            budget -= self._cut(prompt, budget, rows)
+            budget -= self._cut(prompt, budget, rows, now)
         while budget >= self._limits.page_size and self._admit():
-            budget -= self._cut(self._chunking[-1], budget, rows)
+            budget -= self._cut(self._chunking[-1], budget, rows, now)
         return Batch(tuple(rows)) if rows else None
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[PrefillEffect]:
@@ -188,9 +211,10 @@ class PrefillScheduler:
             if prompt is None:  # aborted while the step ran
                 continue
             prompt.num_filled += len(row.tokens)
+            prompt.compute_s += now - self._scheduled_at
             prompt.table.cache_full_pages(prompt.request.tokens, prompt.num_filled)
             effects += self._publish(prompt, now)
-            effects += self._seal(prompt, sampled) if sampled else [Progress(row.id, prompt.num_filled)]
+            effects += self._seal(prompt, sampled, now) if sampled else [Progress(row.id, prompt.num_filled)]
         return effects
 
     def _admit(self) -> bool:
@@ -206,9 +230,10 @@ class PrefillScheduler:
             prompt.num_cached = prompt.num_filled = 0
             return False
         self._chunking.append(self._waiting.popleft())
+        log_transition("prompt", prompt.request.id, "admit", "chunking")
         return True
 
-    def _cut(self, prompt: _Prompt, budget: int, rows: list[Row]) -> int:
+    def _cut(self, prompt: _Prompt, budget: int, rows: list[Row], now: float) -> int:
         """Adds the prompt's next chunk to `rows` and returns its tokens."""
         tokens, start = prompt.request.tokens, prompt.num_filled
         num_tokens = cut(start, len(tokens), budget, self._limits.page_size)
@@ -217,6 +242,7 @@ class PrefillScheduler:
         end = start + num_tokens
         spec = self._sample_spec(prompt.request) if end == len(tokens) else None
         rows.append(Row(prompt.request.id, tokens[start:end], start, prompt.table.pages, spec))
+        prompt.start_chunk(num_tokens, now)
         return num_tokens
 
     @staticmethod
@@ -233,17 +259,17 @@ class PrefillScheduler:
         # From the root on, whatever decode has already: holds are closed towards the root (`baton.kv.prefix_cache`).
         self._exports.publish(prompt.request.id, prompt.table.pages[prompt.num_pinned : end], now)
         prompt.num_published = prompt.num_pinned = end
-        return [PublishChunk(prompt.request.id, first, tuple(prompt.table.pages[first:end]))]
+        return [PublishedChunk(prompt.request.id, first, tuple(prompt.table.pages[first:end]))]
 
-    def _seal(self, prompt: _Prompt, sampled: SampledToken) -> list[PrefillEffect]:
+    def _seal(self, prompt: _Prompt, sampled: SampledToken, now: float) -> list[PrefillEffect]:
         request = prompt.request
         self._exports.seal(request.id)
         num_pages = len(prompt.table.pages)
         prompt.table.release()
         self._chunking.remove(prompt)
         finish = finish_reason(request.stop, sampled.token, request.num_emitted + 1)
-        num_computed = len(request.tokens) - prompt.num_cached
-        return [Seal(request.id, request.num_emitted, sampled, finish, prompt.num_cached, num_computed, num_pages)]
+        log_transition("prompt", request.id, "seal", "sealed")
+        return [Seal(request.id, request.num_emitted, sampled, finish, num_pages, prompt.times(now))]
 
     def _remove(self, id: AttemptId) -> bool:
         """Takes a prompt out of its queue and gives its pages back; False when it is in neither queue."""
@@ -252,5 +278,6 @@ class PrefillScheduler:
                 if prompt.request.id == id:
                     prompt.table.release()
                     queue.remove(prompt)
+                    log_transition("prompt", id, "end", "ended")
                     return True
         return False

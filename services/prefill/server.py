@@ -6,6 +6,7 @@ Lives in the asyncio loop; speaks to the engine through its mailbox and hears fr
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import asdict
 
 import grpc
 
@@ -14,12 +15,17 @@ from baton.domain.ids import AttemptId
 from baton.domain.request import OutputToken
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import Abort, Fail
+from baton.engine.step_metrics import monotonic_s
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, prefill_pb2, prefill_pb2_grpc
+from baton.rpc.times_codec import encode_prefill_times
+from baton.telemetry.logs import get_logger
 from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
 from baton.worker.streams import AttemptStreams
 from services.prefill.commands import AddPrompt, PrefillCommand
 from services.prefill.scheduler import Progress, Seal
+
+log = get_logger()
 
 PrefillStreamEvent = Progress | Seal | Fail
 GRACE_S = 5.0
@@ -80,6 +86,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
                 event = await self._streams.next(id, timeout_s)
             except DeadlineExceeded as error:
                 event = Fail(id, error)
+            _log(event)
             yield _encode(event)
             if not isinstance(event, Progress):
                 return
@@ -88,11 +95,23 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         if self._is_draining():
             raise Draining("this prefill worker is draining", retry_after_s=1.0)
         deadline_s = clamp_duration(request.deadline_s, "deadline_s")
-        return AddPrompt(self._validator.validate_prompt(request.request), request.decode_prefix_len, deadline_s)
+        prompt = self._validator.validate_prompt(request.request)
+        return AddPrompt(prompt, request.decode_prefix_len, deadline_s, monotonic_s())
 
 
 def _failed(error: BatonError) -> prefill_pb2.PrefillEvent:
     return prefill_pb2.PrefillEvent(failed=codec.encode_failure(error))
+
+
+def _log(event: PrefillStreamEvent) -> None:
+    """The INFO line of an attempt: its seal, or its end without one."""
+    match event:
+        case Seal(id):
+            log.info("attempt_sealed", request_id=id.request_id, attempt=id.attempt, **asdict(event.times))
+        case Fail(id, error):
+            log.info("attempt_end", request_id=id.request_id, attempt=id.attempt, outcome=error.code)
+        case _:
+            pass
 
 
 def _encode(event: PrefillStreamEvent) -> prefill_pb2.PrefillEvent:
@@ -106,7 +125,8 @@ def _encode(event: PrefillStreamEvent) -> prefill_pb2.PrefillEvent:
                         OutputToken(event.index, event.first_token.token, event.first_token.logprobs)
                     ),
                     finish_reason=codec.encode_finish(event.finish),
-                    num_cached_tokens=event.num_cached_tokens,
+                    num_cached_tokens=event.times.cached_tokens,
+                    times=encode_prefill_times(event.times),
                 )
             )
         case Fail(_, error):

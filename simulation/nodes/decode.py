@@ -15,6 +15,7 @@ from typing import Any, cast
 from baton.domain.ids import WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.fake_runner import SLOT_BYTES
+from baton.engine.turn import EngineTurn
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
@@ -22,16 +23,17 @@ from baton.rpc.gen import decode_pb2_grpc
 from baton.transfer.base import PullEvent
 from baton.transfer.fake import TRANSPORT
 from baton.transfer.puller import ThreadedPuller
+from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.streams import AttemptStreams
-from services.decode.commands import DecodeCommand, Pulled, Reserve
+from services.decode.commands import DecodeCommand, Reserve
 from services.decode.effects import EmitTokens, OutwardEffect
 from services.decode.import_policy import ImportRules
 from services.decode.kv_import import ImportLimits
 from services.decode.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
-from services.decode.loop import DecodeLoop
+from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
-from services.decode.server import DecodeServicer, DecodeStreamEvent
+from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
 from simulation.checks.invariants import EmissionCheck, Violation, check_idle, check_pages
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
 from simulation.nodes.state_store import SimStore, StoreServer
@@ -69,17 +71,21 @@ class SimDecode:
         self._puller = SimPuller(process, page_network.add_reader(process), self._memory, self._pulled)
         sim_store = SimStore(store_server, network, process, CONFIG.heartbeat_s)
         self._registration = Registration(sim_store, self._record, CONFIG.heartbeat_s, process.kill)
-        identity = LinkIdentity(WorkerId(process.name), process.incarnation, MODEL, self._fingerprint, PAGE_BYTES)
+        identity = LinkIdentity(
+            WorkerId(process.name), process.incarnation, MODEL, self._fingerprint, PAGE_BYTES,
+            LINK_GRACE_TTLS * CONFIG.worker_ttl_s,
+        )  # fmt: skip
         self._links = PrefillLinks(
             identity, sim_store, SimChannels(network, process), cast(ThreadedPuller, self._puller), self._mailbox,
-            self._registration.announce_soon, LINK_GRACE_TTLS * CONFIG.worker_ttl_s,
+            self._registration.announce_soon,
         )  # fmt: skip
         self._handoffs = policies.handoffs(self._links, self._mailbox, CONFIG.renew_s, INTAKE)
-        self._outbox = DecodeOutbox(WorkerId(process.name), TRANSPORT, self._streams, self._handoffs)
+        self._outbox = DecodeOutbox(TRANSPORT, self._streams, self._handoffs, self._links, RecentAttempts())
         host = SimMemory(max(1, num_host_pages), PAGE_BYTES)
         runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, host, version)
         self._engine = SimEngine(process, runner, self._mailbox.end_wait, self._check, on_crash, scenario.mean_step_s)
         self._prefills = process.name in scenario.local_prefill_workers
+        self._num_preemptions = 0
         self._loop = self._make_loop(runner, policies, scenario.digests, num_host_pages)
         self._mailbox.on_arrival = self._engine.wake
         self._listen()
@@ -119,18 +125,15 @@ class SimDecode:
         self._scheduler = policies.decode_scheduler(self._imports, self._host, CONFIG.page_size, budget)
         rules = ImportRules(CONFIG.page_size, digests)
         import_policy = policies.import_policy(self._cache.pool, self._imports, self._scheduler, rules)
-        return DecodeLoop(
-            self._cache, self._imports, self._scheduler, import_policy, runner, CONFIG.max_rows,
-            emit=self._emit, submit=self._puller.submit, on_idle=self._lifecycle.on_idle, mailbox=self._mailbox,
-        )  # fmt: skip
+        turn = EngineTurn(WorkerRole.DECODE, self._cache, self._mailbox, self._lifecycle.on_idle)
+        hooks = DecodeHooks(self._emit, self._puller.submit)
+        return DecodeLoop(turn, self._imports, self._scheduler, import_policy, runner, hooks)
 
     def _listen(self) -> None:
         server = SimServer()
-        servicer = DecodeServicer(
-            self._mailbox, self._streams, self._links, self._handoffs, lambda: self._lifecycle.draining,
-            CONFIG.reserve_timeout_s, INTAKE,
-            (WorkerId(self.process.name), self.process.incarnation) if self._prefills else None,
-        )  # fmt: skip
+        local_source = (WorkerId(self.process.name), self.process.incarnation) if self._prefills else None
+        config = ServicerConfig(INTAKE, CONFIG.reserve_timeout_s, lambda: self._lifecycle.draining, local_source)
+        servicer = DecodeServicer(self._mailbox, self._streams, self._links, self._handoffs, config)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
 
@@ -153,13 +156,16 @@ class SimDecode:
 
     def _pulled(self, event: PullEvent) -> None:
         self._outbox.record_pull(event)
-        self._mailbox.put(Pulled(event))
+        self._mailbox.put(event)
 
     def _on_command(self, command: DecodeCommand) -> None:
         if isinstance(command, Reserve):
             self._emission_check.on_attempt(command.id)
 
     def _check(self) -> None:
+        if self._scheduler.num_preemptions != self._num_preemptions:
+            self._num_preemptions = self._scheduler.num_preemptions
+            self._network.trace.note(self.process.name, "Preempted")
         check_pages(self._cache, self._puller.pages_in_flight())
         if self._imports.num_reservable_pages < 0:
             raise Violation(

@@ -14,11 +14,13 @@ from typing import Any, cast
 from baton.domain.ids import WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.fake_runner import SLOT_BYTES
+from baton.engine.turn import EngineTurn
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
 from baton.transfer.digest import digest_pages
 from baton.transfer.fake import TRANSPORT
+from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.streams import AttemptStreams
 from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
@@ -66,12 +68,11 @@ class SimPrefill:
         self._mailbox: SimMailbox[PrefillCommand] = SimMailbox(1024, self._on_command)
         self._streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams(on_empty=self._lifecycle.on_idle)
         self._handoffs = HandoffLog()
-        self._outbox = PrefillOutbox(self._handoffs, self._streams)
+        self._outbox = PrefillOutbox(self._handoffs, self._streams, RecentAttempts())
         self._engine = SimEngine(process, runner, self._mailbox.end_wait, self._check, on_crash, scenario.mean_step_s)
-        self._loop = PrefillLoop(
-            self._cache, scheduler, self._exports, runner, partial(digest_pages, self._memory) if digests else None,
-            emit=self._emit, on_idle=self._lifecycle.on_idle, mailbox=self._mailbox,
-        )  # fmt: skip
+        turn = EngineTurn(WorkerRole.PREFILL, self._cache, self._mailbox, self._lifecycle.on_idle)
+        digest = partial(digest_pages, self._memory) if digests else None
+        self._loop = PrefillLoop(turn, scheduler, self._exports, runner, digest, self._emit)
         self._mailbox.on_arrival = self._engine.wake
         self._listen(page_network.add_source(process, self._memory), None if digests else CONFIG.lease_s)
         sim_store = SimStore(store_server, network, process, CONFIG.heartbeat_s)

@@ -18,6 +18,7 @@ import grpc
 from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, Incarnation
 from baton.rpc.channel_pool import ChannelPool
+from baton.rpc.request_metadata import Metadata
 from simulation.runtime.attempt_ids import attempt_of
 from simulation.runtime.network import Endpoint, SimNetwork
 from simulation.runtime.process import SimProcess
@@ -78,7 +79,7 @@ class _Channel:
         self, method: str, request_serializer: Any, response_deserializer: Any, _registered_method: bool
     ) -> Callable[..., Any]:
         async def invoke(message: Any, timeout: float | None = None, metadata: Any = None) -> Any:
-            call = SimCall(self, method, message, request_serializer(message), timeout)
+            call = SimCall(self, method, message, request_serializer(message), timeout, metadata)
             answer = await call.receive()
             if answer is None:
                 raise _error(grpc.StatusCode.UNKNOWN, "no answer")
@@ -90,7 +91,7 @@ class _Channel:
         self, method: str, request_serializer: Any, response_deserializer: Any, _registered_method: bool
     ) -> Callable[..., Any]:
         def invoke(message: Any, timeout: float | None = None, metadata: Any = None) -> _Stream:
-            call = SimCall(self, method, message, request_serializer(message), timeout)
+            call = SimCall(self, method, message, request_serializer(message), timeout, metadata)
             return _Stream(call, response_deserializer)
 
         return invoke
@@ -117,15 +118,34 @@ class _Stream:
             yield self._deserialize(data)
 
 
+class _Context:
+    """The part of grpc.aio.ServicerContext that servicers use."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> Metadata:
+        return self._metadata
+
+
 class SimCall:
     """One RPC, seen from its client, and the handler that serves it."""
 
-    def __init__(self, channel: _Channel, method: str, message: Any, request: bytes, timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        channel: _Channel,
+        method: str,
+        message: Any,
+        request: bytes,
+        timeout_s: float | None,
+        metadata: Metadata | None,
+    ) -> None:
         self._channel = channel
         self._network = channel.network
         self._link = channel.network.link(channel.process.name, channel.address)
         self._method = method
         self._request = request
+        self._context = _Context(metadata or ())
         self._id: AttemptId | None = attempt_of(message)
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[bytes | grpc.aio.AioRpcError | None] = deque()
@@ -212,11 +232,11 @@ class SimCall:
         message = handler.request_deserializer(self._request)
         try:
             if handler.response_streaming:
-                async with aclosing(handler.unary_stream(message, None)) as events:
+                async with aclosing(handler.unary_stream(message, self._context)) as events:
                     async for event in events:
                         send(handler.response_serializer(event))
             else:
-                send(handler.response_serializer(await handler.unary_unary(message, None)))
+                send(handler.response_serializer(await handler.unary_unary(message, self._context)))
             send(None)
         except BatonError as error:  # what grpc.aio makes of an exception in a handler
             send(_error(grpc.StatusCode.UNKNOWN, str(error)))

@@ -17,6 +17,9 @@ from unittest.mock import patch
 CLOCK_PATHS = (
     "baton.engine.step_metrics.monotonic_s",
     "services.prefill.loop.monotonic_s",
+    "services.prefill.server.monotonic_s",
+    "services.decode.server.monotonic_s",
+    "baton.worker.recent_attempts.monotonic_s",
     "services.decode.loop.monotonic_s",
     "services.decode.handoff_client.monotonic_s",
 )

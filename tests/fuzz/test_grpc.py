@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import Broken, from_code
 from baton.domain.ids import AttemptId, RequestId
+from baton.engine.turn import IDLE_CHECK_S
 from baton.rpc import codec
 from baton.rpc.gen import (
     common_pb2,
@@ -24,7 +25,6 @@ from baton.rpc.gen import (
     prefill_pb2,
     prefill_pb2_grpc,
 )
-from services.decode.loop import IDLE_CHECK_S
 from tests.fuzz.grpc_messages import FUZZ, arbitrary_message, corrupted
 from tests.fuzz.worker_pair import (
     NUM_PAGES,

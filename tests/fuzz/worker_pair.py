@@ -21,6 +21,7 @@ from baton.engine.batch import Batch, StepOutput
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner, fake_geometry, fake_token
 from baton.engine.mailbox import Mailbox
 from baton.engine.thread import EngineThread
+from baton.engine.turn import EngineTurn
 from baton.kv.memory import PageMemory
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
@@ -40,17 +41,18 @@ from baton.store.options import StoreOptions
 from baton.transfer.base import PullEvent
 from baton.transfer.digest import digest_pages
 from baton.transfer.stream import StreamPuller, StreamSource
+from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.streams import AttemptStreams
-from services.decode.commands import DecodeCommand, Pulled
+from services.decode.commands import DecodeCommand
 from services.decode.handoff_client import HandoffClient
 from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.kv_import import ImportLimits, ImportTable
 from services.decode.links import LinkIdentity, PrefillLinks
-from services.decode.loop import DecodeLoop
+from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
 from services.decode.scheduler import DecodeScheduler
-from services.decode.server import DecodeServicer, DecodeStreamEvent
+from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
 from services.prefill.commands import PrefillCommand
 from services.prefill.handoff_log import HandoffLog
 from services.prefill.handoff_server import HandoffServicer, LinkConfig
@@ -111,15 +113,15 @@ class PrefillWorker(_Worker):
         self.mailbox: Mailbox[PrefillCommand] = Mailbox(1024)
         self.streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams()
         self.handoffs = HandoffLog()
-        outbox = PrefillOutbox(self.handoffs, self.streams)
+        outbox = PrefillOutbox(self.handoffs, self.streams, RecentAttempts())
         exports = ExportTable(self.cache.pool, LEASE_S)
         limits = PrefillLimits(PAGE_SIZE, 4 * PAGE_SIZE, 4, NUM_PAGES // 2)
         runner = StrictRunner(self.memory, PAGE_SIZE, VOCAB_SIZE)
+        turn = EngineTurn(WorkerRole.PREFILL, self.cache, self.mailbox, on_idle=lambda: None)
+        scheduler = PrefillScheduler(self.cache, exports, limits)
         self.loop = PrefillLoop(
-            self.cache, PrefillScheduler(self.cache, exports, limits), exports, runner,
-            lambda pages: digest_pages(self.memory, pages), emit=outbox.emit, on_idle=lambda: None,
-            mailbox=self.mailbox,
-        )  # fmt: skip
+            turn, scheduler, exports, runner, lambda pages: digest_pages(self.memory, pages), outbox.emit
+        )
         self.thread = EngineThread(self.loop, "fuzzed-prefill", self.crashed)
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -147,23 +149,22 @@ class DecodeWorker(_Worker):
         self.mailbox: Mailbox[DecodeCommand] = Mailbox(256)
         self.streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams()
         self.puller = StreamPuller(self.memory, self._pulled)
-        identity = LinkIdentity(DECODE, DECODE_INCARNATION, MODEL, FINGERPRINT, PAGE_BYTES)
-        self.links = PrefillLinks(identity, store, channels, self.puller, self.mailbox, lambda: None, grace_s=1.0)
+        identity = LinkIdentity(DECODE, DECODE_INCARNATION, MODEL, FINGERPRINT, PAGE_BYTES, grace_s=1.0)
+        self.links = PrefillLinks(identity, store, channels, self.puller, self.mailbox, lambda: None)
         validator = EngineRequestValidator(VOCAB_SIZE, MAX_MODEL_LEN)
         self.handoffs = HandoffClient(self.links, self.mailbox, LEASE_S / 4, validator)
-        self._outbox = DecodeOutbox(DECODE, "stream", self.streams, self.handoffs)
+        self._outbox = DecodeOutbox("stream", self.streams, self.handoffs, self.links, RecentAttempts())
         imports = ImportTable(self.cache, ImportLimits(PAGE_SIZE, 4, 4, pull_deadline_s=2.0))
         host = PageMemory(NUM_PAGES, PAGE_BYTES)
         scheduler = DecodeScheduler(imports, HostTier(NUM_PAGES), PAGE_SIZE)
         import_policy = ImportPolicy(self.cache.pool, imports, scheduler, ImportRules(PAGE_SIZE, digests=True))
-        self.loop = DecodeLoop(
-            self.cache, imports, scheduler, import_policy, StrictRunner(self.memory, PAGE_SIZE, VOCAB_SIZE, host), 4,
-            emit=self._outbox.emit, submit=self.puller.submit, on_idle=lambda: None, mailbox=self.mailbox,
-        )  # fmt: skip
+        runner = StrictRunner(self.memory, PAGE_SIZE, VOCAB_SIZE, host)
+        turn = EngineTurn(WorkerRole.DECODE, self.cache, self.mailbox, on_idle=lambda: None)
+        hooks = DecodeHooks(self._outbox.emit, self.puller.submit)
+        self.loop = DecodeLoop(turn, imports, scheduler, import_policy, runner, hooks)
         self.thread = EngineThread(self.loop, "fuzzed-decode", self.crashed)
-        self.servicer = DecodeServicer(
-            self.mailbox, self.streams, self.links, self.handoffs, lambda: False, 2.0, validator
-        )
+        config = ServicerConfig(validator, 2.0, lambda: False)
+        self.servicer = DecodeServicer(self.mailbox, self.streams, self.links, self.handoffs, config)
 
     def register(self, server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServicer_to_server(self.servicer, server)
@@ -173,7 +174,7 @@ class DecodeWorker(_Worker):
 
     def _pulled(self, event: PullEvent) -> None:
         self._outbox.record_pull(event)
-        self.mailbox.put(Pulled(event))
+        self.mailbox.put(event)
 
 
 class WorkerPair:

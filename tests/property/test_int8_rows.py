@@ -1,4 +1,4 @@
-"""The int8 product of a row has the same bits in whatever batch it stands: alone, among others, in any chunks."""
+"""An int8 product of a row has the same bits in every batch: alone, among others, in any chunks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_rows_bits_do_not_depend_on_its_batch(level, dtype, num_in, num_out, r
         assert torch.equal(bits(other), bits(whole))
 
 
-def test_also_when_the_rows_are_more_than_the_kernel_takes_at_once():
+def test_bits_are_equal_beyond_one_row_block():
     x = torch.randn(700, 96, generator=torch.Generator().manual_seed(0))
     wide = torch.randn(130, 5000, generator=torch.Generator().manual_seed(1))
     for rows, num_out in ((x, 9), (wide, 6)):
@@ -53,5 +53,5 @@ def test_also_when_the_rows_are_more_than_the_kernel_takes_at_once():
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    """So that one NaN equals another."""
+    """The bits of a tensor, so that NaNs compare equal."""
     return x.view(torch.int32 if x.dtype is torch.float32 else torch.int16)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from baton.domain.errors import BatonError
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId
 from baton.engine.batch import Batch, HostCopy, StepOutput
 from baton.kv.pages import Hold
@@ -15,7 +16,7 @@ from services.decode.import_types import SealInfo
 from services.decode.kv_import import ImportTable
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.kv_export import ExportTable
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler, PublishChunk, _Prompt
+from services.prefill.scheduler import PrefillEffect, PrefillScheduler, _Prompt
 from tests.property.machines.decode_machine import DecodeMachine
 from tests.property.machines.prefill_machine import PrefillMachine
 from tests.property.machines.split_machine import SplitMachine
@@ -58,7 +59,7 @@ class PublishesUnfinishedPages(PrefillScheduler):
         if prompt.num_remaining and len(prompt.table.pages) > prompt.num_published:
             page = prompt.table.pages[prompt.num_published]
             self._exports.publish(prompt.request.id, [page], now)
-            effects.append(PublishChunk(prompt.request.id, prompt.num_published, (page,)))
+            effects.append(PublishedChunk(prompt.request.id, prompt.num_published, (page,)))
             prompt.num_published += 1
             prompt.num_pinned += 1
         return effects
@@ -107,8 +108,8 @@ class EmitsTwice(DecodeScheduler):
 class SkipsHostCopies(DecodeScheduler):
     """A preempted row comes back to pages that hold something else."""
 
-    def _resume(self, copies: list[HostCopy]) -> None:
-        super()._resume([])
+    def _resume(self, copies: list[HostCopy], now: float) -> None:
+        super()._resume([], now)
 
 
 def planted(machine: type[RuleBasedStateMachine], **replacements: object) -> type[RuleBasedStateMachine]:

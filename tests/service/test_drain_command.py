@@ -17,9 +17,10 @@ from baton.rpc.gen import worker_pb2_grpc
 from baton.rpc.server import ServerAuth, start_server
 from baton.settings.base import known_variables
 from baton.store.connect import connect
-from baton.worker.drain import DrainServicer
 from baton.worker.lifecycle import WorkerLifecycle
+from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
+from baton.worker.server import WorkerServicer
 from services.cli.main import run
 from services.cli.plan import free_ports
 from services.cli.settings import COMMANDS
@@ -58,7 +59,7 @@ class OnlyDrains:
         try:
             self.lifecycle = WorkerLifecycle(asyncio.Event())
             registration = Registration(store, self._record, 0.1, self.lifecycle.on_replaced)
-            servicer = DrainServicer(INCARNATION, self.lifecycle, self._report)
+            servicer = WorkerServicer(INCARNATION, self.lifecycle, self._report, RecentAttempts())
             async with self._server(servicer):
                 await registration.announce()
                 self.serving.set()
@@ -73,7 +74,7 @@ class OnlyDrains:
             await store.close()
 
     @asynccontextmanager
-    async def _server(self, servicer: DrainServicer) -> AsyncIterator[None]:
+    async def _server(self, servicer: WorkerServicer) -> AsyncIterator[None]:
         def register(server: object) -> None:
             worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
 

@@ -24,10 +24,7 @@ from services.decode.effects import (
     ConfirmCommit,
     DecodeEffect,
     EmitTokens,
-    Preempted,
     ReportImported,
-    ReportLocalPrompt,
-    StartPull,
 )
 from services.decode.import_policy import ImportPolicy
 from services.decode.kv_import import ImportTable
@@ -177,8 +174,8 @@ class CheckedDecode(RuleBasedStateMachine):
     def _on_effects(self, effects: list[DecodeEffect]) -> None:
         for effect in effects:
             match effect:
-                case StartPull(pull):
-                    self._on_pull(pull)
+                case Pull():
+                    self._on_pull(effect)
                 case AskCommit(id):
                     assert not self.digests
                     self._check_complete(id)
@@ -189,15 +186,10 @@ class CheckedDecode(RuleBasedStateMachine):
                 case ReportImported(id):
                     assert self.cases[id].importing
                     self.cases[id].imported = True
-                case ReportLocalPrompt(id):
-                    assert self.cases[id].importing
-                    self.cases[id].imported = True
                 case AbortHandoff(id):
                     assert self.cases[id].claimed
                 case EmitTokens():
                     self._on_tokens(effect)
-                case Preempted(id):
-                    assert self.cases[id].imported
                 case Fail(id, error):
                     self._on_failure(id, error)
 

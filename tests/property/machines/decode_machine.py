@@ -8,13 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from baton.domain.errors import ContextOverflow, Superseded, WorkerLost
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, SampledToken, StopParams
 from baton.kv.keys import page_keys
-from baton.transfer.base import PullOutcome
-from services.decode.effects import (
-    StartPull,
-)
+from baton.transfer.base import Pull, PullOutcome
 from services.decode.import_types import Busy, Reserved, SealInfo
 from tests.property.machines.decode_checks import MAX_ROWS, TOKEN_BUDGET, Case, CheckedDecode, Client
 from tests.tiny_workers import (
@@ -88,7 +86,9 @@ class DecodeMachine(CheckedDecode):
         id = data.draw(st.sampled_from(self._ids(lambda case: not case.claimed)))
         case = self.cases[id]
         case.claimed = case.sealed = True
-        self._on_effects(self.world.import_policy.claim(case.reservation_id, case.request, None, self.now + 20))
+        effects = self.world.import_policy.claim(case.reservation_id, case.request, None, self.now + 20)
+        case.imported = not effects
+        self._on_effects(effects)
         assert case.imported or case.ended
 
     @precondition(lambda self: self._ids(lambda case: not case.ended))
@@ -111,10 +111,10 @@ class DecodeMachine(CheckedDecode):
         case = self.cases[id]
         end = min(case.next_page + count, case.num_pages)
         first = max(0, case.next_page - again)
-        pages = [PageId(i) for i in range(first, end)]
-        digests = [0] * len(pages) if self.digests else None
-        effects = self.world.import_policy.on_chunk(id, first, pages, digests, self.now)
-        read = [page for effect in effects if isinstance(effect, StartPull) for page in effect.pull.remote_pages]
+        pages = tuple(PageId(i) for i in range(first, end))
+        digests = (0,) * len(pages) if self.digests else None
+        effects = self.world.import_policy.on_chunk(PublishedChunk(id, first, pages, digests), self.now)
+        read = [page for effect in effects if isinstance(effect, Pull) for page in effect.remote_pages]
         assert all(page >= case.next_page for page in read)
         case.next_page = end
         self._on_effects(effects)

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.domain.errors import ContextOverflow, DeadlineExceeded, LeaseEnded, Superseded
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import EngineRequest, StopParams
 from baton.engine.batch import Batch, Row
 from baton.engine.messages import Fail
 from baton.kv.pages import Owner
 from services.prefill.kv_export import ExportTable
-from services.prefill.scheduler import ExportExpired, PrefillEffect, PrefillScheduler, Progress, PublishChunk, Seal
+from services.prefill.scheduler import ExportExpired, PrefillEffect, PrefillScheduler, Progress, Seal
 from tests.tiny_workers import (
     NUM_PAGES,
     PAGE_SIZE,
@@ -232,7 +233,7 @@ class PrefillMachine(RuleBasedStateMachine):
         for effect in effects:
             case = self.cases[effect.id]
             match effect:
-                case PublishChunk(_, first_page, pages):
+                case PublishedChunk(_, first_page, pages):
                     assert not case.ended
                     assert first_page == case.next_page
                     assert pages
@@ -260,5 +261,5 @@ class PrefillMachine(RuleBasedStateMachine):
         assert case.next_page == seal.num_pages == num_pages(len(request.tokens))
         assert (seal.first_token.token, seal.finish) == next_token(request, list(request.tokens))
         assert seal.index == request.num_emitted
-        assert seal.num_computed_tokens == case.num_computed == len(request.tokens) - seal.num_cached_tokens
+        assert seal.times.computed_tokens == case.num_computed == len(request.tokens) - seal.times.cached_tokens
         case.ended = case.sealed = True

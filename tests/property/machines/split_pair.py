@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis.stateful import invariant
 
 from baton.domain.errors import BatonError, WorkerLost
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, StopParams
 from baton.engine.messages import Fail as DecodeFail
@@ -27,14 +28,13 @@ from services.decode.effects import (
     DecodeEffect,
     EmitTokens,
     ReportImported,
-    StartPull,
 )
 from services.decode.import_policy import ImportPolicy
 from services.decode.import_types import Reserved, SealInfo
 from services.decode.kv_import import ImportTable
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.kv_export import ExportTable
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler, PublishChunk, Seal
+from services.prefill.scheduler import PrefillEffect, PrefillScheduler, Seal
 from tests.tiny_workers import (
     PAGE_BYTES,
     PAGE_SIZE,
@@ -68,7 +68,7 @@ class Client:
 class PublishedWithDigests:
     """A chunk on its way from prefill to decode, with the digests its pages had when it was announced."""
 
-    chunk: PublishChunk
+    chunk: PublishedChunk
     digests: tuple[int, ...]
 
 
@@ -225,7 +225,7 @@ class SplitPair:
         for effect in effects:
             line = self.published.setdefault(effect.id, deque())
             match effect:
-                case PublishChunk(_, _, pages):
+                case PublishedChunk(_, _, pages):
                     line.append(PublishedWithDigests(effect, digest_pages(self.prefill.memory, pages)))
                 case Seal(id, index, first_token, finish):
                     line.append(effect)
@@ -276,9 +276,7 @@ class SplitPair:
             case PublishedWithDigests(chunk, digests):
                 known = digests if self.digests else None
                 self.leased |= {id} & set(self.decode.imports.ids())
-                self.on_decode_effects(
-                    self.decode.import_policy.on_chunk(id, chunk.first_page, chunk.pages, known, self.now)
-                )
+                self.on_decode_effects(self.decode.import_policy.on_chunk(replace(chunk, digests=known), self.now))
             case Seal():
                 info = SealInfo(event.first_token, event.finish, event.num_pages)
                 self.on_decode_effects(self.decode.import_policy.on_seal(id, info, self.now))
@@ -315,13 +313,14 @@ class SplitPair:
     def on_decode_effects(self, effects: list[DecodeEffect]) -> None:
         for effect in effects:
             match effect:
-                case StartPull(pull):
-                    self.pulls.append(pull)
+                case Pull():
+                    self.pulls.append(effect)
                 case AskCommit(id) | ConfirmCommit(id) | AbortHandoff(id):
                     self.leased.discard(id)
                     self.messages.append(effect)
                 case ReportImported():
-                    self.num_proven_by[effect.proof.value] = self.num_proven_by.get(effect.proof.value, 0) + 1
+                    proof = effect.times.proof
+                    self.num_proven_by[proof] = self.num_proven_by.get(proof, 0) + 1
                 case EmitTokens(id, tokens, finish):
                     for token in tokens:
                         self._receive(id, token, finish if token is tokens[-1] else None)
@@ -329,5 +328,3 @@ class SplitPair:
                     self.errors[id] = error
                     if self.is_current(id):
                         self.stop(id)
-                case _:
-                    pass

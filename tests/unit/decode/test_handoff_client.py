@@ -10,13 +10,15 @@ import grpc
 import pytest
 
 from baton.domain.errors import WorkerLost
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
 from baton.domain.worker import LinkRecord
 from baton.engine.mailbox import Mailbox
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
+from baton.rpc.request_metadata import Metadata
 from baton.worker.request_validator import EngineRequestValidator
-from services.decode.commands import ChunkArrived, CommitReplied, DecodeCommand, LeasesRenewed, SourceLost
+from services.decode.commands import CommitReplied, DecodeCommand, LeasesRenewed, SourceLost
 from services.decode.handoff_client import HandoffClient
 from services.decode.links import PrefillLink
 
@@ -45,7 +47,9 @@ class Prefill:
     def stub(self, link: PrefillLink) -> Prefill:
         return self
 
-    async def Watch(self, request: handoff_pb2.WatchRequest) -> AsyncIterator[handoff_pb2.HandoffEvent]:
+    async def Watch(
+        self, request: handoff_pb2.WatchRequest, metadata: Metadata
+    ) -> AsyncIterator[handoff_pb2.HandoffEvent]:
         queue = self.published.setdefault(request.id.request_id, asyncio.Queue())
         while (event := await queue.get()) is not None:
             yield event
@@ -56,13 +60,17 @@ class Prefill:
             await self.delay_reply()
         return handoff_pb2.RenewReply(ended=[codec.encode_id(id) for id in self.ended], lease_s=self.lease_s)
 
-    async def Commit(self, request: handoff_pb2.CommitRequest, timeout: float) -> handoff_pb2.CommitReply:
+    async def Commit(
+        self, request: handoff_pb2.CommitRequest, timeout: float, metadata: Metadata
+    ) -> handoff_pb2.CommitReply:
         await self.commits.put(request.id.request_id)
         if not self.reachable:
             raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
         return handoff_pb2.CommitReply(valid=True)
 
-    async def Abort(self, request: common_pb2.AbortRequest, timeout: float) -> common_pb2.AbortReply:
+    async def Abort(
+        self, request: common_pb2.AbortRequest, timeout: float, metadata: Metadata
+    ) -> common_pb2.AbortReply:
         await self.aborts.put(request.id.request_id)
         return common_pb2.AbortReply()
 
@@ -111,7 +119,7 @@ async def test_a_handoff_is_renewed_from_its_first_chunk_on():
         await harness.watch(ONE, link(1), CHUNK)
         assert await harness.renewal() == (1, ["one"])
         harness.prefill.published["two"].put_nowait(CHUNK)
-        assert isinstance((await harness.next_commands())[0], ChunkArrived)
+        assert isinstance((await harness.next_commands())[0], PublishedChunk)
         while (renewed := await harness.renewal()) == (1, ["one"]):
             pass
         assert sorted(renewed[1]) == ["one", "two"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from baton.domain.errors import BatonError, LeaseEnded, LinkBroken, Superseded, WorkerLost
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import FinishReason, SampledToken, StopParams
 from baton.engine.messages import Fail
 from baton.kv.keys import page_keys
-from baton.transfer.base import PullEvent, PullOutcome
-from services.decode.effects import AbortHandoff, AskCommit, ConfirmCommit, DecodeEffect, ReportImported, StartPull
+from baton.transfer.base import Pull, PullEvent, PullOutcome
+from services.decode.effects import AbortHandoff, AskCommit, ConfirmCommit, DecodeEffect, ReportImported
 from services.decode.import_proof import ProofKind
 from services.decode.import_types import Reserved, SealInfo
 from tests.tiny_workers import PAGE_SIZE, TinyDecode, assert_idle, engine_request, tiny_decode
@@ -18,6 +19,10 @@ from tests.tiny_workers import PAGE_SIZE, TinyDecode, assert_idle, engine_reques
 SOURCE = WorkerId("prefill-0")
 REQUEST = engine_request("r", [0, 1, 1], stop=StopParams(max_tokens=4))
 ID = REQUEST.id
+
+
+def chunk(digests: tuple[int, ...] | None) -> PublishedChunk:
+    return PublishedChunk(ID, 0, (PageId(5), PageId(6)), digests)
 
 
 def claimed(digests: bool) -> TinyDecode:
@@ -30,10 +35,10 @@ def claimed(digests: bool) -> TinyDecode:
 
 def read(world: TinyDecode, digests: bool) -> list[DecodeEffect]:
     """The whole prompt is announced, sealed and read."""
-    (start,) = world.import_policy.on_chunk(ID, 0, [PageId(5), PageId(6)], [1, 2] if digests else None, 1.0)
-    assert isinstance(start, StartPull)
+    (start,) = world.import_policy.on_chunk(chunk((1, 2) if digests else None), 1.0)
+    assert isinstance(start, Pull)
     assert world.import_policy.on_seal(ID, SealInfo(SampledToken(1), None, 2), 1.0) == []
-    return world.import_policy.on_pull_event(PullEvent(start.pull, PullOutcome.DONE, 64, 0.1), 2.0)
+    return world.import_policy.on_pull_event(PullEvent(start, PullOutcome.DONE, 64, 0.1), 2.0)
 
 
 def error_of(effects: list[DecodeEffect]) -> BatonError:
@@ -46,7 +51,7 @@ def test_matching_digests_are_proof_enough():
     confirm, report = read(world, digests=True)
     assert confirm == ConfirmCommit(ID, SOURCE)
     assert isinstance(report, ReportImported)
-    assert report.num_pages == 2
+    assert report.times.pages == 2
     assert world.scheduler.num_rows == 1
 
 
@@ -76,7 +81,9 @@ def test_a_prefill_that_cannot_be_asked(lease_ends_at: float | None, proof: Proo
     if lease_ends_at is not None:
         world.import_policy.on_leases_renewed([ID], lease_ends_at)
     effects = world.import_policy.on_commit_reply(ID, None, 9.0)
-    assert [effect.proof for effect in effects if isinstance(effect, ReportImported)] == ([proof] if proof else [])
+    assert [effect.times.proof for effect in effects if isinstance(effect, ReportImported)] == (
+        [proof.value] if proof else []
+    )
     assert world.scheduler.num_rows == (1 if proof else 0)
     if proof is None:
         assert isinstance(error_of(effects), LeaseEnded)
@@ -92,7 +99,7 @@ def test_a_lease_does_not_outweigh_the_source_s_word():
 
 def test_a_source_that_restarted_ends_what_is_not_read():
     world = claimed(digests=True)
-    world.import_policy.on_chunk(ID, 0, [PageId(5)], [1], 1.0)
+    world.import_policy.on_chunk(PublishedChunk(ID, 0, (PageId(5),), (1,)), 1.0)
     assert world.import_policy.on_source_replaced(WorkerId("prefill-1")) == []
     effects = world.import_policy.on_source_replaced(SOURCE)
     assert AbortHandoff(ID, SOURCE) in effects
@@ -104,7 +111,7 @@ def test_a_source_that_restarted_ends_what_is_not_read():
 
 def test_pages_that_cannot_be_checked_are_not_taken():
     world = claimed(digests=True)
-    effects = world.import_policy.on_chunk(ID, 0, [PageId(5), PageId(6)], None, 1.0)
+    effects = world.import_policy.on_chunk(chunk(None), 1.0)
     assert AbortHandoff(ID, SOURCE) in effects
     assert isinstance(error_of(effects), LinkBroken)
 
@@ -120,11 +127,11 @@ def test_a_lost_source_matters_until_the_seal():
     world = claimed(digests=True)
     assert isinstance(error_of(world.import_policy.on_source_lost(ID, WorkerLost("gone"))), WorkerLost)
     world = claimed(digests=True)
-    (start,) = world.import_policy.on_chunk(ID, 0, [PageId(5), PageId(6)], [1, 2], 1.0)
-    assert isinstance(start, StartPull)
+    (start,) = world.import_policy.on_chunk(chunk((1, 2)), 1.0)
+    assert isinstance(start, Pull)
     world.import_policy.on_seal(ID, SealInfo(SampledToken(1), None, 2), 1.0)
     assert world.import_policy.on_source_lost(ID, WorkerLost("gone")) == []
-    assert len(world.import_policy.on_pull_event(PullEvent(start.pull, PullOutcome.DONE, 64, 0.1), 2.0)) == 2
+    assert len(world.import_policy.on_pull_event(PullEvent(start, PullOutcome.DONE, 64, 0.1), 2.0)) == 2
 
 
 def test_an_attempt_that_decodes_is_not_promised_again():
@@ -148,4 +155,4 @@ def test_an_abort_is_legal_at_any_time(id: AttemptId):
     world = claimed(digests=True)
     world.import_policy.abort(id)
     assert world.import_policy.abort(id) == []
-    assert world.import_policy.on_chunk(ID, 0, [PageId(5)], [1], 1.0) == [] or id != ID
+    assert world.import_policy.on_chunk(PublishedChunk(ID, 0, (PageId(5),), (1,)), 1.0) == [] or id != ID

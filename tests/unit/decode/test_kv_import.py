@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from baton.domain.errors import ContextOverflow, IntegrityFailure, LinkBroken, Superseded
-from baton.domain.handoff import ImportState
+from baton.domain.handoff import ImportState, PublishedChunk
 from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import SampledToken
 from baton.kv.keys import page_keys
 from baton.kv.pages import Hold, Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.transfer.base import Pull, PullEvent, PullOutcome
+from services.decode.import_proof import ProofKind
 from services.decode.import_types import Busy, Reserved, SealInfo
 from services.decode.kv_import import ImportLimits, ImportTable
 from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, assert_idle, engine_request
@@ -36,12 +37,12 @@ class ImportDriver:
     def claim(self) -> Reserved:
         reserved = self.reserve()
         assert isinstance(reserved, Reserved)
-        assert self.imports.claim(reserved.id, REQUEST, SOURCE, deadline=9.0)
+        assert self.imports.claim(reserved.id, REQUEST, SOURCE, deadline=9.0, received_at=0.5)
         return reserved
 
     def chunk(self, first: int, end: int, digests: bool = True) -> list[Pull]:
-        pages = [PageId(100 + i) for i in range(first, end)]
-        return self.imports.on_chunk(ID, first, pages, [7] * len(pages) if digests else None, now=1.0)
+        pages = tuple(PageId(100 + i) for i in range(first, end))
+        return self.imports.on_chunk(PublishedChunk(ID, first, pages, (7,) * len(pages) if digests else None), now=1.0)
 
     def end(self, pull: Pull, outcome: PullOutcome = PullOutcome.DONE, *corrupt: int, now: float = 2.0) -> list[Pull]:
         return self.imports.on_pull_event(PullEvent(pull, outcome, 64, 0.1, "", corrupt), now)
@@ -129,14 +130,14 @@ def test_what_is_cached_here_is_not_read():
     driver.claim()
     driver.import_pages(0, 4)
     driver.seal()
-    driver.imports.commit(ID, 4.0).table.release()
+    driver.imports.commit(ID, ProofKind.DIGESTS, 4.0).table.release()
     again = AttemptId(ID.request_id, 2)
     reserved = driver.imports.reserve(again, 7, KEYS, 0, 5.0, 5.0)
     assert isinstance(reserved, Reserved)
     assert reserved.prefix_len == 6
     request = engine_request("r", list(REQUEST.tokens), attempt=2)
     assert driver.imports.claim(reserved.id, request, SOURCE, 9.0)
-    (pull,) = driver.imports.on_chunk(again, 0, [PageId(i) for i in range(4)], None, 6.0)
+    (pull,) = driver.imports.on_chunk(PublishedChunk(again, 0, tuple(PageId(i) for i in range(4))), 6.0)
     assert pull.remote_pages == (3,), "a read into cached pages could harm others"
 
 
@@ -160,9 +161,12 @@ def test_a_corrupt_page_that_is_right_the_second_time():
     assert not driver.imports.is_ready(ID)
     driver.seal()
     assert driver.imports.is_ready(ID)
-    imported = driver.imports.commit(ID, now=5.0)
-    assert (imported.num_pages, imported.prefix_len, imported.exposed_s) == (4, 0, 2.0)
-    assert imported.pull_s == 4.0
+    imported = driver.imports.commit(ID, ProofKind.DIGESTS, now=5.0)
+    times = imported.times
+    assert (times.pages, times.re_reads, imported.prefix_len, times.proof) == (4, 1, 0, "v3")
+    assert (times.first_chunk_us, times.pull_us, times.exposed_us, times.commit_us) == (
+        500_000, 1_000_000, 2_000_000, 4_500_000,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("first", "end"), [(1, 2), (0, 5)])
@@ -177,7 +181,7 @@ def test_a_chunk_whose_digests_do_not_match_in_number():
     driver = ImportDriver()
     driver.claim()
     with pytest.raises(LinkBroken, match="1 digests came with 2 pages"):
-        driver.imports.on_chunk(ID, 0, [PageId(1), PageId(2)], [7], 1.0)
+        driver.imports.on_chunk(PublishedChunk(ID, 0, (PageId(1), PageId(2)), (7,)), 1.0)
 
 
 def test_a_seal_with_pages_missing():
@@ -294,7 +298,7 @@ def test_states_follow_the_table():
     driver.import_pages(0, 4)
     assert kv_import.state.value == "pulling"
     driver.seal()
-    imported = driver.imports.commit(ID, 4.0)
+    imported = driver.imports.commit(ID, ProofKind.DIGESTS, 4.0)
     assert kv_import.state.value == "committed"
     assert {driver.cache.pool.owner(page) for page in imported.table.pages} == {Owner.LIVE}
     imported.table.release()

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from baton.domain.request import StopParams
+from baton.domain.worker import WorkerRole
 from baton.engine.batch import Batch, StepOutput
 from baton.engine.mailbox import Mailbox
+from baton.engine.turn import EngineTurn
 from services.decode.commands import Claim, DecodeCommand
 from services.decode.effects import EmitTokens, OutwardEffect
 from services.decode.import_types import Reserved
-from services.decode.loop import DecodeLoop
+from services.decode.loop import DecodeHooks, DecodeLoop
 from tests.tiny_workers import TinyDecode, engine_request, expected_output, tiny_decode
 
 
@@ -61,15 +63,13 @@ def make(overlaps: bool, max_tokens: int = 4) -> tuple[Bench, DecodeLoop, Mailbo
     world = tiny_decode(digests=True, num_host_pages=0, token_budget=4)
     bench = Bench(world)
     mailbox: Mailbox[DecodeCommand] = Mailbox(16)
-    loop = DecodeLoop(
-        world.cache, world.imports, world.scheduler, world.import_policy, world.runner, 4,
-        emit=bench.emit, submit=lambda pull: None, on_idle=bench.rest, mailbox=mailbox,
-        start=bench.start if overlaps else None,
-    )  # fmt: skip
+    turn = EngineTurn(WorkerRole.DECODE, world.cache, mailbox, bench.rest)
+    hooks = DecodeHooks(bench.emit, lambda pull: None, bench.start if overlaps else None)
+    loop = DecodeLoop(turn, world.imports, world.scheduler, world.import_policy, world.runner, hooks)
     request = engine_request("r", [0, 1, 1], stop=StopParams(max_tokens=max_tokens))
     answer, _ = world.import_policy.reserve(request.id, len(request.tokens), [], 0.0, 10.0)
     assert isinstance(answer, Reserved)
-    mailbox.put(Claim(answer.id, request, None, 10.0))
+    mailbox.put(Claim(answer.id, request, None, 10.0, 0.0))
     return bench, loop, mailbox, expected_output(request)
 
 

@@ -67,8 +67,8 @@ class LinksWithoutPeers(PrefillLinks):
 
 def make_links(registry: Registry, puller: Puller, mailbox: Mailbox[DecodeCommand], grace_s: float) -> PrefillLinks:
     return LinksWithoutPeers(
-        LinkIdentity(WorkerId("decode-0"), Incarnation(9), "m", "f", 64), cast(WorkerRegistry, registry),
-        ChannelPool(), cast(ThreadedPuller, puller), mailbox, lambda: None, grace_s,
+        LinkIdentity(WorkerId("decode-0"), Incarnation(9), "m", "f", 64, grace_s), cast(WorkerRegistry, registry),
+        ChannelPool(), cast(ThreadedPuller, puller), mailbox, lambda: None,
     )  # fmt: skip
 
 

@@ -6,16 +6,17 @@ import asyncio
 
 import pytest
 
+from baton.domain.attempt_times import PrefillTimes
 from baton.domain.errors import BatonError, Cancelled, DeadlineExceeded, LeaseEnded
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, RequestId
 from baton.domain.request import SampledToken
-from services.prefill.commands import PublishedChunk
 from services.prefill.handoff_log import HandoffEvent, HandoffLog
 from services.prefill.scheduler import Seal
 
 ID = AttemptId(RequestId("r"), 1)
 CHUNKS = [PublishedChunk(ID, page, (PageId(page),), (page,)) for page in range(3)]
-SEAL = Seal(ID, 0, SampledToken(1), None, 0, 5, 3)
+SEAL = Seal(ID, 0, SampledToken(1), None, 3, PrefillTimes(0, 0, 0, (), 5, 0))
 
 
 async def all_of(log: HandoffLog, timeout_s: float = 10.0) -> list[HandoffEvent]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from baton.domain.errors import DeadlineExceeded, LeaseEnded, Superseded
+from baton.domain.handoff import PublishedChunk
 from baton.engine.messages import Fail
 from baton.kv.pages import Owner
-from services.prefill.scheduler import ExportExpired, PrefillEffect, PublishChunk, Seal
+from services.prefill.scheduler import ExportExpired, PrefillEffect, Seal
 from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, TinyPrefill, assert_idle, engine_request, tiny_prefill
 
 LEASE_S = 3.0
@@ -27,7 +28,7 @@ def test_a_chunk_is_published_when_it_is_done():
     world = tiny_prefill(LEASE_S, token_budget=4)
     request = engine_request("r", [*PROMPT, 1])
     world.scheduler.add(request, 0, 9.0)
-    chunks = [(e.first_page, len(e.pages)) for e in run(world) if isinstance(e, PublishChunk)]
+    chunks = [(e.first_page, len(e.pages)) for e in run(world) if isinstance(e, PublishedChunk)]
     assert chunks == [(0, 2), (2, 2)]
 
 
@@ -36,7 +37,7 @@ def test_what_decode_has_is_pinned_but_not_published():
     world = tiny_prefill(LEASE_S)
     world.scheduler.add(engine_request("r", PROMPT), 2 * PAGE_SIZE, 9.0)
     effects = run(world)
-    assert [(e.first_page, len(e.pages)) for e in effects if isinstance(e, PublishChunk)] == [(2, 1)]
+    assert [(e.first_page, len(e.pages)) for e in effects if isinstance(e, PublishedChunk)] == [(2, 1)]
     assert world.cache.pool.counts()[Owner.PINNED] == 3
     world.scheduler.add(engine_request("s", LONG), 0, 9.0)
     assert world.scheduler.schedule(0.0) is None, "there are five pages for six"
@@ -47,7 +48,7 @@ def test_what_decode_has_is_pinned_but_not_published():
 def test_the_last_page_is_published_whatever_decode_says_it_has():
     world = tiny_prefill(LEASE_S)
     world.scheduler.add(engine_request("r", PROMPT), 100, 9.0)
-    assert [e.first_page for e in run(world) if isinstance(e, PublishChunk)] == [2]
+    assert [e.first_page for e in run(world) if isinstance(e, PublishedChunk)] == [2]
     assert world.exports.next_deadline() == LEASE_S, "an export without a lease would never end"
 
 
@@ -63,7 +64,7 @@ def test_an_older_attempt_hears_that_it_is_superseded():
     assert world.cache.pool.num_cached == 3, "its pages serve the new attempt"
     seal = run(world)[-1]
     assert isinstance(seal, Seal)
-    assert seal.num_cached_tokens == 4
+    assert seal.times.cached_tokens == 4
 
 
 def test_a_prompt_that_fits_waits_behind_one_that_does_not():

@@ -1,0 +1,79 @@
+"""The `Worker` service for operators: drain this worker, and the times of recent attempts. Both workers add it.
+
+Lives in the asyncio loop. Knows no role: how many requests are left is a number that the worker gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+
+import grpc
+
+from baton.domain.attempt_times import DecodeTimes, ImportTimes, PrefillTimes, to_us
+from baton.domain.errors import WorkerLost
+from baton.domain.ids import Incarnation, RequestId
+from baton.rpc import codec
+from baton.rpc.gen import worker_pb2, worker_pb2_grpc
+from baton.rpc.times_codec import encode_decode_times, encode_import_times, encode_prefill_times
+from baton.telemetry.logs import get_logger
+from baton.worker.lifecycle import WorkerLifecycle
+from baton.worker.recent_attempts import RecentAttempt, RecentAttempts, monotonic_s
+
+log = get_logger()
+
+REPORT_INTERVAL_S = 0.5
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """Serves operators. One report a stream; any number may follow the same drain."""
+
+    def __init__(
+        self,
+        incarnation: Incarnation,
+        lifecycle: WorkerLifecycle,
+        num_requests: Callable[[], int],
+        recent: RecentAttempts,
+    ) -> None:
+        self._incarnation = incarnation
+        self._lifecycle = lifecycle
+        self._num_requests = num_requests
+        self._recent = recent
+
+    async def Drain(
+        self, request: worker_pb2.DrainRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncGenerator[worker_pb2.DrainProgress, None]:
+        """See worker.proto."""
+        if request.incarnation != self._incarnation:
+            await codec.abort(context, WorkerLost("the process that is meant has restarted"))
+        log.info("drain_requested", peer=context.peer())
+        self._lifecycle.stop()
+        drained = self._lifecycle.drained
+        while not drained.is_set():
+            yield worker_pb2.DrainProgress(num_requests=self._num_requests())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(drained.wait(), REPORT_INTERVAL_S)
+        yield worker_pb2.DrainProgress(num_requests=self._num_requests(), ended=True)
+
+    async def RecentAttempts(
+        self, request: worker_pb2.RecentAttemptsRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> worker_pb2.RecentAttemptsReply:
+        """See worker.proto."""
+        found = self._recent.find(RequestId(request.request_id) if request.request_id else None)
+        now = monotonic_s()
+        return worker_pb2.RecentAttemptsReply(attempts=[_encode(parts, now) for parts in found.values()])
+
+
+def _encode(parts: list[RecentAttempt], now: float) -> worker_pb2.AttemptTimes:
+    message = worker_pb2.AttemptTimes(id=codec.encode_id(parts[0].id), ended_us_ago=to_us(now - parts[-1].at))
+    for part in parts:
+        message.end_code = part.end_code or message.end_code
+        match part.times:
+            case PrefillTimes():
+                message.prefill.CopyFrom(encode_prefill_times(part.times))
+            case ImportTimes():
+                message.imported.CopyFrom(encode_import_times(part.times))
+            case DecodeTimes():
+                message.decode.CopyFrom(encode_decode_times(part.times))
+    return message
