@@ -97,8 +97,9 @@ class RecordSync:
         if self.status.stale:
             self.stored = await store.get(desired.id)
         if self.stored is None:
-            if self.journal.num_written and not self.journal.rewind():
-                self.journal.close()  # its first tokens are not known here
+            journal = self.journal
+            if (journal.num_written or journal.end_written) and not journal.rewind():
+                journal.close()  # its first tokens are not known here
             first = replace(self.desired, state=RequestState.RECEIVED, num_emitted=0, failure_code="")
             self.stored = first if await store.create(first) else await store.get(first.id)
         if self.stored is None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from baton.domain.ids import RequestId
 from baton.domain.lifecycle import RequestState
-from baton.domain.request import OutputToken
+from baton.domain.request import FinishReason, OutputToken
 from baton.store.memory_store import MemoryStore
 from baton.store.store import SequenceRecord
 from baton.store.write_behind.record_sync import RecordSync
@@ -42,13 +44,15 @@ async def test_a_sequence_without_a_fingerprint_is_journalled():
     assert sync.next_entry(8) is not None
 
 
-async def test_a_lost_record_is_not_ended_before_its_journal_is_rewritten():
+@pytest.mark.parametrize("num_tokens", [0, 1])
+async def test_a_lost_record_is_not_ended_before_its_journal_is_rewritten(num_tokens: int) -> None:
     sync = RecordSync(replace(SEQUENCE, state=RequestState.DECODING))
     await sync.run(MemoryStore())
-    emit(sync)
+    tokens = [OutputToken(index, 7) for index in range(num_tokens)]
+    sync.journal.append(tokens, num_cached_tokens=0, finish=FinishReason.STOP, failure_code="")
     entry = sync.next_entry(8)
     assert entry is not None
-    sync.journal.mark_written(1, ends=False)
+    sync.journal.mark_written(num_tokens, ends=True)
     sync.update(replace(SEQUENCE, state=RequestState.FINISHED))
     sync.status.stale = True
     restarted = MemoryStore()
