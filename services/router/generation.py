@@ -1,7 +1,7 @@
-"""The seam inside the router: text above (`api`), tokens below (`dispatch`). Values and one interface, no behaviour.
+"""The interface between the router's HTTP side, which knows text, and `dispatch`, which knows tokens. No behaviour.
 
-`api` validates a client's call into `SequenceSpec`s (one a choice) and turns `TokenChunk`s into text; `dispatch`
-admits a sequence, places it, drives its attempts and yields its tokens. Neither knows the other.
+The HTTP side makes a `SequenceSpec` for each choice of a request and turns `TokenChunk`s into text. `dispatch` admits a
+sequence, places it, runs its attempts and yields its tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.telemetry.request_timer import SequenceTimer
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """One sequence to generate, parsed once and trusted afterwards. `deadline_s` counts from admission.
+    """One sequence to generate, validated. `deadline_s` counts from admission.
 
     A sequence that was taken over brings the tokens emitted before (`dispatch` yields only what follows), the number of
     prompt tokens cached then, the attempt that the store has opened for it, and the fingerprint of its last workers.
@@ -38,9 +38,9 @@ class SequenceSpec:
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """Tokens in order, without gap or duplicate; `finish` comes with the last.
+    """Tokens in order, without gap or duplicate. `finish` comes with the last one.
 
-    `num_cached_tokens` is known from the first chunk on: prompt tokens found in a prefix cache on either side.
+    `num_cached_tokens`: prompt tokens that were in a prefix cache, of prefill or decode.
     """
 
     tokens: tuple[OutputToken, ...]
@@ -49,41 +49,41 @@ class TokenChunk:
 
 
 class AdmittedRequest(Protocol):
-    """A place at the door, held from `admit` to the end of `run`."""
+    """A sequence from `admit` to the end of `run`."""
 
     @property
     def sequence(self) -> SequenceSpec: ...
 
     def complete(self) -> None:
-        """The text is complete with what `run` has given (a stop string was met): closing it now is an end, not an
-        abort. No effect after the end."""
+        """Ends the sequence as finished with the tokens yielded so far (a stop string matched). Closing `run` then
+        aborts its workers without cancelling it. No effect after the end."""
         ...
 
 
 class Dispatcher(Protocol):
-    """The router's lower half as its upper half sees it."""
+    """Runs sequences. Implemented by `dispatch`, and by a scripted fake for tests."""
 
     def refuse_if_full(self, deadline_s: float) -> None:
-        """Raises `Overloaded` if a sequence of that deadline would not be taken now, however short its prompt.
+        """Raises `Overloaded` if no sequence with that deadline can be admitted now, however short its prompt.
 
-        Costs next to nothing: to be asked before a body is read, parsed and made into tokens.
+        Cheap: call it before a body is read, parsed and tokenised.
         """
         ...
 
     def admit(self, sequence: SequenceSpec, timer: SequenceTimer) -> AdmittedRequest:
-        """Takes the sequence, and stamps its timer until its run ends.
+        """Admits a sequence, and stamps its timer until its run ends.
 
         Raises `Refused` (`Overloaded`, `NoWorkers`, `Draining`, `ContextOverflow`) at once.
         """
         ...
 
     def release(self, admitted: AdmittedRequest) -> None:
-        """Gives back an admitted sequence that was never run; idempotent."""
+        """Releases a sequence that was never run. Idempotent."""
         ...
 
     def run(self, admitted: AdmittedRequest) -> AsyncGenerator[TokenChunk, None]:
         """Yields chunks until `finish`. Raises `Interrupted` (retries exhausted), `DeadlineExceeded` or `Broken`.
 
-        Closing or cancelling it in any phase aborts the request on every worker and frees its slot.
+        Closing or cancelling it aborts the sequence on every worker and frees its slot.
         """
         ...

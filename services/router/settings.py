@@ -14,54 +14,54 @@ from baton.telemetry.request_traces import RequestLog
 
 
 class EventIds(StrEnum):
-    """Which streams have event ids. Some OpenAI clients break on them."""
+    """Streams that get event ids. Some OpenAI clients fail on them."""
 
     ASKED = "asked"
     ALWAYS = "always"
 
 
 class RouterSettings(ServiceSettings):
-    """OpenAI-compatible HTTP in front, placement and dispatch behind."""
+    """Settings of the router: HTTP, admission and dispatch."""
 
     port: Port = 8000
     """HTTP port; 0 takes a free one."""
 
     served_model_name: str | None = None
-    """The name clients use; default: the model's own."""
+    """Model name for clients; default: the model's own."""
 
     router_id: Annotated[str, Field(min_length=1)] = "router-0"
     """Name of this router, unique among routers that share a state store."""
 
     max_queued_requests: Count = 256
-    """Most requests waiting at the door; more are answered 429."""
+    """Most requests in the admission queue; further ones get a 429."""
 
     max_queued_tokens: Count = 262_144
-    """Most prompt tokens waiting at the door; more are answered 429."""
+    """Most prompt tokens in the admission queue; further ones get a 429."""
 
     max_running_requests: Count = 256
-    """Most requests given to workers at once; never more than their rows."""
+    """Most requests that run at once, bounded by the rows of the workers."""
 
     max_ttft_s: Seconds = 60.0
-    """A request that would probably wait longer for its first token is answered 429; three quarters of what clients
-    stand for is a good value, since forecasts miss."""
+    """A request with a longer estimated time to its first token gets a 429. Three quarters of the clients' patience is
+    a good value, since estimates miss."""
 
     request_deadline_s: Seconds = 600.0
     """Longest life of a request, from admission to its last token."""
 
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    """How often in a row a request is tried without decode making a token of it, the first time included."""
+    """Most attempts in a row without a token from decode, the first attempt included."""
 
     reserve_timeout_s: Seconds = 5.0
-    """How long a decode worker may take to answer a promise, and how long the promise holds unused."""
+    """Longest wait for a decode worker's reply to a reservation, and longest life of an unused reservation."""
 
     max_step_age_s: Seconds = 30.0
-    """A worker whose engine has been in one step for longer is taken for dead."""
+    """A worker whose engine stays in one step for longer counts as lost."""
 
     api_keys_file: Path | None = None
-    """File of API keys: a line for each, as `baton key` prints it; default: nobody is asked for one."""
+    """File of API keys: one line each, as `baton key` prints it. Default: no key is required."""
 
     event_ids: EventIds = EventIds.ASKED
-    """Whose events have ids, by which a client resumes: of clients that ask for `text/event-stream`, or all."""
+    """Clients that get event ids, with which a stream can be resumed: those that accept `text/event-stream`, or all."""
 
     max_body_bytes: Annotated[int, Field(ge=1024, le=1024 * MIB)] = 4 * MIB
     """Largest HTTP request body."""
@@ -77,5 +77,5 @@ class RouterSettings(ServiceSettings):
 
     @property
     def public_model_name(self) -> str:
-        """The name clients use."""
+        """Model name for clients."""
         return self.served_model_name or model_name(self.model)

@@ -1,4 +1,4 @@
 """Runs sequences on workers: admission, placement, attempts and retries.
 
-admission -> dispatcher -> reserve (placement over the workers) -> attempt (attempt_events) -> tracked_request -> tokens
+admission -> dispatcher -> reserve (placement over the workers) -> attempt -> tracked_request -> tokens
 """

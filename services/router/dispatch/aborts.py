@@ -1,7 +1,4 @@
-"""Telling workers that an attempt is over, without waiting for them. Used by `reserve` and `attempt`, closed by `app`.
-
-Every message has a deadline, none is lost track of: `close` waits for those under way.
-"""
+"""Sends aborts of attempts to workers without waiting for them. Used by `reserve` and `attempt`, closed by `app`."""
 
 from __future__ import annotations
 
@@ -23,20 +20,20 @@ log = get_logger(__name__)
 
 
 class Aborts:
-    """Abort messages under way. Owned by one event loop."""
+    """Aborts in flight. Owned by one event loop."""
 
     def __init__(self, workers: WorkerSet) -> None:
         self._workers = workers
         self._in_progress: set[asyncio.Task[None]] = set()
 
     def send(self, id: AttemptId, worker: WorkerRecord, reason: str) -> None:
-        """Tells `worker` to forget the attempt; returns at once. A worker that cannot be reached ends it by itself."""
+        """Starts to send an abort to `worker` and returns. An unreachable worker ends it at its deadline."""
         task = asyncio.create_task(self._send(id, worker, reason), name=f"abort-{id}")
         self._in_progress.add(task)
         task.add_done_callback(self._in_progress.discard)
 
     async def close(self) -> None:
-        """Waits for the messages under way; each has its deadline."""
+        """Waits for the aborts in flight, for at most `ABORT_TIMEOUT_S`."""
         await asyncio.gather(*self._in_progress, return_exceptions=True)
 
     async def _send(self, id: AttemptId, worker: WorkerRecord, reason: str) -> None:

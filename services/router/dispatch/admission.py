@@ -1,6 +1,6 @@
-"""The admitted requests, waiting and running. Owned by `dispatcher`.
+"""Holds the admitted requests, waiting and running. Owned by `dispatcher`.
 
-`AdmissionQueue` decides which of them run; this wakes those that may run now.
+`AdmissionQueue` decides which of them run. The controller wakes those that may start.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class AdmissionController:
         return id in self._tracked
 
     def resize(self, num_rows: int | None) -> None:
-        """Starts the requests that may run with so many rows on the workers (None: unknown)."""
+        """Starts the requests that may run now. `num_rows`: rows of all decode workers; None: unknown."""
         for slot in self.queue.resize(num_rows, asyncio.get_running_loop().time()):
             self._by_slot[slot].granted.set()
         self._update_gauges()
 
     def add(self, tracked: TrackedRequest) -> None:
-        """Takes an admitted request in. It runs at once if its slot does."""
+        """Adds an admitted request. It may start at once if its slot runs."""
         self._tracked[tracked.sequence.id] = self._by_slot[tracked.slot] = tracked
         if tracked.slot.started_at is not None:
             tracked.granted.set()
@@ -45,7 +45,7 @@ class AdmissionController:
         self._update_gauges()
 
     def take(self, admitted: AdmittedRequest) -> TrackedRequest | None:
-        """The request of `admitted`, once; None after it was run or released."""
+        """Returns the request of `admitted` once; None after that."""
         tracked = self._tracked.get(admitted.sequence.id)
         if tracked is None or tracked is not admitted or tracked.taken:
             return None
@@ -53,7 +53,7 @@ class AdmissionController:
         return tracked
 
     def release(self, tracked: TrackedRequest) -> None:
-        """Gives the slot back and starts the next request."""
+        """Frees the slot and starts the next request."""
         del self._tracked[tracked.sequence.id], self._by_slot[tracked.slot]
         granted = self.queue.release(tracked.slot, asyncio.get_running_loop().time())
         if granted is not None:

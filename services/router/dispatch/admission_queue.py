@@ -1,8 +1,8 @@
-"""Admission control: decides which requests run, which wait and which are refused. Owned by `admission`; pure.
+"""Decides which requests run, which wait and which are refused. Owned by `admission`; pure, time is an argument.
 
-First come, first served. As many run as the workers have rows for, up to a limit. The queue is bounded in requests, in
-prompt tokens and in time: a request that would get its first token too late is refused at once. Time is an argument;
-waking a request that may run is left to the caller.
+First come, first served. At most as many run as the workers have rows. The queue is bounded in requests, in prompt
+tokens and in time: a request whose first token would come too late is refused at once. The caller wakes a request that
+may run.
 
     admit --> waiting --(a running one leaves)--> running --> release
       |          `-------------------------------------------^
@@ -23,9 +23,9 @@ MAX_RETRY_AFTER_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Most requests that run, and most requests and prompt tokens that wait.
+    """Bounds of the running and the waiting requests.
 
-    `max_ttft_s`: a request with a longer estimated time to its first token is refused.
+    `max_ttft_s`: largest estimated time to the first token of a request that may wait.
     """
 
     max_running_requests: int
@@ -44,7 +44,7 @@ class Slot:
 
 
 class AdmissionQueue:
-    """Slots of all admitted requests. One waits only while as many run as may."""
+    """Slots of all admitted requests. A slot waits only while all running slots are taken."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
@@ -68,11 +68,11 @@ class AdmissionQueue:
         return len(self._running)
 
     def ttft_s(self, now: float) -> float:
-        """Estimated time to the first token of a request that comes now and has to wait."""
+        """Estimated time to the first token of a request that arrives now and has to wait."""
         return self._wait_s(self.num_waiting + 1, now) + self._wait_estimator.first_token_s()
 
     def resize(self, num_rows: int | None, now: float) -> list[Slot]:
-        """Sets the rows of all workers (None: unknown); returns the slots that may run now because of it."""
+        """Sets the rows of all workers (None: unknown) and returns the slots that start because of it."""
         most = self._limits.max_running_requests
         self._num_slots = most if num_rows is None else max(1, min(num_rows, most))
         granted: list[Slot] = []
@@ -81,9 +81,9 @@ class AdmissionQueue:
         return granted
 
     def refuse_if_full(self, now: float, deadline_s: float = math.inf, num_tokens: int = 0) -> None:
-        """Raises `Overloaded` if a prompt of `num_tokens` would not be admitted now; 0: however short it is.
+        """Raises `Overloaded` if a prompt of `num_tokens` cannot be admitted now. With 0, if no prompt can.
 
-        `deadline_s`: the time the request has.
+        `deadline_s`: the time that the request has.
         """
         if len(self._running) < self._num_slots:
             return
@@ -98,7 +98,7 @@ class AdmissionQueue:
             raise Overloaded(why, retry_after_s=retry_after_s)
 
     def admit(self, num_tokens: int, now: float, deadline_s: float = math.inf, *, force: bool = False) -> Slot:
-        """A slot for a prompt of `num_tokens`, running or waiting. Raises `Overloaded`, unless `force`."""
+        """Returns a slot for a prompt of `num_tokens`, running or waiting. Raises `Overloaded`, unless `force`."""
         if not force:
             self.refuse_if_full(now, deadline_s, num_tokens)
         slot = Slot(num_tokens)
@@ -110,17 +110,17 @@ class AdmissionQueue:
         return slot
 
     def is_running(self, slot: Slot) -> bool:
-        """Whether the slot runs: it neither waits nor was released."""
+        """True unless the slot waits or was released."""
         return slot in self._running
 
     def on_first_token(self, slot: Slot, now: float) -> None:
-        """The request has given its first token. Only the first call counts."""
+        """Records the request's first token. Only the first call for a slot counts."""
         if slot in self._running and slot.started_at is not None and not slot.has_first_token:
             slot.has_first_token = True
             self._wait_estimator.on_first_token(slot.started_at, now)
 
     def release(self, slot: Slot, now: float) -> Slot | None:
-        """Gives a slot back, waiting or running; returns the one that may run now because of it. Idempotent."""
+        """Frees a slot, waiting or running, and returns the slot that starts because of it. Idempotent."""
         if slot in self._waiting:
             del self._waiting[slot]
             self._num_waiting_tokens -= slot.num_tokens
@@ -148,7 +148,10 @@ class AdmissionQueue:
         return self._wait_estimator.wait_s(num_departures, len(self._running), now)
 
     def _num_blocking(self, num_tokens: int) -> int:
-        """Waiting requests that must start before one of `num_tokens` may wait; one more than all if it never may."""
+        """Counts the waiting requests that must start before one of `num_tokens` may wait.
+
+        Returns one more than all when it never may.
+        """
         limits = self._limits
         num_ahead = max(0, self.num_waiting + 1 - limits.max_queued_requests)
         spare_tokens = limits.max_queued_tokens - self._num_waiting_tokens - num_tokens

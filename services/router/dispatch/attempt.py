@@ -1,13 +1,13 @@
-"""One attempt: runs a sequence on a reserved pair and gives its tokens in order. Called by `dispatcher`.
+"""Runs one attempt of a sequence on a reserved pair and returns its tokens in order. Called by `dispatcher`.
 
-Generate and Prefill open at once, so that decode follows the handoff from its first chunk. A task reads Prefill.
-Generate is read where its tokens are wanted:
+Generate and Prefill open at once, so decode follows the handoff from its first chunk. A task reads Prefill. `next`
+reads Generate:
 
-    next() --(before the seal)--> waits for Sealed and holds what Generate sends meanwhile; gives the sealed token
+    next() --(before the seal)--> waits for Sealed and holds what Generate sends meanwhile; returns the sealed token
        `----(after the seal)----> the held events, then Generate: Imported, Tokens, Tokens, ...
 
-A passed deadline and a lost worker interrupt the read that is under way. After the seal a lost prefill worker does not
-matter. Both workers get an abort, unless decode sent the last token.
+A passed deadline and a lost worker interrupt the current read. After the seal a lost prefill worker does not matter.
+Both workers get an abort, unless decode sent the last token.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from services.router.dispatch.workers import WorkerSet
 from services.router.generation import TokenChunk
 
 GRACE_S = 1.0
-"""The streams' own deadlines are this much later than the attempt's, so that the attempt's is the one reported."""
+"""The streams end this much after the attempt's deadline, so that the attempt reports it."""
 
 PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
 
@@ -52,7 +52,7 @@ _Read = decode_pb2.GenerateEvent | None
 
 
 class Attempt:
-    """Async context manager. `next` gives chunks until one with `finish`."""
+    """Async context manager. `next` returns chunks until one has `finish`."""
 
     def __init__(
         self, tracked: TrackedRequest, reservation: PairReservation, workers: WorkerSet, aborts: Aborts
@@ -118,11 +118,11 @@ class Attempt:
                 task.cancel()
                 await asyncio.wait((task,))
         if self._sealed.done():
-            self._sealed.exception()  # retrieved: asyncio complains of one that is not
+            self._sealed.exception()  # asyncio warns about an exception that is never retrieved
         self._workers.on_ended(self._request.id)
 
     async def next(self) -> TokenChunk:
-        """The next tokens. Raises `AttemptFailure`, `DeadlineExceeded`, or a worker's error that ends the request."""
+        """Returns the next tokens. Raises `AttemptFailure`, or an error that ends the request."""
         if self._awaits_seal:
             return self._on_sealed(await self._wait_for_seal())
         while True:
@@ -141,9 +141,9 @@ class Attempt:
                 return self._on_tokens(event.tokens)
 
     async def _wait_for_seal(self) -> prefill_pb2.Sealed:
-        """Holds what decode sends before the seal is read: it may have imported the pages already.
+        """Waits for the seal. Holds what decode sends meanwhile: it may have imported the pages already.
 
-        A failure that follows such an event is held, too. The seal is on its way then.
+        A failure after such an event is held, too: the seal is on its way.
         """
         self._read_task = asyncio.create_task(self._read_decode())
         while not self._sealed.done():
@@ -176,7 +176,7 @@ class Attempt:
         return None if event is grpc.aio.EOF else event
 
     async def _read_prefill(self, call: _PrefillCall) -> None:
-        """Reads Prefill to its end. Everything after the seal is ignored."""
+        """Reads Prefill to its end. Ignores what follows the seal."""
         error: AttemptFailure | BatonError | None = None
         try:
             async for event in call:
@@ -201,11 +201,11 @@ class Attempt:
             decode_token(sealed.first_token), sealed.num_cached_tokens, decode_finish(sealed.finish_reason)
         )
         if chunk.finish is not None:
-            self._abort_reason = "finished"  # the reservation and the pins are left behind
+            self._abort_reason = "finished"  # frees the reservation and the pins
         return chunk
 
     def _on_decoding(self, event: decode_pb2.GenerateEvent) -> None:
-        """Decode has the prompt's pages: imported, or computed by itself."""
+        """Records that decode has imported or computed the pages of the prompt."""
         self._decoding = True
         self._tracked.on_decoding()
         self._workers.add_cached_pages(self._pair.decode, self._reservation.keys)
@@ -217,12 +217,12 @@ class Attempt:
     def _on_tokens(self, message: decode_pb2.Tokens) -> TokenChunk:
         finish = decode_finish(message.finish_reason) if message.finish_reason else None
         chunk = self._tracked.emit(tuple(map(decode_token, message.tokens)), finish)
-        self._tracked.num_failures = 0  # what both workers have survived is not what kills them
+        self._tracked.num_failures = 0  # a token from decode proves that the request itself does no harm
         if finish is not None:
             self._abort_reason = None
             self._tracked.timer.decoded(decode_decode_times(message.times) if message.HasField("times") else None)
             decode, request = self._pair.decode, self._tracked.engine_request()
-            computed = request.tokens[:-1]  # no step has read the last token
+            computed = request.tokens[:-1]  # no step has computed the KV of the last token
             self._workers.add_cached_pages(decode, page_keys(computed, decode.page_size, request.salt))
         return chunk
 
@@ -231,7 +231,7 @@ class Attempt:
             self._interrupt(lost_worker(role, "restarted, fell silent or is stuck"))
 
     def _interrupt(self, cause: AttemptFailure | BatonError) -> None:
-        """Ends the read that is under way with `cause`."""
+        """Makes the current read raise `cause`."""
         self._cause = self._cause or cause
         self._fail_seal(self._cause)
         self._generate.cancel()
@@ -241,7 +241,7 @@ class Attempt:
             self._sealed.set_exception(error)
 
     def _broken(self, role: WorkerRole, error: grpc.aio.AioRpcError) -> AttemptFailure | BatonError:
-        """The failure that a broken stream is. A worker that cannot be reached gets no new requests for a while."""
+        """Classifies the error of a broken stream. Suspects a worker that cannot be reached."""
         failure = classify_rpc_error(error, role)
         if isinstance(failure, AttemptFailure) and isinstance(failure.error, WorkerLost):
             self._workers.suspect(self._pair.worker(role), failure.error, self._request.id)

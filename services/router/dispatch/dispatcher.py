@@ -1,4 +1,4 @@
-"""Runs sequences on workers: admits them, makes one attempt after another, and gives their tokens to the client side.
+"""Admits sequences and runs them on workers, one attempt after another.
 
 Called through `generation.Dispatcher`. Knows no text, HTTP or Redis.
 
@@ -46,7 +46,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    """`retry_after_s`: sent to clients while there are no workers, or this router drains."""
+    """`retry_after_s`: Retry-After for clients while no worker is ready or the router drains."""
 
     admission: AdmissionLimits
     reserve: ReserveLimits
@@ -56,7 +56,7 @@ class DispatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class RouterIdentity:
-    """This router's name in the state store, and its model's."""
+    """Names of the router and its model in the state store."""
 
     router_id: str
     model: str
@@ -91,7 +91,7 @@ class TokenDispatcher:
 
     @property
     def num_open(self) -> int:
-        """Admitted requests, waiting and running."""
+        """Counts the admitted requests, waiting and running."""
         return len(self._admission)
 
     def refuse_if_full(self, deadline_s: float) -> None:
@@ -105,7 +105,9 @@ class TokenDispatcher:
     def admit(self, sequence: SequenceSpec, timer: SequenceTimer) -> AdmittedRequest:
         """See `Dispatcher.admit`. Cuts `max_tokens` to what the largest pair holds beyond the prompt."""
         now = self._clock()
-        is_takeover = sequence.attempt > 1 or bool(sequence.emitted)  # under way already, perhaps on another router
+        is_takeover = sequence.attempt > 1 or bool(
+            sequence.emitted
+        )  # begun by another attempt, perhaps on another router
         try:
             fitted = self._fit_to_workers(sequence, is_takeover)
             num_tokens = len(sequence.prompt_tokens)
@@ -130,7 +132,7 @@ class TokenDispatcher:
         return tracked
 
     def release(self, admitted: AdmittedRequest) -> None:
-        """See `Dispatcher.release`. No effect on one that was run: its run gives it back."""
+        """See `Dispatcher.release`. No effect after `run`."""
         tracked = self._admission.take(admitted)
         if tracked is not None:
             tracked.cancel()
@@ -169,7 +171,7 @@ class TokenDispatcher:
             self._admission.release(tracked)
 
     def drain(self) -> None:
-        """Admits nothing from now on."""
+        """Refuses new sequences from now on."""
         self._draining = True
 
     async def wait_empty(self) -> None:
@@ -177,18 +179,18 @@ class TokenDispatcher:
         await self._admission.wait_empty()
 
     def _fit_to_workers(self, sequence: SequenceSpec, is_takeover: bool) -> SequenceSpec:
-        """The sequence with the `max_tokens` that the workers can hold. Raises what `admit` raises without workers."""
+        """Cuts `max_tokens` to what the workers can hold. Raises `Refused` when they can hold none."""
         if self._draining:
             raise Draining("this router is shutting down", retry_after_s=self._limits.retry_after_s)
         if sequence.id in self._admission:
             raise Broken(f"a request with the id {sequence.id} is under way: attempts are fenced by it")
         max_request_tokens = self._workers.max_request_tokens()
         if max_request_tokens is None and is_takeover:
-            return sequence  # waits for workers, as a request does that has lost them
+            return sequence  # a takeover waits for workers
         if max_request_tokens is None:
             _, detail = self._workers.readiness()
             raise NoWorkers(detail, retry_after_s=self._limits.retry_after_s)
-        # A pool may hold less than the model's context, to which `max_tokens` was fitted if the client gave none.
+        # A pool may hold less than the model's context, which bounds `max_tokens` when the client set none.
         room, stop = max_request_tokens - len(sequence.prompt_tokens), sequence.stop
         num_output_tokens = max(1, stop.min_tokens)
         if room < max(num_output_tokens, len(sequence.emitted)):

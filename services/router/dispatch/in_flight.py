@@ -1,7 +1,7 @@
-"""Attempts placed too recently to show in the announced loads. Owned by `workers`; pure, time is an argument.
+"""Adds recently placed attempts to the loads that workers announce. Owned by `workers`; pure, time is an argument.
 
-An announced load is up to a heartbeat old. Without this, a burst between two heartbeats would all go to the worker that
-was idle at the first.
+An announced load is up to a heartbeat old. Without the correction, a burst between two heartbeats would go to the
+worker that was idle at the first.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ class _Placement:
 
 
 class InFlight:
-    """Attempts placed within the last `window_s` seconds, which is longer than an announcement takes to arrive."""
+    """Attempts placed within the last `window_s` seconds. An announcement arrives sooner than that."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._placements: dict[AttemptId, _Placement] = {}
 
     def add(self, id: AttemptId, pair: Pair, num_tokens: int, now: float) -> None:
-        """An attempt of `num_tokens` was given to `pair`; a second placement of it replaces the first."""
+        """Adds an attempt of `num_tokens` on `pair`. A second placement of it replaces the first."""
         self._placements.pop(id, None)
         self._placements[id] = _Placement(*pair.incarnations, num_tokens, now)
 
     def remove(self, id: AttemptId) -> None:
-        """The attempt is over, or was refused; idempotent."""
+        """Removes an attempt that ended or was refused. Idempotent."""
         self._placements.pop(id, None)
 
     def adjust(self, record: WorkerRecord, now: float) -> WorkerRecord:
-        """`record` with the recent attempts added to its load."""
+        """Returns `record` with the recent attempts added to its load."""
         prompts: list[int] = []
         rows: list[int] = []
         for id, placement in list(self._placements.items()):

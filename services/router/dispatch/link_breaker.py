@@ -1,11 +1,11 @@
-"""Links that attempts were lost on: who rests, for how long, who tries again. Owned by `workers`; pure, time is given.
+"""Circuit breakers of the links between prefill and decode processes. Owned by `workers`; pure, time is an argument.
 
-A link is the way between one prefill and one decode process. That it is broken shows only when an attempt on it is
-lost, so a resting link is tried again with a single attempt, after rests that double.
+A broken link shows only when an attempt on it fails. An open breaker keeps attempts away, twice as long each time.
+After that one attempt probes the link.
 
-    trusted --(an attempt is lost)--> resting --(its rest is over)--> on probe, by one attempt at a time
-       ^                                 ^---(the probe is lost too: a longer rest)---'  |
-       `---(the probe's pages landed, or decode made the link anew)----------------------'
+    closed --(an attempt fails)--> open --(open_s is over)--> half-open: one attempt at a time probes
+       ^                            ^---(the probe fails)----'  |
+       `---(the probe's pages are imported, or decode links anew)'
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class _Breaker:
 
 @dataclass(frozen=True, slots=True)
 class LinkFailure:
-    """What became of a link that an attempt was lost on: it rests for `open_s`.
+    """A breaker opened for `open_s`.
 
-    `in_grace`: somebody had to try, so the loss is not to be counted against the request.
+    `in_grace`: the attempt was a probe within `grace_s`, and does not count against its request.
     """
 
     open_s: float
@@ -51,7 +51,7 @@ class LinkFailure:
 
 
 class LinkBreakers:
-    """All links that are not trusted."""
+    """The breakers that are not closed."""
 
     def __init__(self, limits: LinkBreakerLimits) -> None:
         self._limits = limits
@@ -62,27 +62,27 @@ class LinkBreakers:
         return len(self._breakers)
 
     def allows(self, link: LinkId, now: float) -> bool:
-        """Whether an attempt may be placed on the link: it is trusted, or may be tried and nobody is at it."""
+        """True for a closed breaker, and for a half-open one without a probe."""
         breaker = self._breakers.get(link)
         return breaker is None or (breaker.probe is None and now >= breaker.open_until)
 
     def on_placed(self, id: AttemptId, link: LinkId) -> None:
-        """The attempt was placed on the link; if that is not trusted, this is its probe."""
+        """Records the placement of an attempt. On a half-open link the attempt is the probe."""
         breaker = self._breakers.get(link)
         if breaker is not None and breaker.probe is None:
             breaker.probe = id
             self._probes[id] = link
 
     def on_ended(self, id: AttemptId) -> None:
-        """The attempt is over. A probe that was neither lost nor landed leaves room for another; idempotent."""
+        """Records the end of an attempt. A probe without a result makes room for another. Idempotent."""
         breaker = self._breakers.get(self._probes.pop(id)) if id in self._probes else None
         if breaker is not None and breaker.probe == id:
             breaker.probe = None
 
     def on_failure(self, id: AttemptId, link: LinkId, now: float) -> LinkFailure | None:
-        """The attempt was lost on the link; None when that is no news.
+        """Records an attempt that failed on the link; None when the breaker does not change.
 
-        Many attempts are lost when a link breaks, but it broke once: after the first only a probe counts.
+        A link that breaks fails many attempts. After the first one, only a failed probe counts.
         """
         breaker = self._breakers.get(link)
         if breaker is None:
@@ -97,15 +97,15 @@ class LinkBreakers:
         return LinkFailure(breaker.open_s, in_grace=now - breaker.first_failed_at < self._limits.grace_s)
 
     def on_imported(self, id: AttemptId) -> bool:
-        """Pages of the attempt have landed; True if that ends a probe, and the link is trusted again.
+        """Records imported pages of an attempt; True if it was a probe, which closes the breaker.
 
-        What landed of earlier attempts says nothing: it may have travelled before the link broke.
+        Pages of earlier attempts prove nothing: they may have moved before the link broke.
         """
         link = self._probes.pop(id, None)
         return link is not None and self._breakers.pop(link, None) is not None
 
     def retain(self, linked: Collection[LinkId]) -> None:
-        """Forgets links that are not announced. One that is announced again was probed with pages, and is trusted."""
+        """Forgets links that are not announced. Decode probes a link with pages before it announces the link again."""
         for link in [link for link in self._breakers if link not in linked]:
             probe = self._breakers.pop(link).probe
             if probe is not None:

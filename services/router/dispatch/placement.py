@@ -1,10 +1,10 @@
-"""Which prefill worker computes a prompt and which decode worker continues it. Called by `workers`; no I/O, no clock.
+"""Chooses the prefill worker that computes a prompt and the decode worker that continues it. Called by `workers`; pure.
 
-A pair is eligible when both workers are ready, not stuck, large enough, of the fingerprint that the request is pinned
-to, if it is, and the decode worker's link to this very incarnation of the prefill worker is up and has moved bytes.
-Among the eligible the cheapest wins, all costs in prefill tokens: what waits at prefill, what prefill must still
-compute, what must be moved, and how crowded decode is. Workers that earlier attempts of the request were lost on come
-last, not never. Equal pairs take turns.
+A pair is eligible when both workers are ready, not stuck, large enough, and have the fingerprint that the request
+requires. The decode worker's link to this incarnation of the prefill worker must be up and have moved bytes.
+
+The cheapest eligible pair wins. Costs are in prefill tokens: those waiting at prefill, those to compute, those to move,
+and the occupancy of decode. Workers on which earlier attempts failed come last. Equal pairs take turns.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from baton.domain.ids import Incarnation, PageKey
 from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
 
 MOVED_TOKENS_PER_COMPUTED = 16
-"""Moving a token's KV is taken for this many times cheaper than computing it."""
+"""Moving the KV of this many tokens costs as much as computing one."""
 
 LOCAL_TOKENS_PER_COMPUTED = 4
-"""A token that decode computes beside its rows is taken for this many times dearer than one that prefill computes: it
-waits for its share of the steps, and all rows wait for it."""
+"""A prompt token that decode computes costs as much as this many at prefill: it waits for its share of the steps, and
+all rows wait for it."""
 
 FULL_DECODE_TOKENS = 512
-"""A decode worker with all rows taken is worth this many prefill tokens less than an idle one."""
+"""Cost of a decode worker with all rows taken, in prefill tokens. An idle one costs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two linked workers; or one that is both, which prefills for itself."""
+    """Two linked workers, or one that prefills for itself and is both."""
 
     prefill: WorkerRecord
     decode: WorkerRecord
 
     @property
     def local(self) -> bool:
-        """Whether decode computes the prompt itself."""
+        """True when decode computes the prompt itself."""
         return self.prefill.incarnation == self.decode.incarnation
 
     @property
     def workers(self) -> tuple[WorkerRecord, ...]:
-        """The different ones."""
+        """The workers, without repetition."""
         return (self.decode,) if self.local else (self.prefill, self.decode)
 
     def worker(self, role: WorkerRole) -> WorkerRecord:
@@ -54,13 +54,13 @@ class Pair:
         return self.prefill.incarnation, self.decode.incarnation
 
     def matches(self, fingerprint: str) -> bool:
-        """Whether both workers are of that kind; all are when it is ""."""
+        """True when both workers have this fingerprint. Every pair matches ""."""
         return not fingerprint or all(worker.fingerprint == fingerprint for worker in self.workers)
 
 
 @dataclass(frozen=True, slots=True)
 class Avoided:
-    """What earlier attempts of one request were lost on: worker incarnations, and (prefill, decode) links."""
+    """Worker incarnations, and (prefill, decode) links, on which earlier attempts of a request failed."""
 
     workers: frozenset[Incarnation] = frozenset()
     links: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
@@ -72,7 +72,7 @@ class Avoided:
         return Avoided(self.workers, self.links | {pair.incarnations})
 
     def num_avoided(self, pair: Pair) -> int:
-        """How much of the pair is to be avoided; 0 for none of it."""
+        """Counts the workers and links of the pair to avoid."""
         if not self.workers and not self.links:
             return 0
         return sum(incarnation in self.workers for incarnation in pair.incarnations) + (pair.incarnations in self.links)
@@ -80,10 +80,10 @@ class Avoided:
 
 @dataclass(frozen=True, slots=True)
 class PlacementQuery:
-    """What a request needs. `num_tokens` are to be prefilled, `max_tokens` bounds them and all output together.
+    """The needs of an attempt. `num_tokens` are to be prefilled; `max_tokens` bounds them and all output together.
 
-    `keys` are those of the full pages of the tokens, by page size. `busy` decode workers have just said "not now".
-    `fingerprint`: the only one that its workers may have, "" if any will do.
+    `keys`: page size -> keys of the full pages of the tokens. `busy`: decode workers that had no room just now.
+    `fingerprint`: the one that the workers must have; "" for any.
     """
 
     num_tokens: int
@@ -95,9 +95,9 @@ class PlacementQuery:
 
 
 class PrefixIndex:
-    """Which worker incarnations probably hold which pages: a bounded memory of what was sent where.
+    """Estimates which worker incarnations hold which pages, from what was sent where.
 
-    Workers evict without telling, so this is a hint. Least recently used keys are forgotten beyond `max_keys`.
+    Workers evict pages without a message, so the index is a hint. It keeps the `max_keys` most recently used keys.
     """
 
     def __init__(self, max_keys: int) -> None:
@@ -108,19 +108,19 @@ class PrefixIndex:
         return len(self._holders)
 
     def add(self, holder: Incarnation, keys: Sequence[PageKey]) -> None:
-        """`holder` now has the pages named by `keys`, given in chain order."""
+        """Records that `holder` has the pages of `keys`, which are in chain order."""
         for key in reversed(keys):  # the chain's root ends up the most recently used: it is the last to be forgotten
             self._holders[key] = self._holders.pop(key, frozenset()) | {holder}
         while len(self._holders) > self._max_keys:
             self._holders.popitem(last=False)
 
     def retain(self, alive: frozenset[Incarnation]) -> None:
-        """Forgets every holder that is not `alive`."""
+        """Forgets every holder that is not in `alive`."""
         kept = ((key, holders & alive) for key, holders in self._holders.items())
         self._holders = OrderedDict((key, holders) for key, holders in kept if holders)
 
     def num_hit_pages(self, holder: Incarnation, keys: Iterable[PageKey]) -> int:
-        """Length of the leading run of `keys` that `holder` probably has."""
+        """Counts the leading `keys` that `holder` probably has."""
         num_pages = 0
         for key in keys:
             if holder not in self._holders.get(key, ()):
@@ -130,8 +130,7 @@ class PrefixIndex:
 
 
 def linked_pairs(records: Iterable[WorkerRecord]) -> list[Pair]:
-    """All pairs whose link is up between the incarnations that are alive now, ordered by worker ids; then those that
-    prefill for themselves."""
+    """Lists the pairs with a working link, by worker ids, then the workers that prefill for themselves."""
     by_role: dict[WorkerRole, list[WorkerRecord]] = {role: [] for role in WorkerRole}
     for record in sorted(records, key=lambda record: record.id):
         by_role[record.role].append(record)
@@ -145,19 +144,19 @@ def linked_pairs(records: Iterable[WorkerRecord]) -> list[Pair]:
 
 
 def placeable(record: WorkerRecord, max_step_age_s: float) -> bool:
-    """Whether a worker may be given anything new: ready, and not stuck in one step."""
+    """True for a worker that is ready and not stuck in one step."""
     return record.status is WorkerStatus.READY and record.load.step_age_s <= max_step_age_s
 
 
 def capacity_tokens(pair: Pair) -> int:
-    """Most tokens of one request, prompt and output, that both of a pair can ever hold."""
+    """Most tokens of one request, prompt and output, that both workers of a pair can hold."""
     prefill, decode = pair.prefill, pair.decode
     num_prefill = min(prefill.max_model_len, prefill.load.total_pages * prefill.page_size)
     return min(num_prefill, decode.max_model_len, decode.load.total_pages * decode.page_size)
 
 
 def choose_pair(pairs: Iterable[Pair], query: PlacementQuery, index: PrefixIndex, tie_breaker: int) -> Pair | None:
-    """The cheapest of `pairs` for `query`, or None when none can take it now; `tie_breaker` decides between equals."""
+    """Returns the cheapest of `pairs`; None when none can take the query. `tie_breaker` decides between equals."""
     best: list[Pair] = []
     lowest: tuple[int, bool, float] | None = None
     for pair in pairs:
@@ -180,7 +179,7 @@ def _is_link_to(link: LinkRecord, prefill: WorkerRecord) -> bool:
 
 
 def _cost(pair: Pair, query: PlacementQuery, index: PrefixIndex) -> tuple[int, bool, float]:
-    """Compared in order: how much is to be avoided, whether decode has no room now, cost in prefill tokens."""
+    """Compared in order: workers and links to avoid, no room at decode now, cost in prefill tokens."""
     prefill, decode, load = pair.prefill, pair.decode, pair.decode.load
     prefill_keys, decode_keys = query.keys.get(prefill.page_size, ()), query.keys.get(decode.page_size, ())
     num_prefill_hit = prefill.page_size * index.num_hit_pages(prefill.incarnation, prefill_keys)

@@ -4,8 +4,8 @@
 every decode worker refused waits in a FIFO. The first `MAX_ASKING` entries try again after the workers'
 `retry_after_s`, so that a crowd that waits for pages neither overtakes itself nor floods the workers.
 
-A sequence that requires a fingerprint waits outside the queue while no such worker is there, and in a queue of its own
-for room: it must not hold up those that could run.
+A sequence that requires a fingerprint waits outside the queue until such a worker is there. It waits for room in a
+queue of its own, so that it never holds up others.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from services.router.dispatch.worker_errors import (
 from services.router.dispatch.workers import WorkerSet
 
 DRAINING_RETRY_S = 1.0
-"""Pause before a draining decode worker is tried again; its announcement will show the drain by then."""
+"""Pause before a draining decode worker is tried again. Its announcement shows the drain by then."""
 
 MIN_BUSY_S = 0.01
 
 MAX_ASKING = 8
-"""Entries of a wait queue that try at once: one call that hangs does not hold up all."""
+"""Entries of a wait queue that try concurrently: one call that hangs does not hold up all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class ReserveLimits:
 
 
 class ReserveFailure(AttemptFailure):
-    """`Reserve` failed on `pair`; the worker may hold a reservation all the same."""
+    """`Reserve` failed on `pair`. The worker may hold a reservation nevertheless."""
 
     def __init__(self, failure: AttemptFailure, pair: Pair) -> None:
         super().__init__(failure.error, failure.fault_source)
@@ -105,7 +105,7 @@ class _Search:
 
 @dataclass(slots=True)
 class _WaitQueue:
-    """Attempts that wait for room on workers of one fingerprint, or on any; `pollers` bounds those that try."""
+    """Attempts that wait for room on workers of one fingerprint, or of any. `pollers` bounds the concurrent tries."""
 
     pollers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_ASKING))
     num_waiting: int = 0
@@ -130,7 +130,7 @@ class Reserver:
         fingerprint: str = "",
         metadata: Metadata = (),
     ) -> PairReservation | None:
-        """A reservation on the best pair that has room, waiting for one until `deadline` (of the loop's clock).
+        """Reserves room on the best pair, waiting for it until `deadline` (on the loop's clock).
 
         A `fingerprint` restricts it to pairs that have it. None when no pair was there for `worker_wait_s`, no token
         was emitted yet, and there is no fingerprint. Raises `DeadlineExceeded`, `ModelReplaced`, `ReserveFailure`, or a
@@ -163,7 +163,7 @@ class Reserver:
                 del self._wait_queues[fingerprint]
 
     async def _wait_for_room(self, search: _Search) -> PairReservation | None:
-        """None also when no pair is left that has the required fingerprint."""
+        """Returns None also when no pair with the required fingerprint is left."""
         fingerprint = search.query.fingerprint
         worker_wait_s = math.inf if search.request.num_emitted or fingerprint else self._limits.worker_wait_s
         while (reservation := await self._try_pairs(search)) is None:
@@ -176,7 +176,7 @@ class Reserver:
         return reservation
 
     async def _try_pairs(self, search: _Search) -> PairReservation | None:
-        """Tries one pair after another, the best first; None when all that are left are busy."""
+        """Tries one pair after another, the best first. None when all eligible ones are busy."""
         while (pair := self._workers.choose(search.query_at(self._clock()))) is not None:
             reply = await self._reserve_on(pair, search)
             self._replied_at = self._clock()
@@ -207,8 +207,8 @@ class Reserver:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # The closing of a lost worker's channel has cancelled the call.
-            lost = lost_worker(WorkerRole.DECODE, "was taken for dead before it replied")
+            # Closing the channel of a lost worker cancelled the call.
+            lost = lost_worker(WorkerRole.DECODE, "was lost before it replied")
             raise self._reserve_failure(lost, pair, request.id) from None
         finally:
             if reply is None:
@@ -222,7 +222,7 @@ class Reserver:
         return self._read_refusal(reply, pair, request.id)
 
     def _read_refusal(self, reply: decode_pb2.ReserveReply, pair: Pair, id: AttemptId) -> DecodeBusy:
-        """Raises what is more than a lack of room."""
+        """Raises any refusal other than a lack of room."""
         if reply.HasField("busy"):
             return DecodeBusy(reply.busy.retry_after_s)
         error = decode_failure(reply.refused)
@@ -242,8 +242,8 @@ class Reserver:
         if self._workers.has_fingerprint(fingerprint) or not self._workers.readiness()[0]:
             return DeadlineExceeded(f"request {id} found no room in time")
         return ModelReplaced(
-            f"request {id} was begun by workers with another model, other weights or another page geometry than all "
-            "that are here now, and none like them came back in time: ask anew"
+            f"request {id} began on workers with another model, other weights or another page geometry than those "
+            "present, and none like them came back in time: send it again"
         )
 
     def _reserve_failure(self, reason: Exception, pair: Pair, id: AttemptId) -> Exception:

@@ -1,4 +1,4 @@
-"""A status line in the log every `STATUS_INTERVAL_S` while requests are open. Owned by `dispatcher`."""
+"""Logs a status line every `STATUS_INTERVAL_S` while requests are open. Owned by `dispatcher`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ log = get_logger(__name__)
 
 
 class StatusLog:
-    """`fields` gives the line's values, or None when no request is open. Idle routers have no timer and no line."""
+    """`fields` returns the values of the line; None when no request is open, which stops the timer."""
 
     def __init__(self, fields: Callable[[], dict[str, int] | None], interval_s: float = STATUS_INTERVAL_S) -> None:
-        self.num_tokens = 0  # since the last line; the dispatcher adds to it
+        self.num_tokens = 0  # since the last line; the dispatcher counts
         self._fields = fields
         self._interval_s = interval_s
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """A request was admitted: the next line comes one interval from now, unless one is due before."""
+        """Starts the timer unless it runs. Called for every admitted request."""
         if self._timer is None:
             self.num_tokens = 0
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._write)

@@ -1,7 +1,7 @@
-"""One admitted sequence: its slot, its state and what its attempts have given so far. Owned by `dispatcher`.
+"""Tracks one admitted sequence: its slot, its state and its tokens. Owned by `dispatcher`.
 
-Drives `baton.domain.lifecycle`, writes every transition and every token to the state store through the `StoreWriter`
-(which never waits), and stamps the sequence's timer. Does no I/O of its own.
+Drives `baton.domain.lifecycle` and stamps the sequence's timer. Hands every transition and token to the `StoreWriter`,
+which never waits. Does no I/O.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = get_logger(__name__)
 
 
 class TrackedRequest:
-    """Implements `generation.AdmittedRequest`. `deadline` is of the loop's clock; `granted` is set when it may run.
+    """Implements `generation.AdmittedRequest`. `deadline`: on the loop's clock. `granted`: set when it may run.
 
     `record` is its first state in the store: RECEIVED, or QUEUED for a takeover under a later attempt.
     """
@@ -53,7 +53,7 @@ class TrackedRequest:
         self.taken = False  # run, or released
         self.avoided = Avoided()
         self.last_error: Interrupted | None = None
-        self.num_failures = 0  # counted ones, since decode last made a token
+        self.num_failures = 0  # counted failures since decode last computed a token
         self.id = AttemptId(sequence.id, record.attempt)
         self.metadata = request_metadata(self.id, timer.request.context)
         self.state = record.state
@@ -74,12 +74,14 @@ class TrackedRequest:
 
     @property
     def required_fingerprint(self) -> str:
-        """The fingerprint that the next attempt's workers must have: that of the workers which made the first token,
-        or had the sequence when it was taken over. "" while no client can have seen a token."""
+        """Fingerprint that the next attempt's workers must have: the one of the workers that computed the first token.
+
+        A takeover requires the one of its record. "" while no client can have seen a token.
+        """
         return self._fingerprint if self._emitted or self.sequence.fingerprint else ""
 
     def engine_request(self) -> EngineRequest:
-        """What the current attempt computes: the prompt and all tokens emitted so far."""
+        """The current attempt's input: the prompt and all tokens emitted so far."""
         sequence = self.sequence
         tokens = (*sequence.prompt_tokens, *self._emitted)
         return EngineRequest(
@@ -87,7 +89,7 @@ class TrackedRequest:
         )
 
     def on_reserved(self, reservation: PairReservation) -> None:
-        """The attempt has its workers."""
+        """Records the workers of the attempt."""
         pair = self._pair = reservation.pair
         self._fingerprint = pair.decode.fingerprint
         self._advance(RequestEvent.RESERVE, fingerprint=self._fingerprint)
@@ -98,12 +100,12 @@ class TrackedRequest:
         self.timer.attempt(self.id.attempt, pair.prefill, pair.decode, reservation.num_busy_replies)
 
     def on_reserve_failure(self, pair: Pair) -> None:
-        """The pair may hold a reservation whose reply was lost."""
+        """Records a pair that may hold a reservation whose reply was lost."""
         self._pair = pair
         self._advance(RequestEvent.RESERVE)
 
     def on_sealed(self, token: OutputToken, num_cached_tokens: int, finish: FinishReason | None) -> TokenChunk:
-        """Prefill has computed the prompt, `num_cached_tokens` of it from its cache, and the next token."""
+        """Records the seal and its token. Prefill had `num_cached_tokens` of the prompt cached."""
         if not self._emitted:
             num_cached = max(self._num_cached_tokens, num_cached_tokens)
             self._num_cached_tokens = min(num_cached, len(self.sequence.prompt_tokens))
@@ -111,11 +113,11 @@ class TrackedRequest:
         return self.emit((token,), finish)
 
     def on_decoding(self) -> None:
-        """Decode has the pages of the prompt."""
+        """Records that decode has the pages of the prompt."""
         self._advance(RequestEvent.DECODE)
 
     def emit(self, tokens: tuple[OutputToken, ...], finish: FinishReason | None) -> TokenChunk:
-        """Records the next tokens. Raises `AttemptFailure` unless their indices go on where the emitted ones end."""
+        """Records the next tokens. Raises `AttemptFailure` when their indices leave a gap or repeat one."""
         for index, token in enumerate(tokens, start=len(self._emitted)):
             if token.index != index:
                 gap = IntegrityFailure(f"output token {token.index} arrived where {index} comes next")
@@ -128,7 +130,7 @@ class TrackedRequest:
         return TokenChunk(tokens, self._num_cached_tokens, finish)
 
     def on_attempt_failure(self, failure: AttemptFailure, may_retry: bool) -> None:
-        """Begins the next attempt. Raises the failure's error unless `may_retry`."""
+        """Starts the next attempt. Raises the failure's error unless `may_retry`."""
         self.timer.lost(failure.error.code, self.state.value)
         RETRIES_TOTAL.labels(self.state.value, failure.error.code, "retried" if may_retry else "given_up").inc()
         if not may_retry:
@@ -143,14 +145,14 @@ class TrackedRequest:
         self.last_error = failure.error
 
     def complete(self) -> None:
-        """See `AdmittedRequest.complete`. Before any attempt of this router it is cancelled, its journal complete."""
+        """See `AdmittedRequest.complete`. Cancels a sequence without an attempt here; its journal is complete."""
         if self.state not in TERMINAL:
             self._write_journal((), finish=FinishReason.STOP)
             may_finish = (self.state, RequestEvent.FINISH) in TABLE
             self._advance(RequestEvent.FINISH if may_finish else RequestEvent.CANCEL)
 
     def finish_if_complete(self) -> TokenChunk | None:
-        """The end of a sequence whose emitted tokens are all there is; None if there is more to come."""
+        """Ends a sequence that is complete with its emitted tokens; None if tokens are missing."""
         emitted = self.sequence.emitted
         finish = finish_reason(self.sequence.stop, emitted[-1].token, len(emitted)) if emitted else None
         if finish is None:
@@ -160,14 +162,14 @@ class TrackedRequest:
         return TokenChunk((), self._num_cached_tokens, finish)
 
     def fail(self, error: BatonError) -> None:
-        """Ends with an error. No effect after the end."""
+        """Ends the sequence with an error. No effect after the end."""
         if self.state not in TERMINAL:
-            if not isinstance(error, Superseded):  # the journal is another router's then
+            if not isinstance(error, Superseded):  # another router writes the journal now
                 self._write_journal((), failure_code=error.code)
             self._advance(RequestEvent.FAIL, error.code)
 
     def cancel(self) -> None:
-        """Ends because its client is gone. No effect after the end."""
+        """Ends the sequence because its client is gone. No effect after the end."""
         if self.state not in TERMINAL:
             ABORTS_TOTAL.labels(self.state.value).inc()
             self._advance(RequestEvent.CANCEL, Cancelled.code)

@@ -1,8 +1,8 @@
 """Estimates how long a request waits for a slot. Owned by `AdmissionQueue`; pure, time is an argument.
 
-The wait for the n-th departure is n * S / c (Little's law for c slots that are always taken). S is the mean time that a
-request keeps its slot: of the last `WINDOW` to leave, so that it outlives an idle hour, but at least half the mean age
-of the running ones, so that the estimate grows when none leaves.
+The wait for the n-th departure is n * S / c (Little's law for c slots that are always taken). S is the mean time that
+the last `WINDOW` requests kept their slots, so it outlives an idle hour. S is at least half the mean age of the running
+requests, so it grows when none leaves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How an attempt is lost: by which error, and what the next one should keep away from. Used by `reserve`, `attempt`.
+"""Decides which errors of workers end a request and which only an attempt. Used by `reserve` and `attempt`.
 
-Workers answer with any error of the tree. Here it is decided which of them end the request (they are returned as they
-are) and which only the attempt (they become an `AttemptFailure`).
+An error that ends the request is returned unchanged. Any other becomes an `AttemptFailure`, with what the next attempt
+should avoid.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from services.router.dispatch.placement import Avoided, Pair
 
 
 class FaultSource(enum.Enum):
-    """What the next attempt should avoid if it can."""
+    """What the next attempt avoids if it can."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -39,7 +39,7 @@ class FaultSource(enum.Enum):
 
 
 class AttemptFailure(Exception):
-    """One attempt is over, the request is not. Never leaves the router's lower half."""
+    """Ends one attempt, but not its request. Never leaves `dispatch`."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class AttemptFailure(Exception):
         unready: bool = False,
         counted: bool = True,
     ) -> None:
-        """`second_hand`: one worker says that the other is gone; it may as well be the link between them.
+        """`second_hand`: one worker reports the loss of the other; their link may be broken instead.
 
-        `unready`: the worker at fault takes nothing just now, and is to be left alone for a while.
+        `unready`: the worker at fault takes no requests for a while.
         """
         super().__init__(str(error))
         self.error = error
@@ -60,16 +60,16 @@ class AttemptFailure(Exception):
         self.second_hand = second_hand
         self.unready = unready
         self.counted = counted
-        """Whether the failure is one of the `max_attempts`: not when the attempt was the probe of a bad link, was
-        refused, or had to make room. The request's deadline bounds those."""
+        """False for the probe of a bad link, a refusal and a preempted row: only the deadline bounds those. All other
+        failures count towards `max_attempts`."""
 
     @property
     def blames_link(self) -> bool:
-        """Whether the link between the two workers may be broken, and other requests should keep away from it."""
+        """True when the link between the two workers may be broken."""
         return self.fault_source is FaultSource.LINK or self.second_hand
 
     def avoid(self, avoided: Avoided, pair: Pair) -> Avoided:
-        """`avoided` and what this failure of an attempt on `pair` adds to it."""
+        """Adds what failed in an attempt on `pair` to `avoided`."""
         match self.fault_source:
             case FaultSource.PREFILL:
                 return avoided.with_worker(pair.prefill.incarnation)
@@ -81,30 +81,29 @@ class AttemptFailure(Exception):
                 return avoided
 
 
-# A newer attempt owns the request, its time is over, or no worker would ever take it: trying again cannot help.
+# A newer attempt owns the request, its deadline has passed, or no worker can ever take it.
 _FINAL = (Superseded, DeadlineExceeded, InvalidRequest, ContextOverflow, ModelNotFound)
 
 _OWN_SOURCE = {WorkerRole.PREFILL: FaultSource.PREFILL, WorkerRole.DECODE: FaultSource.DECODE}
 
 
 def classify_reported(error: BatonError, role: WorkerRole) -> BatonError | AttemptFailure:
-    """What a failure means that the worker of `role` reported itself; to be raised."""
+    """Classifies an error that the worker of `role` reported. The caller raises the result."""
     if isinstance(error, _FINAL):
         return error
     if isinstance(error, SentBack):
-        return AttemptFailure(
-            error, _OWN_SOURCE[role], counted=False
-        )  # prefill adds a token each time: it comes to an end
+        # Prefill adds a token at each attempt, so the sequence ends.
+        return AttemptFailure(error, _OWN_SOURCE[role], counted=False)
     if isinstance(error, Interrupted):
         return AttemptFailure(error, _source_of(error, role), second_hand=isinstance(error, WorkerLost))
     if isinstance(error, Draining | Overloaded):
-        lost = WorkerLost(f"{role.value} takes nothing now: {error.code}: {error}")
+        lost = WorkerLost(f"{role.value} takes no requests now: {error.code}: {error}")
         return AttemptFailure(lost, _OWN_SOURCE[role], unready=True, counted=False)
-    return AttemptFailure(WorkerLost(f"{role.value} gave up: {error.code}: {error}"), _OWN_SOURCE[role])
+    return AttemptFailure(WorkerLost(f"{role.value} failed: {error.code}: {error}"), _OWN_SOURCE[role])
 
 
 def classify_rpc_error(error: grpc.aio.AioRpcError, role: WorkerRole) -> BatonError | AttemptFailure:
-    """What a call to the worker of `role` means that ended with a gRPC error; to be raised."""
+    """Classifies the gRPC error of a call to the worker of `role`. The caller raises the result."""
     reported = error_from_rpc(error)
     if isinstance(reported, WorkerLost):
         return AttemptFailure(reported, _OWN_SOURCE[role])
@@ -112,13 +111,13 @@ def classify_rpc_error(error: grpc.aio.AioRpcError, role: WorkerRole) -> BatonEr
 
 
 def lost_worker(role: WorkerRole, message: str) -> AttemptFailure:
-    """The worker of `role` ended a stream early, restarted, or was taken for dead."""
+    """The failure of an attempt whose worker of `role` is gone or ended its stream early."""
     return AttemptFailure(WorkerLost(f"{role.value} {message}"), _OWN_SOURCE[role])
 
 
 def _source_of(error: Interrupted, role: WorkerRole) -> FaultSource:
     if isinstance(error, LeaseEnded):
-        return FaultSource.NOTHING  # the same pair finds the prompt's pages still cached
+        return FaultSource.NOTHING  # the same pair still has the pages of the prompt cached
     if isinstance(error, WorkerLost):
-        return FaultSource.PREFILL if role is WorkerRole.DECODE else FaultSource.DECODE  # the peer of the one who tells
+        return FaultSource.PREFILL if role is WorkerRole.DECODE else FaultSource.DECODE  # the peer of the reporter
     return FaultSource.LINK

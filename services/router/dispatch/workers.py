@@ -1,11 +1,10 @@
-"""The workers as this router knows them: their last announcements, channels to them, and who is out of use.
+"""Keeps the records of live workers and the channels to them. Used by `reserve` and `attempt`; knows no request.
 
-Follows the registry from a task of its own; when the state store cannot be reached the last known records stay in
-use. `reserve` asks it for pairs, `attempt` for stubs and for news of a worker's end. Open links are in `link_breaker`,
-what was sent lately in `in_flight`. Knows no request.
+A task reads the registry. While the state store is unavailable the last known records stay in use. `link_breaker` keeps
+failed links, `in_flight` the attempts placed lately.
 
-    announced and ready --(a call to it broke)--> suspected, for one TTL --(still announced)--> ready
-        `--(replaced by a new incarnation, or silent for two TTLs, or stuck in a step)--> lost: its attempts end
+    announced and ready --(a call to it failed)--> suspected, for one TTL --(still announced)--> ready
+        `--(replaced by a new incarnation, not announced for two TTLs, or stuck in a step)--> lost: its attempts end
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """`worker_ttl_s`: how long an announcement is believed. `max_step_age_s`: a longer step is a stuck engine."""
+    """`worker_ttl_s`: life of an announcement. `max_step_age_s`: an engine in a longer step is stuck."""
 
     worker_ttl_s: float
     heartbeat_interval_s: float
@@ -55,14 +54,14 @@ class WorkerLimits:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFilter:
-    """Which announced workers the router uses: those that serve `model` and show a valid signature."""
+    """The router uses announced workers that serve `model` and have a valid signature."""
 
     model: str
     trust: ClusterTrust = OPEN_CLUSTER
 
 
 class WorkerSet:
-    """Current workers of one model. Owned by one event loop; `start` before use, `close` after."""
+    """Live workers of one model. Owned by one event loop; `start` before use, `close` after."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class WorkerSet:
         on_degraded: Callable[[bool], None] = lambda degraded: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_degraded` hears after each look whether the registry could not be read."""
+        """Calls `on_degraded` after each read of the registry: True when it failed."""
         self._registry = registry
         self._channels = channels
         self._model = worker_filter.model
@@ -95,12 +94,12 @@ class WorkerSet:
         self._refresh_task: asyncio.Task[None] | None = None
 
     def start(self) -> asyncio.Task[None]:
-        """Begins to follow the registry; the task ends only with `close`, or by a bug that its owner must hear of."""
+        """Starts to read the registry. The task ends with `close`, or with a bug that its owner must handle."""
         self._refresh_task = asyncio.create_task(self._run(), name="workers")
         return self._refresh_task
 
     async def close(self) -> None:
-        """Stops task; idempotent. ChannelPool belong to the caller."""
+        """Stops reading. Idempotent. The caller closes the channels."""
         task, self._refresh_task = self._refresh_task, None
         if task is not None:
             task.cancel()
@@ -108,11 +107,11 @@ class WorkerSet:
 
     @property
     def records(self) -> tuple[WorkerRecord, ...]:
-        """All workers not known to be lost, by id."""
+        """All workers that are not lost, by id."""
         return tuple(sorted(self._records.values(), key=lambda record: record.id))
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether a pair has moved bytes and takes requests, and in words what is there or missing."""
+        """Returns True when a linked pair takes requests, and a description of what is there or missing."""
         pairs = self._eligible_pairs()
         if pairs:
             return True, f"{len(pairs)} linked prefill/decode pairs"
@@ -124,35 +123,35 @@ class WorkerSet:
         return False, f"no linked prefill/decode pair ({counts} ready{others}{refused})"
 
     def num_ready(self) -> int:
-        """Workers that take requests."""
+        """Counts the workers that take requests."""
         return sum(self._eligible(record) for record in self._records.values())
 
     def max_request_tokens(self) -> int | None:
-        """Most tokens, prompt and output, that some pair can hold; None without a linked pair."""
+        """Most tokens, prompt and output, that a pair can hold; None without a linked pair."""
         return max(map(capacity_tokens, self._eligible_pairs()), default=None)
 
     def max_rows(self) -> int | None:
-        """Most requests that all decode workers with a link can run at once; None without a linked pair."""
+        """Rows of all decode workers with a link; None without a linked pair."""
         rows = {pair.decode.incarnation: pair.decode.load.max_rows for pair in self._eligible_pairs()}
         return sum(rows.values()) if rows else None
 
     def has_fingerprint(self, fingerprint: str) -> bool:
-        """Whether some linked pair makes the tokens that workers of `fingerprint` make; "" for any."""
+        """True when a linked pair has this fingerprint, or when it is ""."""
         return not fingerprint or any(pair.matches(fingerprint) for pair in self._eligible_pairs())
 
     def add_listener(self, on_refresh: Callable[[], None]) -> None:
-        """Calls `on_refresh` after every look at the registry, for as long as the workers lives."""
+        """Calls `on_refresh` after every read of the registry."""
         self._listeners.append(on_refresh)
 
     def page_sizes(self) -> set[int]:
-        """Page sizes in use (one, unless workers are being exchanged)."""
+        """Page sizes in use: one, except during a rollout."""
         sizes = set()
         for record in self._records.values():
             sizes.add(record.page_size)
         return sizes
 
     def choose(self, query: PlacementQuery) -> Pair | None:
-        """The best pair now, with loads that include what was just sent; None when no pair can take `query`."""
+        """Returns the best pair now; None when no pair can take `query`. Loads include what was just placed."""
         now = self._now()
         records, pairs = [], []
         for record in self._records.values():
@@ -165,24 +164,24 @@ class WorkerSet:
         return choose_pair(pairs, query, self._index, self._num_choices)
 
     def on_placed(self, id: AttemptId, pair: Pair, num_tokens: int) -> None:
-        """An attempt was given to a pair: counts as load until announcements show it."""
+        """Counts an attempt as load of its pair until announcements show it."""
         self._in_flight.add(id, pair, num_tokens, self._now())
         self._link_breakers.on_placed(id, pair.incarnations)
 
     def on_ended(self, id: AttemptId) -> None:
-        """The attempt is over."""
+        """Records the end of an attempt."""
         self._in_flight.remove(id)
         self._link_breakers.on_ended(id)
 
     def on_imported(self, id: AttemptId, pair: Pair) -> None:
-        """Pages of the attempt have come from one to the other: if the link was on trial, it is trusted again."""
+        """Records that pages of the attempt moved over the link. Closes the breaker of a probed link."""
         if self._link_breakers.on_imported(id):
             OPEN_LINK_BREAKERS.set(len(self._link_breakers))
             log.info("link_breaker_closed", **_log_fields(id), prefill=pair.prefill.id, decode=pair.decode.id)
             self._notify_change()
 
     def on_link_failure(self, id: AttemptId, pair: Pair, reason: Interrupted) -> bool:
-        """The attempt was lost, perhaps for its link, which rests for a while; whether the failure is to be counted."""
+        """Opens the breaker of a link that may be broken. Returns True when the failure counts as an attempt."""
         failure = self._link_breakers.on_failure(id, pair.incarnations, self._now())
         if failure is None:
             return True
@@ -192,7 +191,7 @@ class WorkerSet:
         return not failure.in_grace
 
     def add_cached_pages(self, record: WorkerRecord, keys: Sequence[PageKey]) -> None:
-        """The worker has just computed or received these pages."""
+        """Records that the worker has computed or imported these pages."""
         self._index.add(record.incarnation, keys)
 
     def prefill_stub(self, record: WorkerRecord) -> PrefillStub:
@@ -202,12 +201,12 @@ class WorkerSet:
         return DecodeStub(self._channels.get(record.address, record.incarnation))
 
     def suspect(self, record: WorkerRecord, reason: Interrupted, id: AttemptId) -> None:
-        """A call to the worker broke: no new requests for it until its announcement has had time to expire."""
+        """Gives no new requests to a worker whose call failed, until its announcement had time to expire."""
         self._suspected_until[record.incarnation] = self._now() + self._limits.worker_ttl_s
         log.warning("worker_suspected", worker=record.id, code=reason.code, reason=str(reason), **_log_fields(id))
 
     def watch(self, incarnation: Incarnation, on_lost: Callable[[], None]) -> Callable[[], None]:
-        """Calls `on_lost` once when this worker process is known to be gone; returns what ends the watch."""
+        """Calls `on_lost` once when this worker process is lost. Returns a function that ends the watch."""
         watchers = self._watchers.setdefault(incarnation, set())
         watchers.add(on_lost)
 
@@ -219,7 +218,7 @@ class WorkerSet:
         return unwatch
 
     async def wait_for_change(self) -> None:
-        """Waits for the next look at the registry, at the latest a heartbeat interval away, or other news of a pair."""
+        """Waits for the next read of the registry (at most a heartbeat interval), or for a link breaker that closes."""
         await self._changed.wait()
 
     async def _run(self) -> None:
@@ -248,7 +247,7 @@ class WorkerSet:
         changed.set()
 
     def _on_registry_unavailable(self, error: StoreUnavailable) -> None:
-        """The store's silence says nothing of the workers: they get a new TTL to announce themselves after it."""
+        """An outage of the store proves nothing about workers. They get a new TTL to announce themselves after it."""
         self._on_degraded(True)
         log.warning("registry_unavailable", reason=str(error))
         self._liveness.observe_outage(self._now())
@@ -260,7 +259,7 @@ class WorkerSet:
         lost = [r for r in self._records.values() if self._is_lost(r, current.get(r.id), now)]
         for record in lost:
             self._remove(record)
-        # A restarted worker may have the old address: the old channel goes before the new record can be chosen.
+        # A restarted worker may keep its address: close the old channel before the new record can be chosen.
         await asyncio.gather(*(self._channels.forget(record.address) for record in lost))
         for record in announced:
             if self._trust.verify(record):

@@ -1,1 +1,1 @@
-"""The only room with text: template, tokenizer, detokenizer, stop strings. Knows no HTTP and no workers."""
+"""Chat template, tokenizer, detokenizer and stop strings: the only package that knows text. Sees no HTTP or workers."""

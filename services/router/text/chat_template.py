@@ -1,7 +1,7 @@
-"""Turns chat messages into one prompt string with the template that came with the model.
+"""Renders chat messages into one prompt string with the model's template.
 
-`text.TextModel` owns the one instance. The environment is sandboxed and immutable, because a template is code from
-wherever the model came from; it offers the helpers that templates on the Hugging Face hub expect. Knows no token ids.
+`TextModel` owns the only instance. A template is foreign code, so its environment is sandboxed and immutable. It offers
+the helpers that templates on the Hugging Face hub expect. Knows no token ids.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from baton.domain.errors import InvalidRequest
 
 Message = Mapping[str, object]
-"""One message as a template sees it: plain JSON values, `content` a string (or absent)."""
+"""One message for a template: plain JSON values, `content` a string or absent."""
 
 MAX_ERROR_CHARS = 200
 
-# What a template written for other messages can raise while it walks these; all of them are the caller's mistake.
+# Exceptions of a template that expects other messages. All of them are the caller's mistake.
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
@@ -46,7 +46,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt up to where the assistant speaks. Raises `InvalidRequest` when the template refuses."""
+        """Returns the prompt up to the assistant's turn. Raises `InvalidRequest` when the template fails."""
         try:
             return self._template.render(
                 messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
@@ -73,7 +73,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which a model was not trained on."""
+    """Encodes JSON. Jinja's own filter escapes HTML, which models are not trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,11 +1,11 @@
-"""Token ids to text, one token at a time, without ever giving half a character.
+"""Decodes token ids to text, one token at a time, without ever returning half a character.
 
-`text.TextModel.detokenizer` picks one of two:
+`TextModel.detokenizer` picks one of two:
 
-- `ByteDetokenizer` for byte-level vocabularies (GPT-2, Llama 3, Qwen, ...): every token is a string of bytes, so an
-  incremental UTF-8 decoder does the whole job, exactly and in constant time a token.
-- `WindowDetokenizer` for all others (SentencePiece, WordPiece): decodes a short window before and after each token and
-  gives the difference, the method of vLLM and TGI. Spaces depend on neighbours there, hence the window.
+- `ByteDetokenizer` for byte-level vocabularies (GPT-2, Llama 3, Qwen, ...). Every token is a string of bytes, so an
+  incremental UTF-8 decoder is exact and takes constant time a token.
+- `WindowDetokenizer` for all others (SentencePiece, WordPiece). It decodes a short window with and without each token
+  and returns the difference, as vLLM and TGI do. Spaces depend on the neighbours there.
 
 `token_stream` drives them. They know nothing of stop strings.
 """
@@ -19,23 +19,23 @@ from typing import Protocol
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 MAX_PENDING_TOKENS = 16
-"""A window that long without a clean end holds bytes that are no text; it is given as it is."""
+"""A window of this length without a valid end holds bytes that are no text. It is returned as it is."""
 
 
 class Detokenizer(Protocol):
-    """One sequence's state. The pieces joined are the text of all the tokens."""
+    """State of one sequence. The pieces, joined, are the text of all tokens."""
 
     def push(self, token: int) -> str:
-        """The text that is certain now that `token` has come; may be empty."""
+        """Returns the text that becomes certain with `token`; may be empty."""
         ...
 
     def finish(self) -> str:
-        """What was held back; call it once, last."""
+        """Returns the text held back. Call it once, at the end."""
         ...
 
 
 class ByteDetokenizer:
-    """For vocabularies whose tokens are bytes."""
+    """Detokenizer for vocabularies whose tokens are bytes."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
@@ -49,10 +49,10 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For vocabularies whose tokens' text depends on the neighbours.
+    """Detokenizer for vocabularies where the text of a token depends on its neighbours.
 
-    `_window[:_num_read]` has been given already and is kept as context; the rest is pending. `context` are tokens that
-    precede the sequence (a completion goes on where its prompt ends, so its first space must survive).
+    `_window[:_num_read]` was returned before and stays as context; the rest is pending. `context`: tokens before the
+    sequence. A completion continues its prompt, so its first space must survive.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()) -> None:
@@ -73,7 +73,7 @@ class WindowDetokenizer:
         return self._emit(self._decode(self._window))
 
     def _emit(self, text: str) -> str:
-        """Returns what `text` adds to what was read; what was pending becomes the context."""
+        """Returns what `text` adds to the text read so far. The pending tokens become the context."""
         piece = text[len(self._read_text) :]
         self._window = self._window[self._num_read :]
         self._num_read = len(self._window)

@@ -1,4 +1,4 @@
-"""What a model's makers recommend for sampling where a client says nothing: `generation_config.json`, as in vLLM."""
+"""Sampling parameters for clients that set none, from the model's `generation_config.json`, as in vLLM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """OpenAI's defaults, unless the model names its own."""
+    """OpenAI's defaults, unless the model has its own."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -18,7 +18,7 @@ class SamplingDefaults:
 
     @classmethod
     def read(cls, generation_config: Mapping[str, object]) -> SamplingDefaults:
-        """From a decoded `generation_config.json`; what is missing or out of range is left at OpenAI's."""
+        """Reads a decoded `generation_config.json`. A value that is missing or out of range is OpenAI's."""
         return cls(
             temperature=_number(generation_config, "temperature", 1.0, 0.0, 2.0),
             top_p=_number(generation_config, "top_p", 1.0, 0.01, 1.0),

@@ -1,4 +1,4 @@
-"""Finds stop strings in text that arrives in pieces, holding back no more than the longest one needs.
+"""Finds stop strings in text that arrives in pieces. Holds back no more text than the longest one needs.
 
 `ChoiceText` owns one matcher a sequence. It sees text only; tokens and finish reasons are not its business.
 """
@@ -11,24 +11,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReleasedText:
-    """Text that may be shown now; `stopped`: a stop string followed it, and nothing comes after."""
+    """Text that may be shown now. `stopped`: a stop string followed it; no more text comes."""
 
     text: str
     stopped: bool = False
 
 
 class StopMatcher:
-    """The stop that ends first wins; of those ending together, the longest. So the pieces' borders do not matter."""
+    """The stop string that ends first wins, and the longest of those that end together. So piece boundaries do not
+    matter."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """`stops` are not empty strings; without any, all text passes at once."""
+        """`stops`: non-empty strings. Without any, all text passes at once."""
         self._stops = tuple(stops)
         self._prefixes = frozenset(stop[:size] for stop in stops for size in range(1, len(stop)))
         self._max_held_chars = max((len(stop) - 1 for stop in stops), default=0)
         self._held = ""
 
     def push(self, piece: str) -> ReleasedText:
-        """Takes the next piece of text."""
+        """Adds the next piece of text."""
         if not self._stops:
             return ReleasedText(piece)
         text = self._held + piece
@@ -41,12 +42,12 @@ class StopMatcher:
         return ReleasedText(text[:cut])
 
     def finish(self) -> str:
-        """What was held back for a stop that did not come."""
+        """Returns the text held back for a stop that did not come."""
         held, self._held = self._held, ""
         return held
 
     def _num_held(self, text: str) -> int:
-        """Length of the longest end of `text` that may be the beginning of a stop."""
+        """Length of the longest suffix of `text` that is a prefix of a stop."""
         for size in range(min(len(text), self._max_held_chars), 0, -1):
             if text[-size:] in self._prefixes:
                 return size

@@ -1,8 +1,8 @@
-"""A model's text side: its tokenizer, chat template and the few numbers that bound a request.
+"""Tokenizer, chat template and request bounds of one model.
 
-Loaded once by the router's `app` from the model's directory and shared by all requests; immutable and thread-safe.
-Reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `config.json` and `generation_config.json`.
-It may not know torch or transformers: the router's image is small.
+`app` loads it once from the model's directory. All requests share it; it is immutable and thread-safe. Reads
+`tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `config.json` and `generation_config.json`. It must
+not import torch or transformers: the router's image is small.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.router.text.token_lower_bound import read_token_lower_bound
 Json = Mapping[str, object]
 
 MAX_CONTEXT_TOKENS = 8
-"""Prompt tokens that a completion's detokenizer sees as context."""
+"""Prompt tokens that the detokenizer of a completion gets as context."""
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -42,9 +42,9 @@ class _TokenBytes(dict[int, bytes]):
 
 
 class TextModel:
-    """Text <-> token ids of one model. `eos_token_ids` end a sequence.
+    """Converts between text and token ids. `eos_token_ids` end a sequence.
 
-    `vocab_size` bounds the ids that a request may name; `max_position_tokens` is None where the config gives none.
+    `vocab_size` bounds the ids in a request. `max_position_tokens` is None where the config has none.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TextModel:
 
     @classmethod
     def load(cls, directory: Path) -> TextModel:
-        """Reads a model's directory. Raises `OSError` when a file is missing, `ValueError` when one is malformed."""
+        """Reads a model's directory. Raises `OSError` for a missing file, `ValueError` for a malformed one."""
         config = _read_json(directory / "config.json")
         text_config = config.get("text_config")
         merged = {**config, **text_config} if isinstance(text_config, dict) else dict(config)
@@ -94,33 +94,33 @@ class TextModel:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `render_chat` works."""
+        """True when `render_chat` works."""
         return self._template is not None
 
     def render_chat(self, messages: Sequence[Message]) -> str:
-        """The prompt of a chat; it holds its special tokens already. Raises `InvalidRequest`."""
+        """Renders the prompt of a chat, special tokens included. Raises `InvalidRequest`."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
         return self._template.render(messages)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Token ids of `text`; with `add_special_tokens` framed as tokenizer.json says (a BOS, if the model has one).
+        """Returns the token ids of `text`. `add_special_tokens` frames them as in tokenizer.json, e.g. with a BOS.
 
-        As in transformers, `add_bos_token` in tokenizer_config.json has no say where there is a tokenizer.json.
+        As in transformers, a tokenizer.json overrides `add_bos_token` in tokenizer_config.json.
         """
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def min_tokens(self, text: str) -> int:
-        """At least so many tokens `encode` makes of `text`, told without encoding it; 0 if nothing can be told."""
+        """Returns a lower bound of the tokens of `text`, without encoding it; 0 when no bound is known."""
         return 0 if self._token_bound is None else self._token_bound.min_tokens(text)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of `tokens`; ids that the tokenizer does not know are nothing."""
+        """Returns the text of `tokens`. Ids that the tokenizer does not know are skipped."""
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
         return text
 
     def detokenizer(self, *, skip_special_tokens: bool, context: Sequence[int] = ()) -> Detokenizer:
-        """A fresh detokenizer; `context`: the tokens before the sequence, if its text goes on from theirs."""
+        """Returns a new detokenizer. `context`: the tokens before the sequence, if its text continues theirs."""
         if self._byte_level:
             return ByteDetokenizer((self._text_bytes if skip_special_tokens else self._bytes).__getitem__)
         return WindowDetokenizer(
@@ -128,11 +128,11 @@ class TextModel:
         )
 
     def token_bytes(self, token: int) -> bytes:
-        """UTF-8 bytes that one token stands for; a byte-level token may be part of a character."""
+        """Returns the UTF-8 bytes of one token. A byte-level token may be part of a character."""
         return self._bytes[token]
 
     def token_text(self, token: int) -> str:
-        """One token by itself, for `logprobs`; a part of a character shows as U+FFFD."""
+        """Returns the text of one token alone, for `logprobs`. A part of a character shows as U+FFFD."""
         return self.token_bytes(token).decode("utf-8", "replace")
 
     def _compute_bytes(self, token: int) -> bytes:
@@ -152,7 +152,7 @@ class TextModel:
         return frozenset(i for i in found if isinstance(i, int))
 
     def _add_missing_special_tokens(self) -> None:
-        """Tokens that only tokenizer_config.json calls special are made so; the others keep how they were declared."""
+        """Marks tokens as special that only tokenizer_config.json lists. Others keep their declaration."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         known = {entry.content for entry in added if entry.special}
         missing = sorted({*self._special_tokens.values()} - known)
@@ -160,7 +160,7 @@ class TextModel:
 
 
 def _special_tokens(config: Json) -> dict[str, str]:
-    """`bos_token` -> `<s>` and so on, for those the model has."""
+    """Returns the model's special tokens by name, e.g. `bos_token` -> `<s>`."""
     found = {}
     for name in _NAMED_TOKENS:
         value = config.get(name)
@@ -171,7 +171,7 @@ def _special_tokens(config: Json) -> dict[str, str]:
 
 
 def _template(directory: Path, config: Json) -> str | None:
-    """The chat template's source: its own file first, then tokenizer_config.json, where several may have names."""
+    """Returns the source of the chat template: from its own file, else the default one in tokenizer_config.json."""
     path = directory / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
@@ -194,7 +194,7 @@ def _int(value: object) -> int | None:
 
 
 def _is_byte_level(tokenizer: Mapping[str, Any]) -> bool:
-    """Whether it decodes by gluing its tokens' bytes together and nothing else."""
+    """True when the tokenizer decodes only by joining the bytes of its tokens."""
     decoder = tokenizer.get("decoder") or {}
     steps = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
     return len(steps) == 1 and steps[0].get("type") == "ByteLevel"

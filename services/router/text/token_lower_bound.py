@@ -1,11 +1,11 @@
-"""How few tokens a text can possibly become: a bound that costs milliseconds where tokenising costs seconds.
+"""Bounds the number of tokens of a text from below, in milliseconds where tokenising takes seconds. Pure.
 
-`TextModel` calls `read_token_lower_bound` once and `min_tokens` for every prompt; a prompt whose lower bound is over
-the context is refused before it is tokenised. Pure; knows no tokenizer library, only what a tokenizer.json says.
+`TextModel` calls `read_token_lower_bound` once and `min_tokens` for every prompt. A prompt whose bound exceeds the
+context is refused before it is tokenised. Knows only tokenizer.json, no tokenizer library.
 
-Every byte of a text ends up in a token, and a token holds so many letters, digits, spaces or other bytes at most: the
-text's letters over the most letters in any token of the vocabulary is a bound, and so for each kind; the best counts.
-Kinds beat the plain length, because the longest tokens of a vocabulary are runs of spaces and dashes.
+Every byte of a text is part of a token. The letters of the text, divided by the most letters in any token of the
+vocabulary, are a bound; so are digits, spaces and other bytes. The largest bound counts. Kinds give better bounds than
+the plain length, because the longest tokens of a vocabulary are runs of spaces and dashes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from baton.domain.arithmetic import ceil_div
 from services.router.text.byte_alphabet import BYTE_OF
 
 Json = Mapping[str, object]
@@ -30,23 +31,24 @@ _KINDS = (_LETTERS, _DIGITS, _SPACES, _OTHER_ASCII, _BEYOND_ASCII)
 class TokenLowerBound:
     """`max_bytes`: kind of bytes -> the most of them in one token, at least 1.
 
-    `normalizes`: the tokenizer brings text into normal form C first, which can make it shorter. Then the bound holds
-    for text in that form only, and counts ASCII only: newer versions of Unicode may compose what ours does not know.
+    `normalizes`: the tokenizer first converts text to normal form C, which can shorten it. Then the bound holds for
+    text in that form only and counts ASCII only: newer versions of Unicode may compose more.
     """
 
     max_bytes: tuple[tuple[bytes, int], ...]
     normalizes: bool
 
     def min_tokens(self, text: str) -> int:
-        """No tokenisation of `text` has fewer tokens, special ones around it not counted. 0 where nothing is known."""
+        """Returns a lower bound of the tokens of `text`, without special tokens around it. 0 where no bound is
+        known."""
         if self.normalizes and not unicodedata.is_normalized("NFC", text):
             return 0
         data = text.encode("utf-8", "ignore")
-        return max(-(-_count(data, kind) // most) for kind, most in self.max_bytes)
+        return max(ceil_div(_count(data, kind), most) for kind, most in self.max_bytes)
 
 
 def read_token_lower_bound(tokenizer: Json) -> TokenLowerBound | None:
-    """The floor of a parsed tokenizer.json; None for a tokenizer that may drop text or is not made of bytes."""
+    """Reads the bound of a parsed tokenizer.json; None for a tokenizer that may drop text or is not byte-level."""
     model, normalizer = _part(tokenizer, "model"), _part(tokenizer, "normalizer")
     names = model.get("vocab")
     if not isinstance(names, dict) or not _keeps_every_byte(tokenizer, names):
@@ -58,7 +60,7 @@ def read_token_lower_bound(tokenizer: Json) -> TokenLowerBound | None:
 
 
 def _keeps_every_byte(tokenizer: Json, names: Json) -> bool:
-    """Whether text can neither vanish nor shrink on its way into tokens, but by composition (normal form C)."""
+    """True when tokens keep every byte of a text, except for composition (normal form C)."""
     model, normalizer = _part(tokenizer, "model"), _part(tokenizer, "normalizer")
     plain = not any(model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"))
     steps = list(_steps(_part(tokenizer, "pre_tokenizer")))
@@ -74,14 +76,14 @@ def _keeps_every_byte(tokenizer: Json, names: Json) -> bool:
 
 
 def _steps(pre_tokenizer: Json) -> Iterator[str]:
-    """The types of its steps in order; of one that removes text something else."""
+    """Yields the types of its steps in order; "Removes" for a step that removes text."""
     nested = pre_tokenizer.get("pretokenizers")
     for step in nested if isinstance(nested, list) else [pre_tokenizer]:
         yield "Removes" if step.get("behavior") == "Removed" else str(step.get("type"))
 
 
 def _bytes_of(names: Iterable[str]) -> Iterator[bytes]:
-    """What byte-level tokens stand for. A name with other characters is that of an added token."""
+    """Yields the bytes of byte-level tokens. A name with other characters belongs to an added token."""
     for name in names:
         if all(char in BYTE_OF for char in name):
             yield bytes(BYTE_OF[char] for char in name)
