@@ -88,7 +88,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Starts the application, unless all came in one piece that is too large, or asks for another protocol."""
-        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        num_bytes = len(self.url)
+        for name, value in self.headers:
+            num_bytes += len(name) + len(value)
         if num_bytes > MAX_HEAD_BYTES:
             self._rejection = _head_too_large()
             raise self._rejection  # the parser stops, and `data_received` answers

@@ -1,6 +1,6 @@
-"""Within what every number and list of a request must lie: the one place for it.
+"""Bounds of every number, flag and list of a request: the one place for them.
 
-`parameters` and `prompts` read requests by it, and `call_schemas` tells clients. Values only.
+`fields` reads scalars by these tables, `parameters` and `prompts` lists by the constants; `request_schemas` publishes both.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 MAX_CHOICES = 16
 MAX_REQUEST_CHOICES = 256
-"""Over all prompts of a call."""
+"""Over all prompts of a request."""
 
 MAX_PROMPTS = 256
 MAX_MESSAGES = 4096
@@ -31,57 +31,82 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class NumberRange:
-    """NumberRange in [low, high], or (low, high] with `exclusive_low`."""
+class Scalar:
+    """JSON values of `types` that a field takes; numbers in [low, high], or (low, high] with `exclusive_low`.
 
-    low: float
-    high: float
+    Types are compared exactly: true is no integer. A string may not be empty.
+    """
+
+    types: tuple[type, ...]
+    low: float = 0
+    high: float = 0
     exclusive_low: bool = False
 
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high and not (self.exclusive_low and value == self.low)
+    def __contains__(self, value: object) -> bool:
+        if type(value) not in self.types:
+            return False
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return self.low <= value <= self.high and not (self.exclusive_low and value == self.low)
+        return value != ""
 
     def __str__(self) -> str:
+        if self.types in (FLAG.types, TEXT.types):
+            return "a boolean" if self.types == FLAG.types else "a non-empty string"
+        if self.types == (int,):
+            return f"an integer in [{self.low}, {self.high}]"
         return f"a number in {'(' if self.exclusive_low else '['}{self.low:g}, {self.high:g}]"
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerRange:
-    """IntegerRange in [low, high]."""
-
-    low: int
-    high: int
-
-    def __contains__(self, value: int) -> bool:
-        return self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        return f"an integer in [{self.low}, {self.high}]"
+FLAG = Scalar((bool,))
+TEXT = Scalar((str,))
 
 
-NUMBER_RANGES: Mapping[str, NumberRange] = {
-    "temperature": NumberRange(0.0, 2.0),
-    "top_p": NumberRange(0.0, 1.0, exclusive_low=True),
-    "min_p": NumberRange(0.0, 1.0),
-    "presence_penalty": NumberRange(-2.0, 2.0),
-    "frequency_penalty": NumberRange(-2.0, 2.0),
-    "repetition_penalty": NumberRange(0.0, 2.0, exclusive_low=True),
+def number(low: float, high: float, *, exclusive_low: bool = False) -> Scalar:
+    """Integers and fractions."""
+    return Scalar((int, float), low, high, exclusive_low)
+
+
+def integer(low: int, high: int) -> Scalar:
+    """Integers, written without a fraction."""
+    return Scalar((int,), low, high)
+
+
+NUMBERS: Mapping[str, Scalar] = {
+    "temperature": number(0.0, 2.0),
+    "top_p": number(0.0, 1.0, exclusive_low=True),
+    "min_p": number(0.0, 1.0),
+    "presence_penalty": number(-2.0, 2.0),
+    "frequency_penalty": number(-2.0, 2.0),
+    "repetition_penalty": number(0.0, 2.0, exclusive_low=True),
 }
-
-INTEGER_RANGES: Mapping[str, IntegerRange] = {
-    "top_k": IntegerRange(-1, INT32_MAX),
-    "seed": IntegerRange(INT64_MIN, INT64_MAX),
-    "n": IntegerRange(1, MAX_CHOICES),
-    "min_tokens": IntegerRange(0, INT32_MAX),
-    "priority": IntegerRange(-INT32_MAX, INT32_MAX),
+INTEGERS: Mapping[str, Scalar] = {
+    "top_k": integer(-1, INT32_MAX),
+    "seed": integer(INT64_MIN, INT64_MAX),
+    "n": integer(1, MAX_CHOICES),
+    "min_tokens": integer(0, INT32_MAX),
+    "priority": integer(-INT32_MAX, INT32_MAX),
 }
+FLAGS = ("stream", "ignore_eos", "skip_special_tokens", "return_token_ids")
+TEXTS = ("prompt_cache_key", "cache_salt")
+LENGTHS = ("max_tokens", "max_completion_tokens")
 
-TOP_LOGPROBS = IntegerRange(0, MAX_TOP_LOGPROBS)
-MAX_TOKENS = IntegerRange(1, INT32_MAX)
-MAX_TOKENS_WITH_ECHO = IntegerRange(0, INT32_MAX)
+TOP_LOGPROBS = integer(0, MAX_TOP_LOGPROBS)
+MAX_TOKENS = integer(1, INT32_MAX)
+MAX_TOKENS_WITH_ECHO = integer(0, INT32_MAX)
 """An echo may be all that is wanted."""
 
-FLAGS = ("stream", "ignore_eos", "skip_special_tokens", "return_token_ids")
+_COMMON = {
+    **INTEGERS,
+    **NUMBERS,
+    **dict.fromkeys(FLAGS, FLAG),
+    **dict.fromkeys(TEXTS, TEXT),
+    **dict.fromkeys(LENGTHS, MAX_TOKENS),
+}
+CHAT_SCALARS: Mapping[str, Scalar] = {"logprobs": FLAG, "top_logprobs": TOP_LOGPROBS, **_COMMON}
+COMPLETION_SCALARS: Mapping[str, Scalar] = {"echo": FLAG, "logprobs": TOP_LOGPROBS, **_COMMON}
+ECHO_SCALARS: Mapping[str, Scalar] = {**COMPLETION_SCALARS, **dict.fromkeys(LENGTHS, MAX_TOKENS_WITH_ECHO)}
+"""Of a completion with `echo: true`."""
+
 STREAM_FLAGS = ("include_usage", "continuous_usage_stats")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 UNSUPPORTED_FIELDS = ("tools", "functions", "function_call", "structured_outputs", "prompt_logprobs")

@@ -20,7 +20,7 @@ from services.router.openai.schemas import (
     ChatMessage,
     Usage,
 )
-from services.router.openai.valid_request import ValidChatRequest
+from services.router.openai.valid_request import ValidRequest
 from services.router.text.choice_text import TokenEvent
 from services.router.text.text_model import TextModel
 
@@ -28,7 +28,7 @@ from services.router.text.text_model import TextModel
 class ChatResponseBuilder:
     """The response to one chat."""
 
-    def __init__(self, request: ValidChatRequest, text: TextModel, fingerprint: str) -> None:
+    def __init__(self, request: ValidRequest, text: TextModel, fingerprint: str) -> None:
         self._request = request
         self._text = text
         self._fingerprint = fingerprint

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from services.router.openai.logprobs import completion_logprobs, token_ids
 from services.router.openai.response_builder import FinishedChoice
 from services.router.openai.schemas import Completion, CompletionChoice, Usage
-from services.router.openai.valid_request import ValidCompletionRequest
+from services.router.openai.valid_request import ValidRequest
 from services.router.text.choice_text import TokenEvent
 from services.router.text.text_model import TextModel
 
@@ -19,7 +19,7 @@ from services.router.text.text_model import TextModel
 class CompletionResponseBuilder:
     """One completion's answer. An echo comes with its choice's first token, never before it."""
 
-    def __init__(self, request: ValidCompletionRequest, text: TextModel, fingerprint: str) -> None:
+    def __init__(self, request: ValidRequest, text: TextModel, fingerprint: str) -> None:
         self._request = request
         self._text = text
         self._fingerprint = fingerprint

@@ -1,19 +1,19 @@
-"""Reads a JSON object field by field, collecting what is wrong instead of stopping at the first mistake.
+"""Reads JSON objects of a request, and collects every error instead of stopping at the first.
 
-`parameters` and `validation` use it. A field that is absent or null has its default; a wrong one is noted and reads as
-its default, so that one answer can name several errors. Nothing is coerced: "1" is no number, true is no integer.
+`parameters`, `prompts` and `validation` use it. A field that is absent or null has its default; a wrong one is noted and
+counts as absent. Nothing is coerced: "1" is no number, true is no integer.
 """
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import msgspec
 
 from baton.domain.errors import InvalidRequest
-from services.router.openai.bounds import IntegerRange, NumberRange
+from services.router.openai.bounds import Scalar
 
 MAX_ERRORS = 10
 MAX_INPUT_CHARS = 200
@@ -75,70 +75,37 @@ class FieldErrors:
 
 
 class Fields:
-    """One JSON object being read. `path` is its place in the body, e.g. `messages[2].`."""
+    """One JSON object of a request. `path` is its place in the body, e.g. `messages[2].`."""
 
     def __init__(self, values: Mapping[str, object], errors: FieldErrors, path: str = "") -> None:
-        self._values = values
-        self._path = path
+        self.values = values
         self.errors = errors
+        self._path = path
 
-    def raw(self, name: str) -> object:
-        """The value as it came; None when absent or null."""
-        return self._values.get(name)
-
-    def has(self, name: str) -> bool:
-        """Whether it is there and not null."""
-        return self._values.get(name) is not None
+    def read(self, scalars: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Values of the fields in `scalars` that are there and right; a wrong one is noted."""
+        found = {}
+        for name, scalar in scalars.items():
+            value = self.values.get(name)
+            if value is None:
+                continue
+            if value in scalar:
+                found[name] = value
+            else:
+                self.add_mismatch(name, str(scalar))
+        return found
 
     def add_error(self, name: str, message: str) -> None:
-        """Adds a problem of the field."""
+        """Notes an error of the field."""
         self.errors.add_error(self._path + name, message)
 
     def add_mismatch(self, name: str, expectation: str) -> None:
-        """Adds the problem that the field is something else."""
-        self.add_error(name, f"must be {expectation}, not {short_repr(self._values.get(name))}")
-
-    def number(self, name: str, default: float, numbers: NumberRange) -> float:
-        """One of `numbers`."""
-        value = self._values.get(name)
-        if value is None:
-            return default
-        if is_number(value) and value in numbers:
-            return float(value)
-        self.add_mismatch(name, str(numbers))
-        return default
-
-    def integer(self, name: str, integers: IntegerRange) -> int | None:
-        """One of `integers`; None when absent."""
-        value = self._values.get(name)
-        if value is None:
-            return None
-        if is_integer(value) and value in integers:
-            return value
-        self.add_mismatch(name, str(integers))
-        return None
-
-    def flag(self, name: str, default: bool) -> bool:
-        """A boolean."""
-        value = self._values.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool):
-            return value
-        self.add_mismatch(name, "a boolean")
-        return default
-
-    def string(self, name: str) -> str | None:
-        """A string that is not empty; None when absent."""
-        value = self._values.get(name)
-        if value is None or (isinstance(value, str) and value):
-            return value
-        self.add_mismatch(name, "a non-empty string")
-        return None
+        """Notes that the field is something else than expected."""
+        self.add_error(name, f"must be {expectation}, not {short_repr(self.values.get(name))}")
 
     def mapping(self, name: str) -> Fields | None:
-        """A JSON object; None when absent."""
-        value = self._values.get(name)
+        """A JSON object; None when absent or wrong."""
+        value = self.values.get(name)
         if isinstance(value, dict):
             return Fields(value, self.errors, f"{self._path}{name}.")
         if value is not None:

@@ -1,63 +1,84 @@
-"""The parameters that chats and completions share: sampling, stopping, streaming.
+"""The parameters that chats and completions share: sampling, length, stopping, streaming.
 
-`validation` calls it with the fields of a body. Types and ranges are the contract's; errors are noted, not raised.
+`validation` calls it with the scalars of a body. Errors are noted, not raised.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from baton.domain.request import SamplingParams
 from services.router.openai.bounds import (
+    FLAG,
     INT64_MIN,
-    INTEGER_RANGES,
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIASES,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
-    NUMBER_RANGES,
     STREAM_FLAGS,
     UNSUPPORTED_FIELDS,
-    IntegerRange,
 )
 from services.router.openai.fields import Fields, is_integer, is_number, short_repr
 from services.router.openai.valid_request import StreamOptions
-from services.router.text.sampling_defaults import SamplingDefaults
+from services.router.text.text_model import TextModel
 
 
 @dataclass(frozen=True, slots=True)
-class OutputLength:
-    """How long an answer may and must be; `max_tokens` None: to the end of the context."""
+class CommonParams:
+    """Parameters that chats and completions share. `max_tokens` None: to the end of the context."""
 
+    num_choices: int
+    sampling: SamplingParams
+    seed: int | None
     max_tokens: int | None
     min_tokens: int
+    stop_strings: tuple[str, ...]
+    stop_token_ids: frozenset[int]
+    salt: str
+    skip_special_tokens: bool
+    return_token_ids: bool
+    stream_options: StreamOptions | None
 
 
-def read_sampling(fields: Fields, vocab_size: int, logprobs: int | None, defaults: SamplingDefaults) -> SamplingParams:
-    """Everything but the seed, which differs between choices; what the client leaves out is the model's default."""
-    top_k = fields.integer("top_k", INTEGER_RANGES["top_k"])
+def read_common_params(
+    fields: Fields, scalars: Mapping[str, Any], logprobs: int | None, text: TextModel, tenant: str
+) -> CommonParams:
+    """`scalars`: the scalar fields that were read. A sampling parameter that is left out has the model's default.
 
-    def number(name: str, default: float) -> float:
-        return fields.number(name, default, NUMBER_RANGES[name])
-
-    return SamplingParams(
-        temperature=number("temperature", defaults.temperature),
-        top_k=min(max(defaults.top_k if top_k is None else top_k, 0), vocab_size),
-        top_p=number("top_p", defaults.top_p),
-        min_p=number("min_p", defaults.min_p),
-        presence_penalty=number("presence_penalty", 0.0),
-        frequency_penalty=number("frequency_penalty", 0.0),
-        repetition_penalty=number("repetition_penalty", defaults.repetition_penalty),
-        logit_bias=_read_logit_bias(fields, vocab_size),
-        logprobs=logprobs,
+    `sampling` has no seed: it differs between choices.
+    """
+    body, get = fields.values, scalars.get
+    _check_consistency(fields, scalars)
+    _refuse_unsupported(fields)
+    defaults, top_k, older = text.sampling_defaults, get("top_k"), get("max_tokens")
+    stop_token_ids = _read_stop_token_ids(fields, text.vocab_size) if "stop_token_ids" in body else frozenset[int]()
+    return CommonParams(
+        num_choices=get("n", 1),
+        sampling=SamplingParams(
+            temperature=float(get("temperature", defaults.temperature)),
+            top_k=min(max(defaults.top_k if top_k is None else top_k, 0), text.vocab_size),
+            top_p=float(get("top_p", defaults.top_p)),
+            min_p=float(get("min_p", defaults.min_p)),
+            presence_penalty=float(get("presence_penalty", 0.0)),
+            frequency_penalty=float(get("frequency_penalty", 0.0)),
+            repetition_penalty=float(get("repetition_penalty", defaults.repetition_penalty)),
+            logit_bias=_read_logit_bias(fields, text.vocab_size) if "logit_bias" in body else (),
+            logprobs=logprobs,
+        ),
+        seed=get("seed"),
+        max_tokens=get("max_completion_tokens", older),
+        min_tokens=get("min_tokens", 0),
+        stop_strings=_read_stop_strings(fields) if "stop" in body else (),
+        stop_token_ids=stop_token_ids if get("ignore_eos") else stop_token_ids | text.eos_token_ids,
+        salt=_salt(tenant, get("cache_salt", "")) if tenant or "cache_salt" in scalars else "",
+        skip_special_tokens=get("skip_special_tokens", True),
+        return_token_ids=get("return_token_ids", False),
+        stream_options=_read_stream_options(fields, get("stream", False)),
     )
-
-
-def read_seed(fields: Fields) -> int | None:
-    """The client's seed, an int64."""
-    return fields.integer("seed", INTEGER_RANGES["seed"])
 
 
 def choice_seed(seed: int, choice: int) -> int:
@@ -65,28 +86,20 @@ def choice_seed(seed: int, choice: int) -> int:
     return (seed + choice - INT64_MIN) % 2**64 + INT64_MIN
 
 
-def read_num_choices(fields: Fields) -> int:
-    """`n`; `best_of` may only repeat it."""
-    num_choices = fields.integer("n", INTEGER_RANGES["n"]) or 1
-    if fields.has("best_of") and fields.raw("best_of") != num_choices:
-        fields.add_error("best_of", f"must equal n ({num_choices}), not {short_repr(fields.raw('best_of'))}")
-    return num_choices
-
-
-def read_length(fields: Fields, allowed: IntegerRange) -> OutputLength:
-    """`max_completion_tokens`, or the older `max_tokens`; and `min_tokens`."""
-    older = fields.integer("max_tokens", allowed)
-    newer = fields.integer("max_completion_tokens", allowed)
-    max_tokens = older if newer is None else newer
-    min_tokens = fields.integer("min_tokens", INTEGER_RANGES["min_tokens"]) or 0
+def _check_consistency(fields: Fields, scalars: Mapping[str, Any]) -> None:
+    """Notes fields that contradict others."""
+    num_choices, best_of = scalars.get("n", 1), fields.values.get("best_of")
+    if best_of is not None and best_of != num_choices:
+        fields.add_error("best_of", f"must equal n ({num_choices}), not {short_repr(best_of)}")
+    max_tokens = scalars.get("max_completion_tokens", scalars.get("max_tokens"))
+    min_tokens = scalars.get("min_tokens", 0)
     if max_tokens is not None and min_tokens > max_tokens:
         fields.add_error("min_tokens", f"must not be over max_tokens ({max_tokens}), not {min_tokens}")
-    return OutputLength(max_tokens, min_tokens)
 
 
-def read_stop_strings(fields: Fields) -> tuple[str, ...]:
+def _read_stop_strings(fields: Fields) -> tuple[str, ...]:
     """A string or a list of them."""
-    value = fields.raw("stop")
+    value = fields.values.get("stop")
     stops = [value] if isinstance(value, str) else value
     if stops is None:
         return ()
@@ -99,9 +112,9 @@ def read_stop_strings(fields: Fields) -> tuple[str, ...]:
     return tuple(valid)
 
 
-def read_stop_token_ids(fields: Fields, vocab_size: int) -> frozenset[int]:
+def _read_stop_token_ids(fields: Fields, vocab_size: int) -> frozenset[int]:
     """Token ids that end the sequence, besides the model's own."""
-    value = fields.raw("stop_token_ids")
+    value = fields.values.get("stop_token_ids")
     if value is None:
         return frozenset()
     if (
@@ -114,59 +127,57 @@ def read_stop_token_ids(fields: Fields, vocab_size: int) -> frozenset[int]:
     return frozenset(value)
 
 
-def read_stream_options(fields: Fields) -> StreamOptions | None:
-    """`stream` and `stream_options`."""
-    stream = fields.flag("stream", False)
-    options = fields.mapping("stream_options")
+def _read_stream_options(fields: Fields, stream: bool) -> StreamOptions | None:
+    """`stream_options`, which need `stream`."""
+    options = fields.mapping("stream_options") if "stream_options" in fields.values else None
     if options is None:
         return StreamOptions() if stream else None
     if not stream:
         fields.add_error("stream_options", "needs stream: true")
-    include_usage, continuous_usage = (options.flag(name, False) for name in STREAM_FLAGS)
+    flags = options.read(dict.fromkeys(STREAM_FLAGS, FLAG))
+    include_usage, continuous_usage = (flags.get(name, False) for name in STREAM_FLAGS)
     return StreamOptions(include_usage, continuous_usage) if stream else None
 
 
-def read_salt(fields: Fields, tenant: str) -> str:
+def _salt(tenant: str, cache_salt: str) -> str:
     """Requests with different salts share no cached page.
 
     The client's `cache_salt` divides its tenant's requests; a digest over both keeps tenants apart whatever a client
-    sends. Without keys (tenant "") and `cache_salt` all share one cache.
+    sends.
     """
-    wanted = fields.string("cache_salt") or ""
-    if not tenant and not wanted:
-        return ""
-    parts = (str(len(tenant)).encode(), tenant.encode(), wanted.encode())
+    parts = (str(len(tenant)).encode(), tenant.encode(), cache_salt.encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-def check_unsupported(fields: Fields) -> None:
-    """What is checked although nothing depends on it yet, and what is refused because an answer would be wrong."""
-    fields.integer("priority", INTEGER_RANGES["priority"])
-    fields.string("prompt_cache_key")
-    _refuse_tools(fields)
-    response_format = fields.mapping("response_format")
-    if response_format is not None and response_format.raw("type") != "text":
-        kind = response_format.raw("type")
-        if kind in ("json_object", "json_schema"):
-            response_format.add_error("type", f"{kind} is not supported yet; only text is")
-        else:
-            response_format.add_mismatch("type", "text, json_object or json_schema")
-
-
-def _refuse_tools(fields: Fields) -> None:
-    if fields.raw("tools") == []:
+def _refuse_unsupported(fields: Fields) -> None:
+    """Notes fields whose answer would be wrong if they were ignored."""
+    body = fields.values
+    if body.get("tools") == []:
         fields.add_error("tools", "must not be an empty list")
+    else:
+        for name in UNSUPPORTED_FIELDS:
+            if body.get(name) is not None:
+                fields.add_error(name, "is not supported yet")
+        if body.get("tool_choice") is not None and body.get("tools") is None:
+            fields.add_error("tool_choice", "needs tools")
+    if "response_format" in body:
+        _check_response_format(fields)
+
+
+def _check_response_format(fields: Fields) -> None:
+    response_format = fields.mapping("response_format")
+    kind = None if response_format is None else response_format.values.get("type")
+    if response_format is None or kind == "text":
         return
-    for name in UNSUPPORTED_FIELDS:
-        if fields.has(name):
-            fields.add_error(name, "is not supported yet")
-    if fields.has("tool_choice") and not fields.has("tools"):
-        fields.add_error("tool_choice", "needs tools")
+    if kind in ("json_object", "json_schema"):
+        response_format.add_error("type", f"{kind} is not supported yet; only text is")
+    else:
+        response_format.add_mismatch("type", "text, json_object or json_schema")
 
 
 def _read_logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
     """Token id (a JSON key, so a string) -> bias, clamped."""
-    value = fields.raw("logit_bias")
+    value = fields.values.get("logit_bias")
     if value is None:
         return ()
     if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIASES:

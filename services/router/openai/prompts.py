@@ -14,33 +14,33 @@ PromptInput = str | tuple[int, ...]
 
 def read_messages(fields: Fields) -> list[Message]:
     """The messages with `content` as one string; other fields stay as they came, for the template to use."""
-    value = fields.raw("messages")
+    value = fields.values.get("messages")
     if not isinstance(value, list) or not 0 < len(value) <= MAX_MESSAGES:
         fields.add_mismatch("messages", f"a list of 1 to {MAX_MESSAGES} messages")
         return []
-    return [_read_message(fields, index, entry) for index, entry in enumerate(value)]
+    messages: list[Message] = []
+    for index, entry in enumerate(value):
+        messages.append(_read_message(fields, index, entry))
+    return messages
 
 
 def _read_message(fields: Fields, index: int, entry: object) -> Message:
-    at = f"messages[{index}]"
     if not isinstance(entry, dict):
-        fields.add_error(at, f"must be an object, not {short_repr(entry)}")
+        fields.add_error(f"messages[{index}]", f"must be an object, not {short_repr(entry)}")
         return {}
-    message = Fields(entry, fields.errors, f"{at}.")
-    if message.raw("role") not in ROLES:
+    message = Fields(entry, fields.errors, f"messages[{index}].")
+    if entry.get("role") not in ROLES:
         message.add_mismatch("role", f"one of {', '.join(ROLES)}")
-    _check_tool_calls(message)
-    content = _read_content(message)
-    if content is None and not (message.raw("role") == "assistant" and message.has("tool_calls")):
+    if entry.get("tool_calls") is not None:
+        _check_tool_calls(message)
+    if isinstance(entry.get("content"), str):
         return entry
-    return {**entry, "content": content}
+    return {**entry, "content": _read_content(message)}
 
 
 def _check_tool_calls(message: Fields) -> None:
     """They stay as they came, but a template may trust them to be calls."""
-    calls = message.raw("tool_calls")
-    if calls is None:
-        return
+    calls = message.values.get("tool_calls")
     if not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS or not all(_is_call(call) for call in calls):
         shape = '{"function": {"name": ..., "arguments": ...}}'
         message.add_mismatch("tool_calls", f"a list of at most {MAX_TOOL_CALLS} calls such as {shape}")
@@ -54,11 +54,9 @@ def _is_call(value: object) -> bool:
 
 
 def _read_content(message: Fields) -> str | None:
-    """A string, or text parts, which become lines. Only an assistant that calls tools may say nothing."""
-    content = message.raw("content")
-    if isinstance(content, str):
-        return content
-    if content is None and message.raw("role") == "assistant" and message.has("tool_calls"):
+    """Text parts become lines. Only an assistant that calls tools may say nothing."""
+    content = message.values.get("content")
+    if content is None and message.values.get("role") == "assistant" and message.values.get("tool_calls") is not None:
         return None
     if not isinstance(content, list) or len(content) > MAX_CONTENT_PARTS:
         message.add_mismatch("content", f"a string or a list of at most {MAX_CONTENT_PARTS} text parts")
@@ -72,7 +70,7 @@ def _read_content(message: Fields) -> str | None:
 
 def read_prompts(fields: Fields, vocab_size: int) -> list[PromptInput]:
     """One prompt or several; a list of integers is one prompt of token ids."""
-    value = fields.raw("prompt")
+    value = fields.values.get("prompt")
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value and is_integer(value[0]):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.router.openai import bounds
-from services.router.openai.bounds import INTEGER_RANGES, NUMBER_RANGES, IntegerRange, NumberRange
+from services.router.openai.bounds import INTEGERS, NUMBERS, Scalar, integer
 
 Schema = dict[str, Any]
 """A JSON Schema, 2020-12, as OpenAPI 3.1 has it."""
@@ -51,22 +51,22 @@ def _body(model_name: str, fields: Mapping[str, Schema], required: str) -> Schem
     }
 
 
-def _shared(vocab_size: int, max_tokens: IntegerRange, about_length: str = "") -> dict[str, Schema]:
-    integers = {name: _or_null(_integer(allowed)) for name, allowed in INTEGER_RANGES.items()}
-    lengths = {name: _or_null(_integer(max_tokens), about_length) for name in ("max_tokens", "max_completion_tokens")}
+def _shared(vocab_size: int, max_tokens: Scalar, about_length: str = "") -> dict[str, Schema]:
+    integers = {name: _or_null(_integer(allowed)) for name, allowed in INTEGERS.items()}
+    lengths = {name: _or_null(_integer(max_tokens), about_length) for name in bounds.LENGTHS}
     return {
-        **{name: _or_null(_number(allowed)) for name, allowed in NUMBER_RANGES.items()},
+        **{name: _or_null(_number(allowed)) for name, allowed in NUMBERS.items()},
         **integers,
         **lengths,
         **{name: _or_null({"type": "boolean"}) for name in bounds.FLAGS},
-        **{name: _or_null({"type": "string", "minLength": 1}) for name in ("cache_salt", "prompt_cache_key")},
+        **{name: _or_null({"type": "string", "minLength": 1}) for name in bounds.TEXTS},
         **{
             name: {"type": "null", "description": "Not supported."}
             for name in (*bounds.UNSUPPORTED_FIELDS, "tool_choice")
         },
-        "min_tokens": _or_null(_integer(INTEGER_RANGES["min_tokens"]), "Not over max_tokens."),
-        "n": _or_null(_integer(INTEGER_RANGES["n"]), f"Over all prompts at most {bounds.MAX_REQUEST_CHOICES} choices."),
-        "best_of": _or_null(_integer(INTEGER_RANGES["n"]), "Must equal n."),
+        "min_tokens": _or_null(_integer(INTEGERS["min_tokens"]), "Not over max_tokens."),
+        "n": _or_null(_integer(INTEGERS["n"]), f"Over all prompts at most {bounds.MAX_REQUEST_CHOICES} choices."),
+        "best_of": _or_null(_integer(INTEGERS["n"]), "Must equal n."),
         "stop": _stop(),
         "stop_token_ids": _or_null(_list(_token(vocab_size), 0, bounds.MAX_STOP_TOKEN_IDS)),
         "logit_bias": _or_null(_logit_bias(), f"Token id, under {vocab_size}, to bias; clamped."),
@@ -128,14 +128,14 @@ def _stream_options() -> Schema:
 
 
 def _token(vocab_size: int) -> Schema:
-    return _integer(IntegerRange(0, vocab_size - 1))
+    return _integer(integer(0, vocab_size - 1))
 
 
 def _list(items: Schema, least: int, most: int) -> Schema:
     return {"type": "array", "minItems": least, "maxItems": most, "items": items}
 
 
-def _number(allowed: NumberRange) -> Schema:
+def _number(allowed: Scalar) -> Schema:
     return {
         "type": "number",
         "exclusiveMinimum" if allowed.exclusive_low else "minimum": allowed.low,
@@ -143,7 +143,7 @@ def _number(allowed: NumberRange) -> Schema:
     }
 
 
-def _integer(allowed: IntegerRange) -> Schema:
+def _integer(allowed: Scalar) -> Schema:
     return {"type": "integer", "minimum": allowed.low, "maximum": allowed.high}
 
 

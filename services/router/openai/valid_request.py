@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.domain.ids import RequestId
@@ -22,10 +21,13 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """What chats and completions have in common.
+    """A request of either endpoint.
 
     `prompts` hold token ids. `sequences` are the choices in the order of their index: `num_choices` for every prompt,
     one prompt after the other. The first choice of a prompt *leads*: the others start after its first token.
+
+    A completion goes on from its prompt's text; `echoes` are the texts that its choices begin with, "" where no echo
+    is asked for. With `max_tokens` 0 (an echo and nothing else) there are no sequences.
     """
 
     id: RequestId
@@ -38,11 +40,13 @@ class ValidRequest:
     skip_special_tokens: bool
     return_token_ids: bool
     stream_options: StreamOptions | None
+    continues_prompt: bool = False
+    echoes: tuple[str, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:
         """Each prompt counts once, however many choices it has."""
-        return sum(len(prompt) for prompt in self.prompts)
+        return sum(map(len, self.prompts))
 
     @property
     def choices(self) -> range:
@@ -52,26 +56,3 @@ class ValidRequest:
     def leader(self, choice: int) -> int:
         """The choice that leads `choice`; a leader leads itself."""
         return choice - choice % self.num_choices
-
-    def context(self, choice: int) -> Sequence[int]:
-        """Tokens whose text the choice's text goes on from; a chat's answer is a text of its own."""
-        return ()
-
-
-@dataclass(frozen=True, slots=True)
-class ValidChatRequest(ValidRequest):
-    """A request of /v1/chat/completions. The messages are in the one prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class ValidCompletionRequest(ValidRequest):
-    """A request of /v1/completions. `echoes`: what each choice's text begins with, "" where no echo was asked.
-
-    With `max_tokens` 0 (an echo and nothing else) there are no sequences.
-    """
-
-    echoes: tuple[str, ...]
-
-    def context(self, choice: int) -> Sequence[int]:
-        """The prompt."""
-        return self.prompts[choice // self.num_choices]

@@ -29,41 +29,36 @@ class GenerationSource:
         self._dispatcher = dispatcher
         self._leader = request.leader
         self._admitted: dict[int, AdmittedRequest] = {}
-        self._unstarted: set[int] = set()
+        self._unstarted: dict[int, AdmittedRequest] = {}
         self._leader_started: dict[int, asyncio.Event] = {}
         try:
             for choice in self.choices:
-                self._admitted[choice] = dispatcher.admit(request.sequences[choice], timers[choice])
-                self._unstarted.add(choice)
+                self._admitted[choice] = self._unstarted[choice] = dispatcher.admit(
+                    request.sequences[choice], timers[choice]
+                )
+                if request.leader(choice) != choice:
+                    self._leader_started.setdefault(request.leader(choice), asyncio.Event())
         except BaseException:
-            self._release()
+            self.close(finished=False)
             raise
 
     async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
         """Waits for the leader of the choice, unless it has ended before."""
         leader = self._leader(choice)
         if leader != choice and leader in self._admitted:
-            await self._started(leader).wait()
-        self._unstarted.discard(choice)
-        return self._dispatcher.run(self._admitted[choice])
+            await self._leader_started[leader].wait()
+        return self._dispatcher.run(self._unstarted.pop(choice))
 
     def on_first_chunk(self, choice: int) -> None:
         """Lets the choices start that this one leads."""
-        if self._leader(choice) == choice:
-            self._started(choice).set()
+        if choice in self._leader_started:
+            self._leader_started[choice].set()
 
     def complete(self, choice: int) -> None:
         """Closing the run from now on is an end, not an abort."""
         self._admitted[choice].complete()
 
-    async def close(self, *, finished: bool) -> None:
+    def close(self, *, finished: bool) -> None:
         """Releases the choices that never ran."""
-        self._release()
-
-    def _started(self, leader: int) -> asyncio.Event:
-        return self._leader_started.setdefault(leader, asyncio.Event())
-
-    def _release(self) -> None:
-        for choice in sorted(self._unstarted):
-            self._dispatcher.release(self._admitted[choice])
-        self._unstarted.clear()
+        while self._unstarted:
+            self._dispatcher.release(self._unstarted.popitem()[1])

@@ -59,7 +59,7 @@ class ChunkSource(Protocol):
         """The text of the choice is complete, though its chunks may go on."""
         ...
 
-    async def close(self, *, finished: bool) -> None:
+    def close(self, *, finished: bool) -> None:
         """Releases everything. `finished`: every choice has ended well."""
         ...
 
@@ -81,7 +81,8 @@ class TokenStream:
         self._on_superseded = on_superseded
         self._switched = False
         self._loop = asyncio.get_running_loop()
-        self.timeout_s = max((sequence.deadline_s for sequence in request.sequences), default=0.0) + DEADLINE_GRACE_S
+        sequences = request.sequences
+        self.timeout_s = (sequences[0].deadline_s if sequences else 0.0) + DEADLINE_GRACE_S  # one deadline for all
         self._deadline = self._loop.time() + self.timeout_s
         self.counts = [0] * len(request.choices)
         self.num_running = len(self.counts) if not request.sequences else len(source.choices)
@@ -164,7 +165,7 @@ class TokenStream:
                 self._tasks[choice].cancel()
             await join_tasks(self._tasks.values())
         finally:
-            await self._source.close(finished=finished)
+            self._source.close(finished=finished)
 
     async def _switch(self, error: BatonError) -> None:
         """Goes on from the other source if the request was superseded; raises `error` otherwise."""
@@ -195,7 +196,7 @@ class TokenStream:
 
     async def _read_choice(self, source: ChunkSource, choice: int) -> None:
         text, num_skipped, started = self._choice_text(choice), self.counts[choice], False
-        if self._resume(source, choice, text):
+        if self._request.sequences[choice].emitted and self._resume(source, choice, text):
             return
         async with aclosing(await source.open(choice)) as chunks:
             async for chunk in chunks:
@@ -221,21 +222,20 @@ class TokenStream:
     def _resume(self, source: ChunkSource, choice: int, text: ChoiceText) -> bool:
         """Queues the events of tokens that earlier attempts emitted. True if they hold the end of the choice."""
         sequence = self._request.sequences[choice]
-        events = text.events(TokenChunk(sequence.emitted, sequence.num_cached_tokens)) if sequence.emitted else []
+        events = text.events(TokenChunk(sequence.emitted, sequence.num_cached_tokens))
         self._queue.extend(events)
         self._wake()
-        if not events or events[-1].finish is None:
+        if events[-1].finish is None:
             return False
         self._ended.add(choice)
         source.complete(choice)
         return True
 
     def _choice_text(self, choice: int) -> ChoiceText:
-        request = self._request
-        detokenizer = self._text.detokenizer(
-            skip_special_tokens=request.skip_special_tokens, context=request.context(choice)
-        )
-        return ChoiceText(choice, request.sequences[choice].stop, detokenizer, request.stop_strings)
+        request, sequence = self._request, self._request.sequences[choice]
+        context = sequence.prompt_tokens if request.continues_prompt else ()
+        detokenizer = self._text.detokenizer(skip_special_tokens=request.skip_special_tokens, context=context)
+        return ChoiceText(choice, sequence.stop, detokenizer, request.stop_strings)
 
     async def _wait_for_room(self) -> None:
         room = self._loop.create_future()

@@ -69,7 +69,7 @@ class CallOwnership:
 
     def open(self, call: ValidRequest, raw: RawRequest) -> OwnershipHandle:
         """Enters a call, before its admitted are taken."""
-        metadata, sequence_ids = raw.metadata, tuple(sequence.id for sequence in call.sequences)
+        metadata, sequence_ids = raw.metadata, tuple([sequence.id for sequence in call.sequences])
         record = CallRecord(
             id=call.id,
             owner=self._owner,

@@ -54,7 +54,7 @@ class JournalReader:
     def complete(self, choice: int) -> None:
         """The router that runs the request looks for the end itself."""
 
-    async def close(self, *, finished: bool) -> None:
+    def close(self, *, finished: bool) -> None:
         """Ends the waits. The last reader that leaves an unfinished call aborts its takeover."""
         self._closed.set()
         self._takeovers.remove_reader(self._request.id, finished=finished)

@@ -33,7 +33,9 @@ class SupersedeListener:
     @contextmanager
     def listening(self, sequences: Iterable[SequenceSpec], on_superseded: OnSuperseded) -> Iterator[None]:
         """Meanwhile `on_superseded` hears when a newer attempt at one of the sequences is in the store."""
-        listeners = {sequence.id: _Listener(sequence.attempt, on_superseded) for sequence in sequences}
+        listeners: dict[RequestId, _Listener] = {}
+        for sequence in sequences:
+            listeners[sequence.id] = _Listener(sequence.attempt, on_superseded)
         self._listeners |= listeners
         try:
             yield

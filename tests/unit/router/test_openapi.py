@@ -104,8 +104,8 @@ def ranges(schema: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def test_ranges_are_those_of_validation(schema: str):
     found = dict(ranges(schema))
     assert found.keys() >= {
-        *bounds.NUMBER_RANGES,
-        *bounds.INTEGER_RANGES,
+        *bounds.NUMBERS,
+        *bounds.INTEGERS,
         "max_tokens",
         "max_completion_tokens",
         "best_of",

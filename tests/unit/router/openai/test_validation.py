@@ -6,7 +6,7 @@ import pytest
 
 from baton.domain.errors import ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
-from services.router.openai.valid_request import StreamOptions, ValidChatRequest, ValidCompletionRequest
+from services.router.openai.valid_request import StreamOptions, ValidRequest
 from services.router.openai.validation import RequestMetadata, RequestValidator
 from tests.unit.router.text.text_models import bundled
 
@@ -17,11 +17,11 @@ ORIGIN = RequestMetadata(RID, created_s=7, seed=2**63 - 2)
 VALIDATOR = RequestValidator(bundled(), "m", MODEL_LEN, deadline_s=9.0)
 
 
-def chat(**body) -> ValidChatRequest:
+def chat(**body) -> ValidRequest:
     return VALIDATOR.chat({"model": "m", "messages": HELLO, **body}, ORIGIN)
 
 
-def completion(**body) -> ValidCompletionRequest:
+def completion(**body) -> ValidRequest:
     return VALIDATOR.completion({"model": "m", "prompt": "hello", **body}, ORIGIN)
 
 
@@ -221,7 +221,7 @@ def test_every_prompt_has_its_choices():
     assert [sequence.prompt_tokens for sequence in call.sequences] == [p for p in call.prompts for _ in range(2)]
     assert [sequence.sampling.seed for sequence in call.sequences] == [1, 2, 1, 2]
     assert [call.leader(choice) for choice in call.choices] == [0, 0, 2, 2]
-    assert list(call.context(3)) == list(call.prompts[1])
+    assert call.continues_prompt
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from baton.domain.errors import BatonError
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken, SamplingParams, StopParams
 from services.router.generation import SequenceSpec, TokenChunk
-from services.router.openai.valid_request import StreamOptions, ValidChatRequest
+from services.router.openai.valid_request import StreamOptions, ValidRequest
 
 SEQUENCE = SequenceSpec(RequestId("call"), (1, 2), SamplingParams(), StopParams(100), "", 5.0)
 
 
-def request(num_choices: int, **changes: Any) -> ValidChatRequest:
+def request(num_choices: int, **changes: Any) -> ValidRequest:
     """A streamed chat of `num_choices` choices."""
-    valid = ValidChatRequest(
+    valid = ValidRequest(
         id=RequestId("call"),
         model="m",
         created_s=0,
@@ -60,7 +60,7 @@ class ScriptedSource:
     def complete(self, choice: int) -> None:
         self.completed.append(choice)
 
-    async def close(self, *, finished: bool) -> None:
+    def close(self, *, finished: bool) -> None:
         assert self.closed is None
         self.closed = finished
 

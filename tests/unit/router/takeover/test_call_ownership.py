@@ -15,14 +15,14 @@ from baton.store.store import CallRecord, CallStatus
 from baton.store.write_behind.writer import StoreWriter
 from services.router.generation import SequenceSpec
 from services.router.openai.request_parser import RawRequest
-from services.router.openai.valid_request import ValidChatRequest
+from services.router.openai.valid_request import ValidRequest
 from services.router.openai.validation import RequestMetadata
 from services.router.takeover.call_ownership import CallOwnership
 from services.router.takeover.supersede_listener import SupersedeListener
 
 ID = RequestId("call")
 SEQUENCE = SequenceSpec(ID, (1, 2), SamplingParams(), StopParams(4), "", 10.0)
-REQUEST = ValidChatRequest(ID, "m", 7, ((1, 2),), (SEQUENCE,), 1, (), True, False, None)
+REQUEST = ValidRequest(ID, "m", 7, ((1, 2),), (SEQUENCE,), 1, (), True, False, None)
 RAW = RawRequest("/v1/chat/completions", b"{}", RequestMetadata(ID, 7, 99, "ada"))
 
 
