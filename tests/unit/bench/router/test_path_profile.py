@@ -1,0 +1,77 @@
+"""The path profile counts the project's own functions and values, and the router stays within its budget."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from baton.domain.arithmetic import ceil_div
+from bench.router.path_profile import ProfileHook, Window, _summarize, profile_router
+from services.cli.bench.results.records import MeasuredAnswer, PlannedRequest, row_of
+from services.cli.bench.workload.arrivals import rescale
+from services.cli.processes import local_redis
+
+REQUEST = PlannedRequest(0, 0.0, (1,), 1)
+ANSWER = MeasuredAnswer(0.0, 1.0, (), 0)
+NUM_TOKENS = 96
+MAX_REQUEST_FUNCTIONS = 300
+MAX_TOKEN_FUNCTIONS = 40
+MAX_TOKEN_FILES = 15
+MAX_TOKEN_VALUE_TYPES = 6
+MAX_TOKEN_GENERATORS = 3
+
+
+def foreign() -> None:
+    """Not a function of the project's packages."""
+
+
+def profiled(window: Window) -> None:
+    hook = ProfileHook()
+    sys.setprofile(hook)
+    try:
+        hook.window = window
+        ceil_div(7, 2)
+        rescale([1.0, 2.0], 4.0)
+        row_of(REQUEST, ANSWER, due_s=0.0, start_s=0.0)
+        foreign()
+        hook.window = None
+        ceil_div(7, 2)
+    finally:
+        sys.setprofile(None)
+
+
+def test_only_own_functions_in_an_open_window_count():
+    window = Window()
+    profiled(window)
+    names = {code.co_name: count for code, count in window.calls.items()}
+    assert names["ceil_div"] == names["rescale"] == 1
+    assert "foreign" not in names
+
+
+def test_frozen_values_of_own_functions_count():
+    window = Window()
+    profiled(window)
+    assert {"PlannedRequest", "MeasuredAnswer", "RequestRow"} <= set(window.values)
+
+
+def test_a_function_of_most_tokens_is_on_the_token_path():
+    token, idle = Window(), Window()
+    token.calls.update({ceil_div.__code__: 9, rescale.__code__: 8})
+    idle.calls[rescale.__code__] = 1
+    profile = _summarize(idle, token, token, 10)
+    assert [name.split(":")[1] for name in profile.token_functions] == ["ceil_div"]
+    assert profile.token_calls == 1.7
+    assert [name.split(":")[1] for name in profile.request_functions] == ["ceil_div"]
+    assert [name.split(":")[1] for name in profile.idle_functions] == ["rescale"]
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(local_redis.find_server() is None, reason="no redis-server")
+def test_a_streamed_chat_stays_within_its_budget():
+    profile = profile_router(NUM_TOKENS)
+    assert len(profile.request_functions) <= MAX_REQUEST_FUNCTIONS
+    assert len(profile.token_functions) <= MAX_TOKEN_FUNCTIONS
+    assert len(profile.token_files) <= MAX_TOKEN_FILES
+    assert len(profile.token_value_types) <= MAX_TOKEN_VALUE_TYPES
+    assert len(profile.token_generators) <= MAX_TOKEN_GENERATORS
