@@ -1,9 +1,9 @@
-"""What page bookkeeping costs the engine thread as pools and contexts grow: both columns must stay flat.
+"""Cost of page bookkeeping in the engine thread, by context and pool size; both must stay flat.
 
     python -m bench.engine.bookkeeping
 
-*edge*: entering one finished page of a row into the prefix cache, for rows of several lengths. *slice*: one slice of
-the idle integrity check, for pools of several sizes; beside it the whole check, which tests and the simulation run.
+*edge*: enters one finished page of a row into the prefix cache, for rows of several lengths. *slice*: runs one slice of
+the idle integrity check, for pools of several sizes, and the whole check, which tests and the simulation use.
 """
 
 from __future__ import annotations
