@@ -127,7 +127,7 @@ class Cluster:
             flags |= {"router-id": name, **self.router_flags}
         else:
             flags |= {"worker-id": name, "metrics-port": metrics_port, "transport": self.transport}
-            flags |= {"dtype": "float32", "device": "cpu", "kv-memory-mib": 64}
+            flags |= {"dtype": "float32", "device": "cpu", "kv-memory-mib": 64, "idle-check-pages": 0}
             flags |= self.flags | (self.prefill_flags if role == "prefill" else self.decode_flags)
         arguments = [f"--{key}={value}" for key, value in (flags | own).items()]
         log = self.directory / f"{name}-{time.monotonic_ns()}.log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.domain.attempt_times import PrefillTimes
 from baton.domain.errors import DeadlineExceeded, LeaseEnded, Superseded
 from baton.domain.handoff import PublishedChunk
 from baton.engine.messages import Fail
@@ -120,3 +121,20 @@ def test_a_prompt_in_progress_fails_with_its_lease():
     assert isinstance(failure.error, LeaseEnded)
     assert world.scheduler.num_chunking == 0
     assert_idle(world.cache)
+
+
+def test_the_times_of_a_prompt_add_up():
+    """Two chunks of a prompt that waited 1 s, each computed for 0.5 s, with a pause of 0.25 s between."""
+    world = tiny_prefill(LEASE_S, token_budget=4)
+    world.scheduler.add(engine_request("r", PROMPT), 0, 99.0, received_at=10.0)
+    seals = []
+    for start in (11.0, 11.75):
+        batch = world.scheduler.schedule(start)
+        assert batch is not None
+        effects = world.scheduler.commit(batch, world.runner.run(batch), start + 0.5)
+        seals += [effect for effect in effects if isinstance(effect, Seal)]
+    (seal,) = seals
+    assert seal.times == PrefillTimes(
+        queue_us=1_000_000, compute_us=1_000_000, seal_us=2_250_000,
+        chunks=((1_000_000, 4), (1_750_000, 2)), computed_tokens=6, cached_tokens=0,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Per-link series: 1 while a source is announced, 0 while it is silent, gone with the source."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.ids import Incarnation, PageId, WorkerId
+from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
+from baton.engine.mailbox import Mailbox
+from baton.telemetry import metrics
+from baton.transfer.base import Pull, PullEvent, PullOutcome
+from services.decode.commands import DecodeCommand
+from services.decode.links import PrefillLinks
+from tests.unit.decode.test_replaced_source import Puller, Registry, make_links, prefill_record
+
+HERE = WorkerRecord(WorkerId("decode-0"), WorkerRole.DECODE, Incarnation(9), "a:2", "m", "f", 16, 512, 512)
+LABELS = {"source": "prefill-0", "destination": "decode-0"}
+PULL = Pull(1, WorkerId("prefill-0"), (PageId(0),), (PageId(0),), None, 1.0)
+
+
+def link_state() -> float | None:
+    return metrics.REGISTRY.get_sample_value("baton_link_state", LABELS)
+
+
+def num_series() -> int:
+    return sum(
+        "prefill-0" in label
+        for family in metrics.REGISTRY.collect()
+        for sample in family.samples
+        for label in sample.labels.values()
+    )
+
+
+async def look(links: PrefillLinks, registry: Registry, *present: WorkerRecord) -> None:
+    registry.present = [HERE, *present]
+    await links.run()
+
+
+def links_and_registry(grace_s: float) -> tuple[PrefillLinks, Registry]:
+    mailbox: Mailbox[DecodeCommand] = Mailbox(8)
+    registry = Registry()
+    return make_links(registry, Puller(mailbox), mailbox, grace_s), registry
+
+
+def test_a_drained_source_leaves_no_series():
+    async def observe() -> None:
+        links, registry = links_and_registry(grace_s=3600.0)
+        await look(links, registry, prefill_record(1))
+        links.observe_pull(WorkerId("prefill-0"), PullEvent(PULL, PullOutcome.DONE, 64, 0.1))
+        assert link_state() == 1
+        await look(links, registry, replace(prefill_record(1), status=WorkerStatus.DRAINING))
+        assert link_state() == 1
+        await look(links, registry)
+
+    asyncio.run(observe())
+    assert num_series() == 0
+
+
+def test_a_killed_source_is_at_0_until_it_is_given_up():
+    async def observe() -> None:
+        links, registry = links_and_registry(grace_s=3600.0)
+        await look(links, registry, prefill_record(1))
+        await look(links, registry)
+        assert link_state() == 0
+        links._liveness._grace_s = 0.0
+        await look(links, registry)
+
+    asyncio.run(observe())
+    assert num_series() == 0
+
+
+def test_a_source_that_could_never_be_linked_leaves_no_series(monkeypatch: pytest.MonkeyPatch):
+    async def observe() -> None:
+        links, registry = links_and_registry(grace_s=3600.0)
+        monkeypatch.setattr(type(links), "_hello", PrefillLinks._hello)  # the address leads nowhere
+        await look(links, registry, prefill_record(1))
+        assert link_state() == 0
+        await look(links, registry)
+
+    asyncio.run(observe())
+    assert num_series() == 0
+
+
+def test_a_late_pull_event_brings_no_series_back():
+    links, _ = asyncio.run(_made())
+    links.observe_pull(WorkerId("prefill-0"), PullEvent(PULL, PullOutcome.DONE, 64, 0.1))
+    assert num_series() == 0
+
+
+async def _made() -> tuple[PrefillLinks, Registry]:
+    return links_and_registry(grace_s=0.0)
