@@ -46,7 +46,7 @@ class ImportTimes:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTimes:
-    """A row's time in decode's batch; the three durations add up to all of it."""
+    """A row's time in decode's batch. The three durations add up to it."""
 
     steps: int
     step_us: int

@@ -1,22 +1,22 @@
-"""The one tree of errors. `code` is stable: it is the metric label, the gRPC detail and the client's `error.code`.
+"""The error tree. `code` is stable: it is the metric label, the gRPC detail and the client's `error.code`.
 
     BatonError
-    |- Refused                the request cannot be taken: tell the client, nothing was spent
+    |- Refused                the request is not accepted: tell the client
     |  |- InvalidRequest      invalid_request      400
     |  |- ContextOverflow     context_length_exceeded  400
     |  |- ModelNotFound       model_not_found      404
-    |  |- Overloaded          overloaded           429, says when to come back
-    |  |- NoWorkers           no_workers           503, says when to come back
-    |  `- Draining            draining             503, says when to come back
-    |- Interrupted            this attempt is lost, the request is not: the router may try again
+    |  |- Overloaded          overloaded           429, with Retry-After
+    |  |- NoWorkers           no_workers           503, with Retry-After
+    |  `- Draining            draining             503, with Retry-After
+    |- Interrupted            the attempt is lost, the request is not: the router may retry
     |  |- WorkerLost          worker_lost
     |  |- LinkBroken          link_broken
     |  |- LeaseEnded          lease_ended
     |  |- IntegrityFailure    integrity_failure    bytes did not match their digest
     |  |- Superseded          superseded           a newer attempt exists
     |  |- SentBack            sent_back            preempted and no host memory left
-    |  `- ModelReplaced       model_replaced       503, who could go on as it began is gone: ask anew
-    |- Cancelled              cancelled            the client went away
+    |  `- ModelReplaced       model_replaced       503, no worker left with the model that began: send it again
+    |- Cancelled              cancelled            the client disconnected
     |- DeadlineExceeded       deadline_exceeded    504
     `- Broken                 broken               our own invariant failed: log and exit
 
@@ -36,7 +36,7 @@ class BatonError(Exception):
 
 
 class Refused(BatonError):
-    """The request cannot be taken. `param` names the offending field; `retry_after_s` when to try again, if ever."""
+    """The request is not accepted. `param` names the offending field; `retry_after_s`: when a retry may succeed."""
 
     code = "refused"
 
@@ -59,31 +59,31 @@ class ContextOverflow(Refused):
 
 
 class ModelNotFound(Refused):
-    """No such model here."""
+    """This cluster does not serve the model."""
 
     code = "model_not_found"
 
 
 class Overloaded(Refused):
-    """Alive but full."""
+    """All capacity is taken."""
 
     code = "overloaded"
 
 
 class NoWorkers(Refused):
-    """No prefill/decode pair can serve."""
+    """No prefill/decode pair is ready."""
 
     code = "no_workers"
 
 
 class Draining(Refused):
-    """This process takes nothing new."""
+    """This process accepts no new requests."""
 
     code = "draining"
 
 
 class Interrupted(BatonError):
-    """This attempt is lost; another may succeed."""
+    """The attempt is lost; another one may succeed."""
 
     code = "interrupted"
 
@@ -113,37 +113,37 @@ class IntegrityFailure(Interrupted):
 
 
 class Superseded(Interrupted):
-    """A message of an attempt older than one already seen."""
+    """A newer attempt exists."""
 
     code = "superseded"
 
 
 class SentBack(Interrupted):
-    """A row was preempted and there was no host memory to keep it."""
+    """A row was preempted and host memory was full."""
 
     code = "sent_back"
 
 
 class ModelReplaced(Interrupted):
-    """Tokens were given, and no worker is left that would go on like those that made them."""
+    """Tokens were sent, and no worker with the same fingerprint is left to continue."""
 
     code = "model_replaced"
 
 
 class Cancelled(BatonError):
-    """The client went away, or asked for an end."""
+    """The client disconnected or cancelled."""
 
     code = "cancelled"
 
 
 class DeadlineExceeded(BatonError):
-    """The request's deadline passed."""
+    """The request's deadline has passed."""
 
     code = "deadline_exceeded"
 
 
 class Broken(BatonError):
-    """Our own invariant failed; the process that sees it exits, leases end and others take over."""
+    """An invariant of ours failed. The process exits, its leases end, others take over."""
 
     code = "broken"
 
@@ -153,7 +153,7 @@ def _tree(root: type[BatonError]) -> list[type[BatonError]]:
 
 
 def from_code(code: str, message: str) -> BatonError:
-    """The error that a peer named by `code`; an unknown code is a `WorkerLost` (the peer is of another version)."""
+    """The error of a peer's `code`. An unknown code, from a peer of another version, is a `WorkerLost`."""
     return _BY_CODE.get(code, WorkerLost)(message)
 
 

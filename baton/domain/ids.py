@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import NewType
 
 RequestId = NewType("RequestId", str)
-"""One sequence that is generated. A client call with `n > 1` choices makes `n` of them."""
+"""Id of one generated sequence. A request with `n > 1` choices has `n` sequences."""
 
 OwnerId = NewType("OwnerId", str)
-"""One router process, `<router id>/<incarnation>`: who owns a call. A restarted router is another owner."""
+"""The owner of a call: one router process, `<router id>/<incarnation>`. A restarted router is another owner."""
 
 WorkerId = NewType("WorkerId", str)
 """Stable name of a worker process, e.g. `decode-0`; survives a restart."""
 
 Incarnation = NewType("Incarnation", int)
-"""Random 64-bit number drawn at process start: a restarted worker is a different one."""
+"""Random 64-bit number of one process run. A restarted worker has another one."""
 
 ReservationId = NewType("ReservationId", str)
 PageId = NewType("PageId", int)
@@ -28,7 +28,7 @@ PageKey = NewType("PageKey", bytes)
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttemptId:
-    """One try at one request. `attempt` counts from 1 and is a fencing token: lower ones are refused."""
+    """One attempt at one sequence. `attempt` counts from 1 and fences: lower ones are refused."""
 
     request_id: RequestId
     attempt: int

@@ -1,4 +1,4 @@
-"""A request's life as a table `(state, event) -> state`. The router drives it, Redis mirrors it, docs print it."""
+"""The lifecycle of a sequence as a table `(state, event) -> state`. The router drives it, the store mirrors it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton.domain.errors import Broken
 
 
 class RequestState(enum.Enum):
-    """Where a request is. The last four are terminal."""
+    """State of a sequence. The last four are terminal."""
 
     RECEIVED = "received"
     QUEUED = "queued"
@@ -28,7 +28,7 @@ class RequestState(enum.Enum):
 
 
 class RequestEvent(enum.Enum):
-    """What can happen to a request."""
+    """Events of a sequence."""
 
     ENQUEUE = "enqueue"
     RESERVE = "reserve"
@@ -56,11 +56,11 @@ TABLE: dict[tuple[RequestState, RequestEvent], RequestState] = {
     (_S.RESERVED, _E.DECODE): _S.DECODING,  # the decode worker prefills for itself
     (_S.PREFILLING, _E.SEAL): _S.SEALED,
     (_S.SEALED, _E.DECODE): _S.DECODING,
-    (_S.SEALED, _E.FINISH): _S.FINISHED,  # the first token was the last
+    (_S.SEALED, _E.FINISH): _S.FINISHED,  # the first token is the last one
     (_S.DECODING, _E.FINISH): _S.FINISHED,
     **{(s, _E.INTERRUPT): _S.INTERRUPTED for s in (_S.RESERVED, _S.PREFILLING, _S.SEALED, _S.DECODING)},
     (_S.INTERRUPTED, _E.RETRY): _S.QUEUED,
-    # A router carries on what another one lost, or what was cancelled because its client went away and came back.
+    # A takeover of what another router lost, or of what was cancelled until its client came back.
     **{(s, _E.RESUME): _S.QUEUED for s in _S if s not in TERMINAL or s is _S.CANCELLED},
     **{(s, _E.CANCEL): _S.CANCELLED for s in _S if s not in TERMINAL},
     **{(s, _E.FAIL): _S.FAILED for s in _S if s not in TERMINAL},

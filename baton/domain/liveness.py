@@ -1,8 +1,8 @@
-"""Who is there, from looks at a registry that may be away, or may have lost all that it knew.
+"""Liveness of processes, derived from a registry that may be unavailable or may have lost its data.
 
-The router keeps one of all workers, decode one of its prefill workers. Pure: time is an argument. An announcement that
-ends says that its process is gone only while the registry itself can be believed: after it was away, or was suddenly
-empty, everybody who was there before has `grace_s` to announce themselves again.
+The router tracks all workers, decode its prefill workers. Pure: time is an argument. A missing announcement means a
+lost process only while the registry is reliable. After an outage, or when the registry is suddenly empty, every
+process seen before gets `grace_s` to announce itself again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from baton.domain.ids import Incarnation
 
 
 class Liveness:
-    """Processes seen so far and not forgotten. `grace_s`: how long one may be absent before it is gone."""
+    """Processes seen so far and not forgotten. `grace_s`: longest absence before a process is gone."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -22,7 +22,7 @@ class Liveness:
         self._grace_until = 0.0
 
     def observe(self, announced: Collection[Incarnation], now: float) -> None:
-        """The registry was read: these are announced, all of them."""
+        """Records one reading of the registry: `announced` is all that it holds."""
         if self._announced and not announced:
             self._start_grace(now)
         self._announced = frozenset(announced)
@@ -30,22 +30,22 @@ class Liveness:
         self._seen_at = lately | dict.fromkeys(announced, now)
 
     def observe_outage(self, now: float) -> None:
-        """The registry could not be read; its silence says nothing of anybody."""
+        """Records that the registry could not be read."""
         self._start_grace(now)
 
     def is_present(self, incarnation: Incarnation, now: float) -> bool:
-        """Whether it is announced, or was and has an excuse for its absence."""
+        """True if the process is announced, or was and is within a grace period."""
         return incarnation in self._announced or (now < self._grace_until and incarnation in self._seen_at)
 
     def is_gone(self, incarnation: Incarnation, now: float) -> bool:
-        """Whether it was never seen, or has been absent for too long."""
+        """True if the process was never seen, or has been absent for `grace_s`."""
         if incarnation in self._announced:
             return False
         seen_at = self._seen_at.get(incarnation)
         return seen_at is None or now - seen_at >= self._grace_s
 
     def forget(self, incarnation: Incarnation) -> None:
-        """It is gone, or another has its place; idempotent."""
+        """Removes a process that is gone or replaced; idempotent."""
         self._seen_at.pop(incarnation, None)
         self._announced -= {incarnation}
 

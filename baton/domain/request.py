@@ -1,4 +1,4 @@
-"""What a worker is asked to do and what it gives back. Text is unknown here: only token ids."""
+"""The work of an engine and its results: requests, sampling, tokens. Token ids only, no text."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from baton.domain.ids import AttemptId
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. Neutral values switch a step off.
+    """Sampling of the next token. Defaults are neutral.
 
-    `seed` is always set (the router draws one where the client gave none), so that randomness, keyed by
-    (seed, position), is the same in every attempt. `logprobs` None: none wanted; k: the chosen token's and the k best.
+    `seed` is always set: the router draws one if the client gave none. Randomness is keyed by (seed, position), so it
+    is the same in every attempt. `logprobs` None: none; k: those of the sampled token and of the k best.
     """
 
     temperature: float = 1.0
@@ -34,7 +34,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class StopParams:
-    """When to stop. Counts include tokens that earlier attempts emitted. Stop strings are the router's business."""
+    """Stop conditions. Counts include tokens of earlier attempts. The router handles stop strings."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -43,10 +43,9 @@ class StopParams:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to extend: the prompt followed by what earlier attempts have already emitted.
+    """One sequence to extend: the prompt, then the tokens that earlier attempts emitted.
 
-    `tokens[:num_prompt_tokens]` is the prompt; the rest was emitted before, so the next output index is `num_emitted`.
-    `salt` separates prefix caches.
+    `tokens[:num_prompt_tokens]` is the prompt. The next output index is `num_emitted`. `salt` separates prefix caches.
     """
 
     id: AttemptId
@@ -62,7 +61,7 @@ class EngineRequest:
 
 
 class FinishReason(enum.Enum):
-    """Why a sequence ended by itself (an abort or a failure is not an end of this kind)."""
+    """Reason of a regular end; aborts and failures have none."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -78,7 +77,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """What the sampler chose for one row."""
+    """The sampler's result for one row."""
 
     token: int
     logprobs: TokenLogprobs | None = None
@@ -86,7 +85,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class OutputToken:
-    """A token on its way to the client; `index` is absolute over all attempts, starting at 0."""
+    """A token for the client. `index` counts from 0 over all attempts."""
 
     index: int
     token: int
@@ -94,7 +93,7 @@ class OutputToken:
 
 
 def finish_reason(stop: StopParams, token: int, num_output_tokens: int) -> FinishReason | None:
-    """Whether a sequence ends with `token`, the `num_output_tokens`-th output (counted from 1, over all attempts)."""
+    """The reason to end with `token`, the `num_output_tokens`-th output over all attempts; None: continue."""
     if token in stop.stop_token_ids and num_output_tokens > stop.min_tokens:
         return FinishReason.STOP
     if num_output_tokens >= stop.max_tokens:
@@ -103,5 +102,5 @@ def finish_reason(stop: StopParams, token: int, num_output_tokens: int) -> Finis
 
 
 def banned_tokens(stop: StopParams, num_output_tokens: int) -> frozenset[int]:
-    """Stop ids that may not be sampled yet, after `num_output_tokens` outputs, because of `min_tokens`."""
+    """Stop ids that `min_tokens` forbids after `num_output_tokens` outputs."""
     return stop.stop_token_ids if num_output_tokens < stop.min_tokens else frozenset()

@@ -1,4 +1,4 @@
-"""What a worker tells the world about itself: the record it keeps alive in the registry."""
+"""The record that a worker keeps alive in the registry."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from baton.domain.ids import Incarnation, WorkerId
 
 
 class WorkerRole(enum.Enum):
-    """What a worker process does."""
+    """Role of a worker process."""
 
     PREFILL = "prefill"
     DECODE = "decode"
 
 
 class WorkerStatus(enum.Enum):
-    """Whether a worker takes new requests."""
+    """READY accepts requests, DRAINING finishes its own."""
 
     READY = "ready"
     DRAINING = "draining"
@@ -24,7 +24,7 @@ class WorkerStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A snapshot by the engine thread. `step_age_s`: how long the engine has been in its current step (0 idle)."""
+    """A snapshot by the engine thread. `step_age_s`: age of the current step; 0 while idle."""
 
     waiting_requests: int = 0
     waiting_tokens: int = 0
@@ -37,7 +37,7 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
-    """A decode worker's working link to one prefill worker; `num_probe_bytes` really moved at link-up."""
+    """A decode worker's working link to one prefill worker. `num_probe_bytes` were moved by the probe at link-up."""
 
     prefill_id: WorkerId
     prefill_incarnation: Incarnation
@@ -48,10 +48,10 @@ class LinkRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """One live worker process. `fingerprint` is its KV geometry's; workers that differ cannot be linked.
+    """One live worker process. Workers with different fingerprints cannot be linked.
 
-    `prefills`: a decode worker that computes prompts for itself, beside its rows, if it is asked to.
-    `signature`: proof that it holds the cluster's secret, see `baton.domain.trust`; empty in an open cluster.
+    `prefills`: a decode worker that can compute prompts itself.
+    `signature`: proof that it holds the cluster's secret (`baton.domain.trust`); empty in an open cluster.
     """
 
     id: WorkerId

@@ -1,1 +1,1 @@
-"""What both engines are made of: batches, chunk cutting, the mailbox, the runner and the engine thread."""
+"""Parts that both engines share: batches, chunk cutting, the mailbox, the runner and the engine thread."""

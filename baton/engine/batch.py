@@ -1,4 +1,4 @@
-"""The values that pass between a scheduler and the runner: one `Batch` in, one `StepOutput` back. No tensors here."""
+"""Values between a scheduler and the runner: one `Batch` in, one `StepOutput` back. No tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from baton.domain.request import SampledToken, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """How to sample the token after a row's last one.
+    """Sampling of the token after a row's last one.
 
-    `history` holds every token so far, prompt first, *including* this step's; it belongs to the scheduler and is only
-    read. The sampled token's position in the sequence is `len(history)`: with `sampling.seed` it keys the randomness.
+    `history` holds every token so far, prompt first, *including* this step's. The scheduler owns it; the runner reads
+    it. `len(history)` is the position of the sampled token. Position and `sampling.seed` key the randomness.
     """
 
     sampling: SamplingParams
@@ -28,8 +28,8 @@ class SampleSpec:
 class Row:
     """New tokens of one request: positions [start, start + len(tokens)).
 
-    `pages` is the request's page table; it covers at least `start + len(tokens)` token slots, and the slots below
-    `start` are already filled. `sample` is None for a chunk that does not end the prompt.
+    `pages` is the request's page table. It covers at least `start + len(tokens)` token slots; slots below `start` are
+    filled. `sample` is None for a chunk that does not end the prompt.
     """
 
     id: AttemptId
@@ -40,14 +40,14 @@ class Row:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """How many of the new tokens belong to the prompt."""
+        """New tokens that belong to the prompt."""
         end = self.start + len(self.tokens)
         return len(self.tokens) if self.sample is None else max(0, min(end, self.sample.num_prompt_tokens) - self.start)
 
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """Pages to copy to host slots (preemption) or back, page by page, before the step's forward pass."""
+    """Pages to copy to host slots (preemption) or back, before the step's forward pass."""
 
     pages: tuple[PageId, ...]
     slots: tuple[int, ...]
@@ -56,7 +56,7 @@ class HostCopy:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step. `copies` are performed in order before any row writes a page; `rows` may be empty if they are not."""
+    """One step. Copies run in order, before any row writes a page. `rows` may be empty if there are copies."""
 
     rows: tuple[Row, ...]
     copies: tuple[HostCopy, ...] = ()
@@ -67,28 +67,28 @@ class Batch:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of this step that belong to a prompt; a decode worker that only ever continues has none."""
+        """Tokens of this step that belong to a prompt; 0 on a decode worker that computes no prompts."""
         return sum(row.num_prompt_tokens for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """`sampled[i]` belongs to `batch.rows[i]`; None where the row asked for no token."""
+    """`sampled[i]` belongs to `batch.rows[i]`; None for a row without `sample`."""
 
     sampled: tuple[SampledToken | None, ...]
 
 
 class StepInFlight(Protocol):
-    """A step that was started."""
+    """A started step."""
 
     def result(self) -> StepOutput:
-        """Waits until the step is done; the pages' bytes are final then."""
+        """Waits until the step is done. The bytes of its pages are final then."""
         ...
 
 
 class Runner(Protocol):
-    """Performs a batch's copies, then its forward pass, then its sampling. Owned by the engine thread."""
+    """Runs a batch: copies, forward pass, sampling. Owned by the engine thread."""
 
     def run(self, batch: Batch) -> StepOutput:
-        """Runs one step to its end; the pages' bytes are final when it returns."""
+        """Runs one step to its end. The bytes of its pages are final on return."""
         ...

@@ -1,4 +1,4 @@
-"""From settings to a working engine's parts: model, pool, prefix cache, runner. Called once, by a worker's `app`."""
+"""Builds an engine's parts from settings: model, pool, prefix cache, runner. Called once, by a worker's `app`."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What a loop runs on. `max_model_len`: what model and pool both allow, in tokens.
+    """The parts that a loop runs on. `max_model_len`: tokens that model and pool both allow.
 
-    `fingerprint`: weights, their quantisation and geometry; only workers with equal ones may exchange pages.
+    `fingerprint` covers weights, quantisation and geometry. Only workers with equal fingerprints exchange pages.
     """
 
     geometry: KVGeometry
@@ -50,9 +50,9 @@ class Engine:
 
 
 def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph_rows: int = 0) -> Engine:
-    """Loads and checks the model and lays out its pool; `num_host_pages` None: as many as the pool has.
+    """Loads and checks the model and allocates its pool. `num_host_pages` None: as many as the pool has.
 
-    `max_graph_rows`: up to how many rows a step on a GPU may be a CUDA graph. Blocks for as long as loading takes.
+    `max_graph_rows`: most rows of a GPU step that runs as a CUDA graph. Blocks until the model is loaded.
     Raises `SettingsError`, `UnreadableModel` or `UnsupportedModel`.
     """
     configure_threads(settings.threads)
@@ -88,7 +88,7 @@ def _load(settings: WorkerSettings) -> LoadedModel:
 
 
 def _pool(model: LoadedModel, num_pages: int, host: PageMemory | None) -> tuple[PageStorage, PoolMemory]:
-    """The pages as the model and as transfers see them. Raises `SettingsError` where a GPU has no room for them."""
+    """The pages as tensors and as bytes. Raises `SettingsError` if they do not fit a GPU."""
     geometry = model.geometry
     if model.device == "cpu":
         memory = PageMemory(num_pages, geometry.page_bytes, prefault=True)
@@ -100,16 +100,16 @@ def _pool(model: LoadedModel, num_pages: int, host: PageMemory | None) -> tuple[
 
 @contextmanager
 def _raise_if_out_of_memory(what: str) -> Iterator[None]:
-    """Says what a GPU had no room for, as `SettingsError`."""
+    """Turns an out-of-memory error of a GPU into a `SettingsError` that names `what`."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        hint = "Lower --kv-memory-mib or --num-pages, take a smaller model, or see what else uses the GPU."
-        raise SettingsError(what, why="the GPU has no room for that", hint=hint) from error
+        hint = "Lower --kv-memory-mib or --num-pages, take a smaller model, or stop other processes on the GPU."
+        raise SettingsError(what, why="the GPU has too little memory", hint=hint) from error
 
 
 def _runner(model: LoadedModel, storage: PageStorage, max_graph_rows: int) -> ModelRunner:
-    """Raises `SettingsError` where steps cannot be captured; what is left of a GPU's state then is not to be used."""
+    """Raises `SettingsError` if steps cannot be captured. The GPU's state is not usable after that."""
     if model.device == "cpu":
         return ModelRunner(model, storage)
     began = time.monotonic()
@@ -125,7 +125,7 @@ def _runner(model: LoadedModel, storage: PageStorage, max_graph_rows: int) -> Mo
 
 
 def resolve_device(device: Device) -> str:
-    """`cpu` or `cuda`, which is the first GPU that this process sees. Raises `SettingsError` where there is none."""
+    """`cpu`, or `cuda` for the first GPU of this process. Raises `SettingsError` if CUDA is required and missing."""
     found = torch.cuda.is_available()
     if device is Device.CUDA and not found:
         why = "this torch was built for CPUs" if torch.version.cuda is None else "torch finds no GPU that it can use"

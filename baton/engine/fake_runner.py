@@ -1,10 +1,9 @@
-"""A runner without a model, for tests of schedulers and for simulation: exact, instant, and suspicious.
+"""A runner without a model, for scheduler tests and simulation: exact and instant. Imports no torch.
 
-In place of keys and values it writes into the pool, for every token slot, the token and a digest of all tokens up to
-it. Before a step writes anything, each row's earlier slots are read back: they must chain from the first position on,
-and spell the row's history where it is known. A page freed too soon, shared wrongly, never landed or written twice
-raises `Broken` in the step that would have used it. As these are bytes in a `PageMemory`, a transfer can move them
-like the real ones. Imports no torch.
+Each token slot of the pool holds the token and a digest of all tokens up to it, in place of keys and values. Before a
+step writes, it reads back the earlier slots of each row: they must chain from the first position on and match the
+row's history. A page that was freed too soon, shared wrongly, never imported or written twice raises `Broken` in the
+step that uses it. A transfer moves these bytes like real ones.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def fake_slots(tokens: Iterable[int], prefix: bytes = EMPTY_PREFIX) -> list[byte
 
 
 def fake_token(history: Sequence[int], vocab_size: int, seed: int = 0, banned: frozenset[int] = frozenset()) -> int:
-    """What the fake model says after `history`: the next id from its digest on that is not banned."""
+    """The fake model's next token after `history`: the first id from its digest on that is not banned."""
     first = int.from_bytes(fake_slots(history)[-1][TOKEN_BYTES:], "little") + seed
     return next(token for token in ((first + i) % vocab_size for i in range(vocab_size)) if token not in banned)
 
@@ -64,7 +63,7 @@ class FakeRunner:
         self.num_tokens = 0
 
     def run(self, batch: Batch) -> StepOutput:
-        """Check every row against the pages, then write, then answer. Raises `Broken` at the first contradiction."""
+        """Checks every row against the pages, then writes, then samples. Raises `Broken` at the first mismatch."""
         for copy in batch.copies:
             self._copy(copy)
         before = [self._verified(row) for row in batch.rows]
@@ -76,10 +75,10 @@ class FakeRunner:
         return StepOutput(tuple(None if row.sample is None else self._sample(row.sample) for row in batch.rows))
 
     def _verified(self, row: Row) -> bytes:
-        """The digest of the row's earlier tokens, having checked the row's shape and all its earlier slots."""
+        """Checks the row's shape and its earlier slots; returns the digest of its earlier tokens."""
         end = row.start + len(row.tokens)
         if not row.tokens or row.start < 0:
-            raise Broken(f"{row.id}: a row extends by at least one token, from a position")
+            raise Broken(f"{row.id}: a row needs at least one token and a position")
         if len(row.pages) * self._page_size < end:
             raise Broken(f"{row.id}: {len(row.pages)} pages do not hold {end} tokens")
         history = None if row.sample is None else row.sample.history
@@ -117,7 +116,7 @@ class FakeRunner:
 
     def _copy(self, copy: HostCopy) -> None:
         if self._host is None:
-            raise Broken("pages are to be copied to a host tier that is not there")
+            raise Broken("a copy needs a host tier; this runner has none")
         for page, slot in zip(copy.pages, copy.slots, strict=True):
             if copy.to_host:
                 self._host.page(slot)[:] = self._memory.page(page)

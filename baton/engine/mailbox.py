@@ -1,4 +1,4 @@
-"""How the outside speaks to an engine thread: a bounded mailbox, emptied whole at the top of every turn."""
+"""The bounded command queue of an engine thread, emptied at the top of every turn."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Command = TypeVar("Command")
 
 
 class Mailbox(Generic[Command]):
-    """Many writers, one reader. `try_put` may be refused (new work); `put` may not (aborts, completions, answers).
+    """Many writers, one reader. `try_put` may be refused (new work); `put` may not (aborts, completions, replies).
 
-    What is posted is bounded all the same: a bounded number of requests causes a bounded number of posts each.
+    Memory is bounded all the same: each request causes a bounded number of `put` calls.
     """
 
     def __init__(self, max_commands: int) -> None:
@@ -22,7 +22,7 @@ class Mailbox(Generic[Command]):
         self._closed = False
 
     def try_put(self, command: Command) -> bool:
-        """Puts new work in; False when the mailbox is full or closed."""
+        """Adds new work. Returns False if the mailbox is full or closed."""
         with self._arrived:
             if self._closed or len(self._commands) >= self._max_commands:
                 return False
@@ -31,14 +31,14 @@ class Mailbox(Generic[Command]):
             return True
 
     def put(self, command: Command) -> None:
-        """Puts a command in whose loss would leak. After `close` it is dropped: there is no engine left to leak."""
+        """Adds a command whose loss would leak. After `close` it is dropped: the engine has ended."""
         with self._arrived:
             if not self._closed:
                 self._commands.append(command)
                 self._arrived.notify()
 
     def take_all(self, timeout_s: float | None) -> list[Command]:
-        """Everything that has arrived, in order; waits up to `timeout_s` (None: until something comes) if empty."""
+        """Removes and returns all commands, in order. If there are none, waits up to `timeout_s` (None: for ever)."""
         with self._arrived:
             if not self._commands and not self._closed:
                 self._arrived.wait(timeout_s)
@@ -51,7 +51,7 @@ class Mailbox(Generic[Command]):
         return self._closed
 
     def close(self) -> None:
-        """Wakes the reader for the last time; idempotent."""
+        """Wakes the reader; later commands are dropped. Idempotent."""
         with self._arrived:
             self._closed = True
             self._arrived.notify_all()

@@ -1,4 +1,4 @@
-"""Progress bars on a terminal, plain silence elsewhere (the log says what matters)."""
+"""Progress bars on a terminal; nothing elsewhere, where the log is enough."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OnProgress = Callable[[int, int], None]
 
 @contextmanager
 def loading_progress(name: str) -> Iterator[OnProgress | None]:
-    """A bar for loading `name` on standard error; yields None where that is no terminal."""
+    """A bar for loading `name` on standard error; yields None if that is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""An answer that an engine thread owes somebody in an asyncio loop."""
+"""A future that the engine thread resolves and an asyncio loop awaits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Answer = TypeVar("Answer")
 
 
 class Reply(Generic[Answer]):
-    """Made in the loop, sent along with a command, answered once from the engine thread.
+    """Created in the loop, sent along with a command, resolved once from the engine thread.
 
-    `on_late` gets an answer that nobody waits for any more (in the loop), where such an answer must not be lost.
+    `on_late` gets an answer that came after the wait had ended. It runs in the loop.
     """
 
     def __init__(self, on_late: Callable[[Answer], None] | None = None) -> None:
@@ -23,10 +23,10 @@ class Reply(Generic[Answer]):
         self._future: asyncio.Future[Answer] = self._loop.create_future()
 
     def send(self, answer: Answer | BatonError) -> None:
-        """Answers; an error is raised where the answer is awaited. May be called from any thread."""
+        """Resolves the reply; `wait` raises an error that was sent. May be called from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._resolve, answer)
-        except RuntimeError:  # the loop has closed: nobody waits any more
+        except RuntimeError:  # the loop has closed: there is no waiter left
             return
 
     async def wait(self, timeout_s: float) -> Answer:

@@ -1,6 +1,6 @@
-"""Performs a batch on the real model: page copies, one flat forward pass, sampling. Owned by the engine thread.
+"""Runs a batch on the real model: page copies, one flat forward pass, sampling. Owned by the engine thread.
 
-Knows how a batch becomes tensors and nothing of why it was made.
+Turns a batch into tensors; does not know the scheduler.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class ModelStep:
     storage: PageStorage
 
     def result(self) -> StepOutput:
-        """Waits for the device, sampled or not: after it what was written may be digested and read by peers."""
+        """Waits for the device, also without samples. After it the written pages may be digested and read by peers."""
         sampled = iter(() if self.sample_result is None else self.sample_result.read())
         self.storage.synchronize()
         return StepOutput(tuple(None if row.sample is None else next(sampled) for row in self.batch.rows))
 
 
 class ModelRunner:
-    """A `Runner` over a loaded model and the pool it shares with the transfer."""
+    """A `Runner` over a loaded model and a pool that it shares with the transfer."""
 
     def __init__(self, model: LoadedModel, storage: PageStorage, max_graph_rows: int = 0) -> None:
-        """`max_graph_rows`: up to how many rows a decode step may be a CUDA graph; 0 makes none."""
+        """`max_graph_rows`: most rows of a decode step that runs as a CUDA graph; 0: no graphs."""
         decoder = model.decoder(storage)
         self._decoder = with_cuda_graphs(decoder, storage, max_graph_rows) if max_graph_rows else decoder
         self._storage = storage
@@ -43,20 +43,20 @@ class ModelRunner:
 
     @property
     def graph_sizes(self) -> tuple[int, ...]:
-        """The numbers of rows for which there is a graph."""
+        """Row counts that have a graph."""
         return self._decoder.sizes if isinstance(self._decoder, CudaGraphDecoder) else ()
 
     @property
     def is_async(self) -> bool:
-        """Whether `start` returns before the step is done: on a GPU."""
+        """True if `start` returns before the step is done: on a GPU."""
         return self._storage.device.type != "cpu"
 
     def run(self, batch: Batch) -> StepOutput:
-        """One step to its end. Rows attend to pages written before the step and to their own new tokens."""
+        """Runs one step to its end. Rows attend to pages written before the step and to their own new tokens."""
         return self.start(batch).result()
 
     def start(self, batch: Batch) -> ModelStep:
-        """Begins a step. No other may be begun before its result was taken."""
+        """Starts a step. The caller takes its result before it starts another one."""
         self._copy(batch)
         sample_result = self._extend(batch.rows) if batch.rows else None
         return ModelStep(batch, sample_result, self._storage)
@@ -69,7 +69,7 @@ class ModelRunner:
                 self._storage.copy_from_host(copy.slots, copy.pages)
 
     def _extend(self, rows: tuple[Row, ...]) -> SampleResult:
-        """Forward pass over all rows' new tokens; the tokens of the rows that asked, in order."""
+        """Forward pass over the new tokens of all rows; samples for the rows with `sample`, in order."""
         specs = [row.sample for row in rows if row.sample is not None]
         ids: list[int] = []
         positions: list[int] = []
@@ -83,7 +83,7 @@ class ModelRunner:
                 keep.append(len(ids) - 1)
         device = self._storage.device
         step = plan_step(segments, self._storage.geometry.page_size, device)
-        # An output head over no rows at all is not something every model accepts, so one row is always kept.
+        # Not every model accepts an output head over zero rows, so at least one row is kept.
         places = keep or [len(ids) - 1]
         flat_ids, flat_positions, flat_places = (int64_tensor(x, device) for x in (ids, positions, places))
         logits = self._decoder.forward(flat_ids, flat_positions, step, flat_places)

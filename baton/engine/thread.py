@@ -1,4 +1,4 @@
-"""The engine thread: turns a loop until its mailbox closes. Started and stopped by a service's `app`."""
+"""The engine thread: runs a loop until its mailbox closes. Started and stopped by a service's `app`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ log = get_logger()
 
 
 class EngineLoop(Protocol):
-    """The one paragraph that both services write: take commands, schedule, run, commit, perform effects."""
+    """The loop of a service: take commands, schedule, run, commit, perform effects."""
 
     def turn(self) -> bool:
-        """One pass; waits for commands when there is nothing to do. False when the mailbox has closed."""
+        """Runs one pass; waits for commands if there is no work. Returns False once the mailbox is closed."""
         ...
 
     def close(self) -> None:
-        """Wakes `turn` for the last time; may be called from any thread."""
+        """Ends the loop after the current turn. May be called from any thread."""
         ...
 
 
 class EngineThread:
-    """Runs a loop. A loop that raises is broken: `on_crash` is called from the thread and the process must exit."""
+    """Runs a loop. If the loop raises, `on_crash` is called from the thread and the process must exit."""
 
     def __init__(self, loop: EngineLoop, name: str, on_crash: Callable[[BaseException], None]) -> None:
         self._loop = loop
@@ -35,7 +35,7 @@ class EngineThread:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Closes the loop and waits; False when the step in progress outlasted `timeout_s`."""
+        """Closes the loop and waits. Returns False if the step in progress outlasts `timeout_s`."""
         self._loop.close()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -1,1 +1,1 @@
-"""How processes talk: generated stubs, translation to the domain, channels, servers and shutdown."""
+"""gRPC between processes: generated stubs, translation to the domain, channels, servers and shutdown."""

@@ -1,8 +1,7 @@
-"""The door of a worker's gRPC server: what passes before a servicer is called, and how its errors leave.
+"""Authenticates and parses every call of a worker's gRPC server before a servicer sees it; translates its errors.
 
-Made by `start_server`. Checks the token over the request's raw bytes, then parses them; a request without a good
-token or that is no message of its type never reaches a servicer. Knows no service: every method is guarded alike.
-Log lines of a servicer carry the ids in the call's metadata.
+`start_server` creates it. It checks the call token over the request's raw bytes, then parses them. Every method of
+every service is guarded alike. Log lines of a servicer carry the ids from the call's metadata.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _REASONS = {
 
 
 class Malformed(enum.Enum):
-    """Bytes that are no message of the method's type."""
+    """The bytes are not a message of the method's type."""
 
     MALFORMED = "malformed"
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedCall:
-    """A call that was rejected; `peer` is gRPC's name of the caller's address."""
+    """A rejected call. `peer` is gRPC's name of the caller's address."""
 
     fault: CallTokenFault | Malformed
     method: str
@@ -48,12 +47,12 @@ class RejectedCall:
 
     @property
     def why(self) -> str:
-        """In words, as the caller hears it."""
+        """The status message that the caller gets."""
         return "the request cannot be read" if isinstance(self.fault, Malformed) else _REASONS[self.fault]
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """`verifier` None: an open cluster, only the form is checked. `on_rejected` hears of every call rejected."""
+    """`verifier` None: an open cluster, messages are only parsed. `on_rejected` gets every rejected call."""
 
     def __init__(self, verifier: CallTokenVerifier | None, on_rejected: Callable[[RejectedCall], None]) -> None:
         self._verifier = verifier
@@ -63,19 +62,19 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
-        """The method's handler behind this door; None for a method that does not exist."""
+        """The method's guarded handler; None for a method that does not exist."""
         method = _text(details.method)
         if method not in self._guarded:
             handler = await continuation(details)
-            if handler is None:  # not remembered: there is no end of names that do not exist
+            if handler is None:  # not cached: names of missing methods are unbounded
                 return None
             self._guarded[method] = self._guard(method, handler)
         return self._guarded[method]
 
     def _guard(self, method: str, handler: Any) -> Any:
-        """`handler` for requests as raw bytes."""
+        """Wraps `handler` so that it takes requests as raw bytes."""
         if handler.request_streaming:
-            raise NotImplementedError(f"{method}: a stream of requests cannot carry tickets")
+            raise NotImplementedError(f"{method}: a stream of requests cannot carry call tokens")
         parse, serialise = handler.request_deserializer, handler.response_serializer
 
         async def unary(body: bytes, context: Context) -> Any:
@@ -98,7 +97,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(unary, None, serialise)
 
     async def _admit(self, method: str, body: bytes, parse: Callable[[bytes], Any], context: Context) -> Any:
-        """The parsed request. Ends the call when it has no token of its own; raises `InvalidRequest` for garbage."""
+        """The parsed request. Aborts the call without a valid token; raises `InvalidRequest` for unreadable bytes."""
         if self._verifier is not None:
             fault = self._verifier.check(method, body, _call_token(context))
             if fault is not None:

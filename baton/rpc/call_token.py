@@ -1,9 +1,9 @@
-"""Tickets: every call carries one, and only a holder of the cluster's secret can make it. Pure: no gRPC, no clock.
+"""Call tokens: proof on every call that the caller holds the cluster's secret. Pure: no gRPC, no clock.
 
-A token is the header (session, counter, audience) and the HMAC-SHA256 (RFC 2104) of header, method and the request's
-bytes. `audience` is the incarnation of the worker that is meant, a random number drawn at its start: a call that was
-captured means nothing to the worker's successor. `session` is random for every channel and `counter` counts its calls,
-so that the worker can refuse what it has seen with a window of bits a session (as in RFC 4303, section 3.4.3).
+A token is the header (session, counter, audience) and the HMAC-SHA256 (RFC 2104) of header, method and request bytes.
+`audience` is the incarnation of the called worker: a captured call is invalid for the worker's successor. `session` is
+random for each channel and `counter` counts its calls, so the worker refuses replays with one bit window a session
+(RFC 4303, section 3.4.3).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from baton.domain.ids import Incarnation
 
 CALL_TOKEN_METADATA_KEY = "baton-call-token-bin"
 WINDOW_CALLS = 4096
-"""How far a call may be overtaken by later ones of its channel."""
+"""Largest number of later calls of a channel that may overtake a call."""
 MAX_SESSIONS = 4096
-"""Channels that a worker remembers. Only holders of the secret open more; then the longest silent is forgotten."""
+"""Channels that a worker remembers. Beyond it the least recently used one is forgotten."""
 
 _HEADER = struct.Struct(">16sQQ")
 _MAC_BYTES = 32
 
 
 class CallTokenFault(enum.Enum):
-    """Why a call is refused; the value is the metric's label."""
+    """Reason to reject a call; the value is the metric's label."""
 
     MISSING = "missing"
     FORGED = "forged"
@@ -38,7 +38,7 @@ class CallTokenFault(enum.Enum):
 
 
 class CallTokenIssuer:
-    """Makes one channel's tickets. May be used from any thread."""
+    """Issues one channel's call tokens. May be used from any thread."""
 
     def __init__(self, key: bytes, audience: Incarnation) -> None:
         self._key = key
@@ -53,7 +53,7 @@ class CallTokenIssuer:
 
 
 class CallTokenVerifier:
-    """Checks the tickets of calls to one worker. Owned by its event loop."""
+    """Verifies the tokens of calls to one worker. Owned by its event loop."""
 
     def __init__(self, key: bytes, incarnation: Incarnation) -> None:
         self._key = key
@@ -61,7 +61,7 @@ class CallTokenVerifier:
         self._sessions: OrderedDict[bytes, _ReplayWindow] = OrderedDict()
 
     def check(self, method: str, body: bytes, token: bytes | None) -> CallTokenFault | None:
-        """What is wrong with a call's token; None lets it in, once. Forged tickets leave no trace here."""
+        """The fault of a call's token; None accepts it, once. A forged token changes no state."""
         if token is None:
             return CallTokenFault.MISSING
         header, mac = token[: _HEADER.size], token[_HEADER.size :]
@@ -84,13 +84,13 @@ class CallTokenVerifier:
 
 @dataclass(slots=True)
 class _ReplayWindow:
-    """The calls seen of one session: bit `i` of `seen` stands for number `newest - i`."""
+    """The calls seen in one session: bit `i` of `seen` stands for number `newest - i`."""
 
     newest: int = 0
     seen: int = 0
 
     def accept(self, number: int) -> bool:
-        """Notes a call; False when it was noted before, or is so old that nobody knows."""
+        """Records a call. Returns False if it was recorded before, or is older than the window."""
         if number > self.newest:
             shift = min(number - self.newest, WINDOW_CALLS)
             self.seen = (self.seen << shift | 1) & ((1 << WINDOW_CALLS) - 1)

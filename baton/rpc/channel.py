@@ -1,8 +1,8 @@
-"""How one channel is opened: in the clear or with certificates, and with a token on every call if there is a secret.
+"""Opens channels: plain or with TLS, and with a call token on every call if there is a secret.
 
-Called by `baton.rpc.channel_pool` (asyncio) and by the `stream` transport (threads). Knows no message. The token is put
-on by a channel of our own rather than by an interceptor, because it is over the very bytes that travel: protobuf does
-not promise that a second serialisation gives the same bytes.
+Called by `baton.rpc.channel_pool` (asyncio) and by the `stream` transport (threads). A channel class of our own adds
+the token, not an interceptor, because the token covers the sent bytes: protobuf does not promise that a second
+serialisation gives the same ones.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def open_sync_channel(address: str, trust: ClusterTrust, options: Options) -> gr
 
 
 def channel_credentials(trust: ClusterTrust) -> grpc.ChannelCredentials | None:
-    """What a caller shows, and whom it believes; None without certificates."""
+    """The TLS credentials of a caller; None without certificates."""
     if trust.tls is None:
         return None
     return grpc.ssl_channel_credentials(trust.tls.authorities, trust.tls.key, trust.tls.certificate)
 
 
 def server_credentials(trust: ClusterTrust) -> grpc.ServerCredentials | None:
-    """What a server shows; callers without a certificate of the same authorities get no connection."""
+    """The TLS credentials of a server, which refuses callers without a certificate of the same authorities."""
     if trust.tls is None:
         return None
     pair = (trust.tls.key, trust.tls.certificate)
@@ -53,9 +53,9 @@ def server_credentials(trust: ClusterTrust) -> grpc.ServerCredentials | None:
 
 
 class AuthenticatedChannel:
-    """What a stub needs of a channel, with a token for the worker of one incarnation on every call.
+    """The part of a channel that stubs use, with a token for one worker incarnation on every call.
 
-    `channel` may be one for asyncio or one for threads; whoever opened it closes it.
+    `channel` may be one for asyncio or one for threads. Its opener closes it.
     """
 
     def __init__(self, channel: grpc.aio.Channel | grpc.Channel, issuer: CallTokenIssuer) -> None:
@@ -65,14 +65,14 @@ class AuthenticatedChannel:
     def unary_unary(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **options: Any
     ) -> Callable[..., Any]:
-        """As in `grpc.Channel`; what is returned is called with a request."""
+        """As in `grpc.Channel`; the result is called with a request."""
         call = self._channel.unary_unary(method, None, response_deserializer, **options)
         return self._with_token(method, request_serializer, call)
 
     def unary_stream(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **options: Any
     ) -> Callable[..., Any]:
-        """As in `grpc.Channel`; what is returned is called with a request."""
+        """As in `grpc.Channel`; the result is called with a request."""
         call = self._channel.unary_stream(method, None, response_deserializer, **options)
         return self._with_token(method, request_serializer, call)
 
@@ -90,6 +90,6 @@ class AuthenticatedChannel:
 def with_call_tokens(
     channel: AnyChannel, trust: ClusterTrust, incarnation: Incarnation
 ) -> AnyChannel | AuthenticatedChannel:
-    """`channel` for stubs that call the worker of this incarnation; as it is in an open cluster."""
+    """`channel` with call tokens for one worker incarnation; unchanged in an open cluster."""
     key = trust.key("call-token")
     return channel if key is None else AuthenticatedChannel(channel, CallTokenIssuer(key, incarnation))

@@ -1,7 +1,7 @@
-"""Domain values <-> protobuf messages, and errors <-> gRPC status: the only file that knows both.
+"""Translates domain values to protobuf messages and errors to gRPC status, and back.
 
-Called by the services' servers and clients. The wire carries single-precision floats; `to_float32` below is the one
-place that rounds to them, so every process samples with bit-equal parameters.
+The wire carries single-precision floats. Only `to_float32` rounds to them, so every process samples with bit-equal
+parameters.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from baton.rpc.gen import common_pb2 as pb
 CODE_METADATA_KEY = "baton-code"
 _SINGLE = struct.Struct("<f")
 
-# The first class that an error is an instance of decides.
+# The first class that matches decides.
 _STATUS: tuple[tuple[type[BatonError], grpc.StatusCode], ...] = (
     (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (NoWorkers, grpc.StatusCode.UNAVAILABLE),
@@ -168,7 +168,7 @@ def encode_finish(reason: FinishReason | None) -> pb.FinishReason:
 
 
 def decode_finish(value: pb.FinishReason) -> FinishReason | None:
-    """From the wire; a reason this version does not know reads as LENGTH: the peer will send no more."""
+    """From the wire. A reason unknown to this version reads as LENGTH: the peer sends no more."""
     return _FINISH_FROM_PB.get(value, FinishReason.LENGTH)
 
 
@@ -178,26 +178,25 @@ def encode_failure(error: BatonError) -> pb.Failure:
 
 
 def decode_failure(message: pb.Failure) -> BatonError:
-    """From the wire, to be raised or handled; an unknown code is a `WorkerLost`."""
+    """From the wire; an unknown code is a `WorkerLost`."""
     return from_code(message.code, message.message)
 
 
 def grpc_status(error: BatonError) -> grpc.StatusCode:
-    """The gRPC status that stands for `error`."""
+    """The gRPC status of `error`."""
     return next(status for kind, status in _STATUS if isinstance(error, kind))
 
 
 async def abort(context: grpc.aio.ServicerContext[object, object], error: BatonError) -> NoReturn:
-    """Ends a call with `error`; the caller gets it back from `error_from_rpc`. Never returns."""
+    """Ends a call with `error`, which the caller reads with `error_from_rpc`. Never returns."""
     await context.abort(grpc_status(error), str(error), ((CODE_METADATA_KEY, error.code),))
     raise AssertionError("abort returned")
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> BatonError:
-    """The error that a failed call stands for: the one the peer named, otherwise `WorkerLost`.
+    """The error of a failed call: the one that the peer named, otherwise `WorkerLost`.
 
-    A status without our code means that the peer or the way to it is gone, or that it did not answer in the time
-    this call was given, which is the same to the caller.
+    A status without our code means that the peer or the path to it is down, or that the call timed out.
     """
     for key, value in error.trailing_metadata() or ():
         if key == CODE_METADATA_KEY and isinstance(value, str):

@@ -1,4 +1,4 @@
-"""A gRPC server with Baton's options, behind a door that checks who calls. Workers start one each; knows no service."""
+"""A worker's gRPC server: options, TLS and the authentication of callers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from baton.rpc.channel import server_credentials
 from baton.rpc.channel_pool import MAX_MESSAGE_BYTES, PING_INTERVAL_S, PING_TIMEOUT_S
 
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
-"""A prompt of a million tokens takes a third of it. A larger request is refused before it is read into memory."""
+"""Three times a prompt of a million tokens. A larger request is refused before it is read into memory."""
 MAX_CALLS_PER_CONNECTION = 4096
-"""Calls open at once; more wait at their caller's side."""
+"""Calls open at once; further ones wait in the caller."""
 
-# Ports are not shared: a second process on the same port is a mistake and must hear of it.
+# Ports are not shared: a second process on the same port is a mistake and must fail.
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -38,21 +38,21 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that takes calls; `port` is the bound one."""
+    """A running server; `port` is the bound one."""
 
     server: grpc.aio.Server
     port: int
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Takes no new calls, gives running ones `grace_s`, then cancels them; idempotent."""
+        """Accepts no new calls, gives running ones `grace_s`, then cancels them. Idempotent."""
         await self.server.stop(grace_s)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAuth:
-    """Who is let in: callers that hold what `trust` names and mean this `incarnation`.
+    """Accepts callers that hold the secrets of `trust` and address this `incarnation`.
 
-    `on_rejected` hears, in the event loop, of every call that is not.
+    `on_rejected` gets every other call, in the event loop.
     """
 
     incarnation: Incarnation
@@ -60,7 +60,7 @@ class ServerAuth:
     on_rejected: Callable[[RejectedCall], None] = lambda rejected: None
 
     def interceptor(self) -> AuthInterceptor:
-        """What stands before the servicers."""
+        """The interceptor of one server."""
         key = self.trust.key("call-token")
         return AuthInterceptor(None if key is None else CallTokenVerifier(key, self.incarnation), self.on_rejected)
 
@@ -68,9 +68,9 @@ class ServerAuth:
 async def start_server(
     host: str, port: int, register: Callable[[grpc.aio.Server], None], auth: ServerAuth
 ) -> RunningServer:
-    """Binds host:port (0: a free one), lets `register` add its servicers, and serves those whom `auth` lets in.
+    """Binds host:port (0: a free one), calls `register` to add servicers, and serves callers that `auth` accepts.
 
-    Raises `OSError` that names the address when it cannot be bound.
+    Raises `OSError` with the address if it cannot be bound.
     """
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(auth.interceptor(),))
     register(server)
@@ -83,7 +83,7 @@ async def start_server(
 
 
 def _bind(server: grpc.aio.Server, address: str, trust: ClusterTrust) -> int:
-    """The bound port; 0 when there is none."""
+    """The bound port; 0 on failure."""
     credentials = server_credentials(trust)
     try:
         if credentials is None:

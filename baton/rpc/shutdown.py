@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as an event that a service waits for. Called by every service's `serve`."""
+"""SIGTERM and SIGINT as an event that a service awaits. Called by every service's `serve`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def shutdown_event() -> Iterator[asyncio.Event]:
-    """Yields an event that the first signal sets (drain, please); a second signal ends the process at once.
+    """Yields an event that the first signal sets: drain. A second signal ends the process at once.
 
-    For the main thread's running loop. Handlers are taken away on exit.
+    For the running loop of the main thread. Handlers are removed on exit.
     """
     loop = asyncio.get_running_loop()
     event = asyncio.Event()

@@ -1,3 +1,3 @@
-"""The version of the conversation between Baton's processes; raised when old and new cannot understand each other."""
+"""Version of the protocol between processes; raised by incompatible changes."""
 
 PROTOCOL_VERSION = 1

@@ -1,1 +1,1 @@
-"""Settings: one frozen model a service, from flags and `BATON_*` variables; no one else reads the environment."""
+"""Settings: one frozen model a service, from flags and `BATON_*` variables. Only this package reads the environment."""

@@ -1,6 +1,6 @@
-"""How settings are read: explicit values first, then `BATON_*` environment variables, then defaults.
+"""Reads settings: explicit values first, then `BATON_*` environment variables, then defaults.
 
-Called once at process start by `services.cli`; everyone else receives a frozen settings object. Knows no service.
+`services.cli` reads them once at process start; other code receives a frozen settings object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ENV_PREFIX = "BATON_"
 
 
 class SettingsError(BatonError):
-    """A setting that cannot work: what is wrong, why, and how to mend it. Raised at process start only."""
+    """An unusable setting: what is wrong, why, and a hint for the fix. Raised at process start only."""
 
     code: ClassVar[str] = "bad_settings"
 
@@ -30,7 +30,7 @@ class SettingsError(BatonError):
 
 
 class Settings(BaseSettings):
-    """Base of every service's settings: frozen, flat, unknown names refused, field docstrings are the help text."""
+    """Base of all settings: frozen and flat. Unknown names are refused; field docstrings are the help text."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -53,9 +53,9 @@ def known_variables(models: Iterable[type[Settings]]) -> list[str]:
 
 
 def refuse_unknown_variables(models: Iterable[type[Settings]], environ: Mapping[str, str] | None = None) -> None:
-    """Raises `SettingsError` for a `BATON_*` variable that none of `models` reads, naming the nearest that exists.
+    """Raises `SettingsError` for a `BATON_*` variable that none of `models` reads, and suggests the nearest one.
 
-    One environment file often serves all services, so callers pass the models of all of them.
+    One environment file often serves all services, so callers pass all their models.
     """
     known = known_variables(models)
     present = os.environ if environ is None else environ

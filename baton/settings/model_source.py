@@ -1,7 +1,4 @@
-"""Where a model's files are: bundled, a directory, or the Hugging Face hub. Called by every service at start.
-
-Knows nothing of what is in the files.
-"""
+"""Locates a model's files: bundled, a directory, or the Hugging Face hub. Called by every service at start."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _TEXT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 class ModelFiles(Enum):
-    """Which files a service needs, as patterns: the router only those for text, workers the weights too."""
+    """Patterns of the files that a service needs: TEXT for the router, ALL for workers."""
 
     TEXT = _TEXT_PATTERNS
     ALL = (*_TEXT_PATTERNS, "*.safetensors")
@@ -36,7 +33,7 @@ def resolve_model(name: str, files: ModelFiles = ModelFiles.ALL) -> Path:
 
 
 def model_name(name: str) -> str:
-    """What clients may call model `name` by default: a directory's last part, otherwise the name itself."""
+    """Default name of a model for clients: a directory's last part, otherwise `name`."""
     return Path(name).expanduser().resolve().name if Path(name).expanduser().is_dir() else name
 
 

@@ -1,8 +1,4 @@
-"""What a process must fix: before torch is imported its cores and the size of its thread pools, then what stays.
-
-Called by `services.cli.serve` first thing in a worker, and by every service once it is built. Touches only this
-process.
-"""
+"""Settings of this process: cores and thread pools before torch is imported, garbage collection after start."""
 
 from __future__ import annotations
 
@@ -16,12 +12,12 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 def usable_cores() -> list[int]:
-    """The cores this process may use, in order."""
+    """Cores of this process, in order."""
     return sorted(os.sched_getaffinity(0))
 
 
 def limit_cores(cores: Collection[int]) -> None:
-    """Binds this process to `cores`. Raises `SettingsError` when the machine (or container) lacks one."""
+    """Binds this process to `cores`. Raises `SettingsError` for a core that it may not use."""
     missing = sorted(set(cores) - set(usable_cores()))
     if missing:
         why = f"cores {missing} are not among those this process may use, {usable_cores()}"
@@ -30,12 +26,12 @@ def limit_cores(cores: Collection[int]) -> None:
 
 
 def limit_threads(threads: int) -> None:
-    """Sets the size of compute thread pools for this process; has no effect on libraries already loaded."""
+    """Sizes the compute thread pools of this process; no effect on libraries that are already loaded."""
     os.environ.update(thread_variables(threads))
 
 
 def thread_variables(threads: int) -> Mapping[str, str]:
-    """Environment variables that size the thread pools of numeric libraries, for a child process."""
+    """Environment variables that size the thread pools of numeric libraries in a child process."""
     return {
         **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
         "TOKENIZERS_PARALLELISM": "false",
@@ -43,10 +39,10 @@ def thread_variables(threads: int) -> Mapping[str, str]:
 
 
 def freeze_gc() -> None:
-    """Takes all objects there are out of the garbage collector's sight, once a service is built and loaded.
+    """Exempts all present objects from garbage collection. Called once a service is built and loaded.
 
-    Modules, weights and tables stay until the end. With torch and transformers they are 400,000 objects, and going
-    through them stops every thread for as long as several decode steps take.
+    Modules, weights and tables live until the end. With torch and transformers they are 400,000 objects; one
+    collection of them stops every thread for several decode steps.
     """
     gc.collect()
     gc.freeze()

@@ -1,6 +1,6 @@
-"""Reads the files that settings name into a `ClusterTrust`, once, at process start. Called by every service's `app`.
+"""Reads secret and certificates into a `ClusterTrust`, once, at process start. Called by every service's `app`.
 
-What cannot work is refused here, with the way to mend it. Nothing of a file's contents is in a message.
+Refuses unusable files with a hint for the fix. No message contains file contents.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _FOR_OTHERS = stat.S_IRWXO | stat.S_IWGRP
 
 
 def read_trust(settings: ClusterTrustSettings) -> ClusterTrust:
-    """What this process shows its peers. Raises `SettingsError` for files that are missing, open to others or unfit."""
+    """The credentials of this process. Raises `SettingsError` for missing, world-readable or unusable files."""
     secret = None if settings.cluster_secret_file is None else _read_secret(settings.cluster_secret_file)
     return ClusterTrust(secret, _read_identity(settings))
 
 
 def open_cluster_warning(settings: ServiceSettings) -> str | None:
-    """What to warn of at start: that this process can be reached from elsewhere and asks nobody who they are."""
+    """A warning if other machines can reach this process and it has no cluster secret; None otherwise."""
     if settings.cluster_secret_file is not None or _is_loopback(settings.host):
         return None
-    return f"{settings.host} may be reached by others, and without --cluster-secret-file workers serve whoever calls"
+    return f"other machines may reach {settings.host}, and without --cluster-secret-file workers serve any caller"
 
 
 def _read_secret(path: Path) -> bytes:
@@ -58,7 +58,7 @@ def _read_identity(settings: ClusterTrustSettings) -> TlsIdentity | None:
 
 
 def _check_pair(certificate: Path, key: Path, authorities: Path) -> None:
-    """gRPC would take anything and then fail every handshake without saying why."""
+    """Checks the files with `ssl`: gRPC accepts anything and then fails every handshake without a reason."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certificate, key, password=_no_password)

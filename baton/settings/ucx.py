@@ -1,6 +1,6 @@
-"""The environment that NIXL and UCX read once, when they are first loaded.
+"""Environment variables of NIXL and UCX, which read them once, when they are loaded.
 
-Called by a worker's `app` before anything imports NIXL; everything else about NIXL lives in `baton.transfer`.
+Called before NIXL is imported. The rest of NIXL's use is in `baton.transfer`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _LIBRARIES = ("nixl_cu12", "nixl_cu13")
 
 
 def prepare_environment(overrides: Mapping[str, str]) -> None:
-    """Sets NIXL's and UCX's variables: `overrides` first, then what the environment already says, then `DEFAULTS`.
+    """Sets the variables of NIXL and UCX: `overrides` first, then the existing environment, then `DEFAULTS`.
 
-    `UCX_NET_DEVICES` has no default: UCX then takes every network device it finds.
-    Raises `Broken` when the library is already loaded and would not see a change.
+    `UCX_NET_DEVICES` has no default: UCX then uses every network device.
+    Raises `Broken` if a loaded library would not see a change.
     """
     wanted = {name: value for name, value in DEFAULTS.items() if name not in os.environ} | dict(overrides)
     changed = {name: value for name, value in wanted.items() if os.environ.get(name) != value}

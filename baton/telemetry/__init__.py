@@ -1,1 +1,1 @@
-"""What Baton says about itself: logs, metrics, and the timeline of a request that the latency metrics come from."""
+"""Observability: logs, metrics, and one record of each client request."""

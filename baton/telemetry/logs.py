@@ -1,6 +1,6 @@
 """Structured logs on standard error, one line an event: `get_logger(__name__).info("sealed", request_id=...)`.
 
-`configure_logging` is called once a process by `services.cli`. Lines of other libraries take the same shape.
+`services.cli` calls `configure_logging` once a process. Lines of other libraries get the same format.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _QUIET_LIBRARIES = ("asyncio", "filelock", "grpc", "httpcore2", "httpx2", "huggi
 
 
 def configure_logging(service: str, level: str = "info", fmt: str = "console") -> None:
-    """Sends this process's log lines from `level` up to standard error, each naming `service`.
+    """Sends log lines from `level` up to standard error, each with the field `service`.
 
-    `fmt` is `console` or `json`. May be called again: the last call wins.
+    `fmt` is `console` or `json`. The last call wins.
     """
     shared = _shared_processors(service)
     handler = logging.StreamHandler(sys.stderr)
@@ -44,7 +44,7 @@ def configure_logging(service: str, level: str = "info", fmt: str = "console") -
 
 
 def get_logger(name: str = "baton") -> structlog.stdlib.BoundLogger:
-    """A logger; `bind(request_id=...)` gives one that repeats its fields on every line."""
+    """A logger. `bind(request_id=...)` returns one that adds its fields to every line."""
     return structlog.stdlib.get_logger(name)
 
 

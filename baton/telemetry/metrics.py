@@ -1,7 +1,7 @@
-"""Every metric of every service, and the ways to show them. `docs/metrics.md` is generated from this file.
+"""Declares every metric of every service and serves `/metrics`. `docs/metrics.md` is generated from this file.
 
-A service touches only its own rows; a metric with labels shows nothing until it is used. Counters and gauges may be
-touched from any thread. Knows nothing of what is counted.
+A metric with labels has no series until a label set is used (`known_series` starts those known in advance). Counters
+and gauges may be changed from any thread.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ _STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.12
 _COUNT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 # --- requests (router) ---
-REQUESTS_IN_STATE = Gauge("baton_requests_in_state", "Requests now in a state.", ["state"], registry=REGISTRY)
+REQUESTS_IN_STATE = Gauge("baton_requests_in_state", "Requests by current state.", ["state"], registry=REGISTRY)
 REQUESTS_TOTAL = Counter(
     "baton_requests", "Requests that ended, by outcome and error code.", ["outcome", "code"], registry=REGISTRY
 )
 ADMISSION_TOTAL = Counter(
-    "baton_admission", "Decisions at the door.", ["decision", "reason", "tenant"], registry=REGISTRY
+    "baton_admission", "Admission decisions.", ["decision", "reason", "tenant"], registry=REGISTRY
 )
-QUEUED_REQUESTS = Gauge("baton_queued_requests", "Requests waiting at the door.", registry=REGISTRY)
-QUEUED_TOKENS = Gauge("baton_queued_tokens", "Prompt tokens waiting at the door.", registry=REGISTRY)
+QUEUED_REQUESTS = Gauge("baton_queued_requests", "Requests in the admission queue.", registry=REGISTRY)
+QUEUED_TOKENS = Gauge("baton_queued_tokens", "Prompt tokens in the admission queue.", registry=REGISTRY)
 OPEN_LINK_BREAKERS = Gauge(
     "baton_open_link_breakers",
-    "Links that this router has lost attempts on, and that rest or are being tried again.",
+    "Links whose circuit breaker is open or half-open in this router.",
     registry=REGISTRY,
 )
 RETRIES_TOTAL = Counter(
-    "baton_retries", "Attempts lost and tried again.", ["phase", "reason", "outcome"], registry=REGISTRY
+    "baton_retries", "Attempts lost and retried.", ["phase", "reason", "outcome"], registry=REGISTRY
 )
 ABORTS_TOTAL = Counter("baton_aborts", "Requests aborted, by the phase they were in.", ["phase"], registry=REGISTRY)
 TAKEOVERS_TOTAL = Counter(
     "baton_takeovers",
-    "Calls of other routers, or whose client had gone, that were carried on here: orphans, or for a client.",
+    "Calls taken over by this router, by cause: orphan (their router was lost) or client (their client came back).",
     ["cause"],
     registry=REGISTRY,
 )
@@ -95,7 +95,7 @@ FIRST_ITL_SECONDS = Histogram(
 E2E_SECONDS = Histogram("baton_e2e_seconds", "Arrival to end.", ["path"], buckets=_LATENCY_BUCKETS_S, registry=REGISTRY)
 
 # --- tokens and pages (workers) ---
-PROMPT_TOKENS_TOTAL = Counter("baton_prompt_tokens", "Prompt tokens taken in.", ["role"], registry=REGISTRY)
+PROMPT_TOKENS_TOTAL = Counter("baton_prompt_tokens", "Prompt tokens of accepted requests.", ["role"], registry=REGISTRY)
 CACHED_TOKENS_TOTAL = Counter(
     "baton_cached_tokens", "Prompt tokens found in a prefix cache.", ["role", "tier"], registry=REGISTRY
 )
@@ -114,7 +114,7 @@ KV_PAGES = Gauge("baton_kv_pages", "Pages of the pool by owner.", ["owner"], reg
 
 # --- handoff and transfer (workers) ---
 TRANSFER_BYTES_TOTAL = Counter(
-    "baton_transfer_bytes", "Page bytes that landed.", ["link", "transport"], registry=REGISTRY
+    "baton_transfer_bytes", "Page bytes imported.", ["link", "transport"], registry=REGISTRY
 )
 TRANSFER_SECONDS = Histogram(
     "baton_transfer_seconds",
@@ -158,7 +158,7 @@ STALE_MESSAGES_TOTAL = Counter(
 
 REJECTED_CALLS_TOTAL = Counter(
     "baton_rejected_calls",
-    "Calls refused at the door: no ticket, one that does not fit, is used again or is for another process, or garbage.",
+    "Calls rejected before a servicer: token missing, forged, replayed or for another process, or a malformed message.",
     ["reason"],
     registry=REGISTRY,
 )
@@ -206,7 +206,7 @@ class MetricsServer:
 
 
 def start_metrics_server(host: str, port: int) -> MetricsServer:
-    """Serves /metrics from a thread of its own; port 0 takes a free one. Raises `OSError` that names a busy port."""
+    """Serves /metrics from its own thread; port 0 takes a free one. Raises `OSError` with the port if it is busy."""
     try:
         server, thread = start_http_server(port, addr=host, registry=REGISTRY)
     except OSError as error:
@@ -222,6 +222,6 @@ def render() -> tuple[bytes, str]:
 
 
 def declared() -> list[MetricWrapperBase | FastHistogram]:
-    """Every metric declared here, in order; the documentation is generated from it."""
+    """Every metric of this file, in order; the documentation is generated from it."""
     values: list[Any] = list(globals().values())
     return [value for value in values if isinstance(value, MetricWrapperBase | FastHistogram)]

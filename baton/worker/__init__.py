@@ -1,1 +1,1 @@
-"""What surrounds an engine in a worker process: lifecycle, registration, drain, request checks and event streams."""
+"""Parts around an engine in a worker process: lifecycle, registration, drain, request checks and event streams."""

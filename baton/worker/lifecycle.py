@@ -1,7 +1,7 @@
-"""How a worker process lives and ends: start, signals, crashes, drain. Called by both workers' `app`.
+"""Start, signals, crashes and drain of a worker process. Called by both workers' `app`.
 
-Lives in the asyncio loop. The order of an end is always: say so in the registry, take nothing new, let what runs
-finish (bounded), close the doors, withdraw. Knows no role: what a worker holds is a number that the worker gives.
+Runs in the asyncio loop. Every end has this order: announce DRAINING, accept no new work, let running requests finish
+(bounded), close the server, withdraw. Independent of the role: a callback returns the number of requests left.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from baton.domain.trust import ClusterTrust
 from baton.domain.worker import WorkerStatus
@@ -33,7 +33,7 @@ EngineT = TypeVar("EngineT")
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What a worker is built on. `stack` takes what has to be closed, in reverse order of its making."""
+    """Shared parts of a worker. `stack` closes resources in reverse order of their creation."""
 
     trust: ClusterTrust
     store: StateStore
@@ -41,16 +41,8 @@ class WorkerContext:
     stack: AsyncExitStack
 
 
-class WorkerApp(Protocol):
-    """All rooms of one process."""
-
-    async def run(self) -> None:
-        """Serves until stopped; returns when nothing is left to do but to close."""
-        ...
-
-
 class WorkerLifecycle:
-    """Why and when this process ends. `on_idle` and `on_crash` may be called from any thread."""
+    """Decides when and with which exit code the process ends. `on_idle` and `on_crash` are thread-safe."""
 
     def __init__(self, stop: asyncio.Event) -> None:
         self._loop = asyncio.get_running_loop()
@@ -65,19 +57,19 @@ class WorkerLifecycle:
         return self.status is WorkerStatus.DRAINING
 
     def stop(self) -> None:
-        """Asks for a drain and an exit, as SIGTERM does; idempotent."""
+        """Requests a drain and an exit, as SIGTERM does; idempotent."""
         self._stop.set()
 
     def on_crash(self, error: BaseException) -> None:
-        """A thread or task that must not end has ended."""
+        """Ends the process with exit code 1: a thread or task failed."""
         self._from_any_thread(self._request_exit, 1)
 
     def on_replaced(self) -> None:
-        """Another process runs under this worker's name."""
+        """Ends the process with exit code 1: another process has registered under this worker's id."""
         self._request_exit(1)
 
     def on_idle(self) -> None:
-        """This worker holds no request, for the moment."""
+        """Wakes a waiting drain: the worker holds no request now."""
         self._from_any_thread(self._idle.set)
 
     async def run(
@@ -88,7 +80,7 @@ class WorkerLifecycle:
         drain_timeout_s: float,
         close: Callable[[], Awaitable[object]],
     ) -> None:
-        """Announces and does `work` until a signal, a crash or a replacement; then drains, closes and withdraws."""
+        """Announces and runs `work` until a signal, a crash or a replacement; then drains, closes and withdraws."""
         async with self._background(registration.run(), *work):
             await self._stop.wait()
             await self.drain(registration.announce, num_requests, drain_timeout_s)
@@ -98,9 +90,9 @@ class WorkerLifecycle:
     async def drain(
         self, announce: Callable[[], Awaitable[object]], num_requests: Callable[[], int], timeout_s: float
     ) -> None:
-        """Says that it drains, then waits until nothing is held; warns of what is given up if that takes too long.
+        """Announces DRAINING, then waits until no request is left; logs a warning after `timeout_s`.
 
-        `announce` must be bounded in time. Returns at once when the process has to end for a fault.
+        `announce` must be bounded in time. Returns at once if the process ends because of a fault.
         """
         self.status = WorkerStatus.DRAINING
         try:
@@ -134,7 +126,7 @@ class WorkerLifecycle:
                         task.cancel()
         finally:
             for one in work:
-                one.close()  # one that was cancelled before its first step
+                one.close()  # needed for a task that was cancelled before its first step
 
     async def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -146,21 +138,21 @@ class WorkerLifecycle:
     def _request_exit(self, exit_code: int) -> None:
         self.exit_code = max(self.exit_code, exit_code)
         self._stop.set()
-        self._idle.set()  # a drain in progress has nothing to wait for any more
+        self._idle.set()  # ends a drain in progress
 
     def _from_any_thread(self, call: Callable[..., object], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has closed: the process has ended already
+        with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
             self._loop.call_soon_threadsafe(call, *arguments)
 
 
 async def run_worker(
     settings: WorkerSettings,
     build_engine: Callable[[], EngineT],
-    build_worker: Callable[[EngineT, WorkerContext], WorkerApp],
+    serve: Callable[[EngineT, WorkerContext], Awaitable[None]],
 ) -> int:
-    """One worker process: reads its files, assembles its engine (this may take long), opens the store, runs.
+    """Runs one worker process: reads credentials, builds the engine (slow), connects to the store, serves.
 
-    Returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start.
+    Returns the exit code. Raises `BatonError` or `OSError` if it cannot start.
     """
     prepare_environment({})
     trust = read_trust(settings)
@@ -174,5 +166,5 @@ async def run_worker(
             store = await connect(settings.redis_url, options)
             stack.push_async_callback(store.close)
             lifecycle = WorkerLifecycle(stop)
-            await build_worker(engine, WorkerContext(trust, store, lifecycle, stack)).run()
+            await serve(engine, WorkerContext(trust, store, lifecycle, stack))
             return lifecycle.exit_code

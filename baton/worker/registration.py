@@ -1,7 +1,7 @@
-"""A worker's registration: announces its record while it lives, withdraws it when it leaves.
+"""A worker's registration: announces its record while the process runs and withdraws it at the end.
 
-One asyncio task a worker process. An outage of the state store is reported once and outlived: routers keep what they
-know, and the first announcement after it makes the worker visible again.
+One asyncio task a worker process. An outage of the state store is logged once: routers keep the records they have,
+and the next announcement makes the worker visible again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = get_logger()
 
 
 class Registration:
-    """Announces `record()` every `interval_s`, and at once when `changed` is called."""
+    """Announces `record()` every `interval_s`, and at once after `announce_soon`."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class Registration:
         self._reachable = True
 
     def announce_soon(self) -> None:
-        """What the record says is different now; do not wait for the next heartbeat."""
+        """Announces the changed record without waiting for the next heartbeat."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Announces until cancelled."""
         while True:
             self._changed.clear()
             await self.announce()
@@ -50,7 +50,7 @@ class Registration:
                 continue
 
     async def withdraw(self) -> None:
-        """Withdraws the record; an unreachable store forgets it by itself."""
+        """Withdraws the record. In an unreachable store it expires."""
         record = self._record()
         try:
             await self._registry.withdraw(record.id, record.incarnation)
@@ -58,7 +58,7 @@ class Registration:
             log.warning("withdraw_failed", worker=record.id)
 
     async def announce(self) -> None:
-        """Tells the store how things are now. Bounded; an unreachable store is reported and outlived, not raised."""
+        """Writes the current record to the store. Bounded in time; logs an unreachable store and does not raise."""
         try:
             async with self._announcing:
                 current = await self._registry.announce(self._record())

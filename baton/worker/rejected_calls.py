@@ -1,4 +1,4 @@
-"""What a worker says of the calls it rejected: counted always, logged once in a while. Called by both `app`s."""
+"""Counts every rejected call and logs some of them. Used by both workers' `app`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 
 LOG_INTERVAL_S = 10.0
-"""Between two lines of one kind: whoever can reach the port can call as often as they like."""
+"""Shortest time between two lines of one kind: any process that reaches the port can cause them."""
 
 log = get_logger()
 
@@ -26,7 +26,7 @@ class RejectedCallLog:
             metrics.REJECTED_CALLS_TOTAL.labels(fault.value)
 
     def record(self, call: RejectedCall) -> None:
-        """A call was rejected."""
+        """Counts a rejected call; logs it unless one of its kind was logged within `LOG_INTERVAL_S`."""
         kind = call.fault.value
         metrics.REJECTED_CALLS_TOTAL.labels(kind).inc()
         now = self._clock()

@@ -1,8 +1,7 @@
-"""What a worker checks of a message before its engine hears of it. Called by both workers' servicers.
+"""Validates messages before they reach an engine. Called by both workers' servicers. Pure.
 
-The router has checked what clients send; this is against a router or a peer that is broken, of another version or
-hostile. An engine takes every number for what it says: a token id outside the vocabulary or a deadline that is no
-number would end it, and with it everybody's requests. Pure.
+The router validates client input; this protects against a broken, hostile or newer peer. An engine trusts its input:
+a token id outside the vocabulary or a deadline that is not a number would end it and every request in it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class EngineRequestValidator:
     max_model_len: int
 
     def validate_prompt(self, message: common_pb2.EngineRequest) -> EngineRequest:
-        """A request whose tokens can be prefilled. Raises `InvalidRequest` or `ContextOverflow`."""
+        """The request, whose tokens can be prefilled. Raises `InvalidRequest` or `ContextOverflow`."""
         request = codec.decode_request(message)
         validate_id(message.id)
         _require(len(request.salt) <= MAX_NAME_CHARS, "salt", f"is longer than {MAX_NAME_CHARS} characters")
@@ -43,13 +42,13 @@ class EngineRequestValidator:
         return request
 
     def validate_sequence(self, message: common_pb2.EngineRequest) -> EngineRequest:
-        """`prompt`, and there is room for all that may be generated."""
+        """As `validate_prompt`; in addition, `max_tokens` fits after the prompt."""
         request = self.validate_prompt(message)
         self._check_length(request.num_prompt_tokens + request.stop.max_tokens)
         return request
 
     def is_token(self, token: int) -> bool:
-        """Whether the model has such a token."""
+        """True if the model has this token id."""
         return 0 <= token < self.vocab_size
 
     def _are_tokens(self, tokens: tuple[int, ...]) -> bool:
@@ -80,7 +79,7 @@ class EngineRequestValidator:
 
 
 def validate_id(message: common_pb2.AttemptId) -> AttemptId:
-    """Raises `InvalidRequest` for an attempt without a name, with one that nobody should have to remember, or 0."""
+    """The attempt's id. Raises `InvalidRequest` for an empty or too long request id, or attempt 0."""
     id = codec.decode_id(message)
     _require(0 < len(id.request_id) <= MAX_NAME_CHARS, "request_id", f"has not 1 to {MAX_NAME_CHARS} characters")
     _require(id.attempt > 0, "attempt", "is 0, the first is 1")
@@ -88,7 +87,7 @@ def validate_id(message: common_pb2.AttemptId) -> AttemptId:
 
 
 def clamp_duration(seconds: float, name: str) -> float:
-    """Seconds in [0, one day]: more is cut, less is nothing. Raises `InvalidRequest` for what is no number."""
+    """Clamps seconds to [0, one day]. Raises `InvalidRequest` for NaN."""
     _require(not math.isnan(seconds), name, "is no number")
     return min(max(seconds, 0.0), MAX_DURATION_S)
 

@@ -1,4 +1,4 @@
-"""One event stream an attempt, from the engine to whoever serves that attempt. Lives in the asyncio loop."""
+"""One event stream an attempt, from the engine to the servicer of that attempt. Owned by the asyncio loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Event = TypeVar("Event")
 
 
 class AttemptStreams(Generic[Event]):
-    """Delivers events by attempt; an event nobody listens to is dropped: its reader has gone."""
+    """Delivers events by attempt. Drops events of an attempt without an open stream."""
 
     def __init__(self, on_empty: Callable[[], None] = lambda: None) -> None:
         self._on_empty = on_empty
@@ -23,13 +23,13 @@ class AttemptStreams(Generic[Event]):
         return len(self._queues)
 
     def open(self, id: AttemptId) -> None:
-        """Begins to collect the events of `id`. Raises `Superseded` when someone reads them already."""
+        """Starts to collect the events of `id`. Raises `Superseded` if a stream of `id` is open."""
         if id in self._queues:
             raise Superseded(f"{id} is being served already")
         self._queues[id] = asyncio.Queue()
 
     def deliver(self, id: AttemptId, event: Event) -> None:
-        """Hands an event over; never blocks (an attempt has a bounded number of events)."""
+        """Queues an event; never blocks (an attempt has a bounded number of events)."""
         queue = self._queues.get(id)
         if queue is not None:
             queue.put_nowait(event)
@@ -42,7 +42,7 @@ class AttemptStreams(Generic[Event]):
             raise DeadlineExceeded(f"{id}: no event within {timeout_s:.1f} s") from None
 
     def close(self, id: AttemptId) -> None:
-        """Stops collecting; idempotent. `on_empty` hears of it when nobody else is served."""
+        """Stops collecting; calls `on_empty` if no stream is left. Idempotent."""
         self._queues.pop(id, None)
         if not self._queues:
             self._on_empty()

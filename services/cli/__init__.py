@@ -1,1 +1,1 @@
-"""The `baton` command: `serve` runs one service, `up` runs a whole system on this machine."""
+"""The `baton` command: `serve` runs one service, `up` a whole system on this machine."""

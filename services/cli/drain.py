@@ -1,7 +1,7 @@
-"""`baton drain WORKER_ID`: takes a worker out of service without losing a request, and says how far it is.
+"""`baton drain WORKER_ID`: takes a worker out of service without losing a request, and reports progress.
 
-The worker is found in the state store and told over gRPC; what it then does is what SIGTERM makes it do. Safe to
-repeat, and to give up waiting for: the worker goes on.
+Finds the worker in the state store and calls it by gRPC; the effect is that of SIGTERM. Safe to repeat. The worker
+goes on draining after the command is interrupted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from services.cli.settings import COMMANDS, DrainSettings
 
 
 class UnknownWorker(BatonError):
-    """No worker of that name is announced."""
+    """No worker with this id is registered."""
 
     code = "unknown_worker"
 
@@ -41,7 +41,7 @@ def drain(
     *,
     settings: Annotated[DrainSettings | None, Parameter(name="*")] = None,
 ) -> int:
-    """Let a worker finish what it has, take nothing new, and exit; returns when it has left."""
+    """Let a worker finish its requests, accept no new ones, and exit; returns when it has left."""
     refuse_unknown_variables(COMMANDS.values())
     return asyncio.run(_drain(WorkerId(worker_id), settings or DrainSettings()))
 
@@ -71,7 +71,7 @@ async def _drain(id: WorkerId, settings: DrainSettings) -> int:
 
 
 async def _find_worker(store: WorkerRegistry, id: WorkerId) -> WorkerRecord:
-    """Raises `UnknownWorker`, which names those that are there."""
+    """The worker's record. Raises `UnknownWorker`, which lists the registered ones."""
     workers = {worker.id: worker for worker in await store.workers()}
     if id not in workers:
         raise UnknownWorker(f"no worker {id!r} is announced. There are: {', '.join(workers) or 'none'}.")
@@ -79,7 +79,7 @@ async def _find_worker(store: WorkerRegistry, id: WorkerId) -> WorkerRecord:
 
 
 async def _report_progress(channels: ChannelPool, record: WorkerRecord) -> int:
-    """Tells the worker and reports until its drain has ended; how many requests it had to give up."""
+    """Starts the drain and prints progress to its end. Returns the number of requests that were given up."""
     num_left: int | None = None
     try:
         async for progress in _drain_progress(channels, record):

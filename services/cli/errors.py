@@ -1,6 +1,6 @@
-"""What a person reads when a command cannot go on: what, why, how to mend; never a traceback for a foreseen error.
+"""Error messages of commands: what failed, why, and a hint. No traceback for an expected error.
 
-Called by `services.cli.main` alone. An error that nobody foresaw, or `Broken`, is not translated: it is a bug.
+Called by `services.cli.main` only. An unexpected error, or `Broken`, is not translated: it is a bug.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ EXPECTED_ERRORS = (BatonError, OSError, pydantic.ValidationError, cyclopts.Cyclo
 
 
 class StartFailed(BatonError):
-    """A system that was being started, or had started, stopped by itself."""
+    """The system did not start, or a process kept failing."""
 
     code = "start_failed"
 
 
 class NotDrained(BatonError):
-    """A worker was asked to leave and has not, or not without giving something up."""
+    """The worker did not leave in time, or gave up requests."""
 
     code = "not_drained"
 
 
 def explain(error: ExpectedError) -> tuple[str, int]:
-    """The message for a person and the exit code. Raises `error` itself when it is a bug."""
+    """The message and the exit code. Raises `error` if it is a bug."""
     if isinstance(error, Broken):
         raise error
     if isinstance(error, cyclopts.CycloptsError):

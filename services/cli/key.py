@@ -1,6 +1,6 @@
-"""`baton key TENANT`: makes an API key; and the key that `baton up` gives itself for its first request.
+"""`baton key TENANT`: makes an API key. Also makes the key of the smoke request of `baton up`.
 
-Registered by `services.cli.main`. What a key is, and what the file looks like, the router's `keys` says.
+`services.router.edge.api_keys` defines keys and the file format.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ OWN_TENANT = "baton-up"
 
 @dataclass(frozen=True, slots=True)
 class OwnKeys:
-    """A file of API keys of which one is known here."""
+    """A file of API keys, one of which is known in the clear."""
 
     file: Path
     key: str = field(repr=False)
 
 
 def key(tenant: str, /) -> int:
-    """Make an API key for TENANT and print the line that the router's --api-keys-file needs.
+    """Make an API key for TENANT and print its line of the router's --api-keys-file.
 
-    The line goes to standard output (append it to the file), the key to standard error. It is shown this once: the line
-    holds only its digest. A tenant may have several keys; the router reads the file when it starts.
+    The line goes to standard output: append it to the file. The key goes to standard error and is not shown again: the
+    line holds only its digest. A tenant may have several keys. The router reads the file when it starts.
     """
     made = new_key()
     line = make_entry(tenant, made).line()
@@ -41,7 +41,7 @@ def key(tenant: str, /) -> int:
 
 @contextlib.contextmanager
 def own_keys(given: Path | None) -> Iterator[OwnKeys | None]:
-    """The keys in `given` and one more, in a file that goes with the context; None when no keys are asked for.
+    """The keys in `given` and a new one, in a file that is removed with the context; None without `given`.
 
     Raises `SettingsError` for a file that the router would refuse.
     """

@@ -1,4 +1,4 @@
-"""The `baton` command's root: its subcommands, and the one place where errors become words and an exit code."""
+"""The root of the `baton` command: subcommands, and errors as messages with an exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXIT_INTERRUPTED = 130
 
 
 def build_app() -> App:
-    """All commands."""
+    """The command with all its subcommands."""
     app = App(
         name="baton",
         help="LLM serving with prefill and decode in separate services that hand requests over page by page.",
@@ -40,7 +40,7 @@ def build_app() -> App:
 
 
 def run(tokens: Sequence[str]) -> int:
-    """Runs one command line (without the program's name) and returns its exit code; prints errors to stderr."""
+    """Runs one command line, without the program's name, and returns its exit code. Prints errors to stderr."""
     try:
         code = build_app()(list(tokens), exit_on_error=False, print_error=False, result_action="return_value")
     except EXPECTED_ERRORS as error:

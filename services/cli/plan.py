@@ -1,4 +1,4 @@
-"""From `baton up`'s settings to the command lines of its processes. Pure but for the search for free ports.
+"""The command lines of the processes of `baton up`, made from its settings. Pure but for the search for free ports.
 
 Called by `services.cli.up`.
 """
@@ -24,19 +24,19 @@ LOCALHOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Everything that will run. Commands are in starting order; addresses are host:port."""
+    """The processes to start, in order, and their addresses (host:port)."""
 
     commands: tuple[ChildCommand, ...]
     router_url: str
     prefill_metrics: tuple[str, ...]
     decode_metrics: tuple[str, ...]
     own_key: str | None = field(default=None, repr=False)
-    """An API key for the first request, where the router asks for one."""
+    """An API key for the smoke request, if the router requires one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFlags:
-    """What all processes of one system are given alike."""
+    """Flags that are the same for all processes of one system."""
 
     redis_url: str
     secret_file: Path
@@ -45,7 +45,7 @@ class SharedFlags:
 def make_plan(
     settings: UpSettings, shared: SharedFlags, cores: Sequence[int], keys: OwnKeys | None = None
 ) -> LaunchPlan:
-    """Workers first, the router last. `cores` are those that this process may use. Raises `OSError` for a busy port."""
+    """Workers first, the router last. `cores`: those of this process. Raises `OSError` for a busy port."""
     port = _choose_port(settings.host, settings.port)
     num_workers = settings.prefill + settings.decode
     ports = free_ports(2 * num_workers)
@@ -73,7 +73,7 @@ def make_plan(
 
 
 def share_cores(cores: Sequence[int], num_workers: int, threads: int) -> list[str]:
-    """The cores of each worker, as `--cpu-affinity` takes them; shared round robin when there are too few."""
+    """The cores of each worker, in the form of `--cpu-affinity`; shared round robin if there are too few."""
     return [
         ",".join(str(core) for core in sorted({cores[(index * threads + k) % len(cores)] for k in range(threads)}))
         for index in range(num_workers)
@@ -81,7 +81,7 @@ def share_cores(cores: Sequence[int], num_workers: int, threads: int) -> list[st
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, all different."""
+    """Different ports that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -95,7 +95,7 @@ def callable_host(host: str) -> str:
 
 
 def _choose_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0. Raises `OSError` at once, before anything is started, when it is busy."""
+    """`port`, or a free one for 0. Raises `OSError` for a busy port, before any process is started."""
     with socket.create_server((callable_host(host), 0)) if port == 0 else _listening(host, port) as probe:
         return int(probe.getsockname()[1])
 

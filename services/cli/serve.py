@@ -29,24 +29,24 @@ serve_app = App(name="serve", help="Run one service in this process.")
 
 @serve_app.command
 def router(*, settings: Annotated[RouterSettings | None, FLAT] = None) -> int:
-    """OpenAI-compatible HTTP in front, placement and dispatch behind."""
+    """Serve the OpenAI-compatible API and dispatch requests to workers."""
     return _serve("router", settings or RouterSettings())
 
 
 @serve_app.command
 def prefill(*, settings: Annotated[PrefillSettings | None, FLAT] = None) -> int:
-    """A worker that computes prompts and offers their pages."""
+    """Compute prompts and export their pages."""
     return _serve("prefill", settings or PrefillSettings())
 
 
 @serve_app.command
 def decode(*, settings: Annotated[DecodeSettings | None, FLAT] = None) -> int:
-    """A worker that pulls prompts' pages and generates."""
+    """Import prompts' pages and generate tokens."""
     return _serve("decode", settings or DecodeSettings())
 
 
 def _serve(name: str, settings: ServiceSettings) -> int:
-    """Prepares the process, then hands it to `services.<name>.app.serve(settings)`; returns the exit code."""
+    """Prepares the process, then calls `services.<name>.app.serve(settings)`. Returns the exit code."""
     refuse_unknown_variables(COMMANDS.values())
     configure_logging(name, settings.log_level, settings.log_format)
     if settings.cores is not None:

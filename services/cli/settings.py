@@ -21,13 +21,13 @@ class UpSettings(Settings):
     """`bundled`, a directory with a Hugging Face model, or a Hugging Face id such as `Qwen/Qwen3-0.6B`."""
 
     prefill: Annotated[int, Field(ge=0)] = 1
-    """Number of prefill workers; 0: decode workers prefill for themselves."""
+    """Number of prefill workers; 0: decode workers compute prompts themselves."""
 
     decode: Count = 1
     """Number of decode workers."""
 
     decode_token_budget: Annotated[int, Field(ge=0)] = 0
-    """Most tokens a step of a decode worker, prompts included, when it prefills for itself too; 0: it never does."""
+    """Most tokens a step of a decode worker, prompts included, if it computes prompts too; 0: it never does."""
 
     host: str = "127.0.0.1"
     """Interface of the router; workers always listen on 127.0.0.1."""
@@ -36,19 +36,19 @@ class UpSettings(Settings):
     """HTTP port of the router; 0 takes a free one."""
 
     redis_url: RedisUrl | None = None
-    """A Redis that runs already; default: one is started and stopped with the system."""
+    """URL of a running Redis; default: one is started and stopped with the system."""
 
     cluster_secret_file: Path | None = None
-    """File with the secret that router and workers share; default: a random one, removed at the end."""
+    """File with the secret of router and workers; default: a random one, removed at the end."""
 
     api_keys_file: Path | None = None
-    """File of API keys, as `baton key` prints them; default: the router asks nobody for one."""
+    """File of API keys, as `baton key` prints them; default: no keys are required."""
 
     dtype: Dtype = Dtype.AUTO
     """Number format of weights and KV: auto, float32 or bfloat16."""
 
     transport: Transport = Transport.AUTO
-    """How pages move: auto, nixl or stream."""
+    """Transport of pages: auto, nixl or stream."""
 
     page_size: Count = 16
     """Token slots of a page."""
@@ -57,19 +57,19 @@ class UpSettings(Settings):
     """Memory for each worker's pool, in MiB."""
 
     threads: Count = 1
-    """Compute threads, and cores of its own, of each worker."""
+    """Compute threads and cores of each worker."""
 
     log_dir: Path | None = None
-    """Where the processes' logs go; default: a temporary directory, removed at the end."""
+    """Directory of the processes' logs; default: a temporary one, removed at the end."""
 
     log_level: LogLevel = LogLevel.INFO
-    """The least severe log line that is written."""
+    """Least severe log level that is written."""
 
     start_timeout_s: Seconds = 300.0
-    """How long all may take until the first request has been served."""
+    """Longest time from the start to the first answered request."""
 
     drain_timeout_s: Seconds = 10.0
-    """How long running requests may take to finish after Ctrl-C."""
+    """Time for running requests to finish after Ctrl-C."""
 
     @model_validator(mode="after")
     def _has_prefill(self) -> Self:
@@ -79,17 +79,17 @@ class UpSettings(Settings):
 
 
 class ClusterClientSettings(ClusterTrustSettings):
-    """What a command needs to find workers in the state store and to call them."""
+    """Settings of commands that find workers in the state store and call them."""
 
     redis_url: RedisUrl = "redis://127.0.0.1:6379/0"
-    """The state store in which the workers are announced: redis://, rediss:// or unix://."""
+    """URL of the state store with the workers' records: redis://, rediss:// or unix://."""
 
 
 class DrainSettings(ClusterClientSettings):
     """Take a worker out of service without losing a request."""
 
     wait_s: Seconds = 120.0
-    """How long the worker may take to finish and exit; it goes on draining after that."""
+    """Longest wait for the worker's exit; it goes on draining after that."""
 
 
 class TraceSettings(ClusterClientSettings):
@@ -99,10 +99,10 @@ class TraceSettings(ClusterClientSettings):
     """URL of any router of the cluster."""
 
     api_key: SecretStr | None = None
-    """API key of the request's tenant, where the router asks for one; better given as a variable than as a flag."""
+    """API key of the request's tenant, if keys are required; a variable is safer than a flag."""
 
     workers: bool = False
-    """Read the workers' recent attempts too: shows a request whose router has ended. Needs the state store."""
+    """Read the workers' recent attempts, too: shows a request whose router has ended. Needs the state store."""
 
 
 class ReplaySettings(ClusterClientSettings):

@@ -1,6 +1,6 @@
-"""Proof that a system works: it says ready, it answers a completion, and page bytes moved for it.
+"""The smoke request of `baton up`: the router is ready, answers a completion, and page bytes moved for it.
 
-Called by `services.cli.up`, which bounds the time by a deadline and by the processes' lives.
+Called by `services.cli.up`, which bounds the time.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from services.cli.errors import StartFailed
 
 _POLL_INTERVAL_S = 0.1
 _TRANSFER_BYTES = "baton_transfer_bytes_total"
-# Longer than a few pages, so that a split request has something to move; unlike any user's, so that no cache has it.
-_PROMPT = "A smoke_request sings in the mine, and the miners listen: " + " ".join(str(n) for n in range(48))
+# Longer than a few pages, so that a split request moves some; unlike any user's prompt, so that no cache has it.
+_PROMPT = "A smoke request counts the pages of its prompt: " + " ".join(str(n) for n in range(48))
 
 
 async def wait_until_ready(
     client: httpx2.AsyncClient, router_url: str, metrics_urls: Sequence[str], stopped: asyncio.Event
 ) -> None:
-    """Asks /ready, and every worker's metrics, until all answer.
+    """Polls /ready and every worker's metrics until all answer.
 
-    Waits between questions for `stopped`, and raises `StartFailed` when that is set.
+    Raises `StartFailed` once `stopped` is set.
     """
     while not all([await _answers_ok(client, url) for url in (f"{router_url}/ready", *metrics_urls)]):
         try:
@@ -41,7 +41,7 @@ async def model_served(client: httpx2.AsyncClient, router_url: str) -> str:
 
 
 async def transferred_bytes(client: httpx2.AsyncClient, metrics_urls: Iterable[str]) -> float:
-    """Page bytes that landed so far, over all decode workers."""
+    """Page bytes imported so far by all decode workers."""
     pages = [(await _require_ok(client.get(url), url)).text for url in metrics_urls]
     return sum(
         sample.value
@@ -59,7 +59,7 @@ async def send_smoke_request(
     `must_move`."""
     urls = tuple(metrics_urls)
     before = await transferred_bytes(client, urls)
-    # Not to be ended by its first token: decode would have nothing to pull pages for.
+    # More than one token: decode pulls no pages for a request that ends with its first token.
     body = {"model": model, "prompt": _PROMPT, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     await _require_ok(client.post(f"{router_url}/v1/completions", json=body), "the first completion")
     moved = int(await transferred_bytes(client, urls) - before)
@@ -76,7 +76,7 @@ async def _answers_ok(client: httpx2.AsyncClient, url: str) -> bool:
 
 
 async def _require_ok(call: Awaitable[httpx2.Response], what: str) -> httpx2.Response:
-    """The answer to `call`. Raises `StartFailed`, naming `what`, when there is none or it is not 200."""
+    """The answer to `call`. Raises `StartFailed` with `what` if there is none or its status is not 200."""
     try:
         answer = await call
     except httpx2.TransportError as error:

@@ -35,7 +35,7 @@ WorkerAttempts = Sequence[tuple[WorkerRecord, worker_pb2.AttemptTimes]]
 
 
 class TraceNotFound(BatonError):
-    """No process that was asked knows the request."""
+    """No record of the request was found."""
 
     code = "trace_not_found"
 
@@ -74,7 +74,7 @@ async def _trace(id: str, settings: TraceSettings) -> list[str]:
 
 
 async def _ask_router(id: str, settings: TraceSettings) -> _Answer:
-    """Raises `TraceNotFound`, also for a router that cannot be reached."""
+    """The router's answer. Raises `TraceNotFound`, also if the router is not reachable."""
     key = settings.api_key
     headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
     async with httpx2.AsyncClient(timeout=TIMEOUT_S, trust_env=False, headers=headers) as client:
@@ -88,7 +88,7 @@ async def _ask_router(id: str, settings: TraceSettings) -> _Answer:
 
 
 async def _worker_attempts(id: str, settings: TraceSettings) -> WorkerAttempts:
-    """The attempts of every sequence of the request, as each worker that answers measured them."""
+    """The attempts of all sequences of the request, from the rings of all workers that answer."""
     trust = read_trust(settings)
     async with contextlib.AsyncExitStack() as stack:
         store = await connect(settings.redis_url)

@@ -1,7 +1,7 @@
-"""`baton up`: a whole system on this machine, from nothing to the first answered request, and back to nothing.
+"""`baton up`: starts a whole system on this machine, checks it with a request, and stops it again.
 
-1. Check what can be checked first: variables, the model's files, Redis, the port.
-2. Start Redis unless one is given, then workers and router, the workers on cores of their own.
+1. Check variables, the model's files, Redis and the port.
+2. Start Redis unless one is given, then workers and router. Each worker gets its own cores.
 3. Wait until the router is ready and a smoke_request's pages have moved.
 4. Serve until Ctrl-C or SIGTERM; start a process that died once more, unless that happens too often.
 5. Stop the router (it drains), decode, prefill, Redis; leave nothing behind.
@@ -85,14 +85,14 @@ async def run_plan(plan: LaunchPlan, settings: UpSettings, log_dir: Path, consol
 
 
 async def _first_exit(supervisor: Supervisor, stop: asyncio.Event) -> Child | None:
-    """The first child that ends by itself; None when a signal asks to stop before that."""
+    """The first child that ends by itself; None if a signal to stop comes first."""
     async with _task(stop.wait()) as stop_asked, _task(supervisor.first_exit()) as exit_:
         await asyncio.wait([stop_asked, exit_], return_when=asyncio.FIRST_COMPLETED)
         return None if stop.is_set() else await exit_
 
 
 async def _keep_running(supervisor: Supervisor, stop: asyncio.Event, console: Console) -> None:
-    """Returns when a signal asks to stop. Raises `StartFailed` when children die more often than restarts are worth."""
+    """Restarts children that end; returns after a signal to stop. Raises `StartFailed` after too many restarts."""
     exits_s: list[float] = []
     while (exited := await _first_exit(supervisor, stop)) is not None:
         now = time.monotonic()
@@ -104,19 +104,19 @@ async def _keep_running(supervisor: Supervisor, stop: asyncio.Event, console: Co
 
 
 def _exit_report(child: Child) -> str:
-    how = f"{child.name} ended by itself with exit code {child.process.returncode}. Its last words:"
+    how = f"{child.name} ended by itself with exit code {child.process.returncode}. Its last log lines:"
     return f"{how}\n{child.log_tail() or '(none)'}"
 
 
 async def _wait_until_serving(
     plan: LaunchPlan, settings: UpSettings, exit_watch: asyncio.Task[Child | None], console: Console
 ) -> None:
-    """Returns when the system has answered or is to stop. Raises `StartFailed` when a child died or time is up."""
+    """Returns when the smoke request is answered, or to stop. Raises `StartFailed` if a child ends or time is up."""
     split = settings.decode_token_budget == 0  # otherwise decode may have computed the first prompt itself
     async with _task(_smoke_test(plan, split, exit_watch, console)) as check:
         await asyncio.wait([check, exit_watch], timeout=settings.start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if check.done() and check.exception() is not None:
-            # The cause may be a process that died: its own last words say more than our failed call.
+            # The cause may be a process that ended: its log says more than our failed call.
             await asyncio.wait([exit_watch], timeout=_EXIT_REPORT_S)
         if exit_watch.done():
             if (exited := await exit_watch) is not None:
@@ -173,7 +173,7 @@ async def _stop(supervisor: Supervisor, settings: UpSettings, console: Console) 
 
 @contextlib.asynccontextmanager
 async def _task(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """`work` as a task that does not outlive the context; whoever wants its error must await it inside."""
+    """`work` as a task that is cancelled at the end of the context. Its error is raised only to those who await it."""
     task = asyncio.create_task(work)
     try:
         yield task
@@ -184,7 +184,7 @@ async def _task(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
 
 @contextlib.contextmanager
 def _redis(url: str | None, console: Console) -> Iterator[str]:
-    """The given Redis, checked, or one of our own while the context lasts. Raises `StoreUnavailable`."""
+    """The given Redis, checked, or a new one for the context. Raises `StoreUnavailable`."""
     if url is None:
         with LocalRedis() as redis:
             yield redis.url
@@ -201,7 +201,7 @@ async def _check_redis(url: str) -> None:
 
 @contextlib.contextmanager
 def _secret_file(given: Path | None) -> Iterator[Path]:
-    """The given file, or one of our own that only this user can read and that goes with the context."""
+    """The given file, or a new one with mode 0600 that is removed with the context."""
     if given is not None:
         yield given
         return

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from baton.settings.groups import Count, Port, Seconds, WorkerSettings
 
+RENEWALS_PER_LEASE = 10
+"""Renewals of an export lease within its length: a few may be lost."""
+
 
 class DecodeSettings(WorkerSettings):
     """Pulls prompts' pages and generates."""
@@ -31,9 +34,6 @@ class DecodeSettings(WorkerSettings):
     reservation_deadline_s: Seconds = 10.0
     """Longest that a reservation of room holds unused, whatever the router asks for."""
 
-    renew_interval_s: Seconds = 0.5
-    """How often the leases of handoffs are renewed."""
-
     pull_deadline_s: Seconds = 5.0
     """How long one pull may take."""
 
@@ -47,16 +47,15 @@ class DecodeSettings(WorkerSettings):
     """Pages of host memory for preempted sequences; default: as many as the pool's."""
 
     @model_validator(mode="after")
-    def _lease_outlives_renewals(self) -> Self:
-        if self.export_lease_s < 2 * self.renew_interval_s:
-            raise ValueError("export_lease_s must be at least twice renew_interval_s, or every lease would end")
-        return self
-
-    @model_validator(mode="after")
     def _budget_reaches_a_page_edge(self) -> Self:
         if 0 < self.token_budget < self.page_size:
             raise ValueError("token_budget must be 0 or at least page_size, or a long prompt would never advance")
         return self
+
+    @property
+    def renew_interval_s(self) -> float:
+        """Interval of lease renewals."""
+        return self.export_lease_s / RENEWALS_PER_LEASE
 
     @property
     def prefills(self) -> bool:

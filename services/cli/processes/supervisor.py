@@ -1,4 +1,4 @@
-"""Child processes: started with a log file each, watched, stopped in order, and dead when this process is.
+"""Child processes: each has a log file, all are watched, stopped in order, and end with this process.
 
 Called by `services.cli.up`. Owned by one asyncio loop on the main thread. Knows no service.
 """
@@ -22,7 +22,7 @@ _TAIL_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ChildCommand:
-    """What to run: a name for people, arguments (the program first), and variables on top of this environment."""
+    """A command: a name, arguments (the program first), and variables on top of this environment."""
 
     name: str
     arguments: tuple[str, ...]
@@ -30,7 +30,7 @@ class ChildCommand:
 
 
 class Child:
-    """A process that was started; its output goes to `log`."""
+    """A started process; its output goes to `log`."""
 
     def __init__(self, command: ChildCommand, log: Path, process: asyncio.subprocess.Process) -> None:
         self.command = command
@@ -44,14 +44,14 @@ class Child:
         return self.process.returncode is None
 
     def log_tail(self, num_lines: int = 15) -> str:
-        """The last lines it wrote."""
+        """The last lines of its log."""
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-num_lines:])
 
     async def stop(self, grace_s: float) -> None:
-        """Asks it to end, waits `grace_s`, then kills it; returns when it is gone. Idempotent."""
+        """Terminates it, waits `grace_s`, then kills it; returns after its end. Idempotent."""
         if self.running:
             with contextlib.suppress(ProcessLookupError):
                 self.process.terminate()
@@ -63,7 +63,7 @@ class Child:
 
 
 class Supervisor:
-    """All children of this process. As a context manager it leaves none behind."""
+    """All children of this process. Leaving the context kills those that still run."""
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
@@ -76,7 +76,7 @@ class Supervisor:
         await asyncio.gather(*(child.stop(grace_s=0.0) for child in self.children))
 
     async def start(self, command: ChildCommand) -> Child:
-        """Starts a child in a session of its own: Ctrl-C in a terminal reaches only this process, which then stops
+        """Starts a child in its own session: Ctrl-C in a terminal reaches only this process, which then stops
         its children in order. Raises `OSError` when the log cannot be written or the program does not exist."""
         log = self._log_dir / f"{command.name}.log"
         wrapped = (sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), *command.arguments)
@@ -94,12 +94,12 @@ class Supervisor:
         return child
 
     async def restart(self, child: Child) -> Child:
-        """Starts a child that has ended once more, with the same command and the same log."""
+        """Starts an ended child again, with the same command and log."""
         self.children.remove(child)
         return await self.start(child.command)
 
     async def first_exit(self) -> Child:
-        """Waits until a child ends, and returns it."""
+        """Waits until a child ends and returns it."""
         await asyncio.wait([child.exit for child in self.children], return_when=asyncio.FIRST_COMPLETED)
         return next(child for child in self.children if not child.running)
 

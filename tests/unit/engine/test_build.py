@@ -1,4 +1,4 @@
-"""Where a worker computes: what is asked for, what is there, and what is said when they differ."""
+"""Device and pool of a worker: the choice, and the messages where a choice is impossible."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ GEOMETRY = fake_geometry(4)
 
 
 @pytest.mark.parametrize("found", [True, False])
-def test_a_gpu_is_taken_where_there_is_one_and_nobody_says_otherwise(found: bool, monkeypatch: pytest.MonkeyPatch):
+def test_auto_takes_a_gpu_where_there_is_one(found: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found)
     assert resolve_device(Device.CPU) == "cpu"
     assert resolve_device(Device.AUTO) == ("cuda" if found else "cpu")
 
 
 @pytest.mark.parametrize(("built_for", "why"), [(None, "built for CPUs"), ("13.0", "no GPU that it can use")])
-def test_a_gpu_that_is_asked_for_and_not_there(built_for: str | None, why: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_gpu_is_refused_with_the_reason(built_for: str | None, why: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", built_for)
     with pytest.raises(SettingsError, match=why):
@@ -42,7 +42,7 @@ def test_a_gpu_that_is_asked_for_and_not_there(built_for: str | None, why: str, 
 
 @dataclass(frozen=True)
 class Loaded:
-    """As much of a loaded model as laying out a pool asks for."""
+    """The part of a loaded model that laying out a pool needs."""
 
     device: str
     geometry: KVGeometry = GEOMETRY
@@ -56,20 +56,20 @@ def no_capture(*_: object) -> None:
     raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def test_a_pool_that_does_not_fit_the_gpu_is_a_matter_of_settings(monkeypatch: pytest.MonkeyPatch):
+def test_a_pool_too_large_for_the_gpu_is_a_settings_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(PageStorage, "allocate", no_room)
-    with pytest.raises(SettingsError, match=r"8 pages, .* no room .*--kv-memory-mib"):
+    with pytest.raises(SettingsError, match=r"8 pages, .* too little memory.*--kv-memory-mib"):
         build._pool(cast(LoadedModel, Loaded("cuda")), 8, None)
 
 
-def test_on_the_cpu_pages_are_where_transfers_read_them():
+def test_cpu_pages_are_in_the_memory_that_transfers_read():
     storage, memory = build._pool(cast(LoadedModel, Loaded("cpu")), 8, None)
     assert storage.address == memory.address
     assert memory.kind is MemoryKind.DRAM
     assert storage.scratch_page is None
 
 
-def test_steps_that_cannot_be_captured_name_the_way_out(monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_capture_names_the_flag_to_use(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(build, "ModelRunner", no_capture)
     model, storage = cast(LoadedModel, Loaded("cuda")), PageStorage.allocate(GEOMETRY, 2)
     with pytest.raises(SettingsError, match=r"not permitted.*--no-cuda-graphs"):
@@ -78,7 +78,7 @@ def test_steps_that_cannot_be_captured_name_the_way_out(monkeypatch: pytest.Monk
         build._runner(model, storage, 0)
 
 
-def test_what_fails_on_the_cpu_is_not_taken_for_a_capture(monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_on_the_cpu_is_no_capture_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(build, "ModelRunner", no_capture)
     with pytest.raises(RuntimeError, match="not permitted"):
         build._runner(cast(LoadedModel, Loaded("cpu")), PageStorage.allocate(GEOMETRY, 2), 8)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import httpx2
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from baton.settings.base import SettingsError
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.telemetry.metrics import REGISTRY
@@ -48,11 +51,20 @@ def text(tmp_path) -> TextModel:
 
 @asynccontextmanager
 async def router(
-    text: TextModel, decode: Sequence[ScriptedAction] = (), drain_timeout_s: float = 5.0
+    text: TextModel,
+    decode: Sequence[ScriptedAction] = (),
+    drain_timeout_s: float = 5.0,
+    otlp_endpoint: str | None = None,
 ) -> AsyncIterator[Running]:
     store = MemoryStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
     cluster = MockCluster(store, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)])
-    settings = RouterSettings(model=MODEL, port=0, heartbeat_interval_s=0.05, drain_timeout_s=drain_timeout_s)
+    settings = RouterSettings(
+        model=MODEL,
+        port=0,
+        heartbeat_interval_s=0.05,
+        drain_timeout_s=drain_timeout_s,
+        otlp_endpoint=otlp_endpoint,
+    )
     stop, sock = asyncio.Event(), listen("127.0.0.1", 0)
     await cluster.start()
     task = asyncio.create_task(run(settings, text, store, sock, stop))
@@ -94,6 +106,25 @@ async def test_a_completion_goes_all_the_way_and_is_measured(text):
         metrics = (await running.client.get("/metrics")).text
         assert 'baton_requests_in_state{state="decoding"} 0.0' in metrics
     assert running.task.result() == 0
+
+
+async def test_the_spans_of_a_request_reach_the_collector(text, monkeypatch: pytest.MonkeyPatch):
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr("baton.telemetry.spans.otlp_exporter", lambda endpoint: exporter)
+    async with router(text, otlp_endpoint="http://collector:4318") as running:
+        await ready(running)
+        id = (await running.complete(max_tokens=4)).headers["x-baton-request-id"]
+    spans = exporter.get_finished_spans()
+    assert {span.name for span in spans} >= {"request", "admit", "attempt 1", "reserve"}
+    assert {span.attributes["baton.request_id"] for span in spans if span.name == "request"} == {id}
+
+
+async def test_spans_without_the_extra_are_refused_at_start(text, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "baton.telemetry.spans", None)
+    monkeypatch.delattr("baton.telemetry.spans", raising=False)
+    settings = RouterSettings(model=MODEL, otlp_endpoint="http://collector:4318")
+    with listen("127.0.0.1", 0) as sock, pytest.raises(SettingsError, match="otel"):
+        await run(settings, text, MemoryStore(StoreOptions()), sock, asyncio.Event())
 
 
 async def test_without_workers_it_is_alive_but_not_ready(text):

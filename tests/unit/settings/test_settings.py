@@ -62,7 +62,6 @@ def test_an_unknown_flag_is_refused():
         (PrefillSettings, {"token_budget": 8}, "page_size"),
         (PrefillSettings, {"pin_fraction": 0.0}, "greater than 0"),
         (PrefillSettings, {"cpu_affinity": "a-b"}, "0-3,8"),
-        (DecodeSettings, {"export_lease_s": 0.5}, "renew_interval_s"),
         (DecodeSettings, {"dtype": "int8"}, "float32"),
         (DecodeSettings, {"quantization": "int4"}, "int8"),
         (DecodeSettings, {"quantization": "int8", "decoder": "stock"}, "lean decoder"),
