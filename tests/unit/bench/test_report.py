@@ -148,7 +148,8 @@ def test_a_report_replaces_the_one_before():
 def test_the_page_of_the_docs_has_one_row_a_goal_and_is_short():
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert "NEW TABLE" in put_into(page, "NEW TABLE")
-    assert set(rows_of(page)) == {(goal.number, goal.what) for goal in (*GOALS, *UNMEASURED)}
+    measured = {(goal.number, goal.what) for goal in GOALS}
+    assert set(rows_of(page)) == measured | {(goal.number, goal.what) for goal in UNMEASURED}
     assert len(page.splitlines()) <= 120
 
 
