@@ -18,12 +18,13 @@ from tests.stream_client import ResumableCall
 pytestmark = pytest.mark.integration
 
 NUM_TOKENS = 24
+NUM_PROMPT_TOKENS = 300
 NUM_TRIES = 8
 PATIENCE_S = 60.0
-WITHOUT_DIGESTS = {"digests": False, "export-lease-s": 1.5, "worker-ttl-s": 10, "page-size": 2}
+WITHOUT_DIGESTS = {"digests": False, "export-lease-s": 2.5, "worker-ttl-s": 10, "page-size": 2}
 """Then a commit needs prefill's word. A worker that is stopped for a moment is not taken for dead."""
 PREFILL = {"token-budget": 2}
-"""A page a step: a thousand steps, so that a stop between the first chunk and the seal finds its moment."""
+"""A page a step. Prefill takes about a second, less than the lease: decode is stopped before the seal."""
 ROUTER = {"worker-ttl-s": 10, "max-attempts": 10}
 
 
@@ -40,23 +41,21 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def prompt_of(number: int) -> list[int]:
-    return [5 + (13 * i + 7 * number + i * i * number) % 500 for i in range(2000)]
+    return [5 + (13 * i + 7 * number + i * i * number) % 500 for i in range(NUM_PROMPT_TOKENS)]
 
 
 def answer_with_a_pause(cluster: Cluster, body: dict[str, Any]) -> list[int | None]:
     """The tokens of a call whose decode worker stands still from before the seal until prefill holds no pin for it."""
     decode, call = cluster.processes["decode-0"], ResumableCall(cluster.router_urls, body)
 
-    def num_pinned() -> int:
-        return cluster.pages("prefill-0")["pinned"]
-
+    num_bytes = cluster.bytes_moved
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(call.run, PATIENCE_S)
-        eventually(lambda: num_pinned() or call.seen, PATIENCE_S, "a chunk is published")
+        eventually(lambda: cluster.bytes_moved > num_bytes or call.seen, PATIENCE_S, "a chunk is pulled")
         decode.signal(signal.SIGSTOP)
         try:
-            eventually(lambda: call.seen, PATIENCE_S, "it is sealed: prefill's token has come")
-            eventually(lambda: not num_pinned(), PATIENCE_S, "the lease has ended")
+            eventually(lambda: not cluster.pages("prefill-0")["live"], PATIENCE_S, "the prompt is sealed")
+            eventually(lambda: not cluster.pages("prefill-0")["pinned"], PATIENCE_S, "the lease has ended")
         finally:
             decode.signal(signal.SIGCONT)
         return answer.result(PATIENCE_S)
