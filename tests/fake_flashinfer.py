@@ -1,8 +1,8 @@
-"""flashinfer's two wrappers as far as they are used here, in plain torch on the CPU: same arguments, same rules.
+"""flashinfer's two wrappers, as far as they are used here, in plain torch on the CPU.
 
-WriteOutcome from the signatures and docstrings of flashinfer-python 0.7.2. Like the real ones, a wrapper with buffers
-for CUDA graphs computes from what is in those buffers and refuses another batch size; it shows that the conventions
-were understood as they were read, not that flashinfer keeps them.
+Written from the signatures and docstrings of flashinfer-python 0.7.2. A wrapper with buffers for CUDA graphs computes
+from their contents and refuses another batch size, like the real one. It verifies how the conventions were read, not
+that flashinfer keeps them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Pages = tuple[torch.Tensor, torch.Tensor]
 
 
 class _Wrapper:
-    """What both have: int32 tables planned on the host, and an answer by gathering."""
+    """The common part: int32 tables planned on the host, and attention by gathering."""
 
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str, backend: str) -> None:
         assert kv_layout == "HND"
@@ -63,7 +63,7 @@ class _Wrapper:
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
-    """For chunks, and rows beside them."""
+    """For steps with chunks."""
 
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", *, backend: str = "auto") -> None:
         super().__init__(float_workspace_buffer, kv_layout, backend)
@@ -83,7 +83,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
-    """For rows of one token."""
+    """For steps of single tokens."""
 
     def __init__(
         self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False,

@@ -1,4 +1,4 @@
-"""Which levels of the native kernels tests can run here: all that are built and that this CPU has, or none."""
+"""Levels of the native kernels that tests can run here: all that are built and that this CPU supports."""
 
 from __future__ import annotations
 

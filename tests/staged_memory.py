@@ -1,7 +1,7 @@
-"""A GPU's memory as it looks to a transfer, on a machine without one: a host tensor behind copies that come late.
+"""GPU memory as a transfer sees it, without a GPU: a host tensor behind deferred copies.
 
-Nothing is copied before it is waited for, and buffers are full of poison until then: code that forgets to wait reads
-poison, or writes nothing.
+Nothing is copied before `wait`, and buffers hold a poison value until then. Code that forgets to wait reads poison or
+writes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PAGE_TOKENS = 16
 
 
 class DeferredCopyStream:
-    """`CopyStream` that happen in `wait`, for the thread that waits, and not before."""
+    """A `CopyStream` that copies in `wait`, for the waiting thread, and never before."""
 
     def __init__(self) -> None:
         self._started = threading.local()
@@ -45,7 +45,7 @@ class DeferredCopyStream:
 
 
 def staged_memory(num_pages: int, page_bytes: int, kind: MemoryKind = MemoryKind.DRAM) -> DeviceMemory:
-    """Zeroed, with a scratch page behind it. `kind` DRAM, as which NIXL can really reach it, or what is to be feigned.
+    """Zeroed memory with a scratch page behind it. `kind`: DRAM, which NIXL can reach, or the kind to imitate.
 
     `page_bytes` is a multiple of 128.
     """

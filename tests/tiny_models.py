@@ -1,7 +1,7 @@
-"""Tiny random models of real architectures, saved as Hugging Face directories: what tests serve instead of downloads.
+"""Tiny random models of real architectures, saved as Hugging Face directories, so that tests download nothing.
 
-Weights are spread so that greedy decoding depends on the whole context. The vocabulary is the bundled model's, whose
-tokenizer `add_tokenizer` puts beside the weights, so that a router can serve such a directory too.
+Weights are spread so that greedy decoding depends on the whole context. The vocabulary is the bundled model's.
+`add_tokenizer` copies its tokenizer beside the weights, so that a router can serve such a directory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SPREAD = 0.08
 
 
 def small_shape(**more: Any) -> dict[str, Any]:
-    """What every config here has in common, with `more` on top."""
+    """The common part of every config here, with `more` on top."""
     shape = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -65,14 +65,14 @@ FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
 
 
 def save_random_model(family: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """Write a random model of `family` into `directory` (made if need be), which is returned."""
+    """Writes a random model of `family` into `directory` and returns it."""
     return save_random_config(FAMILIES[family](), directory, seed=seed, dtype=dtype)
 
 
 def save_random_config(
     config: transformers.PreTrainedConfig, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Path:
-    """The same for a config of the caller's."""
+    """Writes a random model of `config` into `directory` and returns it."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
@@ -86,7 +86,7 @@ def save_random_config(
 
 
 def add_tokenizer(directory: Path) -> Path:
-    """Put the bundled tokenizer and chat template into a model directory, which is returned."""
+    """Copies the bundled tokenizer and chat template into a model directory and returns it."""
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         shutil.copy(MODEL_DIR / name, directory / name)
     return directory

@@ -1,4 +1,4 @@
-"""Every implementation of `Ops` gives float64's answer, rounded; writes where it is told and nowhere else."""
+"""Every implementation of `Ops` returns float64's result, rounded, and writes only where the step says."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ IMPLEMENTATIONS: dict[str, Callable[[], Ops]] = {
     "torch": TorchOps,
     **{level.value: partial(NativeOps, load_kernels(level)) for level in kernel_levels()},
 }
-"""Ready to be asked, by name; one for each instruction set that an implementation has here."""
+"""Factories by name; one for each instruction set that an implementation has here."""
 
 DTYPES = [torch.float32, torch.bfloat16]
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}  # of a value's size: one rounding, and what float32 sums lose
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}  # relative: one rounding, and the error of float32 sums
 EPS = 1e-6
 NUM_PAGES = 9
 MAX_POSITIONS = 64
@@ -41,7 +41,7 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> t
 
 
 def assert_close(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, slack: float = 1e-6) -> None:
-    """`slack` is absolute: what cancellation may leave of float32 terms of size 1."""
+    """`slack` is absolute: the cancellation error of float32 terms of size 1."""
     assert got.dtype == dtype
     assert got.is_contiguous()
     torch.testing.assert_close(got.double(), wanted, rtol=TOLERANCE[dtype], atol=slack)
@@ -75,7 +75,7 @@ def test_rms_norm_of_small_and_large_numbers(ops: Ops, dtype: torch.dtype, size:
     assert_close(ops.rms_norm(x, weight, 1e-5), normed(x, weight, 1e-5), dtype)
 
 
-def test_rms_norm_of_nothing_but_zeros(ops: Ops):
+def test_rms_norm_of_zeros_is_zero(ops: Ops):
     assert torch.equal(ops.rms_norm(torch.zeros(2, 32), torch.ones(32), EPS), torch.zeros(2, 32))
 
 
@@ -98,7 +98,7 @@ def test_add_rms_norm(ops: Ops, num_tokens: int, num_features: int, dtype: torch
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize(("num_tokens", "width"), [(1, 4864), (5, 96), (16, 33), (2, 1)])
 @pytest.mark.parametrize("given", [False, True])
-def test_gated(ops: Ops, num_tokens: int, width: int, activation: Activation, dtype: torch.dtype, given: bool):
+def test_act_and_mul(ops: Ops, num_tokens: int, width: int, activation: Activation, dtype: torch.dtype, given: bool):
     gate_up = (4.0 * numbers(num_tokens, 2 * width)).to(dtype)
     gate, up = gate_up.double().chunk(2, -1)
     if activation is Activation.SILU:
@@ -113,7 +113,7 @@ def test_gated(ops: Ops, num_tokens: int, width: int, activation: Activation, dt
 
 
 @pytest.mark.parametrize("activation", Activation)
-def test_gates_far_out_do_not_overflow(ops: Ops, activation: Activation):
+def test_extreme_gates_do_not_overflow(ops: Ops, activation: Activation):
     gate_up = torch.tensor([[100.0, -100.0, 1e4, -1e4, 2.0, 3.0, 4.0, 5.0]])
     assert torch.equal(ops.act_and_mul(gate_up, activation), torch.tensor([[200.0, 0.0, 4e4, 0.0]]))
 
@@ -122,13 +122,13 @@ HEADS = [HeadShape(4, 2, 16), HeadShape(14, 2, 64), HeadShape(3, 3, 8), HeadShap
 
 
 def rope_table(rotary_dim: int) -> RopeTable:
-    """With an attention factor, as YaRN has one."""
+    """A table with an attention factor, as YaRN has one."""
     angles = torch.arange(MAX_POSITIONS)[:, None] / 10.0 ** (torch.arange(0, rotary_dim, 2) / rotary_dim)
     return RopeTable(1.1 * angles.cos(), 1.1 * angles.sin())
 
 
 def rotated(heads: torch.Tensor, rope: RopeTable, positions: torch.Tensor) -> torch.Tensor:
-    """Pairs (i, i + rotary_dim / 2) as complex numbers, turned."""
+    """Rotates pairs (i, i + rotary_dim / 2) as complex numbers."""
     half = rope.rotary_dim // 2
     turn = torch.complex(rope.cos[positions].double(), rope.sin[positions].double())[:, None]
     turned = torch.complex(heads[..., :half].double(), heads[..., half : 2 * half].double()) * turn
@@ -151,7 +151,7 @@ def mixed_step(page_size: int) -> tuple[StepMetadata, torch.Tensor]:
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("with_norms", [False, True])
 @pytest.mark.parametrize("in_part", [False, True])
-def test_rotate_and_write(ops: Ops, heads: HeadShape, dtype: torch.dtype, with_norms: bool, in_part: bool):
+def test_rope_and_write_kv(ops: Ops, heads: HeadShape, dtype: torch.dtype, with_norms: bool, in_part: bool):
     page_size = 4
     step, positions = mixed_step(page_size)
     rope = rope_table(heads.head_dim // 4 * 2 if in_part else heads.head_dim)
@@ -180,7 +180,7 @@ def test_rotate_and_write(ops: Ops, heads: HeadShape, dtype: torch.dtype, with_n
         assert not storage.values(layer).any(), "written where no token is"
 
 
-def test_the_query_can_be_put_where_it_is_wanted(ops: Ops):
+def test_the_query_is_written_to_the_given_output(ops: Ops):
     heads = HeadShape(4, 2, 16)
     step, positions = mixed_step(4)
     storage = PageStorage.allocate(KVGeometry((LayerGeometry(2, 16, 16),), "float32", 4), NUM_PAGES)

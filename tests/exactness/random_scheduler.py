@@ -1,8 +1,8 @@
-"""A scheduler that is as unkind as the contract allows: random chunks, pages, order, sharing and swapping.
+"""A scheduler that uses all freedom of the runner's contract: random chunks, pages, order, sharing and swapping.
 
-Drives any `Runner` on a list of prompts until each has its output. Every page table is scattered over the pool, rows
-decode beside chunks of others, full prompt pages are shared between prompts that begin alike, and rows are moved to
-host slots and back into other pages while they decode.
+Drives any `Runner` on a list of prompts until each has its output. Page tables are scattered over the pool. Rows decode
+beside chunks of others. Prompts with a common beginning share its full pages. Decoding rows are moved to host slots and
+back into other pages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_CHUNK_TOKENS = 23
 
 @dataclass(slots=True)
 class Progress:
-    """A prompt on its way: `computed` tokens have their KV in `pages`."""
+    """A prompt in progress; the KV of `computed` tokens is in `pages`."""
 
     id: AttemptId
     prompt: tuple[int, ...]
@@ -40,7 +40,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Coverage:
-    """What a run really exercised, so that a test can insist on it."""
+    """Counts what a run exercised, so that a test can require it."""
 
     steps: int = 0
     mixed_steps: int = 0
@@ -111,7 +111,7 @@ class RandomScheduler:
         return Row(sequence.id, tokens, sequence.computed, tuple(sequence.pages), spec)
 
     def _share_prefix(self, sequence: Progress) -> None:
-        """Take the full pages of an equal prefix, leaving at least one token to compute."""
+        """Takes the full pages of an equal prefix and leaves at least one token to compute."""
         for end in range(self._page_size, len(sequence.prompt), self._page_size):
             page = self._shared.get(sequence.prompt[:end])
             if page is None:
@@ -125,7 +125,7 @@ class RandomScheduler:
             self._shared.setdefault(sequence.prompt[:end], sequence.pages[end // self._page_size - 1])
 
     def _swap(self, live: list[Progress]) -> tuple[HostCopy, ...]:
-        """Now and then move a decoding row's pages to the host, and back into fresh pages in another order."""
+        """Sometimes moves a decoding row's pages to the host, and back into new pages in another order."""
         candidates = [
             sequence for sequence in live if sequence.decoding and len(sequence.pages) <= self._num_host_slots
         ]

@@ -1,4 +1,4 @@
-"""What a model itself answers: the truth that every test of the cluster compares with."""
+"""The model's own greedy tokens, which the cluster's are compared with."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Reference:
     def __init__(self, directory: Path) -> None:
         loaded = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         self._model = loaded.eval()
-        # generate() fills what is None from here, and would then ban the end-of-sequence token.
+        # generate() fills None from here, and would then ban the end-of-sequence token.
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)
 
     def generate(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """Exactly `num_tokens` greedy tokens after `prompt`, whatever they are."""
+        """Exactly `num_tokens` greedy tokens after `prompt`, end tokens included."""
         ids = torch.tensor([list(prompt)])
         with torch.inference_mode():
             out = self._model.generate(

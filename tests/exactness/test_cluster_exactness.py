@@ -1,7 +1,6 @@
-"""Through HTTP the cluster's greedy tokens are the model's own, token for token, over both transfers.
+"""The cluster's greedy tokens over HTTP are the model's own, token for token, over both transfers.
 
-Every cluster is real processes; every test asserts that page bytes moved and that decode computed no prompt token
-again.
+Every cluster runs real processes. Every test asserts that page bytes moved and that decode recomputed no prompt token.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def ask(cluster: Cluster, prompt: list[int], num_tokens: int = NUM_TOKENS) -> li
 
 @contextmanager
 def split(cluster: Cluster) -> Iterator[None]:
-    """In the block bytes really moved and nothing was computed twice; after it nothing is left behind."""
+    """Asserts that bytes moved inside the block, that nothing was computed twice, and that no page stays in use."""
     num_bytes, num_tokens = cluster.bytes_moved, cluster.tokens_recomputed
     yield
     assert cluster.bytes_moved > num_bytes
@@ -85,8 +84,8 @@ def test_prompts_of_every_shape(bundled: Cluster, bundled_reference: Reference) 
             assert ask(bundled, prompt) == bundled_reference.generate(prompt, NUM_TOKENS), f"{len(prompt)} tokens"
 
 
-def test_a_second_time_from_the_caches(bundled: Cluster, bundled_reference: Reference) -> None:
-    """The same prompts again: full pages come from the prefix cache on either side."""
+def test_repeated_prompts_come_from_the_caches(bundled: Cluster, bundled_reference: Reference) -> None:
+    """Repeats the prompts: full pages come from the prefix cache on either side."""
     prompts = shaped_prompts(2)[5:]
     expected = [bundled_reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
     with split(bundled):
@@ -101,8 +100,8 @@ def test_a_second_time_from_the_caches(bundled: Cluster, bundled_reference: Refe
     assert bundled.bytes_moved - before <= 2 * len(prompts) * bundled.page_bytes("decode-0")
 
 
-def test_a_conversation_moves_only_what_is_new(bundled: Cluster, bundled_reference: Reference) -> None:
-    """Turn n+1 begins with turn n and its answer: decode has those pages, prefill computes only the rest."""
+def test_a_conversation_moves_only_new_pages(bundled: Cluster, bundled_reference: Reference) -> None:
+    """Turn n+1 begins with turn n and its answer. Decode has those pages; prefill computes only the rest."""
     rng = random.Random(3)
     tokens = random_prompt(rng, 4 * PAGE_SIZE)
     for _ in range(3):
@@ -116,7 +115,7 @@ def test_a_conversation_moves_only_what_is_new(bundled: Cluster, bundled_referen
     assert bundled.bytes_moved - before < pages_of_prompt / 2 * bundled.page_bytes("decode-0")
 
 
-def test_32_at_once(bundled: Cluster, bundled_reference: Reference) -> None:
+def test_32_concurrent_requests(bundled: Cluster, bundled_reference: Reference) -> None:
     rng = random.Random(4)
     prompts = [random_prompt(rng, rng.randrange(1, 90)) for _ in range(32)]
     with split(bundled), ThreadPoolExecutor(32) as pool:
@@ -128,7 +127,7 @@ def test_32_at_once(bundled: Cluster, bundled_reference: Reference) -> None:
 def test_workers_with_different_decoders(
     prefill: str, decode: str, tmp_path: Path, bundled_reference: Reference
 ) -> None:
-    """They link, since their pages are of one shape, and go on from each other's."""
+    """They link, since their pages have one shape, and continue from each other's pages."""
     prompts = shaped_prompts(8)[2:6]
     with (
         Cluster(
@@ -146,7 +145,7 @@ def test_workers_with_different_decoders(
 
 @contextmanager
 def selfish(directory: Path, budget: int, **decode_flags: int) -> Iterator[Cluster]:
-    """Nobody but decode to prefill."""
+    """A cluster without prefill workers."""
     with Cluster(
         directory, num_prefill=0, flags=PAGES, decode_flags={"token-budget": budget, **decode_flags}
     ) as cluster:
@@ -178,7 +177,7 @@ def test_forced_preemption_beside_local_prompts(tmp_path: Path, bundled_referenc
 
 @pytest.mark.parametrize("transport", transports())
 def test_forced_preemption(transport: str, tmp_path: Path, bundled_reference: Reference) -> None:
-    """Rows outgrow the pool: the newest go to host memory and come back, and nobody's tokens change."""
+    """Rows outgrow the pool. The newest go to host memory and come back; no request's tokens change."""
     rng = random.Random(5)
     prompts = [random_prompt(rng, 20) for _ in range(6)]
     num_tokens = 60
@@ -192,7 +191,7 @@ def test_forced_preemption(transport: str, tmp_path: Path, bundled_reference: Re
 
 @pytest.mark.parametrize("family", RANDOM_FAMILIES)
 def test_families(family: str, tmp_path: Path) -> None:
-    """Random weights of every supported kind of attention; the transfers take turns."""
+    """Random weights of every supported kind of attention; the transfers alternate."""
     directory = add_tokenizer(save_random_model(family, tmp_path / family))
     reference = Reference(directory)
     choices = transports()
@@ -224,7 +223,7 @@ _SAMPLED_BEFORE: dict[str, list[list[int]]] = {}
 
 
 def test_seeded_sampling_repeats(bundled: Cluster) -> None:
-    """The same seed, the same tokens: in two runs, and over every transfer."""
+    """One seed gives the same tokens in two runs and over every transfer."""
     with split(bundled):
         first, second = sampled(bundled), sampled(bundled)
     assert first == second

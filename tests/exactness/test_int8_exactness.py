@@ -1,7 +1,7 @@
-"""With int8 weights greedy tokens are those of the same int8 model on one prompt at a time, whole: every lean family.
+"""With int8 weights greedy tokens equal those of the same int8 model on one prompt at a time, for every lean family.
 
-Products give a row the same bits in every batch (`tests/property/test_int8_rows.py`); what is left is attention, whose
-sums over a chunk and over single tokens differ in the last bits as they do with float weights.
+A row's products have the same bits in every batch (`tests/property/test_int8_rows.py`). Only attention sums over a
+chunk and over single tokens differ in the last bits, as with float weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def int8_model(directory: Path) -> LoadedModel:
 
 
 def tokens_alone(model: LoadedModel, prompt: list[int]) -> list[int]:
-    """Without a cache: for every new token the whole text so far in one chunk, on pages in order."""
+    """Computes without a cache: the whole text so far in one chunk for every new token, on pages in order."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + NUM_NEW_TOKENS:
         num_pages = model.geometry.num_pages(len(tokens))
@@ -63,8 +63,8 @@ def test_tokens_are_those_of_one_prompt_at_a_time(variant: str, tmp_path: Path):
     )
 
 
-def test_they_are_not_the_float_models_tokens(tmp_path: Path):
-    """Or nothing here would be about int8."""
+def test_tokens_differ_from_the_float_models(tmp_path: Path):
+    """Proves that these tests cover int8 weights."""
     directory = tiny_models.save_random_model("llama", tmp_path)
     prompts = make_prompts(PAGE_SIZE)
     expected = stock_tokens(directory, prompts)
@@ -72,8 +72,8 @@ def test_they_are_not_the_float_models_tokens(tmp_path: Path):
 
 
 @pytest.mark.integration
-def test_a_cluster_answers_as_the_int8_model_and_a_float_worker_is_no_part_of_it(tmp_path: Path):
-    """Pages of float weights and of int8 weights look alike, so only the workers' names for their weights differ."""
+def test_a_cluster_gives_int8_tokens_and_links_no_float_worker(tmp_path: Path):
+    """Pages of float and of int8 weights look alike; only the workers' fingerprints differ."""
     model, prompts = int8_model(MODEL_DIR), shaped_prompts(9)
     expected = [tokens_alone(model, prompt) for prompt in prompts]
     assert expected != stock_tokens(MODEL_DIR, prompts)

@@ -1,4 +1,4 @@
-"""Greedy tokens do not depend on what computes them: every level of the native kernels, and torch without any."""
+"""Greedy tokens are the same with every level of the native kernels, and with torch alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.exactness
 
 GREEDY = SamplingParams(temperature=0.0)
 FAMILIES = ["llama", "mistral", "gemma2", "qwen3", "gpt_oss"]
-"""Plain, windowed, capped, with normed heads, with sinks."""
+"""Families with plain, windowed and capped attention, normalised heads, and sinks."""
 
 
 def assert_exact(directory: Path, decoder: DecoderChoice, kernels: KernelUse) -> None:
@@ -45,7 +45,7 @@ def assert_exact(directory: Path, decoder: DecoderChoice, kernels: KernelUse) ->
 
 @pytest.mark.parametrize("level", kernel_levels())
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_of_every_level(level: IsaLevel, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tokens_are_equal_at_every_level(level: IsaLevel, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kernels = load_kernels(level)
     layers: set[int] = set()
     attend = NativeAttention.attend

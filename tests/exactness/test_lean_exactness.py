@@ -1,4 +1,4 @@
-"""The lean decoder's greedy tokens equal those of the stock model's `generate()`: every family, every variant of it."""
+"""The lean decoder's greedy tokens equal those of the stock model's `generate()`, for every family and variant."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def lean_model(
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model on disk, and what the stock model says to the prompts for a page size."""
+    """A model on disk, and the stock model's tokens after the prompts for a page size."""
 
     directory: Path
     prompts: list[list[int]]
@@ -157,7 +157,7 @@ def assert_exact(checkpoint: Checkpoint, model: LoadedModel) -> None:
 
 @dataclass(slots=True)
 class RoundRobinRunner:
-    """A `Runner` that lets every step be run by the next of some runners."""
+    """A `Runner` that runs each step on the next of several runners."""
 
     runners: list[ModelRunner]
     num_steps: int = 0
@@ -197,9 +197,9 @@ def test_the_bundled_models_tokens_are_the_stock_models(kernels: KernelUse):
 
 @pytest.mark.parametrize("variant", sorted(set(VARIANTS) - {"llama-default-rope", "llama-no-groups"}))
 def test_bfloat16_is_as_close_to_float32_as_the_stock_decoder_is(variant: str, kernels: KernelUse, tmp_path: Path):
-    """Both against a float32 copy of the rounded weights, over chunks and single tokens."""
+    """Compares both with a float32 copy of the rounded weights, over chunks and single tokens."""
     ratios = []
-    for seed in range(3):  # of one such model alone, chance decides which is the closer
+    for seed in range(3):  # for a single model, chance decides which is closer
         config, directory = VARIANTS[variant](), tmp_path / str(seed)
         tiny_models.save_random_config(config, directory, dtype=torch.bfloat16, seed=seed)
         lean, stock = (
@@ -212,7 +212,7 @@ def test_bfloat16_is_as_close_to_float32_as_the_stock_decoder_is(variant: str, k
 
 
 def test_lean_and_stock_decoders_read_each_others_pages(tmp_path: Path):
-    """They take turns, step by step on one pool: every chunk and token attends to pages of both."""
+    """The decoders alternate step by step on one pool: every chunk and token attends to pages of both."""
     directory = tiny_models.save_random_config(VARIANTS["gemma3_text"](), tmp_path)
     checkpoint = Checkpoint.of(directory)
     lean = lean_model(directory)

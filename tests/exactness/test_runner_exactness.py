@@ -1,6 +1,6 @@
 """Greedy tokens of the real runner on pages equal those of the stock model's `generate()`, token for token.
 
-With the stock decoder; `test_lean_exactness` has the other.
+Covers the stock decoder; `test_lean_exactness` covers the lean one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The marks of tests that need a GPU, with the reason why they are skipped elsewhere."""
+"""Marks of tests that need a GPU, with the reason for skipping them elsewhere."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class TestFloat32:
 
 @pytest.mark.integration
 class TestBfloat16:
-    """Where rounding decides near-ties, the logits are what is compared: with float32, at start, by the self-check."""
+    """Compares logits with float32, at start, in the self-check: rounding decides near-ties of tokens."""
 
     pytestmark = needs_flashinfer
 

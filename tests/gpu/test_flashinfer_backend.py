@@ -32,7 +32,7 @@ def world(layer: ObservedLayer) -> PageStorage:
 
 
 def random_step(rng: random.Random, num_rows: int, chunks: bool) -> StepMetadata:
-    """Rows of any length on scattered pages, every third a chunk where `chunks` are wanted."""
+    """Rows of random length on scattered pages; every third is a chunk where `chunks` is set."""
     free = rng.sample(range(NUM_PAGES), NUM_PAGES)
     segments, first = [], 0
     for row in range(num_rows):
@@ -57,7 +57,7 @@ def compare(storage: PageStorage, backend: AttentionBackend, layer: ObservedLaye
 
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("softcap", [None, 30.0])
-@pytest.mark.parametrize("num_heads", [2, 4, 8, 14])  # by CUDA cores below a group of 4, by tensor cores from there on
+@pytest.mark.parametrize("num_heads", [2, 4, 8, 14])  # CUDA cores below a group of 4, tensor cores from there on
 def test_random_steps_agree_with_the_torch_backend(window: int | None, softcap: float | None, num_heads: int) -> None:
     layer = ObservedLayer(SHAPE, num_heads, 0.125, window, softcap, False)
     storage = world(layer)
@@ -77,7 +77,7 @@ def test_a_fixed_number_of_rows_agrees_with_the_torch_backend() -> None:
         compare(storage, fixed, layer, random_step(rng, 12, chunks=False))
 
 
-def test_what_it_cannot_serve_is_left_to_torch() -> None:
+def test_unsupported_layers_are_left_to_torch() -> None:
     storage = PageStorage.allocate(KVGeometry((SHAPE,), "bfloat16", PAGE_SIZE), 2, "cuda")
     assert not flashinfer_supports([ObservedLayer(SHAPE, 8, 0.125, None, None, True)], storage)
     assert not flashinfer_supports([ObservedLayer(LayerGeometry(2, 96, 64), 8, 0.1, None, None, False)], storage)

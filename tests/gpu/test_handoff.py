@@ -1,4 +1,4 @@
-"""Pages in the memory of a GPU go over NIXL and over the stream: device to device, to a host, and from one."""
+"""Pages in GPU memory move over NIXL and over the stream: between devices, to a host, and from a host."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def content(page: int) -> bytes:
 
 
 def serve(pipe: Connection, kind: MemoryKind) -> None:
-    """In a process of its own: a filled source, until told to end."""
+    """Serves a filled source in a process of its own until it receives a message."""
     memory = make(kind)
     memory.write(range(NUM_PAGES), [memoryview(content(page)) for page in range(NUM_PAGES)])
     source = NixlSource(PREFILL, Incarnation(1), memory)
@@ -90,7 +90,7 @@ def test_pages_are_read_from_and_into_either_memory(source: tuple[SourceInfo, tu
         puller.close()
 
 
-def test_a_kernel_sees_what_was_written_and_a_copy_what_a_kernel_wrote() -> None:
+def test_kernels_and_copies_see_each_others_writes() -> None:
     storage = PageStorage.allocate(GEOMETRY, NUM_PAGES, "cuda")
     memory = DeviceMemory(storage, CudaCopyStream(storage.device))
     assert memory.kind is MemoryKind.VRAM

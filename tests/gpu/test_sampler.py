@@ -1,4 +1,4 @@
-"""Choosing on the device is choosing on the host: the same tokens and log-probabilities from the same logits."""
+"""Sampling on the device equals sampling on the host: the same tokens and logprobs from the same logits."""
 
 from __future__ import annotations
 

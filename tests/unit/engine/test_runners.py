@@ -1,4 +1,4 @@
-"""Both runners as the engine sees them: copies first, one answer a row that asked, and a fake that catches mistakes."""
+"""The runner contract: copies first, one result for each row that samples; the fake detects misuse."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def step(runner: FakeRunner, *rows: Row, copies: tuple[HostCopy, ...] = ()) -> S
     return runner.run(Batch(rows, copies))
 
 
-def test_the_fake_says_the_same_in_chunks_as_at_once():
+def test_the_fake_gives_equal_tokens_in_any_chunks():
     tokens = list(range(5, 15))
     (whole,) = step(fake(), row(tokens, 0, [1, 2, 3])).sampled
     runner = fake()
@@ -57,7 +57,7 @@ def test_the_fake_obeys_bans_and_seeds():
     assert fake_token([1, 2], VOCAB_SIZE, seed=3) == (said + 3) % VOCAB_SIZE
 
 
-def test_the_fake_survives_the_unkind_driver():
+def test_the_fake_passes_the_random_scheduler():
     page_bytes = fake_geometry(PAGE_SIZE).page_bytes
     runner = FakeRunner(PageMemory(400, page_bytes), PAGE_SIZE, VOCAB_SIZE, PageMemory(16, page_bytes))
     prompts = make_prompts(PAGE_SIZE)
@@ -126,7 +126,7 @@ def test_memory_of_another_page_size_is_refused():
         FakeRunner(PageMemory(1, 10), PAGE_SIZE, VOCAB_SIZE)
 
 
-def test_the_model_runner_answers_only_rows_that_ask(tmp_path: Path):
+def test_the_model_runner_samples_only_rows_that_ask(tmp_path: Path):
     model = load_model(tiny_models.save_random_model("llama", tmp_path), page_size=PAGE_SIZE)
     storage = PageStorage.allocate(model.geometry, 16)
     runner = ModelRunner(model, storage)
@@ -138,7 +138,7 @@ def test_the_model_runner_answers_only_rows_that_ask(tmp_path: Path):
     assert runner.run(Batch((row(TOKENS[:4], 0, [9], samples=False),))).sampled == (None,)
 
 
-def test_the_model_runner_returns_when_the_device_has_finished_even_where_no_token_was_asked_for(tmp_path: Path):
+def test_the_model_runner_waits_for_the_device_without_sampling_too(tmp_path: Path):
     class Watched(PageStorage):
         num_finishes = 0
 
@@ -155,7 +155,7 @@ def test_the_model_runner_returns_when_the_device_has_finished_even_where_no_tok
     assert storage.num_finishes == 2
 
 
-def test_the_model_runner_leaves_nothing_of_a_pages_last_owner(tmp_path: Path):
+def test_the_model_runner_clears_a_pages_last_contents(tmp_path: Path):
     model = load_model(tiny_models.save_random_model("llama", tmp_path), page_size=PAGE_SIZE)
     memory = PageMemory(4, model.geometry.page_bytes)
     runner = ModelRunner(model, PageStorage.on_memory(model.geometry, memory))

@@ -12,6 +12,7 @@ import baton
 from baton.domain.errors import ContextOverflow
 from baton.domain.request import FinishReason, SamplingParams, StopParams
 from baton.transfer.base import Pull
+from services.decode.loop import DecodeHooks
 from services.local.llm import LLM
 from services.local.pair import LocalPair, PairLimits
 
@@ -27,7 +28,7 @@ def llm() -> LLM:
 
 def assert_nothing_is_left(pair: LocalPair) -> None:
     for loop in (pair.prefill, pair.decode):
-        pool = loop._cache.pool
+        pool = loop._turn.cache.pool
         pool.check()
         assert pool.num_free + pool.num_cached == pool.num_pages
         assert loop.num_requests == 0
@@ -93,7 +94,7 @@ def test_decode_computes_on_pages_that_the_transfer_copied(monkeypatch: pytest.M
         pulls.append(pull)
         copy_pages(pull)
 
-    monkeypatch.setattr(llm.pair.decode, "_submit", record)
+    monkeypatch.setattr(llm.pair.decode, "_hooks", DecodeHooks(llm.pair._effects.extend, record))
     llm.generate(PROMPTS[2], GREEDY, stop=STOP)
     assert sum(len(pull.local_pages) for pull in pulls) == 8  # 61 tokens on pages of 8
     llm.generate(PROMPTS[2], GREEDY, stop=STOP)

@@ -1,4 +1,4 @@
-"""Pages on a device: bytes are handed out only when their copy is done, and the scratch page belongs to nobody."""
+"""Pages on a device: bytes are returned only after their copy, and the scratch page belongs to no request."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def memory(request) -> PoolMemory:
     return PageMemory(6, PAGE_BYTES) if request.param == "host" else staged_memory(6, PAGE_BYTES)
 
 
-def test_what_was_written_is_read(memory):
+def test_written_pages_are_read_back(memory):
     contents = [os.urandom(PAGE_BYTES) for _ in range(3)]
     memory.write([4, 0, 5], [memoryview(content) for content in contents])
     assert [bytes(page) for page in memory.read([5, 1, 4, 0])] == [contents[2], bytes(PAGE_BYTES), *contents[:2]]
 
 
-def test_nothing_is_read_and_nothing_written(memory):
+def test_empty_reads_and_writes(memory):
     memory.write([], [])
     assert memory.read([]) == []
 
 
 @pytest.mark.parametrize("page", [-1, 6])
-def test_a_page_outside_the_pool(memory, page):
+def test_a_page_outside_the_pool_is_refused(memory, page):
     with pytest.raises(IndexError):
         memory.read([0, page])
     with pytest.raises(IndexError):
@@ -60,7 +60,7 @@ def test_contents_of_another_size_or_number_are_refused(memory):
         memory.write([0, 1], [memoryview(bytes(PAGE_BYTES))])
 
 
-def test_digests_are_of_the_same_bytes_wherever_they_lie(memory):
+def test_digests_do_not_depend_on_the_kind_of_memory(memory):
     contents = [memoryview(os.urandom(PAGE_BYTES)) for _ in range(6)]
     other = PageMemory(6, PAGE_BYTES)
     for pool in (memory, other):
@@ -71,7 +71,7 @@ def test_digests_are_of_the_same_bytes_wherever_they_lie(memory):
     assert mismatches(memory, page_ids([3, 1, 5]), digests) == [1]
 
 
-def test_digests_are_computed_a_few_pages_at_a_time():
+def test_digests_read_a_few_pages_at_a_time():
     copy_stream = DeferredCopyStream()
     geometry = KVGeometry((LayerGeometry(1, 64 * 1024, 64 * 1024),), "float32", 16)
     storage = PageStorage.allocate(geometry, 3)
@@ -81,13 +81,13 @@ def test_digests_are_computed_a_few_pages_at_a_time():
     assert copy_stream.num_waits == 2
 
 
-def test_a_region_says_where_the_pages_are():
+def test_a_region_describes_the_pool():
     host, device = PageMemory(6, PAGE_BYTES), staged_memory(6, PAGE_BYTES, MemoryKind.VRAM)
     assert region_of(host) == MemoryRegion(host.address, 6, PAGE_BYTES, 0, MemoryKind.DRAM)
     assert region_of(device) == MemoryRegion(device.address, 6, PAGE_BYTES, 0, MemoryKind.VRAM)
 
 
-def test_the_scratch_page_is_behind_the_pool_and_not_part_of_it():
+def test_the_scratch_page_is_not_part_of_the_pool():
     geometry = KVGeometry((LayerGeometry(2, 8, 8),), "float32", 4)
     storage = PageStorage.allocate(geometry, 5, has_scratch=True)
     assert (storage.num_pages, storage.scratch_page) == (5, 5)
@@ -100,8 +100,8 @@ def test_the_scratch_page_is_behind_the_pool_and_not_part_of_it():
     assert PageStorage.allocate(geometry, 5).scratch_page is None
 
 
-def test_a_request_goes_on_from_pages_that_came_from_another_device(tmp_path: Path):
-    """A prompt's pages, computed in one pool, announced by their digests, pulled into another pool behind copies."""
+def test_a_request_continues_on_pages_from_another_device(tmp_path: Path):
+    """A prompt's pages are computed in one pool, announced by digests, and pulled into another pool behind copies."""
     model = load_model(tiny_models.save_random_model("llama", tmp_path), page_size=8, layout=WeightLayout.PLAIN)
     prompt = [(7 * n) % tiny_models.VOCAB_SIZE for n in range(29)]
     remote, local = [6, 2, 9, 4], [1, 8, 3, 5]

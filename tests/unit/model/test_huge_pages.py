@@ -1,4 +1,4 @@
-"""Weights are placed on huge pages, and the share is measured from the kernel's own account."""
+"""Weights are placed on huge pages, and the share is measured from `/proc/self/smaps`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_fraction_counts_bytes_of_both_kinds(monkeypatch: pytest.MonkeyPatch
     assert huge_fraction([huge, small]) == 0.75
 
 
-def test_without_the_kernels_account_the_fraction_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_fraction_is_unknown_without_smaps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(huge_pages, "SMAPS", tmp_path / "absent")
     assert huge_fraction([torch.zeros(4)]) is None
 

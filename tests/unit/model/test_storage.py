@@ -1,4 +1,4 @@
-"""Where the bytes of a token are in a page, and that gathering, clearing and host copies find them again."""
+"""Layout of a token's bytes in a page, and gathering, clearing and host copies of pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is planned with flashinfer, against a double of it in plain torch: tables, windows, caps, and fixed buffers."""
+"""Plans for flashinfer against a fake of it in plain torch: tables, windows, caps, and fixed buffers."""
 
 from __future__ import annotations
 
@@ -76,19 +76,19 @@ def test_every_kind_of_layer_and_step_agrees_with_torch(segments, num_heads):
     compare(storage, attention, layers, plan_step(ROWS if segments is CHUNKS else CHUNKS, PAGE_SIZE))
 
 
-def test_a_fixed_number_of_rows_is_answered_from_its_buffers():
+def test_a_fixed_batch_computes_from_its_buffers():
     layers = [layer(), layer(6), layer()]
     storage, attention = world(*layers)
     fixed = attention.for_batch_size(3, 8)
     compare(storage, fixed, layers, plan_step(ROWS, PAGE_SIZE))
-    whole = [Segment(row, 31, 1, [*range(row, row + 8)]) for row in range(3)]  # every table as long as it may be
+    whole = [Segment(row, 31, 1, [*range(row, row + 8)]) for row in range(3)]  # every table at its largest
     compare(storage, fixed, layers, plan_step(whole, PAGE_SIZE))
     compare(storage, attention, layers, plan_step(CHUNKS, PAGE_SIZE))
     with pytest.raises(AssertionError, match="batch size"):
         fixed.begin(plan_step(ROWS[:2], PAGE_SIZE))
 
 
-def test_one_plan_serves_all_layers_that_look_alike():
+def test_layers_of_one_window_share_a_plan():
     layers = [layer(), layer(6), layer(), layer(6)]
     _, attention = world(*layers)
     attention.begin(plan_step(ROWS, PAGE_SIZE))
@@ -96,15 +96,13 @@ def test_one_plan_serves_all_layers_that_look_alike():
     assert [wrapper.num_plans for wrapper in (*attention._rows.values(), *attention._chunks.values())] == [1] * 4
 
 
-def test_without_a_gpu_flashinfer_serves_nobody():
+def test_flashinfer_is_unsupported_without_a_gpu():
     storage, _ = world(layer())
     assert not flashinfer_supports([layer()], storage)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
-def test_a_runner_with_graphs_gives_the_tokens_of_one_without(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_runner_with_graphs_gives_the_eager_tokens(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = load_model(
         tiny_models.save_random_model(family, tmp_path), dtype=DtypeChoice.FLOAT32, page_size=PAGE_SIZE,
         layout=WeightLayout.PLAIN, kernels=KernelUse.NEVER,

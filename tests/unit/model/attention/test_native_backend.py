@@ -1,4 +1,4 @@
-"""The native attention at every level against attention written out per query: batches, windows, caps, sinks, sizes."""
+"""Native attention at every level against attention per query: batches, windows, caps, sinks, sizes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BATCHES = {
 
 
 def filled_storage(layer: LayerGeometry, page_size: int, segments: list[Segment], dtype: torch.dtype) -> PageStorage:
-    """Layer 1 of 2 holds random K and V at the segments' positions, and NaN wherever nothing was written."""
+    """Layer 1 of 2 holds random K and V at the segments' positions, and NaN elsewhere."""
     generator = torch.Generator().manual_seed(3)
     geometry = KVGeometry((layer, layer), str(dtype).removeprefix("torch."), page_size)
     storage = PageStorage.allocate(geometry, NUM_PAGES)
@@ -134,7 +134,7 @@ def test_every_shape_of_heads(level: IsaLevel, shape: str, batch: str, dtype: to
 @pytest.mark.parametrize("batch", sorted(BATCHES))
 @pytest.mark.parametrize("units", [(1, 1), (3, 5)], ids=str)
 def test_heads_that_end_in_half_a_span(level: IsaLevel, units: tuple[int, int], batch: str, dtype: torch.dtype):
-    """With AVX512: heads of 16, 48 and 80."""
+    """With AVX512: head sizes 16, 48 and 80."""
     unit = load_kernels(level).head_dim_multiple
     check(level, (6, LayerGeometry(2, units[0] * unit, units[1] * unit)), "all", batch, 4, dtype)
 
@@ -151,7 +151,7 @@ def test_every_size_of_page(level: IsaLevel, page_size: int, dtype: torch.dtype)
 @pytest.mark.parametrize("num_tokens", [1, 9])
 @pytest.mark.parametrize("slope", [2.0, -2.0, 40.0])
 def test_scores_that_grow_or_fall_along_the_keys(level: IsaLevel, slope: float, num_tokens: int, dtype: torch.dtype):
-    """What was summed before a larger score fades, to nothing in the end; what comes after a large one is nothing."""
+    """Larger scores rescale the sums before them to zero; smaller ones add nothing."""
     segments = [Segment(0, 200, num_tokens, list(range(14)))]
     storage = filled_storage(LayerGeometry(2, 32, 32), 16, segments, dtype)
     for position in range(segments[0].end):
@@ -168,7 +168,7 @@ def test_scores_that_grow_or_fall_along_the_keys(level: IsaLevel, slope: float, 
 
 
 @pytest.mark.parametrize("level", kernel_levels())
-def test_a_query_of_transposed_heads_is_read_where_it_is(level: IsaLevel):
+def test_a_strided_query_is_read_in_place(level: IsaLevel):
     segments = scattered(BATCHES["mixed"], 4, "transposed")
     storage = filled_storage(LayerGeometry(2, 32, 32), 4, segments, torch.float32)
     step = plan_step(segments, 4)
@@ -181,12 +181,12 @@ def test_a_query_of_transposed_heads_is_read_where_it_is(level: IsaLevel):
 
 
 @pytest.mark.parametrize("level", kernel_levels())
-def test_slots_that_no_query_sees_are_not_read(level: IsaLevel):
-    """Exactly: left of the window, inside the window's first page too, and behind the last new token."""
+def test_slots_outside_every_window_are_not_read(level: IsaLevel):
+    """Slots left of the window, inside the window's first page, and after the last new token."""
     segments = [Segment(0, 30, 1, list(range(8))), Segment(1, 20, 4, list(range(8, 14)))]
     storage = filled_storage(LayerGeometry(2, 32, 32), 4, segments, torch.float32)
     for segment in segments:
-        for position in range(segment.start - 5):  # the first query sees 6 keys, its own included
+        for position in range(segment.start - 5):  # the first query attends to 6 keys, its own included
             page, slot = segment.pages[position // 4], position % 4
             for view in (storage.keys(1), storage.values(1)):
                 view[page, :, slot] = math.nan
@@ -199,7 +199,7 @@ def test_slots_that_no_query_sees_are_not_read(level: IsaLevel):
 @pytest.mark.parametrize("level", kernel_levels())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("num_tokens", [1, 9])
-def test_a_nan_that_a_query_sees_is_not_hidden(level: IsaLevel, num_tokens: int, dtype: torch.dtype):
+def test_a_visible_nan_reaches_the_output(level: IsaLevel, num_tokens: int, dtype: torch.dtype):
     segments = [Segment(0, 30, num_tokens, list(range(10)))]
     storage = filled_storage(LayerGeometry(2, 32, 32), 4, segments, dtype)
     storage.keys(1)[3, 0, 2] = math.nan
@@ -239,8 +239,8 @@ def test_one_step_equals_the_torch_backend_in_bfloat16(level: IsaLevel):
     torch.testing.assert_close(outputs[0], outputs[1], rtol=0.05, atol=0.05)
 
 
-def test_who_has_chunks(monkeypatch: pytest.MonkeyPatch):
-    """Torch, where it has products of bfloat16 that the kernels lack."""
+def test_torch_takes_chunks_where_it_is_faster(monkeypatch: pytest.MonkeyPatch):
+    """torch computes chunks where it has bfloat16 products that the kernels lack."""
     pairs, none = (
         replace(load_kernels(kernel_levels()[0]), level=level) for level in (IsaLevel.AVX512_BF16, IsaLevel.AVX2)
     )
@@ -259,7 +259,7 @@ def test_who_has_chunks(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("limit", [1, 8, 20])
 def test_long_segments_can_be_left_to_torch(limit: int):
-    """Where torch is faster with them; rows and chunks of one step then come from two backends, into one tensor."""
+    """Rows and chunks of one step then come from two backends into one tensor."""
     segments = scattered(BATCHES["mixed"], 4, "shared")
     storage = filled_storage(LayerGeometry(2, 32, 32), 4, segments, torch.float32)
     storage._pool.nan_to_num_()

@@ -75,7 +75,7 @@ def test_equals_attention_written_out(case, batch, tile_tokens, monkeypatch):
     generator = torch.Generator().manual_seed(3)
     storage = PageStorage.allocate(KVGeometry((LAYER, LAYER), "float32", PAGE_SIZE), NUM_PAGES)
     for view in (storage.keys(1), storage.values(1)):
-        view.fill_(math.nan)  # whatever is read without having been written shows
+        view.fill_(math.nan)  # unwritten slots show when they are read
     segments = random_segments(rng, BATCHES[batch])
     history = []
     for segment in segments:
@@ -105,7 +105,7 @@ def test_equals_attention_written_out(case, batch, tile_tokens, monkeypatch):
 def test_pages_left_of_the_window_are_not_read():
     storage = PageStorage.allocate(KVGeometry((LAYER,), "float32", PAGE_SIZE), 20)
     segments = [Segment(0, 30, 1, list(range(8))), Segment(1, 20, 4, list(range(8, 14)))]
-    for pages in (range(5), range(8, 11)):  # all that lies left of a window of 6, in whole pages
+    for pages in (range(5), range(8, 11)):  # all whole pages left of a window of 6
         for view in (storage.keys(0), storage.values(0)):
             view[list(pages)] = math.nan
     backend = TorchAttention(storage)
@@ -130,7 +130,7 @@ def test_low_precision_stays_near_float32():
     torch.testing.assert_close(outputs[1].float(), outputs[0], rtol=0.05, atol=0.05)
 
 
-def test_a_step_says_where_tokens_go_and_which_pages_begin_part_filled():
+def test_a_step_lists_token_slots_and_partial_pages():
     segments = [Segment(0, 3, 2, [9, 5]), Segment(2, 0, 4, [1]), Segment(6, 4, 3, [7, 8]), Segment(9, 6, 1, [3, 2])]
     step = plan_step(segments, PAGE_SIZE)
     assert step.token_pages.tolist() == [9, 5, 1, 1, 1, 1, 8, 8, 8, 2]

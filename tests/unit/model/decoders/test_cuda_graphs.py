@@ -1,4 +1,4 @@
-"""Filled-up steps on fixed buffers give what the same steps give as they come; a capturer that computes stands in."""
+"""Padded steps on fixed buffers equal eager steps; the capturer of these tests recomputes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = (1, 2, 4, 8)
 
 
 class RecomputingCapturer:
-    """A `GraphCapturer` whose repetitions compute again, and that spoils each result at the next one, as graphs do."""
+    """A `GraphCapturer` that recomputes and overwrites each result at the next replay, as graphs do."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
@@ -45,7 +45,7 @@ class RecomputingCapturer:
 
 
 class TorchRows:
-    """`FixedBatchAttention` in plain torch; notes what was asked of it."""
+    """`FixedBatchAttention` in plain torch; records its requests."""
 
     def __init__(self, storage: PageStorage) -> None:
         self._storage = storage
@@ -57,7 +57,7 @@ class TorchRows:
 
 
 class World:
-    """Two pools with the same content: one decoder computes every step as it comes, the other replays."""
+    """Two pools of equal content: one decoder computes eagerly, the other replays."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.capturer = RecomputingCapturer()
@@ -71,7 +71,7 @@ class World:
         self.graphed = CudaGraphDecoder(decoder, self.rows, self.storage, SIZES, 9, self.capturer)
 
     def step(self, segments: Sequence[Segment], ids: list[int], keep: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """Logits by both."""
+        """Logits of both decoders."""
         positions = torch.tensor([position for s in segments for position in range(s.start, s.end)])
         step = plan_step(segments, PAGE_SIZE)
         arguments = torch.tensor(ids), positions, step, torch.tensor(keep)
@@ -86,7 +86,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     )
 
 
-def test_rows_are_filled_up_to_sizes_that_are_dense_where_steps_are_small():
+def test_batch_sizes_are_dense_where_steps_are_small():
     assert graph_sizes(1) == (1,)
     assert graph_sizes(8) == (1, 2, 4, 8)
     assert graph_sizes(20) == (1, 2, 4, 8, 16, 20)
@@ -94,23 +94,23 @@ def test_rows_are_filled_up_to_sizes_that_are_dense_where_steps_are_small():
     assert graph_sizes(160) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160)
 
 
-def test_graphs_are_made_at_once_the_largest_first(model: LoadedModel):
+def test_graphs_are_captured_largest_first(model: LoadedModel):
     world = World(model)
     assert world.rows.made == [(8, 9), (4, 9), (2, 9), (1, 9)]
     assert [shape[0] for shape in world.capturer.shapes] == [8, 4, 2, 1]
 
 
-def test_a_replayed_step_gives_the_logits_and_pages_of_the_step_as_it_comes(model: LoadedModel):
+def test_a_replayed_step_gives_the_eager_logits_and_pages(model: LoadedModel):
     world, rng = World(model), random.Random(3)
     free = list(range(NUM_PAGES))
     rng.shuffle(free)
     lengths = [1, 3, 4, 9, 12, 5, 7]
     tables = [[free.pop() for _ in range(8)] for _ in lengths]
-    for length, table in zip(lengths, tables, strict=True):  # prompts: chunks, but for the first
+    for length, table in zip(lengths, tables, strict=True):  # prompts: chunks, except the first
         ids = [rng.randrange(tiny_models.VOCAB_SIZE) for _ in range(length)]
         wanted, got = world.step([Segment(0, 0, length, table)], ids, [length - 1])
         torch.testing.assert_close(got, wanted)
-    for num_rows in (7, 3, 1, 6, 2, 7, 4):  # fewer after more: what is left in the buffers must not matter
+    for num_rows in (7, 3, 1, 6, 2, 7, 4):  # fewer rows after more: stale buffer contents must not matter
         chosen = rng.sample(range(len(lengths)), num_rows)
         segments = [Segment(place, lengths[row], 1, tables[row]) for place, row in enumerate(chosen)]
         keep = sorted(rng.sample(range(num_rows), rng.randint(1, num_rows)))
@@ -123,7 +123,7 @@ def test_a_replayed_step_gives_the_logits_and_pages_of_the_step_as_it_comes(mode
     assert not world.eager_storage.keys(0)[NUM_PAGES].any()
 
 
-def test_logits_may_be_kept_over_the_next_step(model: LoadedModel):
+def test_returned_logits_survive_the_next_step(model: LoadedModel):
     world = World(model)
     _, kept = world.step([Segment(0, 0, 1, [3])], [5], [0])
     before = kept.clone()
@@ -131,7 +131,7 @@ def test_logits_may_be_kept_over_the_next_step(model: LoadedModel):
     assert torch.equal(kept, before)
 
 
-def test_larger_and_mixed_steps_are_computed_as_they_come(model: LoadedModel):
+def test_larger_and_mixed_steps_run_eagerly(model: LoadedModel):
     world = World(model)
     replays = world.capturer.num_replays
     many = [Segment(row, 0, 1, [row]) for row in range(SIZES[-1] + 1)]
@@ -139,7 +139,7 @@ def test_larger_and_mixed_steps_are_computed_as_they_come(model: LoadedModel):
     mixed = [Segment(0, 0, 1, [20]), Segment(1, 0, 3, [21])]
     assert torch.equal(*world.step(mixed, [1, 2, 3, 4], [0, 3]))
     assert world.capturer.num_replays == replays
-    assert not world.storage.keys(0)[NUM_PAGES][:, 1:].any()  # one slot of the scratch page is all that fillers touch
+    assert not world.storage.keys(0)[NUM_PAGES][:, 1:].any()  # padding rows touch one slot of the scratch page
 
 
 def test_without_a_scratch_page_there_is_no_graph(model: LoadedModel):
@@ -150,7 +150,7 @@ def test_without_a_scratch_page_there_is_no_graph(model: LoadedModel):
         DecodeGraph(decoder, TorchAttention(storage), storage, 2, RecomputingCapturer())
 
 
-def test_what_cannot_be_captured_stays_as_it_is(model: LoadedModel, tmp_path: Path):
+def test_an_unsupported_decoder_is_returned_unchanged(model: LoadedModel, tmp_path: Path):
     storage = PageStorage.allocate(model.geometry, 4, has_scratch=True)
     decoder = model.decoder(storage)  # torch's attention
     assert with_cuda_graphs(decoder, storage, 8, RecomputingCapturer()) is decoder

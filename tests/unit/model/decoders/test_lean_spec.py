@@ -1,4 +1,4 @@
-"""What the lean decoder makes of a config, and in which words it leaves a model to the stock one."""
+"""Specs of configs, and the reasons for leaving a model to the stock decoder."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def spec_of(family: str, **changes: Any) -> LeanSpec:
     return spec
 
 
-def test_a_llama():
+def test_a_llama_spec():
     spec = spec_of("llama", rms_norm_eps=1e-5)
     assert spec == LeanSpec(FAMILIES["llama"], HeadShape(4, 2, 16), 1e-5, Activation.SILU, ("",) * 3, None, None)
 
 
-def test_a_gemma_scales_and_caps_and_turns_layers_differently():
+def test_a_gemma_spec_has_scale_cap_and_two_ropes():
     spec = spec_of("gemma3_text")
     assert spec.rope_names == ("sliding_attention", "full_attention", "sliding_attention")
     assert (spec.activation, spec.embedding_scale, spec.logit_softcap) == (Activation.GELU_TANH, 8.0, None)
     assert spec_of("gemma2", final_logit_softcapping=30.0).logit_softcap == 30.0
 
 
-def test_the_attention_of_a_layer_is_not_the_specs_business():
+def test_windows_and_caps_are_not_part_of_the_spec():
     windowed = (replace(LAYER, window=8), replace(LAYER, softcap=50.0), LAYER)
     assert lean_spec(tiny_models.FAMILIES["mistral"]().to_dict(), windowed) == spec_of("mistral")
 
@@ -52,7 +52,7 @@ def test_the_attention_of_a_layer_is_not_the_specs_business():
         ({"rope_parameters": {"rope_type": "tomorrow's"}}, "rotary scaling is tomorrow's"),
     ],
 )
-def test_what_is_not_known_is_left_to_the_stock_model(changes: dict[str, Any], reason: str):
+def test_unknown_configs_are_left_to_the_stock_model(changes: dict[str, Any], reason: str):
     unserved = lean_spec({**tiny_models.FAMILIES["llama"]().to_dict(), **changes}, LAYERS)
     assert isinstance(unserved, Unsupported)
     assert reason in unserved.reason
@@ -73,7 +73,7 @@ def test_one_layer_of_an_unknown_rotary_scaling_is_enough():
         (replace(LAYER, has_sinks=True), "sinks"),
     ],
 )
-def test_layers_that_attend_otherwise_are_left_to_the_stock_model(layer: ObservedLayer, reason: str):
+def test_layers_with_sinks_are_left_to_the_stock_model(layer: ObservedLayer, reason: str):
     unserved = lean_spec(tiny_models.FAMILIES["llama"]().to_dict(), (layer,) * 3)
     assert isinstance(unserved, Unsupported)
     assert reason in unserved.reason

@@ -1,4 +1,4 @@
-"""Weights are taken and not copied, a stock module survives it, and what is not understood is refused."""
+"""Weights are taken without copies, the stock module stays valid, and unknown modules are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def spec_for(module: Any) -> LeanSpec:
 
 
 def storages(module: nn.Module) -> dict[int, int]:
-    """Address -> bytes of all memory that the module's parameters live in."""
+    """Address -> bytes of all memory of the module's parameters."""
     found = [parameter.untyped_storage() for parameter in module.parameters()]
     return {storage.data_ptr(): storage.nbytes() for storage in found}
 
@@ -54,7 +54,7 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
-def test_the_stock_module_stays_right_on_the_same_memory(name: str, tmp_path: Path):
+def test_the_stock_module_stays_valid_on_the_same_memory(name: str, tmp_path: Path):
     module = stock_module(tiny_models.save_random_config(CONFIGS[name](), tmp_path))
     before = {name: parameter.clone() for name, parameter in module.named_parameters()}
     num_bytes = sum(storages(module).values())
@@ -70,14 +70,14 @@ def test_the_stock_module_stays_right_on_the_same_memory(name: str, tmp_path: Pa
 
 
 def live_tensor_bytes() -> int:
-    """Of all memory that any tensor which Python can still reach lives in."""
+    """Bytes of all memory of tensors that Python can still reach."""
     tensors: list[Any] = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, nn.Parameter)]
     found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(found.values())
 
 
-def test_never_more_than_one_matrix_is_held_twice(tmp_path: Path, monkeypatch):
-    """Each time a matrix has been fused its parts are still there, and nothing else of the layers before it."""
+def test_at_most_one_matrix_exists_twice(tmp_path: Path, monkeypatch):
+    """When a matrix has been fused its parts still exist, and no part of earlier layers does."""
     config = transformers.LlamaConfig(**small_shape(num_hidden_layers=3))
     module = stock_module(tiny_models.save_random_config(config, tmp_path))
     spec = spec_for(module)
@@ -133,7 +133,7 @@ def test_half_a_bias_is_refused(tmp_path: Path):
         make_lean_model(module, spec)
 
 
-def test_a_table_of_angles():
+def test_a_rope_table_holds_scaled_cosines_and_sines():
     table = Rope(torch.tensor([1.0, 0.1]), factor=2.0).table(5)
     assert table.cos.shape == table.sin.shape == (5, 2)
     assert table.rotary_dim == 4
@@ -167,7 +167,7 @@ def test_a_layout_drops_the_plain_weights_and_can_be_undone(tmp_path: Path):
     assert all(torch.equal(product(x), old) for product, old in zip(products, before, strict=True))
 
 
-def test_a_tied_head_is_arranged_and_the_embedding_keeps_its_weight(tmp_path: Path):
+def test_a_tied_head_is_packed_and_the_embedding_stays_plain(tmp_path: Path):
     directory = tiny_models.save_random_model("qwen3", tmp_path)
     plain = lean_body(load_model(directory, layout=WeightLayout.PLAIN, decoder=DecoderChoice.LEAN))
     loaded = load_model(directory, layout=WeightLayout.ONEDNN, decoder=DecoderChoice.LEAN)

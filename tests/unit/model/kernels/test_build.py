@@ -1,4 +1,4 @@
-"""Building, finding and refusing the kernels' libraries; and the widest level's sources, run on narrower registers."""
+"""Building, finding and refusing kernel libraries; the highest level's sources on narrower registers."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ AVX512_DOT = ("-DBATON_BF16_DOT", "-DBATON_INT8_DOT")
 
 
 @needs_compiler
-def test_where_there_is_a_compiler_there_are_kernels():
-    """Or all that tests them would be skipped and nobody would notice."""
+def test_kernels_exist_where_there_is_a_compiler():
+    """Otherwise all kernel tests would be skipped unnoticed."""
     assert PORTABLE.level in available_levels()
     assert all(is_current(spec) for spec in build_specs()), "make kernels"
 
 
 @needs_compiler
-def test_a_recipe_makes_a_library_that_can_tell_its_sources(tmp_path: Path):
+def test_a_library_embeds_the_digest_of_its_sources(tmp_path: Path):
     build(PORTABLE, tmp_path / "new" / "made.so")
     assert source_digest(PORTABLE).encode() in (tmp_path / "new" / "made.so").read_bytes()
     assert first_wrong_kernel(open_kernels(PORTABLE, tmp_path / "new" / "made.so")) is None
@@ -53,7 +53,7 @@ def test_a_recipe_makes_a_library_that_can_tell_its_sources(tmp_path: Path):
         open_kernels(BuildSpec(IsaLevel.PORTABLE, 16, ("-DOTHER",)), tmp_path / "new" / "made.so")
 
 
-def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(building, "COMPILERS", ("no-such-compiler",))
     with pytest.raises(BuildFailed, match=r"no C\+\+ compiler was found"):
         build(PORTABLE, tmp_path / "made.so")
@@ -63,14 +63,14 @@ def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @needs_compiler
-def test_a_compiler_that_fails_leaves_what_was_there(tmp_path: Path):
+def test_a_failed_build_keeps_the_old_library(tmp_path: Path):
     (tmp_path / "made.so").write_bytes(b"old")
     with pytest.raises(BuildFailed, match="failed: "):
         build(BuildSpec(IsaLevel.PORTABLE, 16, ("-march=no-such-machine",)), tmp_path / "made.so")
     assert (tmp_path / "made.so").read_bytes() == b"old"
 
 
-def test_what_is_no_library_is_refused(tmp_path: Path):
+def test_a_file_that_is_no_library_is_refused(tmp_path: Path):
     with pytest.raises(KernelsUnavailable, match="not built"):
         open_kernels(PORTABLE, tmp_path / "missing.so")
     (tmp_path / "junk.so").write_bytes(b"junk")
@@ -78,8 +78,8 @@ def test_what_is_no_library_is_refused(tmp_path: Path):
         open_kernels(PORTABLE, tmp_path / "junk.so")
 
 
-def test_the_build_needs_the_standard_library_only():
-    """It runs before anything is installed."""
+def test_the_build_imports_only_the_standard_library():
+    """The build runs before anything is installed."""
     program = (
         "import sys; sys.path.insert(0, '.'); before = set(sys.modules); import baton.model.kernels.build;"
         "print(*{name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
@@ -90,7 +90,7 @@ def test_the_build_needs_the_standard_library_only():
 
 
 class QuietApplication:
-    """What hatchling gives a hook to speak with."""
+    """Hatchling's interface to a hook."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -105,7 +105,7 @@ class QuietApplication:
 def run_hook(
     version: str, outcomes: list[BuildResult], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, Any], list[str]]:
-    """The build hook on made-up outcomes: what it tells hatchling, and its warnings."""
+    """Runs the build hook on given results; returns its build data and warnings."""
     monkeypatch.setattr(building, "build_all", lambda compiler: outcomes)
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None
@@ -118,7 +118,7 @@ def run_hook(
     return build_data, application.warnings
 
 
-def test_a_wheel_with_kernels_is_of_its_platform_and_of_every_python(monkeypatch: pytest.MonkeyPatch):
+def test_a_wheel_with_kernels_is_for_one_platform_and_any_python(monkeypatch: pytest.MonkeyPatch):
     outcomes = [BuildResult(PORTABLE, True, None), BuildResult(build_specs()[-1], False, "no such flag")]
     told, warnings = run_hook("standard", outcomes, monkeypatch)
     assert told["artifacts"] == ["/baton/model/kernels/built/portable.so"]
@@ -136,9 +136,11 @@ def test_an_installation_without_a_compiler_succeeds(monkeypatch: pytest.MonkeyP
 @needs_compiler
 @needs_avx2
 @pytest.mark.slow
-def test_the_widest_level_is_right_on_narrower_registers(tmp_path: Path):
-    """Vectors of 64 bytes and products of bfloat16 pairs and of bytes, compiled for AVX2: all of the AVX512 level's
-    source but the two instructions, which are spelled out. It proves neither them nor what a compiler makes of all.
+def test_the_highest_level_is_right_on_narrower_registers(tmp_path: Path):
+    """Compiles vectors of 64 bytes with bfloat16 and int8 dot products for AVX2.
+
+    This covers all of the AVX512 level's source except its two instructions, which are spelled out, and the compiler's
+    output for it.
     """
     wide = BuildSpec(IsaLevel.AVX512_BF16, 64, ("-mavx2", "-mfma", *AVX512_DOT, "-Wno-psabi"))
     build(wide, tmp_path / "wide.so")

@@ -1,4 +1,4 @@
-"""Kernels with several threads: the same bits as with one, whoever calls them, however often and at the same time."""
+"""Kernels with several threads give the bits of one thread, also in concurrent calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not kernel_levels(), reason="the kernels are not
 LEVELS = kernel_levels()
 NUM_CALLS = 2000
 CHUNK, LONG_ROW = list(range(3, 18)), list(range(18, 25))
-"""Pages."""
+"""Pages of the test's pool."""
 
 
 @pytest.fixture(params=LEVELS, ids=lambda level: level.value)
@@ -44,7 +44,7 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def works(kernels: Kernels) -> dict[str, Callable[[], torch.Tensor]]:
-    """Calls that split their work: products of few and of many rows, and what is done token by token."""
+    """Calls that split their work: products of few and of many rows, and operations by tokens."""
     weight, few, many = numbers(210, 64), numbers(3, 64, seed=1), numbers(200, 64, seed=2)
     panels, int8, ops = PanelLinear(kernels, weight, None), Int8Linear(kernels, weight, None), NativeOps(kernels)
     half = PanelLinear(kernels, weight.bfloat16(), None)
@@ -61,7 +61,7 @@ def works(kernels: Kernels) -> dict[str, Callable[[], torch.Tensor]]:
 
 
 def attention(kernels: Kernels) -> torch.Tensor:
-    """Of rows and a chunk of several tiles."""
+    """Attention of rows and of a chunk of several tiles."""
     geometry = KVGeometry((LayerGeometry(2, 64, 64),), "float32", 16)
     storage = PageStorage.allocate(geometry, 40)
     for view in (storage.keys(0), storage.values(0)):
@@ -73,7 +73,7 @@ def attention(kernels: Kernels) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_threads", [2, 3, 8])
-def test_the_bits_do_not_depend_on_the_threads(kernels: Kernels, num_threads: int):
+def test_bits_do_not_depend_on_the_number_of_threads(kernels: Kernels, num_threads: int):
     kernels.set_threads(1)
     wanted = {name: work() for name, work in works(kernels).items()}
     kernels.set_threads(num_threads)
@@ -85,7 +85,7 @@ def test_the_bits_do_not_depend_on_the_threads(kernels: Kernels, num_threads: in
 
 
 def test_many_short_calls_with_more_threads_than_cores(kernels: Kernels):
-    """Helpers that come late to a call must neither do anything for it nor for the next one twice."""
+    """A worker that is late for a call must neither run its tasks nor run the next call's tasks twice."""
     kernels.set_threads(6)
     product, x = PanelLinear(kernels, numbers(210, 16), None), numbers(2, 16, seed=1)
     wanted = product(x)
@@ -118,7 +118,7 @@ def test_kernels_have_as_many_threads_as_torch(monkeypatch: pytest.MonkeyPatch):
 
 
 class RecordingKernels:
-    """A choice whose kernels note how many threads they are given."""
+    """A choice whose kernels record the number of threads they are given."""
 
     def __init__(self, asked: list[int]) -> None:
         self.set_threads = asked.append

@@ -1,4 +1,4 @@
-"""Quantising weights and rows, and the int8 product at every level of the kernels: exact, also of largest sums."""
+"""Quantised weights and rows, and the int8 product at every level: exact, also for the largest sums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> t
 
 
 def in_float64(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """The product of the quantised numbers; only what follows the integers' sum can round."""
+    """The product of the quantised numbers; only steps after the integer sum round."""
     (rows, row_scales), (channels, scales) = quantize_rows(x), quantize_weight(weight)
     sums = rows.double() @ channels.double().T
     return sums * scales.double() * row_scales.double()[:, None] + (0 if bias is None else bias.double())
@@ -33,7 +33,7 @@ def test_a_weight_is_rounded_to_half_a_step_of_its_channel():
     assert ((values * scales[:, None] - weight).abs() <= 0.5001 * scales[:, None]).all()
 
 
-def test_channels_of_nothing_and_of_hardly_more_are_zeros():
+def test_channels_of_tiny_weights_become_zeros():
     weight = torch.stack([torch.zeros(8), torch.full((8,), 1e-38), torch.full((8,), -0.25)])
     values, scales = quantize_weight(weight)
     assert values[:2].count_nonzero() == 0
@@ -53,7 +53,7 @@ def test_a_weight_that_is_not_finite_is_refused(strange: float):
 @pytest.mark.parametrize("dtype", list(ROUNDING), ids=str)
 @pytest.mark.parametrize("num_rows", [*range(1, 6), 17, 70])
 @pytest.mark.parametrize(("num_in", "num_out"), [(1, 1), (33, 7), (64, 64), (200, 9), (4865, 5)])
-def test_a_product_is_that_of_the_integers(
+def test_a_product_equals_that_of_the_integers(
     level: IsaLevel, dtype: torch.dtype, num_rows: int, num_in: int, num_out: int
 ):
     x, weight, bias = numbers(num_rows, num_in, dtype=dtype), numbers(num_out, num_in, seed=1), numbers(num_out, seed=2)
@@ -62,7 +62,7 @@ def test_a_product_is_that_of_the_integers(
         got = Int8Linear(load_kernels(level), weight, added)(x)
         assert got.dtype == dtype
         bound = ROUNDING[dtype] * wanted.abs().max().item()
-        if level is IsaLevel.PORTABLE:  # without fused operations a tie may be rounded to the other side: one step
+        if level is IsaLevel.PORTABLE:  # without fused operations a tie may round to the other side: one step
             bound += 0.01 * wanted.abs().max().item()
         torch.testing.assert_close(got.double(), wanted, rtol=ROUNDING[dtype], atol=bound)
 
@@ -71,7 +71,7 @@ def test_a_product_is_that_of_the_integers(
 @pytest.mark.parametrize("num_rows", [1, 2, 3])
 @pytest.mark.parametrize("num_in", [64, 896, 4864])
 def test_the_largest_sums_do_not_saturate(level: IsaLevel, num_rows: int, num_in: int):
-    """Products of u8 and s8 that are added in pairs exceed an int16: 2 * 255 * 127."""
+    """u8 times s8 products added in pairs exceed an int16: 2 * 255 * 127."""
     weight = torch.full((6, num_in), 1.0)
     weight[1], weight[2] = -1.0, torch.tensor([1.0, -1.0]).repeat(num_in // 2)
     weight[3], weight[4] = -weight[2], weight[2].roll(2)
@@ -82,7 +82,7 @@ def test_the_largest_sums_do_not_saturate(level: IsaLevel, num_rows: int, num_in
 
 
 @each_level
-def test_a_row_of_nothing_is_the_bias_and_a_strange_row_is_nobody_elses(level: IsaLevel):
+def test_zero_rows_give_the_bias_and_nan_stays_in_its_row(level: IsaLevel):
     weight, bias, x = numbers(5, 96), numbers(5, seed=1), numbers(7, 96, seed=2)
     product = Int8Linear(load_kernels(level), weight, bias)
     alone = [product(row[None])[0] for row in x]
@@ -96,7 +96,7 @@ def test_a_row_of_nothing_is_the_bias_and_a_strange_row_is_nobody_elses(level: I
 
 
 @pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
-def test_what_does_not_go_with_the_weight_is_refused():
+def test_rows_that_do_not_match_the_weight_are_refused():
     product = Int8Linear(load_kernels(kernel_levels()[-1]), numbers(5, 96), None)
     for x in (numbers(2, 95), numbers(96), numbers(2, 3, 96), numbers(2, 96).half()):
         with pytest.raises(ValueError, match="does not go with"):
@@ -106,7 +106,7 @@ def test_what_does_not_go_with_the_weight_is_refused():
 
 
 @pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
-def test_a_weight_whose_sums_may_not_fit_is_refused():
+def test_a_weight_whose_sums_may_overflow_is_refused():
     with pytest.raises(ValueError, match="may not fit an int32"):
         Int8Linear(load_kernels(kernel_levels()[-1]), torch.ones(1, MAX_INPUTS + 1), None)
     for level in kernel_levels():
@@ -115,6 +115,6 @@ def test_a_weight_whose_sums_may_not_fit_is_refused():
 
 
 @pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
-def test_it_holds_a_quarter_of_float32():
+def test_int8_takes_a_quarter_of_float32():
     product = Int8Linear(load_kernels(kernel_levels()[-1]), numbers(512, 1024), None)
     assert product.num_bytes < 0.26 * 4 * 512 * 1024

@@ -1,4 +1,4 @@
-"""Which layout is chosen where, and that linear layers of both decoders keep their weights in it and come back."""
+"""The choice of a layout, and packing and unpacking the linear layers of both decoders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chosen(wanted: WeightLayout, kernels: Kernels | None, dtype: torch.dtype, de
 
 
 @needs_kernels
-def test_panels_are_chosen_wherever_the_kernels_multiply():
+def test_panels_are_chosen_wherever_kernels_exist():
     for dtype in (torch.float32, torch.bfloat16):
         assert chosen(WeightLayout.AUTO, best(), dtype) is WeightLayout.PANELS
     assert chosen(WeightLayout.PANELS, best(), torch.float16) is WeightLayout.PLAIN
@@ -42,7 +42,7 @@ def test_panels_are_chosen_wherever_the_kernels_multiply():
     assert chosen(WeightLayout.PLAIN, best(), torch.float32) is WeightLayout.PLAIN
 
 
-def test_without_kernels_onednn_packs_where_it_pays(monkeypatch: pytest.MonkeyPatch):
+def test_onednn_packs_without_kernels_where_it_is_faster(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(packing, "onednn_is_faster", lambda: True)
     assert chosen(WeightLayout.AUTO, None, torch.float32) is WeightLayout.ONEDNN
     monkeypatch.setattr(packing, "onednn_is_faster", lambda: False)
@@ -51,7 +51,7 @@ def test_without_kernels_onednn_packs_where_it_pays(monkeypatch: pytest.MonkeyPa
     assert chosen(WeightLayout.ONEDNN, None, torch.float16) is WeightLayout.PLAIN
 
 
-def test_onednn_is_not_trusted_where_it_is_absent_or_wrong(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_or_wrong_onednn_is_not_used(monkeypatch: pytest.MonkeyPatch):
     assert onednn_is_correct(torch.float32)
     monkeypatch.setattr(OneDnnLinear, "__call__", lambda self, x: x.new_ones(1, x.shape[1], 80))
     assert not onednn_is_correct(torch.float32)
@@ -70,7 +70,7 @@ def packers() -> list[WeightPacker]:
 
 
 @pytest.mark.parametrize("packer", packers(), ids=lambda packer: packer.layout.value)
-def test_stock_modules_are_swapped_and_go_back(packer: WeightPacker):
+def test_stock_modules_are_packed_and_unpacked(packer: WeightPacker):
     model = nn.Sequential(
         nn.Linear(64, 96), nn.ModuleDict({"inner": nn.Linear(96, 8, bias=False), "norm": nn.LayerNorm(8)})
     )
@@ -90,7 +90,7 @@ def test_stock_modules_are_swapped_and_go_back(packer: WeightPacker):
 
 
 @pytest.mark.parametrize("packer", packers(), ids=lambda packer: packer.layout.value)
-def test_a_lean_linear_is_arranged_and_goes_back(packer: WeightPacker):
+def test_a_lean_linear_is_packed_and_unpacked(packer: WeightPacker):
     weight, bias, x = numbers(16, 64), numbers(16, seed=1), numbers(5, 64, seed=2)
     product = make_linear(weight, bias)
     plain = product(x)
@@ -103,7 +103,7 @@ def test_a_lean_linear_is_arranged_and_goes_back(packer: WeightPacker):
 
 
 @needs_kernels
-def test_what_is_not_taken_stays_plain():
+def test_a_rejected_weight_stays_plain():
     odd = make_linear(numbers(16, 65).bfloat16())
     assert not odd.pack(panel_packer(best()))
     model = nn.Sequential(nn.Linear(65, 4), nn.Linear(4, 2)).bfloat16()

@@ -1,4 +1,4 @@
-"""Products in panels at every level: against float64 for many numbers of rows, alike in every batch, and undone."""
+"""Products in panels at every level: against float64, equal in every batch, and unpacked bit for bit."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(not kernel_levels(), reason="the kernels are not
 
 ERROR = {torch.float32: 4e-6, torch.bfloat16: 2**-7}
 MANY_ROWS = 193
-"""One more than the kernel adds up at once."""
+"""One row more than the kernel's row block."""
 LONG = 4864
-"""Inputs of more than one block, at every level."""
+"""More inputs than a block has, at every level."""
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -57,7 +57,7 @@ def test_a_row_has_the_same_bits_in_every_batch(
 
 
 @pytest.mark.parametrize("level", kernel_levels())
-def test_a_nan_stays_one_and_reaches_no_other_row(level: IsaLevel):
+def test_a_nan_stays_in_its_row(level: IsaLevel):
     x = numbers(3, 64)
     x[1, 3], x[2, 5] = torch.nan, torch.inf
     out = product_of(level, numbers(5, 64, seed=1))(x)
@@ -67,27 +67,27 @@ def test_a_nan_stays_one_and_reaches_no_other_row(level: IsaLevel):
 
 
 @pytest.mark.parametrize("dtype", list(ERROR), ids=str)
-def test_a_weight_comes_back_bit_for_bit(dtype: torch.dtype):
+def test_a_weight_is_unpacked_bit_for_bit(dtype: torch.dtype):
     weight = numbers(45, 96, dtype=dtype)
     assert torch.equal(unpack_panels(pack_panels(weight, 32), 45), weight)
     assert torch.equal(product_of(kernel_levels()[-1], weight).weight(), weight)
 
 
-def test_the_order_is_panels_of_steps_of_outputs():
+def test_the_layout_is_panels_of_steps_of_outputs():
     weight = torch.arange(12.0).reshape(3, 4)
     assert pack_panels(weight, 2).flatten().tolist() == [0, 4, 1, 5, 2, 6, 3, 7, 8, 0, 9, 0, 10, 0, 11, 0]
     pairs = pack_panels(weight.bfloat16(), 2).flatten().tolist()
     assert pairs == [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 0, 0, 10, 11, 0, 0]
 
 
-def test_views_and_more_axes_are_multiplied_too():
+def test_views_and_further_axes_are_supported():
     weight, x = numbers(40, 64), numbers(64, 6).T.unflatten(0, (2, 3))
     product = product_of(kernel_levels()[-1], weight.T.contiguous().T)
     torch.testing.assert_close(product(x), x @ weight.T, rtol=1e-5, atol=1e-5)
     assert product(numbers(0, 64)).shape == (0, 40)
 
 
-def test_what_does_not_fit_is_not_taken():
+def test_weights_and_rows_of_other_shapes_are_refused():
     assert panels_support(numbers(8, 65), None)
     assert panels_support(numbers(8, 64), numbers(8))
     assert not panels_support(numbers(8, 65, dtype=torch.bfloat16), None), "it is multiplied by pairs"

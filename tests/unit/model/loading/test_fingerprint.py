@@ -1,4 +1,4 @@
-"""`weights_digest` tells checkpoints apart and copies from nothing."""
+"""`weights_digest` distinguishes checkpoints and is equal for copies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.bundled import MODEL_DIR
 from baton.model.loading.fingerprint import weights_digest
 
 
-def test_a_copy_has_the_same_name(tmp_path: Path) -> None:
+def test_a_copy_has_the_same_digest(tmp_path: Path) -> None:
     copy = Path(shutil.copytree(MODEL_DIR, tmp_path / "copy"))
     assert weights_digest(copy) == weights_digest(MODEL_DIR)
 

@@ -1,4 +1,4 @@
-"""Loading with kernels: they serve where they are right; whatever is wrong or missing leaves a model that answers."""
+"""Loading with kernels: correct ones serve; wrong or missing ones leave a working model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def best() -> Kernels:
 
 
 @pytest.mark.parametrize("dtype", [DtypeChoice.FLOAT32, DtypeChoice.BFLOAT16])
-def test_a_model_is_served_with_them(llama: Path, dtype: DtypeChoice):
+def test_a_model_uses_the_kernels(llama: Path, dtype: DtypeChoice):
     loaded = load_model(llama, dtype=dtype)
     assert loaded.kernels is not None
     assert loaded.report.kernel_note == f"{loaded.kernels.level.value} kernels"
@@ -71,14 +71,14 @@ def test_a_model_is_served_with_them(llama: Path, dtype: DtypeChoice):
     assert loaded.report.weights == WeightReport(WeightLayout.PANELS, 3 * 4 + 1, "")
 
 
-def test_the_stock_decoder_has_them_too(llama: Path):
+def test_the_stock_decoder_uses_the_kernels(llama: Path):
     loaded = load_model(llama, dtype=DtypeChoice.FLOAT32, decoder=DecoderChoice.STOCK)
     assert isinstance(loaded.impl, torch.nn.Module)
     assert loaded.report.weights == WeightReport(WeightLayout.PANELS, 3 * 7 + 1, "")
     assert sum(isinstance(module, PackedModule) for module in loaded.impl.modules()) == 3 * 7 + 1
 
 
-def test_they_can_be_switched_off(llama: Path):
+def test_kernels_can_be_switched_off(llama: Path):
     loaded = load_model(llama, kernels=KernelUse.NEVER)
     assert loaded.kernels is None
     assert loaded.report.kernel_note == "no native kernels: switched off"
@@ -89,7 +89,7 @@ def test_they_can_be_switched_off(llama: Path):
 
 
 @pytest.mark.usefixtures("fresh_kernel_choice")
-def test_without_a_library_torch_serves_and_the_note_says_so(llama: Path, monkeypatch: pytest.MonkeyPatch):
+def test_torch_serves_without_a_library_and_the_note_names_it(llama: Path, monkeypatch: pytest.MonkeyPatch):
     def missing() -> tuple[IsaLevel, ...]:
         raise KernelsUnavailable("portable kernels are not built (make kernels; it needs a C++ compiler)")
 
@@ -101,7 +101,7 @@ def test_without_a_library_torch_serves_and_the_note_says_so(llama: Path, monkey
 
 
 def spoiled(kernels: Kernels, name: str) -> Kernels:
-    """One function does nothing, so that its output is whatever was there."""
+    """A kernel that does nothing, so that its output stays uninitialised."""
     functions: dict[str, Any] = {name: lambda *_: None}
     return replace(kernels, **functions)
 
@@ -109,13 +109,13 @@ def spoiled(kernels: Kernels, name: str) -> Kernels:
 @pytest.mark.parametrize(
     "name", ["rms_norm", "act_and_mul", "rope_and_write_kv", "linear", "linear_int8", "attend", "argmax", "sample"]
 )
-def test_the_check_on_numbers_finds_each_wrong_kernel(name: str):
+def test_the_kernel_check_finds_each_wrong_kernel(name: str):
     assert first_wrong_kernel(best()) is None
     assert first_wrong_kernel(spoiled(best(), name)) is not None
 
 
 @pytest.mark.usefixtures("fresh_kernel_choice")
-def test_a_level_that_computes_wrongly_is_passed_over(monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_level_is_skipped(monkeypatch: pytest.MonkeyPatch):
     levels = kernel_levels()
     wrong = {levels[-1]: spoiled(best(), "attend")}
     monkeypatch.setattr(kernel_choice, "load_kernels", lambda level: wrong.get(level) or load_kernels(level))
@@ -129,7 +129,7 @@ def test_a_level_that_computes_wrongly_is_passed_over(monkeypatch: pytest.Monkey
 
 
 def late_error(kernels: Kernels, name: str, spoil: Callable[..., None]) -> Kernels:
-    """Right on the numbers that the check tries; wrong once it serves."""
+    """A kernel that is right on the numbers of the check and wrong afterwards."""
     right = getattr(kernels, name)
 
     def wrong(*arguments: Any) -> None:
@@ -144,7 +144,7 @@ def zero_output(_is_bf16: bool, _x: int, _w: int, _b: int, out: int, rows: int, 
     ctypes.memset(out, 0, rows * num_out * 4)
 
 
-def test_products_that_fail_the_self_check_are_torchs_again(llama: Path, monkeypatch: pytest.MonkeyPatch):
+def test_packing_that_fails_the_self_check_is_undone(llama: Path, monkeypatch: pytest.MonkeyPatch):
     bad = KernelChoice(late_error(best(), "linear", zero_output), "bad")
     monkeypatch.setattr(loader, "choose_kernels", lambda *_: bad)
     for decoder in (DecoderChoice.LEAN, DecoderChoice.STOCK):
@@ -155,7 +155,7 @@ def test_products_that_fail_the_self_check_are_torchs_again(llama: Path, monkeyp
         assert loaded.kernels is not None
 
 
-def test_an_attention_that_fails_the_self_check_leaves_torch_to_serve(llama: Path, monkeypatch: pytest.MonkeyPatch):
+def test_kernels_that_fail_the_self_check_leave_torch(llama: Path, monkeypatch: pytest.MonkeyPatch):
     bad = KernelChoice(spoiled(best(), "attend"), "bad")
     monkeypatch.setattr(loader, "choose_kernels", lambda *_: bad)
     loaded = load_model(llama, dtype=DtypeChoice.FLOAT32)
@@ -164,8 +164,8 @@ def test_an_attention_that_fails_the_self_check_leaves_torch_to_serve(llama: Pat
     assert loaded.report.check.passed
 
 
-def test_levels_are_those_of_this_cpu_and_no_others():
-    """Every level below the best is there too, so that tests can run them all."""
+def test_levels_are_those_of_this_cpu():
+    """Every level below the highest exists, so that tests can run all of them."""
     levels = library.available_levels()
     assert levels == tuple(IsaLevel)[: len(levels)]
     assert not choose_kernels(KernelUse.AUTO, "cuda").kernels

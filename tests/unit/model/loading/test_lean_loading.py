@@ -1,4 +1,4 @@
-"""Which decoder a loaded model gets, why, and that a wrong lean decoder is never the one."""
+"""The decoder of a loaded model, the reason for it, and that a wrong lean decoder never serves."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_another_family_gets_the_stock_decoder_and_the_reason(gpt_oss: Path):
 
 
 class WrongNorm(TorchOps):
-    """Forgets the epsilon and a hundredth."""
+    """Drops the epsilon and adds a hundredth."""
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
@@ -74,7 +74,7 @@ class SwappedGate(TorchOps):
 
 
 class ShiftedRope(TorchOps):
-    """Invisible in the logits of a decoder that only reads its own pages."""
+    """Shifts positions, which shows in pages and not in logits."""
 
     def rope_and_write_kv(self, qkv, rope, heads, norms, positions, storage, layer, step, out=None):
         return super().rope_and_write_kv(qkv, rope, heads, norms, positions + 1, storage, layer, step, out)
@@ -126,8 +126,8 @@ def test_the_geometry_does_not_depend_on_the_decoder(llama: Path):
     assert lean.geometry.fingerprint("weights") == stock.geometry.fingerprint("weights")
 
 
-def test_a_lean_body_keeps_nothing_of_the_stock_module(llama: Path, monkeypatch: pytest.MonkeyPatch):
-    """Or every weight would be kept twice once it is laid out."""
+def test_a_packed_lean_model_keeps_no_stock_weight(llama: Path, monkeypatch: pytest.MonkeyPatch):
+    """Otherwise every weight would exist twice once it is packed."""
     seen: list[weakref.ref[nn.Module]] = []
 
     def watched(*arguments: Any) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Loading: what is accepted, what is refused and in which words, and that the self-check sees a wrong model."""
+"""Loading: accepted and refused models, and the self-check on a wrong model."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_context_may_be_lowered_but_not_raised(llama):
         read_config(llama, max_model_len=tiny_models.MAX_POSITIONS + 1)
 
 
-def test_missing_and_torn_directories_are_refused_in_words(tmp_path, llama):
+def test_missing_and_truncated_directories_are_refused(tmp_path, llama):
     with pytest.raises(UnreadableModel, match="no model in"):
         load_model(tmp_path / "nowhere")
     (tmp_path / "config.json").write_text("{")
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_does_not_fill_the_architecture_is_refused(tmp_path, l
         load_model(deeper)
 
 
-def test_the_geometry_is_what_the_layers_were_seen_to_use(tmp_path):
+def test_the_geometry_is_the_observed_layers(tmp_path):
     model = load_model(tiny_models.save_random_model("gemma3_text", tmp_path), page_size=8)
     assert model.geometry.layers == (LayerGeometry(2, 16, 16),) * 3
     assert (model.geometry.dtype, model.geometry.page_size) == ("float32", 8)
@@ -140,7 +140,7 @@ def test_bfloat16_passes_its_own_check(tmp_path):
         ("sinks", DtypeChoice.BFLOAT16),
     ],
 )
-def test_the_self_check_sees_a_wrong_attention(wrong, dtype, tmp_path, monkeypatch):
+def test_the_self_check_finds_a_wrong_attention(wrong, dtype, tmp_path, monkeypatch):
     changes = {"window": tiny_models.WINDOW + 1, "scale": 0.27, "sinks": None}
     attend = torch_backend.TorchAttention.attend
 
@@ -179,7 +179,7 @@ def test_stock_modules_keep_their_matrices_once(llama, kernels):
     assert sum(p.numel() for p in model.parameters()) < loaded.report.num_parameters / 2
 
 
-def test_a_tied_head_is_arranged_and_the_embedding_keeps_its_weight(tmp_path):
+def test_a_tied_head_is_packed_and_the_embedding_stays_plain(tmp_path):
     directory = tiny_models.save_random_model("qwen3", tmp_path)
     loaded = load_model(directory, layout=WeightLayout.ONEDNN, decoder=DecoderChoice.STOCK)
     assert isinstance(stock_body(loaded).get_submodule("lm_head"), PackedModule)

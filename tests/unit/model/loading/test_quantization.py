@@ -1,4 +1,4 @@
-"""Loading with int8 weights: what it needs, what it reports, what it keeps, and what workers of it may be linked."""
+"""Loading with int8 weights: requirements, report, kept tensors, and links between workers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_int8(directory: Path, **more: Any) -> LoadedModel:
 
 @with_kernels
 @pytest.mark.parametrize("dtype", [DtypeChoice.FLOAT32, DtypeChoice.BFLOAT16])
-def test_the_report_says_what_was_quantised_and_how_far_it_is_off(qwen3: Path, dtype: DtypeChoice):
+def test_the_report_has_the_count_and_error_of_quantised_matrices(qwen3: Path, dtype: DtypeChoice):
     report = load_int8(qwen3, dtype=dtype).report
     assert report.check.passed, "the float model's"
     assert report.quantization is not None
@@ -54,8 +54,8 @@ def test_the_report_says_what_was_quantised_and_how_far_it_is_off(qwen3: Path, d
 
 
 @with_kernels
-def test_float_weights_are_dropped_but_the_embedding(qwen3: Path, monkeypatch: pytest.MonkeyPatch):
-    """A tied head becomes int8 and the embedding stays what it was."""
+def test_float_weights_are_dropped_except_the_embedding(qwen3: Path, monkeypatch: pytest.MonkeyPatch):
+    """A tied head becomes int8; the embedding stays float."""
     seen: dict[str, weakref.ref[torch.Tensor]] = {}
 
     def watched(*arguments: Any) -> torch.nn.Module:
@@ -91,7 +91,7 @@ def test_a_quantised_matrix_drops_its_float_one():
     torch.testing.assert_close(linear(x), before, rtol=0.05, atol=0.5)
 
 
-def test_without_kernels_it_is_refused_before_weights_are_read(qwen3: Path, monkeypatch: pytest.MonkeyPatch):
+def test_int8_without_kernels_is_refused_before_weights_are_read(qwen3: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(loader, "load_weights", lambda *_: pytest.fail("too late"))
     with pytest.raises(UnsupportedModel, match=r"only native kernels multiply .*switched off\. Use quantization none"):
         load_int8(qwen3, kernels=KernelUse.NEVER)
@@ -100,14 +100,14 @@ def test_without_kernels_it_is_refused_before_weights_are_read(qwen3: Path, monk
         load_int8(qwen3)
 
 
-def test_on_a_gpu_it_is_refused(qwen3: Path, monkeypatch: pytest.MonkeyPatch):
+def test_int8_on_a_gpu_is_refused(qwen3: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(loader, "load_weights", lambda *_: pytest.fail("too late"))
     with pytest.raises(UnsupportedModel, match="no int8 weights on cuda"):
         load_int8(qwen3, device="cuda", dtype=DtypeChoice.FLOAT32)
 
 
 @with_kernels
-def test_the_stock_decoder_has_none(qwen3: Path, tmp_path: Path):
+def test_int8_with_the_stock_decoder_is_refused(qwen3: Path, tmp_path: Path):
     with pytest.raises(UnsupportedModel, match="only the lean decoder has them, and gpt_oss is none of"):
         load_int8(tiny_models.save_random_model("gpt_oss", tmp_path))
     with pytest.raises(UnsupportedModel, match="only the lean decoder has them, and asked for"):
@@ -133,7 +133,7 @@ def test_weights_that_are_not_finite_are_refused(qwen3: Path, monkeypatch: pytes
         load_int8(qwen3)
 
 
-def test_what_is_compared():
+def test_error_and_divergence_of_known_logits():
     before = torch.randn(6, 500, generator=torch.Generator().manual_seed(0))
     same = compare(before, before + 3.0, 1)
     assert same.divergence == pytest.approx(0.0, abs=1e-9), "a constant changes no distribution"
@@ -146,7 +146,7 @@ def test_what_is_compared():
 
 
 @with_kernels
-def test_pages_of_int8_weights_are_no_others_pages():
+def test_fingerprints_of_int8_and_float_weights_differ():
     plain, int8 = load_model(MODEL_DIR), load_int8(MODEL_DIR)
     assert plain.geometry == int8.geometry, "so nothing else would keep them apart"
     named = [weights_fingerprint(MODEL_DIR, kind) for kind in (Quantization.NONE, Quantization.INT8)]

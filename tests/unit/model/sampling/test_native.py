@@ -28,7 +28,7 @@ FILTERS = [
 
 
 class NativeTokens:
-    """A level's choices, as lists."""
+    """Tokens of one level as lists."""
 
     def __init__(self, level: IsaLevel) -> None:
         self._sampler = NativeSampler(load_kernels(level))
@@ -52,7 +52,7 @@ def by_torch(logits: torch.Tensor, rows: list[SamplingParams], uniforms: list[fl
 @pytest.mark.parametrize("level", kernel_levels())
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_draws_what_torch_draws(level: IsaLevel, vocab_size: int, dtype: torch.dtype):
+def test_tokens_equal_the_torch_samplers(level: IsaLevel, vocab_size: int, dtype: torch.dtype):
     logits = random_logits(len(UNIFORMS), vocab_size).to(dtype)
     for params in FILTERS:
         rows = [params] * len(UNIFORMS)
@@ -60,8 +60,8 @@ def test_draws_what_torch_draws(level: IsaLevel, vocab_size: int, dtype: torch.d
 
 
 @pytest.mark.parametrize("level", kernel_levels())
-def test_equals_stay_or_go_together(level: IsaLevel):
-    """Three tokens share the second place: top-k 2 and a nucleus that the first of them crosses keep all four."""
+def test_equally_probable_tokens_stay_or_go_together(level: IsaLevel):
+    """Three tokens share the second place: top-k 2, and a nucleus that ends at the first of them, keep all four."""
     logits = torch.full((1, 50), -30.0)
     logits[0, [3, 17, 40, 41]] = torch.tensor([1.0, 2.0, 1.0, 1.0])
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.6), SamplingParams(top_k=2, top_p=0.6)):
@@ -70,10 +70,10 @@ def test_equals_stay_or_go_together(level: IsaLevel):
 
 
 @pytest.mark.parametrize("level", kernel_levels())
-def test_what_is_banned_or_hopeless_is_never_drawn(level: IsaLevel):
+def test_banned_and_impossible_tokens_are_never_sampled(level: IsaLevel):
     logits = torch.full((1, 20), -torch.inf)
     logits[0, 7] = 0.0
-    logits[0, 3] = -200.0  # nothing, beside the other
+    logits[0, 3] = -200.0  # negligible beside the other
     for uniform in (*UNIFORMS, 1 - 2.0**-53):
         assert NativeTokens(level).sample(logits, [SamplingParams(temperature=1.0)], [uniform]) == [7]
     assert NativeTokens(level).sample(random_logits(1, 999), [SamplingParams(temperature=1e-40)], [0.99]) == [
@@ -93,7 +93,7 @@ def test_every_row_has_its_own_parameters_and_number(level: IsaLevel):
 
 @pytest.mark.parametrize("level", kernel_levels())
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_the_likeliest_is_the_first_of_equals(level: IsaLevel, vocab_size: int):
+def test_argmax_ties_go_to_the_lowest_id(level: IsaLevel, vocab_size: int):
     logits = random_logits(5, vocab_size)
     assert NativeTokens(level).argmax(logits) == logits.argmax(-1).tolist()
     assert NativeTokens(level).argmax(logits.bfloat16()) == logits.bfloat16().argmax(-1).tolist()
@@ -102,6 +102,6 @@ def test_the_likeliest_is_the_first_of_equals(level: IsaLevel, vocab_size: int):
     assert NativeTokens(level).argmax(torch.full((1, vocab_size), -torch.inf)) == [0]
 
 
-def test_only_rows_on_the_cpu_are_taken():
+def test_logits_on_a_device_are_refused():
     with pytest.raises(ValueError, match="rows, vocab_size"):
         NativeTokens(kernel_levels()[0]).argmax(torch.zeros(5))

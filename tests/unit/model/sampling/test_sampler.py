@@ -1,4 +1,4 @@
-"""The sampler against a plain-Python reference, and its draws against the distribution they should follow."""
+"""The sampler against a plain-Python reference, and its tokens against their distribution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kernels import kernel_levels
 
 VOCAB_SIZE = 12
 EDGE = 1e-5
-"""A token this near to a filter's edge may fall on either side: weights are float32."""
+"""Distance to a filter's edge within which a token may fall on either side: weights are float32."""
 
 SAMPLERS: list[SamplerBackend] = [
     TorchSampler(),
@@ -94,7 +94,7 @@ row_logits = st.lists(st.floats(-8, 8, width=32), min_size=VOCAB_SIZE, max_size=
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(row_logits, rows), min_size=1, max_size=4))
-def test_draws_are_the_inverse_of_the_reference_distribution(sampler, batch):
+def test_samples_are_the_inverse_of_the_reference_cdf(sampler, batch):
     chosen = sample(torch.tensor([logits for logits, _ in batch]), [row for _, row in batch], sampler)
     for (logits, row), result in zip(batch, chosen, strict=True):
         acceptable = set()
@@ -133,7 +133,7 @@ def test_a_row_gives_the_same_token_alone_and_in_any_batch(sampler, batch, rng):
 
 
 def test_randomness_is_keyed_by_seed_and_position_and_nothing_else():
-    # Fixed for ever: another process, attempt or release has to draw the same numbers.
+    # Constant for ever: another process, attempt or release must draw the same numbers.
     assert uniform(0, 0) == 0.7139881345236777
     assert uniform(7, 3) != uniform(7, 4)
     assert uniform(7, 3) != uniform(8, 3)
@@ -159,9 +159,9 @@ DEMANDING: dict[str, Any] = dict(
 )  # fmt: skip
 
 
-def test_nothing_is_read_back_before_the_choice_is():
+def test_nothing_is_read_back_before_the_result_is():
     rows_ = [spec([0, 1, 2], banned=frozenset({5}), **DEMANDING), spec(temperature=0.0), spec(top_p=0.5)]
-    sample_result = sample_tokens(torch.zeros(3, VOCAB_SIZE, device="meta"), rows_)  # whose numbers nobody can read
+    sample_result = sample_tokens(torch.zeros(3, VOCAB_SIZE, device="meta"), rows_)  # whose numbers cannot be read
     assert sample_result.tokens.shape == (3,)
     assert sample_result.logprobs is not None
     assert sample_result.logprobs.best.shape == (1, 2)
@@ -171,13 +171,13 @@ def test_nothing_is_read_back_before_the_choice_is():
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(row_logits, rows), min_size=1, max_size=4), st.sampled_from([(), (1,), (4, 8)]))
-def test_a_nucleus_is_the_same_wherever_it_is_looked_for(batch, sizes):
+def test_a_nucleus_does_not_depend_on_the_search_sizes(batch, sizes):
     logits = torch.tensor([values for values, _ in batch])
     filters = Filters.of([row.sampling for _, row in batch], VOCAB_SIZE)
     assert torch.equal(filter_weights(logits, filters, sizes), filter_weights(logits, filters))
 
 
-def test_a_wide_nucleus_reaches_past_the_likeliest_tokens():
+def test_a_wide_nucleus_exceeds_the_first_search_size():
     vocab_size = 3 * TOP_P_CANDIDATES[0]
     logits = torch.linspace(0.0, 0.5, vocab_size)[None]
     kept = int((filter_weights(logits, Filters.of([SamplingParams(top_p=0.9)], vocab_size)) > 0).sum())
@@ -194,7 +194,7 @@ def test_rows_of_one_batch_keep_their_own_filters():
 
 
 @pytest.mark.parametrize("number", [0.0, 1.0 - 2.0**-53])
-def test_the_ends_of_the_unit_interval_never_draw_a_filtered_token(number):
+def test_the_ends_of_the_unit_interval_keep_the_filters(number):
     probs = torch.tensor([[0.0, 0.0, 0.3, 0.0, 0.1, 0.0]], dtype=torch.float64)
     assert sample_by_cdf(probs, [number]).item() == (2 if number == 0.0 else 4)
 
@@ -227,11 +227,11 @@ def test_only_rows_that_ask_get_logprobs():
     assert results[1].logprobs.logprob == pytest.approx(math.log(0.25))
 
 
-def test_the_models_logits_are_left_as_they_are():
+def test_the_models_logits_are_not_changed():
     logits = torch.zeros(1, 4)
     sample(logits, [spec(logit_bias=((1, 5.0),), banned=frozenset({2}))])
     assert torch.equal(logits, torch.zeros(1, 4))
 
 
-def test_no_rows_no_tokens():
+def test_no_rows_give_no_tokens():
     assert sample(torch.zeros(0, 4), []) == ()
