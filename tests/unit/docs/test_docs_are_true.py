@@ -26,6 +26,15 @@ TOP_FOLDERS = (
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+OF_OTHERS = frozenset(
+    """
+    CUDA_VISIBLE_DEVICES FLASHINFER_WORKSPACE_BASE PYTORCH_CUDA_ALLOC_CONF UCX_TCP_PORT_RANGE bdp_probe
+    expandable_segments ptrace_scope qlinear_pointwise shm_size
+    """.split()
+)
+"""Names of other projects that the pages mention."""
+PAGES_OF_OLD_NAMES = ("CHANGELOG.md", "newcomers-walk.md", "glossary.md")
 SHELLS = ("sh", "bash", "shell", "console")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -42,6 +51,30 @@ def named_paths(page: Path) -> Iterator[str]:
     for text in INLINE.findall(prose(page)):
         if re.fullmatch(r"[\w.\-/]+", text) and text.split("/")[0] in TOP_FOLDERS and "/" in text:
             yield text
+
+
+@cache
+def own_names() -> frozenset[str]:
+    """Every identifier of the sources, and the name of every file."""
+    kinds = {".py", ".proto", ".lua", ".cpp", ".h", ".toml", ".yml", ".yaml", ".sh", ".json"}
+    folders = [ROOT / name for name in TOP_FOLDERS if name not in {"docs", "requirements"}] + [ROOT / "simulation"]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in kinds]
+    words = {word for path in files for word in IDENTIFIER.findall(path.read_text(encoding="utf-8"))}
+    return frozenset(words | {path.stem for path in files})
+
+
+def named_identifiers(page: Path) -> Iterator[str]:
+    """CamelCase and snake_case names in inline code."""
+    for text in INLINE.findall(prose(page)):
+        for word in IDENTIFIER.findall(text):
+            if "_" in word.strip("_") or re.match(r"[A-Z][a-z]+[A-Z]", word):
+                yield word
+
+
+def is_known(name: str) -> bool:
+    """Metrics show `_total`; variables are settings in capitals."""
+    forms = (name, name.removesuffix("_total"), name.lower(), name.removeprefix("BATON_").lower())
+    return name in OF_OTHERS or any(form in own_names() for form in forms)
 
 
 def relative_links(page: Path) -> Iterator[str]:
@@ -88,6 +121,11 @@ def make_targets() -> set[str]:
 def test_named_paths_exist(page: Path):
     missing = [path for path in named_paths(page) if not (ROOT / path).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in PAGES_OF_OLD_NAMES], ids=lambda p: p.name)
+def test_named_identifiers_exist(page: Path):
+    assert sorted(name for name in set(named_identifiers(page)) if not is_known(name)) == []
 
 
 @each_page
