@@ -16,7 +16,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from baton.domain.ids import Incarnation, PageId, WorkerId
 
@@ -69,39 +68,3 @@ class PullEvent:
 
 
 OnPullEvent = Callable[[PullEvent], None]
-
-
-class TransferSource(Protocol):
-    """The prefill side: makes this process's page memory readable."""
-
-    transport: str
-
-    def metadata(self) -> bytes:
-        """Opaque bytes a puller needs to connect."""
-        ...
-
-    def close(self) -> None:
-        """Stops serving reads; idempotent."""
-        ...
-
-
-class PagePuller(Protocol):
-    """The decode side: reads pages of any number of connected sources into this process's page memory."""
-
-    transport: str
-
-    def connect(self, source: SourceInfo) -> None:
-        """Links to a source, replacing an older incarnation. Blocks (bounded). Raises `LinkBroken`."""
-        ...
-
-    def submit(self, pull: Pull) -> None:
-        """Starts a pull; the outcome comes by event. An unknown source is a `FAILED` event, not an exception."""
-        ...
-
-    def disconnect(self, source: WorkerId) -> None:
-        """Forgets a source once its reads have ended; idempotent, never blocks."""
-        ...
-
-    def close(self) -> None:
-        """Ends the transfer thread within seconds; pulls in flight get no further events. Idempotent."""
-        ...

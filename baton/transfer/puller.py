@@ -83,7 +83,7 @@ _Command = ActivePull | _Connect | _Disconnect | _Wake | _Close
 
 
 class ThreadedPuller:
-    """A `PagePuller` around one mover. A closed puller answers nothing."""
+    """Decode's side of a transport: a transfer thread around one mover. A closed puller answers nothing."""
 
     def __init__(self, transport: str, page_bytes: int, make_mover: MoverFactory, on_event: OnPullEvent) -> None:
         """Returns when the mover is made. Raises what making it raised."""

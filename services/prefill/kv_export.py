@@ -83,11 +83,6 @@ class ExportTable:
         self._open[id] = KvExport(id)
         return older if was_open else None
 
-    def is_open(self, id: AttemptId) -> bool:
-        """Whether decode may still commit it."""
-        export = self._open.get(id)
-        return export is not None and not export.abandoned
-
     def publish(self, id: AttemptId, pages: Sequence[PageId], now: float) -> None:
         """Pins `pages` (which the caller still holds) for the export and starts its lease if it does not run yet."""
         export = self._open[id]

@@ -136,7 +136,7 @@ class SimPuller:
         return [page for active in self._active_pulls if not active.ended for page in active.pull.local_pages]
 
     def connect(self, source: SourceInfo) -> None:
-        """See `PagePuller.connect`."""
+        """See `ThreadedPuller.connect`."""
         self._mover.link(source)
         self._reachable[source.worker_id] = self._fabric.sources[source.metadata]
 
@@ -145,7 +145,7 @@ class SimPuller:
         return TRANSPORT
 
     def submit(self, pull: Pull) -> None:
-        """See `PagePuller.submit`."""
+        """See `ThreadedPuller.submit`."""
         active = ActivePull(pull, self._loop.time(), self._on_event, self._loop.time)
         self._active_pulls.append(active)
         self._mover.start(active)
@@ -164,7 +164,7 @@ class SimPuller:
         active.complete()
 
     def disconnect(self, source: WorkerId) -> None:
-        """See `PagePuller.disconnect`."""
+        """See `ThreadedPuller.disconnect`."""
         self._mover.unlink(source)
         self._reachable.pop(source, None)
 
