@@ -1,4 +1,4 @@
-"""Conservation at the queue: every admitted request is waiting, running or gone, in order and within the bounds."""
+"""The admission queue under any sequence of calls: order, bounds, and no slot lost."""
 
 from __future__ import annotations
 

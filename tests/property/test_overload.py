@@ -1,5 +1,4 @@
-"""The queue under far too much load, on a clock that jumps: goodput holds, and what clients are estimates comes
-true."""
+"""The admission queue under far too much load, on a virtual clock: goodput holds, and estimates come true."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ NUM_ROWS = 32
 STAY_S = 4.0
 FIRST_TOKEN_S = 0.5
 RATE = NUM_ROWS / STAY_S
-"""Requests a second that the workers can do."""
+"""Requests a second that the workers can run."""
 
 TTFT_OBJECTIVE_S = 8.0
 LIMITS = AdmissionLimits(256, max_queued_requests=256, max_queued_tokens=1 << 18, max_ttft_s=0.75 * TTFT_OBJECTIVE_S)
@@ -28,11 +27,11 @@ LIMITS = AdmissionLimits(256, max_queued_requests=256, max_queued_tokens=1 << 18
 
 @dataclass(slots=True)
 class Client:
-    """Comes back when it was estimates to, if it is `patient`."""
+    """Comes back after Retry-After, if it is `patient`."""
 
     patient: bool
     arrived_at: float = 0.0
-    forecast_s: float | None = None
+    estimate_s: float | None = None
     first_token_s: float | None = None
     num_refusals: int = 0
 
@@ -59,9 +58,9 @@ class LoadedRouter:
             self.most_waiting = max(self.most_waiting, self.queue.num_waiting)
 
     def arrive(self, client: Client) -> None:
-        """A client comes for the first time or again."""
+        """A client sends its request, for the first time or again."""
         client.arrived_at = self.now
-        client.forecast_s = self.queue.ttft_s(self.now) if self.queue.num_running >= NUM_ROWS else None
+        client.estimate_s = self.queue.ttft_s(self.now) if self.queue.num_running >= NUM_ROWS else None
         try:
             slot = self.queue.admit(100, self.now)
         except Overloaded as refusal:
@@ -98,7 +97,7 @@ def loaded_router(seed: int) -> LoadedRouter:
 
 
 def add_clients(loaded_router: LoadedRouter, load: float, seconds: float, *, patient: bool = False) -> list[Client]:
-    """Clients who will come from now on, evenly distributed at random, `load` times as fast as they can be served."""
+    """Schedules clients at random times, `load` times as fast as they can be served."""
     clients, when = list[Client](), loaded_router.now
     end = when + seconds
     while (when := when + loaded_router.random.expovariate(load * RATE)) < end:
@@ -108,7 +107,7 @@ def add_clients(loaded_router: LoadedRouter, load: float, seconds: float, *, pat
 
 
 def goodput(seed: int, load: float) -> float:
-    """Requests a second whose first token was in time, of clients who give up when they are refused."""
+    """Requests a second with a first token in time, from clients that give up when refused."""
     seconds = 400.0
     slot = loaded_router(seed)
     clients = add_clients(slot, load, seconds)
@@ -124,15 +123,15 @@ def test_goodput_under_ten_times_the_load_is_within_a_tenth_of_the_best(seed):
     assert by_load[10.0] >= 0.9 * RATE, by_load
 
 
-def test_without_the_bound_in_time_goodput_would_collapse(monkeypatch):
-    """What the test above would see if the queue were bounded by its length alone."""
+def test_without_the_time_bound_goodput_collapses(monkeypatch):
+    """The same load with a queue that is bounded by its length alone."""
     monkeypatch.setitem(globals(), "LIMITS", AdmissionLimits(256, 256, 1 << 18))
     assert goodput(0, 10.0) < 0.2 * RATE
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_after_a_burst_those_who_come_back_when_told_are_admitted(seed):
-    """After a quiet minute, ten times the load for ten seconds, and every client does as it is estimates."""
+def test_clients_that_obey_retry_after_are_admitted_after_a_burst(seed):
+    """After a quiet minute, ten times the load for ten seconds. Every client obeys Retry-After."""
     slot = loaded_router(seed)
     add_clients(slot, 0.5, 60.0)
     slot.run(until=60.0)
@@ -145,15 +144,15 @@ def test_after_a_burst_those_who_come_back_when_told_are_admitted(seed):
 
 
 @pytest.mark.parametrize("load", [1.0, 2.0, 10.0])
-def test_a_forecast_comes_true_within_a_factor(load):
+def test_the_wait_estimate_holds_within_a_factor(load):
     slot = loaded_router(1)
     clients = add_clients(slot, load, 200.0)
     slot.run()
     estimates = [
-        (client.forecast_s, client.first_token_s)
+        (client.estimate_s, client.first_token_s)
         for client in clients
-        if client.forecast_s is not None and client.first_token_s is not None and client.arrived_at > 5 * STAY_S
+        if client.estimate_s is not None and client.first_token_s is not None and client.arrived_at > 5 * STAY_S
     ]
     assert len(estimates) > 50
-    true = [0.5 <= real_s / forecast_s <= 2.0 for forecast_s, real_s in estimates]
+    true = [0.5 <= real_s / estimate_s <= 2.0 for estimate_s, real_s in estimates]
     assert sum(true) >= 0.9 * len(estimates)

@@ -1,4 +1,4 @@
-"""The floor under a text's tokens is never over what the tokenizer makes of it: nothing that fits is refused."""
+"""The lower bound never exceeds the token count, so no prompt that fits is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ texts = st.lists(pieces, max_size=12).map("".join)
 
 @cache
 def tokenizer(normal_form_c: bool) -> tuple[Tokenizer, TokenLowerBound]:
-    """The bundled one, with some tokens that are longer than its own."""
+    """Returns the bundled tokenizer with some longer tokens."""
     made = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
     made.add_tokens([AddedToken(token, normalized=False) for token in LONG_ONES])
     if normal_form_c:
@@ -38,13 +38,13 @@ def tokenizer(normal_form_c: bool) -> tuple[Tokenizer, TokenLowerBound]:
 
 
 @given(texts, st.booleans())
-def test_the_floor_is_never_too_high(text: str, normal_form_c: bool) -> None:
+def test_the_bound_never_exceeds_the_token_count(text: str, normal_form_c: bool) -> None:
     made, floor = tokenizer(normal_form_c)
     assert floor.min_tokens(text) <= len(made.encode(text, add_special_tokens=False).ids)
 
 
 @given(texts.filter(len))
-def test_it_tells_something_of_every_text_in_its_form(text: str) -> None:
+def test_every_text_in_normal_form_has_a_bound(text: str) -> None:
     assert tokenizer(False)[1].min_tokens(text) >= 1
     expected = 0 if not unicodedata.is_normalized("NFC", text) or not any(char < "\x80" for char in text) else 1
     assert min(1, tokenizer(True)[1].min_tokens(text)) == expected

@@ -1,4 +1,4 @@
-"""A dispatcher, its store and its mock workers: what the dispatch tests run in."""
+"""A dispatcher with a memory store and mock workers, for the dispatch tests."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ LIMITS = DispatchLimits(
     reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=0.3),
     max_attempts=3,
 )
-SHORT_RESTS = LinkBreakerLimits(first_open_s=0.05, max_open_s=0.2, grace_s=0.0)
-WORKER_LIMITS = WorkerLimits(worker_ttl_s=0.5, heartbeat_interval_s=0.05, max_step_age_s=30.0, link_breaker=SHORT_RESTS)
+SHORT_BREAKERS = LinkBreakerLimits(first_open_s=0.05, max_open_s=0.2, grace_s=0.0)
+WORKER_LIMITS = WorkerLimits(
+    worker_ttl_s=0.5, heartbeat_interval_s=0.05, max_step_age_s=30.0, link_breaker=SHORT_BREAKERS
+)
 ONE_AT_A_TIME = replace(LIMITS, admission=AdmissionLimits(1, 2, 25))
 
 
 class RecordedTimer(SequenceTimer):
-    """Also lists what was stamped."""
+    """Lists the stages that were stamped."""
 
     def __init__(self, timings: RecordedTimings) -> None:
         super().__init__(RequestTimer(RequestOrigin("/v1/completions", context=CONTEXT), time.monotonic()), 0)
@@ -70,7 +72,7 @@ class RecordedTimer(SequenceTimer):
 
 @dataclass(slots=True)
 class RecordedTimings:
-    """What the timers of all requests stamped, in order."""
+    """The stamps of all requests' timers, in order."""
 
     entries: list[str] = field(default_factory=list)
     retried: asyncio.Event = field(default_factory=asyncio.Event)
@@ -84,7 +86,7 @@ class RecordedTimings:
 
 @dataclass(slots=True)
 class World:
-    """A dispatcher and all it talks to."""
+    """A dispatcher and its neighbours."""
 
     dispatcher: TokenDispatcher
     workers: WorkerSet
@@ -108,7 +110,7 @@ class World:
         return [chunk async for chunk in self.dispatcher.run(self.admit(sequence))]
 
     async def state(self, sequence: SequenceSpec) -> RequestState:
-        """Where the state store has the request, once everything is written."""
+        """Returns the stored state, once everything is written."""
         await self.writer.close()
         record = await self.store.get(sequence.id)
         assert record is not None
@@ -166,7 +168,7 @@ def scripted(num_tokens: int) -> list[tuple[int, int]]:
 
 
 async def two_refreshes(w: World) -> None:
-    """Waits until the workers has certainly read what is announced now: one look may be under way already."""
+    """Waits for two reads of the registry: one may have started before the last announcement."""
     async with asyncio.timeout(5):
         await w.workers.wait_for_change()
         await w.workers.wait_for_change()

@@ -1,4 +1,4 @@
-"""The dispatcher at the door: deadlines, bounds, want of workers, drain, and where requests go."""
+"""Admission by the dispatcher: deadlines, bounds, missing workers, drain, and placement."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_without_a_link_that_has_moved_bytes_there_are_no_workers():
         assert refusal.value.retry_after_s is not None
 
 
-async def test_a_worker_that_announces_its_drain_takes_nothing_new():
+async def test_a_draining_worker_gets_no_new_requests():
     async with world() as w:
         assert w.workers.readiness() == (True, "1 linked prefill/decode pairs")
         w.decode.status = WorkerStatus.DRAINING
@@ -96,13 +96,13 @@ async def test_a_worker_that_announces_its_drain_takes_nothing_new():
             w.admit(sequence())
 
 
-async def test_a_prompt_that_no_worker_could_ever_hold_is_refused_with_the_numbers():
+async def test_a_prompt_larger_than_every_worker_is_refused():
     async with world() as w:
         with pytest.raises(ContextOverflow, match=r"200 prompt tokens .* more than 200 tokens"):
             w.admit(sequence(prompt=tuple(range(200))))
 
 
-async def test_an_answer_is_cut_to_what_a_worker_can_hold():
+async def test_max_tokens_is_cut_to_what_a_worker_can_hold():
     async with world() as w:
         chunks = await w.generate(sequence(max_tokens=5000, prompt=tuple(range(190))))
         assert tokens(chunks) == scripted(10)
@@ -149,8 +149,8 @@ async def test_different_prompts_are_spread():
         assert [len(decode.requests) for decode in w.cluster.decodes] == [2, 2]
 
 
-async def test_the_next_turn_of_a_dialogue_goes_where_the_last_answer_was_decoded():
-    """The prompt of the first turn fills no page: only what decode computed can draw the second turn."""
+async def test_the_next_turn_goes_to_the_decode_worker_of_the_last():
+    """The first prompt fills no page, so only pages that decode computed attract the second turn."""
     async with world(decode=[(), ()]) as w:
         answer = await w.generate(sequence("turn-1", max_tokens=21, prompt=(1, 2, 3)))
         first = next(decode for decode in w.cluster.decodes if decode.requests)

@@ -1,4 +1,4 @@
-"""The dispatcher against mock workers over real gRPC: the way through, and out of it by hanging up."""
+"""The dispatcher with mock workers over real gRPC: a normal run, and cancellation in every phase."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.service.dispatch.dispatch_world import (
 pytestmark = pytest.mark.timeout(30)
 
 
-async def test_tokens_arrive_as_scripted_and_every_stage_is_passed():
+async def test_tokens_arrive_in_order_and_every_stage_is_stamped():
     async with world() as w:
         chunks = await w.generate(sequence())
         assert tokens(chunks) == scripted(5)
@@ -44,7 +44,7 @@ async def test_tokens_arrive_as_scripted_and_every_stage_is_passed():
         assert w.prefill.aborts == w.decode.aborts == []
 
 
-async def test_the_workers_are_told_what_they_need():
+async def test_reserve_prefill_and_generate_carry_the_request():
     async with world() as w:
         w.decode.decode_prefix_len = 8
         chunks = await w.generate(sequence())
@@ -93,7 +93,7 @@ async def test_the_timer_gets_the_times_of_both_workers():
         assert attempt.import_times.pages == 1
 
 
-async def test_a_sequence_that_its_first_token_ends_frees_the_promise():
+async def test_a_sequence_that_ends_at_the_seal_frees_its_reservation():
     async with world() as w:
         chunks = await w.generate(sequence(max_tokens=1))
         assert tokens(chunks) == scripted(1)
@@ -116,7 +116,7 @@ async def test_a_sequence_that_its_first_token_ends_frees_the_promise():
         pytest.param((), (ScriptedAction(Phase.DECODE, Hold(), index=3),), 3, id="decoding"),
     ],
 )
-async def test_a_cancelled_request_is_aborted_on_its_workers_within_a_second(prefill, decode, num_before):
+async def test_a_cancelled_request_is_aborted_within_a_second(prefill, decode, num_before):
     async with world([prefill], [decode]) as w:
         seen: list[TokenChunk] = []
         ready = asyncio.Event()
@@ -162,10 +162,10 @@ async def test_a_request_cancelled_in_the_queue_never_reaches_a_worker():
         first = asyncio.create_task(w.generate(sequence("first")))
         await w.prefill.reached(Phase.SEAL)
         second = asyncio.create_task(w.generate(sequence("second")))
-        third_ticket = w.admit(sequence("third", prompt=(1, 2)))
+        third = w.admit(sequence("third", prompt=(1, 2)))
         second.cancel()
-        w.dispatcher.release(third_ticket)
-        w.dispatcher.release(third_ticket)
+        w.dispatcher.release(third)
+        w.dispatcher.release(third)
         first.cancel()
         await asyncio.gather(first, second, return_exceptions=True)
         assert [promise.id.request_id for promise in w.decode.reservations] == ["first"]

@@ -1,6 +1,6 @@
-"""Workers that are killed, or stopped and continued, and a router that goes on without them: processes and Redis.
+"""A router without workers that were killed, or stopped and continued: real processes and Redis.
 
-The bounds are those of the contract: a killed worker is noticed within a second, one that hangs within five.
+A killed worker is detected within one second, a hung one within five.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ QUERY = PlacementQuery(num_tokens=10, max_tokens=20, keys={})
 
 @dataclass(slots=True)
 class Router:
-    """The lower half of a router, in this process; workers are in theirs and come by Redis alone."""
+    """A dispatcher in this process. Workers run in processes of their own and are found through Redis."""
 
     dispatcher: TokenDispatcher
     workers: WorkerSet
@@ -48,29 +48,29 @@ class Router:
     processes: ExitStack
 
     async def start_peer(self, role: WorkerRole) -> None:
-        """The first worker; returns when it is announced."""
+        """Starts the first worker and waits for its announcement."""
         self.processes.enter_context(mock_worker_process(role, "peer", self.redis_url))
         await self.until(lambda: len(self.workers.records) == 1, START_S)
 
     async def start(self, role: WorkerRole, id: str, hold: Phase | None = None) -> MockWorkerProcess:
-        """A worker more; returns when it is linked and in use."""
+        """Starts another worker and waits until it is used."""
         process = self.processes.enter_context(mock_worker_process(role, id, self.redis_url, hold))
         await self.until(lambda: self.uses(id), START_S)
         return process
 
     async def until(self, condition: Callable[[], bool], within_s: float) -> None:
-        """Looks at the workers again after every change."""
+        """Checks the condition after every change of the workers."""
         async with asyncio.timeout(within_s):
             while not condition():
                 await self.workers.wait_for_change()
 
     def uses(self, id: str) -> bool:
-        """Whether requests are placed on the worker (equal ones take turns)."""
+        """True when requests are placed on the worker (equal ones take turns)."""
         pairs = [pair for _ in range(2) if (pair := self.workers.choose(QUERY)) is not None]
         return any(id in (pair.prefill.id, pair.decode.id) for pair in pairs)
 
     def run(self, name: str) -> asyncio.Task[list[TokenChunk]]:
-        """A request that may take its time."""
+        """Starts a request with a long deadline."""
         admitted = self.dispatcher.admit(sequence(name, deadline_s=60.0), self.timings.timer())
         return asyncio.create_task(consume(self.dispatcher.run(admitted)))
 
@@ -96,8 +96,8 @@ async def router(worker_ttl_s: float = OPTIONS.worker_ttl_s) -> AsyncIterator[Ro
 
 
 @pytest.mark.parametrize("role", WorkerRole)
-async def test_a_worker_that_is_gone_is_noticed_in_time(role):
-    """Stopped, it loses its request to another; continued, it serves again, and takes over when the other is killed."""
+async def test_a_lost_worker_is_detected_in_time(role):
+    """A stopped worker loses its request to another one. Continued, it serves again when the other is killed."""
     hold, reached = (Phase.SEAL, Stage.DISPATCH.value) if role is PREFILL else (Phase.DECODE, "import")
     async with router() as r:
         await r.start_peer(DECODE if role is PREFILL else PREFILL)
@@ -119,8 +119,8 @@ async def test_a_worker_that_is_gone_is_noticed_in_time(role):
         assert r.timings.entries.count("retry") == 2
 
 
-async def test_a_peer_whose_interpreter_is_busy_is_not_taken_for_dead():
-    """gRPC answers pings from threads of its own. (Heartbeats do need the interpreter: here they are not missed.)"""
+async def test_a_worker_with_a_busy_interpreter_is_not_lost():
+    """gRPC answers pings from its own threads. Heartbeats need the interpreter; here the TTL is long."""
     async with router(worker_ttl_s=60.0) as r:
         await r.start_peer(PREFILL)
         busy = await r.start(DECODE, "busy", Phase.DECODE)

@@ -1,7 +1,7 @@
 """Prefill and decode that cannot reach each other while the router reaches both: the link is broken, not the workers.
 
-A cut link is played by the decode worker: it fails every import from that prefill worker, as a real one does whose
-watch or whose reads broke.
+The decode worker simulates a cut link: it fails every import from that prefill worker, as a real one does whose watch
+or reads broke.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tests.service.dispatch.dispatch_world import (
 
 pytestmark = pytest.mark.timeout(90)
 
-RESTS = replace(WORKER_LIMITS, link_breaker=LinkBreakerLimits(first_open_s=0.05, max_open_s=0.2, grace_s=20.0))
-NEVER_HEALS = replace(WORKER_LIMITS, link_breaker=LinkBreakerLimits(first_open_s=60.0, max_open_s=60.0))
-PATIENT = replace(LIMITS, reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=20.0))
+SHORT_BREAKERS = replace(WORKER_LIMITS, link_breaker=LinkBreakerLimits(first_open_s=0.05, max_open_s=0.2, grace_s=20.0))
+NEVER_PROBED = replace(WORKER_LIMITS, link_breaker=LinkBreakerLimits(first_open_s=60.0, max_open_s=60.0))
+LONG_WAIT = replace(LIMITS, reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=20.0))
 
 
 class CutDecode(MockDecode):
-    """Fails what would come from the prefill workers in `cut`, with `code`."""
+    """Fails imports from the prefill workers in `cut` with `code`."""
 
     def __init__(self, id: str, cut: set[str], code: str = "link_broken") -> None:
         super().__init__(id)
@@ -59,13 +59,13 @@ class CutDecode(MockDecode):
 
     @property
     def num_lost(self) -> int:
-        """Imports that were asked for over a cut link."""
+        """Imports over a cut link."""
         return len(self.generates) - len(self.requests)
 
 
 @asynccontextmanager
 async def cut_world(
-    num_prefill: int, decodes: list[CutDecode], worker_limits: Any = RESTS, limits: Any = PATIENT
+    num_prefill: int, decodes: list[CutDecode], worker_limits: Any = SHORT_BREAKERS, limits: Any = LONG_WAIT
 ) -> AsyncIterator[World]:
     async with world([()] * num_prefill, [], limits=limits, worker_limits=worker_limits) as w:
         for decode in decodes:
@@ -77,19 +77,19 @@ async def cut_world(
 
 
 @pytest.mark.parametrize("code", ["link_broken", "worker_lost", "integrity_failure"])
-async def test_the_other_prefill_worker_is_used_and_the_pair_is_left_alone(code):
-    """Also when the decode worker says that the prefill worker is gone: it cannot know better."""
+async def test_a_failed_link_is_avoided_and_the_other_prefill_used(code):
+    """Also when decode reports a lost prefill worker: it cannot tell the worker from the link."""
     decode = CutDecode("decode-9", {"prefill-0"}, code)
-    async with cut_world(2, [decode], NEVER_HEALS) as w:
+    async with cut_world(2, [decode], NEVER_PROBED) as w:
         for n in range(6):
             assert tokens(await w.generate(sequence(f"r{n}"))) == scripted(5)
         assert decode.num_lost <= 1, "one request found it out for all"
         assert w.timings.entries.count("retry") == decode.num_lost
 
 
-async def test_the_other_decode_worker_still_takes_from_that_prefill_worker():
+async def test_other_links_of_the_same_prefill_worker_stay_in_use():
     cut, whole = CutDecode("decode-8", {"prefill-0"}), CutDecode("decode-9", set())
-    async with cut_world(1, [cut, whole], NEVER_HEALS) as w:
+    async with cut_world(1, [cut, whole], NEVER_PROBED) as w:
         await w.cluster.change_load(whole, running_rows=4)  # otherwise second choice
         await two_refreshes(w)
         for n in range(4):
@@ -98,7 +98,7 @@ async def test_the_other_decode_worker_still_takes_from_that_prefill_worker():
         assert w.prefill.requests[-1].id == AttemptId(RequestId("r3"), 1)
 
 
-async def test_the_only_pair_is_waited_for_and_more_attempts_than_the_bound_are_made():
+async def test_probes_of_the_only_link_do_not_count_as_attempts():
     decode = CutDecode("decode-9", {"prefill-0"})
     async with cut_world(1, [decode]) as w:
         runs = [asyncio.create_task(w.generate(sequence(f"r{n}"))) for n in range(5)]
@@ -106,17 +106,17 @@ async def test_the_only_pair_is_waited_for_and_more_attempts_than_the_bound_are_
             while decode.num_lost < 12:
                 await w.workers.wait_for_change()
         assert not any(run.done() for run in runs)
-        decode.cut.clear()  # nobody is told, nothing is restarted
+        decode.cut.clear()  # no announcement, no restart
         async with asyncio.timeout(20):
             answers = await asyncio.gather(*runs)
         assert [tokens(chunks) for chunks in answers] == [scripted(5)] * 5
         assert max(request.id.attempt for request in decode.requests) > LIMITS.max_attempts
 
 
-async def test_with_no_patience_left_the_loss_is_told():
+async def test_the_error_is_raised_when_the_wait_for_workers_ends():
     decode = CutDecode("decode-9", {"prefill-0"})
-    impatient = replace(LIMITS, reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=0.2))
-    async with cut_world(1, [decode], NEVER_HEALS, impatient) as w:
+    short_wait = replace(LIMITS, reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=0.2))
+    async with cut_world(1, [decode], NEVER_PROBED, short_wait) as w:
         with pytest.raises(LinkBroken):
             await w.generate(sequence("first"))
         with pytest.raises(WorkerLost):
@@ -124,9 +124,9 @@ async def test_with_no_patience_left_the_loss_is_told():
         assert decode.num_lost == 1
 
 
-async def test_a_link_that_decode_makes_anew_is_used_at_once():
+async def test_a_link_that_decode_opens_again_is_used_at_once():
     decode = CutDecode("decode-9", {"prefill-0"})
-    async with cut_world(1, [decode], NEVER_HEALS) as w:
+    async with cut_world(1, [decode], NEVER_PROBED) as w:
         run = asyncio.create_task(w.generate(sequence()))
         await w.prefill.aborted(AttemptId(RequestId("r"), 1))
         decode.cut.clear()
@@ -138,9 +138,9 @@ async def test_a_link_that_decode_makes_anew_is_used_at_once():
             assert tokens(await run) == scripted(5)
 
 
-async def test_a_restarted_peer_is_in_service_again():
+async def test_a_restarted_worker_is_used_again():
     decode = CutDecode("decode-9", {"prefill-0"})
-    async with cut_world(1, [decode], NEVER_HEALS) as w:
+    async with cut_world(1, [decode], NEVER_PROBED) as w:
         run = asyncio.create_task(w.generate(sequence()))
         await w.prefill.aborted(AttemptId(RequestId("r"), 1))
         await w.prefill.stop()
@@ -152,7 +152,7 @@ async def test_a_restarted_peer_is_in_service_again():
             assert tokens(await run) == scripted(5)
 
 
-async def test_a_client_that_leaves_during_a_trial_leaves_room_for_the_next():
+async def test_a_cancelled_probe_makes_room_for_another():
     decode = CutDecode("decode-9", {"prefill-0"})
     async with cut_world(1, [decode]) as w:
         first = asyncio.create_task(w.generate(sequence("first")))

@@ -1,4 +1,4 @@
-"""Requests whose prompt decode computes itself: the router asks one worker only, and hears all tokens from it."""
+"""Requests whose prompt decode computes itself: one worker makes all tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(30)
 
 
 class SelfishDecode(MockDecode):
-    """Prefills for itself."""
+    """A mock decode worker that prefills for itself."""
 
     prefills = True
 
@@ -36,7 +36,7 @@ async def selfish_world(*scripts: Sequence[ScriptedAction], num_prefill: int = 0
         yield w
 
 
-async def test_without_prefill_workers_decode_does_everything():
+async def test_decode_prefills_for_itself_without_prefill_workers():
     async with selfish_world(()) as w:
         assert w.workers.readiness()[0]
         assert tokens(await w.generate(sequence())) == scripted(5)
@@ -46,13 +46,13 @@ async def test_without_prefill_workers_decode_does_everything():
         assert Stage.PREFILL.value not in w.timings.entries
 
 
-async def test_a_single_token_is_the_first_and_the_last():
+async def test_a_single_token_finishes_a_local_sequence():
     async with selfish_world(()) as w:
         assert tokens(await w.generate(sequence(max_tokens=1))) == scripted(1)
         assert await w.state(sequence(max_tokens=1)) is RequestState.FINISHED
 
 
-async def test_a_decode_worker_that_does_not_prefill_is_no_pair():
+async def test_a_decode_worker_without_local_prefill_is_no_pair():
     async with world([], [()]) as w:
         assert not w.workers.readiness()[0]
         with pytest.raises(NoWorkers):
@@ -71,7 +71,7 @@ async def test_a_prefill_worker_is_preferred_until_it_is_busy():
 
 
 @pytest.mark.parametrize("phase", [Phase.RESERVE, Phase.IMPORT])
-async def test_a_worker_that_dies_before_the_first_token_is_replaced(phase):
+async def test_a_worker_lost_before_the_first_token_is_replaced(phase):
     async with selfish_world([ScriptedAction(phase, Crash())], ()) as w:
         await w.cluster.change_load(w.cluster.decodes[1], running_rows=4)  # second choice
         await two_refreshes(w)
@@ -79,7 +79,7 @@ async def test_a_worker_that_dies_before_the_first_token_is_replaced(phase):
         assert w.cluster.decodes[1].requests[-1].id == AttemptId(RequestId("r"), 2)
 
 
-async def test_a_worker_that_dies_in_the_middle_is_replaced_without_gap_or_duplicate():
+async def test_a_worker_lost_while_decoding_is_replaced_seamlessly():
     async with selfish_world([ScriptedAction(Phase.DECODE, Crash(), index=3)], ()) as w:
         await w.cluster.change_load(w.cluster.decodes[1], running_rows=4)
         await two_refreshes(w)

@@ -1,4 +1,4 @@
-"""A dispatcher with more requests than its workers can do: bounds, order, and what clients hear, with mock workers."""
+"""A dispatcher with more requests than its workers can run: bounds, order and refusals, with mock workers."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def run_all(w: World, count: int) -> list[asyncio.Task[Any]]:
 
 
 async def given_up(*runs: Awaitable[Any]) -> None:
-    """Cancels, and waits for the end."""
+    """Cancels the tasks and waits for their end."""
     tasks = [asyncio.ensure_future(run) for run in runs]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_no_more_are_given_to_workers_than_they_have_rows_for():
+async def test_running_requests_never_exceed_the_rows_of_the_workers():
     async with world(decode=[(ScriptedAction(Phase.IMPORT, Hold(), times=99),)], limits=ROOMY) as w:
         await w.cluster.change_load(w.decode, max_rows=2)
         await two_refreshes(w)
@@ -68,7 +68,7 @@ async def test_no_more_are_given_to_workers_than_they_have_rows_for():
         assert [tokens(chunks) for chunks in await asyncio.gather(*runs)] == [scripted(5)] * 6
 
 
-async def test_a_worker_that_joins_takes_from_the_queue_although_nobody_leaves():
+async def test_a_new_worker_starts_queued_requests():
     async with world(decode=[(ScriptedAction(Phase.IMPORT, Hold(), times=99),)], limits=ROOMY) as w:
         await w.cluster.change_load(w.decode, max_rows=1)
         await two_refreshes(w)
@@ -85,7 +85,7 @@ async def test_a_worker_that_joins_takes_from_the_queue_although_nobody_leaves()
         assert newcomer.requests
 
 
-async def test_a_queued_request_whose_client_has_gone_leaves_the_queue_at_once():
+async def test_a_cancelled_request_leaves_the_queue_at_once():
     async with world([(ScriptedAction(Phase.SEAL, Hold()),)], limits=ONE_AT_A_TIME) as w:
         first = asyncio.create_task(w.generate(sequence("first")))
         await w.prefill.reached(Phase.SEAL)
@@ -103,7 +103,7 @@ async def test_a_queued_request_whose_client_has_gone_leaves_the_queue_at_once()
         assert {request.id.request_id for request in w.prefill.requests} == {"first"}
 
 
-async def test_a_request_whose_time_is_over_in_the_queue_is_dropped_unserved():
+async def test_a_request_past_its_deadline_leaves_the_queue_unserved():
     async with world([(ScriptedAction(Phase.SEAL, Hold()),)], limits=ONE_AT_A_TIME) as w:
         first = asyncio.create_task(w.generate(sequence("first")))
         await w.prefill.reached(Phase.SEAL)
@@ -116,8 +116,8 @@ async def test_a_request_whose_time_is_over_in_the_queue_is_dropped_unserved():
         assert await w.state(sequence("late")) is RequestState.FAILED
 
 
-async def test_who_would_be_too_late_is_refused_at_the_door():
-    """A measured request takes 0.2 s and more; with two ahead nobody is served within 0.1 s."""
+async def test_a_request_that_would_be_too_late_is_refused_at_once():
+    """A measured request takes at least 0.2 s; with two ahead, none starts within 0.1 s."""
     async with world([(ScriptedAction(Phase.SEAL, Hold()),)], limits=ONE_AT_A_TIME) as w:
         first = asyncio.create_task(w.generate(sequence("first")))
         await w.prefill.reached(Phase.SEAL)
@@ -129,7 +129,7 @@ async def test_who_would_be_too_late_is_refused_at_the_door():
         await given_up(first)
 
 
-async def test_a_storm_of_arrivals_keeps_to_the_bounds_and_leaves_nothing_behind():
+async def test_a_burst_stays_within_the_bounds_and_leaves_nothing():
     before = [gauge(name) for name in ("baton_queued_requests", "baton_queued_tokens")]
     async with world(decode=[(ScriptedAction(Phase.IMPORT, Hold(), times=999),)]) as w:
         queued, num_refused = [], 0
@@ -138,18 +138,18 @@ async def test_a_storm_of_arrivals_keeps_to_the_bounds_and_leaves_nothing_behind
                 queued.append(w.admit(sequence(f"r{n}")))
             except Overloaded:
                 num_refused += 1
-        door = LIMITS.admission
-        assert len(queued) == w.dispatcher.num_open == door.max_running_requests + door.max_queued_requests
+        limits = LIMITS.admission
+        assert len(queued) == w.dispatcher.num_open == limits.max_running_requests + limits.max_queued_requests
         assert num_refused == 2000 - len(queued)
         runs = [asyncio.create_task(consume(w.dispatcher.run(admitted))) for admitted in queued]
-        await w.decode.reached(Phase.IMPORT, times=door.max_running_requests)
+        await w.decode.reached(Phase.IMPORT, times=limits.max_running_requests)
         await given_up(*runs)
         assert w.dispatcher.num_open == 0
         assert [gauge(name) for name in ("baton_queued_requests", "baton_queued_tokens")] == before
 
 
-async def test_who_waits_for_pages_waits_in_line():
-    """Only the head of the line asks again and again, each in its own time; behind it nobody overtakes."""
+async def test_attempts_that_wait_for_pages_are_served_in_order():
+    """Only the first entries of the queue try again, each after its own pause. None overtakes."""
     num_refusals = 200
     script = (
         ScriptedAction(Phase.RESERVE, Busy(0.01), times=num_refusals),
@@ -175,7 +175,7 @@ async def test_who_waits_for_pages_waits_in_line():
         assert max(abs(place - number) for place, number in enumerate(behind, min(behind))) <= MAX_ASKING
 
 
-def test_bodies_are_bounded_over_all_of_them_and_given_back():
+def test_the_total_size_of_bodies_is_bounded_and_released():
     budget = BodyBudget(100)
     with budget.track() as first, budget.track() as second:
         first(60)
@@ -186,8 +186,8 @@ def test_bodies_are_bounded_over_all_of_them_and_given_back():
     assert budget.num_bytes == 0
 
 
-async def test_a_body_too_many_is_refused_while_others_are_being_read():
-    """Clients have sent all of their large bodies but the last byte: what is left is too little for a small one."""
+async def test_a_body_over_the_total_bound_is_refused():
+    """Clients have sent large bodies except for the last byte. The rest of the bound is too small for another body."""
     async with router(says("well"), max_body_bytes=65536) as w:
         host, port = w.http.base_url.host, w.http.base_url.port
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: 65536\r\n\r\n".encode()
@@ -206,8 +206,8 @@ async def test_a_body_too_many_is_refused_while_others_are_being_read():
                 assert response.status_code == 429
 
 
-async def test_a_full_router_answers_before_it_has_read_the_body():
-    """The bytes never come; the 429 does."""
+async def test_a_full_router_refuses_before_it_reads_the_body():
+    """The 429 is sent although the body never arrives."""
     async with router(says("well")) as w:
         w.dispatcher.full_error = Overloaded("full", retry_after_s=17.2)
         host, port = w.http.base_url.host, w.http.base_url.port

@@ -1,4 +1,4 @@
-"""A request that has given a token goes on only with workers like those that made it."""
+"""A request with a token continues only on workers with the same fingerprint."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ pytestmark = pytest.mark.timeout(60)
 DEADLINE_S = 0.8
 
 
-class Selfish(MockDecode):
-    """Prefills for itself; two of one fingerprint are one model."""
+class SelfPrefillingDecode(MockDecode):
+    """A mock decode worker that prefills for itself. One fingerprint is one model."""
 
     prefills = True
 
@@ -45,8 +45,8 @@ class Selfish(MockDecode):
         self.fingerprint = fingerprint
 
 
-async def join(w: World, *workers: Selfish) -> None:
-    """They are there, and the router knows it."""
+async def join(w: World, *workers: SelfPrefillingDecode) -> None:
+    """Starts workers and waits until the router knows them."""
     for worker in workers:
         await worker.start()
         w.cluster.decodes.append(worker)
@@ -54,8 +54,8 @@ async def join(w: World, *workers: Selfish) -> None:
     await two_refreshes(w)
 
 
-async def leave(w: World, worker: Selfish) -> None:
-    """It dies, and its record goes with it."""
+async def leave(w: World, worker: SelfPrefillingDecode) -> None:
+    """Stops a worker and withdraws its record."""
     w.cluster.decodes.remove(worker)
     await w.store.withdraw(worker.id, worker.incarnation)
     await worker.stop()
@@ -64,19 +64,19 @@ async def leave(w: World, worker: Selfish) -> None:
 @asynccontextmanager
 async def begun(
     max_tokens: int = 5, deadline_s: float = 10.0
-) -> AsyncIterator[tuple[World, Selfish, list[TokenChunk], AsyncGenerator[TokenChunk]]]:
-    """A request that has two tokens of a worker of the old model, and hangs there."""
+) -> AsyncIterator[tuple[World, SelfPrefillingDecode, list[TokenChunk], AsyncGenerator[TokenChunk]]]:
+    """Starts a request that has two tokens from an old worker, and hangs there."""
     async with world([], []) as w:
-        old = Selfish("old-0", "old", [ScriptedAction(Phase.DECODE, Hold(), index=2)])
+        old = SelfPrefillingDecode("old-0", "old", [ScriptedAction(Phase.DECODE, Hold(), index=2)])
         await join(w, old)
         chunks = w.dispatcher.run(w.admit(sequence(max_tokens=max_tokens, deadline_s=deadline_s)))
         seen = [await anext(chunks), await anext(chunks)]
         yield w, old, seen, chunks
 
 
-async def test_a_replay_waits_for_workers_like_the_first_and_then_says_why_it_ends():
+async def test_a_retry_waits_for_its_fingerprint_until_the_deadline():
     async with begun(deadline_s=DEADLINE_S) as (w, old, seen, chunks):
-        new = Selfish("new-0", "new")
+        new = SelfPrefillingDecode("new-0", "new")
         await join(w, new)
         await leave(w, old)
         with pytest.raises(ModelReplaced, match="another model, other weights") as raised:
@@ -90,9 +90,9 @@ async def test_a_replay_waits_for_workers_like_the_first_and_then_says_why_it_en
         assert await w.state(sequence()) is RequestState.FAILED
 
 
-async def test_a_replay_goes_to_a_worker_like_the_first_although_others_are_idle():
+async def test_a_retry_prefers_its_fingerprint_to_idle_workers():
     async with begun() as (w, old, seen, chunks):
-        twin, new = Selfish("old-1", "old"), Selfish("new-0", "new")
+        twin, new = SelfPrefillingDecode("old-1", "old"), SelfPrefillingDecode("new-0", "new")
         await join(w, twin, new)
         await w.cluster.change_load(twin, running_rows=7)  # the dearer one
         await two_refreshes(w)
@@ -102,22 +102,22 @@ async def test_a_replay_goes_to_a_worker_like_the_first_although_others_are_idle
         assert served == {"old-0": [1], "old-1": [2], "new-0": []}
 
 
-async def test_a_worker_like_the_first_that_comes_back_in_time_is_waited_for():
+async def test_a_worker_with_the_fingerprint_that_returns_is_used():
     async with begun() as (w, old, seen, chunks):
-        new = Selfish("new-0", "new")
+        new = SelfPrefillingDecode("new-0", "new")
         await join(w, new)
         await leave(w, old)
         await w.generate(sequence("newcomer"))  # served meanwhile
-        back = Selfish("old-0", "old")
+        back = SelfPrefillingDecode("old-0", "old")
         await join(w, back)
         assert tokens(seen + await consume(chunks)) == scripted(5)
         assert [request.id.request_id for request in new.requests] == ["newcomer"]
 
 
-async def test_those_who_wait_for_another_model_do_not_hold_up_newcomers():
-    """More than may stand at the head of the line."""
+async def test_waiting_for_a_fingerprint_holds_up_no_other_request():
+    """More requests than `MAX_ASKING`."""
     async with world([], [], replace(LIMITS, admission=AdmissionLimits(32, 8, 1000))) as w:
-        old, new = Selfish("old-0", "old"), Selfish("new-0", "new")
+        old, new = SelfPrefillingDecode("old-0", "old"), SelfPrefillingDecode("new-0", "new")
         for worker in (old, new):
             worker.load = replace(worker.load, max_rows=32)
         await join(w, new)
@@ -127,7 +127,7 @@ async def test_those_who_wait_for_another_model_do_not_hold_up_newcomers():
         ]
         runs = [w.dispatcher.run(w.admit(one)) for one in waiting]
         tasks = [asyncio.ensure_future(consume(run)) for run in runs]
-        await two_refreshes(w)  # all of them have found nobody
+        await two_refreshes(w)  # no worker matched for any of them
         assert tokens(await w.generate(sequence("newcomer", deadline_s=2.0))) == scripted(5)
         await join(w, old)
         for task in tasks:
@@ -135,12 +135,12 @@ async def test_those_who_wait_for_another_model_do_not_hold_up_newcomers():
         assert len(new.requests) == 1
 
 
-async def test_those_who_wait_for_room_on_the_old_model_do_not_hold_up_newcomers():
-    """As many as may ask again at a time stand at the head of their line, and it is theirs alone."""
+async def test_waiting_for_room_on_old_workers_holds_up_no_other():
+    """`MAX_ASKING` requests hold all entries of the queue of their fingerprint."""
     async with world([], [], replace(LIMITS, admission=AdmissionLimits(32, 8, 1000))) as w:
         old, new = (
-            Selfish("old-0", "old", [ScriptedAction(Phase.RESERVE, Busy(60.0), times=99)]),
-            Selfish("new-0", "new"),
+            SelfPrefillingDecode("old-0", "old", [ScriptedAction(Phase.RESERVE, Busy(60.0), times=99)]),
+            SelfPrefillingDecode("new-0", "new"),
         )
         for worker in (old, new):
             worker.load = replace(worker.load, max_rows=32)
@@ -152,7 +152,7 @@ async def test_those_who_wait_for_room_on_the_old_model_do_not_hold_up_newcomers
         runs = [w.dispatcher.run(w.admit(one)) for one in waiting]
         tasks = [asyncio.ensure_future(consume(run)) for run in runs]
         await old.reached(Phase.RESERVE, times=MAX_ASKING + 1)
-        await two_refreshes(w)  # all of them have been told
+        await two_refreshes(w)  # all of them are refused
         admitted = w.admit(sequence("newcomer", deadline_s=10.0))
         assert tokens(await consume(w.dispatcher.run(admitted))) == scripted(5)
         assert not any(task.done() for task in tasks), "they wait still"
@@ -161,9 +161,12 @@ async def test_those_who_wait_for_room_on_the_old_model_do_not_hold_up_newcomers
                 await task
 
 
-async def test_a_request_that_has_given_no_token_goes_to_whatever_there_is():
+async def test_a_request_without_a_token_may_use_any_worker():
     async with world([], []) as w:
-        old, new = Selfish("old-0", "old", [ScriptedAction(Phase.IMPORT, Crash())]), Selfish("new-0", "new")
+        old, new = (
+            SelfPrefillingDecode("old-0", "old", [ScriptedAction(Phase.IMPORT, Crash())]),
+            SelfPrefillingDecode("new-0", "new"),
+        )
         await join(w, old)
         admitted = w.admit(sequence())
         running = asyncio.ensure_future(consume(w.dispatcher.run(admitted)))
@@ -183,13 +186,13 @@ async def kept(w: World):
 
 
 @pytest.mark.parametrize("num_journalled", [0, 2])
-async def test_a_job_that_is_taken_over_keeps_its_pin(num_journalled):
-    """Also with an empty journal: its client may have heard more than was written down."""
+async def test_a_takeover_keeps_the_required_fingerprint(num_journalled):
+    """Also with an empty journal: its client may have tokens that were never written."""
     async with begun() as (w, old, _, chunks):
         await chunks.aclose()
         assert (await kept(w)).fingerprint == "old"
         assert await w.store.advance(AttemptId(sequence().id, 2), RequestEvent.RESUME) is RequestState.QUEUED
-        new = Selfish("new-0", "new")
+        new = SelfPrefillingDecode("new-0", "new")
         await join(w, new)
         await leave(w, old)
         emitted = tuple(OutputToken(index, token_at(index)) for index in range(num_journalled))
@@ -202,21 +205,21 @@ async def test_a_job_that_is_taken_over_keeps_its_pin(num_journalled):
         assert (await kept(w)).fingerprint == "old"
 
 
-async def test_a_job_of_a_version_that_wrote_no_fingerprint_goes_to_whatever_there_is_and_is_pinned_then():
+async def test_a_record_without_a_fingerprint_gets_one_at_the_next_attempt():
     async with world([], []) as w:
-        new = Selfish("new-0", "new")
+        new = SelfPrefillingDecode("new-0", "new")
         await join(w, new)
         emitted = (OutputToken(0, token_at(0)),)
         assert tokens(await w.generate(replace(sequence(), emitted=emitted))) == scripted(5)[1:]
         assert (await kept(w)).fingerprint == "new"
 
 
-async def test_another_router_holds_to_the_pin(tmp_path):
-    """Through the whole router: its call is claimed by the other one, while only workers of another kind are left."""
+async def test_another_router_keeps_the_required_fingerprint(tmp_path):
+    """Runs two whole routers: one claims the other's call while only workers with another fingerprint are left."""
     async with router_cluster(
         tmp_path, decode=[ScriptedAction(Phase.DECODE, Hold(), index=4)], request_deadline_s=4.0
     ) as w:
-        (here, there), new = w.routers, Selfish("new-0", "new")
+        (here, there), new = w.routers, SelfPrefillingDecode("new-0", "new")
         async with opened(here, max_tokens=8) as stream:
             seen = await stream.take(4)
             id = stream.call_id
@@ -224,7 +227,7 @@ async def test_another_router_holds_to_the_pin(tmp_path):
             gone, w.cluster.prefills, w.cluster.decodes = w.cluster.workers, [], [new]
             await new.start()
             await w.cluster.announce()
-            here.store.away = True  # before its attempt is lost: the other router is to hear of it from the store
+            here.store.away = True  # before its attempt fails: the other router learns of it from the store
             for worker in gone:
                 await w.store.withdraw(worker.id, worker.incarnation)
                 await worker.stop()

@@ -1,4 +1,4 @@
-"""What the dispatcher does when an attempt is lost, in every way one can be."""
+"""Retries after every kind of failed attempt."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.service.dispatch.dispatch_world import (
 pytestmark = pytest.mark.timeout(30)
 
 
-async def test_a_decode_worker_that_dies_while_decoding_is_replaced_without_gap_or_duplicate():
+async def test_a_decode_worker_lost_while_decoding_is_replaced_seamlessly():
     async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=3),), ()]) as w:
         first, second = w.cluster.decodes
         await w.cluster.change_load(second, running_rows=4)  # second choice
@@ -63,7 +63,7 @@ async def test_a_decode_worker_that_dies_while_decoding_is_replaced_without_gap_
         assert await w.state(sequence()) is RequestState.FINISHED
 
 
-async def test_a_prefill_worker_that_dies_before_the_seal_is_replaced():
+async def test_a_prefill_worker_lost_before_the_seal_is_replaced():
     async with world(prefill=[(ScriptedAction(Phase.SEAL, Crash()),), ()]) as w:
         await w.cluster.change_load(w.cluster.prefills[1], waiting_tokens=100)
         await two_refreshes(w)
@@ -72,12 +72,12 @@ async def test_a_prefill_worker_that_dies_before_the_seal_is_replaced():
         assert await w.decode.aborted(AttemptId(RequestId("r"), 1)) == "worker_lost"
 
 
-async def test_a_prefill_worker_that_dies_after_the_seal_is_not_missed():
+async def test_a_prefill_worker_lost_after_the_seal_does_not_matter():
     async with world(
         [(ScriptedAction(Phase.SEALED, Crash()),)], [(ScriptedAction(Phase.DECODE, Hold(), index=1),)]
     ) as w:
         run = w.dispatcher.run(w.admit(sequence()))
-        first = await anext(run)  # the seal has been heard; that it was sent would not be enough
+        first = await anext(run)  # the router has the seal; sent would not be enough
         await w.decode.reached(Phase.DECODE)
         await w.prefill.stop()
         w.prefill.incarnation = new_incarnation()  # it is even known to be gone
@@ -89,14 +89,14 @@ async def test_a_prefill_worker_that_dies_after_the_seal_is_not_missed():
 
 
 @pytest.mark.parametrize("code", ["link_broken", "lease_ended", "integrity_failure", "sent_back", "worker_lost", "odd"])
-async def test_a_failure_that_decode_reports_is_replayed(code):
+async def test_a_failure_reported_by_decode_is_retried(code):
     async with world(decode=[(ScriptedAction(Phase.DECODE, Fail(code), index=2),)]) as w:
         assert tokens(await w.generate(sequence())) == scripted(5)
         assert [request.id.attempt for request in w.decode.requests] == [1, 2]
 
 
 @pytest.mark.parametrize("code", ["sent_back", "link_broken"])
-async def test_a_replay_avoids_what_the_attempt_was_lost_on(code):
+async def test_a_retry_avoids_what_failed(code):
     async with world(decode=[(ScriptedAction(Phase.DECODE, Fail(code), index=2),), ()]) as w:
         first, second = w.cluster.decodes
         await w.cluster.change_load(second, running_rows=4)  # otherwise second choice
@@ -118,7 +118,7 @@ async def test_a_worker_stuck_in_a_step_loses_its_attempts():
         assert second.requests[0].id.attempt == 2
 
 
-async def test_a_missing_token_index_is_never_passed_on():
+async def test_a_gap_in_token_indices_never_reaches_the_client():
     async with world(decode=[(ScriptedAction(Phase.DECODE, Skip(), index=2),)]) as w:
         assert tokens(await w.generate(sequence())) == scripted(5)
         assert await w.decode.aborted(AttemptId(RequestId("r"), 1)) == "integrity_failure"
@@ -133,14 +133,14 @@ async def test_attempts_are_bounded_and_the_last_error_is_raised():
         assert await w.state(sequence()) is RequestState.FAILED
 
 
-async def test_a_fenced_attempt_is_not_tried_again():
+async def test_a_superseded_attempt_is_not_retried():
     async with world(decode=[(ScriptedAction(Phase.RESERVE, Fail("superseded")),)]) as w:
         with pytest.raises(Superseded):
             await w.generate(sequence())
         assert len(w.decode.reservations) == 1
 
 
-async def test_busy_is_asked_again_until_there_is_room():
+async def test_a_busy_worker_is_tried_until_it_has_room():
     async with world(decode=[(ScriptedAction(Phase.RESERVE, Busy(), times=3),)]) as w:
         assert tokens(await w.generate(sequence())) == scripted(5)
         assert [promise.id.attempt for promise in w.decode.reservations] == [1, 1, 1, 1]
@@ -158,14 +158,14 @@ async def test_a_busy_worker_sends_the_attempt_to_another():
         assert len(first.reservations) == len(second.reservations) == 1
 
 
-async def test_a_worker_that_drains_is_left_alone():
+async def test_a_draining_decode_worker_is_not_tried_again():
     async with world(decode=[(ScriptedAction(Phase.RESERVE, Fail("draining"), times=9),), ()]) as w:
         for name in ("a", "b"):
             assert tokens(await w.generate(sequence(name))) == scripted(5)
         assert len(w.cluster.decodes[1].requests) == 2
 
 
-async def test_a_lost_answer_to_a_promise_is_aborted_and_counts_as_an_attempt():
+async def test_a_lost_reply_to_reserve_counts_as_an_attempt():
     async with world(decode=[(ScriptedAction(Phase.RESERVE, Crash()),), ()]) as w:
         await w.cluster.change_load(w.cluster.decodes[1], running_rows=4)
         await two_refreshes(w)
@@ -174,7 +174,7 @@ async def test_a_lost_answer_to_a_promise_is_aborted_and_counts_as_an_attempt():
         assert await w.state(sequence()) is RequestState.FINISHED
 
 
-async def test_a_restarted_worker_ends_the_attempts_of_its_former_life():
+async def test_a_restarted_worker_ends_its_earlier_attempts():
     async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=2),)]) as w:
         run = asyncio.create_task(w.generate(sequence()))
         await w.decode.reached(Phase.DECODE, times=2)
@@ -184,7 +184,7 @@ async def test_a_restarted_worker_ends_the_attempts_of_its_former_life():
         assert [request.id.attempt for request in w.decode.requests] == [1, 2]
 
 
-async def test_a_worker_restarted_while_it_is_asked_for_a_promise_is_asked_again():
+async def test_a_worker_restarted_during_reserve_is_tried_again():
     async with world(decode=[(ScriptedAction(Phase.RESERVE, Hold()),)]) as w:
         run = asyncio.create_task(w.generate(sequence()))
         await w.decode.reached(Phase.RESERVE)
@@ -194,16 +194,16 @@ async def test_a_worker_restarted_while_it_is_asked_for_a_promise_is_asked_again
         assert [promise.id.attempt for promise in w.decode.reservations] == [1, 2]
 
 
-async def test_before_the_first_token_a_worker_is_waited_for_and_then_the_loss_is_told():
+async def test_before_the_first_token_the_wait_for_a_worker_is_bounded():
     async with world(decode=[(ScriptedAction(Phase.RESERVE, Crash()),)]) as w:
         with pytest.raises(WorkerLost):
             await w.generate(sequence())
         assert await w.state(sequence()) is RequestState.FAILED
 
 
-async def test_after_the_first_token_workers_are_waited_for_until_the_deadline():
-    impatient = replace(LIMITS, reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=0.0))
-    async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=2),)], limits=impatient) as w:
+async def test_after_the_first_token_workers_are_awaited_until_the_deadline():
+    short_wait = replace(LIMITS, reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=0.0))
+    async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=2),)], limits=short_wait) as w:
         run = asyncio.create_task(w.generate(sequence(deadline_s=1.0)))
         await w.decode.reached(Phase.DECODE, times=2)
         await _sealed(w)
@@ -214,7 +214,7 @@ async def test_after_the_first_token_workers_are_waited_for_until_the_deadline()
         assert await w.state(sequence()) is RequestState.FAILED
 
 
-async def test_losses_between_which_decode_made_a_token_are_not_added_up():
+async def test_a_token_from_decode_resets_the_count_of_failures():
     breaks = [ScriptedAction(Phase.DECODE, Fail("link_broken"), index=index) for index in (2, 4, 6, 8, 10)]
     assert len(breaks) > LIMITS.max_attempts
     async with world(decode=[breaks]) as w:
@@ -222,8 +222,8 @@ async def test_losses_between_which_decode_made_a_token_are_not_added_up():
         assert await w.state(sequence()) is RequestState.FINISHED
 
 
-async def test_losses_of_rows_that_end_with_the_seal_s_token_are_added_up():
-    """Prefill's token at every attempt is no sign that decode survives the request."""
+async def test_a_sealed_token_does_not_reset_the_count_of_failures():
+    """The token of prefill at each attempt does not prove that decode survives the request."""
     breaks = [ScriptedAction(Phase.IMPORT, Fail("link_broken"), times=LIMITS.max_attempts)]
     async with world(decode=[breaks]) as w:
         with pytest.raises(LinkBroken):
@@ -232,8 +232,8 @@ async def test_losses_of_rows_that_end_with_the_seal_s_token_are_added_up():
 
 
 async def test_a_worker_that_comes_back_in_time_continues_the_request():
-    impatient = replace(LIMITS, reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=0.0))
-    async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=2),)], limits=impatient) as w:
+    short_wait = replace(LIMITS, reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=0.0))
+    async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=2),)], limits=short_wait) as w:
         run = asyncio.create_task(w.generate(sequence()))
         await w.decode.reached(Phase.DECODE, times=2)
         await _sealed(w)
@@ -248,15 +248,15 @@ async def test_a_worker_that_comes_back_in_time_continues_the_request():
 
 
 async def _sealed(w: World) -> None:
-    """Waits until the router has heard prefill's token."""
+    """Waits until the router has the sealed token."""
     async with asyncio.timeout(5):
         while Stage.PREFILL.value not in w.timings.entries:
             await w.workers.wait_for_change()
 
 
 @pytest.mark.parametrize("code", ["draining", "overloaded"])
-async def test_being_turned_away_by_the_only_worker_costs_no_attempt(code):
-    """It is left alone for a while, not asked again at once until every attempt is spent."""
+async def test_a_refusal_by_the_only_worker_costs_no_attempt(code):
+    """The worker gets a pause instead of every remaining attempt at once."""
     num_times = LIMITS.max_attempts + 1
     quick = replace(WORKER_LIMITS, worker_ttl_s=0.1)
     async with world(prefill=[(ScriptedAction(Phase.ACCEPT, Fail(code), times=num_times),)], worker_limits=quick) as w:

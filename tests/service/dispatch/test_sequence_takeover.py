@@ -32,7 +32,7 @@ def emitted(num_tokens: int) -> tuple[OutputToken, ...]:
 
 
 async def left_by_its_client(w: World, first: SequenceSpec, num_tokens: int) -> SequenceSpec:
-    """The sequence as it is carried on after its client left with `num_tokens`, and somebody claimed its call."""
+    """Returns the sequence after its client left with `num_tokens` and another router claimed its call."""
     chunks = w.dispatcher.run(w.admit(first))
     for _ in range(num_tokens):
         await anext(chunks)
@@ -47,26 +47,26 @@ async def journal(w: World, of: SequenceSpec) -> JournalPart:
     return await w.store.read_journal(of.id, 0, 0.0)
 
 
-async def test_a_carried_job_goes_on_where_it_was_under_the_attempt_it_was_given():
+async def test_a_takeover_continues_under_the_claimed_attempt():
     async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=3),)]) as w:
-        carried = await left_by_its_client(w, sequence(max_tokens=6), 3)
-        chunks = await w.generate(carried)
+        takeover = await left_by_its_client(w, sequence(max_tokens=6), 3)
+        chunks = await w.generate(takeover)
         assert tokens(chunks) == scripted(6)[3:]
         assert {chunk.num_cached_tokens for chunk in chunks} == {8}
         second = w.decode.requests[-1]
         assert (second.id.attempt, second.tokens) == (2, (*PROMPT, *map(token_at, range(3))))
-        assert await journal(w, carried) == JournalPart(emitted(6), 8, FinishReason.LENGTH, "")
-        assert await w.state(carried) is RequestState.FINISHED
+        assert await journal(w, takeover) == JournalPart(emitted(6), 8, FinishReason.LENGTH, "")
+        assert await w.state(takeover) is RequestState.FINISHED
 
 
-async def test_a_carried_job_that_is_lost_again_has_all_its_tries():
+async def test_a_takeover_has_all_its_attempts():
     script = [ScriptedAction(Phase.DECODE, Hold(), index=3), ScriptedAction(Phase.DECODE, Hold(), index=4)]
     async with world(decode=[script, ()]) as w:
         first, second = w.cluster.decodes
         await w.cluster.change_load(second, running_rows=4)  # second choice
         await two_refreshes(w)
-        carried = replace(await left_by_its_client(w, sequence(max_tokens=6), 3), emitted=emitted(3))
-        chunks = w.dispatcher.run(w.admit(carried))
+        takeover = replace(await left_by_its_client(w, sequence(max_tokens=6), 3), emitted=emitted(3))
+        chunks = w.dispatcher.run(w.admit(takeover))
         seen = [await anext(chunks)]
         await first.stop()
         seen += [chunk async for chunk in chunks]
@@ -74,26 +74,26 @@ async def test_a_carried_job_that_is_lost_again_has_all_its_tries():
         assert second.requests[-1].id.attempt == 3
 
 
-async def test_a_carried_job_is_not_turned_away():
+async def test_a_takeover_is_never_refused():
     async with world(limits=ONE_AT_A_TIME) as w:
         inside = [w.admit(sequence(name, prompt=(1, 2))) for name in ("first", "second", "third")]
         with pytest.raises(Overloaded):
             w.admit(sequence("fourth"))
-        admitted = w.admit(replace(sequence("carried"), emitted=emitted(1)))
+        admitted = w.admit(replace(sequence("takeover"), emitted=emitted(1)))
         for one in (*inside, admitted):
             w.dispatcher.release(one)
 
 
-async def test_a_job_whose_tokens_are_all_there_asks_no_worker():
+async def test_a_complete_sequence_needs_no_worker():
     async with world() as w:
-        whole = replace(sequence(max_tokens=3), emitted=emitted(3), num_cached_tokens=2)
-        [chunk] = await w.generate(whole)
+        complete = replace(sequence(max_tokens=3), emitted=emitted(3), num_cached_tokens=2)
+        [chunk] = await w.generate(complete)
         assert (chunk.tokens, chunk.num_cached_tokens, chunk.finish) == ((), 2, FinishReason.LENGTH)
         assert w.decode.reservations == []
-        assert await journal(w, whole) == JournalPart(emitted(3), 2, FinishReason.LENGTH, "")
+        assert await journal(w, complete) == JournalPart(emitted(3), 2, FinishReason.LENGTH, "")
 
 
-async def test_a_text_that_is_complete_ends_its_job_and_aborts_its_workers():
+async def test_a_complete_text_finishes_and_aborts_its_workers():
     async with world() as w:
         admitted = w.admit(sequence())
         chunks = w.dispatcher.run(admitted)
@@ -106,7 +106,7 @@ async def test_a_text_that_is_complete_ends_its_job_and_aborts_its_workers():
         assert await w.state(sequence()) is RequestState.FINISHED
 
 
-async def test_a_job_that_was_complete_before_it_ran_gives_its_ticket_back():
+async def test_a_sequence_complete_before_its_run_is_released():
     async with world() as w:
         admitted = w.admit(sequence())
         admitted.complete()

@@ -1,4 +1,4 @@
-"""What the queue tells those it refuses."""
+"""Bounds, order and Retry-After times of the admission queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def refused_after(queue: AdmissionQueue, num_tokens: int, now: float, deadline_s
 
 
 def run_one_by_one(queue: AdmissionQueue, service_time_s: float, num: int) -> Slot:
-    """`num` requests run one after the other, force one waiting; returns the one that runs now."""
+    """Runs `num` requests one after the other, with one always waiting; returns the running one."""
     running = queue.admit(1, now=0.0)
     for n in range(num):
         waiting = queue.admit(10, now=n * service_time_s)
@@ -43,7 +43,7 @@ def test_the_queue_is_bounded_in_tokens_before_it_is_bounded_in_requests():
 
 
 @pytest.mark.parametrize(("num_tokens", "num_blocking"), [(10, 1), (60, 2), (101, 3)])
-def test_retry_after_is_the_time_the_requests_in_the_way_will_take(num_tokens, num_blocking):
+def test_retry_after_covers_the_requests_ahead(num_tokens, num_blocking):
     queue = AdmissionQueue(ONE_AT_A_TIME)
     run_one_by_one(queue, 10.0, 3)
     queue.admit(50, now=30.0)
@@ -51,7 +51,7 @@ def test_retry_after_is_the_time_the_requests_in_the_way_will_take(num_tokens, n
     assert refused_after(queue, num_tokens, now=30.0) == pytest.approx(num_blocking * 10.0)
 
 
-def test_the_refused_are_told_to_come_back_one_after_the_other():
+def test_retry_after_times_are_spread():
     queue = AdmissionQueue(ONE_AT_A_TIME)
     run_one_by_one(queue, 10.0, 3)
     queue.admit(1, now=30.0)
@@ -59,10 +59,10 @@ def test_the_refused_are_told_to_come_back_one_after_the_other():
     assert [refused_after(queue, 1, now=30.0) for _ in range(3)] == [10.0, 21.0, 32.0]
     assert refused_after(queue, 1, now=35.0) == 38.0
     assert [refused_after(queue, 1, now=35.0) for _ in range(20)][-1] == 120.0
-    assert refused_after(queue, 1, now=160.0) == 65.0, "appointments that have passed are no hindrance"
+    assert refused_after(queue, 1, now=160.0) == 65.0, "a spread in the past has no effect"
 
 
-def test_retry_after_grows_while_nothing_leaves_and_stays_within_its_bounds():
+def test_retry_after_grows_within_bounds_while_none_leaves():
     for now, expected in [(0.5, 1.0), (30.0, 30.0), (60.0, 60.0), (10_000.0, 120.0)]:
         queue = AdmissionQueue(ONE_AT_A_TIME)
         for _ in range(3):
@@ -70,7 +70,7 @@ def test_retry_after_grows_while_nothing_leaves_and_stays_within_its_bounds():
         assert refused_after(queue, 1, now=now) == expected
 
 
-def test_a_standstill_is_noticed_whatever_was_measured_before():
+def test_a_standstill_raises_the_estimate():
     queue = AdmissionQueue(ONE_AT_A_TIME)
     run_one_by_one(queue, 1.0, 64)
     queue.admit(1, now=64.0)
@@ -78,7 +78,7 @@ def test_a_standstill_is_noticed_whatever_was_measured_before():
     assert refused_after(queue, 1, now=164.0) == pytest.approx(50.0)
 
 
-def test_what_a_request_takes_is_remembered_over_an_idle_hour():
+def test_service_times_outlive_an_idle_hour():
     queue = AdmissionQueue(ONE_AT_A_TIME)
     queue.release(run_one_by_one(queue, 10.0, 4), now=50.0)
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_what_a_request_takes_is_remembered_over_an_idle_hour():
     assert refused_after(queue, 1, now=3600.0) == pytest.approx(10.0)
 
 
-def test_who_would_be_served_too_late_is_refused_before_the_queue_is_full():
+def test_a_late_request_is_refused_before_the_queue_is_full():
     queue = AdmissionQueue(AdmissionLimits(1, 100, 1000, max_ttft_s=25.0))
     run_one_by_one(queue, 10.0, 4)
     queue.admit(1, now=40.0)  # its turn comes in 10 s
@@ -95,7 +95,7 @@ def test_who_would_be_served_too_late_is_refused_before_the_queue_is_full():
     assert queue.num_waiting == 2
 
 
-def test_the_time_to_the_first_token_counts_and_so_does_the_requests_own_deadline():
+def test_the_estimate_includes_the_first_token_and_the_deadline():
     queue = AdmissionQueue(AdmissionLimits(1, 100, 1000))
     running = run_one_by_one(queue, 10.0, 4)
     queue.on_first_token(running, now=44.0)
@@ -104,7 +104,7 @@ def test_the_time_to_the_first_token_counts_and_so_does_the_requests_own_deadlin
     queue.admit(1, now=44.0, deadline_s=14.5)
 
 
-def test_a_full_door_says_so_before_it_knows_the_prompt():
+def test_a_full_queue_refuses_before_the_prompt_is_known():
     queue = AdmissionQueue(ONE_AT_A_TIME)
     queue.admit(1, now=0.0)
     queue.refuse_if_full(now=0.0)
@@ -114,7 +114,7 @@ def test_a_full_door_says_so_before_it_knows_the_prompt():
         queue.refuse_if_full(now=0.0)
 
 
-def test_a_request_that_is_under_way_already_is_never_refused():
+def test_a_forced_request_is_never_refused():
     queue = AdmissionQueue(ONE_AT_A_TIME)
     for _ in range(3):
         queue.admit(50, now=0.0)
@@ -122,7 +122,7 @@ def test_a_request_that_is_under_way_already_is_never_refused():
     assert queue.num_waiting == 3
 
 
-def test_no_more_run_than_the_workers_have_rows_for():
+def test_running_slots_never_exceed_the_rows():
     queue = AdmissionQueue(AdmissionLimits(max_running_requests=3, max_queued_requests=9, max_queued_tokens=100))
     assert queue.resize(1, now=0.0) == []
     slots = [queue.admit(1, now=0.0) for _ in range(5)]

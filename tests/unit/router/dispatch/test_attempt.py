@@ -1,4 +1,4 @@
-"""Two racing streams, one order of tokens."""
+"""One attempt over two racing streams: the order of tokens, failures and interruption."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def chunk(*indices: int, finish: FinishReason | None = None) -> TokenChunk:
 
 
 class ScriptedCall:
-    """A response stream that a test fills. `None` ends it, an exception breaks it."""
+    """A response stream that a test fills. None ends it, an exception breaks it."""
 
     def __init__(self) -> None:
         self.items: asyncio.Queue[Any] = asyncio.Queue()
@@ -92,7 +92,7 @@ class ScriptedCall:
 
 @dataclass
 class ScriptedWorkers:
-    """Both workers of the pair, and what the attempt reports of them."""
+    """Both workers of the pair, and the attempt's reports about them."""
 
     prefill: ScriptedCall = field(default_factory=ScriptedCall)
     decode: ScriptedCall = field(default_factory=ScriptedCall)

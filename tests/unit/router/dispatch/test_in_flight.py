@@ -1,4 +1,4 @@
-"""Loads that include what was just sent."""
+"""Announced loads plus recent placements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def attempt(name: str) -> AttemptId:
     return AttemptId(RequestId(name), 1)
 
 
-def test_a_placed_attempt_counts_on_both_its_workers_and_nowhere_else():
+def test_a_placed_attempt_counts_on_both_its_workers_only():
     in_flight = InFlight(window_s=1.0)
     in_flight.add(attempt("a"), PAIR, 10, now=0.0)
     in_flight.add(attempt("b"), PAIR, 3, now=0.0)
@@ -26,7 +26,7 @@ def test_a_placed_attempt_counts_on_both_its_workers_and_nowhere_else():
     assert in_flight.adjust(decode(1), now=0.5) == decode(1)
 
 
-def test_an_attempt_stops_counting_when_settled_or_when_announcements_show_it():
+def test_an_attempt_counts_until_it_ends_or_is_announced():
     in_flight = InFlight(window_s=1.0)
     in_flight.add(attempt("a"), PAIR, 10, now=0.0)
     in_flight.add(attempt("b"), PAIR, 20, now=0.6)

@@ -1,4 +1,4 @@
-"""Links that rest, and who tries them again."""
+"""Open link breakers and their probes."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ def failed_probe(breakers: LinkBreakers, number: int, now: float) -> LinkFailure
     return breakers.on_failure(attempt(number), LINK, now)
 
 
-def test_a_link_breaker_opened_after_a_loss_and_others_do_not(breakers):
+def test_a_failure_opens_the_breaker_of_its_link_only(breakers):
     assert not breakers.allows(LINK, now=0.99)
     assert breakers.allows(LINK, now=1.0)
     assert breakers.allows(OTHER, now=0.0)
 
 
-def test_a_link_that_broke_under_many_attempts_broke_once(breakers):
+def test_many_failures_of_one_break_count_once(breakers):
     for number in range(1, 9):
         assert breakers.on_failure(attempt(number), LINK, now=0.5) is None
     assert breakers.allows(LINK, now=1.0)
 
 
-def test_one_attempt_at_a_time_tries_it_again(breakers):
+def test_one_attempt_at_a_time_probes_an_open_link(breakers):
     breakers.on_placed(attempt(1), LINK)
     assert not breakers.allows(LINK, now=2.0)
-    breakers.on_ended(attempt(1))  # given up, which says nothing
+    breakers.on_ended(attempt(1))  # ended without a result
     breakers.on_ended(attempt(1))
     assert breakers.allows(LINK, now=2.0)
 
 
-def test_rests_double_and_trials_are_excused_for_a_while(breakers):
+def test_open_times_double_and_early_probes_do_not_count(breakers):
     failures = [failed_probe(breakers, n, now) for n, now in enumerate([1.0, 3.0, 7.0, 11.0], start=1)]
     assert failures == [LinkFailure(2.0, True), LinkFailure(4.0, True), LinkFailure(4.0, True), LinkFailure(4.0, False)]
     assert not breakers.allows(LINK, now=14.9)
     assert breakers.allows(LINK, now=15.0)
 
 
-def test_a_trial_that_lands_ends_it(breakers):
+def test_an_imported_probe_closes_the_breaker(breakers):
     breakers.on_placed(attempt(1), LINK)
     assert breakers.on_imported(attempt(1))
     assert not breakers.on_imported(attempt(1))
@@ -66,12 +66,12 @@ def test_a_trial_that_lands_ends_it(breakers):
     assert breakers.on_failure(attempt(1), LINK, now=1.0) == LinkFailure(1.0, in_grace=False), "a new breaker"
 
 
-def test_pages_that_came_before_it_broke_prove_nothing(breakers):
+def test_pages_of_earlier_attempts_do_not_close_a_breaker(breakers):
     assert not breakers.on_imported(attempt(7))
     assert not breakers.allows(LINK, now=0.5)
 
 
-def test_a_link_that_is_made_anew_is_trusted(breakers):
+def test_a_link_that_is_announced_again_is_closed(breakers):
     breakers.on_placed(attempt(1), LINK)
     breakers.retain({LINK, OTHER})
     assert not breakers.allows(LINK, now=5.0)

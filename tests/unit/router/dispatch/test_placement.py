@@ -1,4 +1,4 @@
-"""Which pair is chosen, table by table."""
+"""The choice of a pair, as tables."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def link(to: WorkerRecord, num_probe_bytes: int = 1) -> LinkRecord:
 
 
 def pairs(*records: WorkerRecord) -> list[Pair]:
-    """All pairs of `records`."""
+    """Returns all pairs of `records`."""
     prefills = [record for record in records if record.role is WorkerRole.PREFILL]
     decodes = [record for record in records if record.role is WorkerRole.DECODE]
     return [Pair(p, d) for p in prefills for d in decodes]
@@ -122,7 +122,7 @@ def test_a_cached_prefix_is_worth_the_tokens_it_saves():
     assert chosen(pairs(prefill(0), prefill(1, waiting_tokens=21), decode(0)), index=index)[0] == "prefill-0"
 
 
-def test_decode_workers_that_hold_the_prefix_are_preferred_among_equally_crowded_ones():
+def test_a_cached_prefix_decides_between_equal_decode_workers():
     index = PrefixIndex(100)
     index.add(Incarnation(101), KEYS)
     assert chosen(pairs(prefill(0), decode(0), decode(1)), index=index)[1] == "decode-1"
@@ -138,13 +138,13 @@ def test_decode_workers_that_hold_the_prefix_are_preferred_among_equally_crowded
         (Avoided().with_worker(Incarnation(0)).with_worker(Incarnation(100)), ("prefill-1", "decode-1")),
     ],
 )
-def test_what_earlier_attempts_were_lost_on_comes_last(avoided, expected):
+def test_what_failed_before_comes_last(avoided, expected):
     candidates = pairs(prefill(0), prefill(1, waiting_tokens=500), decode(0), decode(1, running_rows=3))
     assert chosen(candidates) == ("prefill-0", "decode-0")
     assert chosen(candidates, replace(QUERY, avoided=avoided)) == expected
 
 
-def test_what_is_to_be_avoided_is_still_better_than_nothing():
+def test_an_avoided_pair_is_used_when_it_is_the_only_one():
     avoided = Avoided().with_worker(Incarnation(0)).with_worker(Incarnation(100))
     assert chosen(pairs(prefill(0), decode(0)), replace(QUERY, avoided=avoided)) == ("prefill-0", "decode-0")
 
@@ -187,7 +187,7 @@ def test_a_full_index_forgets_the_ends_of_chains_before_their_roots():
     assert index.num_hit_pages(Incarnation(1), KEYS) == 3
 
 
-def test_the_index_forgets_the_dead():
+def test_the_index_forgets_lost_workers():
     index = PrefixIndex(100)
     index.add(Incarnation(1), KEYS[:2])
     index.add(Incarnation(2), KEYS[:3])
@@ -197,7 +197,7 @@ def test_the_index_forgets_the_dead():
     assert len(index) == 2
 
 
-def test_a_pinned_request_goes_only_to_workers_of_its_fingerprint():
+def test_a_required_fingerprint_restricts_the_pairs():
     old = pairs(prefill(0, waiting_tokens=900), decode(0, running_rows=3))[0]
     new = pairs(replace(prefill(1), fingerprint="new"), replace(decode(1), fingerprint="new"))[0]
     assert chosen([old, new]) == ("prefill-1", "decode-1")
@@ -205,7 +205,7 @@ def test_a_pinned_request_goes_only_to_workers_of_its_fingerprint():
     assert choose_pair([new], replace(QUERY, fingerprint="f"), PrefixIndex(100), 0) is None
 
 
-def test_a_pinned_request_takes_no_worker_that_prefills_for_itself_with_other_weights():
+def test_a_required_fingerprint_restricts_local_pairs():
     alone = replace(decode(0), prefills=True, fingerprint="f+int8")
     (pair,) = linked_pairs([alone])
     assert not pair.matches("f")
@@ -213,7 +213,7 @@ def test_a_pinned_request_takes_no_worker_that_prefills_for_itself_with_other_we
     assert pair.matches("")
 
 
-def test_a_pair_is_of_a_fingerprint_only_if_both_workers_are():
+def test_both_workers_of_a_pair_must_match_the_fingerprint():
     (pair,) = pairs(prefill(0), replace(decode(0), fingerprint="new"))
     assert not pair.matches("f")
     assert not pair.matches("new")

@@ -1,4 +1,4 @@
-"""Which errors of a worker fail the attempt, which end the request, and what the next attempt avoids."""
+"""Errors of workers: those that fail the attempt, those that end the request, and what the next attempt avoids."""
 
 from __future__ import annotations
 

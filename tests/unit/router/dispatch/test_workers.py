@@ -1,4 +1,4 @@
-"""What the workers believes of its workers as announcements come, stop and change."""
+"""The set of workers as announcements come, stop and change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ D0 = replace(decode(0), address="127.0.0.1:2", links=(link(P0),))
 
 @dataclass(slots=True)
 class Announcements:
-    """A registry that a test writes; `looks` are answered one by one."""
+    """A registry that a test writes. Each item of `looks` is one read."""
 
     records: list[WorkerRecord] | StoreUnavailable = field(default_factory=list)
     looks: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
@@ -46,7 +46,7 @@ class Announcements:
 
 @dataclass(slots=True)
 class Watched:
-    """A workers on a clock that the test moves."""
+    """A set of workers on a clock that the test moves."""
 
     workers: WorkerSet
     registry: Announcements
@@ -98,7 +98,7 @@ async def test_a_linked_pair_is_ready_and_a_missing_half_is_named():
         assert w.workers.records == (D0, P0)
 
 
-async def test_workers_of_another_model_are_not_used_and_the_reason_is_told():
+async def test_workers_of_another_model_are_not_used_but_named():
     async with watched() as w:
         await w.look(replace(P0, model="x"), replace(D0, model="x"), at=0.0)
         ready, detail = w.workers.readiness()
@@ -106,7 +106,7 @@ async def test_workers_of_another_model_are_not_used_and_the_reason_is_told():
         assert detail.endswith("workers announced x instead of m)")
 
 
-async def test_workers_with_another_secret_are_not_used_and_are_named():
+async def test_workers_with_another_secret_are_not_used_but_named():
     ours, theirs = ClusterTrust(b"o" * 32), ClusterTrust(b"t" * 32)
     async with watched(ours) as w:
         await w.look(*(replace(record, signature=theirs.sign(record)) for record in (P0, D0)), at=0.0)
@@ -129,7 +129,7 @@ async def test_records_stay_in_use_during_a_store_outage_and_for_a_ttl_after():
         await w.fail_to_look(at=100.0)
         assert w.ready()
         await w.look(at=101.0)  # the store came back empty
-        assert w.ready(), "nobody is refused because the store has lost its pages"
+        assert w.ready(), "an empty store refuses no request"
         await w.look(P0, at=102.0)  # not everybody is equally quick
         assert w.ready()
         assert lost == []
@@ -139,7 +139,7 @@ async def test_records_stay_in_use_during_a_store_outage_and_for_a_ttl_after():
         assert w.degraded == [False, True, False, False, False]
 
 
-async def test_a_silent_worker_is_out_of_placement_at_once_and_lost_after_a_ttl():
+async def test_an_unannounced_worker_is_lost_after_a_second_ttl():
     async with watched() as w:
         lost: list[str] = []
         await w.look(P0, D0, at=0.0)
@@ -167,7 +167,7 @@ async def test_a_new_incarnation_ends_the_old_one_at_once():
         unwatch()
 
 
-async def test_a_draining_worker_takes_nothing_new_but_is_not_lost():
+async def test_a_draining_worker_gets_no_requests_but_is_not_lost():
     async with watched() as w:
         lost: list[str] = []
         await w.look(P0, D0, at=0.0)
@@ -178,7 +178,7 @@ async def test_a_draining_worker_takes_nothing_new_but_is_not_lost():
         assert lost == []
 
 
-async def test_a_stuck_worker_loses_its_attempts_and_comes_back_when_its_step_ends():
+async def test_a_stuck_worker_is_lost_until_its_step_ends():
     async with watched() as w:
         lost: list[str] = []
         await w.look(P0, D0, at=0.0)
@@ -191,7 +191,7 @@ async def test_a_stuck_worker_loses_its_attempts_and_comes_back_when_its_step_en
         assert w.ready()
 
 
-async def test_a_suspected_worker_is_not_chosen_for_a_ttl_but_keeps_the_router_ready():
+async def test_a_suspected_worker_is_not_chosen_for_one_ttl():
     async with watched() as w:
         await w.look(P0, D0, at=0.0)
         assert w.workers.choose(QUERY) is not None
@@ -203,7 +203,7 @@ async def test_a_suspected_worker_is_not_chosen_for_a_ttl_but_keeps_the_router_r
         assert w.workers.choose(QUERY) is not None
 
 
-async def test_a_link_that_lost_an_attempt_rests_and_the_workers_stay_in_use():
+async def test_a_failed_link_is_not_used_but_its_workers_are():
     id, other = AttemptId(RequestId("r"), 1), replace(prefill(1), address="127.0.0.1:3")
     both = replace(D0, links=(link(P0), link(other)))
     async with watched() as w:
@@ -218,7 +218,7 @@ async def test_a_link_that_lost_an_attempt_rests_and_the_workers_stay_in_use():
         assert used == {P0.id, other.id}
 
 
-async def test_the_only_link_is_tried_by_one_attempt_which_costs_nothing_if_it_is_lost():
+async def test_the_only_link_is_probed_by_one_uncounted_attempt():
     probe = AttemptId(RequestId("probe"), 2)
     async with watched() as w:
         await w.look(P0, D0, at=0.0)
@@ -237,7 +237,7 @@ async def test_the_only_link_is_tried_by_one_attempt_which_costs_nothing_if_it_i
         assert w.workers.choose(QUERY) == w.workers.choose(QUERY) is not None
 
 
-async def test_listeners_hear_of_every_look_and_rows_are_those_of_linked_decode_workers():
+async def test_listeners_run_after_each_refresh():
     rows: list[int | None] = []
     async with watched() as w:
         w.workers.add_listener(lambda: rows.append(w.workers.max_rows()))
@@ -248,7 +248,7 @@ async def test_listeners_hear_of_every_look_and_rows_are_those_of_linked_decode_
         assert rows == [None, D0.load.max_rows, D0.load.max_rows]
 
 
-async def test_the_end_of_the_registry_is_heard_by_the_owner():
+async def test_a_bug_in_the_registry_ends_the_task():
     class Broken(Announcements):
         async def workers(self) -> list[WorkerRecord]:
             raise ValueError("a bug")

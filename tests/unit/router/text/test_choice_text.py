@@ -1,4 +1,4 @@
-"""One choice's events: one a token, and the same text however the tokens are dealt into chunks."""
+"""The events of one choice: one a token, with the same text for any chunk boundaries."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ STOPS = st.lists(st.text("ab 🦊", min_size=1, max_size=3), max_size=2)
 
 
 def deal(tokens: list[int], cuts: list[int], finish: FinishReason) -> list[TokenChunk]:
-    """The tokens in chunks cut at `cuts`; the last one brings `finish`."""
+    """Returns the tokens in chunks cut at `cuts`; the last one has `finish`."""
     outputs = tuple(OutputToken(i, token) for i, token in enumerate(tokens))
     borders = sorted({0, len(outputs), *(min(cut, len(outputs)) for cut in cuts)})
     pairs = list(pairwise(borders)) or [(0, 0)]
@@ -36,7 +36,7 @@ def run(chunks: list[TokenChunk], stops: list[str], *, min_tokens: int = 0) -> l
 
 @settings(deadline=None)
 @given(text=TEXT, cuts=st.lists(st.integers(0, 40), max_size=4), stops=STOPS)
-def test_chunks_do_not_matter(text: str, cuts: list[int], stops: list[str]):
+def test_chunk_boundaries_do_not_change_the_text(text: str, cuts: list[int], stops: list[str]):
     tokens = [*bundled().encode(text, add_special_tokens=False), EOS]
     events = run(deal(tokens, cuts, FinishReason.STOP), stops)
     assert events == run(deal(tokens, list(range(40)), FinishReason.STOP), stops)
@@ -49,14 +49,14 @@ def test_chunks_do_not_matter(text: str, cuts: list[int], stops: list[str]):
         assert [event.token.token for event in events if event.token] == tokens
 
 
-def test_a_stop_token_is_no_text_but_a_last_token_is():
+def test_a_stop_token_has_no_text_and_a_last_token_has():
     [token] = bundled().encode("a", add_special_tokens=False)
     special = OutputToken(0, EOS)
     assert run([TokenChunk((special,), 0, FinishReason.STOP)], [])[-1].text == ""
     assert run([TokenChunk((OutputToken(0, token),), 0, FinishReason.LENGTH)], [])[-1].text == "a"
 
 
-def test_an_end_without_a_token_gives_what_was_held_back():
+def test_an_end_without_a_token_releases_held_text():
     [token] = bundled().encode("a", add_special_tokens=False)
     chunks = [TokenChunk((OutputToken(0, token),), 3), TokenChunk((), 3, FinishReason.LENGTH)]
     assert run(chunks, ["ab"]) == [
@@ -65,7 +65,7 @@ def test_an_end_without_a_token_gives_what_was_held_back():
     ]
 
 
-def test_no_stop_string_is_looked_for_below_min_tokens():
+def test_stop_strings_are_ignored_below_min_tokens():
     tokens = list(bundled().encode("a a a", add_special_tokens=False))
     events = run(deal([*tokens, EOS], [], FinishReason.STOP), ["a"], min_tokens=2)
     assert "".join(event.text for event in events) == bundled().decode(tokens[:1], skip_special_tokens=True) + " "

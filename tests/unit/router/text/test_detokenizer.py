@@ -1,4 +1,4 @@
-"""Whatever the tokens: the pieces join to the text of all of them, and no piece is half a character."""
+"""For any tokens the pieces join to the text of all, and no piece is half a character."""
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ def pieces(model: TextModel, tokens: list[int], *, skip: bool = True) -> list[st
 
 @settings(deadline=None)
 @given(tokens=st.lists(st.integers(0, 2047), max_size=60), skip=st.booleans())
-def test_the_pieces_of_random_tokens_join_to_their_text(tokens: list[int], skip: bool):
+def test_pieces_of_random_tokens_join_to_their_text(tokens: list[int], skip: bool):
     assert "".join(pieces(bundled(), tokens, skip=skip)) == bundled().decode(tokens, skip_special_tokens=skip)
 
 
@@ -40,7 +40,7 @@ def test_no_piece_holds_half_a_character(make, text: str):
         assert not any(REPLACEMENT in piece for piece in given_pieces)
 
 
-def test_text_comes_as_soon_as_it_is_certain():
+def test_text_is_returned_as_soon_as_it_is_certain():
     model = bundled()
     tokens = list(model.encode("the fox — 狐", add_special_tokens=False))
     detokenizer = model.detokenizer(skip_special_tokens=True)

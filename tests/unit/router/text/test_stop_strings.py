@@ -1,4 +1,4 @@
-"""Stop strings against a naive search over the whole text, however the text is cut."""
+"""Stop strings compared with a naive search over the whole text, for any piece boundaries."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
 
 
 def naive(text: str, stops: list[str]) -> tuple[str, bool]:
-    """The first place where some stop has just ended; the longest such stop is cut off."""
+    """Cuts the longest stop at the first place where one ends."""
     for end in range(len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -55,7 +55,7 @@ def test_without_stops_nothing_is_held():
     assert StopMatcher(()).push("anything") == ReleasedText("anything")
 
 
-def test_a_stop_that_does_not_come_is_shown_after_all():
+def test_text_held_for_a_stop_is_shown_when_none_comes():
     matcher = StopMatcher(["</end>"])
     assert matcher.push("one </e") == ReleasedText("one ")
     assert matcher.push("lse") == ReleasedText("</else")

@@ -59,7 +59,7 @@ def test_a_missing_tokenizer_is_an_os_error(tmp_path):
         TextModel.load(tmp_path)
 
 
-def test_the_beginning_of_a_sentence_is_marked_once():
+def test_one_bos_token_is_added():
     model = sentencepiece()
     assert model.encode("hello", add_special_tokens=True)[0] == 1
     assert 1 not in model.encode("hello", add_special_tokens=False)
@@ -107,7 +107,7 @@ def test_bytes_of_a_token():
     assert sentencepiece().token_bytes(sentencepiece().encode("he", add_special_tokens=False)[0]) == b"he"
 
 
-def test_the_helpers_that_templates_expect():
+def test_templates_get_the_helpers_they_expect():
     source = (
         "{% generation %}{{ {'b': '<é>', 'a': 1} | tojson }}{% endgeneration %}"
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
@@ -126,7 +126,7 @@ def test_the_helpers_that_templates_expect():
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
     ],
 )
-def test_a_template_that_refuses_is_the_callers_mistake(source: str, message: str):
+def test_a_failing_template_is_an_invalid_request(source: str, message: str):
     with pytest.raises(InvalidRequest, match=message) as refusal:
         ChatTemplate(source, {}).render(HELLO)
     assert refusal.value.param == "messages"

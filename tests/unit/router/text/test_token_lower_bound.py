@@ -1,4 +1,4 @@
-"""What a tokenizer.json says of how few tokens a text can be, and prompts refused by it before they are tokenised."""
+"""The lower bound of token counts, and prompts that it refuses before they are tokenised."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ def bundled_json(**parts: Any) -> dict[str, Any]:
     return {**json.loads((MODEL_DIR / "tokenizer.json").read_text()), **parts}
 
 
-def test_a_token_stands_for_all_its_letters_at_most():
+def test_a_token_covers_at_most_its_own_letters():
     floor = read_token_lower_bound(json.loads(text_models.byte_level_tokenizer().to_str()))
     assert floor is not None
     assert [floor.min_tokens(text) for text in ("", "abc", "abc 12", "ééé")] == [0, 3, 3, 6]
@@ -45,12 +45,12 @@ def test_a_token_stands_for_all_its_letters_at_most():
         {"model": {"type": "BPE", "vocab": {"a": 0}}},
     ],
 )
-def test_of_a_tokenizer_that_may_drop_text_nothing_is_known(parts: dict[str, Any]):
+def test_a_tokenizer_that_may_drop_text_has_no_bound(parts: dict[str, Any]):
     assert read_token_lower_bound(bundled_json()) is not None
     assert read_token_lower_bound(bundled_json(**parts)) is None
 
 
-def test_sentencepiece_has_no_floor():
+def test_sentencepiece_has_no_bound():
     assert text_models.sentencepiece().min_tokens("hello") == 0
 
 
@@ -69,7 +69,7 @@ def test_the_largest_prompt_is_refused_without_being_tokenised(prompt: str, monk
         validator.chat({"model": "m", "messages": messages}, ORIGIN)
 
 
-def test_what_just_fits_is_tokenised():
+def test_a_prompt_that_just_fits_is_tokenised():
     text = text_models.bundled()
     prompt = "Once upon a time " * 200
     num_tokens = len(text.encode(prompt, add_special_tokens=True))

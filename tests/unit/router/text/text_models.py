@@ -1,4 +1,4 @@
-"""Small tokenizers for the tests of the text side: byte-level ones, and one with SentencePiece's spaces and bytes."""
+"""Small tokenizers for tests: byte-level ones, and one with SentencePiece's spaces and bytes."""
 
 from functools import cache
 
