@@ -2,7 +2,7 @@
 
 python -m chaos matrix                                  every cell once
 python -m chaos matrix --cells 'decoding x kill' --repeat 3
-python -m chaos matrix --write docs/reliability.md      and writes the table there
+python -m chaos matrix --write docs/reliability.md      writes the table there
 python -m chaos soak --minutes 20 --seed 1 --json soak.json
 """
 
@@ -27,7 +27,7 @@ from chaos.testbed.cluster import ClusterShape, running_cluster
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status: 0 when everything held."""
+    """Returns the exit status: 0 if every check passed."""
     options = _options(arguments)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("chaos").setLevel(logging.INFO)
@@ -52,7 +52,7 @@ async def _matrix(options: argparse.Namespace, logs: Path, console: Console) -> 
         await prepare(harness)
         for cell in cells * options.repeat:
             results.append(await _run_cell(cell, harness, console))
-            if options.json is not None:  # now, so that a run that is broken off has not been for nothing
+            if options.json is not None:  # now, so an interrupted run keeps its results
                 options.json.write_text(as_json(results))
     console.print(terminal_table(results))
     if options.write is not None:

@@ -1,6 +1,6 @@
-"""The faults: what is done to the cluster, or by a client, once a phase is reached.
+"""The faults: actions on the cluster, or of a client, once a phase is reached.
 
-Every fault is a function of the harness and the context that returns when it has been done; `ChaosCluster.recover` and
+Every fault is a function of the harness and the context that returns once it is injected; `ChaosCluster.recover` and
 `restore_redis_memory` undo all of them. `matrix` is the caller.
 """
 
@@ -24,7 +24,7 @@ TINY_BYTES = 1
 
 
 class ClusterFault(enum.Enum):
-    """What happens."""
+    """Kinds of faults."""
 
     KILL_PREFILL = "kill -9 prefill"
     KILL_DECODE = "kill -9 decode"
@@ -48,7 +48,7 @@ class ClusterFault(enum.Enum):
 
     @property
     def is_redis_fault(self) -> bool:
-        """Whether it concerns Redis alone, so that nobody may be refused anything."""
+        """True if it concerns Redis alone, so no request may be refused."""
         return self in (
             ClusterFault.KILL_REDIS,
             ClusterFault.RESTART_REDIS,
@@ -59,12 +59,12 @@ class ClusterFault(enum.Enum):
 
     @property
     def loses_store(self) -> bool:
-        """Whether Redis forgets everything."""
+        """True if Redis loses all data."""
         return self in (ClusterFault.KILL_REDIS, ClusterFault.RESTART_REDIS)
 
     @property
     def is_transient(self) -> bool:
-        """Whether it lasts for a while and is then over by itself, without a restart."""
+        """True if it lasts for a limited time and ends without a restart."""
         return self in _TRANSIENT
 
 
@@ -80,14 +80,14 @@ _BEFORE_PAGES = frozenset({RequestPhase.QUEUED, RequestPhase.RESERVED, RequestPh
 
 
 def is_applicable(phase: RequestPhase, fault: ClusterFault, transport: str) -> bool:
-    """Pages can flip only while there are some to come, and only where a proxy carries them; likewise narrow ways."""
+    """True if the fault can hit the phase: bits flip, and links throttle, only while pages pass a proxy."""
     if transport != "stream" and (fault in _NEEDS_PENDING_PAGES or phase is RequestPhase.SEALED):
         return False
     return fault not in _NEEDS_PENDING_PAGES or phase in _BEFORE_PAGES
 
 
 async def inject_fault(fault: ClusterFault, harness: ChaosHarness, context: PhaseContext) -> FlipBudget | None:
-    """Does it. Returns what counts flipped frames, for faults that flip."""
+    """Injects the fault. Returns a counter of flipped frames for faults that flip."""
     if fault in _NEEDS_PENDING_PAGES:
         budget = FlipBudget(1 if fault is ClusterFault.FLIP_ONCE else None)
         cluster = harness.cluster
@@ -120,7 +120,7 @@ async def _slow_link(harness: ChaosHarness, context: PhaseContext) -> None:
 
 
 async def _ask_again(harness: ChaosHarness, context: PhaseContext) -> None:
-    """What a client does that thinks its request was lost: the same bytes again, to both routers."""
+    """Sends the same bytes again to both routers, like a client that believes its request lost."""
     for run in list(context.runs):
         for router in (context.router, context.other_router):
             context.runs.append(harness.ask(run.transcript.request, router))

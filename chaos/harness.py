@@ -1,5 +1,7 @@
-"""Where a cell is played: the cluster, a client, the oracle, and those who are asking just now. Used by `phases`,
-`faults` and `matrix`."""
+"""The harness of a cell: the cluster, a client, the oracle, and the running clients.
+
+Used by `phases`, `faults` and `matrix`.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from chaos.testbed.cluster import ChaosCluster
 
 @dataclass(slots=True)
 class ClientRun:
-    """A client that is asking."""
+    """A client with a request under way."""
 
     transcript: Transcript
     task: asyncio.Task[Transcript]
 
     async def hang_up(self) -> None:
-        """Closes the client's connection, unless its answer is there."""
+        """Closes the client's connection unless its answer is complete."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
         if self.transcript.end in (None, StreamEnd.LOST):
@@ -29,9 +31,9 @@ class ClientRun:
 
 @dataclass(slots=True)
 class PhaseContext:
-    """A moment in which the phase is reached: who asks, and the processes that have the request in hand.
+    """A reached phase: its clients, and the processes that hold the request.
 
-    `other_router` is a router that has nothing to do with it.
+    `other_router`: a router that does not hold the request.
     """
 
     runs: list[ClientRun]
@@ -43,7 +45,7 @@ class PhaseContext:
 
 @dataclass(slots=True)
 class ChaosHarness:
-    """`hold_s`: how long a fault that can end is kept up at most; `redis_hold_s` for those of the state store."""
+    """`hold_s`: longest duration of a fault that can end; `redis_hold_s`: of faults of the state store."""
 
     cluster: ChaosCluster
     client: ChaosClient
@@ -54,12 +56,12 @@ class ChaosHarness:
     _open: list[ClientRun] = field(default_factory=list)
 
     def with_fresh_salt(self, request: ClientRequest) -> ClientRequest:
-        """The request in pages that nobody has cached."""
+        """The request with a new salt, so no page of it is cached."""
         self._num_salts += 1
         return request.with_salt(f"cell-{self._num_salts}")
 
     def ask(self, request: ClientRequest, *routers: str) -> ClientRun:
-        """Starts a client that asks the first of `routers` and resumes at the others."""
+        """Starts a client of the first of `routers` that resumes at the others."""
         transcript = Transcript(request)
         urls = [RouterUrl(self.cluster, router) for router in routers]
         run = ClientRun(transcript, asyncio.create_task(self.client.ask(request, urls, transcript)))
@@ -67,11 +69,11 @@ class ChaosHarness:
         return run
 
     def transcripts(self) -> list[Transcript]:
-        """Of everybody who has asked since the last dismissal."""
+        """Runs of all clients since the last dismissal."""
         return [run.transcript for run in self._open]
 
     async def hang_up_all(self) -> Sequence[ClientRun]:
-        """Everybody who asked since the last time; those who are still waiting hang up."""
+        """Returns the clients since the last call; waiting ones hang up."""
         runs, self._open = self._open, []
         for run in runs:
             await run.hang_up()
@@ -80,7 +82,7 @@ class ChaosHarness:
 
 @dataclass(frozen=True, slots=True)
 class RouterUrl:
-    """Where a router is now: it may have been restarted elsewhere since."""
+    """A router's present address; a restart may have moved it."""
 
     cluster: ChaosCluster
     router: str

@@ -1,6 +1,6 @@
 """Mixed load without end: chats, completions, pairs, long prompts, clients that hang up, bodies that are refused.
 
-`soak` runs it. Every answer is judged by the oracle at once; nothing is kept of a good one.
+`soak` runs it. The oracle checks every answer at once; right answers are not kept.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 
 REQUESTS = (SHORT, SHORT, TALK, TALK, STEADY, SEEDED_PAIR, SEVERAL_PAGES, STOPPED, LONGISH)
 NUM_SALTS = 24
-"""So many different versions of every prompt: caches work and evict, and what remembers prompts can become full."""
+"""Versions of every prompt: enough to make caches evict and to fill every memory of prompts."""
 HANG_UP_SHARE, BAD_SHARE = 0.12, 0.05
 REFUSALS = frozenset({"no_workers", "overloaded", "draining", "store_unavailable"})
-"""With these a client is turned away at the door, which is an answer while the workers it needs are away."""
+"""Refusal codes, which are valid answers while the required workers are away."""
 BAD_BODIES = (b"{", b"[]", b'{"model": "bundled", "prompt": ""}', b'{"model": "nobody", "prompt": "x"}')
 RETRY_S = 0.2
 
 
 @dataclass(slots=True)
 class MixedLoadReport:
-    """Counts by kind of end, and every problem, bounded."""
+    """Counts by kind of end, and a bounded list of problems."""
 
     ends: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
@@ -42,7 +42,7 @@ class MixedLoadReport:
     longest_gap_s: float = 0.0
 
     def problem(self, text: str) -> None:
-        """Notes it; the first hundred in words."""
+        """Counts a problem; keeps the text of the first hundred."""
         log.warning("%s", text)
         self.num_problems += 1
         if len(self.problems) < 100:
@@ -50,10 +50,10 @@ class MixedLoadReport:
 
 
 class MixedLoad:
-    """`num_clients` that ask one request after another, of routers in turn, until they are told to pause or end."""
+    """`num_clients` clients that send one request after another to alternating routers, until paused or stopped."""
 
     def __init__(self, client: ChaosClient, oracle: Oracle, routers: Callable[[], list[str]], num_clients: int) -> None:
-        """`routers`: where they are now."""
+        """`routers`: their present addresses."""
         self.report = MixedLoadReport()
         self._client = client
         self._oracle = oracle
@@ -66,7 +66,7 @@ class MixedLoad:
         self._transcripts: list[Transcript] = []
 
     def take_transcripts(self) -> list[Transcript]:
-        """Everything that was heard since the last time."""
+        """Returns all transcripts since the last call."""
         transcripts, self._transcripts = self._transcripts, []
         return transcripts
 
@@ -77,7 +77,7 @@ class MixedLoad:
         self._tasks = [asyncio.create_task(self._run_client(rng)) for rng in rngs]
 
     async def pause(self, timeout_s: float) -> None:
-        """Nothing new is asked; returns when all answers are there. Raises `TimeoutError`."""
+        """Stops new requests and returns when all answers are complete. Raises `TimeoutError`."""
         self._running.clear()
         async with asyncio.timeout(timeout_s):
             while self._num_busy:
@@ -85,11 +85,11 @@ class MixedLoad:
                 await self._quiet.wait()
 
     def resume(self) -> None:
-        """After a pause."""
+        """Continues after a pause."""
         self._running.set()
 
     async def end(self) -> None:
-        """Ends all clients; raises what one of them stumbled over."""
+        """Ends all clients; raises the error of a failed one."""
         for task in self._tasks:
             task.cancel()
         for result in await asyncio.gather(*self._tasks, return_exceptions=True):
@@ -123,7 +123,7 @@ class MixedLoad:
     async def _hang_up(self, request: ClientRequest, url: str, num_tokens: int) -> None:
         transcript = Transcript(request)
         await self._client.ask_and_hang_up(request, url, num_tokens, transcript)
-        if transcript.end is not StreamEnd.LOST:  # its router died before it could hang up: it does not care
+        if transcript.end is not StreamEnd.LOST:  # its router died before it could hang up
             self._record(transcript)
 
     async def _send_bad_body(self, rng: random.Random, url: str) -> None:
@@ -132,7 +132,7 @@ class MixedLoad:
             answer = await self._client.http.post(url + COMPLETIONS, content=rng.choice(BAD_BODIES), headers=headers)
         except httpx2.TransportError:
             self.report.ends["bad, nobody there"] += 1
-            await asyncio.sleep(RETRY_S)  # politeness towards a router that is just starting
+            await asyncio.sleep(RETRY_S)  # spares a router that is just starting
             return
         self.report.ends[f"bad, HTTP {answer.status_code}"] += 1
         if answer.status_code not in (400, 404):

@@ -1,9 +1,9 @@
-"""One cell: a phase is reached, a fault comes, everybody's answer is judged, and the cluster must be whole again.
+"""One cell: reaches a phase, injects a fault, checks every answer, and checks that the cluster is whole again.
 
-    reach the phase -> inject the fault -> ask a new client -> wait for every answer (and at most the fault's time) ->
+    reach the phase -> inject the fault -> start a newcomer -> wait for every answer (and at most the fault's time) ->
     undo -> every process in service, no page held, no request open -> check answers, and histories against the store
 
-`tests/chaos` plays a few cells on one cluster, `python -m chaos matrix` all of them.
+`tests/chaos` runs a few cells on one cluster, `python -m chaos matrix` all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from chaos.testbed.cluster import WaitTimeout
 ANSWER_TIMEOUT_S = 90.0
 IDLE_TIMEOUT_S = 20.0
 SERVICE_TIMEOUT_S = 120.0
-# A new client may be told to come back while workers are away. Nobody who was accepted may be told that.
+# A new client may be refused while workers are away. An admitted request may not end with these codes.
 NEW_RUN_CODES = frozenset({"no_workers", "overloaded", "draining"})
 
 
@@ -42,9 +42,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """`problems` empty: passed. `longest_gap_s`: the longest silence of a client that was answered.
+    """`problems` empty: passed. `longest_gap_s`: the longest silence of an answered client.
 
-    `settled_s`: from the end of the fault until nothing was held and everybody was in service.
+    `settled_s`: from the end of the fault until nothing was held and every process was in service.
     """
 
     cell: Cell
@@ -57,21 +57,21 @@ class CellResult:
 
 
 def all_cells(transport: str) -> list[Cell]:
-    """Every pair that means something."""
+    """All cells: pairs of a phase and a fault that can hit it."""
     return [
         Cell(phase, fault) for fault in ClusterFault for phase in RequestPhase if is_applicable(phase, fault, transport)
     ]
 
 
 async def prepare(harness: ChaosHarness) -> None:
-    """Teaches the oracle; everything is asked at the first router."""
+    """Learns the undisturbed answers at the first router."""
     router = harness.cluster.names("router")[0]
     await harness.oracle.record_answers(harness.client, harness.cluster.processes[router].url, ALL)
     await harness.cluster.wait_idle(IDLE_TIMEOUT_S)
 
 
 async def run_cell(cell: Cell, harness: ChaosHarness) -> CellResult:
-    """Plays a cell on a cluster that is whole. Leaves it whole, or says in `problems` that it is not."""
+    """Runs a cell on a whole cluster. Leaves it whole, or reports in `problems` that it is not."""
     began_s = time.monotonic()
     watcher = StoreWatcher(harness.cluster.store)
     problems: list[str] = []
@@ -102,7 +102,7 @@ async def run_cell(cell: Cell, harness: ChaosHarness) -> CellResult:
 
 
 async def _run_phases(cell: Cell, harness: ChaosHarness, watcher: StoreWatcher) -> list[str]:
-    """Phase, fault, new clients and answers; what is wrong with them. Raises `WaitTimeout` or `TimeoutError`."""
+    """Runs phase, fault, new clients and answers, and returns the problems. Raises `WaitTimeout` or `TimeoutError`."""
     context = await reach_phase(cell.phase, harness)
     budget = await _inject(cell, harness, context)
     if cell.fault.loses_store:
@@ -113,7 +113,7 @@ async def _run_phases(cell: Cell, harness: ChaosHarness, watcher: StoreWatcher) 
 
 
 async def _inject(cell: Cell, harness: ChaosHarness, context: PhaseContext) -> FlipBudget | None:
-    """The fault, and then what made the phase long enough ends, but where the fault has its own condition."""
+    """Injects the fault, then ends the condition that held the phase, unless the fault has a condition of its own."""
     budget = await inject_fault(cell.fault, harness, context)
     harness.cluster.network.end(THROTTLED)
     return budget
@@ -122,8 +122,8 @@ async def _inject(cell: Cell, harness: ChaosHarness, context: PhaseContext) -> F
 async def _wait_for_answers(
     cell: Cell, harness: ChaosHarness, context: PhaseContext, new_runs: Sequence[ClientRun]
 ) -> list[ClientRun]:
-    """Until all have ended. A fault that lasts is over after its time at most; those of the state store last all of
-    it, so that it is missed for longer than an announcement is believed, and another new client comes at its end."""
+    """Waits until all clients have ended. A lasting fault ends after its time at the latest. A fault of the state store
+    lasts for all of it, longer than the TTL of a registration, and another newcomer follows at its end."""
     tasks = [run.task for run in (*context.runs, *new_runs)]
     late: list[ClientRun] = []
     if cell.fault.is_redis_fault and cell.fault.is_transient:
@@ -155,7 +155,7 @@ async def _recover(harness: ChaosHarness) -> None:
 
 
 async def _recover_and_check(harness: ChaosHarness) -> list[str]:
-    """Undoes the fault, and says what does not come back."""
+    """Undoes the fault and returns what does not recover."""
     cluster = harness.cluster
     await _recover(harness)
     problems = cluster.unexpected_exits()

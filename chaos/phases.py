@@ -1,11 +1,11 @@
-"""How a request is brought into a phase; that it is there is known from tokens heard and from metrics, never from time.
+"""Brings a request into a phase; received tokens and metrics show that it is there, never time.
 
     queued        the router's running slots are full of streams; one more waits in the admission queue
     reserved      decode has reserved pages; prefill workers compute other long prompts, this one waits there
-    prefilling    chunks of a long prompt are computed, announced and pulled: pages pass, and no token was heard
-    sealed        the first token was heard, and the ways between workers are so narrow that the pages are not all there
+    prefilling    chunks of a long prompt are computed, announced and pulled: pages pass, and the client has no token
+    sealed        the client has the first token, and links between workers are so slow that pages are missing
     decoding      tokens come, of a greedy, a seeded (n=2), a chat and a stop-string call at once
-    last token    all tokens but one were heard
+    last token    the client has all tokens but one
 
 `reach_phase` is called by `matrix`.
 """
@@ -30,7 +30,7 @@ THROTTLED = LinkCondition(bytes_per_s=100_000.0)
 
 
 class RequestPhase(enum.Enum):
-    """Where a request is when the fault comes."""
+    """Phase of a request when the fault is injected."""
 
     QUEUED = "queued"
     RESERVED = "reserved"
@@ -41,7 +41,7 @@ class RequestPhase(enum.Enum):
 
 
 async def reach_phase(phase: RequestPhase, harness: ChaosHarness) -> PhaseContext:
-    """Asks what is needed and returns when the phase is there. Raises `WaitTimeout`."""
+    """Sends the requests of the phase and returns when it is reached. Raises `WaitTimeout`."""
     routers = harness.cluster.names("router")
     context = PhaseContext([], routers[0], routers[-1])
     async with asyncio.timeout(REACH_TIMEOUT_S + 5.0):
@@ -64,7 +64,7 @@ async def reach_phase(phase: RequestPhase, harness: ChaosHarness) -> PhaseContex
 
 
 def _ask(harness: ChaosHarness, context: PhaseContext, *requests: ClientRequest) -> ClientRun:
-    """Asks the context's router, and the other_router when that one is lost; returns the last run."""
+    """Sends requests to the context's router, with `other_router` as fallback; returns the last run."""
     for request in requests:
         context.runs.append(harness.ask(harness.with_fresh_salt(request), context.router, context.other_router))
     return context.runs[-1]
@@ -81,7 +81,7 @@ async def _queue(harness: ChaosHarness, context: PhaseContext) -> None:
 
 
 async def _reserve(harness: ChaosHarness, context: PhaseContext) -> None:
-    """A prefill worker computes one prompt at a time, and there is one prompt more than workers."""
+    """Occupies all prefill workers: each computes one prompt at a time, and there is one prompt more than workers."""
 
     async def waits() -> bool:
         metrics = await _read_metrics(harness, context, "prefill")
@@ -91,7 +91,7 @@ async def _reserve(harness: ChaosHarness, context: PhaseContext) -> None:
 
 
 async def _prefill(harness: ChaosHarness, context: PhaseContext) -> None:
-    """Where a proxy sees pages pass, it is asked: a worker that computes may take seconds to answer a scrape."""
+    """Watches the proxies for passing pages, since a computing worker may take seconds to answer a scrape."""
     before = harness.cluster.network.page_frames()
 
     async def imports_pages() -> bool:
@@ -105,7 +105,7 @@ async def _prefill(harness: ChaosHarness, context: PhaseContext) -> None:
 
 
 def _see_pages(harness: ChaosHarness, context: PhaseContext, before: Counter[tuple[str, str]]) -> bool:
-    """Whether pages have passed since `before`; names the pair between which most did."""
+    """True if pages have passed since `before`; sets the pair with the most pages."""
     passed = harness.cluster.network.page_frames() - before
     if passed:
         [((context.decode, context.prefill), _)] = passed.most_common(1)
@@ -115,7 +115,7 @@ def _see_pages(harness: ChaosHarness, context: PhaseContext, before: Counter[tup
 async def _ask_until(
     condition: Callable[[], Awaitable[bool]], harness: ChaosHarness, context: PhaseContext, *requests: ClientRequest
 ) -> None:
-    """Asks, and looks until the condition holds; asks again when all were answered before it was seen to hold."""
+    """Sends requests and polls until the condition holds; sends again if all are answered before."""
 
     async def ask_and_check() -> bool:
         if all(run.task.done() for run in context.runs):
@@ -145,7 +145,7 @@ async def _wait_first_tokens(context: PhaseContext) -> None:
 
 
 async def _read_metrics(harness: ChaosHarness, context: PhaseContext, *roles: str) -> dict[str, ProcessMetrics]:
-    """Reads metrics, and names the workers that hold most pages: they have the request, or most of them, in hand."""
+    """Sets the workers that hold most pages by their metrics: they hold the request."""
     metrics = await harness.cluster.all_metrics(*roles)
     for role in ("prefill", "decode"):
         held = {name: metrics[name].busy_pages for name in harness.cluster.names(role) if name in metrics}
@@ -155,7 +155,7 @@ async def _read_metrics(harness: ChaosHarness, context: PhaseContext, *roles: st
 
 
 async def _pick_workers(harness: ChaosHarness, context: PhaseContext) -> None:
-    """Names a worker of each role, if the phase has not: by what they hold now, else the first."""
+    """Sets a worker of each role if the phase has not: the one with most pages, else the first."""
     if not (context.prefill and context.decode):
         await _read_metrics(harness, context, "prefill", "decode")
     context.prefill = context.prefill or harness.cluster.names("prefill")[0]

@@ -1,4 +1,4 @@
-"""Matrix and soak as people read them: on the terminal, and in docs/reliability.md between its markers."""
+"""Reports of matrix and soak: on the terminal, and in docs/reliability.md between its markers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CellTable:
 
     @property
     def faults(self) -> list[ClusterFault]:
-        """Those that were played, in order."""
+        """Results that ran, in order."""
         return [fault for fault in ClusterFault if any((fault, phase) in self._by_cell for phase in RequestPhase)]
 
     def entry(self, fault: ClusterFault, phase: RequestPhase) -> str:
@@ -50,7 +50,7 @@ HEADINGS = ["fault", *(phase.value for phase in RequestPhase)]
 
 
 def terminal_table(results: Sequence[CellResult]) -> Table:
-    """For rich."""
+    """A table for the terminal."""
     table = Table(*HEADINGS, title="passed/played, longest silence of a client that was answered")
     for row in CellTable(results).rows():
         table.add_row(*row)
@@ -58,7 +58,7 @@ def terminal_table(results: Sequence[CellResult]) -> Table:
 
 
 def markdown_table(results: Sequence[CellResult]) -> str:
-    """For docs."""
+    """A markdown table for the docs."""
     return _markdown([HEADINGS, *CellTable(results).rows()])
 
 
@@ -66,7 +66,7 @@ GROWTH_HEADINGS = ["process", "RSS, MiB", "slope over the half, MiB", "open file
 
 
 def soak_summary(report: SoakReport) -> str:
-    """What was asked, what came back, and what was done meanwhile; a line each."""
+    """Requests, ends and faults of a soak, a line each."""
     load = report.load
     ends = ", ".join(f"{end} {num}" for end, num in load.ends.most_common())
     faults = ", ".join(f"{fault} {num}" for fault, num in sorted(report.faults.items()))
@@ -84,7 +84,7 @@ def soak_summary(report: SoakReport) -> str:
 
 
 def soak_table(report: SoakReport) -> Table:
-    """What processes that lived through the second half held at its beginning and end, and the slope."""
+    """Resources of processes that lived through the second half: at its beginning, its end, and the slope."""
     table = Table(*GROWTH_HEADINGS, title="second half of the soak")
     for row in _growth_rows(report):
         table.add_row(*row)
@@ -92,7 +92,7 @@ def soak_table(report: SoakReport) -> Table:
 
 
 def soak_markdown(report: SoakReport) -> str:
-    """The same, for docs."""
+    """The same as markdown."""
     return _markdown([GROWTH_HEADINGS, *_growth_rows(report)])
 
 
@@ -117,7 +117,7 @@ def _markdown(lines: list[list[str]]) -> str:
 
 
 def write_into(page: Path, name: str, block: str) -> None:
-    """Replaces what is between the page's markers of that name. Raises `ValueError` when it has none."""
+    """Replaces the text between the page's markers of that name. Raises `ValueError` if it has none."""
     begin = f"<!-- measured: {name} -->"
     head, found, rest = page.read_text().partition(begin)
     _, end, tail = rest.partition(END)
@@ -127,7 +127,7 @@ def write_into(page: Path, name: str, block: str) -> None:
 
 
 def as_json(results: Sequence[CellResult]) -> str:
-    """One object a played cell."""
+    """JSON with one object for each result."""
     rows = [
         {
             "phase": result.cell.phase.value,

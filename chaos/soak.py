@@ -1,11 +1,11 @@
-"""Minutes of mixed load under random faults, in rounds; each ends in a lull, in which nothing may be held any more.
+"""Mixed load under random faults, in rounds; each ends in a quiet period, in which nothing may be held.
 
-    load -> a fault at a random moment, undone after a random time -> ... -> pause -> all answers there, no page held,
-    every process in service, histories without contradiction -> count what processes hold -> load again
+    load -> a fault at a random moment, undone after a random time -> ... -> pause -> all answers complete, no page
+    held, every process in service, consistent histories -> count the processes' resources -> load again
 
-Faults come from a seed, one at a time: the next waits until the last one is mended, so that nobody who was accepted may
-be told of an error. Kills hit only the last process of each kind: the others live all the time, or there would be
-no line to measure a slope of. Everything else hits anyone.
+Faults come from a seed, one at a time: the next waits until the last one is undone, so an admitted request may not end
+with an error. Kills hit only the last process of each kind: the others live for the whole run, so that their growth can
+be measured. Other faults hit any process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OTHER_FAULTS = (
 
 @dataclass(slots=True)
 class SoakReport:
-    """Everything that was measured. `problems` empty: passed."""
+    """Results of a soak. `problems` empty: passed."""
 
     seed: int
     minutes: float = 0.0
@@ -56,17 +56,17 @@ class SoakReport:
     samples: list[ResourceSample] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     longest_stall_s: float = 0.0
-    """Of this process, which all connections pass through: a stall is a fault that nobody drew."""
+    """Longest stall of this process, which all connections pass through."""
 
     def as_json(self) -> str:
-        """All of it."""
+        """All fields, for JSON."""
         written = asdict(replace(self, faults=Counter(), load=replace(self.load, ends=Counter())))  # asdict breaks them
         written["faults"], written["load"]["ends"] = dict(self.faults), dict(self.load.ends)
         return json.dumps(written, indent=1)
 
 
 class Soak:
-    """One run. `harness`'s oracle has been taught."""
+    """One soak. The oracle of `harness` knows all answers."""
 
     def __init__(self, harness: ChaosHarness, seed: int, num_clients: int) -> None:
         self._harness = harness
@@ -77,7 +77,7 @@ class Soak:
         self.report = SoakReport(seed, load=self._load.report)
 
     async def run(self, minutes: float) -> SoakReport:
-        """Takes that long, and the time of the last lull."""
+        """Runs for `minutes`, plus the last quiet period."""
         began_s = time.monotonic()
         self._load.start(self._seed)
         measuring = asyncio.create_task(self._measure_stalls())
@@ -121,7 +121,7 @@ class Soak:
         log.info("recovered")
 
     async def _quiesce(self, began_s: float) -> None:
-        """Everything must come to rest; then it is counted."""
+        """Waits until nothing is held, checks, and counts resources."""
         cluster = self._harness.cluster
         self.report.num_rounds += 1
         try:
@@ -136,7 +136,7 @@ class Soak:
         self._load.resume()
 
     async def _measure_stalls(self) -> None:
-        """How much later than asked for this process is woken."""
+        """Records how late this process wakes."""
         while True:
             asked_s = time.monotonic()
             await asyncio.sleep(STALL_STEP_S)

@@ -1,1 +1,1 @@
-"""What decides whether a run passed: answers, histories, and resource growth."""
+"""Checks of a run: answers, histories, and resource growth."""

@@ -1,8 +1,8 @@
-"""Whether what a client received and what the state store wrote down can both be true. Pure; no oracle is needed.
+"""Checks that a client's events and the state store's records are consistent. Pure; needs no oracle.
 
 A client's history is its events in order and its end; the store's is every observation of a sequence's record, in order
 of time, and the journal of its tokens. `store_watcher` collects the store's side, `check` finds contradictions. A store
-that was lost (a restarted Redis) has gaps, so what is absent contradicts nothing; what is there must fit.
+that was lost (a restarted Redis) has gaps, so absent records contradict nothing; present ones must fit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CURSOR = re.compile(r"[^:]+:([\d.]*)(?:\+\d)?")
 
 
 class Rule(enum.Enum):
-    """What must hold of a history."""
+    """Rules of a history."""
 
     ONE_END = "a sequence reaches one terminal state and stays there; only a cancelled one may be resumed"
     ATTEMPTS_GROW = "a sequence's attempt never goes down"
@@ -30,12 +30,12 @@ class Rule(enum.Enum):
     ENDS_ONCE = "a choice ends once, and nothing of it comes afterwards"
     JOURNAL_AGREES = "client and journal have the same token at every index both know"
     COUNTS_AGREE = "a finished sequence's record counts the tokens that its client received"
-    ENDS_AGREE = "what the client was told of the end is what the store says"
+    ENDS_AGREE = "the client's end equals the store's"
 
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """A rule that a history breaks, and where."""
+    """A broken rule, and its place."""
 
     rule: Rule
     where: str
@@ -63,20 +63,20 @@ class ClientHistory:
 
     @classmethod
     def of(cls, transcript: Transcript) -> ClientHistory:
-        """As it was received."""
+        """Adds an event as received."""
         return cls(transcript.call_id, tuple(transcript.events), transcript.end)
 
     def tokens(self, choice: int) -> tuple[int, ...]:
-        """Of one choice."""
+        """Events of one choice."""
         return tuple(token for event in self.events if event.choice == choice for token in event.tokens)
 
     def finished(self, choice: int) -> bool:
-        """Whether the choice's last event was received."""
+        """True if the choice's last event was received."""
         return any(event.finish for event in self.events if event.choice == choice)
 
 
 def check(client: ClientHistory, sequences: Sequence[SequenceHistory]) -> list[Contradiction]:
-    """Everything that does not fit, of one call."""
+    """All contradictions of one call."""
     found = [*_ids(client), *_choice_ends(client)]
     for sequence in sequences:
         found += [*_observations(sequence), *_journal(client, sequence), *_end(client, sequence)]
@@ -84,7 +84,7 @@ def check(client: ClientHistory, sequences: Sequence[SequenceHistory]) -> list[C
 
 
 def _ids(client: ClientHistory) -> Iterator[Contradiction]:
-    """Ids are vectors `<call>:<count of choice 0>.<count of choice 1>...`; clients that asked for none have none."""
+    """Checks ids, vectors `<call>:<count of choice 0>.<count of choice 1>...`; a client without ids has none."""
     last: tuple[int, ...] | None = None
     for event in client.events:
         found = _CURSOR.fullmatch(event.id)

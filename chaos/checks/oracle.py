@@ -1,7 +1,7 @@
-"""The undisturbed answer, and whether a disturbed one is it, token for token.
+"""Compares a disturbed answer with the undisturbed one, token for token.
 
-Answers are learned from the same cluster before anything is done to it (`tests/exactness` compares those with an
-unpaged model). A client may see a pause; it may not see a gap, a repetition, another token, or nothing at all.
+Answers are learned from the same cluster before any fault (`tests/exactness` compares those with an
+unpaged model). A client may see a pause, but no gap, repetition, other token, or silence.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class GeneratedChoice:
     finish: str = ""
 
     def is_prefix_of(self, whole: GeneratedChoice) -> bool:
-        """Whether this is how `whole` is_prefix_of."""
+        """True if this is a prefix of `whole`."""
         return self.tokens == whole.tokens[: len(self.tokens)] and whole.text.startswith(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedAnswer:
-    """By choice."""
+    """Answers by choice."""
 
     choices: tuple[GeneratedChoice, ...]
 
 
 def collect_answer(transcript: Transcript) -> GeneratedAnswer:
-    """What was received, put together."""
+    """The answers in a transcript."""
     choices: dict[int, GeneratedChoice] = {}
     for event in transcript.events:
         before = choices.get(event.choice, GeneratedChoice())
@@ -46,13 +46,13 @@ def collect_answer(transcript: Transcript) -> GeneratedAnswer:
 
 
 class Oracle:
-    """Knows the answer to every request that it was taught."""
+    """Holds the undisturbed answer of every learned request."""
 
     def __init__(self) -> None:
         self._answers: dict[str, GeneratedAnswer] = {}
 
     async def record_answers(self, client: ChaosClient, url: str, requests: Iterable[ClientRequest]) -> None:
-        """Asks each once, undisturbed, all at once. Raises `ValueError` when an answer did not come."""
+        """Sends each request once, undisturbed, all at once. Raises `ValueError` if an answer is missing."""
         sent = list(requests)
         answers = await asyncio.gather(*(client.ask(request.with_salt("oracle"), [url]) for request in sent))
         for request, received in zip(sent, answers, strict=True):
@@ -61,12 +61,15 @@ class Oracle:
             self._answers[request.name] = collect_answer(received)
 
     def answer(self, request: ClientRequest) -> GeneratedAnswer:
-        """The undisturbed one."""
+        """The undisturbed answer."""
         return self._answers[request.name]
 
     def check(self, transcript: Transcript, codes: frozenset[str] = frozenset()) -> list[str]:
-        """What is wrong with an answer. It must be complete, or have been hung up on, or have ended with an error of
-        one of `codes`; as far as it goes it must be the undisturbed one."""
+        """Returns what is wrong with an answer, if anything.
+
+        It must be complete, hung up on, or ended by an error with one of `codes`, and equal the undisturbed answer as
+        far as it goes.
+        """
         return list(compare(transcript, self._answers[transcript.request.name], codes))
 
 

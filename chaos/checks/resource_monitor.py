@@ -1,7 +1,7 @@
-"""What every process holds of the machine, counted again and again, and whether it grows. Used by `soak`.
+"""Samples the resources of every process and measures their growth. Used by `soak`.
 
-Counts are taken in lulls: no request is under way and no fault either, so that they can be compared. What grows is
-judged over the second half of the time (caches fill in the first) by the Theil-Sen slope, the median of the slopes of
+Samples are taken in quiet periods without requests and faults, so they are comparable. Growth is measured over the
+second half of the time (caches fill in the first) by the Theil-Sen slope, the median of the slopes of
 all pairs of samples, which a few outliers do not move (Theil 1950, Sen 1968).
 """
 
@@ -17,12 +17,12 @@ from chaos.testbed.process import ProcessResources
 MAX_RSS_GROWTH_BYTES = 16 * 1024 * 1024
 MAX_FDS_GROWTH = 4
 MAX_THREADS_GROWTH = 2
-"""Most that the slope may add up to over the second half."""
+"""Bounds on the growth over the second half."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceSample:
-    """One process in one lull, `at_s` after the beginning. `generation` is its pid: a restarted one starts anew."""
+    """One process in one quiet period, `at_s` after the start. `generation`: its pid, which a restart changes."""
 
     at_s: float
     name: str
@@ -33,7 +33,7 @@ class ResourceSample:
 
 @dataclass(frozen=True, slots=True)
 class ResourceGrowth:
-    """What one process growth_of over the second half, by its slope; None: it did not live through it."""
+    """Growth of one process over the second half, by its slope; None if it did not live through it."""
 
     name: str
     num_samples: int
@@ -45,7 +45,7 @@ class ResourceGrowth:
 
     @property
     def problems(self) -> list[str]:
-        """Where it is over a bound."""
+        """Resources over their bound."""
         grown = (
             ("RSS", self.rss_bytes, MAX_RSS_GROWTH_BYTES),
             ("open files", self.num_fds, MAX_FDS_GROWTH),
@@ -55,7 +55,7 @@ class ResourceGrowth:
 
 
 def resource_growths(samples: Sequence[ResourceSample]) -> list[ResourceGrowth]:
-    """Of every process that lived, under one pid, through the second half."""
+    """Growth of every process that lived, under one pid, through the second half."""
     if not samples:
         return []
     middle_s = (samples[0].at_s + samples[-1].at_s) / 2

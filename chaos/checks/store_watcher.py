@@ -1,6 +1,6 @@
-"""Reads the state store while a cell or a soak runs, so that `history` can hold it against what clients heard.
+"""Reads the state store while a cell or a soak runs, so `history` can compare it with the clients' events.
 
-It reads past the proxies, and looks once more after the end: the routers' writers are a little behind by design.
+It reads past the proxies, and once more after the end, since write-behind lags by design.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ NO_WAIT_S = 0.001
 
 
 class StoreWatcher:
-    """What one cell's sequences looked like in the store, over time."""
+    """Observations of one cell's sequences in the store, over time."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
         self._observations: defaultdict[RequestId, list[SequenceRecord]] = defaultdict(list)
 
     async def observe(self, transcripts: Iterable[Transcript]) -> None:
-        """One sighting of every sequence of calls that are known by now. A store that is away is looked at another
-        time."""
+        """Observes every sequence of the known calls once. Skips a store that is away."""
         for transcript in transcripts:
             for sequence in _sequence_ids(transcript):
                 try:
@@ -43,17 +42,17 @@ class StoreWatcher:
                     self._observations[sequence].append(record)
 
     def clear(self) -> None:
-        """The store was lost: what was seen before says nothing of what will be."""
+        """Forgets earlier observations after the store was lost."""
         self._observations.clear()
 
     async def watch(self, transcripts: Callable[[], Iterable[Transcript]]) -> None:
-        """Looks again and again, until cancelled."""
+        """Observes repeatedly until cancelled."""
         while True:
             await self.observe(transcripts())
-            await asyncio.sleep(LOOK_INTERVAL_S)  # the rate of looking itself
+            await asyncio.sleep(LOOK_INTERVAL_S)  # the polling interval
 
     async def contradictions(self, transcripts: Sequence[Transcript]) -> list[str]:
-        """All that does not fit, once the store has caught up; and sequences that the store never lets end."""
+        """All contradictions after the store has caught up, and sequences that never end in it."""
         known = [t for t in transcripts if t.call_id and t.end is not StreamEnd.REFUSED]
         problems = []
         try:

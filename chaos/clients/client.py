@@ -1,7 +1,6 @@
-"""Clients as they are: one that reads a stream to its end, one that hangs up, one that resumes on another router.
+"""Clients that read a stream to its end, hang up, or resume on another router.
 
-A `ClientRequest` is what is asked, a `Transcript` all that was heard. Nothing is judged here; `oracle` and `history`
-do.
+A `ClientRequest` is the request, a `Transcript` all received events. `oracle` and `history` check them.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 class StreamEnd(enum.Enum):
-    """How a client's wait ended."""
+    """Ends of a client's wait."""
 
     DONE = "done"  # [DONE]
     REFUSED = "refused"  # a status that is not 200
     FAILED = "failed"  # an error event in the stream
     LOST = "lost"  # the connection broke
     HUNG_UP = "hung up"  # by this client
-    TIMED_OUT = "timed out"  # the client's own patience: the worst of all
+    TIMED_OUT = "timed out"  # the client's own timeout
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """A call without its model and `stream`. `salt` keeps it apart from its own undisturbed run's cached pages."""
+    """A call without model and `stream`. `salt` separates it from the cached pages of its undisturbed run."""
 
     name: str
     endpoint: str
@@ -46,11 +45,11 @@ class ClientRequest:
     salt: str = ""
 
     def with_salt(self, salt: str) -> ClientRequest:
-        """The same request in other pages."""
+        """The same request with another salt."""
         return replace(self, salt=salt)
 
     def body(self, model: str) -> dict[str, Any]:
-        """What is posted."""
+        """The JSON body."""
         with_salt = {"cache_salt": self.salt} if self.salt else {}
         return {"model": model, "stream": True, "return_token_ids": True, **self.parameters, **with_salt}
 
@@ -69,7 +68,7 @@ class Event:
 
 @dataclass(slots=True)
 class Transcript:
-    """All that one client heard. `code`: of the error, if one ended it. `durable`: what the answer said of itself."""
+    """Events of one client. `code`: of the error that ended it, if any. `durable`: the answer's header."""
 
     request: ClientRequest
     began_s: float = field(default_factory=time.monotonic)
@@ -85,35 +84,35 @@ class Transcript:
     updated: asyncio.Event = field(default_factory=asyncio.Event)
 
     def num_tokens(self) -> int:
-        """Over all choices."""
+        """Tokens of all choices."""
         return sum(len(event.tokens) for event in self.events)
 
     async def wait_tokens(self, num_tokens: int) -> None:
-        """Waits until so many were heard, or the end."""
+        """Waits for `num_tokens` tokens or the end."""
         while self.num_tokens() < num_tokens and self.end is None:
             await self.updated.wait()
             self.updated.clear()
 
     def add_event(self, event: Event | None = None) -> None:
-        """Adds an event and wakes who waits for it."""
+        """Adds an event and wakes waiters."""
         if event is not None:
             self.events.append(event)
         self.updated.set()
 
     def finish(self, end: StreamEnd, code: str = "") -> None:
-        """Nothing more will be heard (unless the call is resumed)."""
+        """Records the end; a resumed call may continue."""
         self.end, self.code, self.ended_s = end, code, time.monotonic()
         self.updated.set()
 
     @property
     def longest_gap_s(self) -> float:
-        """The longest time without news, from the asking to the end."""
+        """The longest silence between request and end."""
         moments = [self.began_s, *(event.at_s for event in self.events), self.ended_s or time.monotonic()]
         return max(later - earlier for earlier, later in itertools.pairwise(moments))
 
 
 class ChaosClient:
-    """Asks one model. `urls` (their `str`) are routers; the first is asked first, the next when it is lost."""
+    """A client of one model. `urls`: routers; the first is used first, the next when it is lost."""
 
     def __init__(self, http: httpx2.AsyncClient, model: str, patience_s: float = 90.0) -> None:
         self.http = http
@@ -137,7 +136,7 @@ class ChaosClient:
         return transcript
 
     async def ask_and_hang_up(self, request: ClientRequest, url: str, num_tokens: int, transcript: Transcript) -> None:
-        """Closes the connection after so many tokens; with 0 as soon as the task is cancelled."""
+        """Closes the connection after `num_tokens` tokens; with 0 when the task is cancelled."""
         ask_task = asyncio.create_task(self.ask(request, [url], transcript))
         try:
             await transcript.wait_tokens(num_tokens) if num_tokens else await ask_task
@@ -152,9 +151,9 @@ class ChaosClient:
         await self._read(transcript, "POST", url + request.endpoint, {}, request.body(self._model))
 
     async def _resume(self, transcript: Transcript, url: str) -> None:
-        """One try to go on. A call that was not promised to be durable, and that gave nothing yet, is asked anew."""
+        """Tries to resume once. A call that is not durable and has no events yet is sent again."""
         transcript.num_resumes += 1
-        await asyncio.sleep(RETRY_INTERVAL_S)  # politeness towards a router that is just starting
+        await asyncio.sleep(RETRY_INTERVAL_S)  # spares a router that is just starting
         if not transcript.events and not transcript.durable:
             await self._post(transcript, url)
             return

@@ -1,6 +1,6 @@
-"""What is asked: a few requests of every kind, whose answers do not depend on who is asked, or when.
+"""Requests of every kind, whose answers do not depend on router or time.
 
-`phases` and `load` choose from them. Prompts are token ids where their length matters. Every one is greedy or seeded.
+`phases` and `load` choose from them. Prompts are token ids where their length matters. All are greedy or seeded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ GREEDY, SEEDED = {"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.95, "seed
 
 
 def tokens(num_tokens: int, start: int) -> list[int]:
-    """A prompt of that many ids, none of them special, unlike that of another `start`."""
+    """A prompt of `num_tokens` ordinary ids, different for each `start`."""
     return [5 + (7 * i + start + i * i * start) % 500 for i in range(num_tokens)]
 
 

@@ -1,7 +1,7 @@
-"""Flips bits inside page bytes on their way through a proxy, and in nothing else.
+"""Flips bits in page bytes that pass a proxy, and in nothing else.
 
 Page bytes cross a connection as the payload of large HTTP/2 DATA frames (RFC 9113, section 4.1: nine bytes of header,
-the first three the payload's length, the fourth its type). Everything that is not such a frame is left alone: a flip
+the first three the payload's length, the fourth its type). Other frames pass unchanged: a flip
 there would break the connection, which is another fault. Called by `proxy`; knows no connection.
 """
 
@@ -18,13 +18,13 @@ MIN_PAYLOAD_BYTES = 4096
 
 @dataclass(slots=True)
 class FlipBudget:
-    """How many frames may still be damaged; shared by all connections of a proxy. None: every one."""
+    """Number of frames that may still be damaged, shared by all connections of a proxy. None: all."""
 
     left: int | None
     num_flipped: int = 0
 
     def spend(self) -> bool:
-        """Whether one more may be."""
+        """Takes one frame from the budget; False if it is used up."""
         if self.left == 0:
             return False
         self.left = None if self.left is None else self.left - 1
@@ -44,7 +44,7 @@ class BitFlipper:
     _preface_left: bytes = _PREFACE
 
     def feed(self, piece: bytes, budget: FlipBudget | None) -> bytes:
-        """`piece`, with a bit flipped in the middle of each large DATA frame that the budget pays for."""
+        """Returns `piece` with a bit flipped in the middle of each large DATA frame within the budget."""
         out = bytearray(piece)
         at = self._skip_preface(piece)
         while at < len(piece):
@@ -52,7 +52,7 @@ class BitFlipper:
                 at = self._read_header(piece, at)
                 continue
             num_bytes = min(self._payload_left, len(piece) - at)
-            offset = at + self._payload_left - self._payload_bytes // 2  # where the payload's middle is in `out`
+            offset = at + self._payload_left - self._payload_bytes // 2  # index of the payload's middle in `out`
             if at <= offset < at + num_bytes and self._is_page_data() and budget is not None and budget.spend():
                 out[offset] ^= 0x10
             self._payload_left -= num_bytes
@@ -60,7 +60,7 @@ class BitFlipper:
         return bytes(out)
 
     def _skip_preface(self, piece: bytes) -> int:
-        """A client's connection begins with a fixed text; a server's does not."""
+        """Skips the fixed preface of a client's connection."""
         if not self._preface_left:
             return 0
         if not self._preface_left.startswith(piece[: len(self._preface_left)]):

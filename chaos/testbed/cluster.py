@@ -1,8 +1,8 @@
-"""A cluster of real processes whose every connection can be made bad: Redis, routers, prefill and decode workers.
+"""A cluster of real processes with faulty connections: Redis, routers, prefill and decode workers.
 
-Every server stands behind proxies of `network`: workers announce their proxies' addresses, and everybody reaches Redis
-through one of their own. Clients and checks go straight to the processes. What dies is restarted by `recover`, as a
-supervisor would. One asyncio loop on the main thread. `matrix` and `soak` are the callers.
+Every server stands behind proxies of `network`: workers announce their proxies' addresses, and every process reaches
+Redis through its own proxy. Clients and checks connect directly. `recover` restarts dead processes, as a supervisor
+would. One asyncio loop on the main thread. `matrix` and `soak` are the callers.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SCRAPE_TIMEOUT_S = 10.0
 
 
 class WaitTimeout(Exception):
-    """Something that was waited for did not happen before its deadline."""
+    """An expected state was not reached before its deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """How many of each, and their flags. The defaults make every phase of a request long enough to be hit."""
+    """Number and flags of each role. The defaults make every phase of a request long enough for a fault."""
 
     num_prefill: int = 2
     num_decode: int = 2
@@ -68,7 +68,7 @@ class ChaosCluster:
     def __init__(
         self, shape: ClusterShape, folder: Path, http: httpx2.AsyncClient, scraper: httpx2.AsyncClient
     ) -> None:
-        """`http` is for the clients of the cluster, `scraper` for its metrics: that one keeps its connections."""
+        """`http`: for the clients of the cluster. `scraper`: for its metrics, with kept connections."""
         self.shape = shape
         self.processes: dict[str, ChildProcess] = {}
         self._redis_address = (LOCALHOST, free_ports(1)[0])
@@ -110,7 +110,7 @@ class ChaosCluster:
         return [name for name, role in self.shape.names.items() if not roles or role in roles]
 
     async def kill(self, name: str) -> None:
-        """SIGKILL; `redis` loses all that it knew."""
+        """SIGKILL; `redis` loses all data."""
         if name == REDIS:
             await asyncio.to_thread(self.redis.kill)
             return
@@ -119,11 +119,11 @@ class ChaosCluster:
         await asyncio.to_thread(self.processes[name].kill)
 
     async def start_redis(self) -> None:
-        """Empty, at its old address; does nothing while it runs. Proxies must not stand still meanwhile."""
+        """Restarts Redis empty at its old address; does nothing while it runs. Proxies must run meanwhile."""
         await asyncio.to_thread(self.redis.start)
 
     async def recover(self) -> list[str]:
-        """Ends every fault: ways are good, what was stopped goes on, what died is started again; the names of those."""
+        """Ends every fault: restores links, continues stopped processes, restarts dead ones and returns their names."""
         self.network.heal()
         await self.start_redis()
         for process in self.processes.values():
@@ -136,7 +136,7 @@ class ChaosCluster:
         return dead
 
     def unexpected_exits(self) -> list[str]:
-        """Exit codes and last words of processes that have ended since the last time although nobody killed them."""
+        """Exit codes and log ends of processes that ended since the last call without being killed."""
         self._record_exits()
         noted, self._exit_reports = self._exit_reports, []
         return noted
@@ -148,7 +148,7 @@ class ChaosCluster:
                 self._exit_reports.append(f"{process.name} ended with {process.popen.returncode}:\n{process.tail()}")
 
     async def metrics(self, name: str) -> ProcessMetrics | None:
-        """A process's metrics now; None when it does not answer."""
+        """A process's present metrics; None without an answer."""
         host, port = self.processes[name].metrics_address
         try:
             answer = await self._scraper.get(f"http://{host}:{port}/metrics")
@@ -163,16 +163,16 @@ class ChaosCluster:
         return {name: metrics for name, metrics in zip(names, answers, strict=True) if metrics is not None}
 
     async def wait_in_service(self, timeout_s: float) -> None:
-        """Until every worker is announced by its present process, all links work, and every router says so.
+        """Waits until every worker is registered by its present process, all links work, and every router reports them.
 
-        One that ends before it was in service (Redis did not answer it, say) is started again, as a supervisor would.
+        A process that exits before it was in service (without an answer of Redis, say) is restarted.
         """
         await eventually(self._in_service, timeout_s, "every process is in service")
         for process in self.processes.values():
             process.was_ready = True
 
     async def wait_idle(self, timeout_s: float) -> None:
-        """Until no worker holds a page and no router a request, every process having been asked."""
+        """Waits until no worker holds a page and no router a request, by the metrics of every process."""
 
         async def idle() -> bool:
             metrics = await self.all_metrics()
@@ -212,7 +212,7 @@ class ChaosCluster:
         return present == set(self.names("prefill", "decode")) and all(prefills <= each for each in links)
 
     async def _is_ready(self, router: str) -> bool:
-        """Whether a router knows of all pairs."""
+        """True if a router reports all pairs."""
         try:
             answer = await self.http.get(f"{self.processes[router].url}/ready", timeout=SCRAPE_TIMEOUT_S)
         except httpx2.TransportError:
@@ -221,7 +221,7 @@ class ChaosCluster:
         return answer.status_code == httpx2.codes.OK and f"{num_pairs} linked" in answer.text
 
     async def _spawn(self, name: str) -> None:
-        """At new ports, so that no other process can have taken the old ones; its proxy's address stays."""
+        """Starts a process at new ports, since others may have taken the old ones; its proxy's address stays."""
         role = self.shape.names[name]
         port, metrics_port = free_ports(2)
         flags: dict[str, object] = {"host": LOCALHOST, "port": port, "model": self.shape.model}
@@ -240,7 +240,7 @@ class ChaosCluster:
 
 @contextlib.asynccontextmanager
 async def running_cluster(shape: ClusterShape, folder: Path) -> AsyncIterator[ChaosCluster]:
-    """A cluster in service; nothing of it is left afterwards. Logs go to `folder`."""
+    """Runs a cluster, yields it in service, and stops all of it. Logs go to `folder`."""
     limits = httpx2.Limits(max_connections=512, max_keepalive_connections=0)
     async with (
         httpx2.AsyncClient(timeout=60.0, trust_env=False, limits=limits) as http,
@@ -255,7 +255,7 @@ async def running_cluster(shape: ClusterShape, folder: Path) -> AsyncIterator[Ch
 
 
 async def eventually(condition: Callable[[], object], timeout_s: float, what: str) -> None:
-    """Asks again and again until the (awaited) answer is true. Raises `WaitTimeout` after `timeout_s`."""
+    """Polls until the (awaited) condition is true. Raises `WaitTimeout` after `timeout_s`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:
@@ -266,4 +266,4 @@ async def eventually(condition: Callable[[], object], timeout_s: float, what: st
             return
         if loop.time() > deadline:
             raise WaitTimeout(f"not within {timeout_s:g} s: {what}")
-        await asyncio.sleep(ASK_INTERVAL_S)  # between two looks, not instead of one
+        await asyncio.sleep(ASK_INTERVAL_S)  # between two polls

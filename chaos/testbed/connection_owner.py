@@ -1,11 +1,11 @@
-"""Which process made a TCP connection to this machine. Called by `network` at every accept.
+"""Finds the process that made a TCP connection on this machine. Called by `network` at every accept.
 
-A worker has one address, whoever calls it. Knowing the caller lets one proxy treat a router's and a decode worker's
-connections differently, so that a link can break while both of its ends are still reached by others.
+A worker has one address for all callers. Knowing the caller lets one proxy treat a router's and a decode worker's
+connections differently, so a link can break while other processes still reach both of its ends.
 
-Linux is asked by netlink (sock_diag(7), one socket by its addresses) for the connection's inode, in microseconds: the
-tables of /proc/net hold every connection of the machine, and reading them takes longer the more clients try again.
-Whose inode it is stands in /proc/<pid>/fd.
+Netlink (sock_diag(7), one socket by its addresses) returns the connection's inode in microseconds. The tables of
+/proc/net hold every connection of the machine, so reading them is slow under retries. /proc/<pid>/fd shows the owner of
+an inode.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TIMEOUT_S = 1.0
 
 
 def connection_owner(client: Address, server: Address, pids: Mapping[str, int]) -> str | None:
-    """The name of the process among `pids` whose connection goes from `client` to `server`; None when it is none."""
+    """Name of the process in `pids` that owns the connection from `client` to `server`, or None."""
     inode = _inode_of(client, server)
     if inode is None:
         return None
@@ -37,7 +37,7 @@ def connection_owner(client: Address, server: Address, pids: Mapping[str, int]) 
 
 
 def _inode_of(client: Address, server: Address) -> int | None:
-    """Of the client's end; None when it is closed already."""
+    """Inode of the client's end; None if it is closed."""
     ends = _ENDS.pack(client[1], server[1], _packed(client[0]), _packed(server[0]))
     body = _QUERY.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _ANY_STATE) + ends + struct.pack("=I", 0) + _NO_COOKIE
     head = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0)
@@ -55,7 +55,7 @@ def _packed(host: str) -> bytes:
 
 
 def _has_open_file(pid: int, target: str) -> bool:
-    """Whether a process has this file open; no when it has ended."""
+    """True if a process has this file open; False if it has ended."""
     try:
         entries = list(os.scandir(f"/proc/{pid}/fd"))
     except OSError:

@@ -1,6 +1,6 @@
-"""What processes say of themselves at /metrics, read without a parser: it is asked for many times a second.
+"""Reads /metrics of processes without a full parser, because it is polled many times a second.
 
-`cluster` asks; phases, checks and the soak read the answers.
+`cluster` polls; phases, checks and the soak read the samples.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class ProcessMetrics:
     samples: tuple[MetricSample, ...]
 
     def sum(self, name: str, **labels: str) -> float:
-        """Of all samples with these labels; 0 when there are none."""
+        """Sum of all samples with these labels; 0 without any."""
         return sum(s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items())
 
     @property
     def busy_pages(self) -> int:
-        """A worker's pages that somebody holds."""
+        """Held pages of a worker."""
         return int(sum(self.sum("baton_kv_pages", owner=owner) for owner in BUSY_OWNERS))
 
     @property
     def open_requests(self) -> int:
-        """A router's requests that have not ended."""
+        """Open requests of a router."""
         return int(sum(self.sum("baton_requests_in_state", state=state) for state in OPEN_STATES))
 
 
 def parse_metrics(text: str) -> ProcessMetrics:
-    """The samples of Prometheus' text format that belong to Baton."""
+    """Baton's samples in Prometheus' text format."""
     found = (_LINE.match(line) for line in text.splitlines() if line.startswith("baton_"))
     return ProcessMetrics(tuple(MetricSample(m[1], dict(_LABEL.findall(m[2] or "")), float(m[3])) for m in found if m))

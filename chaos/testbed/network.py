@@ -1,4 +1,4 @@
-"""All ways between the processes of a cluster: proxies in front of every server, a condition for every pair.
+"""The links between the processes of a cluster: proxies in front of every server, a condition for every pair.
 
 `cluster` owns it; faults change it. Names are those of processes, `redis` for the state store.
 """
@@ -14,7 +14,7 @@ from chaos.testbed.proxy import HEALTHY, LinkCondition, LinkState, Proxy
 
 PARTITIONED = LinkCondition(partitioned=True)
 UNKNOWN_CLIENT = "stranger"
-"""A client that is no process of the cluster."""
+"""Name of a client outside the cluster."""
 
 
 class ProxyNetwork:
@@ -26,7 +26,7 @@ class ProxyNetwork:
         self._link_states: defaultdict[tuple[str, str], LinkState] = defaultdict(LinkState)
 
     async def serve(self, server: str, upstream: tuple[str, int], client: str = "") -> str:
-        """Puts a proxy in front of `server`, or points the one that is there to where it is now; its host:port.
+        """Puts a proxy in front of `server`, or redirects the existing one; returns its host:port.
 
         With a `client` given the proxy is that client's own; otherwise each connection's client is looked up.
         """
@@ -39,30 +39,30 @@ class ProxyNetwork:
         return f"127.0.0.1:{proxy.port}"
 
     def change(self, clients: Iterable[str], servers: Iterable[str], condition: LinkCondition) -> None:
-        """The ways from each of `clients` to each of `servers`, also of connections that are open."""
+        """Links from each of `clients` to each of `servers`, open connections included."""
         targets = list(servers)
         for client in clients:
             for server in targets:
                 self._link_states[client, server].change(condition)
 
     def partition(self, these: Iterable[str], those: Iterable[str], condition: LinkCondition = PARTITIONED) -> None:
-        """The ways in both directions between two groups."""
+        """Links in both directions between two groups."""
         left, right = list(these), list(those)
         self.change(left, right, condition)
         self.change(right, left, condition)
 
     def end(self, condition: LinkCondition) -> None:
-        """Ways that are in `condition` are good again; others stay as they are."""
+        """Restores links that are in `condition`; others stay unchanged."""
         for link_state in self._link_states.values():
             if link_state.condition == condition:
                 link_state.change(HEALTHY)
 
     def page_frames(self) -> Counter[tuple[str, str]]:
-        """How many frames with page bytes have gone from each server to each client, by (client, server)."""
+        """Number of frames with page bytes from each server to each client, by (client, server)."""
         return Counter({pair: link_state.num_page_frames for pair, link_state in self._link_states.items()})
 
     def heal(self) -> None:
-        """Every way is good again."""
+        """Restores every link."""
         for link_state in self._link_states.values():
             if link_state.condition is not HEALTHY:
                 link_state.change(HEALTHY)

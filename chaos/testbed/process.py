@@ -1,6 +1,6 @@
-"""One `baton serve` as a child: started like an operator would, killed, stopped, continued, weighed.
+"""One `baton serve` as a child process: started from the command line, killed, stopped, continued, measured.
 
-`cluster` owns them. A process dies with this one. Linux only: what a process weighs is read from /proc.
+`cluster` owns them. A process dies with its parent. Linux only: resources are read from /proc.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class ProcessResources:
-    """What a process holds of the machine."""
+    """Resources of a process."""
 
     rss_bytes: int
     num_fds: int
@@ -34,7 +34,7 @@ class ProcessResources:
 class ChildProcess:
     """`address` is its HTTP (router) or gRPC (worker) host and port, `metrics_address` where it is scraped.
 
-    `expected_running` is False from the moment that somebody killed it on purpose. `was_ready`: it has been in service.
+    `expected_running`: False once it was killed on purpose. `was_ready`: it has been in service.
     """
 
     name: str
@@ -61,33 +61,33 @@ class ChildProcess:
         return "http://{}:{}".format(*self.address)
 
     def kill(self) -> None:
-        """SIGKILL, and reaped."""
+        """Sends SIGKILL and reaps the process."""
         self.expected_running = False
         self.popen.kill()
         self.popen.wait()
 
     def stop(self) -> None:
-        """SIGSTOP: it is there and does nothing."""
+        """Sends SIGSTOP."""
         self.stopped = True
         self.popen.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT; harmless for one that was not stopped."""
+        """Sends SIGCONT; harmless if it was not stopped."""
         self.stopped = False
         if self.running:
             self.popen.send_signal(signal.SIGCONT)
 
     def resources(self) -> ProcessResources:
-        """Raises `FileNotFoundError` when it has ended."""
+        """Present resources. Raises `FileNotFoundError` if it has ended."""
         return resources_of(self.pid)
 
     def tail(self, num_lines: int = 25) -> str:
-        """The last of what it wrote."""
+        """The end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])
 
 
 def resources_of(pid: int) -> ProcessResources:
-    """Raises `FileNotFoundError` when there is no such process."""
+    """Resources of a process. Raises `FileNotFoundError` if it does not exist."""
     proc = Path(f"/proc/{pid}")
     resident_pages = int((proc / "statm").read_text().split()[1])
     return ProcessResources(resident_pages * _PAGE_BYTES, len(os.listdir(proc / "fd")), len(os.listdir(proc / "task")))
@@ -115,7 +115,7 @@ def spawn(
 
 
 def end_all(processes: list[ChildProcess], timeout_s: float) -> None:
-    """SIGTERM to all, SIGKILL to those that are still there after `timeout_s`."""
+    """Sends SIGTERM to all, and SIGKILL to those that remain after `timeout_s`."""
     living = [process for process in processes if process.running]
     for process in living:
         process.expected_running = False

@@ -1,8 +1,8 @@
-"""A TCP proxy that can be bad: it delays, throttles, holds, resets and corrupts what passes through. One a server.
+"""A faulty TCP proxy: delays, throttles, holds, resets and corrupts the bytes of one server.
 
-`network` makes one for every server of a cluster, and says at each accept who the client is; what happens to a
-connection is looked up by that name at every piece of data, so that conditions change under open connections.
-Runs in one asyncio loop. Knows no protocol but, for flips, the frames of HTTP/2.
+`network` makes one for every server of a cluster and identifies the client at each accept. The condition of a client is
+looked up for every piece of data, so it changes under open connections. Runs in one asyncio loop. Knows no protocol
+except HTTP/2 frames, for bit flips.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, no time: close() sends RST
 
 @dataclass(frozen=True, slots=True)
 class LinkCondition:
-    """How the connection between a client and a server is. The default is a good one.
+    """Condition of the connections between a client and a server. The default is good.
 
-    `partitioned`: nothing gets through, no end is told, and what was sent arrives when the condition is over, as TCP
-    would send it again; connections asked for meanwhile are not made. `reset`: connections are reset, and new ones too.
-    `flips` corrupts what the server sends.
+    `partitioned`: nothing gets through, no end is signalled, and held bytes arrive when the condition ends, as TCP
+    would retransmit them; new connections wait. `reset`: open and new connections are reset. `flips` corrupts what the
+    server sends.
     """
 
     delay_s: float = 0.0
@@ -43,7 +43,7 @@ HEALTHY = LinkCondition()
 
 
 class LinkState:
-    """The present condition of one client's connection to one server; those who wait for a change of it are woken.
+    """The present condition of one client's connections to one server; a change wakes its waiters.
 
     `num_page_frames` counts frames with page bytes that the server has sent.
     """
@@ -60,7 +60,7 @@ class LinkState:
         return self._condition
 
     def change(self, condition: LinkCondition) -> None:
-        """From here on."""
+        """Sets the condition."""
         self._condition = condition
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -70,11 +70,11 @@ class LinkState:
             self._healed.set()
 
     async def wait_healed(self) -> None:
-        """Waits until nothing is partitioned."""
+        """Waits until the link is not partitioned."""
         await self._healed.wait()
 
     async def wait_reset(self) -> None:
-        """Waits until connections are reset."""
+        """Waits until the link resets its connections."""
         while not self._condition.reset:
             await self._changed.wait()
 
@@ -82,7 +82,7 @@ class LinkState:
 class Proxy:
     """Listens on a port of its own in front of `upstream` (host, port), which may change when the server restarts.
 
-    `state_of` is told both ends of a connection, the client's first, and gives the link state of that client.
+    `state_of` maps both ends of a connection, the client's first, to the link state of that client.
     """
 
     def __init__(self, upstream: tuple[str, int], state_of: Callable[[Address, Address], LinkState]) -> None:
@@ -92,17 +92,17 @@ class Proxy:
         self._open: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Takes connections from now on."""
+        """Starts to accept connections."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=PIECE_BYTES)
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The address it listens on."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Resets what is open and ends; idempotent."""
+        """Resets open connections and stops; idempotent."""
         if self._server is not None:
             self._server.close()
         for task in self._open:
@@ -119,13 +119,13 @@ class Proxy:
         try:
             await self._forward(reader, writer)
         except (OSError, TimeoutError):
-            pass  # nobody listens upstream: the client is told by a reset
+            pass  # upstream is down: the client gets a reset
         finally:
             _reset(writer)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link_state = self._state_of(writer.get_extra_info("peername"), writer.get_extra_info("sockname"))
-        if link_state.condition.partitioned:  # in a real partition this connection would never have been made
+        if link_state.condition.partitioned:  # a real partition would not have let this connection open
             await link_state.wait_healed()
             return
         if link_state.condition.reset:
@@ -155,7 +155,7 @@ class _Direction:
         self._pieces: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue(MAX_QUEUED_PIECES)
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Until the reader's end has been passed on; False when either side broke off instead."""
+        """Runs until the reader's end has been passed on; False if either side broke off."""
         reader_task = asyncio.create_task(self._read(reader))
         try:
             return await self._write(writer)
@@ -180,7 +180,7 @@ class _Direction:
         loop = asyncio.get_running_loop()
         while True:
             due, piece = await self._pieces.get()
-            await asyncio.sleep(max(0.0, due - loop.time()))  # the delay itself
+            await asyncio.sleep(max(0.0, due - loop.time()))  # the delay
             await self._link_state.wait_healed()
             if piece is None:
                 return False
@@ -189,7 +189,7 @@ class _Direction:
                 return True
             rate = self._link_state.condition.bytes_per_s
             if rate is not None:
-                await asyncio.sleep(len(piece) / rate)  # the narrowness itself
+                await asyncio.sleep(len(piece) / rate)  # the throttle
             if self._flipper is not None:
                 num_before = self._flipper.num_page_frames
                 piece = self._flipper.feed(piece, self._link_state.condition.flips)
@@ -199,7 +199,7 @@ class _Direction:
 
 
 async def _until_over(directions: list[asyncio.Task[bool]], reset: asyncio.Task[None]) -> None:
-    """Until both directions have ended well, one has broken, or the connection is reset."""
+    """Waits until both directions have ended, one has broken, or the connection is reset."""
     pending = set(directions)
     while pending:
         done, _ = await asyncio.wait({*pending, reset}, return_when=asyncio.FIRST_COMPLETED)
@@ -209,7 +209,7 @@ async def _until_over(directions: list[asyncio.Task[bool]], reset: asyncio.Task[
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Closes with RST, so that the other side hears of it at once."""
+    """Closes with RST, so the other side notices at once."""
     sock = writer.get_extra_info("socket")
     if sock is not None and sock.fileno() >= 0:
         with contextlib.suppress(OSError):
