@@ -1,4 +1,4 @@
-"""`baton drain` against a real store, and a worker that is only its `Drain` call."""
+"""`baton drain` against a real store and a worker with only a `Drain` call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def redis_url() -> Iterator[str]:
 
 
 class OnlyDrains:
-    """A worker with requests that it can only lose one by one, at every report that it drains."""
+    """A worker that finishes one request at every drain report."""
 
     def __init__(self, redis_url: str, num_requests: int, drain_timeout_s: float) -> None:
         self._redis_url = redis_url
@@ -129,7 +129,7 @@ def announce(redis_url: str, record: WorkerRecord) -> None:
     asyncio.run(once())
 
 
-def test_it_reports_and_returns_when_the_worker_has_left(redis_url: str, capsys: pytest.CaptureFixture[str]):
+def test_drain_reports_until_the_worker_has_left(redis_url: str, capsys: pytest.CaptureFixture[str]):
     worker = OnlyDrains(redis_url, num_requests=2, drain_timeout_s=WAIT_S)
     with living(worker) as thread:
         assert drain(redis_url) == 0
@@ -142,13 +142,13 @@ def test_it_reports_and_returns_when_the_worker_has_left(redis_url: str, capsys:
     assert worker.exit_code == 0
 
 
-def test_what_a_worker_gives_up_is_said(redis_url: str, capsys: pytest.CaptureFixture[str]):
+def test_requests_that_a_worker_gave_up_are_reported(redis_url: str, capsys: pytest.CaptureFixture[str]):
     with living(OnlyDrains(redis_url, num_requests=3, drain_timeout_s=0.5)):
         assert drain(redis_url) == 1
     assert "3 requests had to go elsewhere" in capsys.readouterr().err
 
 
-def test_a_worker_that_takes_too_long_is_left_alone(redis_url: str, capsys: pytest.CaptureFixture[str]):
+def test_drain_gives_up_waiting_at_its_timeout(redis_url: str, capsys: pytest.CaptureFixture[str]):
     worker = OnlyDrains(redis_url, num_requests=10**6, drain_timeout_s=WAIT_S)
     with living(worker):
         assert drain(redis_url, "--wait-s=1.5") == 1
@@ -156,19 +156,19 @@ def test_a_worker_that_takes_too_long_is_left_alone(redis_url: str, capsys: pyte
     assert "has not left within 1.5 s; it goes on draining" in capsys.readouterr().err
 
 
-def test_a_worker_that_nobody_knows(redis_url: str, capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_worker_is_an_error(redis_url: str, capsys: pytest.CaptureFixture[str]):
     assert run(["drain", "decode-7", f"--redis-url={redis_url}"]) == 2
     assert "no worker 'decode-7' is announced" in capsys.readouterr().err
 
 
-def test_a_worker_that_cannot_be_reached(redis_url: str, capsys: pytest.CaptureFixture[str]):
+def test_an_unreachable_worker_is_an_error(redis_url: str, capsys: pytest.CaptureFixture[str]):
     [port] = free_ports(1)
     announce(redis_url, record_at(f"127.0.0.1:{port}"))
     assert drain(redis_url) == 2
     assert f"decode-0 cannot be reached at 127.0.0.1:{port}" in capsys.readouterr().err
 
 
-def test_a_worker_that_another_cluster_announced(redis_url: str, capsys: pytest.CaptureFixture[str]):
+def test_a_worker_of_another_cluster_is_an_error(redis_url: str, capsys: pytest.CaptureFixture[str]):
     record = record_at("127.0.0.1:1")
     signature = ClusterTrust(secret=b"s" * 32).sign(record)
     announce(redis_url, replace(record, signature=signature))
@@ -176,7 +176,7 @@ def test_a_worker_that_another_cluster_announced(redis_url: str, capsys: pytest.
     assert "is not trusted" in capsys.readouterr().err
 
 
-def test_a_store_that_is_not_there(capsys: pytest.CaptureFixture[str]):
+def test_an_unreachable_store_is_an_error(capsys: pytest.CaptureFixture[str]):
     [port] = free_ports(1)
     assert drain(f"redis://127.0.0.1:{port}/0") == 2
     assert capsys.readouterr().err.startswith("baton: ")

@@ -1,4 +1,4 @@
-"""`baton trace` against a router's answer and against workers that are only their `RecentAttempts` call."""
+"""`baton trace` against a fake router and workers with only a `RecentAttempts` call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def router(answers: dict[str, object], key: str | None = None) -> Iterator[str]:
-    """A router that only knows these requests."""
+    """A router that knows only these requests."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

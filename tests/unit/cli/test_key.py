@@ -1,4 +1,4 @@
-"""`baton key`: a key for a person, a line for a file; and the key that `baton up` makes for itself."""
+"""`baton key`: a key and its line for the keys file; and the key of the smoke request of `baton up`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_name_that_the_file_cannot_hold_is_refused(tenant: str, capsys):
     assert "sk-baton" not in printed.err
 
 
-def test_up_gives_itself_a_key_for_as_long_as_it_runs(tmp_path):
+def test_up_has_its_own_key_while_it_runs(tmp_path):
     theirs, file = new_key(), tmp_path / "keys"
     file.write_text(make_entry("red", theirs).line())
     with own_keys(file) as keys:
@@ -49,14 +49,14 @@ def test_up_gives_itself_a_key_for_as_long_as_it_runs(tmp_path):
     assert file.read_text() == make_entry("red", theirs).line()
 
 
-def test_up_without_keys_asks_nobody(tmp_path):
+def test_up_without_a_keys_file_makes_no_key(tmp_path):
     with own_keys(None) as keys:
         plan = make_plan(UpSettings(port=0), SharedFlags("redis://x", tmp_path), [0], keys)
         assert (keys, plan.own_key) == (None, None)
         assert "api-keys-file" not in " ".join(plan.commands[-1].arguments)
 
 
-def test_up_refuses_a_file_that_the_router_would(tmp_path):
+def test_up_refuses_a_keys_file_that_the_router_refuses(tmp_path):
     (tmp_path / "keys").write_text("nonsense")
     with pytest.raises(SettingsError, match="line 1"), own_keys(tmp_path / "keys"):
         pass

@@ -1,4 +1,4 @@
-"""What a person sees: flags, settings and errors of the `baton` command, without a traceback."""
+"""Flags, settings and error messages of the `baton` command."""
 
 import errno
 import socket
@@ -25,7 +25,7 @@ def no_variables(monkeypatch):
 
 @pytest.fixture
 def service(monkeypatch):
-    """Stand-ins for `services.*.app`; returns what they were served, in order, with what the process was set to."""
+    """Fakes for `services.*.app`; returns their settings, in order, with the process's cores and threads."""
     seen = []
 
     async def serve_settings(settings):
@@ -42,7 +42,7 @@ def service(monkeypatch):
     return seen
 
 
-def test_flags_beat_variables_and_the_exit_code_is_the_services(service, monkeypatch):
+def test_flags_beat_variables_and_the_services_exit_code_is_returned(service, monkeypatch):
     monkeypatch.setenv("BATON_MAX_ROWS", "9")
     monkeypatch.setenv("BATON_PAGE_SIZE", "8")
     assert run(["serve", "decode", "--page-size", "32", "--no-digests", "--log-format", "json"]) == 3
@@ -57,7 +57,7 @@ def test_cores_and_threads_are_set_before_a_worker_is_imported(service):
     assert service[1:3] == [{0}, 2]
 
 
-def test_variables_suffice(service, monkeypatch):
+def test_variables_alone_configure_a_service(service, monkeypatch):
     monkeypatch.setenv("BATON_PORT", "1234")
     assert run(["serve", "router"]) == 3
     assert service[-1].port == 1234
@@ -92,7 +92,7 @@ def test_a_wrong_variable_is_explained_with_its_name(service, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("tokens", [["serve", "router"], ["up"]])
-def test_an_unknown_variable_is_refused_naming_the_nearest(tokens, service, monkeypatch, capsys):
+def test_an_unknown_variable_is_refused_with_the_nearest_name(tokens, service, monkeypatch, capsys):
     monkeypatch.setenv("BATON_PAGESIZE", "16")
     assert run(tokens) == 2
     assert "Did you mean BATON_PAGE_SIZE?" in capsys.readouterr().err
@@ -115,7 +115,7 @@ def test_a_busy_port_is_explained_and_redis_stops_again(capsys, monkeypatch):
     assert stopped == [None]
 
 
-def test_errors_become_words_and_codes():
+def test_errors_become_messages_and_exit_codes():
     assert explain(SettingsError("x", why="y", hint="Z.")) == ("x: y. Z.", 2)
     assert explain(StartFailed("router ended")) == ("router ended", 1)
     assert explain(PermissionError(errno.EACCES, "Permission denied", "/log"))[0].startswith("/log: Permission denied.")

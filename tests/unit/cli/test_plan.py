@@ -1,4 +1,4 @@
-"""The command lines that `baton up` makes are those that `baton serve` takes."""
+"""`baton serve` accepts the command lines that `baton up` makes."""
 
 import errno
 import socket
@@ -18,7 +18,7 @@ SHARED = SharedFlags("unix:///tmp/s", Path("/tmp/s.secret"))
 
 @pytest.fixture
 def served(monkeypatch):
-    """What `baton serve` would have run."""
+    """The services that `baton serve` would run."""
     runs: dict[int, tuple[str, ServiceSettings]] = {}
 
     def note(name, settings) -> int:
@@ -29,7 +29,7 @@ def served(monkeypatch):
     return runs
 
 
-def test_every_command_is_understood_and_carries_the_choices(served):
+def test_every_command_is_accepted_by_serve_with_its_settings(served):
     settings = UpSettings(prefill=2, decode=1, port=0, page_size=32, dtype="float32", transport="stream", model="m")
     plan = make_plan(settings, SHARED, cores=[0, 1])
     assert [command.name for command in plan.commands] == ["prefill-0", "prefill-1", "decode-0", "router"]
@@ -90,6 +90,6 @@ def test_free_ports_differ():
     assert all(1024 <= port <= 65535 for port in ports)
 
 
-def test_a_wildcard_interface_is_called_by_loopback():
+def test_a_wildcard_interface_is_reached_by_loopback():
     assert callable_host("0.0.0.0") == "127.0.0.1"
     assert callable_host("10.0.0.7") == "10.0.0.7"

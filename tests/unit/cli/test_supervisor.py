@@ -1,4 +1,4 @@
-"""Child processes: their logs, the order in which they stop, and that none outlives this process."""
+"""Child processes: logs, the order of their stop, and their end with this process."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ def polite(name: str, notes: Path) -> ChildCommand:
 
 
 async def wait_for_log(child, text: str) -> None:
-    """The log is a file: look, and between two looks wait for the child's end."""
+    """Polls the log file; waits for the child's end between two reads."""
 
     async def look() -> None:
         while text not in child.log_tail():
@@ -72,7 +72,7 @@ async def test_children_stop_stage_by_stage(tmp_path):
     assert order[3] == "prefill-0"
 
 
-async def test_a_child_that_will_not_stop_is_killed_and_named(tmp_path):
+async def test_a_child_that_does_not_stop_is_killed_and_named(tmp_path):
     async with Supervisor(tmp_path) as supervisor:
         child = await supervisor.start(ChildCommand("mule", (sys.executable, "-c", STUBBORN), {}))
         await wait_for_log(child, "hello")
@@ -80,7 +80,7 @@ async def test_a_child_that_will_not_stop_is_killed_and_named(tmp_path):
     assert child.process.returncode == -signal.SIGKILL
 
 
-async def test_the_first_child_to_end_is_returned_with_its_last_words(tmp_path):
+async def test_the_first_ended_child_is_returned_with_its_log(tmp_path):
     async with Supervisor(tmp_path) as supervisor:
         await supervisor.start(polite("lasting", tmp_path / "notes"))
         program = "import sys; [print('line', i) for i in range(100)]; sys.exit(7)"
@@ -90,7 +90,7 @@ async def test_the_first_child_to_end_is_returned_with_its_last_words(tmp_path):
         assert child.log_tail(2) == "line 98\nline 99"
 
 
-async def test_leaving_the_context_leaves_no_child(tmp_path):
+async def test_leaving_the_context_kills_every_child(tmp_path):
     async def start_and_fail() -> None:
         async with Supervisor(tmp_path) as supervisor:
             children.append(await supervisor.start(ChildCommand("mule", (sys.executable, "-c", STUBBORN), {})))

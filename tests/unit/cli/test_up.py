@@ -1,4 +1,4 @@
-"""`baton up` around tiny services: the good day, and every way in which a start can fail."""
+"""`baton up` with tiny services: a good start, and every way in which a start can fail."""
 
 import asyncio
 import io
@@ -26,7 +26,7 @@ DEADLINE_S = 30.0
 
 @pytest.fixture
 def arrivals(monkeypatch) -> asyncio.Queue[Child]:
-    """Every child, as it is started."""
+    """Queues every child that is started."""
     queue: asyncio.Queue[Child] = asyncio.Queue()
     start = Supervisor.start
 
@@ -40,12 +40,12 @@ def arrivals(monkeypatch) -> asyncio.Queue[Child]:
 
 
 def exit_codes(arrivals: asyncio.Queue[Child]) -> list[int | None]:
-    """Of all children that nobody has taken from the queue; None for one that still runs."""
+    """Exit codes of the children left in the queue; None for a running one."""
     return [arrivals.get_nowait().process.returncode for _ in range(arrivals.qsize())]
 
 
 def plan_of(flaws: str, **extra: str) -> LaunchPlan:
-    """One tiny service plays both router and decode worker; `extra` are programs beside it."""
+    """A plan of one tiny service as router and decode worker; `extra`: further programs."""
     port = free_ports(1)[0]
     commands = [ChildCommand(name, (sys.executable, "-c", program), {}) for name, program in extra.items()]
     commands.append(ChildCommand("router", (sys.executable, str(TINY), str(port), flaws), {}))
@@ -58,7 +58,7 @@ async def run(plan: LaunchPlan, tmp_path: Path, start_timeout_s: float = DEADLIN
     return await asyncio.wait_for(run_plan(plan, settings, tmp_path, Console(file=io.StringIO())), DEADLINE_S)
 
 
-async def test_it_comes_up_says_so_and_goes_down_on_sigterm(arrivals, tmp_path, monkeypatch, capsys):
+async def test_up_serves_until_sigterm(arrivals, tmp_path, monkeypatch, capsys):
     welcome = up_module._welcome
 
     def welcome_then_sigterm(plan, model):
@@ -76,7 +76,7 @@ async def test_it_comes_up_says_so_and_goes_down_on_sigterm(arrivals, tmp_path, 
 
 
 async def kill_each(arrivals: asyncio.Queue[Child], name: str, times: int) -> None:
-    """Kills the child of that name as often as told, each time once it has been started again; then SIGTERM."""
+    """Kills the child of that name `times` times, each time after its restart; then sends SIGTERM."""
     for count in range(times + 1):
         while (child := await arrivals.get()).name != name:
             pass
@@ -86,9 +86,7 @@ async def kill_each(arrivals: asyncio.Queue[Child], name: str, times: int) -> No
 
 
 @pytest.mark.parametrize(("times", "survives"), [(1, True), (up_module._MAX_RESTARTS + 1, False)])
-async def test_a_worker_that_dies_later_is_started_again_but_not_for_ever(
-    arrivals, tmp_path, monkeypatch, times, survives
-):
+async def test_an_ended_worker_is_restarted_a_bounded_number_of_times(arrivals, tmp_path, monkeypatch, times, survives):
     tasks = []
 
     def disturb(plan, model):
@@ -118,14 +116,14 @@ async def test_a_worker_that_dies_later_is_started_again_but_not_for_ever(
         ("moves nothing", "no page moved"),
     ],
 )
-async def test_a_system_that_does_not_work_is_not_up(arrivals, tmp_path, capsys, flaws, words):
+async def test_a_failed_smoke_request_fails_the_start(arrivals, tmp_path, capsys, flaws, words):
     with pytest.raises(StartFailed, match=words):
         await run(plan_of(flaws), tmp_path)
     assert capsys.readouterr().out == ""
     assert None not in exit_codes(arrivals)
 
 
-async def test_one_dead_worker_stops_everything(arrivals, tmp_path):
+async def test_a_worker_that_ends_while_starting_fails_the_start(arrivals, tmp_path):
     plan = plan_of("never ready", **{"decode-0": "import sys; sys.exit('out of pages')"})
     with pytest.raises(StartFailed, match=r"decode-0 ended by itself with exit code 1[\s\S]*out of pages"):
         await run(plan, tmp_path)
@@ -134,13 +132,13 @@ async def test_one_dead_worker_stops_everything(arrivals, tmp_path):
     assert None not in codes
 
 
-async def test_a_system_that_is_never_ready_ends_at_its_deadline(arrivals, tmp_path):
+async def test_a_start_ends_at_its_deadline(arrivals, tmp_path):
     with pytest.raises(StartFailed, match="no request was served within 1 s"):
         await run(plan_of("never ready"), tmp_path, start_timeout_s=1.0)
     assert None not in exit_codes(arrivals)
 
 
-async def test_a_signal_while_starting_is_a_clean_end(arrivals, tmp_path):
+async def test_a_signal_while_starting_ends_cleanly(arrivals, tmp_path):
     task = asyncio.create_task(run(plan_of("never ready"), tmp_path))
     child = await asyncio.wait_for(arrivals.get(), DEADLINE_S)
     os.kill(os.getpid(), signal.SIGINT)
@@ -158,7 +156,7 @@ def test_temporary_logs_are_removed_and_kept_ones_stay(tmp_path, monkeypatch):
     assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_a_system_of_its_own_has_a_secret_of_its_own():
+def test_a_system_without_a_secret_file_gets_its_own_secret():
     with up_module._secret_file(None) as one, up_module._secret_file(None) as other:
         assert one.stat().st_mode & 0o777 == 0o600
         assert len(one.read_text()) == 2 * up_module.SECRET_BYTES
@@ -168,7 +166,7 @@ def test_a_system_of_its_own_has_a_secret_of_its_own():
     assert not one.exists()
 
 
-def test_a_given_secret_is_used_and_left_alone(tmp_path):
+def test_a_given_secret_file_is_used_unchanged(tmp_path):
     given = tmp_path / "secret"
     given.write_text("s" * 32)
     with up_module._secret_file(given) as path:

@@ -13,7 +13,7 @@ FLAWS = set(sys.argv[2].split(","))
 
 
 class Handler(BaseHTTPRequestHandler):
-    """`POST` counts as a completion; bytes move for it unless that is the flaw."""
+    """`POST` counts as a completion and moves bytes, unless the flaw says otherwise."""
 
     num_completions = 0
 

@@ -1,4 +1,4 @@
-"""What the files of docker/ say, read once for the tests of this folder."""
+"""The parsed files of docker/, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VARIABLE = re.compile(r"\$\{\w+:?-([^}]*)\}")
 
 
 def read_yaml(path: Path) -> Any:
-    """A YAML file, anchors merged, with the defaults of compose's `${NAME:-default}` put in."""
+    """A YAML file with merged anchors and the defaults of compose's `${NAME:-default}`."""
     return yaml.safe_load(_VARIABLE.sub(r"\1", path.read_text(encoding="utf-8")))
 
 
@@ -28,7 +28,7 @@ ALERTS: dict[str, Any] = read_yaml(DOCKER / "prometheus" / "alerts.yml")
 
 
 def environment(service: str) -> dict[str, str]:
-    """The variables that compose gives to a service."""
+    """The environment of a service in compose."""
     return {name: str(value) for name, value in COMPOSE["services"][service]["environment"].items()}
 
 

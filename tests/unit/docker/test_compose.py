@@ -1,4 +1,4 @@
-"""compose.yaml agrees with the services' settings, with the Dockerfile and with what Prometheus looks for."""
+"""compose.yaml agrees with the services' settings, the Dockerfile and Prometheus' targets."""
 
 import ast
 import re
@@ -35,7 +35,7 @@ def test_a_service_is_given_only_variables_that_exist(service):
 
 
 @pytest.mark.parametrize(("settings", "service"), [(name, name) for name in SERVICES], indirect=["settings"])
-def test_a_service_may_drain_before_it_is_killed(settings, service):
+def test_the_stop_grace_period_outlasts_the_drain(settings, service):
     assert COMPOSE["services"][service]["command"] == ["serve", service]
     assert settings.drain_timeout_s + 10 < seconds(COMPOSE["services"][service]["stop_grace_period"])
     assert COMPOSE["services"][service]["restart"] == "unless-stopped"
@@ -49,7 +49,7 @@ def test_a_worker_is_reached_by_its_service_name(settings, service):
 
 
 @pytest.mark.parametrize(("settings", "service"), [(name, name) for name in SERVICES], indirect=["settings"])
-def test_health_is_asked_where_the_service_listens(settings, service):
+def test_health_checks_use_the_services_port(settings, service):
     kind, command, flag, program = COMPOSE["services"][service]["healthcheck"]["test"]
     ast.parse(program)
     is_worker = isinstance(settings, WorkerSettings)
@@ -66,7 +66,7 @@ def test_prometheus_scrapes_every_worker(settings):
     assert jobs.keys() == set(SERVICES)
 
 
-def test_the_router_stops_before_the_workers_that_it_drains_into():
+def test_the_router_stops_before_its_workers():
     needs = {name: set(service.get("depends_on", ())) for name, service in COMPOSE["services"].items()}
     assert needs["router"] == {"redis", "decode"}
     assert needs["decode"] == {"redis", "prefill"}
@@ -74,13 +74,13 @@ def test_the_router_stops_before_the_workers_that_it_drains_into():
         assert all(wait["condition"] == "service_healthy" for wait in service.get("depends_on", {}).values())
 
 
-def test_only_this_machine_reaches_what_asks_for_no_key():
+def test_ports_without_authentication_bind_to_loopback():
     ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
     assert len(ports) == 3
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_every_mounted_file_is_there():
+def test_every_mounted_file_exists():
     mounts = [volume for service in COMPOSE["services"].values() for volume in service.get("volumes", [])]
     folders = [DOCKER / mount.split(":")[0] for mount in mounts if mount.startswith("./")]
     volumes = {mount.split(":")[0] for mount in mounts if not mount.startswith("./")}
@@ -89,7 +89,7 @@ def test_every_mounted_file_is_there():
     assert volumes == COMPOSE["volumes"].keys()
 
 
-def test_workers_share_namespaces_that_outlive_either():
+def test_workers_share_namespaces_of_a_third_container():
     for name in WORKERS:
         assert SHARED["services"][name]["pid"] == SHARED["services"][name]["ipc"] == "service:pod"
     assert SHARED["services"]["pod"]["ipc"] == "shareable"
@@ -104,7 +104,7 @@ def test_the_secret_reaches_every_service_as_a_setting_of_that_name():
         assert mounted in SECRET["secrets"]
 
 
-def test_the_secret_is_the_images_users_and_stays_out_of_git():
+def test_the_secret_belongs_to_the_image_user_and_is_not_in_git():
     (user,) = re.findall(r"--uid (\d+)", (DOCKER / "Dockerfile").read_text(encoding="utf-8"))
     assert f"chown {user} docker/cluster.secret" in (DOCKER / "compose.secret.yaml").read_text(encoding="utf-8")
     assert SECRET["secrets"]["cluster"]["file"].endswith(".secret")

@@ -1,4 +1,4 @@
-"""The Dockerfile takes what the locks name, keeps torch out of the router, and is given no more than it copies."""
+"""The Dockerfile installs the locks, keeps torch out of the router, and copies a minimal context."""
 
 import re
 
@@ -19,7 +19,7 @@ def stages() -> dict[str, str]:
 
 
 def origins(stage: str) -> set[str]:
-    """The stages that `stage` is made of, itself included; what is only mounted leaves nothing behind."""
+    """The stages below `stage`, itself included, without those that are only mounted."""
     text = stages()[stage]
     parents = {text.split()[1], *re.findall(r"^COPY --from=(\S+)", text, re.MULTILINE)} & stages().keys()
     return {stage}.union(*(origins(parent) for parent in parents))
@@ -40,13 +40,13 @@ def test_locked_packages_are_installed_exactly(lock):
 
 
 @pytest.mark.parametrize("target", ["router", "worker"])
-def test_what_runs_is_no_administrator(target):
+def test_the_image_does_not_run_as_root(target):
     users = [line for stage in origins(target) for line in stages()[stage].splitlines() if line.startswith("USER")]
     assert users == ["USER baton"]
     assert stages()[target].startswith("FROM runtime AS")
 
 
-def test_no_other_machine_is_asked_how_to_build():
+def test_no_remote_frontend_is_used_to_build():
     assert "syntax=" not in DOCKERFILE
 
 

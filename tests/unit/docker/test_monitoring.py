@@ -1,4 +1,4 @@
-"""Dashboard and alerts speak of metrics that exist; the script that proves a dashboard finds what is wrong with it."""
+"""Dashboard and alerts use existing metrics, and the script that checks a dashboard finds faults."""
 
 import json
 import os
@@ -29,11 +29,12 @@ ADDED_LABELS = {"instance", "job", "le"}
 
 
 def series() -> dict[str, set[str]]:
-    """name of a series -> its labels, for all metrics of all services."""
+    """Name of a series -> its labels, for all metrics of all services."""
     return {
-        metric._name + suffix: set(metric._labelnames) | ADDED_LABELS
+        family.name + suffix: set(metric._labelnames) | ADDED_LABELS
         for metric in declared()
-        for suffix in SUFFIXES[str(metric._type)]
+        for family in metric.describe()
+        for suffix in SUFFIXES[family.type]
     }
 
 
@@ -81,7 +82,7 @@ def test_panels_lie_side_by_side_and_use_the_provisioned_source():
 
 
 def promtool() -> str:
-    """Where it is: on PATH, or where `make promtool` puts it. In CI it has to be somewhere."""
+    """The path of promtool: on PATH, or installed by `make promtool`. CI requires it."""
     beside_python = str(Path(sys.executable).parent)
     found = shutil.which("promtool") or shutil.which("promtool", path=beside_python)
     if found is None:
@@ -106,7 +107,7 @@ ANSWERS = {"good": ["NaN", "1.5"], "idle": ["NaN"], "none": []}
 
 
 class FakePrometheus(BaseHTTPRequestHandler):
-    """Knows the expressions of `ANSWERS`; to all others it answers with an error."""
+    """Answers the expressions of `ANSWERS` and returns an error for others."""
 
     def do_GET(self):
         expression = parse_qs(urlsplit(self.path).query)["query"][0]
@@ -117,7 +118,7 @@ class FakePrometheus(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"error": "parse error", "data": {"result": results}}).encode())
 
     def log_message(self, format, *args):
-        """A test writes no log."""
+        """No access log."""
 
 
 @pytest.fixture

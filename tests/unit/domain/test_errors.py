@@ -1,4 +1,4 @@
-"""The tree of errors: codes are unique, known by name on the other side, and kept in step with the drawing."""
+"""The error tree: codes are unique, survive the wire, and agree with the drawing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.domain.errors import BatonError, Broken, Interrupted, LeaseEnded, Ove
 
 
 def tree(root: type[BatonError]) -> list[type[BatonError]]:
-    """The tree as it is drawn; rooms may have errors of their own below it."""
+    """The tree as drawn; packages may define errors below it."""
     children = [child for child in root.__subclasses__() if child.__module__ == errors.__name__]
     return [root, *(leaf for child in children for leaf in tree(child))]
 
@@ -22,7 +22,7 @@ def test_codes_are_unique():
 
 
 @pytest.mark.parametrize("error", tree(BatonError))
-def test_an_error_is_known_by_its_code(error: type[BatonError]):
+def test_an_error_survives_by_its_code(error: type[BatonError]):
     there = from_code(error.code, "why")
     assert type(there) is error
     assert str(there) == "why"
@@ -38,12 +38,12 @@ def test_the_drawing_names_every_leaf_with_its_code():
     assert {error.__name__: error.code for error in leaves}.items() <= drawn.items()
 
 
-def test_what_may_be_tried_again_and_what_may_not():
+def test_interrupted_errors_may_be_retried_and_others_not():
     assert issubclass(LeaseEnded, Interrupted)
     assert not issubclass(Broken, Interrupted)
     assert not issubclass(Interrupted, Refused)
 
 
-def test_a_refusal_says_when_to_come_back():
+def test_a_refusal_carries_retry_after():
     error = Overloaded("full", param="max_tokens", retry_after_s=2.0)
     assert (str(error), error.param, error.retry_after_s) == ("full", "max_tokens", 2.0)

@@ -1,4 +1,4 @@
-"""Who is there, when the registry is away or has lost its pages."""
+"""Liveness of processes when the registry is unavailable or has lost its data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton.domain.liveness import Liveness
 ONE, OTHER = Incarnation(1), Incarnation(2)
 
 
-def test_an_announcement_that_ends_ends_presence_at_once_and_the_process_later():
+def test_a_missing_process_is_absent_at_once_and_gone_after_grace():
     liveness = Liveness(grace_s=2.0)
     liveness.observe([ONE, OTHER], 0.0)
     liveness.observe([OTHER], 1.0)
@@ -20,7 +20,7 @@ def test_an_announcement_that_ends_ends_presence_at_once_and_the_process_later()
     assert not liveness.is_gone(OTHER, 2.0)
 
 
-def test_nobody_is_absent_because_the_registry_is_away_or_comes_back_empty():
+def test_a_registry_outage_makes_no_process_absent():
     liveness = Liveness(grace_s=2.0)
     liveness.observe([ONE, OTHER], 0.0)
     for now in range(1, 60):
@@ -36,7 +36,7 @@ def test_nobody_is_absent_because_the_registry_is_away_or_comes_back_empty():
     assert liveness.is_gone(OTHER, 62.0)
 
 
-def test_a_registry_that_is_suddenly_empty_has_lost_its_pages():
+def test_a_suddenly_empty_registry_starts_one_grace_period():
     liveness = Liveness(grace_s=2.0)
     liveness.observe([ONE], 0.0)
     liveness.observe([], 10.0)
@@ -47,7 +47,7 @@ def test_a_registry_that_is_suddenly_empty_has_lost_its_pages():
     assert liveness.is_gone(ONE, 12.0)
 
 
-def test_who_was_replaced_or_never_seen_has_no_excuse():
+def test_a_forgotten_or_unseen_process_gets_no_grace():
     liveness = Liveness(grace_s=2.0)
     liveness.observe([ONE], 0.0)
     liveness.forget(ONE)
@@ -57,7 +57,7 @@ def test_who_was_replaced_or_never_seen_has_no_excuse():
         assert liveness.is_gone(incarnation, 0.5)
 
 
-def test_those_who_are_gone_are_not_remembered():
+def test_gone_processes_are_forgotten():
     liveness = Liveness(grace_s=2.0)
     liveness.observe([ONE], 0.0)
     liveness.observe([OTHER], 1.0)

@@ -1,4 +1,4 @@
-"""When a sequence ends, and which stop tokens may not be said yet."""
+"""Ends of sequences, and stop tokens that are banned by `min_tokens`."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ STOP = StopParams(max_tokens=3, min_tokens=1, stop_token_ids=frozenset({7}))
         (5, 4, FinishReason.LENGTH),
     ],
 )
-def test_finish_reason(token: int, num_output_tokens: int, expected: FinishReason | None):
+def test_finish_reason_by_stop_token_and_length(token: int, num_output_tokens: int, expected: FinishReason | None):
     assert finish_reason(STOP, token, num_output_tokens) is expected
 
 
-def test_banned_until_min_tokens_are_there():
+def test_stop_tokens_are_banned_until_min_tokens():
     assert [banned_tokens(STOP, num_outputs) for num_outputs in range(3)] == [{7}, set(), set()]
 
 
 @REPEATABLE_SETTINGS
 @given(st.integers(1, 6), st.integers(0, 6), st.integers(0, 7))
-def test_a_token_that_would_not_stop_is_exactly_one_that_was_banned(max_tokens: int, min_tokens: int, num_outputs: int):
+def test_a_stop_token_either_stops_or_was_banned(max_tokens: int, min_tokens: int, num_outputs: int):
     stop = StopParams(max_tokens, min_tokens, frozenset({7}))
     stops = finish_reason(stop, 7, num_outputs + 1) is FinishReason.STOP
     assert stops != (7 in banned_tokens(stop, num_outputs))
 
 
-def test_what_earlier_attempts_emitted_counts():
+def test_tokens_of_earlier_attempts_count():
     request = engine_request("r", [1, 0, 1], attempt=2, emitted=[1, 1])
     assert (request.num_emitted, len(request.tokens)) == (2, 5)
 

@@ -1,4 +1,4 @@
-"""The life cycles as tables: what is not in them raises, ends have no way out, every state can be reached."""
+"""The lifecycle tables: other pairs raise, terminal states have no successor, every state is reachable."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from baton.domain.lifecycle import TABLE, TERMINAL, RequestEvent, RequestState, 
 
 TABLES = [
     pytest.param(RequestState, RequestEvent, TABLE, advance, id="request"),
-    pytest.param(ExportState, ExportEvent, EXPORT_TRANSITIONS, advance_export, id="source"),
-    pytest.param(ImportState, ImportEvent, IMPORT_TRANSITIONS, advance_import, id="landing"),
+    pytest.param(ExportState, ExportEvent, EXPORT_TRANSITIONS, advance_export, id="export"),
+    pytest.param(ImportState, ImportEvent, IMPORT_TRANSITIONS, advance_import, id="import"),
 ]
 FIRST = {RequestState: RequestState.RECEIVED, ExportState: ExportState.PINNED, ImportState: ImportState.RESERVED}
 ENDS = {
@@ -43,14 +43,14 @@ def test_every_pair_is_in_the_table_or_raises(states, events, table, step):
 
 
 @pytest.mark.parametrize(("states", "events", "table", "step"), TABLES)
-def test_only_ends_have_no_way_out(states, events, table, step):
-    """But for a resume, which takes up again what its client had left."""
+def test_only_terminal_states_have_no_successor(states, events, table, step):
+    """RESUME is the exception: a client may come back to a cancelled sequence."""
     left = {source for source, event in table if event is not RequestEvent.RESUME}
     assert set(states) - left == set(ENDS[states])
 
 
 @pytest.mark.parametrize(("states", "events", "table", "step"), TABLES)
-def test_every_state_can_be_reached_and_left_for_an_end(states, events, table, step):
+def test_every_state_is_reachable_and_reaches_an_end(states, events, table, step):
     reached = {FIRST[states]}
     for _ in states:
         reached |= {end for (start, _), end in table.items() if start in reached}
@@ -61,18 +61,18 @@ def test_every_state_can_be_reached_and_left_for_an_end(states, events, table, s
     assert ending == set(states)
 
 
-def test_terminal_says_the_same_as_the_table():
+def test_terminal_agrees_with_the_table():
     assert {state for state in RequestState if state.terminal} == TERMINAL
 
 
-def test_an_offer_is_committed_only_when_it_is_sealed():
+def test_an_export_is_committed_only_after_its_seal():
     assert {state for state, event in EXPORT_TRANSITIONS if event is ExportEvent.COMMIT} == {ExportState.SEALED}
 
 
-def test_an_offer_that_ended_is_not_renewed():
+def test_an_ended_export_is_not_renewed():
     assert not {state for state, event in EXPORT_TRANSITIONS if event is ExportEvent.RENEW} & ENDS[ExportState]
 
 
-def test_a_landing_that_may_be_read_into_is_drained_before_it_is_released():
+def test_an_import_with_reads_is_drained_before_its_release():
     for state in (ImportState.RESERVED, ImportState.ALLOCATED, ImportState.PULLING):
         assert advance_import(state, ImportEvent.ABORT) is ImportState.DRAINING

@@ -1,4 +1,4 @@
-"""Badges: an announcement says who a worker is and where, and only a holder of the secret can make it."""
+"""Registration signatures: only a holder of the secret can sign a worker's identity and address."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def wearing(signature: str) -> WorkerRecord:
     return replace(RECORD, signature=signature)
 
 
-def test_holders_of_one_secret_vouch_for_each_other():
+def test_a_signature_with_the_same_secret_is_valid():
     assert OURS.verify(wearing(OURS.sign(RECORD)))
     assert OPEN_CLUSTER.verify(RECORD)
 
@@ -33,7 +33,7 @@ def test_holders_of_one_secret_vouch_for_each_other():
         (OPEN_CLUSTER, OURS.sign(RECORD), "no cluster secret here, one there"),
     ],
 )
-def test_all_others_are_strangers_and_hear_why(here: ClusterTrust, signature: str, why: str):
+def test_any_other_signature_is_invalid_with_a_reason(here: ClusterTrust, signature: str, why: str):
     assert not here.verify(wearing(signature))
     assert why in here.mismatch(wearing(signature))
 
@@ -48,16 +48,16 @@ def test_all_others_are_strangers_and_hear_why(here: ClusterTrust, signature: st
     ],
     ids=str,
 )
-def test_a_badge_is_nobody_elses(change: dict[str, Any]):
+def test_a_signature_is_bound_to_role_id_incarnation_and_address(change: dict[str, Any]):
     assert not OURS.verify(replace(wearing(OURS.sign(RECORD)), **change))
 
 
-def test_a_badge_stays_while_load_and_status_change():
+def test_a_signature_does_not_cover_load_and_status():
     later = replace(wearing(OURS.sign(RECORD)), load=WorkerLoad(running_rows=3), status=WorkerStatus.DRAINING)
     assert OURS.verify(later)
 
 
-def test_one_secret_makes_a_key_for_each_purpose():
+def test_each_purpose_has_its_own_key():
     assert OURS.key("call-token") != OURS.key("registration")
     assert OURS.key("call-token") != THEIRS.key("call-token")
     assert OPEN_CLUSTER.key("call-token") is None

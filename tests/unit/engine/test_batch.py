@@ -1,4 +1,4 @@
-"""A batch knows how many of its tokens are a prompt's."""
+"""Counts of a batch's prompt tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ID = AttemptId(RequestId("r"), 1)
     ("start", "num_tokens", "num_prompt_tokens", "expected"),
     [(0, 4, 6, 4), (4, 2, 6, 2), (4, 4, 6, 2), (6, 1, 6, 0), (9, 1, 6, 0)],
 )
-def test_prompt_tokens(start: int, num_tokens: int, num_prompt_tokens: int, expected: int) -> None:
+def test_prompt_tokens_of_a_batch(start: int, num_tokens: int, num_prompt_tokens: int, expected: int) -> None:
     spec = SampleSpec(SamplingParams(), list(range(start + num_tokens)), num_prompt_tokens)
     row = Row(ID, [1] * num_tokens, start, [], spec)
     assert Batch((row,)).num_prompt_tokens == expected

@@ -1,4 +1,4 @@
-"""Device and pool of a worker: the choice, and the messages where a choice is impossible."""
+"""Choice of a worker's device and pool, and the messages for impossible choices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GEOMETRY = fake_geometry(4)
 
 
 @pytest.mark.parametrize("found", [True, False])
-def test_auto_takes_a_gpu_where_there_is_one(found: bool, monkeypatch: pytest.MonkeyPatch):
+def test_auto_selects_a_gpu_if_there_is_one(found: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found)
     assert resolve_device(Device.CPU) == "cpu"
     assert resolve_device(Device.AUTO) == ("cuda" if found else "cpu")
@@ -42,7 +42,7 @@ def test_a_missing_gpu_is_refused_with_the_reason(built_for: str | None, why: st
 
 @dataclass(frozen=True)
 class Loaded:
-    """The part of a loaded model that laying out a pool needs."""
+    """The part of a loaded model that a pool needs."""
 
     device: str
     geometry: KVGeometry = GEOMETRY

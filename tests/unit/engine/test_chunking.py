@@ -1,4 +1,4 @@
-"""Where a prompt is cut."""
+"""Cutting prompts into chunks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.tiny_workers import REPEATABLE_SETTINGS
         (0, 9, 0, 0),
     ],
 )
-def test_cut(start: int, end: int, budget_tokens: int, expected: int):
+def test_cut_ends_on_a_page_edge_or_at_the_end(start: int, end: int, budget_tokens: int, expected: int):
     assert cut(start, end, budget_tokens, page_size=2) == expected
 
 
@@ -37,7 +37,7 @@ def test_a_cut_is_the_longest_that_may_be(start: int, length: int, budget_tokens
 
 @REPEATABLE_SETTINGS
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 9))
-def test_a_budget_of_a_page_always_gets_to_the_end(end: int, page_size: int, more: int):
+def test_a_budget_of_one_page_always_reaches_the_end(end: int, page_size: int, more: int):
     start = num_steps = 0
     while start < end:
         start += cut(start, end, page_size + more, page_size)

@@ -1,4 +1,4 @@
-"""The mailbox: bounded for new work, in order, and awake when it closes."""
+"""The mailbox: bounded for new work, ordered, and woken by its close."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from baton.engine.mailbox import Mailbox
 
 
-def test_first_in_first_out_and_emptied_whole():
+def test_commands_are_taken_in_order_and_all_at_once():
     mailbox: Mailbox[int] = Mailbox(8)
     for command in (1, 2, 3):
         assert mailbox.try_put(command)
@@ -16,7 +16,7 @@ def test_first_in_first_out_and_emptied_whole():
     assert mailbox.take_all(0.0) == []
 
 
-def test_new_work_is_refused_when_full_and_an_answer_is_not():
+def test_a_full_mailbox_refuses_new_work_and_accepts_answers():
     mailbox: Mailbox[str] = Mailbox(1)
     assert mailbox.try_put("work")
     assert not mailbox.try_put("more work")
@@ -25,7 +25,7 @@ def test_new_work_is_refused_when_full_and_an_answer_is_not():
     assert mailbox.try_put("more work")
 
 
-def test_a_closed_mailbox_takes_nothing_more():
+def test_a_closed_mailbox_accepts_no_command():
     mailbox: Mailbox[str] = Mailbox(4)
     assert mailbox.try_put("before")
     mailbox.close()
@@ -37,15 +37,15 @@ def test_a_closed_mailbox_takes_nothing_more():
     assert mailbox.take_all(None) == []
 
 
-def test_waiting_ends_when_something_arrives():
+def test_a_wait_ends_with_the_first_command():
     assert _woken_by(lambda mailbox: mailbox.put("abort")) == ["abort"]
 
 
-def test_waiting_ends_when_it_closes():
+def test_a_wait_ends_when_the_mailbox_closes():
     assert _woken_by(lambda mailbox: mailbox.close()) == []
 
 
-def test_many_writers_lose_nothing_and_keep_their_own_order():
+def test_commands_of_many_writers_keep_each_writers_order():
     mailbox: Mailbox[tuple[int, int]] = Mailbox(10_000)
 
     def write(writer: int) -> None:

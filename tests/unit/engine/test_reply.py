@@ -1,4 +1,4 @@
-"""Replies: answered once, from any thread, to somebody who may have gone."""
+"""Replies: resolved once, from any thread, with or without a waiter."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ async def test_only_the_first_answer_counts():
     assert await reply.wait(10.0) == 1
 
 
-async def test_no_answer():
+async def test_a_missing_answer_raises_deadline_exceeded():
     with pytest.raises(DeadlineExceeded, match="did not answer"):
         await Reply[int]().wait(0.01)
 
 
-async def test_an_answer_that_came_too_late_is_not_lost():
+async def test_a_late_answer_goes_to_on_late():
     late: asyncio.Queue[int] = asyncio.Queue()
     reply: Reply[int] = Reply(on_late=late.put_nowait)
     with pytest.raises(DeadlineExceeded):
@@ -59,7 +59,7 @@ async def test_an_answer_in_time_is_not_late():
     assert late == []
 
 
-def test_nobody_waits_once_the_loop_has_closed():
+def test_an_answer_to_a_closed_loop_is_dropped():
     async def make() -> Reply[int]:
         return Reply()
 

@@ -1,4 +1,4 @@
-"""What the engine measures of itself."""
+"""Metrics of an engine's steps and pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine thread: turns until closed, and says so when it breaks."""
+"""The engine thread: runs a loop until closed and reports a crash."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.engine.thread import EngineThread
 
 
 class Loop:
-    """Turns on commands; `broken` in the mailbox breaks it, `stuck` holds it until released."""
+    """A loop that takes commands: `broken` makes it raise, `stuck` blocks it until released."""
 
     def __init__(self) -> None:
         self.mailbox: Mailbox[str] = Mailbox(8)
@@ -45,7 +45,7 @@ def test_turns_until_stopped():
     assert thread.stop(10.0)
 
 
-def test_a_broken_loop_is_reported_from_the_thread_and_turns_no_more():
+def test_a_loop_that_raises_is_reported_and_stops():
     loop, crashes, reported = Loop(), [], threading.Event()
 
     def on_crash(error: BaseException) -> None:
@@ -62,7 +62,7 @@ def test_a_broken_loop_is_reported_from_the_thread_and_turns_no_more():
     assert name == "engine"
 
 
-def test_a_step_that_outlasts_the_stop_is_told():
+def test_stop_returns_false_for_a_step_that_outlasts_it():
     loop = Loop()
     thread = EngineThread(loop, "engine", no_crash)
     thread.start()

@@ -1,4 +1,4 @@
-"""The door of a worker's server: every method of every service is behind it, and servicers see only good calls."""
+"""Authentication of a worker's server: covers every method of every service; servicers see only valid calls."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ METHODS = {f"/{service.full_name}/{method.name}": method for service in SERVICES
 ADD = {name: getattr(MODULES[f"{name.lower()}_pb2_grpc"], f"add_{name}Servicer_to_server") for name in SERVICES}
 
 
-class Gullible:
-    """Serves all methods of all services; what reached it is in `seen`."""
+class RecordingServicers:
+    """Serves all methods of all services and records their requests."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -77,10 +77,10 @@ class Gullible:
 
 
 class Rig:
-    """A server behind a door, and who was rejected away."""
+    """A server with an interceptor, and the calls that it rejected."""
 
-    def __init__(self, gullible: Gullible, address: str, rejected: list[RejectedCall]) -> None:
-        self.gullible = gullible
+    def __init__(self, servicers: RecordingServicers, address: str, rejected: list[RejectedCall]) -> None:
+        self.servicers = servicers
         self.address = address
         self.rejected = rejected
 
@@ -107,42 +107,42 @@ class Rig:
 
 @asynccontextmanager
 async def rig(trust: ClusterTrust) -> AsyncIterator[Rig]:
-    gullible, rejected = Gullible(), list[RejectedCall]()
+    servicers, rejected = RecordingServicers(), list[RejectedCall]()
 
     def register(server: grpc.aio.Server) -> None:
         for name, add in ADD.items():
-            add(gullible.servicer(name), server)
+            add(servicers.servicer(name), server)
 
     server = await start_server("127.0.0.1", 0, register, ServerAuth(WORKER, trust, rejected.append))
     try:
-        yield Rig(gullible, f"127.0.0.1:{server.port}", rejected)
+        yield Rig(servicers, f"127.0.0.1:{server.port}", rejected)
     finally:
         await server.stop()
 
 
-def test_all_services_are_known_here():
+def test_every_service_is_under_test():
     assert SERVICES.keys() >= {"Decode", "Handoff", "Prefill", "Worker"}
     assert METHODS.keys() >= {"/baton.v1.Handoff/ReadPages", "/baton.v1.Decode/Generate", "/baton.v1.Worker/Drain"}
     assert not any(method.client_streaming for method in METHODS.values())
 
 
-async def test_no_method_is_exempt():
+async def test_every_method_rejects_a_faulty_token():
     async with rig(CLUSTER) as worker:
         for method in METHODS:
             for caller in (OPEN_CLUSTER, STRANGER):
                 assert await worker.call(method, caller) is grpc.StatusCode.UNAUTHENTICATED
             assert await worker.call(method, CLUSTER, SUCCESSOR) is grpc.StatusCode.UNAUTHENTICATED
-        assert worker.gullible.seen == []
+        assert worker.servicers.seen == []
         faults = [CallTokenFault.MISSING, CallTokenFault.FORGED, CallTokenFault.OTHER_INCARNATION]
         assert [(rejected.fault, rejected.method) for rejected in worker.rejected] == [
             (f, m) for m in METHODS for f in faults
         ]
         for method in METHODS:
             assert await worker.call(method, CLUSTER) is grpc.StatusCode.OK
-        assert len(worker.gullible.seen) == len(METHODS)
+        assert len(worker.servicers.seen) == len(METHODS)
 
 
-async def test_a_captured_call_cannot_be_sent_again():
+async def test_a_replayed_call_is_rejected():
     method = "/baton.v1.Handoff/ReadPages"
     key = CLUSTER.key("call-token")
     assert key is not None
@@ -153,14 +153,14 @@ async def test_a_captured_call_cannot_be_sent_again():
         assert [rejected.fault for rejected in worker.rejected] == [CallTokenFault.REPLAYED]
 
 
-async def test_many_calls_at_once_all_get_in():
+async def test_concurrent_calls_are_all_accepted():
     async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
         channel = with_call_tokens(plain, CLUSTER, WORKER)
         calls = [worker.ask(channel, "/baton.v1.Decode/Abort") for _ in range(300)]
         assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.OK}
 
 
-async def test_in_an_open_cluster_everybody_gets_in_and_tickets_do_no_harm():
+async def test_an_open_cluster_accepts_every_call_and_ignores_tokens():
     async with rig(OPEN_CLUSTER) as worker:
         assert await worker.call("/baton.v1.Decode/Abort", OPEN_CLUSTER) is grpc.StatusCode.OK
         assert await worker.call("/baton.v1.Decode/Abort", CLUSTER) is grpc.StatusCode.OK
@@ -168,18 +168,18 @@ async def test_in_an_open_cluster_everybody_gets_in_and_tickets_do_no_harm():
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_what_is_no_message_is_refused_by_name(method: str):
+async def test_a_malformed_message_is_an_invalid_request(method: str):
     bodies = [b"\xff\xff\xff\xff", b"\x0a\x05abc", b"\x0a\xff\xff\xff\xff\x0f"]  # a tag of nothing, and two pieces
     async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
         for body in bodies:
             status = await worker.ask(with_call_tokens(plain, CLUSTER, WORKER), method, body)
             assert status is grpc.StatusCode.INVALID_ARGUMENT
             assert isinstance(codec.error_from_rpc(worker.error), InvalidRequest)
-        assert worker.gullible.seen == []
+        assert worker.servicers.seen == []
         assert {rejected.fault for rejected in worker.rejected} == {Malformed.MALFORMED}
 
 
-async def test_a_method_that_does_not_exist_is_unimplemented_and_not_remembered():
+async def test_a_missing_method_is_unimplemented_and_not_cached():
     async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
         call = plain.unary_unary("/baton.v1.Prefill/Backdoor", bytes, bytes)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -189,7 +189,7 @@ async def test_a_method_that_does_not_exist_is_unimplemented_and_not_remembered(
 
 async def test_a_servicers_own_error_keeps_its_name():
     async with rig(CLUSTER) as worker:
-        worker.gullible.error = Superseded("too late")
+        worker.servicers.error = Superseded("too late")
         for method in ("/baton.v1.Decode/Reserve", "/baton.v1.Handoff/Watch"):
             assert await worker.call(method, CLUSTER) is grpc.StatusCode.FAILED_PRECONDITION
             assert isinstance(codec.error_from_rpc(worker.error), Superseded)
@@ -202,9 +202,9 @@ async def test_log_lines_of_a_servicer_carry_the_ids_of_the_call():
             channel = with_call_tokens(plain, CLUSTER, WORKER)
             assert await worker.ask(channel, method, metadata=metadata) is grpc.StatusCode.OK
             expected = {"request_id": "call-1-0", "attempt": 3, "http_request_id": "http-1"}
-            assert worker.gullible.log_context == expected
+            assert worker.servicers.log_context == expected
             assert await worker.ask(channel, method) is grpc.StatusCode.OK
-            assert worker.gullible.log_context == {}
+            assert worker.servicers.log_context == {}
 
 
 async def test_a_message_that_is_too_large_is_not_read():
@@ -212,12 +212,12 @@ async def test_a_message_that_is_too_large_is_not_read():
         body = common_pb2.AbortRequest(reason="x" * 17_000_000).SerializeToString()
         status = await worker.ask(with_call_tokens(plain, CLUSTER, WORKER), "/baton.v1.Prefill/Abort", body)
         assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert worker.gullible.seen == []
+        assert worker.servicers.seen == []
         assert await worker.call("/baton.v1.Prefill/Abort", CLUSTER) is grpc.StatusCode.OK
 
 
-async def test_channels_put_tickets_on_and_another_secret_is_a_lost_worker():
-    """Maps have no order on the wire: the token must be over the bytes that are sent."""
+async def test_calls_with_another_secret_or_incarnation_are_worker_lost():
+    """Maps have no order on the wire, so the token must cover the bytes that are sent."""
     async with rig(CLUSTER) as worker:
         ours, theirs = ChannelPool(CLUSTER), ChannelPool(STRANGER)
         try:
@@ -225,7 +225,7 @@ async def test_channels_put_tickets_on_and_another_secret_is_a_lost_worker():
             request = prefill_pb2.PrefillRequest(request=common_pb2.EngineRequest(sampling=bias))
             stub = prefill_pb2_grpc.PrefillStub(ours.get(worker.address, WORKER))
             assert len([event async for event in stub.Prefill(request, timeout=DEADLINE_S)]) == 1
-            assert worker.gullible.seen == [request]
+            assert worker.servicers.seen == [request]
             stub = prefill_pb2_grpc.PrefillStub(theirs.get(worker.address, WORKER))
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.Abort(common_pb2.AbortRequest(), timeout=DEADLINE_S)
@@ -239,7 +239,7 @@ async def test_channels_put_tickets_on_and_another_secret_is_a_lost_worker():
             await asyncio.gather(ours.close(), theirs.close())
 
 
-async def test_streams_of_requests_are_not_built():
+async def test_request_streams_are_not_supported():
     async def continuation(_: object) -> Any:
         return grpc.stream_unary_rpc_method_handler(lambda requests, context: b"")
 

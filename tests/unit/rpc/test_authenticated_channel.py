@@ -1,4 +1,4 @@
-"""What an authenticated channel adds to a call."""
+"""The metadata that an authenticated channel adds to a call."""
 
 from __future__ import annotations
 

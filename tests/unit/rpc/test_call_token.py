@@ -1,4 +1,4 @@
-"""Tickets: who may call whom, once. No gRPC here."""
+"""Call tokens: valid for one caller, callee and call. No gRPC."""
 
 import secrets
 
@@ -15,7 +15,7 @@ WORKER, SUCCESSOR = Incarnation(2**63 + 1), Incarnation(3)
 METHOD, BODY = "/baton.v1.Handoff/ReadPages", b"\x08\x01\x10\x02"
 
 
-def test_a_ticket_lets_its_call_in_once():
+def test_a_token_is_accepted_once():
     issuer, verifier = CallTokenIssuer(KEY, WORKER), CallTokenVerifier(KEY, WORKER)
     token = issuer.issue(METHOD, BODY)
     assert verifier.check(METHOD, BODY, token) is None
@@ -23,7 +23,7 @@ def test_a_ticket_lets_its_call_in_once():
     assert verifier.check(METHOD, BODY, issuer.issue(METHOD, BODY)) is None
 
 
-def test_no_ticket_is_no_entry():
+def test_a_missing_token_is_a_fault():
     assert CallTokenVerifier(KEY, WORKER).check(METHOD, BODY, None) is CallTokenFault.MISSING
 
 
@@ -37,18 +37,18 @@ def test_no_ticket_is_no_entry():
     ],
     ids=["another secret", "another method", "a longer body", "no body"],
 )
-def test_a_ticket_is_for_one_secret_one_method_and_these_bytes(key, method, body):
+def test_a_token_is_bound_to_secret_method_and_bytes(key, method, body):
     verifier = CallTokenVerifier(KEY, WORKER)
     assert verifier.check(METHOD, BODY, CallTokenIssuer(key, WORKER).issue(method, body)) is CallTokenFault.FORGED
 
 
-def test_what_was_captured_means_nothing_to_the_workers_successor():
+def test_a_token_is_invalid_for_another_incarnation():
     token = CallTokenIssuer(KEY, WORKER).issue(METHOD, BODY)
     assert CallTokenVerifier(KEY, SUCCESSOR).check(METHOD, BODY, token) is CallTokenFault.OTHER_INCARNATION
 
 
 @given(st.data())
-def test_no_changed_bit_goes_unnoticed(data: st.DataObject):
+def test_every_flipped_bit_is_detected(data: st.DataObject):
     token = bytearray(CallTokenIssuer(KEY, WORKER).issue(METHOD, BODY))
     at = data.draw(st.integers(0, 8 * len(token) - 1))
     token[at // 8] ^= 1 << at % 8
@@ -56,19 +56,19 @@ def test_no_changed_bit_goes_unnoticed(data: st.DataObject):
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_no_ticket(garbage: bytes):
+def test_garbage_is_a_forged_token(garbage: bytes):
     assert CallTokenVerifier(KEY, WORKER).check(METHOD, BODY, garbage) is CallTokenFault.FORGED
 
 
 @given(st.permutations(range(40)), st.lists(st.integers(0, 39), max_size=40))
-def test_calls_may_overtake_each_other_and_none_comes_twice(order: list[int], again: list[int]):
+def test_calls_may_arrive_in_any_order_but_only_once(order: list[int], again: list[int]):
     issuer, verifier = CallTokenIssuer(KEY, WORKER), CallTokenVerifier(KEY, WORKER)
-    tickets = [issuer.issue(METHOD, BODY) for _ in range(40)]
-    assert [verifier.check(METHOD, BODY, tickets[i]) for i in order] == [None] * 40
-    assert all(verifier.check(METHOD, BODY, tickets[i]) is CallTokenFault.REPLAYED for i in again)
+    tokens = [issuer.issue(METHOD, BODY) for _ in range(40)]
+    assert [verifier.check(METHOD, BODY, tokens[i]) for i in order] == [None] * 40
+    assert all(verifier.check(METHOD, BODY, tokens[i]) is CallTokenFault.REPLAYED for i in again)
 
 
-def test_what_is_too_old_to_be_known_is_refused():
+def test_a_call_older_than_the_window_is_refused():
     issuer, verifier = CallTokenIssuer(KEY, WORKER), CallTokenVerifier(KEY, WORKER)
     first, second, *_, last = [issuer.issue(METHOD, BODY) for _ in range(WINDOW_CALLS + 1)]
     assert verifier.check(METHOD, BODY, last) is None
@@ -76,7 +76,7 @@ def test_what_is_too_old_to_be_known_is_refused():
     assert verifier.check(METHOD, BODY, second) is None
 
 
-def test_sessions_are_bounded_and_forgers_take_no_room():
+def test_sessions_are_bounded_and_forged_tokens_add_none():
     verifier = CallTokenVerifier(KEY, WORKER)
     mine = CallTokenIssuer(KEY, WORKER)
     assert verifier.check(METHOD, BODY, mine.issue(METHOD, BODY)) is None
@@ -88,7 +88,7 @@ def test_sessions_are_bounded_and_forgers_take_no_room():
     assert len(verifier._sessions) == MAX_SESSIONS
 
 
-def test_neither_secret_nor_key_is_shown():
+def test_repr_shows_neither_secret_nor_key():
     trust = ClusterTrust(secret=b"x" * 32)
     assert "xxx" not in repr(trust)
     assert trust.key("call-token") != trust.key("registration")

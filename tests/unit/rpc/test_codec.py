@@ -1,4 +1,4 @@
-"""Round trips between domain and wire; the wire's only loss is the documented rounding to to_float32 precision."""
+"""Round trips between domain and wire. The only loss is the rounding to single precision."""
 
 import grpc
 import numpy as np
@@ -74,8 +74,8 @@ def over_the_wire(sampling: SamplingParams) -> SamplingParams:
 
 
 @given(samplings(doubles))
-def test_every_process_sees_the_same_sampling(sampling):
-    """What was rounded for one worker is not rounded again for the next."""
+def test_encoding_twice_changes_no_sampling_parameter(sampling):
+    """Values rounded for one worker are exact for the next."""
     first = over_the_wire(sampling)
     assert over_the_wire(first) == first
     assert first.temperature == float(np.float32(sampling.temperature))
@@ -101,14 +101,14 @@ DOMAIN_ERRORS = [kind for kind in leaves(errors.BatonError) if kind.__module__ =
 
 
 @pytest.mark.parametrize("kind", DOMAIN_ERRORS)
-def test_failures_keep_their_class_and_words(kind):
+def test_failures_keep_class_and_message(kind):
     back = codec.decode_failure(codec.encode_failure(kind("what happened")))
     assert type(back) is kind
     assert str(back) == "what happened"
 
 
 @pytest.mark.parametrize("kind", DOMAIN_ERRORS)
-def test_statuses_keep_their_class_and_words(kind):
+def test_statuses_keep_class_and_message(kind):
     trailing = Metadata((codec.CODE_METADATA_KEY, kind.code))
     failed = AioRpcError(codec.grpc_status(kind("x")), Metadata(), trailing, details="what happened")
     back = codec.error_from_rpc(failed)
@@ -116,14 +116,14 @@ def test_statuses_keep_their_class_and_words(kind):
     assert str(back) == "what happened"
 
 
-def test_statuses_tell_refusal_from_overload_and_loss():
+def test_refusal_overload_and_loss_have_different_statuses():
     assert codec.grpc_status(errors.ContextOverflow("x")) is grpc.StatusCode.INVALID_ARGUMENT
     assert codec.grpc_status(errors.Overloaded("x")) is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert codec.grpc_status(errors.Superseded("x")) is grpc.StatusCode.FAILED_PRECONDITION
     assert codec.grpc_status(errors.WorkerLost("x")) is grpc.StatusCode.ABORTED
 
 
-def test_a_status_that_nobody_named_is_a_lost_worker():
+def test_a_status_without_our_code_is_worker_lost():
     failed = AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), details="connection refused")
     back = codec.error_from_rpc(failed)
     assert type(back) is errors.WorkerLost

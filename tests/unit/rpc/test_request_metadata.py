@@ -11,7 +11,7 @@ from baton.rpc.request_metadata import Metadata, log_fields, request_metadata
 ID = AttemptId(RequestId("chatcmpl-1-0"), 2)
 
 
-def test_ids_survive_the_way():
+def test_ids_survive_the_metadata():
     context = TraceContext("http-1", "ab" * 16, "cd" * 8, True)
     assert log_fields(request_metadata(ID, context)) == {
         "request_id": "chatcmpl-1-0",

@@ -1,4 +1,4 @@
-"""A server, a channel to it, and the errors that pass between them."""
+"""A server, a channel to it, and errors on the way."""
 
 import errno
 
@@ -34,7 +34,7 @@ def request(attempt: int) -> common_pb2.AbortRequest:
     return common_pb2.AbortRequest(id=codec.encode_id(AttemptId(RequestId("r"), attempt)))
 
 
-async def test_calls_and_typed_errors_pass_and_a_stopped_server_is_lost():
+async def test_typed_errors_pass_and_a_stopped_server_is_worker_lost():
     server = await start_server("127.0.0.1", 0, register, ENTRANCE)
     channels = ChannelPool()
     try:
@@ -54,7 +54,7 @@ async def test_calls_and_typed_errors_pass_and_a_stopped_server_is_lost():
         await server.stop()
 
 
-async def test_a_busy_port_is_named():
+async def test_a_busy_port_is_named_in_the_error():
     first = await start_server("127.0.0.1", 0, register, ENTRANCE)
     try:
         with pytest.raises(OSError, match=f"port {first.port}") as caught:

@@ -1,4 +1,4 @@
-"""Signals: the first asks, the second ends."""
+"""Signals: the first one drains, the second one ends the process."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ async def test_the_first_signal_sets_the_event(number):
         await asyncio.wait_for(event.wait(), 10)
 
 
-def test_the_second_signal_ends_a_process_that_will_not_drain():
+def test_the_second_signal_ends_the_process():
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -1,4 +1,4 @@
-"""The generated pages are what `make docs` would write now."""
+"""The generated pages match the output of `make docs`."""
 
 import runpy
 from enum import Enum

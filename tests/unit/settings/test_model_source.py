@@ -1,4 +1,4 @@
-"""Finding a model's files, and saying what is wrong when they cannot be found."""
+"""Locating a model's files, and the errors for missing ones."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def make_model(directory: Path, *names: str) -> Path:
     return directory
 
 
-def test_a_directory_is_taken_as_it_is(tmp_path):
+def test_a_directory_is_used_unchanged(tmp_path):
     model = make_model(tmp_path / "m", "config.json", "tokenizer.json", "model.safetensors")
     assert resolve_model(str(model)) == model
 
@@ -56,7 +56,7 @@ def test_a_hub_id_is_downloaded_with_only_the_files_needed(tmp_path, monkeypatch
     assert ("*.safetensors" in asked["org/name"]) is weights
 
 
-def test_a_failed_download_says_what_to_do(monkeypatch):
+def test_a_failed_download_gives_a_hint(monkeypatch):
     def offline(name, *, allow_patterns):
         raise LocalEntryNotFoundError("no network")
 

@@ -1,4 +1,4 @@
-"""Cores and threads of a process; what changes a process is tried in one of its own."""
+"""Cores, threads and garbage collection of a process, tested in child processes."""
 
 import subprocess
 import sys
@@ -9,12 +9,12 @@ from baton.settings.base import SettingsError
 from baton.settings.process import child_environment, limit_cores, thread_variables, usable_cores
 
 
-def test_a_core_the_machine_lacks_is_refused():
+def test_a_missing_core_is_refused():
     with pytest.raises(SettingsError, match="100000"):
         limit_cores([100000])
 
 
-def test_a_process_binds_itself_and_sizes_its_pools():
+def test_a_process_sets_its_cores_and_thread_pools():
     core = usable_cores()[-1]
     program = (
         "import os; from baton.settings.process import limit_cores, limit_threads;"
@@ -25,14 +25,14 @@ def test_a_process_binds_itself_and_sizes_its_pools():
     assert run.stdout.split("\n")[0] == f"{{{core}}} 3"
 
 
-def test_a_child_gets_this_environment_and_more(monkeypatch):
+def test_a_child_inherits_the_environment_plus_extras(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
     monkeypatch.setenv("SOMETHING", "kept")
     environment = child_environment(thread_variables(2))
     assert (environment["OMP_NUM_THREADS"], environment["SOMETHING"]) == ("2", "kept")
 
 
-def test_what_is_kept_for_good_is_not_looked_through_and_later_garbage_still_is():
+def test_frozen_objects_are_not_collected_and_later_garbage_is():
     program = (
         "import gc; from baton.settings.process import freeze_gc;"
         "kept = [[] for _ in range(1000)]; freeze_gc();"

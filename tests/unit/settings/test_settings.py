@@ -1,4 +1,4 @@
-"""Reading settings: precedence, refusals, and the small computations on them."""
+"""Settings: precedence, refusals and derived values."""
 
 import pytest
 from pydantic import ValidationError
@@ -24,7 +24,7 @@ def test_every_field_is_documented_and_there_are_fewer_than_forty(model):
     assert len(model.model_fields) < 40
 
 
-def test_given_values_beat_the_environment_which_beats_defaults(monkeypatch):
+def test_explicit_values_beat_variables_which_beat_defaults(monkeypatch):
     assert PrefillSettings().page_size == 16
     monkeypatch.setenv("BATON_PAGE_SIZE", "32")
     assert PrefillSettings().page_size == 32
@@ -68,21 +68,21 @@ def test_an_unknown_flag_is_refused():
         (PrefillSettings, {"quantization": "int8", "kernels": False}, "native kernels"),
     ],
 )
-def test_values_that_cannot_work_are_refused_in_words(model, values, words):
+def test_unusable_values_are_refused_with_a_reason(model, values, words):
     with pytest.raises(ValidationError, match=words):
         model(**values)
 
 
-def test_unknown_variables_are_refused_naming_the_nearest():
+def test_an_unknown_variable_is_refused_with_the_nearest_name():
     with pytest.raises(SettingsError, match=r"BATON_PAGESIZE.*BATON_PAGE_SIZE"):
         refuse_unknown_variables(MODELS, {"BATON_PAGESIZE": "16"})
 
 
-def test_variables_of_a_neighbour_and_of_others_are_not_refused():
+def test_variables_of_other_services_are_accepted():
     refuse_unknown_variables(MODELS, {"BATON_MAX_ROWS": "2", "BATON_MAX_ATTEMPTS": "1", "PATH": "/bin"})
 
 
-def test_unknown_variables_of_this_process_are_seen(monkeypatch):
+def test_unknown_variables_are_read_from_the_process_environment(monkeypatch):
     monkeypatch.setenv("BATON_MODLE", "x")
     with pytest.raises(SettingsError, match="BATON_MODEL"):
         refuse_unknown_variables([RouterSettings])
@@ -106,7 +106,7 @@ def test_the_advertised_address_names_the_bound_port():
     assert elsewhere.advertised(50051) == "prefill:50051"
 
 
-def test_cores():
+def test_core_lists_are_parsed():
     assert parse_cores("0-2, 5") == {0, 1, 2, 5}
     assert DecodeSettings(cpu_affinity="1").cores == frozenset({1})
     assert DecodeSettings().cores is None
@@ -122,6 +122,6 @@ def test_the_public_name_of_a_directory_is_its_last_part(tmp_path):
     assert RouterSettings(served_model_name="mine").public_model_name == "mine"
 
 
-def test_workers_need_a_name_of_their_own():
+def test_an_empty_worker_id_is_refused():
     with pytest.raises(ValidationError):
         WorkerSettings()

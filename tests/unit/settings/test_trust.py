@@ -1,4 +1,4 @@
-"""Files that settings name become what a process shows its peers, or a refusal that says how to mend it."""
+"""Secret and certificate files become a `ClusterTrust`, or a refusal with a hint."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def refusal(**files: Path) -> str:
     return str(refused.value)
 
 
-def test_the_secret_is_what_is_in_the_file(secret: Path):
+def test_the_secret_is_read_from_the_file(secret: Path):
     assert read_trust(RouterSettings(cluster_secret_file=secret)).secret == SECRET
     assert read_trust(RouterSettings()).secret is None
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o606, 0o620, 0o601])
-def test_a_secret_that_others_may_touch_is_refused(secret: Path, mode: int):
+def test_a_secret_open_to_other_users_is_refused(secret: Path, mode: int):
     secret.chmod(mode)
     message = refusal(cluster_secret_file=secret)
     assert f"{mode:04o}" in message
@@ -53,7 +53,7 @@ def test_a_secret_may_be_read_by_its_group(secret: Path, mode: int):
 
 
 @pytest.mark.parametrize(("content", "why"), [(SECRET[:31], "31 bytes"), (b"", "0 bytes"), (b"x" * 5000, "larger")])
-def test_a_secret_too_short_or_too_long_is_refused_and_not_shown(secret: Path, content: bytes, why: str):
+def test_a_secret_of_wrong_length_is_refused_and_not_shown(secret: Path, content: bytes, why: str):
     secret.write_bytes(content)
     message = refusal(cluster_secret_file=secret)
     assert why in message
@@ -64,7 +64,7 @@ def test_a_missing_file_is_named(tmp_path: Path):
     assert str(tmp_path / "nowhere") in refusal(cluster_secret_file=tmp_path / "nowhere")
 
 
-def test_certificates_come_together(authority: CertificateAuthority):
+def test_the_three_tls_files_must_be_given_together(authority: CertificateAuthority):
     files = authority.issue("router")
     for name, path in files.settings.items():
         assert "are missing" in refusal(**{name: path})
@@ -75,7 +75,7 @@ def test_certificates_come_together(authority: CertificateAuthority):
     assert tls.key.decode().splitlines()[1] not in repr(tls)
 
 
-def test_certificates_that_cannot_work_are_refused_by_name(authority: CertificateAuthority, tmp_path: Path):
+def test_an_unusable_certificate_is_refused_by_name(authority: CertificateAuthority, tmp_path: Path):
     mine, other = authority.issue("mine"), authority.issue("other")
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("no certificate\n")
@@ -87,7 +87,7 @@ def test_certificates_that_cannot_work_are_refused_by_name(authority: Certificat
     assert "0644" in refusal(**mine.settings)
 
 
-def test_a_key_with_a_password_is_refused_and_asks_nobody(authority: CertificateAuthority, tmp_path: Path):
+def test_a_key_with_a_password_is_refused_without_a_prompt(authority: CertificateAuthority, tmp_path: Path):
     files, locked = authority.issue("locked"), tmp_path / "locked.key"
     encrypt_key(files.key, locked)
     assert "password" in refusal(**{**files.settings, "tls_key_file": locked})
@@ -96,6 +96,6 @@ def test_a_key_with_a_password_is_refused_and_asks_nobody(authority: Certificate
 @pytest.mark.parametrize(
     ("host", "open_"), [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("node-3", True)]
 )
-def test_an_open_cluster_is_warned_about_where_others_can_reach_it(host: str, open_: bool, secret: Path):
+def test_a_reachable_open_cluster_gives_a_warning(host: str, open_: bool, secret: Path):
     assert (open_cluster_warning(RouterSettings(host=host)) is not None) is open_
     assert open_cluster_warning(RouterSettings(host=host, cluster_secret_file=secret)) is None

@@ -1,4 +1,4 @@
-"""The per-token histogram shows what prometheus_client's own would show."""
+"""The per-token histogram renders like prometheus_client's own."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ SHOW += "print(metrics.render()[0].decode())"
 
 
 def shown(role: str) -> str:
-    """What a fresh process of this role shows: the registry is one a process."""
+    """The metrics of a fresh process of this role: a process has one registry."""
     return subprocess.run(
         [sys.executable, "-c", SHOW.format(role=role)], check=True, capture_output=True, text=True
     ).stdout

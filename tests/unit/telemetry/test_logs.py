@@ -1,4 +1,4 @@
-"""Log lines have one shape, ours and other libraries'. Each test logs in a process of its own: logging is global."""
+"""One format for our log lines and those of libraries. Each test logs in a child process: logging is global."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def test_json_lines_carry_service_fields_and_traceback():
     assert "ZeroDivisionError" in failed["exception"]
 
 
-def test_the_level_hides_lesser_lines():
+def test_lines_below_the_level_are_hidden():
     assert [json.loads(line)["event"] for line in lines("error", "json")] == ["failed"]
 
 

@@ -1,4 +1,4 @@
-"""The metrics' names, and the endpoint that shows them."""
+"""Names of the metrics, and their endpoint."""
 
 import errno
 import urllib.request
@@ -20,7 +20,7 @@ def test_every_metric_has_a_name_help_and_a_constant_like_its_name():
         assert getattr(metrics, constant + suffix) is metric
 
 
-def test_recomputed_tokens_are_shown_from_the_start():
+def test_recomputed_tokens_start_at_zero():
     text, content_type = metrics.render()
     assert b"baton_tokens_recomputed_total 0.0" in text
     assert content_type.startswith("text/plain")
@@ -39,7 +39,7 @@ def test_the_endpoint_serves_until_closed():
         urllib.request.urlopen(url, timeout=10)
 
 
-def test_a_busy_port_is_named():
+def test_a_busy_port_is_named_in_the_error():
     server = metrics.start_metrics_server("127.0.0.1", 0)
     try:
         with pytest.raises(OSError, match=f"metrics port {server.port}") as caught:

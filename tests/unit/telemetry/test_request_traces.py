@@ -1,4 +1,4 @@
-"""A router finds its running and recent requests, logs each once, and forgets in bounds."""
+"""A router finds running and recent requests, logs each once, and keeps a bounded number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a worker process: who hears of it first, what it waits for, and what cuts it short."""
+"""The end of a worker process: the order of its steps, the drain, and faults that cut it short."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEVER_S = 600.0
 
 
 class Worker:
-    """A lifecycle with requests to finish, and a diary."""
+    """A lifecycle with requests to finish; records its steps."""
 
     def __init__(self, num_requests: int = 0) -> None:
         self.lifecycle = WorkerLifecycle(asyncio.Event())
@@ -51,7 +51,7 @@ async def ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait_for(task, SOON_S)
 
 
-async def test_it_says_that_it_drains_before_it_waits_and_leaves_last():
+async def test_draining_is_announced_first_and_withdrawal_comes_last():
     worker = Worker(num_requests=1)
     life = worker.live()
     worker.lifecycle.stop()
@@ -65,8 +65,8 @@ async def test_it_says_that_it_drains_before_it_waits_and_leaves_last():
     assert worker.lifecycle.exit_code == 0
 
 
-async def test_idle_for_a_moment_is_not_the_end():
-    """More may have come by the time that it is looked at."""
+async def test_a_drain_counts_requests_again_after_it_was_idle():
+    """A request may arrive between the wake-up and the count."""
     worker = Worker(num_requests=2)
     life = worker.live()
     worker.lifecycle.stop()
@@ -79,7 +79,7 @@ async def test_idle_for_a_moment_is_not_the_end():
     await ended(life)
 
 
-async def test_what_does_not_finish_is_given_up_in_time():
+async def test_a_drain_ends_at_its_timeout():
     worker = Worker(num_requests=1)
     life = worker.live(timeout_s=0.05)
     worker.lifecycle.stop()
@@ -93,8 +93,8 @@ FAULTS = [lambda one: one.on_crash(RuntimeError("engine")), lambda one: one.on_r
 
 @pytest.mark.parametrize("fault", FAULTS, ids=["crashed", "replaced"])
 @pytest.mark.parametrize("draining", [False, True])
-async def test_a_fault_ends_it_at_once(fault: Callable[[WorkerLifecycle], None], draining: bool):
-    """Its engine is gone: there is nothing that a drain could wait for."""
+async def test_a_fault_ends_the_process_without_a_drain(fault: Callable[[WorkerLifecycle], None], draining: bool):
+    """Without an engine a drain has nothing to wait for."""
     worker = Worker(num_requests=1)
     life = worker.live()
     if draining:
@@ -119,7 +119,7 @@ async def test_a_task_that_fails_ends_the_process():
     assert worker.lifecycle.exit_code == 1
 
 
-async def test_ready_until_told_otherwise():
+async def test_a_worker_is_ready_until_it_drains():
     worker = Worker()
     life = worker.live()
     assert worker.lifecycle.status is WorkerStatus.READY

@@ -1,4 +1,4 @@
-"""Calls turned away are all counted and seldom logged."""
+"""Rejected calls are all counted and some of them logged."""
 
 from structlog.testing import capture_logs
 
@@ -12,7 +12,7 @@ def count(reason: str) -> float:
     return metrics.REJECTED_CALLS_TOTAL.labels(reason)._value.get()
 
 
-def test_all_are_counted_and_one_a_while_is_logged():
+def test_every_rejection_is_counted_and_one_an_interval_is_logged():
     now = 100.0
     rejected_calls = RejectedCallLog(lambda: now)
     forged, garbage = (

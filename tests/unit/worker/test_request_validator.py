@@ -1,4 +1,4 @@
-"""What a worker checks of messages. What garbage does to whole workers is tested in tests/fuzz."""
+"""Validation of messages by a worker. tests/fuzz covers garbage sent to whole workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_good_request_passes_unchanged():
     assert VALIDATOR.validate_prompt(codec.encode_request(request(max_tokens=1000))) == request(max_tokens=1000)
 
 
-def test_what_can_never_fit_is_too_long():
+def test_a_sequence_that_cannot_fit_is_a_context_overflow():
     with pytest.raises(ContextOverflow, match="11 tokens"):
         VALIDATOR.validate_sequence(codec.encode_request(request(max_tokens=7)))
     with pytest.raises(ContextOverflow, match="11 tokens"):
@@ -44,17 +44,17 @@ def test_what_can_never_fit_is_too_long():
     ("sent", "read"),
     [(1.5, 1.5), (0.0, 0.0), (-3.0, 0.0), (-math.inf, 0.0), (math.inf, MAX_DURATION_S), (1e300, MAX_DURATION_S)],
 )
-def test_durations_are_cut_to_what_can_be_waited_for(sent: float, read: float):
+def test_durations_are_clamped_to_one_day(sent: float, read: float):
     assert clamp_duration(sent, "deadline_s") == read
 
 
-def test_a_duration_that_is_no_number_is_refused():
+def test_a_nan_duration_is_refused():
     with pytest.raises(InvalidRequest, match="deadline_s is no number"):
         clamp_duration(math.nan, "deadline_s")
 
 
 @pytest.mark.parametrize(("name", "attempt"), [("", 1), ("x" * (MAX_NAME_CHARS + 1), 1), ("r", 0)])
-def test_ids_that_nobody_should_remember(name: str, attempt: int):
+def test_empty_and_oversized_ids_are_refused(name: str, attempt: int):
     with pytest.raises(InvalidRequest):
         validate_id(common_pb2.AttemptId(request_id=name, attempt=attempt))
     assert validate_id(common_pb2.AttemptId(request_id="x" * MAX_NAME_CHARS, attempt=1)).attempt == 1

@@ -1,4 +1,4 @@
-"""Streams: one reader an attempt, events in order, nothing kept for readers who left."""
+"""Attempt streams: one reader an attempt, ordered events, nothing kept for closed streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_events_come_in_order_to_their_own_reader():
     assert [await streams.next(ID, 1.0), await streams.next(ID, 1.0), await streams.next(OTHER, 1.0)] == [1, 2, 3]
 
 
-async def test_a_reader_wakes():
+async def test_a_waiting_reader_wakes_for_its_event():
     streams: AttemptStreams[int] = AttemptStreams()
     streams.open(ID)
 
@@ -46,7 +46,7 @@ async def test_an_attempt_has_one_reader():
     assert len(streams) == 1
 
 
-async def test_nothing_is_kept_for_nobody():
+async def test_events_without_an_open_stream_are_dropped():
     streams: AttemptStreams[int] = AttemptStreams()
     streams.deliver(ID, 1)
     streams.open(ID)

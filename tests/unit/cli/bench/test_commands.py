@@ -11,7 +11,7 @@ import pytest
 
 from services.cli.bench.results.run_file import load
 from services.cli.main import run
-from services.router.fake_dispatcher import one_token_chunks
+from tests.fake_dispatcher import one_token_chunks
 from tests.service.http.http_server import TIMEOUT_S, router, tokens_of
 
 SMALL = ["--num-prompts", "3", "--random-input-len", "5", "--random-output-len", "4", "--ignore-eos"]
