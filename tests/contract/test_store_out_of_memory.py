@@ -26,6 +26,7 @@ from baton.store.store import (
     WriteOutcome,
 )
 from baton.store.transitions import first_attempt
+from baton.store.write_behind.flusher import WriterOptions
 from baton.store.write_behind.writer import StoreWriter
 from tests.contract.stores import DEADLINE_S
 from tests.redis_server import running_redis
@@ -123,7 +124,7 @@ async def test_a_full_server_refuses_new_records_atomically(small: SmallServer) 
 async def test_everything_is_written_once_there_is_memory_again(small: SmallServer) -> None:
     store, heard = small.store, asyncio.Queue[bool]()
     await small.fill()
-    writer = StoreWriter(store, on_degraded=heard.put_nowait, retry_s=0.02)
+    writer = StoreWriter(store, WriterOptions(retry_s=0.02), on_degraded=heard.put_nowait)
     async with asyncio.timeout(2 * DEADLINE_S), writer:
         assert writer.open_call(new_call("c"))
         writer.create(new_request("c-0"))

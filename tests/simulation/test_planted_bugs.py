@@ -49,7 +49,7 @@ MAX_SEEDS = 100
         pytest.param(PolicyClasses(store=planted_bugs.ForgetsToEndCalls), {"I9"}, id="calls never end"),
         pytest.param(
             PolicyClasses(ownership=planted_bugs.NeverRenewsLease),
-            {"I3", "I4", "I8", "I9"},
+            {"I3", "I4", "I7", "I8", "I9"},
             id="lease never renewed",
         ),
     ],

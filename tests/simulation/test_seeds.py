@@ -16,7 +16,7 @@ NUM_SHARDS = 4
 
 EXPECTED_PREFIXES = (
     *("kill", "freeze", "hang", "drain", "cut", "one-way cut", "slow", "kill store", "freeze store", "kill router"),
-    *("retry", "hangs up", "loses its connection", "comes back", "has left", "Preempted", "ExportExpired"),
+    *("log attempt_failed", "hangs up", "loses its connection", "comes back", "has left", "Preempted", "ExportExpired"),
     *("log link_down", "log link_breaker_opened", "log call_claimed", "log takeover_started"),
 )
 RARE_SEEDS = (109,)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
@@ -22,6 +23,20 @@ _log = structlog.get_logger(__name__)
 _MIN_WAIT_S = 0.001
 
 
+@dataclass(frozen=True, slots=True)
+class WriterOptions:
+    """Timing and bounds of a `StoreWriter`.
+
+    `max_ended` bounds the ended sequences and calls that wait for a store that is away. `retry_s` is the pause after a
+    failure, `idle_ping_s` the interval of pings while there is nothing to write.
+    """
+
+    max_ended: int = 10_000
+    retry_s: float = 0.5
+    idle_ping_s: float = 1.0
+    journal_interval_s: float = 0.05
+
+
 class Flusher:
     """Writes while there is something to write; pauses while the store is away."""
 
@@ -29,21 +44,18 @@ class Flusher:
         self,
         store: StateStore,
         queue: SyncQueue,
-        pacer: FlushPacer,
+        options: WriterOptions,
         *,
         on_degraded: Callable[[bool], None],
         on_superseded: Callable[[AttemptId], None],
-        retry_s: float,
-        idle_ping_s: float,
     ) -> None:
-        """What these mean is said at `StoreWriter`."""
+        """See `StoreWriter`."""
         self._store = store
         self._queue = queue
-        self._pacer = pacer
+        self._pacer = FlushPacer(options.journal_interval_s)
+        self._options = options
         self._on_degraded = on_degraded
         self._on_superseded = on_superseded
-        self._retry_s = retry_s
-        self._idle_ping_s = idle_ping_s
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._retry_now = asyncio.Event()
@@ -188,13 +200,13 @@ class Flusher:
         self._wake.clear()
         if self._queue.due_journals:
             await wait_for_event(self._wake, max(wait_s, _MIN_WAIT_S))
-        elif not await wait_for_event(self._wake, self._idle_ping_s):
+        elif not await wait_for_event(self._wake, self._options.idle_ping_s):
             await self._store.ping()
             self._update_status(complete=not self._queue.due_journals)
 
     async def _back_off(self) -> None:
         """Lets an absent store be for a while; a flush cuts it short once."""
-        await wait_for_event(self._retry_now, self._retry_s)
+        await wait_for_event(self._retry_now, self._options.retry_s)
         self._retry_now.clear()
 
     def _set_degraded(self, degraded: bool, reason: str) -> None:

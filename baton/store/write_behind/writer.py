@@ -25,8 +25,7 @@ from baton.domain.request import FinishReason, OutputToken
 from baton.store import transitions
 from baton.store.store import MAX_TRACE_BYTES, CallRecord, CallStatus, SequenceRecord, StateStore
 from baton.store.write_behind.call_sync import CallSync
-from baton.store.write_behind.flush_pacer import FlushPacer
-from baton.store.write_behind.flusher import Flusher
+from baton.store.write_behind.flusher import Flusher, WriterOptions
 from baton.store.write_behind.record_sync import RecordSync
 from baton.store.write_behind.sync_queue import SyncQueue
 
@@ -41,33 +40,22 @@ MAX_ENDED_TOKENS = 1 << 20
 
 
 class StoreWriter:
-    """The router's pen. One event loop; what notes something never waits and never fails for the store's sake."""
+    """Notes changes for the store. One event loop; no method waits for the store, or fails because of it."""
 
     def __init__(
         self,
         store: StateStore,
+        options: WriterOptions | None = None,
         *,
         on_degraded: Callable[[bool], None] = lambda degraded: None,
         on_superseded: Callable[[AttemptId], None] = lambda id: None,
-        max_ended: int = 10_000,
-        retry_s: float = 0.5,
-        idle_ping_s: float = 1.0,
-        journal_interval_s: float = 0.05,
     ) -> None:
         """`on_degraded` gets True when the store stops answering or the queue drops an ended sequence, and False once
         everything is written again. `on_superseded` gets, once, a live sequence that another router has taken over:
-        nothing more is written of it. `idle_ping_s` is the interval of pings while there is nothing to write. The
-        caller closes the store."""
-        self._queue = SyncQueue(max_ended, MAX_ENDED_TOKENS)
-        self._flusher = Flusher(
-            store,
-            self._queue,
-            FlushPacer(journal_interval_s),
-            on_degraded=on_degraded,
-            on_superseded=on_superseded,
-            retry_s=retry_s,
-            idle_ping_s=idle_ping_s,
-        )
+        nothing more is written of it. The caller closes the store."""
+        options = options or WriterOptions()
+        self._queue = SyncQueue(options.max_ended, MAX_ENDED_TOKENS)
+        self._flusher = Flusher(store, self._queue, options, on_degraded=on_degraded, on_superseded=on_superseded)
 
     async def __aenter__(self) -> Self:
         self.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord, StateStore
 from baton.store.transitions import first_attempt
+from baton.store.write_behind.flusher import WriterOptions
 from baton.store.write_behind.writer import MAX_BODY_BYTES, MAX_UNWRITTEN_TOKENS, StoreWriter
 from tests.property.store.faulty_store import OPTIONS, Fault, FaultyStore
 from tests.redis_server import running_redis
@@ -31,8 +33,11 @@ def new_call(*sequences: str, body: bytes = b"{}") -> CallRecord:
     return CallRecord(RequestId("c"), OURS, 1, CallStatus.OPEN, "/v1/completions", body, "", 17, 5, ids)
 
 
-def new_writer(store: FaultyStore, **news: Any) -> StoreWriter:
-    return StoreWriter(cast(StateStore, store), retry_s=0.001, **{"journal_interval_s": 0.001, **news})
+def new_writer(
+    store: FaultyStore, on_superseded: Callable[[AttemptId], None] = lambda id: None, **options: float
+) -> StoreWriter:
+    fast = WriterOptions(**{"retry_s": 0.001, "journal_interval_s": 0.001, **options})  # type: ignore[arg-type]
+    return StoreWriter(cast(StateStore, store), fast, on_superseded=on_superseded)
 
 
 def token(index: int) -> OutputToken:
@@ -344,7 +349,7 @@ async def test_all_tokens_are_rewritten_to_a_restarted_server() -> None:
     with running_redis() as server:
         store = await connect(server.url, StoreOptions(timeout_s=1.0))
         heard: asyncio.Queue[bool] = asyncio.Queue()
-        writer = StoreWriter(store, on_degraded=heard.put_nowait, retry_s=0.02, idle_ping_s=0.02)
+        writer = StoreWriter(store, WriterOptions(retry_s=0.02, idle_ping_s=0.02), on_degraded=heard.put_nowait)
         async with asyncio.timeout(20), writer:
             sequence = await _decoding(cast(FaultyStore, _Open(store)), writer)
             sequence.emit(100)

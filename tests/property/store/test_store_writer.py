@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +17,7 @@ from baton.store.connect import connect
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.store import SequenceRecord, StateStore
+from baton.store.write_behind.flusher import WriterOptions
 from baton.store.write_behind.writer import StoreWriter
 from tests.property.store.faulty_store import OPTIONS, Fault, FaultyStore
 from tests.redis_server import running_redis
@@ -26,8 +27,9 @@ def new_request(id: RequestId) -> SequenceRecord:
     return SequenceRecord(id, 1, RequestState.RECEIVED, "router", "tiny", num_prompt_tokens=3)
 
 
-def new_writer(store: FaultyStore, reported: list[bool], **bounds: Any) -> StoreWriter:
-    return StoreWriter(cast(StateStore, store), on_degraded=reported.append, retry_s=0.001, **bounds)
+def new_writer(store: FaultyStore, reported: list[bool], max_ended: int = 10_000) -> StoreWriter:
+    options = WriterOptions(max_ended=max_ended, retry_s=0.001)
+    return StoreWriter(cast(StateStore, store), options, on_degraded=reported.append)
 
 
 FAULTS = st.lists(st.sampled_from([Fault.NONE, Fault.NOT_RECEIVED, Fault.ANSWER_LOST]), max_size=20)
@@ -169,7 +171,9 @@ async def test_a_sequence_of_another_router_is_left_alone() -> None:
 async def test_an_idle_writer_notices_an_outage_and_its_end() -> None:
     store = FaultyStore([Fault.NOT_RECEIVED, Fault.NOT_RECEIVED])
     reported: asyncio.Queue[bool] = asyncio.Queue()
-    writer = StoreWriter(cast(StateStore, store), on_degraded=reported.put_nowait, retry_s=0.001, idle_ping_s=0.001)
+    writer = StoreWriter(
+        cast(StateStore, store), WriterOptions(retry_s=0.001, idle_ping_s=0.001), on_degraded=reported.put_nowait
+    )
     async with asyncio.timeout(10), writer:
         assert await reported.get() is True
         assert await reported.get() is False
@@ -193,7 +197,7 @@ async def test_records_are_rewritten_to_a_restarted_server() -> None:
     with running_redis() as server:
         store = await connect(server.url, StoreOptions(timeout_s=1.0))
         reported: asyncio.Queue[bool] = asyncio.Queue()
-        writer = StoreWriter(store, on_degraded=reported.put_nowait, retry_s=0.02, idle_ping_s=0.02)
+        writer = StoreWriter(store, WriterOptions(retry_s=0.02, idle_ping_s=0.02), on_degraded=reported.put_nowait)
         record = new_request(RequestId("a"))
         async with asyncio.timeout(10), writer:
             writer.create(record)
