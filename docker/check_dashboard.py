@@ -1,10 +1,9 @@
-"""Runs every expression of Grafana's dashboard against a live Prometheus, and says which a person would see nothing in.
+"""Runs every expression of Grafana's dashboard against a live Prometheus and reports those without a value.
 
     python docker/check_dashboard.py http://127.0.0.1:9090
 
-Called by a developer while requests are being served, and by tests/unit/docker. Needs the standard library only; knows
-no metric: what an expression must not give is an error, nothing at all, or only numbers that are none. Rendering is
-Grafana's own and is not checked.
+Run it while requests are being served; tests/unit/docker uses it, too. Needs the standard library only. An expression
+must not give an error, an empty answer, or only NaN. Grafana's rendering is not checked.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from typing import Any
 
 BOARD = Path(__file__).parent / "grafana" / "boards" / "baton.json"
 RATE_INTERVAL = "1m"
-"""What Grafana would put for `$__rate_interval` or a little more: there must have been requests within it."""
+"""Value of `$__rate_interval`: there must have been requests within it."""
 
 TIMEOUT_S = 10.0
 USAGE = "usage: check_dashboard.py PROMETHEUS_URL\n"
 
 
 class QueryFailed(Exception):
-    """Prometheus did not evaluate an expression; says why."""
+    """Prometheus did not evaluate an expression."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One expression of a panel, as the dashboard has it."""
+    """One expression of a panel."""
 
     panel: str
     expression: str
 
 
 def targets(board: Path = BOARD) -> Iterator[Target]:
-    """All expressions of a dashboard, in its order, those of collapsed rows included."""
+    """All expressions of a dashboard, in order, including collapsed rows."""
     yield from _targets(json.loads(board.read_text(encoding="utf-8"))["panels"])
 
 
@@ -52,7 +51,7 @@ def _targets(panels: list[dict[str, Any]]) -> Iterator[Target]:
 
 
 def query(url: str, expression: str) -> list[float]:
-    """The present values of all series that `expression` gives. Raises `QueryFailed`."""
+    """Current values of all series of `expression`. Raises `QueryFailed`."""
     parameters = urllib.parse.urlencode({"query": expression})
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/api/v1/query?{parameters}", timeout=TIMEOUT_S) as reply:
@@ -66,7 +65,7 @@ def query(url: str, expression: str) -> list[float]:
 
 
 def fault(url: str, target: Target) -> str | None:
-    """Why a panel would show nothing for `target` now; None when it shows something."""
+    """Reason why a panel shows nothing for `target` now; None if it shows a value."""
     try:
         values = query(url, target.expression.replace("$__rate_interval", RATE_INTERVAL))
     except QueryFailed as error:
@@ -77,7 +76,7 @@ def fault(url: str, target: Target) -> str | None:
 
 
 def main(arguments: list[str]) -> int:
-    """One line an expression. Returns 0 when all show something, 1 when one does not, 2 for wrong usage."""
+    """Prints one line an expression. Returns 0 if all have a value, 1 if one has none, 2 for wrong usage."""
     if len(arguments) != 1:
         sys.stderr.write(USAGE)
         return 2
