@@ -30,7 +30,7 @@ from services.router.dispatch.placement import Avoided, Pair
 
 
 class FaultSource(enum.Enum):
-    """What the next attempt avoids if it can."""
+    """Part that the next attempt avoids if it can."""
 
     PREFILL = "prefill"
     DECODE = "decode"
