@@ -1,9 +1,9 @@
-"""`python -m simulation`: runs seeds until one fails, and shows the failure as small as it gets.
+"""`python -m simulation`: runs seeds until one fails, and shows the shrunk failure.
 
 python -m simulation --seeds 200                        seeds 0..199
 python -m simulation --seeds 10000 --jobs 8             the same in eight processes, with a progress bar
-python -m simulation --first 4200 --seeds 5800 --jobs 8 and on from where it was stopped
-python -m simulation --seed 17 --trace                  one seed, with all that happened
+python -m simulation --first 4200 --seeds 5800 --jobs 8 continue where it was stopped
+python -m simulation --seed 17 --trace                  one seed with its trace
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simulation.shrink import shrink
 from simulation.sweep import ProgressBar, SweepResult, failing_seed, num_cores, sweep
 
 INTERRUPTED = 130
-"""As shells have it for SIGINT."""
+"""Exit status of a shell after SIGINT."""
 
 
 def main(arguments: list[str]) -> int:

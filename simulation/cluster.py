@@ -1,6 +1,6 @@
-"""The simulated cluster: its processes, what lies between them, and all that can be done to them. Used by `run`.
+"""The simulated cluster: its processes, the network between them, and the faults. Used by `run`.
 
-A name has one life after another; `nodes` has the present one of each. Knows no client and no scenario's course.
+A name has one life after another; `nodes` holds the present one of each. Knows no client and no scenario.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SimNode = SimPrefill | SimDecode | SimRouter
 
 
 class SimCluster:
-    """Every process of a world. Made inside the running loop.
+    """All processes of a run. Created inside the running loop.
 
-    `on_violation` hears of processes that crash; `broken_rule`: what is wrong with a sequence's tokens, for who watches
-    the store.
+    `on_violation` receives crashes of processes. `broken_rule`: the rule that a sequence's tokens break, for the
+    checked store.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SimCluster:
 
     @property
     def store(self) -> StateStore:
-        """As it is, seen by nobody in particular."""
+        """The store, without a network in between."""
         return self.store_server.store
 
     def router(self, name: str) -> SimRouter:
@@ -75,7 +75,7 @@ class SimCluster:
         return node
 
     def stop_faults(self) -> None:
-        """From now on nothing goes wrong by chance."""
+        """Stops random failures."""
         self._network.stop_faults()
         self._page_network.stop_faults()
 
@@ -86,14 +86,14 @@ class SimCluster:
             check_no_tasks(node.process.name, node.process.tasks())
 
     async def end(self) -> None:
-        """Every process ends, and is waited for."""
+        """Ends all processes and waits for them."""
         for process in self._processes.values():
             process.kill()
         for process in (*self._processes.values(), *self._exited):
             await process.wait_exited()
 
     def inject(self, fault: FaultPlan) -> None:
-        """A fault happens."""
+        """Injects a fault."""
         self._trace.note("fault", str(fault))
         self._router_health.inject(fault, asyncio.get_running_loop().time())
         if fault.target == STORE and fault.peer is None:
@@ -186,7 +186,7 @@ class SimCluster:
         return cast(StateStore, CheckedStore(store, self._is_healthy, self._broken_rule, self._on_violation))
 
     def _is_healthy(self, owner: OwnerId) -> bool:
-        """Whether a router has had no reason to lose its lease."""
+        """True if a router has had no reason to lose its lease."""
         name, _, incarnation = owner.partition("/")
         process = self._processes[name]
         is_current = process.alive and f"{process.incarnation:x}" == incarnation

@@ -1,4 +1,4 @@
-"""The policy classes that a simulated cluster is made of, so that tests can plant a broken one."""
+"""The policy classes of a simulated cluster, so tests can plant a broken one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from simulation.scenario import VOCAB_SIZE
 
 @dataclass(frozen=True, slots=True)
 class PolicyClasses:
-    """The real ones, unless told otherwise."""
+    """The real classes by default."""
 
     export_table: type[ExportTable] = ExportTable
     prefill_scheduler: type[PrefillScheduler] = PrefillScheduler
@@ -40,7 +40,7 @@ class PolicyClasses:
 
 @dataclass(frozen=True, slots=True)
 class SimConfig:
-    """How small the world is, and its times: defaults, but for leases and deadlines."""
+    """Sizes and times of the simulated cluster: defaults, except leases and deadlines."""
 
     page_size: int = 2
     num_prefill_pages: int = 14
@@ -69,7 +69,7 @@ MODEL = "fake"
 
 
 def model_fingerprint(version: int) -> str:
-    """Of workers that have this version of the model."""
+    """Fingerprint of workers with this version of the model."""
     return f"{MODEL} {version}"
 
 

@@ -1,4 +1,4 @@
-"""A failing scenario in words: what broke, what is left of the scenario, and the last lines that concern it."""
+"""Report of a failing scenario: the broken rule, the shrunk scenario, and the last trace lines of the request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_LINES = 60
 
 
 def describe(result: RunResult, max_lines: int = MAX_LINES) -> str:
-    """For people to read."""
+    """The report as text."""
     return "\n".join(_lines(result, max_lines))
 
 

@@ -1,8 +1,8 @@
 """A run: a whole cluster with its clients in one virtual loop, from a scenario to a result.
 
-1. processes start and find each other           4. everybody's deadline passes (I8)
+1. processes start and find each other           4. all deadlines pass (I8)
 2. clients arrive, faults happen                 5. it is quiet: nothing is left behind (I5), the store agrees (I9)
-3. all is calm again: new clients must be served
+3. faults are over: new clients must be served
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from simulation.runtime.virtual_clock import Deadlock, VirtualLoop, patched_engi
 from simulation.scenario import FAULTS_END_S, ClientPlan, Scenario
 
 PROBE_AT_S = FAULTS_END_S + 3.4
-"""By now links are up again, suspicion is over, and dead workers are forgotten."""
+"""Time after the last fault until links are up and dead workers are forgotten."""
 
 QUIET_S = 3.5
-"""Longer than every lease, promise and last word; reads that came late are over by now."""
+"""Longer than every lease and reservation; late reads are over by then."""
 
 MAX_LATENESS_S = 5.0
-"""How much later than its deadline a call may end for somebody who follows its journal."""
+"""Bound on the delay of a call's end after its deadline for a journal reader."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What came of a scenario: how its clients fared, and the first violation, if there was one."""
+    """Result of a scenario: outcomes of its clients, and the first violation, if any."""
 
     scenario: Scenario
     violation: Violation | None
@@ -79,7 +79,7 @@ class _Run:
         self.violation: Violation | None = None
 
     async def run_to_end(self) -> None:
-        """Everything, until the end or the first violation."""
+        """Runs all phases until the end or the first violation."""
         loop = asyncio.get_running_loop()
         cluster = self._cluster = SimCluster(
             self._scenario, self._policies, self._trace, self.on_violation, self._broken_rule
@@ -99,14 +99,14 @@ class _Run:
             phases.result()
 
     async def end(self) -> None:
-        """Every process ends, and is waited for."""
+        """Ends all processes and waits for them."""
         for client in self.clients:
             await client.wait_closed()
         if self._cluster is not None:
             await self._cluster.end()
 
     def on_violation(self, violation: Violation) -> None:
-        """The run is over; the first violation counts."""
+        """Ends the run; the first violation counts."""
         if self.violation is None:
             self.violation = violation
             self._trace.note("oracle", f"VIOLATION {violation}", violation.request_id)
@@ -135,7 +135,7 @@ class _Run:
         await asyncio.sleep(at_s - asyncio.get_running_loop().time())
 
     async def _ended(self, deadline_s: float) -> None:
-        """Waits for all clients, until they should have heard."""
+        """Waits for all clients, at most until their ends are due."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline_s):
                 for client in self.clients:
@@ -158,7 +158,7 @@ class _Run:
         return ""
 
     def _probe(self, cluster: SimCluster) -> list[SimClient]:
-        """A few clients more than can be served at once anywhere; all of them must be."""
+        """Sends a few more clients than any router serves at once; all of them must be served."""
         now, prompt = asyncio.get_running_loop().time(), (0, 1, 2, 0, 1)
         plans = [
             ClientPlan(RequestId(f"probe{n}"), now, (*prompt, n % 3), 6, n, routers[n % len(routers)])

@@ -1,7 +1,7 @@
-"""What happens in a run, fixed beforehand: clients, faults and how bad the network is. Values only;
-`scenario_generator` makes them.
+"""A scenario: clients, faults and network noise of a run, fixed beforehand. Values only.
 
-A scenario with a client or a fault taken out is a scenario too, which is how `shrink` makes failures small.
+`scenario_generator` makes them. A scenario without one of its clients or faults is a scenario too, so `shrink` can make
+failures small.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ from baton.domain.errors import DeadlineExceeded, Draining, NoWorkers, Overloade
 from baton.domain.ids import RequestId
 
 BEGIN_S, END_S = 1.5, 5.5
-"""Clients arrive between these; faults begin between these."""
+"""Times between which clients arrive and faults begin."""
 
 MAX_PARTITION_S = 6.0
-"""Longest that a process is frozen, or two are cut off: a third of these outlast their connections (`network`)."""
+"""Longest freeze or cut; a third of them outlast their connections (`network`)."""
 
 FAULTS_END_S = END_S + MAX_PARTITION_S + 0.1
-"""By now every fault is over, and the network works again."""
+"""Time at which every fault is over and the network works."""
 
 VOCAB_SIZE = 3
 MAX_CHOICES = 2
 
 VERSIONS = (0, 1)
-"""Of the model: workers begin with the first, and after an upgrade have the second. No two say the same after anything,
-so a token tells whose it is."""
+"""Versions of the model: workers begin with the first, and have the second after an upgrade. Their tokens always
+differ, so a token shows its version."""
 
 NO_ROUTER = "no_router"
-"""What a client says that finds no router to ask."""
+"""Outcome of a client that finds no router."""
 
 STORE = "store"
-"""The name of the process that keeps the state store."""
+"""Name of the state store's process."""
 
 
 class SimFaultKind(enum.Enum):
-    """What is done to a process or, where a fault has a peer, between two."""
+    """Kinds of faults of a process or, with a peer, of a link."""
 
     KILL = "kill"  # and restarted after `duration_s`; the store comes back empty
     FREEZE = "freeze"  # SIGSTOP, then SIGCONT
-    HANG = "hang"  # the engine hangs in a step, the rest lives
+    HANG = "hang"  # the engine hangs in a step, the process lives
     DRAIN = "drain"  # SIGTERM; restarted `duration_s` after it has left
     UPGRADE = "upgrade"  # as DRAIN, and what is started then has the next version of the model
-    CUT = "cut"  # no message gets through
-    CUT_ONE_WAY = "one-way cut"  # what the target sends does not reach the peer
-    SLOW = "slow"  # messages take long
+    CUT = "cut"  # cuts both directions
+    CUT_ONE_WAY = "one-way cut"  # cuts messages from the target to the peer
+    SLOW = "slow"  # slows messages
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """One fault; `peer` is the other end of what is between two."""
+    """One fault; `peer`: the other end of a link."""
 
     kind: SimFaultKind
     at_s: float
@@ -65,10 +65,10 @@ class FaultPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClientPlan:
-    """One call, of `num_choices` answers that end with `max_tokens` or after the first `stop_token` (a stop string).
+    """One call with `num_choices` choices that end with `max_tokens` or after the first `stop_token` (a stop string).
 
-    `router`: whom it asks first. `patience_s`: loses its connection so long after arriving. `returns`: comes back for
-    the rest of its answer, whyever the connection was lost; if not, that is the end.
+    `router`: its first router. `patience_s`: time after which it loses its connection. `returns`: resumes after any
+    lost connection; otherwise that is the end.
     """
 
     name: RequestId
@@ -98,9 +98,9 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything a run depends on. `digests` off: commits are validated by V1 or V2, and no read is corrupted.
+    """All inputs of a run. `digests` off: V1 or V2 validate commits, and no read is corrupted.
 
-    The first `num_local_prefill` decode workers prefill for themselves too, which may be all there is to prefill.
+    The first `num_local_prefill` decode workers prefill for themselves too, perhaps without any prefill worker.
     """
 
     seed: int
@@ -134,13 +134,13 @@ class Scenario:
 
     @property
     def only_drains(self) -> bool:
-        """Nothing happens but that processes are told to leave: nobody may fail."""
+        """True if processes only drain: no request may fail."""
         return self.noise == Noise() and all(fault.kind is SimFaultKind.DRAIN for fault in self.faults)
 
     @property
     def allowed_refusals(self) -> frozenset[str]:
-        """Codes with which a request may be refused although all who leave do so cleanly: whoever of a kind could have
-        taken it may have been away at the same time."""
+        """Codes of refusals that are valid although all processes leave cleanly: all processes of a role may have been
+        away at the same time."""
         leaving = {fault.target for fault in self.faults}
         codes = {Overloaded.code}
         no_pair = leaving.issuperset(self.prefills) or leaving.issuperset(self.decodes)
@@ -152,10 +152,10 @@ class Scenario:
 
     @property
     def capacity_failures(self) -> frozenset[str]:
-        """Codes with which a request may fail although nothing goes wrong: this many clients are too much for these
-        workers, whose pools are tiny. Without host memory a row that finds no page is sent back, again and again."""
+        """Codes with which a request may fail without any fault: this many clients overload these tiny pools. Without
+        host memory a row without a page is sent back, again and again."""
         return frozenset({DeadlineExceeded.code})
 
     def without_faults(self) -> Scenario:
-        """The same clients in a perfect world."""
+        """The same clients without faults and noise."""
         return replace(self, noise=Noise(), faults=())

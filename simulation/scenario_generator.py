@@ -1,4 +1,4 @@
-"""Draws the scenario that a seed stands for. Used by everybody who runs seeds; a run itself knows only the scenario."""
+"""Draws the scenario of a seed. A run itself knows only the scenario."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ MAX_DURATION_S = {
 
 
 def generate_scenario(seed: int) -> Scenario:
-    """Of ten in a row, one is undisturbed, in one processes only drain, and one begins with a burst; in three it is
-    mostly the routers and their way to the store that fail, while answers are long; in one all workers are upgraded."""
+    """Of ten seeds, one is undisturbed, one only drains processes, one begins with a burst, three mostly fail routers
+    and their links to the store during long answers, and one upgrades all workers."""
     scenario = _scenario(seed)
     if seed % 10 == 6:
         scenario = replace(scenario, faults=(*scenario.faults, *_rollout(Random(f"rollout {seed}"), scenario)))
@@ -69,7 +69,7 @@ def _with_faults(rng: Random, scenario: Scenario, draw: Draw, max_faults: int) -
 
 
 def _router_trouble(rng: Random, seed: int) -> Scenario:
-    """Two or three routers, and answers that take so long that a router's end finds many of them under way."""
+    """Two or three routers, and long answers, so many are under way when a router ends."""
     return replace(
         _fault_free(rng, seed, rng.choice([2, 3])), mean_step_s=rng.choice([0.02, 0.05, 0.2]), deadline_s=8.0
     )
@@ -148,12 +148,12 @@ def _drain(rng: Random, scenario: Scenario) -> FaultPlan:
 
 
 def _rollout(rng: Random, scenario: Scenario) -> list[FaultPlan]:
-    """Every worker gets the next version of the model, one after another or several at a time."""
+    """Upgrades every worker to the next version of the model, one after another or several at a time."""
     return [_plan(rng, SimFaultKind.UPGRADE, worker) for worker in (*scenario.prefills, *scenario.decodes)]
 
 
 def _router_fault(rng: Random, scenario: Scenario) -> FaultPlan:
-    """Something that makes one router take another one for dead, rightly or not, while clients are served."""
+    """A fault that makes one router consider another one dead, rightly or not, while clients are served."""
     fault = rng.choices([_to_a_router, _cut_from_store, _fault], [4, 4, 2])[0](rng, scenario)
     return replace(fault, at_s=rng.uniform(BEGIN_S, BEGIN_S + 1.5))
 

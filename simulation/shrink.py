@@ -1,4 +1,4 @@
-"""Makes a failing scenario small: takes out faults, clients and noise for as long as it fails the same way."""
+"""Shrinks a failing scenario: removes faults, clients and noise while it breaks the same rule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Run = Callable[[Scenario], RunResult]
 
 
 def shrink(failing: RunResult, run: Run, max_runs: int = 100) -> RunResult:
-    """A result with the same rule broken, from a scenario of which nothing more can be taken out within `max_runs`."""
+    """A result with the same broken rule, from the smallest scenario found within `max_runs`."""
     smallest = failing
     candidates = _smaller(smallest.scenario)
     for _ in range(max_runs):
@@ -28,7 +28,7 @@ def shrink(failing: RunResult, run: Run, max_runs: int = 100) -> RunResult:
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """Every scenario with one thing less."""
+    """Every scenario with one element less."""
     for i in range(len(scenario.faults)):
         yield replace(scenario, faults=scenario.faults[:i] + scenario.faults[i + 1 :])
     middle = len(scenario.clients) // 2

@@ -1,7 +1,7 @@
-"""Runs many seeds in several processes, and says how far it has got. Used by `__main__`; knows scenarios only by seed.
+"""Runs many seeds in several processes and shows progress. Used by `__main__`; knows scenarios only by seed.
 
-Seeds are taken in order, a chunk at a time, so a sweep that was stopped can go on from the first one not known to be
-good. The first violation ends it.
+Seeds are taken in order, a chunk at a time, so a stopped sweep can continue from the first unverified seed. The first
+violation ends it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CHUNK_SEEDS = 10
 BAR_CHARACTERS = 30
 LOOK_INTERVAL_S = 1.0
 LINE_INTERVAL_S = 30.0
-"""How often progress is told where it cannot be drawn over."""
+"""Interval of progress lines without a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """`next_seed`: all before it, from the sweep's first on, are good. `failing_seed`: the one that ended the sweep.
+    """Result of a sweep. `next_seed`: all seeds before it are good. `failing_seed`: the seed that ended the sweep.
 
     Without a failing seed `next_seed` is the end, unless the sweep was interrupted.
     """
@@ -41,7 +41,7 @@ class SweepResult:
 
 
 def sweep(first: int, num_seeds: int, num_jobs: int, progress: Callable[[int], None]) -> SweepResult:
-    """Runs seeds `first .. first + num_seeds - 1`, until SIGINT. `progress` hears how many are good so far."""
+    """Runs seeds `first .. first + num_seeds - 1`, until SIGINT. `progress` receives the number of good seeds."""
     last = first + num_seeds
     chunks = (range(start, min(start + CHUNK_SEEDS, last)) for start in range(first, last, CHUNK_SEEDS))
     open_chunks: dict[Future[int | None], range] = {}
@@ -67,7 +67,7 @@ def sweep(first: int, num_seeds: int, num_jobs: int, progress: Callable[[int], N
 
 @contextmanager
 def _interrupted() -> Iterator[Event]:
-    """What SIGINT sets meanwhile."""
+    """Event that SIGINT sets inside the context."""
     interrupted = Event()
     before = signal.signal(signal.SIGINT, lambda number, frame: interrupted.set())
     try:
@@ -77,7 +77,7 @@ def _interrupted() -> Iterator[Event]:
 
 
 def _pool(num_jobs: int) -> ProcessPoolExecutor:
-    """SIGINT is for the parent: the others end their chunk."""
+    """Ignores SIGINT, which is for the parent; a child ends its chunk."""
     ignore = (signal.SIGINT, signal.SIG_IGN)
     return ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn"), initializer=signal.signal, initargs=ignore)
 
@@ -88,7 +88,7 @@ def failing_seed(seeds: range) -> int | None:
 
 
 def num_cores() -> int:
-    """How many processes can run at once here."""
+    """Number of usable cores."""
     return len(os.sched_getaffinity(0))
 
 
@@ -102,7 +102,7 @@ class ProgressBar:
         self._began_at = self._shown_at = time.monotonic()
 
     def show(self, num_good: int) -> None:
-        """So many seeds are good."""
+        """Reports the number of good seeds."""
         now = time.monotonic()
         if self._out.isatty():
             self._out.write("\r" + "".join(self._parts(num_good, now)) + ("\n" if num_good == self._num_seeds else ""))

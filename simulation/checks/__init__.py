@@ -1,1 +1,1 @@
-"""What must hold during a run and at its end."""
+"""Checks during a run and at its end."""

@@ -1,8 +1,7 @@
-"""Watches the state store: who claims what, and what is written into journals. Stands between it and everybody.
+"""A state store that checks claims and journal writes. Wraps the store for all processes.
 
-The store is only as right as its answers, so they are checked here, one by one: a call has one owner at a time, nobody
-takes it from an owner that is well, an older attempt writes nothing (I3), and a journal says what one model says
-(I2, I4, I10).
+Every operation is checked: a call has one owner at a time, no router claims it from a healthy owner, an older attempt
+writes nothing (I3), and a journal holds the tokens of one model (I2, I4, I10).
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from baton.store.store import CallRecord, CallStatus, JournalEntry, StateStore, 
 from simulation.checks.invariants import Violation
 
 BrokenRule = Callable[[RequestId, Sequence[int]], str]
-"""The rule that these tokens of a sequence break; "" if none, and for a sequence that nobody knows."""
+"""The rule that these tokens of a sequence break; "" if none, and for an unknown sequence."""
 
 
 class CheckedStore:
-    """A `StateStore` that tells `on_violation` what is wrong. `is_healthy`: whether an owner lives and can reach the
+    """A `StateStore` that reports violations to `on_violation`. `is_healthy`: the owner lives and can reach the
     store."""
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The reckoning at the end of a run, when all is quiet: does the store say what the clients have seen? (I8, I9)
+"""Checks at the end of a run: the store agrees with what the clients received (I8, I9).
 
-Called by `run`. What the store has lost it need not know, and a call that changed hands may have ended otherwise than
-its client saw: then only that it has ended counts.
+Called by `run`. Data that the store has lost need not be there. A call with several owners may have ended differently
+than its client saw: then it only must have ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ async def check_store(cluster: SimCluster, deadline_s: float, clients: list[SimC
             _check_missing(cluster, client)
             continue
         if call.status is CallStatus.OPEN:
-            raise Violation("I9", f"nobody has ended it; it is {call.owner}'s", client.plan.name)
+            raise Violation("I9", f"no router has ended it; it is {call.owner}'s", client.plan.name)
         records = [await cluster.store.get(sequence) for sequence in call.sequence_ids]
         if call.status is CallStatus.ENDED:
             _check_sequences_ended(records)
@@ -33,7 +33,7 @@ async def check_store(cluster: SimCluster, deadline_s: float, clients: list[SimC
 
 
 def check_only_drains(scenario: Scenario, clients: list[SimClient]) -> None:
-    """Processes that leave cleanly make nobody's request fail. Raises `Violation`."""
+    """No request fails because processes leave cleanly. Raises `Violation`."""
     for client in clients:
         failed = client.outcome in (ClientOutcome.FAILED, ClientOutcome.LOST, ClientOutcome.NOT_FOUND)
         if failed and client.code not in scenario.capacity_failures:
@@ -43,7 +43,7 @@ def check_only_drains(scenario: Scenario, clients: list[SimClient]) -> None:
 
 
 def _check_sequences_ended(records: list[SequenceRecord | None]) -> None:
-    """Also those that another router took over, in whatever state they were."""
+    """All sequences have ended, including those taken over in any state."""
     for record in records:
         if record is not None and not record.state.terminal:
             raise Violation("I9", f"its call has ended, it is {record.state.value}", record.id)
@@ -63,7 +63,7 @@ def _is_router_running(cluster: SimCluster, client: SimClient) -> bool:
 
 
 def _has_one_owner(cluster: SimCluster, client: SimClient, call: CallRecord) -> bool:
-    """Whether the store has heard of this call from one router only, the one that its client has heard it from."""
+    """True if only one router has written this call: the one that its client used."""
     return (
         call.epoch == 1
         and client.num_connections == 1
@@ -77,7 +77,7 @@ def _check_states(client: SimClient, records: list[SequenceRecord | None], wiped
     states = [record.state if record is not None else None for record in records]
     match client.outcome:
         case ClientOutcome.FINISHED:
-            wiped_until_s = wiped_at_s + STORE_WAIT_S  # its end may have been heard late: headers wait for the store
+            wiped_until_s = wiped_at_s + STORE_WAIT_S  # its end may arrive late: headers wait for the store
             agrees = all(
                 state is RequestState.FINISHED or (state is None and client.answer.finished[choice] <= wiped_until_s)
                 for choice, state in enumerate(states)

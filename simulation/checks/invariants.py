@@ -1,8 +1,8 @@
-"""What must hold, and who broke it. Every module asks it after every event; the first violation ends the run.
+"""Invariants of the simulated processes. Checked after every event; the first violation ends the run.
 
-I1, I5, I6: `check_pages`, `check_idle`. I2 is the fake runner's: it reads back every position before it computes. I3,
+I1, I5, I6: `check_pages`, `check_idle`. I2: the fake runner, which reads back every position before it computes. I3,
 I4: `EmissionCheck` in every worker, `client.SimClient` at the end of the line. I7: `virtual_clock.Deadlock`. I8, I9:
-`run`. I10 (all tokens of a sequence are one model's): `answer`, and `checked_store` for what is journalled.
+`run`. I10 (one model makes all tokens of a sequence): `answer`, and `checked_store` for journals.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 
 BACKGROUND = frozenset({"background", "workers", "store-writer", "store-ownership"})
-"""Tasks that run as long as their process."""
+"""Names of tasks that run as long as their process."""
 
 
 class Violation(Exception):
-    """An invariant does not hold. `rule` names it; `request_id` is the request, where it is about one."""
+    """A broken invariant. `rule` names it; `request_id`: the request concerned, if any."""
 
     def __init__(self, rule: str, message: str, request_id: RequestId | None = None) -> None:
         super().__init__(f"{rule}: {message}")
@@ -28,7 +28,7 @@ class Violation(Exception):
 
 
 def check_pages(cache: PrefixCache, in_flight: Sequence[PageId] = ()) -> None:
-    """The page tables agree (raises `Broken`), and what is being read into belongs to an import."""
+    """Checks that page tables agree (raises `Broken`), and that pages being read into belong to an import."""
     cache.pool.check()
     cache.check()
     if len(set(in_flight)) != len(in_flight):
@@ -40,7 +40,7 @@ def check_pages(cache: PrefixCache, in_flight: Sequence[PageId] = ()) -> None:
 
 
 def check_idle(name: str, pool: PagePool, left: dict[str, int]) -> None:
-    """Nothing is left behind. `left`: what else must be 0, by name."""
+    """Checks that nothing is left behind. `left`: further counts that must be 0, by name."""
     if pool.num_free + pool.num_cached != pool.num_pages:
         raise Violation("I5", f"{name} is idle and holds {pool.counts()}")
     leftovers = {what: count for what, count in left.items() if count}
@@ -49,7 +49,7 @@ def check_idle(name: str, pool: PagePool, left: dict[str, int]) -> None:
 
 
 def check_no_tasks(name: str, tasks: Iterable[str]) -> None:
-    """Nothing waits any more for a request that has ended: only what always runs is running."""
+    """Checks that only permanent tasks run."""
     left = sorted(task for task in tasks if task not in BACKGROUND and not task.startswith("Task-"))
     if left:
         raise Violation("I7", f"{name} is idle and still waits in {left}")
@@ -57,18 +57,18 @@ def check_no_tasks(name: str, tasks: Iterable[str]) -> None:
 
 @dataclass(slots=True)
 class EmissionCheck:
-    """What one worker has emitted: never under an attempt older than one it has seen (I3), without a gap (I4)."""
+    """Tokens of one worker: never under an attempt older than one it has seen (I3), without a gap (I4)."""
 
     source: str
     newest: dict[RequestId, int] = field(default_factory=dict)
     next_index: dict[AttemptId, int] = field(default_factory=dict)
 
     def on_attempt(self, id: AttemptId) -> None:
-        """The worker was asked to work on this attempt."""
+        """Records that the worker got this attempt."""
         self.newest[id.request_id] = max(id.attempt, self.newest.get(id.request_id, 0))
 
     def on_token(self, id: AttemptId, index: int) -> None:
-        """The worker has emitted the token of this output index."""
+        """Records that the worker emitted the token of this output index."""
         newest = self.newest.get(id.request_id, id.attempt)
         if id.attempt < newest:
             raise Violation("I3", f"{self.source} emits under {id} and has seen attempt {newest}", id.request_id)

@@ -1,6 +1,6 @@
-"""What a client has heard of its answer, held against what one model says when it runs alone (I2, I4, I9, I10).
+"""Checks a client's answer against the output of one model alone (I2, I4, I9, I10).
 
-`client` feeds it the bytes of one connection after the other; it knows the events' format and nothing of routers.
+`client` feeds it the bytes of one connection after the other. It knows the format of events and nothing of routers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ DONE = "[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class StreamError:
-    """An error that came as an event: the end of a connection."""
+    """An error event, which ends a connection."""
 
     code: str
     message: str
 
 
 def expected_tokens(plan: ClientPlan, version: int = VERSIONS[0]) -> list[list[int]]:
-    """What a version of the model says to the prompt when nobody else is there, choice by choice."""
+    """Tokens of a version of the model alone, choice by choice."""
     return [_expected_tokens(plan, choice_seed(plan.seed, choice) + version) for choice in range(plan.num_choices)]
 
 
@@ -45,8 +45,8 @@ def _expected_tokens(plan: ClientPlan, seed: int) -> list[int]:
 
 @dataclass(slots=True)
 class ClientAnswer:
-    """`expected`: what each version of the model says, choice by choice. `received`: tokens of each choice.
-    `finished`: when a choice's end was heard. `last_event_id`: where to go on after a connection is lost."""
+    """`expected`: tokens of each version of the model, choice by choice. `received`: tokens of each choice.
+    `finished`: when a choice ended. `last_event_id`: where to resume after a lost connection."""
 
     plan: ClientPlan
     expected: list[list[list[int]]] = field(init=False)
@@ -63,11 +63,11 @@ class ClientAnswer:
 
     @property
     def can_resume(self) -> bool:
-        """Whether there is anything to go on from."""
+        """True if there is an event to resume from."""
         return bool(self.last_event_id)
 
     def broken_rule(self, choice: int, tokens: Sequence[int]) -> str:
-        """The rule that `tokens` break, which may go on where the choice has ended; "" if they are one version's."""
+        """The rule that `tokens` break, which may continue after the choice's end; "" if one version made them."""
         if self._is_expected(choice, tokens, may_continue=True):
             return ""
         history, seed = list(self.plan.prompt), choice_seed(self.plan.seed, choice)
@@ -78,11 +78,11 @@ class ClientAnswer:
         return "I10"
 
     def reset_connection(self) -> None:
-        """Another connection: half an event of the last one is nothing."""
+        """Starts another connection and drops half an event of the last one."""
         self._buffer, self.failure = b"", None
 
     def feed(self, part: bytes) -> None:
-        """The next bytes. Raises `Violation` for what should not be said."""
+        """Adds received bytes. Raises `Violation` for wrong events."""
         *events, self._buffer = (self._buffer + part).split(b"\n\n")
         for event in events:
             lines = dict(line.split(": ", 1) for line in event.decode().split("\n"))
@@ -131,8 +131,7 @@ class ClientAnswer:
         self.is_complete = True
 
     def _is_expected(self, choice: int, tokens: Sequence[int], *, may_continue: bool = False) -> bool:
-        """Whether one version says these tokens first. With `may_continue` they may go on where the choice has
-        ended."""
+        """True if the tokens are a prefix of one version's. With `may_continue` they may exceed the choice's end."""
         for expected in (version[choice] for version in self.expected):
             begins = tokens[: len(expected)] if may_continue else tokens
             if list(begins) == expected[: len(tokens)]:

@@ -1,4 +1,4 @@
-"""A simulated client: asks, listens to the end, hangs up or loses its connection, and comes back for the rest."""
+"""A simulated client: sends a request, reads to the end, hangs up or loses its connection, and resumes."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from simulation.runtime.trace import Trace
 from simulation.scenario import NO_ROUTER, ClientPlan
 
 GRACE_S = 0.25
-"""How much later than its deadline a client may hear."""
+"""Bound on the delay of a client's end after its deadline."""
 
 RESUME_INTERVAL_S = 0.2
-"""How long a client waits before it tries again."""
+"""Pause of a client before a retry."""
 
 
 class ClientOutcome(enum.Enum):
-    """How it ended for the client."""
+    """Ends of a call for the client."""
 
     FINISHED = "finished"
     FAILED = "failed"
     REFUSED = "refused"
     HUNG_UP = "hung up"
     LOST = "lost"  # the router died, and with it the connection
-    NOT_FOUND = "not found"  # it came back, and nobody knew its call
+    NOT_FOUND = "not found"  # it resumed, and no router knew its call
 
 
 class SimClient:
-    """One call. `outcome` is None until it has ended; then it never changes. `on_violation` hears what is wrong."""
+    """One call. `outcome` is None until it has ended; then it never changes. `on_violation` receives violations."""
 
     def __init__(self, plan: ClientPlan, trace: Trace, on_violation: Callable[[Violation], None]) -> None:
         self.plan = plan
@@ -66,23 +66,23 @@ class SimClient:
 
     @property
     def call_id(self) -> RequestId:
-        """Of its latest call: a client that was sent elsewhere has made another one."""
+        """Id of its latest call; a redirected client has made another one."""
         return RequestId(f"{self.plan.name}_{self.num_posts}") if self.num_posts > 1 else self.plan.name
 
     def start(self, routers: Sequence[Callable[[], SimRouter]]) -> None:
-        """Asks the first of `routers` that lives and takes something new."""
+        """Sends its request to the first of `routers` that accepts it."""
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._run(routers), name=f"client {self.plan.name}")
         if self.plan.patience_s is not None:
             loop.call_later(self.plan.patience_s, self._hang_up)
 
     def check_ended(self) -> None:
-        """Raises `Violation` if it has heard no end."""
+        """Raises `Violation` if it has not received an end."""
         if self.outcome is None:
-            raise Violation("I8", "nothing was heard by the deadline", self.plan.name)
+            raise Violation("I8", "no end was received by the deadline", self.plan.name)
 
     async def wait_closed(self) -> None:
-        """Waits until it does nothing any more, for at most as long as it takes to cancel it."""
+        """Waits until its task has ended after a cancel."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -95,7 +95,7 @@ class SimClient:
             self._on_violation(violation)
 
     async def _post(self, routers: Sequence[Callable[[], SimRouter]]) -> bool:
-        """False when its connection is lost."""
+        """False if its connection is lost."""
         code = NO_ROUTER
         for router in (find() for find in routers):
             if not router.process.alive:
@@ -109,7 +109,7 @@ class SimClient:
         return True
 
     async def _resume_until_end(self, routers: Sequence[Callable[[], SimRouter]]) -> None:
-        """Goes from router to router until one gives it the end."""
+        """Tries routers in turn until one completes the answer."""
         if not self.plan.returns or not self.answer.can_resume:
             return self._end(ClientOutcome.HUNG_UP if self._has_hung_up else ClientOutcome.LOST, "")
         while True:
@@ -119,7 +119,7 @@ class SimClient:
                     return
 
     async def _resume(self, router: SimRouter) -> bool:
-        """Whether this was the end."""
+        """True if the call has ended."""
         self.answer.reset_connection()
         self._trace.note("client", f"comes back to {router.process.name}", self.plan.name)
         try:
@@ -131,7 +131,7 @@ class SimClient:
             return True
 
     async def _listen(self, router: SimRouter, request: Coroutine[Any, Any, Response]) -> bool:
-        """Listens to one connection; False when it is lost. Raises what sends it elsewhere."""
+        """Reads one connection; False if it is lost. Raises errors that require another router."""
         self.num_connections += 1
         self.router = router
         self._connection = ClientConnection(router, request, self._receive, f"client {self.plan.name}")
@@ -191,7 +191,7 @@ class SimClient:
 
     def _refused(self, refusal: Refused) -> None:
         if isinstance(refusal, Overloaded) and not refusal.retry_after_s:
-            raise Violation("I9", "is sent away and not told until when", self.plan.name)
+            raise Violation("I9", "is refused without a time to retry", self.plan.name)
         self._end(ClientOutcome.REFUSED, refusal.code)
 
     def _failed(self, error: BatonError) -> None:

@@ -1,6 +1,6 @@
 """One client's connection to a router: the answer runs in the router's process, and either end may be lost.
 
-Used by `client`. An answer is an ASGI application, as the product's are; what it sends is heard in the same instant.
+Used by `client`. An answer is an ASGI application, like the product's; its data arrive in the same instant.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SSE_SCOPE = {"type": "http", "method": "POST", "headers": [(b"accept", b"text/ev
 
 
 class ConnectionLost(Exception):
-    """The connection is gone."""
+    """The connection is lost."""
 
 
 class ClientConnection:
-    """Asks `router` for a response and takes what it sends; `on_body` gets the parts of its body."""
+    """Requests a response of `router` and receives it; `on_body` gets the parts of its body."""
 
     def __init__(
         self, router: SimRouter, request: Coroutine[Any, Any, Response], on_body: Callable[[bytes], None], name: str
@@ -38,13 +38,13 @@ class ClientConnection:
         router.host.add_call(self._task)
 
     async def ended(self) -> None:
-        """Returns at the end of the answer. Raises what stood in its place, or `ConnectionLost`."""
+        """Returns at the end of the answer. Raises the error response, or `ConnectionLost`."""
         error = await self._end
         if error is not None:
             raise error
 
     def hang_up(self) -> None:
-        """The client goes away; the router hears of it."""
+        """The client disconnects; the router is notified."""
         self._hung_up.set()
         if not self._end.done():
             self._end.set_exception(ConnectionLost())

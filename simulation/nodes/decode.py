@@ -46,13 +46,13 @@ from simulation.runtime.process import OnProcessCrash, SimProcess
 from simulation.scenario import VOCAB_SIZE, Scenario
 
 SERVER_GRACE_S = 1.0
-"""As in `services.decode.app`, which would import the model."""
+"""Copied from `services.decode.app`, which would import the model."""
 
 PAGE_BYTES = CONFIG.page_size * SLOT_BYTES
 
 
 class SimDecode:
-    """One life of one decode worker. Made inside its own process."""
+    """One life of one decode worker. Created inside its own process."""
 
     def __init__(
         self, process: SimProcess, network: SimNetwork, page_network: PageNetwork, store_server: StoreServer,

@@ -1,6 +1,6 @@
-"""The engine thread as timers: the real engine loops, turned when a command has come or their patience is over.
+"""The engine thread as timers: the real engine loops, run when a command arrives or their timeout ends.
 
-A turn happens at one instant; what it emits comes out when the step would have ended, and the next turn begins then.
+A turn happens at one instant. Its effects appear when the step would have ended, and the next turn begins then.
 Used by `prefill` and `decode`. Knows no service.
 """
 
@@ -33,8 +33,7 @@ class EngineIdle(Exception):
 
 
 class SimMailbox(Mailbox[Command]):
-    """A mailbox whose reader does not wait: it is told to come back, by `EngineIdle`. `on_command` gets what it
-    takes."""
+    """A mailbox whose reader does not wait: it raises `EngineIdle` instead. `on_command` receives taken commands."""
 
     def __init__(self, max_commands: int, on_command: Callable[[Command], None]) -> None:
         super().__init__(max_commands)
@@ -43,7 +42,7 @@ class SimMailbox(Mailbox[Command]):
         self.is_wait_over = False
 
     def end_wait(self, is_wait_over: bool) -> None:
-        """Whether the next `take` of nothing is the end of the reader's patience."""
+        """True if the next empty `take` is the reader's timeout."""
         self.is_wait_over = is_wait_over
 
     def try_put(self, command: Command) -> bool:
@@ -65,7 +64,7 @@ class SimMailbox(Mailbox[Command]):
 
 
 class SimRunner(FakeRunner):
-    """The fake model in one of its versions; remembers whether it was asked."""
+    """The fake model in one of its versions; records whether it ran."""
 
     has_run = False
 
@@ -85,7 +84,7 @@ class SimRunner(FakeRunner):
 
 
 class SimEngine:
-    """Turns one loop. `check` is called after every turn; `on_crash` gets what the loop or the check raises."""
+    """Runs one loop. `check` is called after every turn; `on_crash` receives errors of the loop or the check."""
 
     def __init__(
         self,
@@ -111,17 +110,17 @@ class SimEngine:
         self.step_s = 0.0
 
     def begin(self, loop: EngineLoop) -> None:
-        """From now on the loop turns."""
+        """Starts the loop."""
         self._loop = loop
         self.wake()
 
     def wake(self) -> None:
-        """A command has come. During a turn that changes nothing: another turn follows anyway."""
+        """Schedules a turn for a new command. During a turn it does nothing: another turn follows anyway."""
         if not self._is_turning:
             self._turn_at(self._asyncio.time())
 
     def step_age_s(self) -> float:
-        """How long the engine has been in its step, as a heartbeat would say it."""
+        """Age of the present step, as in a heartbeat."""
         process, now = self._process, self._asyncio.time()
         return now - process.hung_since_s if now < process.hung_until_s else 0.0
 
@@ -163,5 +162,5 @@ class SimEngine:
         self._turn_at(self._busy_until_s)
 
     def after_step(self, call: Callable[[], None]) -> None:
-        """Calls when the step that is being computed has ended."""
+        """Calls back when the present step has ended."""
         self._asyncio.call_later(self.step_s if self._runner.has_run else TURN_S, call)

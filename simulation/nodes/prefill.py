@@ -43,11 +43,11 @@ from simulation.scenario import VOCAB_SIZE, Scenario
 
 WATCH_TIMEOUT_S = 60.0
 SERVER_GRACE_S = 1.0
-"""As in `services.prefill.app`, which would import the model."""
+"""Copied from `services.prefill.app`, which would import the model."""
 
 
 class SimPrefill:
-    """One life of one prefill worker. Made inside its own process."""
+    """One life of one prefill worker. Created inside its own process."""
 
     def __init__(
         self, process: SimProcess, network: SimNetwork, page_network: PageNetwork, store_server: StoreServer,

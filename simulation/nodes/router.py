@@ -1,7 +1,7 @@
 """A simulated router: both halves of the real one, without a socket. Wired as `services.router.app` wires them.
 
-Clients call `post` and `resume`, which are what `services.router.routes` does with a raw_request; the response is an
-ASGI application, as there. `leave` is the end of `services.router.app.run`.
+Clients call `post` and `resume`, like the routes of `services.router.routes` with a raw request; the response is an
+ASGI application. `leave` is the end of `services.router.app.run`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LAST_WORDS_S = 1.0
 
 @dataclass(frozen=True)
 class _OrderedListener:
-    """A listener that hashes by its number, not by its address: sets of them are in the same order in every run."""
+    """A listener that hashes by its number, so sets of them have the same order in every run."""
 
     number: int
     call: Callable[[], None]
@@ -57,7 +57,7 @@ class _OrderedListener:
 
 
 class SimWorkerSet(WorkerSet):
-    """The real workers, with listeners that it tells in an order that is always the same."""
+    """The real worker set, with a fixed order of listeners."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -68,7 +68,7 @@ class SimWorkerSet(WorkerSet):
 
 
 class SimRouter:
-    """One life of a router. Made inside its own process. `host` knows the connections of its clients."""
+    """One life of a router. Created inside its own process. `host` holds the connections of its clients."""
 
     def __init__(
         self, process: SimProcess, network: SimNetwork, store_server: StoreServer, policies: PolicyClasses,
@@ -123,7 +123,7 @@ class SimRouter:
         await self.writer.close()
 
     def check_idle(self) -> None:
-        """Raises `Violation` if a ticket is still out, or the store does not know all."""
+        """Raises `Violation` if an admitted request is open, or the store misses a record."""
         if self.dispatcher.num_open:
             raise Violation("I9", f"{self.dispatcher.num_open} requests were never released")
         if self.writer.num_pending:
@@ -149,7 +149,7 @@ class SimRouter:
                 await self.dispatcher.wait_empty()
 
     def _check_admission(self) -> None:
-        """A new call was let in: no more than the door's bounds allow are here, besides those that are carried on."""
+        """Checks after an admission that no more requests than the limits are here, besides those taken over."""
         num_takeovers = MAX_CHOICES * sum(name.startswith("takeover-") for name in self.process.tasks())
         limit = ADMISSION.max_running_requests + ADMISSION.max_queued_requests + num_takeovers
         if self.dispatcher.num_open > limit:

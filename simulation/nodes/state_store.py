@@ -1,7 +1,7 @@
-"""The state store: the process that keeps it, and how another process reaches it over a link that may fail.
+"""The state store: its process, and access to it over a link that may fail.
 
-An operation whose answer is lost has happened all the same, as with Redis. News come by looking again within a
-heartbeat, which is all that the contract promises once messages can be lost.
+An operation whose answer is lost has happened all the same, as with Redis. Changes are noticed by polling within a
+heartbeat, which is all that the contract guarantees once messages can be lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Reply = TypeVar("Reply")
 
 
 class StoreServer:
-    """The process that keeps the store. `wiped_at_s`: when all that it knew was last lost."""
+    """The process of the store. `wiped_at_s`: when it last lost all data."""
 
     def __init__(self, make: Callable[[], StateStore]) -> None:
         self._make = make
@@ -41,7 +41,7 @@ class StoreServer:
         self.wiped_at_s = 0.0
 
     async def wipe(self) -> None:
-        """The process dies; the one that follows it knows nothing."""
+        """Kills the process; its successor starts empty."""
         lost, self.store = self.store, self._make()
         self.wiped_at_s = asyncio.get_running_loop().time()
         await lost.close()
@@ -121,7 +121,7 @@ class SimStore:
         await self._call(lambda store: store.ping())
 
     async def close(self) -> None:
-        """The shared store stays open."""
+        """Does nothing: the shared store stays open."""
 
     async def _call(self, operation: Callable[[StateStore], Awaitable[Reply]]) -> Reply:
         await self._transmit(self._process.name)
@@ -130,7 +130,7 @@ class SimStore:
         return answer
 
     async def _transmit(self, sender: str) -> None:
-        """Lets the time pass that a message takes; raises `StoreUnavailable` for one that is lost or too late."""
+        """Waits for a message's delay; raises `StoreUnavailable` for one that is lost or late."""
         now = asyncio.get_running_loop().time()
         at = self._link.arrival(sender, now)
         late = at is None or at - now > TIMEOUT_S

@@ -1,1 +1,1 @@
-"""What a simulated cluster runs on: virtual time, processes, a network, page reads and a trace."""
+"""Runtime of a simulated cluster: virtual time, processes, a network, page reads and a trace."""

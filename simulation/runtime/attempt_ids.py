@@ -1,4 +1,4 @@
-"""Which request a message is about, for the trace."""
+"""Finds the request of a message, for the trace."""
 
 from __future__ import annotations
 

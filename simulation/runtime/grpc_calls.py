@@ -1,8 +1,8 @@
 """gRPC over the simulated network: the product's stubs and servicers meet here, with real messages as bytes.
 
-`SimChannels` stands where `baton.rpc.channel_pool.ChannelPool` stands, `SimServer` collects what servicers register.
+`SimChannels` replaces `baton.rpc.channel_pool.ChannelPool`, `SimServer` collects registered servicers.
 Errors are those of grpc.aio: a broken connection is UNAVAILABLE, a closed channel cancels its calls, a cancelled call
-ends its handler. A duplicated call runs its handler a second time, later, and nobody hears what that says.
+ends its handler. A duplicated call runs its handler a second time, later, and discards its replies.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from simulation.runtime.process import SimProcess
 
 TICK_S = 1e-6
 DUPLICATE_TIMEOUT_S = 1.0
-"""How long a duplicate's handler may run."""
+"""Time limit of a duplicate's handler."""
 
 
 class SimServer:
-    """What `add_*Servicer_to_server` sees of a server."""
+    """The part of a server that `add_*Servicer_to_server` uses."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Any] = {}
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """The registered ones below are the same."""
+        """Does nothing: the registered handlers below are the same."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         self.handlers.update({f"/{service}/{name}": handler for name, handler in handlers.items()})
@@ -176,7 +176,7 @@ class SimCall:
         return item
 
     def cancel(self) -> None:
-        """The client wants no more; the server hears of it in its time."""
+        """Cancels the call; the server is notified after the delay."""
         if not self._ended:
             self._cancelled = True
             self._inbox.clear()
@@ -185,7 +185,7 @@ class SimCall:
                 self._waiter.cancel()
 
     def on_connection_lost(self, why: str) -> None:
-        """The connection is lost, for both ends."""
+        """Breaks the connection at both ends."""
         self._fail(grpc.StatusCode.UNAVAILABLE, why)
 
     def _start(self) -> None:

@@ -1,8 +1,8 @@
 """The network between simulated processes: links with delays and losses, cuts, and who listens at which address.
 
-Used by `grpc_calls` (gRPC), `store` (Redis) and `cluster` (faults). A link is what TCP is: what arrives on one call
-arrives in order, a message that is lost takes its connection with it, and a silent peer is noticed by keepalive, which
-needs both directions.
+Used by `grpc_calls` (gRPC), `store` (Redis) and `cluster` (faults). A link behaves like TCP: messages of one
+call arrive in order, a lost message breaks its connection, and keepalive, which needs both directions, detects a silent
+peer.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from simulation.runtime.trace import Trace
 from simulation.scenario import Noise
 
 KEEPALIVE_S = PING_INTERVAL_S + PING_TIMEOUT_S
-"""After so long a silence both ends give a connection up, in the worst case: it began right after an answered ping."""
+"""Longest silence before both ends close a connection: it began right after an answered ping."""
 
 SLOW_FACTOR = 40.0
 SLOW_LINK_S = 0.15
-"""What a message takes more, on average, on a link that is slow for a while."""
+"""Mean extra delay of a message on a slow link."""
 
 RESET_S = 0.001
 
 
 class BreakableCall(Protocol):
-    """Something that a broken connection ends."""
+    """A call that a broken connection ends."""
 
     def on_connection_lost(self, why: str) -> None: ...
 
 
 class Endpoint:
-    """What listens at an address: handlers by full method name, and the calls that it serves."""
+    """A server at an address: handlers by full method name, and the calls that it serves."""
 
     def __init__(self, process: SimProcess, handlers: Mapping[str, Any]) -> None:
         self.process = process
@@ -48,12 +48,12 @@ class Endpoint:
         return self.process.alive and not self._closing
 
     def add_call(self, task: asyncio.Task[None]) -> None:
-        """A call is being served by `task`."""
+        """Registers a call that `task` serves."""
         self.serving[task] = None
         task.add_done_callback(lambda done: self.serving.pop(done, None))
 
     async def stop(self, grace_s: float) -> None:
-        """As `grpc.aio.Server.stop`: takes no call, waits for those it serves, and cancels what is left."""
+        """Like `grpc.aio.Server.stop`: accepts no call, waits for open calls, and cancels the rest."""
         self._closing = True
         if self.serving:
             await asyncio.wait(list(self.serving), timeout=grace_s)
@@ -68,46 +68,46 @@ class _Cut:
 
 
 class SimLink:
-    """The way between two names. Delays and losses are alike in both directions, cuts need not be."""
+    """The link between two names. Delays and losses apply in both directions, cuts may not."""
 
     def __init__(self, rng: Random, noise: Noise) -> None:
         self._rng = rng
         self._noise = noise
-        self._cuts: dict[str, _Cut] = {}  # by the sender who is not heard
+        self._cuts: dict[str, _Cut] = {}  # by the sender that is cut off
         self._slow_until_s = 0.0
         self.calls: dict[BreakableCall, None] = {}
 
     def stop_faults(self) -> None:
-        """From now on nothing goes wrong by chance."""
+        """Stops random failures."""
         self._noise = Noise(mean_delay_s=self._noise.mean_delay_s)
 
     def cut(self, sender: str, now: float, duration_s: float) -> None:
-        """What `sender` sends does not arrive for a while; a second cut may make it longer."""
+        """Cuts messages of `sender` for a while; a second cut may prolong it."""
         cut = self._cuts.get(sender)
         from_s, until_s = (cut.from_s, cut.until_s) if cut is not None and now < cut.until_s else (now, now)
         self._cuts[sender] = _Cut(from_s, max(until_s, now + duration_s))
 
     def slow_down(self, until_s: float) -> None:
-        """Every message takes longer for a while."""
+        """Slows every message for a while."""
         self._slow_until_s = max(until_s, self._slow_until_s)
 
     def keepalive_expired(self, now: float) -> bool:
-        """Whether keepalive has given the connection up, and no other can be made."""
+        """True if keepalive has closed the connection and none can be opened."""
         return any(now < cut.until_s and now - cut.from_s >= KEEPALIVE_S for cut in self._cuts.values())
 
     def is_cut(self, sender: str, now: float) -> bool:
-        """Whether what `sender` sends now is held up."""
+        """True if messages of `sender` are held now."""
         cut = self._cuts.get(sender)
         return cut is not None and now < cut.until_s
 
     def delay_s(self, now: float) -> float:
-        """How long a message takes."""
+        """Delay of a message."""
         slow = SLOW_FACTOR if self._rng.random() < self._noise.slow else 1.0
         late_s = self._rng.expovariate(1.0 / SLOW_LINK_S) if now < self._slow_until_s else 0.0
         return 0.0001 + slow * self._rng.expovariate(1.0 / self._noise.mean_delay_s) + late_s
 
     def arrival(self, sender: str, now: float) -> float | None:
-        """When a message that is sent now arrives; None: never, its connection breaks."""
+        """Arrival time of a message sent now; None if its connection breaks."""
         if self.keepalive_expired(now):
             return None
         if self.is_cut(sender, now):
@@ -115,12 +115,12 @@ class SimLink:
         return None if self._rng.random() < self._noise.loss else now + self.delay_s(now)
 
     def duplicate_arrival(self, first: float) -> float | None:
-        """When a message arrives again that has arrived at `first`; None: it does not."""
+        """Arrival time of the duplicate of a message that arrived at `first`; None without one."""
         return first + self._rng.expovariate(1.0) if self._rng.random() < self._noise.duplicate else None
 
 
 class SimNetwork:
-    """All links and hosts of a world."""
+    """All links and hosts of a run."""
 
     def __init__(self, seed: int, noise: Noise, trace: Trace) -> None:
         self._seed = seed
@@ -141,24 +141,24 @@ class SimNetwork:
         return link
 
     def stop_faults(self) -> None:
-        """From now on nothing goes wrong by chance."""
+        """Stops random failures."""
         self._is_calm = True
         for link in self._links.values():
             link.stop_faults()
 
     def cut(self, one: str, other: str, duration_s: float) -> None:
-        """Nothing gets through between two names for a while."""
+        """Cuts two names off from each other for a while."""
         self.cut_one_way(one, other, duration_s)
         self.cut_one_way(other, one, duration_s)
 
     def cut_one_way(self, sender: str, receiver: str, duration_s: float) -> None:
-        """What `sender` sends does not reach `receiver` for a while; the other direction works, until keepalive."""
+        """Cuts messages from `sender` to `receiver` for a while; the other direction works until keepalive."""
         loop, link = asyncio.get_running_loop(), self.link(sender, receiver)
         link.cut(sender, loop.time(), duration_s)
         loop.call_later(KEEPALIVE_S + RESET_S, self._keepalive, link)
 
     def slow_down(self, one: str, other: str, duration_s: float) -> None:
-        """Messages between two names take long for a while."""
+        """Slows messages between two names for a while."""
         self.link(one, other).slow_down(asyncio.get_running_loop().time() + duration_s)
 
     def isolate(self, name: str, names: list[str], duration_s: float) -> None:
@@ -168,8 +168,8 @@ class SimNetwork:
                 self.cut(name, other, duration_s)
 
     def on_process_exit(self, process: SimProcess, cleanly: bool) -> None:
-        """A process is gone: its connections are reset, or, for every second one that did not leave `cleanly`, only
-        keepalive finds out."""
+        """Removes a process: its connections are reset, or, for every second one that did not leave `cleanly`, only
+        keepalive detects it."""
         loop = asyncio.get_running_loop()
         delay_s = RESET_S if cleanly else process.rng.choice([RESET_S, KEEPALIVE_S])
         for ends, link in self._links.items():

@@ -1,8 +1,8 @@
 """One-sided reads between simulated workers: the real `FakeMover` and `ActivePull`, driven by the virtual clock.
 
-`PageNetwork` knows which prefill pools exist and gives every decode worker its own view of them, so that a pair's way
-can be cut. `SimPuller` stands where `baton.transfer.puller.ThreadedPuller` stands; `_progress` mirrors its `_serve`,
-without the thread. Bytes are copied when a read ends, which is when it hurts most.
+`PageNetwork` holds the prefill pools and gives every decode worker its own view of them, so a pair can be cut.
+`SimPuller` replaces `baton.transfer.puller.ThreadedPuller`; `_progress` mirrors its `_serve`, without the thread. Bytes
+are copied at the end of a read, the worst time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SimFabric(FakeFabric):
         self._noise = noise
 
     def stop_faults(self) -> None:
-        """From now on nothing goes wrong by chance."""
+        """Stops random failures."""
         self._noise = Noise()
 
     def next_fault(self) -> PullFault:
@@ -52,11 +52,11 @@ class SimFabric(FakeFabric):
 class _Source:
     process: SimProcess
     memory: PageMemory
-    views: dict[str, FakeSource] = field(default_factory=dict)  # decode name -> what it sees
+    views: dict[str, FakeSource] = field(default_factory=dict)  # decode name -> its view
 
 
 class PageNetwork:
-    """All pools that can be read and all who read. Names are processes' names; a restart replaces its former life."""
+    """All readable pools and their readers, by process name; a restart replaces its former life."""
 
     def __init__(self, noise: Noise) -> None:
         self._noise = noise
@@ -65,35 +65,35 @@ class PageNetwork:
         self._cuts: dict[tuple[str, str], float] = {}
 
     def add_source(self, process: SimProcess, memory: PageMemory) -> bytes:
-        """A prefill worker's pool; returns what its peers need to find it."""
+        """Adds a prefill worker's pool; returns its address for peers."""
         source = self._sources[process.name] = _Source(process, memory)
         for decode, fabric in self._fabrics.items():
             self._show(source, decode, fabric)
         return _key(process)
 
     def add_reader(self, process: SimProcess) -> SimFabric:
-        """A decode worker."""
+        """Adds a decode worker."""
         fabric = self._fabrics[process.name] = SimFabric(process.rng, self._noise)
         for source in self._sources.values():
             self._show(source, process.name, fabric)
         return fabric
 
     def on_process_exit(self, process: SimProcess) -> None:
-        """Reads from this process fail."""
+        """Makes reads from this process fail."""
         source = self._sources.pop(process.name, None)
         for view in source.views.values() if source else ():
             view.close()
         self._fabrics.pop(process.name, None)
 
     def cut(self, prefill: str, decode: str, duration_s: float) -> None:
-        """Reads of a pair stand still for a while."""
+        """Stalls reads of a pair for a while."""
         loop, pair = asyncio.get_running_loop(), (prefill, decode)
         until_s = self._cuts[pair] = max(loop.time() + duration_s, self._cuts.get(pair, 0.0))
         self._refresh()
         loop.call_at(until_s, self._end_cut, pair, until_s)
 
     def stop_faults(self) -> None:
-        """From now on nothing goes wrong by chance."""
+        """Stops random failures."""
         self._noise = Noise()
         for fabric in self._fabrics.values():
             fabric.stop_faults()
@@ -132,7 +132,7 @@ class SimPuller:
         self._reachable: dict[WorkerId, FakeSource] = {}
 
     def pages_in_flight(self) -> list[PageId]:
-        """Local pages into which bytes may still land."""
+        """Local pages that reads in flight may still write."""
         return [page for active in self._active_pulls if not active.ended for page in active.pull.local_pages]
 
     def connect(self, source: SourceInfo) -> None:
@@ -152,7 +152,7 @@ class SimPuller:
         self._progress()
 
     def submit_to(self, pull: Pull, on_event: OnPullEvent) -> None:
-        """A link's probe. It ends at once: whoever asked blocks, and virtual time would stand still meanwhile."""
+        """A link's probe. It ends at once: its caller blocks, and virtual time would stand still."""
         active = ActivePull(pull, self._loop.time(), on_event, self._loop.time)
         source = self._reachable.get(pull.source)
         if source is None or source.paused or source.closed:

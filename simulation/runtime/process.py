@@ -1,7 +1,7 @@
-"""A simulated process: the tasks that belong to it, and its death. Made by `run`, known to the network.
+"""A simulated process: its tasks and its death. Created by `cluster`, known to the network.
 
-Which process a task belongs to travels in its context, so tasks that the product starts belong to it too. A killed
-process runs on only to unwind: nothing it says from then on is heard.
+A task's context holds its process, so tasks that the product starts belong to it too. A killed process runs on only to
+unwind: its messages are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OnProcessCrash = Callable[["SimProcess", BaseException], None]
 
 
 class SimProcess:
-    """One life of one name; a restart is another `SimProcess`. `on_crash` hears of root tasks that fail."""
+    """One life of one name; a restart is another `SimProcess`. `on_crash` receives errors of root tasks."""
 
     def __init__(self, name: str, incarnation: Incarnation, rng: Random, on_crash: OnProcessCrash) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class SimProcess:
         self._context.copy().run(work)
 
     def hang(self, until_s: float) -> None:
-        """The engine is in a step that lasts until then."""
+        """Records that the engine's step lasts until then."""
         now = asyncio.get_running_loop().time()
         if now >= self.hung_until_s:
             self.hung_since_s = now
@@ -59,18 +59,18 @@ class SimProcess:
             await asyncio.wait(list(self._tasks))
 
     def tasks(self) -> list[str]:
-        """What runs here, by the tasks' names."""
+        """Names of the running tasks."""
         return [task.get_name() for task in self._tasks if not task.done()]
 
     def add_task(self, task: asyncio.Task[Any]) -> None:
-        """A task was started by this process."""
+        """Registers a task of this process."""
         if not self.alive:
             task.cancel()
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     def kill(self) -> None:
-        """The process is gone, now; idempotent."""
+        """Kills the process; idempotent."""
         self.alive = False
         for task in list(self._tasks):
             task.cancel()
@@ -82,7 +82,7 @@ class SimProcess:
 
 
 def current_name() -> str:
-    """The process that runs now."""
+    """The present process."""
     process = _current_process.get()
     return "world" if process is None else process.name
 
@@ -90,7 +90,7 @@ def current_name() -> str:
 def task_factory(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], context: contextvars.Context | None = None
 ) -> asyncio.Task[Any]:
-    """Tells the process in whose context a task is started. For `loop.set_task_factory`."""
+    """Registers a new task with the process of its context. For `loop.set_task_factory`."""
     task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
     owner = _current_process.get() if context is None else context.get(_current_process)
     if owner is not None:

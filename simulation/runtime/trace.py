@@ -1,6 +1,6 @@
-"""The trace of a run: what happened when and where, as lines that a seed always repeats. Written to by every module.
+"""The trace of a run: events with time and place, as lines that a seed always repeats. All modules write to it.
 
-The products' own log lines are part of it. `digest` names a whole run; `entries_for` picks what concerns one request.
+The product's own log lines are part of it. `digest` identifies a run; `entries_for` selects the lines of one request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNINTERESTING = frozenset({"event", "level", "exc_info"})
 
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
-    """`request_id` is the request it concerns; None: the whole cluster."""
+    """A line. `request_id`: its request; None: the whole cluster."""
 
     at_s: float
     source: str
@@ -34,14 +34,14 @@ class TraceEntry:
 
 
 class Trace:
-    """In order of time."""
+    """Lines in order of time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.entries: list[TraceEntry] = []
 
     def note(self, source: str, text: str, request_id: RequestId | None = None) -> None:
-        """Adds a line, now."""
+        """Adds a line at the present time."""
         self.entries.append(TraceEntry(self._clock(), source, text, request_id))
 
     def digest(self) -> str:
@@ -50,15 +50,14 @@ class Trace:
         return hashlib.sha256(joined.encode()).hexdigest()
 
     def entries_for(self, request_id: RequestId | None, max_entries: int) -> list[TraceEntry]:
-        """The last `max_entries` that concern `request_id` or the whole cluster; without a request_id, simply the
-        last."""
+        """The last `max_entries` lines of `request_id` or of the whole cluster; without an id, the last lines."""
         wanted = [e for e in self.entries if request_id is None or e.request_id in (None, request_id)]
         return wanted[-max_entries:]
 
 
 @contextmanager
 def product_logs_in(trace: Trace, source: Callable[[], str]) -> Iterator[None]:
-    """Inside, what the product logs becomes part of `trace` and is printed nowhere."""
+    """Context in which the product's log lines go to `trace` only."""
 
     def record(logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
         fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in _UNINTERESTING)

@@ -23,19 +23,19 @@ CLOCK_PATHS = (
     "services.decode.loop.monotonic_s",
     "services.decode.handoff_client.monotonic_s",
 )
-"""Where the engine loops, and who measures leases for them, read the time."""
+"""Modules in which engine loops and leases read the time."""
 
 
 TICK_S = 1e-7
-"""What a turn of the loop takes: whoever asks again at once until it is time must see time pass."""
+"""Duration of a turn of the loop, so that a busy loop sees time pass."""
 
 
 class Deadlock(Exception):
-    """Everybody waits and nobody has a deadline: the simulated world has come to a standstill."""
+    """All tasks wait without a deadline."""
 
 
 class _VirtualSelector(selectors.BaseSelector):
-    """Instead of waiting for a file, it lets the time pass."""
+    """A selector that advances time instead of waiting."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -59,7 +59,7 @@ class _VirtualSelector(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time is the next timer's. Work for other threads is done at once, in this one."""
+    """An event loop whose time jumps to the next timer. Work for other threads runs at once, in this one."""
 
     def __init__(self) -> None:
         self._virtual_selector = _VirtualSelector()
@@ -74,17 +74,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         done: asyncio.Future[Any] = self.create_future()
         try:
             done.set_result(func(*args))
-        except Exception as error:  # the work's root: whoever awaits it hears of it
+        except Exception as error:  # the work's root: the error goes to its awaiter
             done.set_exception(error)
         return done
 
     def _write_to_self(self) -> None:
-        """There is no other thread to be woken from."""
+        """Does nothing: there is no other thread."""
 
 
 @contextmanager
 def patched_engine_clocks(clock: Callable[[], float]) -> Iterator[None]:
-    """Inside, the engine loops' clock is `clock`."""
+    """Context in which the engine loops' clock is `clock`."""
     with ExitStack() as stack:
         for name in CLOCK_PATHS:
             stack.enter_context(patch(name, clock))
