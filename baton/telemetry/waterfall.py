@@ -137,8 +137,9 @@ def _transfer(attempt: AttemptTrace) -> str:
     if times is None:
         return ""
     again = f", {times.re_reads} pages read again" if times.re_reads else ""
-    size = f"{times.bytes / 1e6:.1f} MB in {times.pages} pages"
-    return f"{size}, {times.transport}/{times.path} {times.proof}, {_ms(times.exposed_us)} exposed{again}"
+    size = f"{times.bytes / 1e6:.1f} MB" if times.bytes >= 100_000 else f"{times.bytes / 1e3:.1f} kB"
+    path = times.path or times.transport
+    return f"{size} in {times.pages} pages, {path} {times.proof}, {_ms(times.exposed_us)} exposed{again}"
 
 
 def _choice(sequence: SequenceTrace) -> str:

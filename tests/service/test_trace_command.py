@@ -160,5 +160,5 @@ def test_workers_show_a_request_that_no_router_recorded(capsys: pytest.CaptureFi
         "call-1: no router has a record; the workers measured:",
         "attempt 1: prefill-0 > decode-0",
         "  prefill   queue 40 ms, 812 tokens in 2 chunks, 100 ms of steps, sealed at 180 ms",
-        "  transfer  31.5 MB in 51 pages, stream/tcp v3, 9.0 ms exposed, committed at 210 ms",
+        "  transfer  31.5 MB in 51 pages, tcp v3, 9.0 ms exposed, committed at 210 ms",
     ]

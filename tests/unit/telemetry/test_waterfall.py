@@ -18,7 +18,7 @@ reserve          6.0 ms | #  2 workers had no room
 dispatch         1.0 ms |  #
 prefill_queue     40 ms |  ######
 prefill          149 ms |        ########################  812 tokens in 2 chunks, 100 ms of steps
-~transfer        160 ms |          ~~~~~~~~~~~~~~~~~~~~~~~~~~  31.5 MB in 51 pages, stream/tcp v3, 9.0 ms exposed
+~transfer        160 ms |          ~~~~~~~~~~~~~~~~~~~~~~~~~~  31.5 MB in 51 pages, tcp v3, 9.0 ms exposed
 emit             1.0 ms |                                #
 transfer_tail     29 ms |                                 ####
 join             5.0 ms |                                     #
@@ -37,7 +37,7 @@ admit             98 ms | ######################################################
 WORKERS = """
 attempt 1: prefill-0 > decode-0
   prefill   queue 40 ms, 812 tokens in 2 chunks, 100 ms of steps, sealed at 180 ms
-  transfer  31.5 MB in 51 pages, stream/tcp v3, 9.0 ms exposed, committed at 210 ms
+  transfer  31.5 MB in 51 pages, tcp v3, 9.0 ms exposed, committed at 210 ms
   decode    2 steps, 20 ms of steps, 5.0 ms waiting
 """
 
