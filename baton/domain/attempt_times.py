@@ -28,7 +28,7 @@ class PrefillTimes:
 class ImportTimes:
     """Decode's part up to the batch. `first_chunk_us`, `commit_us` and `join_us` count from the receipt of `Generate`.
 
-    `pull_us`: from the first read's start to the commit. `exposed_us`: from the seal to the commit.
+    `pull_us`: from the start of the first read to the end of the last. `exposed_us`: from the seal to the commit.
     """
 
     transport: str

@@ -1,4 +1,4 @@
-"""The two sides of a handoff as tables `(state, event) -> state`, and the chunk that passes between them.
+"""Both sides of a handoff as tables `(state, event) -> state`, and the chunk that passes between them.
 
 See `docs/protocol.md`.
 """
@@ -16,7 +16,7 @@ from baton.domain.ids import AttemptId, PageId
 class PublishedChunk:
     """Pages [first_page, first_page + len(pages)) of a request's page table, final and pinned in prefill's pool.
 
-    `digests` are those of the pages' bytes, in order; None where they are off, and until the engine loop adds them.
+    `digests` are those of the pages' bytes, in order; None if digests are off or not computed yet.
     """
 
     id: AttemptId
@@ -26,9 +26,9 @@ class PublishedChunk:
 
 
 class ExportState(enum.Enum):
-    """An export on the prefill side. Pages are pinned in the first three states only.
+    """State of an export on the prefill side. Pages are pinned in the first three states only.
 
-    ABANDONED: given up, but decode was granted a lease and may be reading until that is over or it says otherwise.
+    ABANDONED: the attempt has ended, but decode may read until its granted lease ends or it releases the export.
     """
 
     PINNED = "pinned"
@@ -40,7 +40,7 @@ class ExportState(enum.Enum):
 
 
 class ExportEvent(enum.Enum):
-    """What can happen to an export."""
+    """Event of an export."""
 
     PUBLISH = "publish"
     SEAL = "seal"
@@ -52,7 +52,7 @@ class ExportEvent(enum.Enum):
 
 
 class ImportState(enum.Enum):
-    """An import on the decode side. A row may run only from COMMITTED."""
+    """State of an import on the decode side. A row may run only from COMMITTED."""
 
     RESERVED = "reserved"
     ALLOCATED = "allocated"
@@ -63,7 +63,7 @@ class ImportState(enum.Enum):
 
 
 class ImportEvent(enum.Enum):
-    """What can happen to an import."""
+    """Event of an import."""
 
     ALLOCATE = "allocate"
     PULL = "pull"
@@ -88,7 +88,7 @@ IMPORT_TRANSITIONS: dict[tuple[ImportState, ImportEvent], ImportState] = {
     (_L.RESERVED, _LE.ALLOCATE): _L.ALLOCATED,
     (_L.ALLOCATED, _LE.PULL): _L.PULLING,
     (_L.PULLING, _LE.PULL): _L.PULLING,
-    (_L.ALLOCATED, _LE.COMMIT): _L.COMMITTED,  # everything was in decode's own prefix cache but the last page
+    (_L.ALLOCATED, _LE.COMMIT): _L.COMMITTED,  # decode's prefix cache held all but the last page
     (_L.PULLING, _LE.COMMIT): _L.COMMITTED,
     **{(s, _LE.ABORT): _L.DRAINING for s in (_L.RESERVED, _L.ALLOCATED, _L.PULLING)},
     (_L.COMMITTED, _LE.ABORT): _L.RELEASED,

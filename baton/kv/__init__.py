@@ -1,1 +1,1 @@
-"""Pages without tensors: their geometry, who holds them, and which tokens they are the cache of."""
+"""Page bookkeeping without tensors: geometry, pool, page tables and the prefix cache."""

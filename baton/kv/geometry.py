@@ -1,4 +1,4 @@
-"""The shape of a KV page. Two workers can exchange pages iff their fingerprints, geometry and weights, are equal."""
+"""The layout of a KV page. Two workers can exchange pages iff their fingerprints of geometry and weights are equal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
-    """One layer's cache: K is [num_kv_heads, page_size, k_head_dim] inside a page (HND), V likewise."""
+    """Cache of one layer. K is [num_kv_heads, page_size, k_head_dim] inside a page (HND), V likewise."""
 
     num_kv_heads: int
     k_head_dim: int
@@ -41,7 +41,7 @@ class KVGeometry:
         return self.num_bytes_per_token * self.page_size
 
     def layer_offsets(self) -> list[tuple[int, int]]:
-        """For each layer the element offsets of its K and of its V inside a page."""
+        """Element offsets of K and V inside a page, for each layer."""
         offsets, at = [], 0
         for layer in self.layers:
             k_elements = layer.num_kv_heads * layer.k_head_dim * self.page_size
@@ -54,12 +54,12 @@ class KVGeometry:
         return ceil_div(num_tokens, self.page_size)
 
     def fingerprint(self, weights: str) -> str:
-        """Canonical JSON of every field and of the weights' name: comparable, and it can tell which field differs."""
+        """Canonical JSON of every field and the weights' name."""
         return json.dumps({**asdict(self), "weights": weights}, sort_keys=True, separators=(",", ":"))
 
 
 def describe_difference(ours: str, theirs: str) -> str | None:
-    """The first field in which two fingerprints differ, in words; None when they are equal."""
+    """Description of the first field that differs between two fingerprints; None if they are equal."""
     if ours == theirs:
         return None
     try:

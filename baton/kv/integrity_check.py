@@ -1,7 +1,4 @@
-"""Checks of the page bookkeeping while an engine is idle, slice by slice: a request waits for one slice at most.
-
-Called by both engine loops. Pure: when to run a slice is the caller's business.
-"""
+"""Checks the page bookkeeping of an idle engine in slices, so that a request waits for one slice at most. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ from baton.kv.prefix_cache import PrefixCache
 
 
 class IntegrityCheck:
-    """One round over all pages after each time of work. The next round goes on where the last one stopped."""
+    """Runs one round over all pages after every period of work. A round starts where the last one stopped."""
 
     def __init__(self, cache: PrefixCache, max_slice_pages: int | None = None) -> None:
-        """`max_slice_pages`: pages a slice; None: every page, and the totals as well."""
+        """`max_slice_pages`: pages per slice; None: one slice checks all pages and the totals."""
         self._cache = cache
         self._max_slice_pages = max_slice_pages
         self._next_page = 0
@@ -20,15 +17,15 @@ class IntegrityCheck:
 
     @property
     def done(self) -> bool:
-        """Whether every page was checked since `restart`."""
+        """True if every page was checked since `restart`."""
         return self._num_left == 0
 
     def restart(self) -> None:
-        """Asks for another round: pages have changed hands."""
+        """Starts another round."""
         self._num_left = self._cache.pool.num_pages
 
     def run_slice(self) -> None:
-        """Checks the next pages of the round. Raises `Broken`."""
+        """Checks the next pages. Raises `Broken`."""
         if self._max_slice_pages is None:
             self._cache.pool.check()
             self._cache.check()

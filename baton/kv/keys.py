@@ -1,7 +1,7 @@
-"""Names for cached pages: a chained digest of all the tokens up to the page's end, under a salt.
+"""Keys of cached pages: a chained digest of all tokens up to the page's end, under a salt.
 
-The chain (as in vLLM's block hashes) makes one flat key stand for a whole prefix, so router, prefill and decode name
-the same page alike without sending tokens. 128 bits of BLAKE2b: a collision would be another request's KV.
+One flat key stands for a whole prefix, as in vLLM's block hashes. Router, prefill and decode compute the same key
+without sending tokens. 128 bits of BLAKE2b, because a collision would serve another request's KV.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ KEY_BYTES = 16
 
 
 def root_key(salt: str) -> PageKey:
-    """The key of the empty prefix; requests with different salts share nothing."""
+    """Key of the empty prefix. Requests with different salts share nothing."""
     return PageKey(blake2b(salt.encode(), digest_size=KEY_BYTES, person=b"baton-page-root").digest())
 
 
 def next_key(parent: PageKey, tokens: Sequence[int]) -> PageKey:
-    """The key of the page holding `tokens` (exactly one page of them) after the prefix named by `parent`."""
+    """Key of the page that holds `tokens`, exactly one page of them, after the prefix `parent`."""
     return PageKey(blake2b(array("I", tokens).tobytes(), key=parent, digest_size=KEY_BYTES).digest())
 
 

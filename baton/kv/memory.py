@@ -1,8 +1,8 @@
-"""The bytes of a page pool: what transfers may ask of them, and those in host memory.
+"""Bytes of a page pool: the interface that transfers use, and its implementation in host memory.
 
-Host memory is mapped once, huge-page backed, never unmapped while the process lives; a GPU's is `baton.model`'s. NIXL
-peers hold a pool's address; memory that came and went would be a segmentation fault in somebody else's read (NIXL's
-source and our measurements agree), so there is no `close`.
+Host memory is mapped once on huge pages and stays mapped while the process runs; `baton.model` provides GPU memory.
+There is no `close`: NIXL peers hold the pool's address, and a read of unmapped memory would end their process with a
+segmentation fault (NIXL's source and measurements agree).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MemoryKind(enum.Enum):
 class PoolMemory(Protocol):
     """`num_pages` x `page_bytes`, page `i` at `address + i * page_bytes` of a device's memory or of the host's.
 
-    `read` and `write` may be called from any thread, for pages that nobody else writes meanwhile.
+    `read` and `write` are thread-safe for pages that no other thread writes meanwhile.
     """
 
     @property
@@ -49,21 +49,21 @@ class PoolMemory(Protocol):
         ...
 
     def read(self, pages: Sequence[int]) -> list[memoryview]:
-        """The bytes of each of `pages`: of host memory themselves, of a device's a copy on the host.
+        """Bytes of each of `pages`: views of host memory, or copies of device memory on the host.
 
-        A caller asks for no more pages at once than it could hold. Raises `IndexError` outside the pool.
+        The caller bounds the number of pages. Raises `IndexError` outside the pool.
         """
         ...
 
     def write(self, pages: Sequence[int], contents: Sequence[memoryview]) -> None:
-        """Puts `contents`, `page_bytes` each, into `pages`; they are there when it returns. Raises `IndexError`."""
+        """Writes `contents`, `page_bytes` each, into `pages`. Raises `IndexError` outside the pool."""
         ...
 
 
 class PageMemory:
-    """A `PoolMemory` on the host, zeroed.
+    """Zeroed `PoolMemory` on the host.
 
-    `prefault`: take the memory from the kernel now; a first touch in the middle of a transfer costs most of its speed.
+    `prefault`: touch every page now. A first touch during a transfer costs most of its speed.
     """
 
     kind = MemoryKind.DRAM
@@ -88,7 +88,7 @@ class PageMemory:
             self._map[at] = 0
 
     def page(self, page_id: int) -> memoryview:
-        """The bytes of one page, writable. Raises `IndexError` outside the pool."""
+        """Writable bytes of one page. Raises `IndexError` outside the pool."""
         if not 0 <= page_id < self.num_pages:
             raise IndexError(f"page {page_id} is outside a pool of {self.num_pages}")
         start = page_id * self.page_bytes

@@ -1,6 +1,6 @@
-"""One request's page table: its pages in order, the reason they are held, and how many are in the prefix cache.
+"""The page table of one request: its pages in order, their hold, and their keys in the prefix cache.
 
-Both schedulers keep one a request. It is the only place where tokens, page keys and pages are kept in step.
+Both schedulers keep one per request. Only this class keeps tokens, page keys and pages consistent.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class PageTable:
         self._cache = cache
         self._page_size = page_size
         self._hold = hold
-        self.salt = salt  # may be set until the first page is entered
-        self._keys: list[PageKey] = []  # of the pages entered in the cache
+        self.salt = salt  # may be set until the first page is cached
+        self._keys: list[PageKey] = []  # of the cached pages
 
     @property
     def num_slots(self) -> int:
@@ -31,7 +31,7 @@ class PageTable:
         return len(self.pages) * self._page_size
 
     def match(self, keys: Sequence[PageKey]) -> int:
-        """Starts the (empty) table with the cached pages of the longest prefix of `keys`; returns how many tokens."""
+        """Fills an empty table with the cached pages of the longest prefix of `keys`; returns the number of tokens."""
         self.pages = self._cache.match(keys, self._hold)
         self._keys = list(keys[: len(self.pages)])
         return self.num_slots
@@ -41,9 +41,9 @@ class PageTable:
         return self.match(page_keys(tokens, self._page_size, self.salt))
 
     def verify_prefix(self, tokens: Sequence[int], salt: str, num_pages: int) -> bool:
-        """Whether the first `num_pages` pages, matched by keys alone, are those of `tokens` under `salt`.
+        """True if the first `num_pages` pages, which were matched by keys, belong to `tokens` under `salt`.
 
-        If so the table goes on under that salt: keys came with the reservation, tokens only come with the request.
+        The table then takes that salt. The reservation brought only keys, the request brings the tokens.
         """
         if page_keys(tokens[: num_pages * self._page_size], self._page_size, salt) != self._keys[:num_pages]:
             return False
@@ -51,11 +51,11 @@ class PageTable:
         return True
 
     def num_missing(self, num_tokens: int) -> int:
-        """Pages that are still needed to cover `num_tokens` slots."""
+        """Number of pages needed beyond the present ones to cover `num_tokens` slots."""
         return max(0, ceil_div(num_tokens, self._page_size) - len(self.pages))
 
     def extend(self, num_tokens: int) -> bool:
-        """Covers `num_tokens` slots; False (and no change) when there are not enough pages."""
+        """Allocates pages to cover `num_tokens` slots. False, without a change, if there are not enough."""
         pages = self._cache.allocate(self.num_missing(num_tokens), self._hold)
         if pages is None:
             return False
@@ -65,8 +65,8 @@ class PageTable:
     def cache_full_pages(self, tokens: Sequence[int], num_filled: int) -> None:
         """Enters the full pages of `tokens[:num_filled]`, whose KV is in place, into the prefix cache.
 
-        Costs as much as there are pages that were not entered before. A page that another request cached meanwhile
-        replaces ours in the table: the bytes are the same.
+        Visits only pages that were not entered before. A page that another request cached meanwhile replaces the
+        table's own: the bytes are the same.
         """
         num_cached, num_full = len(self._keys), min(num_filled, len(tokens)) // self._page_size
         if num_full <= num_cached:
@@ -80,12 +80,12 @@ class PageTable:
         self.pages[new] = self._cache.insert(parent, self._keys[new], self.pages[new], self._hold)
 
     def change_hold(self, hold: Hold) -> None:
-        """Changes why the pages are held, without a gap."""
+        """Changes the hold of all pages without a gap."""
         self._cache.pool.move(self.pages, self._hold, hold)
         self._hold = hold
 
     def release(self) -> None:
-        """Gives all pages up; the cached ones stay in the cache. The table is empty and usable again."""
+        """Drops the hold of all pages and empties the table. Cached pages stay in the cache."""
         self._cache.touch(self._keys)
         self._cache.pool.drop(self.pages, self._hold)
         self.pages, self._keys = [], []

@@ -1,9 +1,8 @@
-"""Who holds which page of one worker's pool. Owned by the engine thread; no locks, no tensors, no clock.
+"""The page pool of one worker: holds per page. Owned by the engine thread; no locks, no tensors, no clock.
 
-A page may be held several times and for several reasons (a running row and an export may share it) and may also be in
-the prefix cache. It returns to the free list the moment nothing holds it and the cache does not want it. For the books
-every page has exactly one `Owner`, so that the owners' counts always add up to the pool:
-`free + cached + pinned + live + reserved + draining == total`.
+A page can be held several times and for several reasons, e.g. by a row and by an export, and can be cached as well. It
+returns to the free list as soon as it has no hold and is not cached. Every page has exactly one `Owner`, so the
+owners' counts add up to the pool: `free + cached + pinned + live + reserved + draining == total`.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from baton.domain.ids import PageId
 
 
 class Hold(enum.IntEnum):
-    """Why a page may not be reused."""
+    """Reason why a page may not be reused."""
 
-    PINNED = 0  # published in an export, until commit, abort or lease end
-    LIVE = 1  # in the page table of a prompt being chunked or a row being decoded
-    RESERVED = 2  # bound to an import
-    DRAINING = 3  # given up, but a read into it may still be in flight
+    PINNED = 0  # published by an export, until commit, abort or lease end
+    LIVE = 1  # in the page table of a prompt or a row
+    RESERVED = 2  # allocated to an import
+    DRAINING = 3  # of an ended import, while a read into it may be in flight
 
 
 class Owner(enum.IntEnum):
-    """A page's one line in the books: the strongest reason that applies."""
+    """What a page counts as: the strongest of its holds."""
 
     FREE = 0
     CACHED = 1
@@ -45,12 +44,12 @@ _OWNERS_BY_PRIORITY = (
 
 
 class PagePool:
-    """Counts holds per page. `allocate` takes from the free list only; evicting is the prefix cache's business."""
+    """Counts holds per page. `allocate` takes from the free list only; the prefix cache evicts."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free = [PageId(i) for i in reversed(range(num_pages))]
-        self._free_index = array("I", reversed(range(num_pages)))  # where a free page is in `_free`
+        self._free_index = array("I", reversed(range(num_pages)))  # index of a free page in `_free`
         self._holds = {hold: array("I", bytes(4 * num_pages)) for hold in Hold}
         self._cached = bytearray(num_pages)
         self._owners = bytearray(num_pages)  # Owner.FREE == 0
@@ -62,22 +61,22 @@ class PagePool:
 
     @property
     def num_cached(self) -> int:
-        """Pages that only the prefix cache wants; all of them can be evicted."""
+        """Pages that only the prefix cache holds; each can be evicted."""
         return self._num_owned[Owner.CACHED]
 
     def num_owned(self, owner: Owner) -> int:
-        """Pages booked to `owner`."""
+        """Number of pages of `owner`."""
         return self._num_owned[owner]
 
     def counts(self) -> dict[Owner, int]:
-        """Pages by owner; the values add up to `num_pages`."""
+        """Number of pages by owner; the values add up to `num_pages`."""
         return {owner: self._num_owned[owner] for owner in Owner}
 
     def owner(self, page: PageId) -> Owner:
         return Owner(self._owners[page])
 
     def allocate(self, num_pages: int, hold: Hold) -> list[PageId] | None:
-        """`num_pages` free pages, held once for `hold`; None (and no change) when there are not that many."""
+        """Takes `num_pages` free pages, held once for `hold`. None, without a change, if there are too few."""
         if num_pages > len(self._free):
             return None
         pages = [self._free.pop() for _ in range(num_pages)]
@@ -87,7 +86,7 @@ class PagePool:
         return pages
 
     def hold(self, pages: Iterable[PageId], hold: Hold) -> None:
-        """One more hold on each page. Raises `Broken` for a free page: it may already be reserved to another."""
+        """Adds a hold to each page. Raises `Broken` for a free page."""
         for page in pages:
             if self._owners[page] == Owner.FREE:
                 raise Broken(f"page {page} is free and cannot be held")
@@ -95,7 +94,7 @@ class PagePool:
             self._update_owner(page)
 
     def drop(self, pages: Iterable[PageId], hold: Hold) -> None:
-        """One hold fewer on each page; frees those that nothing else wants. Raises `Broken` if it was not held."""
+        """Drops a hold of each page and frees unheld, uncached ones. Raises `Broken` for a page without that hold."""
         for page in pages:
             if self._holds[hold][page] == 0:
                 raise Broken(f"page {page} has no {hold.name} hold to drop")
@@ -103,21 +102,21 @@ class PagePool:
             self._update_owner(page)
 
     def move(self, pages: Sequence[PageId], old: Hold, new: Hold) -> None:
-        """Changes the reason without a moment in which the pages are unheld."""
+        """Changes the hold of pages without a gap."""
         self.hold(pages, new)
         self.drop(pages, old)
 
     def set_cached(self, page: PageId, cached: bool) -> None:
-        """Called by the prefix cache alone, when a page enters or leaves it."""
+        """Marks a page as cached. Only the prefix cache calls this."""
         self._cached[page] = cached
         self._update_owner(page)
 
     def is_cached(self, page: PageId) -> bool:
-        """Whether the prefix cache holds the page, beside any other reason."""
+        """True if the page is in the prefix cache, whatever else holds it."""
         return bool(self._cached[page])
 
     def check(self) -> None:
-        """Recomputes every owner from the holds. Raises `Broken` at the first page that does not agree."""
+        """Recomputes every owner from the holds. Raises `Broken` at the first difference."""
         self.check_pages(0, self.num_pages)
         counted = [0] * len(Owner)
         for page in range(self.num_pages):
@@ -126,7 +125,7 @@ class PagePool:
             raise Broken(f"owners' counts {self._num_owned} are really {counted}")
 
     def check_pages(self, start: int, stop: int) -> None:
-        """The part of `check` that looks at single pages, for those in [start, stop). Totals are not recounted."""
+        """The part of `check` that concerns single pages, for pages [start, stop). Totals are not recounted."""
         if len(self._free) != self._num_owned[Owner.FREE]:
             raise Broken(f"{len(self._free)} pages are on the free list, {self._num_owned[Owner.FREE]} are free")
         for page in range(start, stop):

@@ -1,12 +1,12 @@
 """The prefix cache: pages kept after use, found by their tokens, evicted least recently used first.
 
-An edge of the tree is exactly one page, and a node's key is the chained digest of its whole prefix (`baton.kv.keys`),
-so the tree lies flat in one dictionary and never splits an edge; the idea of sharing KV along a token tree is SGLang's
-RadixAttention, the chained page keys are vLLM's. Two rules keep it simple:
+A node is exactly one page, and its key is the chained digest of its whole prefix (`baton.kv.keys`). So the tree lies
+flat in one dictionary and no edge is ever split. Sharing KV along a token tree is SGLang's RadixAttention; chained page
+keys are vLLM's. Two rules keep it simple:
 
-* Holds are closed towards the root: whoever holds a cached page holds all pages before it (`insert` swaps a duplicate
-  for the cached page). So every page that is cached and unheld can be evicted, in some order.
-* A touch goes from the deepest page to the root, so ancestors are always younger than their descendants.
+* Holds are closed towards the root: the holder of a cached page holds all pages before it (`insert` swaps a duplicate
+  for the cached page). So every cached, unheld page can be evicted, in some order.
+* `touch` goes from the deepest page to the root, so an unheld ancestor is younger than its descendants.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Node:
 
 
 class PrefixCache:
-    """The prefix cache over one pool, and with it the only allocator that evicts."""
+    """Prefix cache over one pool, and the only allocator that evicts."""
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
@@ -37,14 +37,14 @@ class PrefixCache:
 
     @property
     def num_available(self) -> int:
-        """Pages that `allocate` could hand out now."""
+        """Number of pages that `allocate` can take now."""
         return self.pool.num_free + self.pool.num_cached
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def match(self, keys: Sequence[PageKey], hold: Hold) -> list[PageId]:
-        """The cached pages of the longest prefix of `keys`, each held once for `hold`."""
+        """Cached pages of the longest prefix of `keys`, each held once for `hold`."""
         pages: list[PageId] = []
         for key in keys:
             node = self._nodes.get(key)
@@ -56,7 +56,7 @@ class PrefixCache:
         return pages
 
     def num_matching(self, keys: Sequence[PageKey]) -> int:
-        """How many leading pages are cached, without holding or touching them."""
+        """Number of leading pages that are cached. Neither holds nor touches them."""
         for i, key in enumerate(keys):
             if key not in self._nodes:
                 return i
@@ -67,9 +67,8 @@ class PrefixCache:
     ) -> list[PageId]:
         """Enters filled pages that follow the cached page `parent` (None: the root).
 
-        `pages[i]` holds the tokens that `keys[i]` names and is held for `hold`, as `parent` is. Returns the pages to
-        use from now on: where an equal page was cached already, that one. The hold moves to it, and the duplicate is
-        given back.
+        `pages[i]` has the KV that `keys[i]` names and is held for `hold`, like `parent`. Returns the pages to use from
+        now on. A page that was cached already replaces its duplicate: the hold moves to it, and the duplicate is freed.
         """
         used: list[PageId] = []
         for key, page in zip(keys, pages, strict=True):
@@ -79,25 +78,25 @@ class PrefixCache:
         return used
 
     def touch(self, keys: Sequence[PageKey]) -> None:
-        """Makes the cached pages of a chain the most recently used, those before others last."""
+        """Makes the cached pages of a chain the most recently used; the first page becomes the youngest."""
         for key in reversed(keys):
             self._nodes.move_to_end(key)
 
     def allocate(self, num_pages: int, hold: Hold) -> list[PageId] | None:
-        """`num_pages` pages held for `hold`, evicting as needed; None (and nothing evicted) when it cannot be."""
+        """Takes `num_pages` pages held for `hold`, evicting as needed. None, without a change, if there are too few."""
         if num_pages > self.num_available:
             return None
         self._evict(num_pages - self.pool.num_free)
         return self.pool.allocate(num_pages, hold)
 
     def clear(self) -> int:
-        """Evicts every unheld page; returns how many."""
+        """Evicts every unheld page; returns their number."""
         num_pages = self.pool.num_cached
         self._evict(num_pages)
         return num_pages
 
     def check(self) -> None:
-        """Raises `Broken` unless the tree, the holds on it and the pool's owners agree. Walks every page."""
+        """Walks every page. Raises `Broken` unless the tree, its holds and the pool agree."""
         if len({node.page for node in self._nodes.values()}) != len(self._nodes):
             raise Broken("one page is cached under two keys")
         self.check_pages(0, self.pool.num_pages)
@@ -110,7 +109,7 @@ class PrefixCache:
                 raise Broken(f"page {node.page} counts {node.num_children} children, has {children.get(key, 0)}")
 
     def check_pages(self, start: int, stop: int) -> None:
-        """The part of `check` that looks at single pages, for those in [start, stop). Children are not counted."""
+        """The part of `check` that concerns single pages, for pages [start, stop). Children are not counted."""
         for page in range(start, stop):
             key = self._keys[page]
             if self.pool.is_cached(PageId(page)) != (key is not None):
@@ -147,7 +146,7 @@ class PrefixCache:
         return node.page
 
     def _evict(self, num_pages: int) -> None:
-        """Frees `num_pages` pages, oldest leaves first. A page in use counts as used now and goes to the young end."""
+        """Frees `num_pages` pages, oldest leaves first. A held page counts as used now and moves to the young end."""
         while num_pages > 0:
             key, node = next(iter(self._nodes.items()))
             if node.num_children or self.pool.owner(node.page) != Owner.CACHED:

@@ -1,4 +1,4 @@
-"""Host memory slots for the pages of preempted rows. Bookkeeping only; the bytes are `baton.model.storage`'s."""
+"""Host memory slots for the pages of preempted rows. Bookkeeping only; `baton.model.storage` has the bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from baton.domain.errors import Broken
 
 
 class HostTier:
-    """Hands out page-sized slots, all or none."""
+    """Allocates page-sized slots."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -17,14 +17,14 @@ class HostTier:
         return len(self._free)
 
     def allocate(self, num_slots: int) -> tuple[int, ...] | None:
-        """`num_slots` slots, or None when there are not that many."""
+        """Takes `num_slots` slots; None if there are too few."""
         if num_slots > len(self._free):
             return None
         return tuple(self._free.pop() for _ in range(num_slots))
 
     def free(self, slots: tuple[int, ...]) -> None:
-        """Takes slots back. Raises `Broken` for one that was not out."""
+        """Returns slots. Raises `Broken` for a slot that is not allocated."""
         free = set(self._free)
         if any(slot in free or not 0 <= slot < self.num_slots for slot in slots) or len(set(slots)) != len(slots):
-            raise Broken(f"host slots {slots} were not taken")
+            raise Broken(f"host slots {slots} are not allocated")
         self._free.extend(slots)

@@ -1,1 +1,1 @@
-"""Moving page bytes from prefill's pool into decode's: one interface, `nixl` and `stream` behind it."""
+"""Transfer of page bytes from prefill's pool into decode's, over `nixl` or `stream`."""

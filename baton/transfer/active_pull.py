@@ -1,7 +1,6 @@
-"""A flight: one pull from `submit` to its terminal event, and the promise that there is exactly one.
+"""A pull in progress, from `submit` to its one terminal event.
 
-Made by `baton.transfer.puller`, moved along by a mover (`nixl`, `stream`, `fake`). Lives in the transfer thread.
-Knows no transport and no clock but the one it is given.
+Made by `baton.transfer.puller`, completed by a mover (`nixl`, `stream`, `fake`). Owned by the transfer thread.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ ClockFn = Callable[[], float]
 
 
 class ActivePull:
-    """The mutable side of a `Pull`. `num_bytes` counts what has landed so far; movers add to it."""
+    """Mutable state of a `Pull`. Movers add the bytes that have arrived to `num_bytes`."""
 
     __slots__ = ("_clock", "_ended", "_late", "_on_event", "_submitted_at", "deadline", "num_bytes", "pull")
 
@@ -32,22 +31,22 @@ class ActivePull:
 
     @property
     def late(self) -> bool:
-        """Its data may not be used any more; nothing new should be started for it."""
+        """True if the data may not be used any more. Nothing new should be started for it."""
         return self._late
 
     @property
     def ended(self) -> bool:
-        """The terminal event was given; no byte can land any more."""
+        """True after the terminal event: no byte can arrive any more."""
         return self._ended
 
     def expire(self, reason: str) -> None:
-        """Says `LATE`, once. The pages stay taken until `complete` or `fail`."""
+        """Reports `LATE`, once. The pages stay in use until `complete` or `fail`."""
         if not self._late and not self._ended:
             self._late = True
             self._emit(PullOutcome.LATE, reason)
 
     def complete(self, corrupt: Sequence[int] = ()) -> None:
-        """Ends it: all bytes landed; `corrupt` positions did not match. After the deadline that is a failure."""
+        """Ends the pull: all bytes arrived; `corrupt` positions did not match. After the deadline that is a failure."""
         if self._clock() > self.deadline:
             self.expire("past its deadline")
         if self._late:
@@ -58,7 +57,7 @@ class ActivePull:
             self._end(PullOutcome.DONE, "")
 
     def fail(self, reason: str) -> None:
-        """Ends it: not all bytes landed, and none can land from now on."""
+        """Ends the pull: bytes are missing, and none can arrive from now on."""
         self._end(PullOutcome.FAILED, reason)
 
     def _end(self, outcome: PullOutcome, reason: str, corrupt: tuple[int, ...] = ()) -> None:
@@ -73,7 +72,7 @@ class ActivePull:
 
 
 def pull_problem(pull: Pull, num_local_pages: int, source: SourceInfo) -> str | None:
-    """Why `pull` cannot be started at all, in words; None when it can. Page ids may come from a peer: trust none."""
+    """Reason why `pull` cannot be started; None if it can. Checks page ids, as they may come from a peer."""
     num_pages = len(pull.local_pages)
     if len(pull.remote_pages) != num_pages:
         return f"{len(pull.remote_pages)} remote pages for {num_pages} local ones"

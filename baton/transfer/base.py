@@ -1,14 +1,14 @@
-"""The transfer interface: a source that can be read, a puller that reads. Pull only; see `docs/adr`.
+"""Values of transfers, and the contract of sources and pullers. Pull only; see `docs/adr`.
 
-The contract that both implementations keep, and `tests/contract/test_transfer.py` checks:
+Every transport keeps this contract, which `tests/contract/test_transfer.py` checks:
 
-* `submit` never blocks on the network and may be called from any thread.
-* Every submitted pull gets exactly one *terminal* event: `DONE`, `FAILED` or `CORRUPT`. After it, no byte of that
-  pull can land any more: its local pages may be reused.
-* A pull that is past its deadline gets one `LATE` first: its data must not be used, its pages not reused until the
-  terminal event (a late `DONE` is reported as `FAILED`). NIXL cannot cancel a read, so waiting is the only proof.
-* `DONE` means that all bytes landed and, where digests were given, that every page matched.
-* Events come from the transfer's own thread, through the callback given at construction.
+* `submit` never blocks on the network and is thread-safe.
+* Every submitted pull gets exactly one *terminal* event: `DONE`, `FAILED` or `CORRUPT`. After it no byte of the pull
+  can arrive, and its local pages may be reused.
+* A pull past its deadline first gets one `LATE`. Its data must not be used, and its pages not reused before the
+  terminal event; a late `DONE` is reported as `FAILED`. NIXL cannot cancel a read, so only waiting proves its end.
+* `DONE` means that all bytes arrived and that every page matched its digest, where digests were given.
+* Events come from the transfer thread, through the callback given at construction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton.domain.ids import Incarnation, PageId, WorkerId
 
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """What a puller must know of a source's pool; travels in `SourceInfo`. `address` is the source's gRPC address."""
+    """A source's pool, as a puller needs it; the reply to `Hello`. `address` is the source's gRPC address."""
 
     worker_id: WorkerId
     incarnation: Incarnation
@@ -36,7 +36,7 @@ class SourceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Read `remote_pages` of a connected source into `local_pages`, pairwise. `digests` are xxh3-64, or None."""
+    """A read of `remote_pages` of a connected source into `local_pages`, pairwise. `digests` are xxh3-64, or None."""
 
     id: int
     source: WorkerId
@@ -47,7 +47,7 @@ class Pull:
 
 
 class PullOutcome(enum.Enum):
-    """`LATE` is the only one that is not terminal."""
+    """Outcome of a pull. Only `LATE` is not terminal."""
 
     DONE = "done"
     FAILED = "failed"
@@ -57,7 +57,7 @@ class PullOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PullEvent:
-    """What became of a pull. `seconds` since `submit`; `corrupt`: positions in `local_pages` that did not match."""
+    """Event of a pull, `seconds` after `submit`. `corrupt`: positions in `local_pages` that did not match."""
 
     pull: Pull
     outcome: PullOutcome

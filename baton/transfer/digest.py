@@ -1,6 +1,6 @@
-"""Page digests: computed by prefill before it announces a page, checked by the puller as the page lands.
+"""Page digests: prefill computes them before it publishes a page, the puller checks them.
 
-64 bits of xxh3: they find flipped bits, torn reads and layout bugs; they are no defence against a forger.
+64 bits of xxh3 detect flipped bits, torn reads and layout bugs. They do not protect against forgery.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from baton.domain.ids import PageId
 from baton.kv.memory import PoolMemory
 
 READ_BYTES = 16 * 1024 * 1024
-"""Of pages that are read at once, or one page where that is more: memory of a device is copied to be read."""
+"""Most bytes read at once, or one page if that is more. Device memory is copied to be read."""
 
 
 def page_digest(page: memoryview) -> int:
@@ -22,12 +22,12 @@ def page_digest(page: memoryview) -> int:
 
 
 def digest_pages(memory: PoolMemory, pages: Sequence[PageId]) -> tuple[int, ...]:
-    """The digests of `pages`, in order. Raises `IndexError` for a page outside the pool."""
+    """Digests of `pages`, in order. Raises `IndexError` for a page outside the pool."""
     return tuple(_digests(memory, pages))
 
 
 def mismatches(memory: PoolMemory, pages: Sequence[PageId], digests: Sequence[int]) -> list[int]:
-    """Positions in `pages` whose bytes do not have the digest at the same position."""
+    """Positions in `pages` whose digest differs from the given one."""
     pairs = zip(_digests(memory, pages), digests, strict=True)
     return [position for position, (found, wanted) in enumerate(pairs) if found != wanted]
 

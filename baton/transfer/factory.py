@@ -1,4 +1,4 @@
-"""Which transport a worker uses, and how it is made. Called by the workers' `app` and by the link handshake."""
+"""Choice and construction of transports. Called by the workers' `app` and by the link handshake."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from baton.transfer.puller import ThreadedPuller
 
 
 def usable_transports(setting: str) -> tuple[str, ...]:
-    """What `setting` ("auto", "nixl" or "stream") allows on this machine, best first.
+    """Transports that `setting` ("auto", "nixl" or "stream") allows on this machine, best first.
 
-    "auto" is both where NIXL can be loaded, so that peers without it can still be reached.
-    Raises `LinkBroken` for "nixl" where it cannot, `ValueError` for another word.
+    "auto" allows both if NIXL can be loaded, so that peers without it stay reachable. Raises `LinkBroken` for "nixl"
+    if it cannot be loaded, `ValueError` for an unknown setting.
     """
     if setting not in ("auto", nixl.TRANSPORT, stream.TRANSPORT):
         raise ValueError(f"no transport is called {setting!r}")
@@ -33,7 +33,7 @@ def usable_transports(setting: str) -> tuple[str, ...]:
 
 
 def choose_transport(ours: Sequence[str], theirs: Sequence[str]) -> str:
-    """The first of `ours` that is among `theirs`. Raises `LinkBroken` when there is none."""
+    """First of `ours` that is among `theirs`. Raises `LinkBroken` if there is none."""
     for transport in ours:
         if transport in theirs:
             return transport
@@ -47,9 +47,9 @@ def make_source(
     memory: PoolMemory,
     trust: ClusterTrust = OPEN_CLUSTER,
 ) -> nixl.NixlSource | stream.StreamSource:
-    """Makes this process's pool readable. A `StreamSource` still has to be mounted in the Handoff service.
+    """Makes this process's pool readable. A `StreamSource` serves reads through the Handoff service.
 
-    Raises `LinkBroken` when UCX cannot start, `ValueError` for an unknown transport.
+    Raises `LinkBroken` if UCX cannot start, `ValueError` for an unknown transport.
     """
     if transport == nixl.TRANSPORT:
         return nixl.NixlSource(worker_id, incarnation, memory, trust)
@@ -68,7 +68,7 @@ def make_puller(
 ) -> ThreadedPuller:
     """Starts a transfer thread that pulls into `memory`.
 
-    Raises `LinkBroken` when UCX cannot start, `ValueError` for an unknown transport.
+    Raises `LinkBroken` if UCX cannot start, `ValueError` for an unknown transport.
     """
     if transport == nixl.TRANSPORT:
         return nixl.NixlPuller(worker_id, incarnation, memory, on_event, trust)

@@ -1,7 +1,7 @@
-"""A transfer inside one process, with scriptable faults: for service tests and the simulator.
+"""A transport inside one process with scripted faults, for tests and the simulator.
 
-`FakeFabric` stands for the network: sources register there, movers read there. `FakeMover` has no thread and no clock
-of its own, so the simulator can drive it in virtual time; `FakePuller` is the same mover in a transfer thread.
+`FakeFabric` stands for the network: sources register there, movers read there. `FakeMover` has neither a thread nor a
+clock, so the simulator drives it in virtual time. `FakePuller` runs the same mover in a transfer thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MIN_POLL_S = 0.001
 
 
 class PullFaultKind(enum.Enum):
-    """What goes wrong with a pull."""
+    """Kind of a scripted fault."""
 
     NONE = "none"
     FAIL = "fail"
@@ -35,7 +35,7 @@ class PullFaultKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PullFault:
-    """One pull's fate: after `delay_s` it fails, or lands with a bit flipped in page `position`, or never ends."""
+    """Script of one pull: after `delay_s` it succeeds, fails or flips a bit in page `position`; or it never ends."""
 
     kind: PullFaultKind = PullFaultKind.NONE
     delay_s: float = 0.0
@@ -43,7 +43,7 @@ class PullFault:
 
 
 class FakeSource:
-    """One process's pool on the fabric. Peers see nothing of a paused source, and an end of a closed one."""
+    """Pool of one process on the fabric. Reads of a paused source stand still, those of a closed one fail."""
 
     transport = TRANSPORT
 
@@ -62,14 +62,14 @@ class FakeSource:
 
 
 class FakeFabric:
-    """What a network would be: the sources by their metadata, and the faults that the next pulls meet, in order."""
+    """Sources by their metadata, and the faults of the next pulls, in order."""
 
     def __init__(self) -> None:
         self.sources: dict[bytes, FakeSource] = {}
         self._faults: deque[PullFault] = deque()
 
     def script(self, faults: Iterable[PullFault]) -> None:
-        """The next pulls, one each, meet `faults`; those after them meet none."""
+        """Gives the next pulls one of `faults` each."""
         self._faults.extend(faults)
 
     def next_fault(self) -> PullFault:
@@ -91,7 +91,7 @@ class _Copy:
 
 
 class FakeMover:
-    """Copies pages by memcpy when they are due. See `baton.transfer.puller.Mover`."""
+    """Copies pages when they are due. See `baton.transfer.puller.Mover`."""
 
     def __init__(self, fabric: FakeFabric, memory: PoolMemory, clock: ClockFn = time.monotonic) -> None:
         self._fabric = fabric
@@ -107,7 +107,7 @@ class FakeMover:
         self._links[source.worker_id] = _Link(source, found)
 
     def unlink(self, source: WorkerId) -> None:
-        self._links.pop(source, None)  # its moves hold the link until they end
+        self._links.pop(source, None)  # its copies keep the link until they end
 
     def start(self, active: ActivePull) -> None:
         link = self._links.get(active.pull.source)
@@ -130,7 +130,7 @@ class FakeMover:
         self._links.clear()
 
     def _advance(self, copy: _Copy) -> bool:
-        """Whether the move ended."""
+        """Returns True if the copy ended."""
         if copy.link.source.closed:
             copy.active.fail("the source is gone")
         elif copy.link.source.paused or self._clock() < copy.due_at or copy.fault.kind is PullFaultKind.HANG:
@@ -156,7 +156,7 @@ class FakeMover:
 
 
 class FakePuller(ThreadedPuller):
-    """A `FakeMover` in a transfer thread of its own, on the real clock."""
+    """A `FakeMover` in its own transfer thread, on the real clock."""
 
     def __init__(self, fabric: FakeFabric, memory: PoolMemory, on_event: OnPullEvent) -> None:
         super().__init__(TRANSPORT, memory.page_bytes, lambda wake: FakeMover(fabric, memory), on_event)

@@ -1,6 +1,6 @@
-"""Pages by one-sided reads over NIXL/UCX: kernel copies (CMA) on one host, TCP or RDMA between hosts.
+"""Transfer by one-sided reads over NIXL/UCX: kernel copies (CMA) on one host, TCP or RDMA between hosts.
 
-`NixlSource` is made by prefill's `app`, `NixlPuller` by decode's. What a read goes through is in `nixl_mover`.
+Prefill's `app` makes a `NixlSource`, decode's a `NixlPuller`. `nixl_mover` has the life of a read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TRANSPORT = "nixl"
 
 
 class NixlSource:
-    """Prefill's side: registers the pool and lets a progress thread serve reads while the engine computes."""
+    """Prefill's side: registers the pool. A progress thread serves reads while the engine computes."""
 
     transport = TRANSPORT
 
@@ -30,15 +30,15 @@ class NixlSource:
         memory: PoolMemory,
         trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:
-        """Raises `ImportError` without NIXL and `LinkBroken` when UCX cannot start."""
+        """Raises `ImportError` without NIXL and `LinkBroken` if UCX cannot start."""
         region = region_of(memory)
-        self._memory = memory  # peers hold its address: it may not be collected before the agent
+        self._memory = memory  # peers hold its address: keep it as long as the agent
         self._agent: NixlAgent | None = NixlAgent(agent_name("prefill", worker_id, incarnation), progress_thread=True)
         self._agent.register(region)
         self._metadata = encode_metadata(self._agent.metadata(), region, trust)
 
     def metadata(self) -> bytes:
-        """Opaque bytes a puller needs to connect."""
+        """Opaque bytes that a puller needs to connect."""
         return self._metadata
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class NixlPuller(ThreadedPuller):
         on_event: OnPullEvent,
         trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:
-        """Raises `ImportError` without NIXL and `LinkBroken` when UCX cannot start."""
+        """Raises `ImportError` without NIXL and `LinkBroken` if UCX cannot start."""
         self._paths: dict[WorkerId, str] = {}
         name = agent_name("decode", worker_id, incarnation)
 
@@ -69,9 +69,9 @@ class NixlPuller(ThreadedPuller):
         super().__init__(TRANSPORT, memory.page_bytes, make_mover, on_event)
 
     def path(self, source: WorkerId) -> str:
-        """`nixl/ucx (cma)` when the last large read was complete when its post returned, else `nixl/ucx`.
+        """`nixl/ucx (cma)` if the last large read was complete when its post returned, else `nixl/ucx`.
 
-        UCX does not say which transport it took. Of those it has for host memory only CMA, a copy by the kernel on one
-        host, ends inside the post.
+        UCX does not report the transport that it took. Of its transports for host memory only CMA, a kernel copy on
+        one host, ends inside the post.
         """
         return self._paths.get(source, UNKNOWN_PATH)

@@ -1,7 +1,7 @@
-"""The one door to the NIXL library: finds it, tames it, and gives its agent types, enums and one kind of error.
+"""Typed wrapper of the NIXL library, which only this module loads. Its errors become `LinkBroken`.
 
-Called by `baton.transfer.nixl`. Knows no pulls and no links. An agent has no locks: one thread owns it.
-What is assumed of NIXL and UCX here was measured with 1.5.1, on CPUs: see `docs/adr`.
+Called by `baton.transfer.nixl`. An agent has no locks: one thread owns it. Assumptions about NIXL and UCX were
+measured with 1.5.1 on CPUs; see `docs/adr`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _config_lock = threading.Lock()
 
 
 class ReadState(enum.Enum):
-    """A posted read. Only `DONE` and `DISCONNECTED` prove that no byte can land any more."""
+    """State of a posted read. Only `DONE` and `DISCONNECTED` prove that no byte can arrive any more."""
 
     IN_PROGRESS = "moving"
     DONE = "done"
@@ -37,9 +37,9 @@ class ReadState(enum.Enum):
 
 
 def load_nixl() -> Any:
-    """NIXL's Python API module, of the build that suits the CUDA that torch was built for, else of any installed one.
+    """NIXL's Python API module: of the build for torch's CUDA version, else of any installed build.
 
-    Raises `ImportError`. Imported on first use, because UCX reads its environment only then.
+    Raises `ImportError`. Imported on first use, because UCX reads its environment then.
     """
     prepare_environment({})
     torch = sys.modules.get("torch")
@@ -54,7 +54,7 @@ def load_nixl() -> Any:
 
 
 def nixl_available() -> str | None:
-    """None where NIXL can be loaded, else why not."""
+    """None if NIXL can be loaded, else the reason."""
     try:
         load_nixl()
     except ImportError as error:
@@ -63,12 +63,12 @@ def nixl_available() -> str | None:
 
 
 class NixlAgent:
-    """One agent with a UCX backend. Every error of the library, and only those, leaves as `LinkBroken`."""
+    """An agent with a UCX backend. Raises the library's errors as `LinkBroken`."""
 
     def __init__(self, name: str, *, progress_thread: bool) -> None:
-        """`progress_thread`: needed where peers read from this process; a puller polls instead.
+        """`progress_thread`: needed if peers read from this process; a puller polls instead.
 
-        Raises `LinkBroken` when UCX cannot start.
+        Raises `LinkBroken` if UCX cannot start.
         """
         self.name = name
         self._api = load_nixl()
@@ -78,52 +78,52 @@ class NixlAgent:
             config = self._api.nixl_agent_config(enable_prog_thread=progress_thread, backends=[])
             with _slow_progress_thread(self._api.nixlBind):
                 self._agent: Any = self._api.nixl_agent(name, config)
-            # "peer": a dead process is noticed. With "none" UCX may wait for it for ever.
+            # "peer" detects a dead process. With "none" UCX may wait for it for ever.
             self._agent.create_backend(_BACKEND, {"ucx_error_handling_mode": "peer"})
 
     def register(self, region: MemoryRegion) -> None:
-        """Makes memory readable by peers and usable as a destination. It must stay mapped while the process lives."""
+        """Makes memory readable by peers and usable as a destination. It must stay mapped while the process runs."""
         with self._as_link_broken(f"{region.num_bytes} bytes of {region.kind.value} cannot be registered"):
             descriptor = (region.address, region.num_bytes, region.device_id, "")
             self._agent.register_memory([descriptor], region.kind.value, [_BACKEND])
 
     def metadata(self) -> bytes:
-        """What a peer needs to reach this agent: its name, its UCX address and its registered memory."""
+        """Name, UCX address and registered memory of this agent, for peers."""
         with self._as_link_broken("no agent metadata"):
             return bytes(self._agent.get_agent_metadata())
 
     def add_peer(self, metadata: bytes) -> str:
-        """The peer's name. Adding one that is known with the same metadata changes nothing."""
+        """Adds a peer and returns its name. Adding it again with the same metadata changes nothing."""
         with self._as_link_broken("peer metadata refused"):
             name = self._agent.add_remote_agent(metadata)
         return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
     def remove_peer(self, name: str) -> None:
-        """Forgets a peer. Does not stop its reads, only hides their end: to be called when there are none."""
+        """Removes a peer. Call it only without reads: it would hide their end, not stop them."""
         with contextlib.suppress(*self._errors):
             self._agent.remove_remote_agent(name)
 
     def local_pages(self, region: MemoryRegion) -> Any:
-        """A prepared list of this process's own pages."""
+        """Prepared list of this process's pages."""
         return self._prepare(_LOCAL, region)
 
     def remote_pages(self, peer: str, region: MemoryRegion) -> Any:
-        """A prepared list of a peer's pages. Fails for memory that the peer has not registered."""
+        """Prepared list of a peer's pages. Fails for memory that the peer has not registered."""
         return self._prepare(peer, region)
 
     def read(self, local: Any, local_pages: Sequence[int], remote: Any, remote_pages: Sequence[int]) -> Any:
-        """A read of `remote_pages` into `local_pages`, pairwise; nothing moves before `post`."""
+        """Prepares a read of `remote_pages` into `local_pages`, pairwise; `post` starts it."""
         with self._as_link_broken("read refused"):
             return self._agent.make_prepped_xfer(
                 "READ", local, np.asarray(local_pages, np.int32), remote, np.asarray(remote_pages, np.int32)
             )
 
     def post(self, read: Any) -> ReadState:
-        """Starts a read. Over CMA (same host) all bytes are copied in here, on this thread."""
+        """Starts a read. Over CMA (same host) this call copies all bytes."""
         return self._state(self._agent.transfer, read)
 
     def poll(self, read: Any) -> ReadState:
-        """Asks for a read's state; this is also what moves it along."""
+        """State of a read. Polling also drives its progress."""
         return self._state(self._agent.check_xfer_state, read)
 
     def release(self, handle: Any) -> None:
@@ -132,11 +132,11 @@ class NixlAgent:
             handle.release()
 
     def close(self) -> None:
-        """Drops the agent; peers that read from it see a disconnect. All its handles must have been released."""
+        """Drops the agent; peers that read from it see a disconnect. Release all its handles first."""
         self._agent = None
 
     def _prepare(self, owner: str, region: MemoryRegion) -> Any:
-        # One strided row (address, length, device, stride, count), however many pages there are.
+        # One strided row (address, length, device, stride, count) for any number of pages.
         row = [region.address, region.page_bytes, region.device_id, region.page_bytes, region.num_pages]
         with self._as_link_broken(f"{owner}: pages cannot be addressed"):
             return self._agent.prep_xfer_dlist(owner, np.array([row], np.uint64), region.kind.value, [_BACKEND])
@@ -159,14 +159,14 @@ class NixlAgent:
 
 
 def _error_types(bindings: Any) -> tuple[type[Exception], ...]:
-    """The library's exceptions; they have no base class of their own."""
+    """Exceptions of the library, which have no common base class."""
     members = (getattr(bindings, name) for name in dir(bindings))
     return tuple(member for member in members if isinstance(member, type) and issubclass(member, Exception))
 
 
 @contextlib.contextmanager
 def _slow_progress_thread(bindings: Any) -> Iterator[None]:
-    """The Python API hard-codes a progress delay of 0, which burns a core; 1 ms costs 2 % and no latency."""
+    """Sets the progress delay to 1 ms: 2 % of a core and no latency. The API hard-codes 0, which burns a core."""
     original: Any = bindings.nixlAgentConfig
 
     def set_delay(config: object, name: str, value: object) -> None:

@@ -1,8 +1,8 @@
-"""What a NIXL source tells its pullers, as bytes in `SourceInfo.metadata`. Called by `nixl` and `nixl_mover`.
+"""Codec of `SourceInfo.metadata` of NIXL sources. Called by `nixl` and `nixl_mover`.
 
-NIXL 1.5.1 and its UCX end the process with a segmentation fault for some single flipped bits in an agent's metadata.
-So nothing gets to them but what a source has made: a seal stands in front, a digest in an open cluster (against
-accidents), else a MAC under the cluster's secret (against strangers as well).
+NIXL 1.5.1 with UCX ends the process with a segmentation fault for some single flipped bits in an agent's metadata. So
+a checksum precedes the metadata: a digest in an open cluster (against accidents), else a MAC under the cluster's secret
+(against forgery as well).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_DEVICE_ID = 1023
 
 
 class NixlMetadata(msgspec.Struct, frozen=True):
-    """`agent` is NIXL's own metadata, `kind` and `device_id` say what its pages lie in."""
+    """`agent` is NIXL's own metadata, `kind` and `device_id` describe the memory of the pages."""
 
     agent: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_AGENT_BYTES)]
     kind: MemoryKind
@@ -33,18 +33,18 @@ class NixlMetadata(msgspec.Struct, frozen=True):
 
 
 def agent_name(role: str, worker_id: WorkerId, incarnation: Incarnation) -> str:
-    """A restarted worker has another name: NIXL refuses to replace an agent of the same one."""
+    """Name of an agent. It contains the incarnation, as NIXL refuses to replace an agent of the same name."""
     return f"{role}:{worker_id}:{incarnation:x}"
 
 
 def encode_metadata(agent: bytes, region: MemoryRegion, trust: ClusterTrust = OPEN_CLUSTER) -> bytes:
-    """For a source whose agent describes itself by `agent` and serves `region`."""
+    """Encodes the metadata `agent` of a source that serves `region`."""
     body = msgspec.msgpack.encode(NixlMetadata(agent, region.kind, region.device_id))
     return _seal(body, trust) + body
 
 
 def decode_metadata(source: SourceInfo, trust: ClusterTrust = OPEN_CLUSTER) -> NixlMetadata:
-    """Raises `LinkBroken` for bytes that `encode_metadata` did not make with the same `trust`."""
+    """Decodes a source's metadata. Raises `LinkBroken` unless `encode_metadata` made it with the same `trust`."""
     num_seal_bytes = len(_seal(b"", trust))
     seal, body = source.metadata[:num_seal_bytes], source.metadata[num_seal_bytes:]
     if not hmac.compare_digest(seal, _seal(body, trust)):

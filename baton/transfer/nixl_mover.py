@@ -1,9 +1,9 @@
-"""How NIXL moves pages: the links, posts and quarantine of one puller. Owns its agent; lives in the transfer thread.
+"""Mover of NIXL: links, posted reads and late reads of one puller. Owns its agent; runs in the transfer thread.
 
-A read cannot be cancelled: releasing its handle does not stop late bytes. So a read that is past its deadline is
-polled until it is done or its peer is gone, and only then the flight ends. A peer that hangs never errors; the callers'
-deadlines and heartbeats notice it. A flight's life: start -> posts of at most 16 MiB -> digests of each post as it
-lands -> `complete`, or `fail` once nothing of it moves any more.
+A read cannot be cancelled: releasing its handle does not stop late bytes. So a read past its deadline is polled until
+it is done or its peer is gone; then its pull ends. A hanging peer causes no error; deadlines and heartbeats detect it.
+A pull's life: start -> posts of at most 16 MiB -> digests of each finished post -> `complete`, or `fail` once nothing
+of it moves any more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """One incarnation of one source. `num_reads` posts and `num_active_pulls` flights still need it."""
+    """One incarnation of one source. `num_reads` posts and `num_active_pulls` pulls still use it."""
 
     info: SourceInfo
     peer: str
@@ -55,9 +55,9 @@ class _Link:
 
 @dataclass(slots=True, eq=False)
 class _Transfer:
-    """A flight on its link. Positions [0, next_position) have been posted, `num_reads` posts are still moving.
+    """A pull on its link. Positions [0, next_position) are posted; `num_reads` posts are moving.
 
-    `failure` says why some of what was posted, or would have been next, will not arrive.
+    `failure`: reason why a post failed or could not be made.
     """
 
     active: ActivePull
@@ -69,7 +69,7 @@ class _Transfer:
 
     @property
     def stopped(self) -> bool:
-        """Nothing more is posted for it."""
+        """True if nothing more is posted for this pull."""
         return self.active.late or self.failure is not None or self.link.broken is not None
 
     @property
@@ -79,7 +79,7 @@ class _Transfer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Read:
-    """One post: positions [start, stop) of a job."""
+    """One post: positions [start, stop) of a pull."""
 
     transfer: _Transfer
     handle: Any
@@ -97,7 +97,7 @@ class NixlMover:
         paths: dict[WorkerId, str],
         trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:
-        """`paths` is written here and read by others: how bytes of each source move, in words."""
+        """`paths` gets the path of each source's bytes, for the puller to read."""
         self._trust = trust
         self._memory = memory
         self._region = region_of(memory)
@@ -118,12 +118,12 @@ class NixlMover:
         metadata = decode_metadata(source, self._trust)
         self.unlink(source.worker_id)
         in_use = next((link for link in self._retired if link.info == source and link.broken is None), None)
-        if in_use is not None:  # as good as a new one, and NIXL would not take the same peer twice
+        if in_use is not None:  # still valid, and NIXL refuses to add a peer twice
             self._retired.remove(in_use)
         self._links[source.worker_id] = in_use or self._open(source, metadata)
 
     def unlink(self, source: WorkerId) -> None:
-        """The link goes when its last read has ended: removing a peer would hide the end of those that move."""
+        """Retires a link until its last read has ended: removing the peer would hide the end of moving reads."""
         self._paths.pop(source, None)
         link = self._links.pop(source, None)
         if link is not None:
@@ -153,14 +153,14 @@ class NixlMover:
             self._agent.remove_peer(link.peer)
 
     def _break(self, link: _Link, reason: str) -> None:
-        """The peer is gone, or the connection is of no more use. New metadata, by `link`, starts afresh."""
+        """Marks a link as unusable. A new `link` with new metadata replaces it."""
         if link.broken is None:
             link.broken = reason
             _log.warning("link broken", source=link.info.worker_id, incarnation=link.info.incarnation, reason=reason)
         if self._links.get(link.info.worker_id) is link:
             self.unlink(link.info.worker_id)
 
-    # ------------------------------------------------------------------ flights
+    # ------------------------------------------------------------------ pulls
 
     def start(self, active: ActivePull) -> None:
         link = self._links.get(active.pull.source)
@@ -185,9 +185,9 @@ class NixlMover:
         return LATE_POLL_S if all(read.transfer.active.late for read in self._reads) else self._poll_s
 
     def close(self) -> None:
-        """Waits a little for moving reads: UCX aborts a TCP source that finds a read's reader gone.
+        """Waits up to `CLOSE_DRAIN_S` for moving reads: UCX aborts a TCP source whose reader is gone.
 
-        A source that is stopped for longer than that cannot be spared; workers run under a restarting supervisor.
+        A source that stands still for longer may be aborted; its supervisor restarts it.
         """
         self._drain(CLOSE_DRAIN_S)
         for read in self._reads:
@@ -196,7 +196,7 @@ class NixlMover:
             self._agent.release(link.pages)
             self._agent.remove_peer(link.peer)
         self._agent.release(self._pages)
-        # Handles keep the agent alive, and an exception's traceback may keep this mover.
+        # Handles keep the agent alive, and a traceback may keep this mover.
         self._reads, self._transfers, self._retired, self._pages = [], [], [], None
         self._links.clear()
         self._agent.close()
@@ -210,7 +210,7 @@ class NixlMover:
             pause.wait(MIN_POLL_S if moving else 0.0)
 
     def _poll_all(self) -> bool:
-        """Whether a read ended."""
+        """Polls every read; True if one ended."""
         still = [read for read in self._reads if not self._finish_read(read, self._agent.poll(read.handle))]
         moved = len(still) < len(self._reads)
         self._reads = still
@@ -220,7 +220,7 @@ class NixlMover:
         return transfer.has_unposted and not transfer.stopped and transfer.link.num_reads < MAX_POSTS_PER_LINK
 
     def _post_next(self) -> bool:
-        """One post a turn, as it may block while it copies, and of each job in turn, so that short ones get through."""
+        """Makes one post, as it may block while it copies. Pulls take turns, so that short ones get through."""
         transfer = next((transfer for transfer in self._transfers if self._may_post(transfer)), None)
         if transfer is None:
             return False
@@ -250,11 +250,11 @@ class NixlMover:
             self._reads.append(read)
 
     def _finish_read(self, read: _Read, state: ReadState) -> bool:
-        """Whether the read ended; takes note of what it brought."""
+        """Records the state of a read; True if it ended."""
         transfer = read.transfer
         if state is ReadState.IN_PROGRESS:
             return False
-        if state is ReadState.UNKNOWN:  # it may still land: say so, and keep its pages
+        if state is ReadState.UNKNOWN:  # its bytes may still arrive: keep its pages
             self._break(transfer.link, "NIXL reports an error that proves nothing")
             transfer.active.expire("the read's end cannot be proved")
             return False
@@ -279,7 +279,7 @@ class NixlMover:
     def _update_path(self, read: _Read, state: ReadState) -> None:
         if (read.stop - read.start) * self._region.page_bytes >= 1024 * 1024:
             link = read.transfer.link
-            on_hosts = self._region.kind is link.kind is MemoryKind.DRAM  # a GPU's memory is never copied by the kernel
+            on_hosts = self._region.kind is link.kind is MemoryKind.DRAM  # the kernel never copies GPU memory
             self._paths[link.info.worker_id] = CMA_PATH if on_hosts and state is ReadState.DONE else UNKNOWN_PATH
 
     def _end_finished(self) -> None:

@@ -1,6 +1,6 @@
-"""Proof that a link moves bytes, and how fast: a blocking pull of real pages at link-up.
+"""Probe of a new link: a blocking pull of real pages that measures the bandwidth.
 
-Called by decode before it reports a link as working. Knows no transport.
+Called by decode before it announces a link. Works with every transport.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def probe_bandwidth(
     deadline_s: float = PROBE_DEADLINE_S,
     on_pages_free: Callable[[], None],
 ) -> tuple[int, float]:
-    """Pulls the first `num_pages` of a connected source twice: (bytes, seconds) of the second time.
+    """Pulls the first `num_pages` of a connected source twice; returns (bytes, seconds) of the second pull.
 
-    The first pull makes the connection. What the pages hold is of no matter, so no digests are checked. At most
-    `len(local_pages)` and the source's number of pages are moved. `on_pages_free` is called once, here or in the
-    transfer thread, when `local_pages` may be used again: after a `LinkBroken` by lateness that can be much later.
-    Blocks for `deadline_s` a round at most. Raises `LinkBroken`.
+    The first pull makes the connection. No digests are checked, as the contents do not matter. `num_pages` is cut to
+    the number of local pages and of the source's pages. Calls `on_pages_free` once, here or in the transfer thread,
+    when `local_pages` may be reused; after a late pull that can be much later. Blocks for at most `deadline_s` per
+    pull. Raises `LinkBroken`.
     """
     num_pages = min(num_pages, len(local_pages), source.num_pages)
     pages = tuple(PageId(page) for page in range(num_pages))
@@ -51,11 +51,11 @@ def probe_bandwidth(
 
 
 class _ProbeLate(LinkBroken):
-    """The probe is late and its pages are not free yet."""
+    """The probe is late, and its pages are not free yet."""
 
 
 def _pull_once(puller: ThreadedPuller, pull: Pull, ended: Future[PullEvent]) -> PullEvent:
-    """The terminal event, which is also the result of `ended`, whenever that comes."""
+    """Waits for the terminal event, which becomes the result of `ended` even if it comes late."""
 
     def on_event(event: PullEvent) -> None:
         if event.outcome is not PullOutcome.LATE:

@@ -1,8 +1,7 @@
-"""The transfer thread: commands in, pull events out. It owns a mover, and with it every link and every flight.
+"""The transfer thread: takes commands, returns pull events. Owns a mover, its links and its pulls.
 
-Called by decode (`connect`, `submit`, `disconnect`, `close`) from any thread. Knows no transport: a `Mover` does the
-moving and is only ever touched from here. It sleeps on its command queue: for ever when nothing moves, else until the
-mover wants another turn or the next deadline.
+Decode calls `connect`, `submit`, `disconnect` and `close` from any thread. A `Mover` implements the transport and runs
+only in this thread. The thread sleeps on its command queue until a command, the mover's next turn or a deadline.
 """
 
 from __future__ import annotations
@@ -31,31 +30,31 @@ _log = structlog.get_logger(__name__)
 
 
 class Mover(Protocol):
-    """How bytes move. Every call comes from the transfer thread, and none blocks on the network."""
+    """Implementation of a transport. Runs in the transfer thread; no call blocks on the network."""
 
     def link(self, source: SourceInfo) -> None:
-        """Makes a source readable, in place of an older incarnation of it. Raises `LinkBroken`."""
+        """Makes a source readable; replaces its older incarnation. Raises `LinkBroken`."""
         ...
 
     def unlink(self, source: WorkerId) -> None:
-        """Forgets a source once its reads have ended; unknown ones are ignored."""
+        """Removes a source once its reads have ended. Ignores unknown sources."""
         ...
 
     def start(self, active: ActivePull) -> None:
-        """Takes a flight on; from now on it owes the flight its `complete` or `fail`."""
+        """Starts a pull. The mover then calls its `complete` or `fail`, once."""
         ...
 
     def progress(self) -> float | None:
-        """Moves everything along. Seconds until it wants to be called again; None: when there is news."""
+        """Advances all pulls. Returns the seconds until the next call; None: after the next command."""
         ...
 
     def close(self) -> None:
-        """Lets go of everything within seconds; the flights stay unanswered."""
+        """Releases everything within seconds. Pulls in progress get no event."""
         ...
 
 
 MoverFactory = Callable[[Callable[[], None]], Mover]
-"""Makes the mover inside the transfer thread. Its argument wakes the thread and may be called from any other."""
+"""Makes the mover inside the transfer thread. Its argument wakes the thread and is thread-safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class ThreadedPuller:
     """Decode's side of a transport: a transfer thread around one mover. A closed puller answers nothing."""
 
     def __init__(self, transport: str, page_bytes: int, make_mover: MoverFactory, on_event: OnPullEvent) -> None:
-        """Returns when the mover is made. Raises what making it raised."""
+        """Returns when the mover is made. Raises the error of `make_mover`."""
         self.transport = transport
         self._page_bytes = page_bytes
         self._on_event = on_event
@@ -101,9 +100,9 @@ class ThreadedPuller:
         opened.result(OPEN_TIMEOUT_S)
 
     def connect(self, source: SourceInfo) -> None:
-        """Links to a source, replacing an older incarnation. Blocks (bounded). Raises `LinkBroken`.
+        """Links to a source; replaces its older incarnation. Blocks, bounded. Raises `LinkBroken`.
 
-        It does not prove that the source can be reached; `baton.transfer.probe` does.
+        Does not prove that the source can be reached; `baton.transfer.probe` does.
         """
         if source.transport != self.transport:
             raise LinkBroken(f"{source.worker_id} speaks {source.transport}, not {self.transport}")
@@ -121,19 +120,19 @@ class ThreadedPuller:
             raise LinkBroken(f"no link to {source.worker_id} within {CONNECT_TIMEOUT_S} s") from None
 
     def path(self, source: WorkerId) -> str:
-        """How bytes of this source travel, as far as it is known, for people to read."""
+        """How bytes of `source` move, as far as known; for people to read."""
         return self.transport
 
     def submit(self, pull: Pull) -> None:
-        """Starts a pull; the outcome comes by event. An unknown source is a `FAILED` event, not an exception."""
+        """Starts a pull; its outcome comes as an event. An unknown source gives a `FAILED` event."""
         self.submit_to(pull, self._on_event)
 
     def submit_to(self, pull: Pull, on_event: OnPullEvent) -> None:
-        """Like `submit`, for a caller that wants this pull's events itself (the bandwidth probe)."""
+        """Like `submit`, with a callback for this pull alone (for the probe)."""
         self._commands.put(ActivePull(pull, time.monotonic(), on_event, time.monotonic))
 
     def disconnect(self, source: WorkerId) -> None:
-        """Forgets a source once its reads have ended; idempotent, never blocks."""
+        """Removes a source once its reads have ended. Idempotent; never blocks."""
         self._commands.put(_Disconnect(source))
 
     def close(self) -> None:
@@ -175,7 +174,7 @@ class ThreadedPuller:
             delay = self._until_deadline(delay)
 
     def _next_commands(self, delay: float | None) -> Iterator[_Command]:
-        """Waits at most `delay` seconds for a command, then hands out all there are."""
+        """Waits at most `delay` seconds for a command, then yields all that have come."""
         try:
             yield self._commands.get(timeout=delay) if delay != 0.0 else self._commands.get_nowait()
             while True:
@@ -214,7 +213,7 @@ class ThreadedPuller:
         return remaining if delay is None else min(delay, remaining)
 
     def _reject_all(self) -> None:
-        """After a fault of ours: what was in flight may still land, so it stays late; what comes is refused."""
+        """After a crash of the mover: pulls in flight stay late, as bytes may still arrive; new pulls fail."""
         for active in self._active_pulls:
             active.expire("the transfer thread failed")
         while not isinstance(command := self._commands.get(), _Close):

@@ -1,4 +1,4 @@
-"""Where a pool's pages lie, as a value: in this process or in another one, in host memory or on a device."""
+"""Memory region of a pool, in this process or a peer, on the host or a device."""
 
 from __future__ import annotations
 

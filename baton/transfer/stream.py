@@ -1,8 +1,8 @@
-"""Pages as bytes on a gRPC stream: for machines without NIXL. Slower (two copies a side), but it can be cancelled.
+"""Transfer over gRPC streams, for machines without NIXL. Slower (two copies per side), but it can be cancelled.
 
-`StreamSource.read_pages` is what prefill's Handoff service answers `ReadPages` with; `StreamPuller` is decode's side.
-Each link has a channel and two lanes (threads that read); flights end in the transfer thread. A call that was cancelled
-writes nothing any more, as a lane is what writes, so a late pull ends at once.
+`StreamSource.read_pages` serves `ReadPages` of the Handoff service; `StreamPuller` is decode's side. Each link has a
+channel and two reader threads; pulls end in the transfer thread. A cancelled call writes nothing more, so a late pull
+ends at once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from baton.transfer.puller import ThreadedPuller
 
 TRANSPORT = "stream"
 MAX_MESSAGE_BYTES = 1024 * 1024
-"""Of page bytes in one message, or one page where that is more."""
+"""Most page bytes in one message, or one page if that is more."""
 THREADS_PER_LINK = 2
 GRACE_S = 0.02
-"""A call outlives its pull's deadline by this, so that it is the transfer thread that calls the pull late."""
+"""Time that a call outlives its pull's deadline, so that the transfer thread reports it late first."""
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),  # a page may be larger than the 4 MiB default
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # or a restarted source inherits the back-off of its dead self
+    ("grpc.use_local_subchannel_pool", 1),  # otherwise a restarted source inherits the back-off of the old one
 )
 
 
@@ -49,7 +49,7 @@ class StreamSource:
         self._closed = False
 
     def metadata(self) -> bytes:
-        """None is needed: the gRPC address says it all."""
+        """Empty: the gRPC address is enough."""
         return b""
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class StreamSource:
         request: handoff_pb2.ReadPagesRequest,
         context: grpc.aio.ServicerContext[handoff_pb2.ReadPagesRequest, handoff_pb2.PageBytes],
     ) -> AsyncIterator[handoff_pb2.PageBytes]:
-        """Yields `PageBytes`: the pages asked for, whole and in order, as many a message as fit in 1 MiB.
+        """Yields `PageBytes`: the requested pages, whole and in order, up to 1 MiB per message.
 
         Aborts with FAILED_PRECONDITION for another incarnation, OUT_OF_RANGE for a page that
         does not exist, UNAVAILABLE when closed.
@@ -99,14 +99,14 @@ class _Link:
         self.executor = ThreadPoolExecutor(THREADS_PER_LINK, thread_name_prefix=f"baton-read-{info.worker_id}")
 
     def close(self) -> None:
-        """Cancels calls in progress, and returns when nothing of them can write any more."""
+        """Cancels calls in progress; returns when none of them can write any more."""
         self._channel.close()
         self.executor.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _ReadResult:
-    """What a lane brought home. `failure` None: every page."""
+    """Result of a read. `failure` None: every page arrived."""
 
     num_bytes: int
     corrupt: tuple[int, ...]
@@ -156,7 +156,7 @@ class StreamMover:
     def progress(self) -> float | None:
         for transfer in self._transfers:
             if transfer.active.late:
-                transfer.outcome.cancel()  # while it waits for a lane; one that reads has the same deadline in its call
+                transfer.outcome.cancel()  # a queued one; a running call has the same deadline
         self._transfers = [transfer for transfer in self._transfers if not self._end_if_done(transfer)]
         self._drop_drained()
         return None
@@ -189,7 +189,7 @@ class StreamMover:
 
 
 def _read(link: _Link, active: ActivePull, memory: PoolMemory) -> _ReadResult:
-    """In a lane: reads the pages of a flight until they are all there, the deadline passes or the source fails."""
+    """Reads the pages of a pull in a reader thread, until all have come, the deadline passes or the source fails."""
     pull, num_pages = active.pull, 0
     corrupt: list[int] = []
     request = handoff_pb2.ReadPagesRequest(incarnation=link.info.incarnation, pages=pull.remote_pages)
@@ -205,7 +205,7 @@ def _read(link: _Link, active: ActivePull, memory: PoolMemory) -> _ReadResult:
         failure = None if num_pages == len(pull.local_pages) else f"the stream ended after {num_pages} pages"
     except grpc.RpcError as error:
         failure = _error_text(error)
-    except ValueError as error:  # bytes that fit no page, or the channel was closed meanwhile
+    except ValueError as error:  # bytes that fit no page, or a closed channel
         failure = str(error)
     finally:
         if call is not None:
@@ -214,7 +214,7 @@ def _read(link: _Link, active: ActivePull, memory: PoolMemory) -> _ReadResult:
 
 
 def _write_pages(data: bytes, pages: Sequence[PageId], memory: PoolMemory) -> int:
-    """Copies whole pages of `data` to the first of `pages`; how many. Raises `ValueError` for bytes that do not fit."""
+    """Copies whole pages of `data` to the first of `pages`; returns their number. Raises `ValueError` for a misfit."""
     num_pages, rest = divmod(len(data), memory.page_bytes)
     if rest or num_pages > len(pages):
         raise ValueError(f"{len(data)} bytes are not at most {len(pages)} pages of {memory.page_bytes}")

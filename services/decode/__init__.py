@@ -1,1 +1,1 @@
-"""The decode worker: reserves room, pulls handed-off pages, validates them, and runs continuous batching."""
+"""The decode worker: reserves pages, pulls the KV of prefilled prompts, validates it and runs continuous batching."""

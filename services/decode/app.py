@@ -1,4 +1,4 @@
-"""Wires a decode worker and runs it until it is told to stop. Called by `services.cli.serve`."""
+"""Builds a decode worker and runs it until it stops. Called by `services.cli.serve`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def serve(settings: DecodeSettings) -> int:
 
 
 class _Worker:
-    """The rooms of one decode worker."""
+    """All parts of one decode worker."""
 
     def __init__(self, settings: DecodeSettings, engine: Engine, context: WorkerContext) -> None:
         self._settings = settings
@@ -115,7 +115,7 @@ class _Worker:
         await self._handoffs.close()
 
     def _num_requests(self) -> int:
-        """What a drain waits for: imports, rows, streams that a router follows."""
+        """Number of requests that a drain waits for: imports, rows and open streams."""
         return max(self._loop.num_requests, len(self._streams))
 
     def _register(self, server: grpc.aio.Server) -> None:

@@ -1,4 +1,4 @@
-"""What the decode engine can be told: the vocabulary of its mailbox."""
+"""Commands to the decode engine, sent through its mailbox."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.decode.import_types import Busy, Reserved, SealInfo
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """A router asks for room."""
+    """Request of a router for pages and a row."""
 
     id: AttemptId
     num_tokens: int
@@ -27,9 +27,10 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`Generate` came, at `received_at`. `deadline_s` is for the import, from when the engine takes the command.
+    """Claim of a reservation by `Generate`, received at `received_at`.
 
-    Without a `source` the prompt is to be computed here.
+    `deadline_s` bounds the import, counted from when the engine takes the command. `source` None: the prompt is
+    computed here.
     """
 
     reservation_id: ReservationId
@@ -41,7 +42,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class SealArrived:
-    """Prefill announced its last."""
+    """Seal of a handoff: prefill publishes nothing more."""
 
     id: AttemptId
     seal: SealInfo
@@ -49,7 +50,7 @@ class SealArrived:
 
 @dataclass(frozen=True, slots=True)
 class SourceLost:
-    """The handoff cannot be followed any more."""
+    """End of the watch of a handoff before its seal."""
 
     id: AttemptId
     error: BatonError
@@ -57,7 +58,7 @@ class SourceLost:
 
 @dataclass(frozen=True, slots=True)
 class LeasesRenewed:
-    """Prefill holds its pins for these until `lease_ends_at`, on this worker's clock, whatever happens."""
+    """Leases that prefill keeps until `lease_ends_at` on this worker's clock, even if the attempt is aborted."""
 
     ids: tuple[AttemptId, ...]
     lease_ends_at: float
@@ -65,14 +66,14 @@ class LeasesRenewed:
 
 @dataclass(frozen=True, slots=True)
 class SourceReplaced:
-    """Another process runs under a prefill worker's name: what is read there from now on is not what was published."""
+    """A new process has taken a prefill worker's name. Reads from it return other bytes than were published."""
 
     source: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class CommitReplied:
-    """Prefill's word on whether its pins held; None: it could not be asked."""
+    """Prefill's answer to a commit: `valid` says whether the pins were held. None: no answer came."""
 
     id: AttemptId
     valid: bool | None
@@ -80,7 +81,7 @@ class CommitReplied:
 
 @dataclass(frozen=True, slots=True)
 class AllocateProbePages:
-    """Room for a link's probe: pages held as draining until `FreeProbePages`; answered None when there is none."""
+    """Request for a probe's pages, held as draining until `FreeProbePages`. Reply None: too few are free."""
 
     num_pages: int
     reply: Reply[list[PageId] | None]
@@ -88,7 +89,7 @@ class AllocateProbePages:
 
 @dataclass(frozen=True, slots=True)
 class FreeProbePages:
-    """The probe's pages back, after its last read."""
+    """Return of a probe's pages after its last read."""
 
     pages: tuple[PageId, ...]
 

@@ -1,4 +1,4 @@
-"""What the decode policy wants done. The loop performs these; the policy never performs anything."""
+"""Effects of the decode policy. The loop performs them; the policy stays pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.transfer.base import Pull
 
 @dataclass(frozen=True, slots=True)
 class AskCommit:
-    """Everything was read but cannot be checked here (digests are off): ask the source whether its pins held (V1)."""
+    """Ask the source whether its pins were held (V1): all pages were read, and digests are off."""
 
     id: AttemptId
     source: WorkerId
@@ -21,7 +21,7 @@ class AskCommit:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmCommit:
-    """Everything was read and matched (V3): tell the source, so that it unpins."""
+    """Confirm the commit to the source, which then unpins: all pages were read and matched (V3)."""
 
     id: AttemptId
     source: WorkerId
@@ -29,7 +29,7 @@ class ConfirmCommit:
 
 @dataclass(frozen=True, slots=True)
 class AbortHandoff:
-    """The import ended before its commit: tell the source, so that it unpins."""
+    """Abort the handoff at the source, which then unpins: the import ended before its commit."""
 
     id: AttemptId
     source: WorkerId
@@ -37,9 +37,9 @@ class AbortHandoff:
 
 @dataclass(frozen=True, slots=True)
 class ReportImported:
-    """The import committed: figures for the router and the metrics.
+    """Report a committed import to the router and the metrics.
 
-    The policy knows neither `times.join_us` nor transport and path: the loop and the outbox fill them in.
+    The loop fills in `times.join_us`, the outbox transport and path.
     """
 
     id: AttemptId
@@ -52,7 +52,7 @@ class ReportImported:
 
 @dataclass(frozen=True, slots=True)
 class EmitTokens:
-    """The next tokens of a request, in order; `finish` and `times` come with the last."""
+    """Send the next tokens of a request, in order. `finish` and `times` come with the last one."""
 
     id: AttemptId
     tokens: tuple[OutputToken, ...]

@@ -1,6 +1,6 @@
-"""HandoffClient: follows prefill's announcements for every import, renews the leases, and says commit or abort.
+"""Client of the prefill workers' Handoff service: watches handoffs, renews leases, commits and aborts.
 
-Lives in the asyncio loop, between the engine's mailbox and the prefill workers' Handoff service. Decides nothing.
+Runs in the asyncio loop and posts what it receives to the engine's mailbox. Makes no decisions.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ log = get_logger()
 
 CALL_TIMEOUT_S = 5.0
 COMMIT_TIMEOUT_S = 30.0
-"""A commit waits for prefill's step to end."""
+"""A commit waits for the running prefill step."""
 
 
 @dataclass(slots=True)
 class _OpenHandoff:
-    """A handoff in progress. Its lease runs, and can be renewed, from the first announced chunk on."""
+    """A handoff in progress. `leased`: its first chunk was published, so its lease runs and can be renewed."""
 
     link: PrefillLink
     metadata: Metadata
@@ -51,7 +51,7 @@ class _OpenHandoff:
 
 
 class HandoffClient:
-    """One task a followed handoff, one for all renewals, one a message that ends a handoff."""
+    """Runs one task per watched handoff, one for all renewals, and one per commit or abort in flight."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class HandoffClient:
         return len(self._open)
 
     async def watch(self, id: AttemptId, link: PrefillLink, trace: TraceContext = NO_TRACE_CONTEXT) -> None:
-        """Posts every announcement of `id` to the engine, until the seal or the stream's end. Never raises."""
+        """Posts every event of `id` to the engine until the seal or the end of the stream. Never raises."""
         self._open[id] = _OpenHandoff(link, request_metadata(id, trace))
         request = handoff_pb2.WatchRequest(id=codec.encode_id(id), incarnation=link.record.prefill_incarnation)
         try:
@@ -84,7 +84,7 @@ class HandoffClient:
             self._report_lost(id, codec.error_from_rpc(error))
 
     def commit(self, id: AttemptId, wants_reply: bool) -> None:
-        """Tells the source that everything was read. `wants_reply`: post the source's answer (V1) to the engine."""
+        """Commits at the source: all pages were read. `wants_reply`: post the source's answer (V1) to the engine."""
         handoff = self._open.pop(id, None)
         if handoff is not None:
             self._spawn(self._commit(id, handoff, wants_reply))
@@ -92,13 +92,13 @@ class HandoffClient:
             self._mailbox.put(CommitReplied(id, False))
 
     def abort(self, id: AttemptId) -> None:
-        """Tells the source that nothing more will be read, so that it unpins at once. Idempotent."""
+        """Aborts at the source, which unpins at once: nothing more will be read. Idempotent."""
         handoff = self._open.pop(id, None)
         if handoff is not None:
             self._spawn(self._abort(id, handoff))
 
     async def renew_forever(self) -> None:
-        """Renews all leases, one message a link, until cancelled."""
+        """Renews all leases with one message per link, until cancelled."""
         while True:
             await asyncio.sleep(self._renew_interval_s)
             by_link: dict[PrefillLink, list[AttemptId]] = {}
@@ -108,7 +108,7 @@ class HandoffClient:
             await asyncio.gather(*(self._renew(link, ids) for link, ids in by_link.items()))
 
     async def close(self) -> None:
-        """Waits, bounded, for the last words to be delivered."""
+        """Waits up to `CALL_TIMEOUT_S` for commits and aborts in flight."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CALL_TIMEOUT_S)
 
@@ -153,7 +153,7 @@ class HandoffClient:
             self._mailbox.put(CommitReplied(id, valid))
 
     async def _abort(self, id: AttemptId, handoff: _OpenHandoff) -> None:
-        request = common_pb2.AbortRequest(id=codec.encode_id(id), reason="decode gave the import up")
+        request = common_pb2.AbortRequest(id=codec.encode_id(id), reason="decode aborted the import")
         try:
             await self._links.stub(handoff.link).Abort(request, timeout=CALL_TIMEOUT_S, metadata=handoff.metadata)
         except grpc.aio.AioRpcError as error:

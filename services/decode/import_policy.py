@@ -1,7 +1,7 @@
-"""The import policy: turns events of an import into effects; validated imports join the batch. Pure.
+"""The import policy: turns events of an import into effects and decides when an import is valid. Pure.
 
-Between the import table (one handoff's state) and the scheduler (rows) stands this short list of rules: who may come
-in, what a failure of an import means, when an import counts as validated. The loop calls it, and the simulator.
+Stands between the import table (state of each handoff) and the scheduler (rows). Its rules: which attempts are
+admitted, how an import fails, and which proof a commit needs. Called by the loop.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from services.decode.scheduler import DecodeScheduler
 
 @dataclass(frozen=True, slots=True)
 class ImportRules:
-    """`digests`: pages are checked here (V3), so a commit need not ask the source (V1) or count on leases (V2)."""
+    """`digests`: pages are checked here (V3). Otherwise a commit needs the source's answer (V1) or a lease (V2)."""
 
     page_size: int
     digests: bool
 
 
 class ImportPolicy:
-    """The door of the decode engine."""
+    """Admission and validation of imports for one decode engine."""
 
     def __init__(self, pool: PagePool, imports: ImportTable, scheduler: DecodeScheduler, rules: ImportRules) -> None:
         self._pool = pool
@@ -59,12 +59,13 @@ class ImportPolicy:
     def reserve(
         self, id: AttemptId, num_tokens: int, keys: Sequence[PageKey], now: float, deadline_s: float
     ) -> tuple[Reserved | Busy, list[DecodeEffect]]:
-        """Room for one attempt; an older attempt of the same request that is still here ends. Raises `Superseded`,
-        also for an attempt that is decoding here already."""
+        """Reserves pages and a row for one attempt, and aborts older attempts of the same request.
+
+        Raises `Superseded` for an older attempt and for one that is decoding already."""
         if id in self._scheduler.ids():
             raise Superseded(f"{id} is decoding here already")
         effects = self._abort_older(id)
-        if self._scheduler.num_preempted:  # who was here first comes back first
+        if self._scheduler.num_preempted:  # preempted rows come back before new ones
             self._imports.fence(id)
             return Busy(self._imports.num_reserved_pages), effects
         reply = self._imports.reserve(id, num_tokens, keys, self._scheduler.num_rows, now, deadline_s)
@@ -78,9 +79,9 @@ class ImportPolicy:
         deadline: float,
         received_at: float = 0.0,
     ) -> list[DecodeEffect]:
-        """Claims a reservation for `Generate`; one that has ended, or a request that can never fit, fails at once.
+        """Claims a reservation for `Generate`. An ended reservation and a request that never fits fail at once.
 
-        Without a `source` the prompt is computed here.
+        `source` None: the prompt is computed here.
         """
         num_tokens = request.num_prompt_tokens + request.stop.max_tokens
         num_pages = ceil_div(num_tokens, self._rules.page_size)
@@ -95,7 +96,7 @@ class ImportPolicy:
         return self.fail(request.id, LeaseEnded(f"{request.id}: reservation {reservation_id} has ended"))
 
     def on_chunk(self, chunk: PublishedChunk, now: float) -> list[DecodeEffect]:
-        """Prefill published pages."""
+        """Starts the reads of published pages."""
         id = chunk.id
         if self._rules.digests and chunk.digests is None and self._imports.get(id) is not None:
             return self.fail(id, LinkBroken(f"{id}: pages came without digests, which are checked here"))
@@ -105,7 +106,7 @@ class ImportPolicy:
             return self.fail(id, error)
 
     def on_seal(self, id: AttemptId, seal: SealInfo, now: float) -> list[DecodeEffect]:
-        """Prefill published its last. A first token that is also the last leaves nothing to decode."""
+        """Completes the list of pages to read. A seal with a finished sequence ends the attempt here."""
         if seal.finish is not None:
             return self.abort(id)
         try:
@@ -115,14 +116,14 @@ class ImportPolicy:
         return self._advance(id, now)
 
     def on_source_lost(self, id: AttemptId, error: BatonError) -> list[DecodeEffect]:
-        """The handoff's event stream broke. Before the seal that ends the import; after it the reads decide."""
+        """Fails the import if the watch broke before the seal. After the seal only the reads decide."""
         kv_import = self._imports.get(id)
         if kv_import is None or kv_import.seal is not None:
             return []
         return self.fail(id, error)
 
     def on_pull_event(self, event: PullEvent, now: float) -> list[DecodeEffect]:
-        """A read's outcome."""
+        """Records the outcome of a read."""
         id = self._imports.attempt_of_pull(event.pull.id)
         try:
             effects: list[DecodeEffect] = [*self._imports.on_pull_event(event, now)]
@@ -131,16 +132,16 @@ class ImportPolicy:
         return effects if id is None else effects + self._advance(id, now)
 
     def on_leases_renewed(self, ids: Sequence[AttemptId], lease_ends_at: float) -> None:
-        """The source has reserved to hold its pins until then, on our clock."""
+        """Extends the leases of `ids` to `lease_ends_at` on this worker's clock."""
         self._imports.on_leases_renewed(ids, lease_ends_at)
 
     def on_source_replaced(self, source: WorkerId) -> list[DecodeEffect]:
-        """A new process has taken the source's name: a read that has not ended may find anything there."""
+        """Fails the unfinished imports from `source`: its pages were lost with the old process."""
         lost = WorkerLost(f"{source} restarted in the middle of a handoff")
         return [effect for id in self._imports.unfinished(source) for effect in self.fail(id, lost)]
 
     def on_commit_reply(self, id: AttemptId, valid: bool | None, now: float) -> list[DecodeEffect]:
-        """The source's word on an `AskCommit`; None when it could not be asked, and its leases have to prove it."""
+        """Handles the answer to an `AskCommit`. `valid` None: no answer came, and leases have to prove the pages."""
         if not self._imports.is_ready(id):
             return []
         if valid:
@@ -151,17 +152,17 @@ class ImportPolicy:
         return self.fail(id, LeaseEnded(f"{id}: prefill's pins {why}"))
 
     def abort(self, id: AttemptId) -> list[DecodeEffect]:
-        """Ends an attempt in whatever room it is. Idempotent, legal in every state."""
+        """Ends an attempt in any state. Idempotent."""
         self._scheduler.abort(id)
         source = self._imports.abort(id)
         return [] if source is None else [AbortHandoff(id, source)]
 
     def fail(self, id: AttemptId, error: BatonError) -> list[DecodeEffect]:
-        """`abort`, and the router hears why."""
+        """Aborts an attempt and reports `error` to the router."""
         return [*self.abort(id), Fail(id, error)]
 
     def expire(self, now: float) -> list[DecodeEffect]:
-        """Ends imports past their deadline."""
+        """Fails the imports that are past their deadline."""
         effects: list[DecodeEffect] = []
         for id in self._imports.expire(now):
             claimed = (kv_import := self._imports.get(id)) is not None and kv_import.request is not None

@@ -1,4 +1,4 @@
-"""What passes between decode's door, its import table and its scheduler. Values only."""
+"""Values that the import policy, the import table and the scheduler exchange."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.kv.page_table import PageTable
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Room is guaranteed until the deadline; `prefix_len` leading tokens are here already."""
+    """Reservation of pages and a row until the deadline. The first `prefix_len` tokens are cached here."""
 
     id: ReservationId
     prefix_len: int
@@ -20,14 +20,14 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Not now; `queued_pages` are reserved to others."""
+    """Refusal for now. `queued_pages` are reserved for other requests."""
 
     queued_pages: int
 
 
 @dataclass(frozen=True, slots=True)
 class SealInfo:
-    """What prefill said last: the first token and how many pages the whole prompt has."""
+    """Seal of a handoff: the first output token and the number of pages of the whole prompt."""
 
     first_token: SampledToken
     finish: FinishReason | None
@@ -36,7 +36,7 @@ class SealInfo:
 
 @dataclass(frozen=True, slots=True)
 class ImportedPrompt:
-    """An import that is validated: the scheduler takes over request, pages and first token."""
+    """A validated import, handed to the scheduler."""
 
     request: EngineRequest
     table: PageTable
@@ -49,7 +49,7 @@ class ImportedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class LocalPrompt:
-    """A prompt that was reserved room and is computed here: its first `prefix_len` tokens are in place."""
+    """A prompt with reserved pages that is computed here. The KV of its first `prefix_len` tokens is in place."""
 
     request: EngineRequest
     table: PageTable

@@ -1,16 +1,16 @@
-"""Imports: decode's side of a handoff, from the reservation to the commit. Pure: it says what to pull, others pull.
+"""KV imports: decode's side of a handoff, from the reservation to the commit. Pure: returns the pulls to start.
 
 An import's life (the table is `baton.domain.handoff.IMPORT_TRANSITIONS`):
 
-1. *reserved*: `reserve` sets pages and a row aside by number. The prompt's cached prefix is matched and held, so that
-   what was reserved to be here stays here; the missing pages keep serving the cache until they are needed.
+1. *reserved*: `reserve` sets pages and a row aside by number. The prompt's cached prefix is matched and held. The
+   missing pages go on serving the cache until the first chunk comes.
 2. *allocated*: the first `on_chunk` allocates the missing pages.
-3. *pulling*: published pages are read into ours, at most `max_window_pages` at a time. A page whose digest does not
-   match is read once more, then the import fails.
-4. *committed*: the seal is here, every page was read, and there is a proof (`services.decode.import_proof`) that the
-   bytes are right. The row may join the batch.
-5. An import that ends before that is *draining* until its last read is over: only then are its pages given back. The
-   leading pages that are proven stay in the prefix cache, so that a replay moves only the rest.
+3. *pulling*: published pages are read into local ones, at most `max_window_pages` at a time. A page with a wrong
+   digest is read once more; a second mismatch fails the import.
+4. *committed*: the seal has come, every page was read, and a proof (`services.decode.import_proof`) covers them. The
+   row may join the batch.
+5. An import that ends earlier is *draining* until its last read ends; then its pages are released. Its proven leading
+   pages stay in the prefix cache, so a replay moves only the rest.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from services.decode.import_proof import ImportProof, ProofKind
 from services.decode.import_types import Busy, ImportedPrompt, LocalPrompt, Reserved, SealInfo
 
 _MAX_REMEMBERED = 4096
-"""Requests whose newest attempt is remembered, to refuse a message of an older one."""
+"""Requests whose newest attempt is remembered, to refuse older ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportLimits:
-    """What imports may hold and how long they may take."""
+    """Bounds of the imports of one worker."""
 
     page_size: int
     max_rows: int
@@ -51,7 +51,7 @@ class ImportLimits:
 
 @dataclass(slots=True)
 class KvImport:
-    """One handoff being received. Internal to the table; tests and metrics may read it."""
+    """One handoff being received. Internal to `ImportTable`; tests may read it."""
 
     id: AttemptId
     reservation_id: ReservationId
@@ -67,7 +67,7 @@ class KvImport:
     in_flight: dict[int, Pull] = field(default_factory=dict)
     num_tries: dict[PageId, int] = field(default_factory=dict)  # local page -> reads started
     proof: ImportProof = field(default_factory=ImportProof)
-    num_published: int = 0  # leading pages that are here already or were published
+    num_published: int = 0  # leading pages that are cached here or were published
     received_at: float = 0.0
     first_chunk_at: float | None = None
     seal: SealInfo | None = None
@@ -89,7 +89,7 @@ class KvImport:
             log_transition("import", self.id, event.value, self.state)
 
     def times(self, proof: ProofKind, now: float) -> ImportTimes:
-        """The times of an import that commits `now`; `ReportImported` says what is missing."""
+        """Times of an import that commits at `now`. `ReportImported` names the fields that are filled in later."""
         first_chunk_at = now if self.first_chunk_at is None else self.first_chunk_at
         pull_s = 0.0 if self.first_pull_at is None else self.last_pull_at - self.first_pull_at
         return ImportTimes(
@@ -108,7 +108,7 @@ class KvImport:
 
 
 class ImportTable:
-    """All imports of one decode worker. Owned by the engine thread."""
+    """The imports of one decode worker. Owned by the engine thread."""
 
     def __init__(self, cache: PrefixCache, limits: ImportLimits) -> None:
         self._cache = cache
@@ -136,21 +136,21 @@ class ImportTable:
         return self._imports.get(id)
 
     def ids(self) -> list[AttemptId]:
-        """Every import that is not draining."""
+        """Attempts with an import that is not draining."""
         return list(self._imports)
 
     def attempt_of_pull(self, pull_id: int) -> AttemptId | None:
-        """Whose read it is; None for one whose import has ended (its pages may still be draining)."""
+        """Attempt that a read belongs to; None once its import has ended, though its pages may still be draining."""
         kv_import = self._by_pull.get(pull_id)
         return kv_import.id if kv_import is not None and kv_import.id in self._imports else None
 
     def reserve(
         self, id: AttemptId, num_tokens: int, keys: Sequence[PageKey], num_rows: int, now: float, deadline_s: float
     ) -> Reserved | Busy:
-        """Guarantees the pages of `num_tokens` + 1 slots and a row, beside `num_rows` rows that already run.
+        """Reserves a row, beside `num_rows` running ones, and the pages of `num_tokens` + 1 slots.
 
-        A repeated request of the same attempt returns the same reservation. Raises `Superseded` for an older attempt
-        than one seen and `ContextOverflow` for what could never fit.
+        The same attempt gets the same reservation again. Raises `Superseded` for an attempt older than one seen and
+        `ContextOverflow` for a prompt that never fits.
         """
         known = self._imports.get(id)
         if known is not None:
@@ -175,7 +175,7 @@ class ImportTable:
 
     @property
     def num_reservable_pages(self) -> int:
-        """Pages that are available and reserved to nobody."""
+        """Available pages that are not reserved."""
         return self._cache.num_available - self.num_reserved_pages
 
     def claim(
@@ -198,7 +198,7 @@ class ImportTable:
         return True
 
     def claim_local(self, reservation_id: ReservationId, request: EngineRequest) -> LocalPrompt | None:
-        """`claim` by a prompt that is computed here: the import is over at once, all its pages are the prompt's."""
+        """Claims a reservation for a prompt that is computed here. The prompt takes all pages; the import ends."""
         kv_import = self._find_reserved(reservation_id, request)
         if kv_import is None:
             return None
@@ -209,8 +209,10 @@ class ImportTable:
         return LocalPrompt(request, kv_import.table, kv_import.prefix_len)
 
     def on_chunk(self, chunk: PublishedChunk, now: float, *, check_digests: bool = True) -> list[Pull]:
-        """Published pages: returns the reads to start now. Chunks of unknown imports are ignored, and so are pages
-        that are here or were published before. Raises `LinkBroken` for a chunk that does not continue them."""
+        """Allocates pages for published ones and returns the reads to start now.
+
+        Ignores chunks of unknown imports, and pages that are cached here or were published before. Raises
+        `LinkBroken` for a chunk that leaves a gap."""
         id, first_page, pages = chunk.id, chunk.first_page, chunk.pages
         digests = chunk.digests if check_digests else None
         kv_import = self._imports.get(id)
@@ -234,7 +236,7 @@ class ImportTable:
         return self._start_pulls(kv_import, now)
 
     def on_seal(self, id: AttemptId, seal: SealInfo, now: float) -> None:
-        """The last chunk has been announced. Raises `LinkBroken` when pages of the prompt have not."""
+        """Records the seal. Raises `LinkBroken` if pages of the prompt were not published."""
         kv_import = self._imports.get(id)
         if kv_import is None:
             return
@@ -244,8 +246,9 @@ class ImportTable:
         kv_import.seal, kv_import.sealed_at = seal, now
 
     def on_pull_event(self, event: PullEvent, now: float) -> list[Pull]:
-        """A read's outcome; returns further reads to start. Raises `Interrupted` when the import cannot go on: the
-        caller then aborts it."""
+        """Records the outcome of a read; returns further reads to start.
+
+        Raises `Interrupted` if the import cannot go on. The caller then aborts it."""
         kv_import = self._by_pull.get(event.pull.id)
         if kv_import is None:
             return []
@@ -264,7 +267,7 @@ class ImportTable:
         return self._start_pulls(kv_import, now)
 
     def is_ready(self, id: AttemptId) -> bool:
-        """Whether the seal is here and every published page has landed."""
+        """True when the seal has come and every published page was read."""
         kv_import = self._imports.get(id)
         return bool(
             kv_import
@@ -275,22 +278,22 @@ class ImportTable:
         )
 
     def on_leases_renewed(self, ids: Sequence[AttemptId], lease_ends_at: float) -> None:
-        """The source has granted these imports a lease, on our clock."""
+        """Extends the leases of `ids` to `lease_ends_at` on this worker's clock."""
         for id in ids:
             if (kv_import := self._imports.get(id)) is not None:
                 kv_import.proof.extend_lease(lease_ends_at)
 
     def is_proven(self, id: AttemptId) -> bool:
-        """Whether there is evidence for every page of an import that is `is_ready`."""
+        """True if every page of a ready import is proven by a digest or a lease."""
         kv_import = self._imports[id]
         return self._num_proven_tokens(kv_import) == kv_import.num_tokens
 
     def unfinished(self, source: WorkerId) -> list[AttemptId]:
-        """Imports that still have something to hear from a source or to read there."""
+        """Imports from `source` that are not ready."""
         return [one.id for one in self._imports.values() if one.source == source and not self.is_ready(one.id)]
 
     def commit(self, id: AttemptId, proof: ProofKind, now: float) -> ImportedPrompt:
-        """Hands an import over that `proof` validated; it must be `is_ready`."""
+        """Removes a ready import that `proof` validated and returns it for the scheduler."""
         kv_import = self._imports[id]
         if kv_import.request is None or kv_import.source is None or kv_import.seal is None:
             raise Broken(f"{id} was committed before it was ready")
@@ -304,9 +307,9 @@ class ImportTable:
         )  # fmt: skip
 
     def abort(self, id: AttemptId) -> WorkerId | None:
-        """Ends an import in any state; its pages go back when its last read is over. Idempotent.
+        """Ends an import in any state. Its pages are released when its last read has ended. Idempotent.
 
-        The leading pages that are proven may serve the cache. Returns the source that should be told, if there is one.
+        Proven leading pages stay in the prefix cache. Returns the source to notify, if there is one.
         """
         kv_import = self._imports.pop(id, None)
         if kv_import is None:
@@ -323,14 +326,14 @@ class ImportTable:
         return kv_import.source
 
     def expire(self, now: float) -> list[AttemptId]:
-        """Imports past their deadline; the caller aborts them and tells whom it concerns."""
+        """Imports past their deadline, for the caller to fail."""
         return [kv_import.id for kv_import in self._imports.values() if kv_import.deadline <= now]
 
     def next_deadline(self) -> float | None:
         return min((kv_import.deadline for kv_import in self._imports.values()), default=None)
 
     def fence(self, id: AttemptId) -> None:
-        """Remembers the newest attempt of the request. Raises `Superseded` for one that is older."""
+        """Remembers the newest attempt of a request. Raises `Superseded` for an older one."""
         newest = self._newest.get(id.request_id, 0)
         if id.attempt < newest:
             raise Superseded(f"{id}: attempt {newest} was seen already")
@@ -340,7 +343,7 @@ class ImportTable:
             self._newest.popitem(last=False)
 
     def _find_reserved(self, reservation_id: ReservationId, request: EngineRequest) -> KvImport | None:
-        """The import that was reserved for exactly these tokens, and that nobody has claimed yet."""
+        """The unclaimed import that was reserved for exactly these tokens."""
         kv_import = self._imports.get(request.id)
         if kv_import is None or kv_import.reservation_id != reservation_id or kv_import.request is not None:
             return None

@@ -1,9 +1,8 @@
-"""PrefillLinks: this decode worker's working connections to prefill workers. Lives in the asyncio loop.
+"""Links of this decode worker to prefill workers. Runs in the asyncio loop.
 
-Follows the registry. A prefill worker that appears (or restarts: another incarnation) is greeted with `Hello`,
-connected to the puller and probed with real pages; only then the link is up and announced. A worker that stays away is
-forgotten. A link that cannot be made is tried again at every change and every heartbeat; its reason is logged when it
-changes.
+Follows the registry. A new prefill worker, or a new incarnation of one, gets a `Hello`, is connected to the puller and
+probed with real pages. Then the link is up and announced. A failed link is retried at every change of the registry and
+every heartbeat; its reason is logged when it changes. The series of a worker go when it leaves.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ PROBE_BYTES = 4 * 1024 * 1024
 HELLO_TIMEOUT_S = 5.0
 
 LINK_GRACE_TTLS = 5
-"""By how many of its lifetimes a link outlives an announcement: nobody is sent to a worker that is gone."""
+"""Registration lifetimes that a link outlives its worker's last announcement by."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkIdentity:
-    """Who we are to a prefill worker. `grace_s`: how long a linked one may go without an announcement."""
+    """This worker as prefill workers see it. `grace_s`: longest silence of a linked worker in the registry."""
 
     worker_id: WorkerId
     incarnation: Incarnation
@@ -57,7 +56,7 @@ class LinkIdentity:
 
 @dataclass(frozen=True, slots=True)
 class PrefillLink:
-    """A prefill worker that pages have really come from; `path`: how its bytes travel, as far as can be told."""
+    """A prefill worker that passed the probe. `path`: how its bytes move, as far as the transport can tell."""
 
     record: LinkRecord
     address: str
@@ -65,7 +64,7 @@ class PrefillLink:
 
 
 class PrefillLinks:
-    """All links of one decode worker."""
+    """The links of one decode worker."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class PrefillLinks:
         self._failures: dict[WorkerId, str] = {}
         self._draining: set[Incarnation] = set()
         self._series = PeerSeries()
-        self._connected: dict[WorkerId, Incarnation] = {}  # whom the puller has last been connected to
+        self._connected: dict[WorkerId, Incarnation] = {}  # last connected to the puller
 
     def get(self, id: WorkerId, incarnation: Incarnation) -> PrefillLink:
         """The link to exactly this process. Raises `LinkBroken` when there is none."""
@@ -99,19 +98,19 @@ class PrefillLinks:
         return link
 
     def records(self) -> tuple[LinkRecord, ...]:
-        """What is announced."""
+        """Links for this worker's record."""
         return tuple(link.record for link in self._links.values())
 
     def stub(self, link: PrefillLink) -> handoff_pb2_grpc.HandoffStub:
-        """The peer's Handoff service."""
+        """Stub of the peer's Handoff service."""
         return handoff_pb2_grpc.HandoffStub(self._channels.get(link.address, link.record.prefill_incarnation))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follows the registry until cancelled."""
         async for _ in self._registry.changes():
             try:
                 workers = await self._registry.workers()
-            except BatonError:  # the store is away: what is linked stays linked
+            except BatonError:  # the store is unreachable: keep the links
                 self._liveness.observe_outage(asyncio.get_running_loop().time())
                 continue
             now = asyncio.get_running_loop().time()
@@ -119,7 +118,7 @@ class PrefillLinks:
             await self._reconcile([w for w in workers if w.role is WorkerRole.PREFILL], now)
 
     def close(self) -> None:
-        """Marks every link down."""
+        """Drops every link."""
         for id in list(self._links):
             self._drop(id, "this worker leaves")
 
@@ -141,7 +140,7 @@ class PrefillLinks:
             self._failures.pop(WorkerId(departed), None)
 
     def observe_pull(self, source: WorkerId, event: PullEvent) -> None:
-        """Counts a pull that ended. Reads of a source whose series were removed are not counted."""
+        """Records the metrics of a pull that ended, unless its source has left."""
         if source not in self._links:
             return
         labels = (f"{source}->{self._identity.worker_id}", self._puller.transport)
@@ -150,13 +149,13 @@ class PrefillLinks:
         self._series.labels(source, metrics.TRANSFER_DESCRIPTORS, *labels).observe(len(event.pull.local_pages))
 
     def observe_import(self, source: WorkerId, times: ImportTimes) -> None:
-        """Counts what an import that committed did not hide."""
+        """Records the exposed transfer time of a committed import, unless its source has left."""
         if source in self._links:
             labels = (f"{source}->{self._identity.worker_id}", self._puller.transport)
             self._series.labels(source, metrics.TRANSFER_EXPOSED_SECONDS, *labels).observe(1e-6 * times.exposed_us)
 
     def path(self, source: WorkerId) -> str:
-        """How bytes of this source move, as far as the transport can tell."""
+        """How bytes of `source` move, as far as the transport can tell."""
         return self._puller.path(source)
 
     def _set_state(self, id: WorkerId, works: bool) -> None:
@@ -185,7 +184,7 @@ class PrefillLinks:
         self._on_change()
 
     def _report_replaced(self, source: SourceInfo) -> None:
-        """Before the puller can read a new process's pages, imports from the old one end."""
+        """Ends imports from the old process before the puller can read pages of the new one."""
         id = source.worker_id
         if self._connected.setdefault(id, source.incarnation) != source.incarnation:
             self._connected[id] = source.incarnation
@@ -213,7 +212,7 @@ class PrefillLinks:
         return self._check_source(reply.source, worker)
 
     def _check_source(self, source: handoff_pb2.SourceInfo, worker: WorkerRecord) -> SourceInfo:
-        """What the peer exports, if it is the one that was greeted. The puller checks what is about pages."""
+        """The peer's memory and transport. Raises `LinkBroken` if another worker answered."""
         if (source.worker_id, source.incarnation) != (worker.id, worker.incarnation):
             raise LinkBroken(f"{worker.id} answered as another worker, {source.worker_id[:120]!r}")
         return SourceInfo(
@@ -222,7 +221,7 @@ class PrefillLinks:
         )  # fmt: skip
 
     async def _probe(self, source: SourceInfo) -> tuple[int, float]:
-        """(bytes, seconds) of a pull of real pages into pages taken from the pool for it."""
+        """Pulls real pages into pages of the pool; returns (bytes, seconds)."""
         num_pages = max(1, min(source.num_pages, PROBE_BYTES // self._identity.page_bytes))
         pages = await self._allocate_probe_pages(num_pages)
         return await asyncio.to_thread(

@@ -39,9 +39,9 @@ from services.decode.scheduler import DecodeScheduler
 
 @dataclass(frozen=True, slots=True)
 class DecodeHooks:
-    """Where a turn's decisions go. `emit` receives the effects for the outside, `submit` starts a read; neither blocks.
+    """Outputs of the loop. `emit` takes effects for the asyncio loop, `submit` starts a read; neither blocks.
 
-    `start`, of a runner that returns before a step is done, lets a turn's effects go out while the next step runs.
+    `start` begins a step and returns before it is done: effects of one turn are then emitted while the next step runs.
     """
 
     emit: Callable[[list[OutwardEffect]], None]
@@ -50,7 +50,7 @@ class DecodeHooks:
 
 
 class DecodeLoop:
-    """One engine."""
+    """The loop of one decode engine."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class DecodeLoop:
         turn.publish(self._snapshot_load(), 0)
 
     def turn(self) -> bool:
-        """One pass; waits for commands when no row can step. False when the mailbox has closed."""
+        """Runs one turn; waits for commands when no row can step. False once the mailbox is closed."""
         commands = self._turn.take_commands(self._import_policy.next_wakeup())
         if self._turn.mailbox.closed:
             self._emit_effects(self._deferred)
@@ -93,20 +93,20 @@ class DecodeLoop:
         return True
 
     def close(self) -> None:
-        """Ends the loop after the current turn; may be called from any thread."""
+        """Ends the loop after the current turn. Thread-safe."""
         self._turn.close()
 
     def load(self) -> WorkerLoad:
-        """The last turn's snapshot with the current step's age; may be called from any thread."""
+        """Load after the last turn, with the age of the current step. Thread-safe."""
         return self._turn.load()
 
     def activity(self) -> Activity:
-        """Totals for the status line; may be called from any thread."""
+        """Totals for the status line. Thread-safe."""
         return self._turn.activity()
 
     @property
     def num_requests(self) -> int:
-        """Imports and rows; 0 means that nothing is lost by exiting."""
+        """Imports and rows; 0 when the process may exit."""
         return self._turn.num_requests
 
     def _handle(self, command: DecodeCommand) -> list[DecodeEffect]:
@@ -158,7 +158,7 @@ class DecodeLoop:
         return effects
 
     def _run(self, batch: Batch, effects: list[DecodeEffect]) -> tuple[StepOutput, list[DecodeEffect]]:
-        """The step's output, and those of `effects` that did not go out while it ran."""
+        """Runs a step; returns its output and the effects that were not emitted meanwhile."""
         with self._turn.steps.forward(batch):
             if self._hooks.start is None:
                 return self._runner.run(batch), effects
@@ -188,7 +188,7 @@ class DecodeLoop:
     def _finish_turn(self, effects: Sequence[DecodeEffect], *, stepped: bool, idle: bool) -> None:
         load = self._snapshot_load()
         if self._hooks.start is not None and stepped and self._scheduler.num_running:
-            self._deferred = self._submit_pulls(effects)  # the next turn, at once, has a step to run beside
+            self._deferred = self._submit_pulls(effects)  # emitted beside the next turn's step
         else:
             self._turn.publish(load, load.waiting_requests + load.running_rows)
             self._emit_effects(effects)
@@ -205,7 +205,7 @@ class DecodeLoop:
                 pass
 
     def _count_decisions(self) -> None:
-        """Metrics of what the scheduler decided without an effect."""
+        """Updates the metrics of preemptions and local prompts from the scheduler's totals."""
         scheduler = self._scheduler
         metrics.PREEMPTIONS_TOTAL.labels("pages").inc(scheduler.num_preemptions - self._num_preemptions)
         if scheduler.num_local_prompt_tokens != self._num_local_prompt_tokens:
@@ -234,7 +234,7 @@ class DecodeLoop:
 
 
 def _joined(effect: DecodeEffect) -> DecodeEffect:
-    """A report of an import with the time at which its row joined the batch, which is now."""
+    """Stamps the report of an import whose row has just joined the batch."""
     if not isinstance(effect, ReportImported) or effect.times.join_us:
         return effect
     return replace(effect, times=replace(effect.times, join_us=to_us(monotonic_s() - effect.received_at)))

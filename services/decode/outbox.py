@@ -1,4 +1,4 @@
-"""Delivers the decode engine's effects: tokens to the routers' streams, the rest to the prefill workers."""
+"""Delivers the decode engine's effects: to the routers' streams and to the prefill workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.decode.server import DecodeStreamEvent
 
 
 class DecodeOutbox:
-    """One hop into the asyncio loop a turn."""
+    """Takes the effects of a turn into the asyncio loop with one call."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class DecodeOutbox:
         self._recent = recent
 
     def emit(self, effects: list[OutwardEffect]) -> None:
-        """From the engine thread; never blocks."""
-        with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
+        """Schedules the delivery of effects. Called from the engine thread; never blocks."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
             self._loop.call_soon_threadsafe(self._perform, effects)
 
     def record_pull(self, event: PullEvent) -> None:
-        """From the transfer thread: a pull's metrics."""
+        """Records a pull's metrics. Called from the transfer thread."""
         if event.outcome is not PullOutcome.LATE:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._links.observe_pull, event.pull.source, event)

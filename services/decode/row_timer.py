@@ -1,6 +1,6 @@
-"""Where the time of a row went: in steps, waiting for the next step, or preempted. Pure; kept by the scheduler's rows.
+"""Time of a row in steps, between steps and while preempted. Pure; kept by the scheduler's rows.
 
-Every running row takes part in every step, so a row reads the scheduler's totals when it joins and when it leaves:
+Every running row takes part in every step. So a row reads the scheduler's totals when it joins and when it leaves, and
 nothing is done per token.
 """
 
@@ -13,7 +13,7 @@ from baton.domain.attempt_times import DecodeTimes, to_us
 
 @dataclass(slots=True)
 class StepTotals:
-    """All steps of one scheduler so far."""
+    """Totals over all steps of one scheduler."""
 
     num_steps: int = 0
     seconds: float = 0.0
@@ -21,7 +21,7 @@ class StepTotals:
 
 @dataclass(slots=True)
 class RowTimer:
-    """Times of one row. `enter` and `leave` alternate; a row that left was preempted until it enters again."""
+    """Times of one row. `enter` and `leave` alternate; the time between leaving and entering counts as preempted."""
 
     totals: StepTotals
     num_preemptions: int = 0
@@ -32,7 +32,7 @@ class RowTimer:
     _since: float | None = None  # the last `enter` or `leave`
 
     def enter(self, now: float) -> None:
-        """The row joins the batch."""
+        """Starts an interval in the batch."""
         if self._since is not None:
             self._preempted_s += now - self._since
         self._since = now
@@ -40,7 +40,7 @@ class RowTimer:
         self._step_s -= self.totals.seconds
 
     def leave(self, now: float) -> None:
-        """The row leaves the batch: it ended or was preempted."""
+        """Ends an interval in the batch."""
         assert self._since is not None
         self._active_s += now - self._since
         self._since = now
@@ -48,12 +48,12 @@ class RowTimer:
         self._step_s += self.totals.seconds
 
     def preempt(self, now: float) -> None:
-        """The row leaves the batch to come back."""
+        """Ends an interval by a preemption."""
         self.num_preemptions += 1
         self.leave(now)
 
     def times(self) -> DecodeTimes:
-        """After `leave`."""
+        """Times up to the last `leave`."""
         return DecodeTimes(
             steps=self._num_steps,
             step_us=to_us(self._step_s),

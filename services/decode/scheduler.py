@@ -3,15 +3,14 @@
 A row's life here, queue by queue:
 
 1. *imported*: `add` takes a validated import with its pages. Its room was reserved, so it joins the next step.
-   *local*: `add_prompt` takes a prompt that nobody prefilled. What the rows leave of a step's token budget goes to the
-   oldest of these, in chunks; the last chunk brings the first token, and the row runs.
-2. *running*: every step computes one token for every row. A row that crosses a page edge takes a page first. When none
-   is left that is not reserved, the newest row is *preempted*: its pages go to host memory and are given up.
-3. *preempted*: comes back, oldest first and before anything that landed later, as soon as its pages fit with one to
-   spare for every running row. When host memory is full too, the row is sent back to the door instead, with a typed
-   error: nothing is ever computed again in silence.
-   Local prompts have all their pages from the start and are never preempted.
-4. The row ends with its last token, by `abort`, or sent back; its full pages stay in the prefix cache.
+   *local*: `add_prompt` takes a prompt to compute here. Its chunks get the token budget that the running rows leave,
+   oldest prompt first. The last chunk samples the first token, and the row runs.
+2. *running*: every step computes one token for every row. A row that crosses a page edge takes a page first. If no
+   unreserved page is left, the newest row is *preempted*: its pages are copied to host memory and released.
+3. *preempted*: the oldest row resumes first, and before later imports, when its pages fit and one page is left for
+   every running row. If host memory is full as well, the row fails with `SentBack` and the router retries it.
+   Local prompts hold all their pages from the start and are never preempted.
+4. The row ends with its last token, by `abort` or by `SentBack`. Its full pages stay in the prefix cache.
 """
 
 from __future__ import annotations
@@ -58,11 +57,10 @@ def _arrival_number(row: _Row) -> int:
 
 
 class DecodeScheduler:
-    """Queues *landed | local -> running <-> preempted* over one page pool and one host tier."""
+    """Queues *imported | local -> running <-> preempted* over one page pool and one host tier."""
 
     def __init__(self, imports: ImportTable, host: HostTier, page_size: int, token_budget: int = 0) -> None:
-        """`token_budget`: how many tokens a step may extend, rows and local chunks together. Local prompts get a page
-        a step at least."""
+        """`token_budget`: most tokens of a step, rows and local chunks together. Chunks get at least a page."""
         self._imports = imports
         self._token_budget = token_budget
         self._local: deque[_Row] = deque()
@@ -94,26 +92,26 @@ class DecodeScheduler:
 
     @property
     def num_local_tokens(self) -> int:
-        """Tokens of local prompts that are still to be computed."""
+        """Tokens of local prompts that are not computed yet."""
         return sum(len(row.tokens) - row.num_filled for row in self._local)
 
     def num_recomputed_tokens(self, batch: Batch) -> int:
-        """Prompt tokens in a scheduled batch that belong to no local prompt: prefill had computed them. Always 0."""
+        """Prompt tokens in a batch that prefill had computed already, as they are of no local prompt. Always 0."""
         local = {row.request.id for row in self._local}
         return sum(row.num_prompt_tokens for row in batch.rows if row.id not in local)
 
     def ids(self) -> Iterator[AttemptId]:
-        """Every request here."""
+        """Attempts in any queue."""
         return (row.request.id for queue in self._queues for row in queue)
 
     def add(self, imported: ImportedPrompt) -> None:
-        """Takes a validated import over: its prompt's KV is in place, its first token is chosen and sent."""
+        """Adds a validated import: the prompt's KV is in place, and the first token was sent."""
         request = imported.request
         tokens = [*request.tokens, imported.first_token.token]
         self._imported.append(self._row(request, imported.table, tokens, len(request.tokens)))
 
     def add_prompt(self, prompt: LocalPrompt) -> None:
-        """Takes a prompt whose pages are all there, `prefix_len` of its tokens' filled."""
+        """Adds a prompt that holds all its pages; the first `prefix_len` tokens are filled."""
         request = prompt.request
         self._local.append(self._row(request, prompt.table, [*request.tokens], prompt.prefix_len))
         self.num_local_prompt_tokens += len(request.tokens)
@@ -121,7 +119,7 @@ class DecodeScheduler:
         log_transition("row", request.id, "add_prompt", "local")
 
     def abort(self, id: AttemptId) -> bool:
-        """Takes the row out, in whatever queue, and gives its pages back. Idempotent; False when it was not here."""
+        """Removes a row from any queue and releases its pages. Idempotent; False if there was none."""
         for queue in self._queues:
             for row in queue:
                 if row.request.id == id:
@@ -132,7 +130,7 @@ class DecodeScheduler:
         return False
 
     def schedule(self, now: float) -> Batch | None:
-        """One step: board, grow (preempting if need be), everyone steps, and local chunks fill what is left."""
+        """Builds a step: resume, join, grow (preempting if needed), then one token per row and local chunks."""
         self._scheduled_at = now
         copies: list[HostCopy] = []
         self._resume(copies, now)
@@ -145,7 +143,7 @@ class DecodeScheduler:
         return Batch(tuple(rows), tuple(copies)) if rows or copies else None
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[DecodeEffect]:
-        """Books a finished step: one token a row, emitted in order, and what was computed of local prompts."""
+        """Applies a finished step: one token per running row, and the progress of local prompts."""
         self._totals.num_steps += 1
         self._totals.seconds += now - self._scheduled_at
         by_id = {row.request.id: row for queue in (self._running, self._local) for row in queue}
@@ -160,12 +158,12 @@ class DecodeScheduler:
         return effects
 
     def take_pending_effects(self) -> list[DecodeEffect]:
-        """Effects of decisions that `schedule` made: rows sent back."""
+        """Takes the effects of `schedule`: rows that were sent back."""
         pending, self._pending = self._pending, []
         return pending
 
     def next_wakeup(self) -> float | None:
-        """Rows do not wait for a time; they step, or they wait for pages that a message frees."""
+        """None: rows never wait for a point in time."""
         return None
 
     @property
@@ -202,7 +200,7 @@ class DecodeScheduler:
         return num_missing <= self._imports.num_reservable_pages and row.table.extend(len(row.tokens))
 
     def _preempt(self, row: _Row, copies: list[HostCopy], now: float) -> None:
-        """Moves a row's filled pages to the host tier, or sends it back when that is full."""
+        """Copies a row's filled pages to the host tier. Sends the row back if the tier is full."""
         self._running.remove(row)
         pages = row.table.pages[: ceil_div(row.num_filled, self._page_size)]
         slots = self._host.allocate(len(pages))

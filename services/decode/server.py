@@ -1,6 +1,6 @@
-"""The decode worker's gRPC surface: `Promise`, `Generate`, `Abort` for routers. Translates messages; decides nothing.
+"""The Decode service for routers: `Reserve`, `Generate` and `Abort`. Translates messages; makes no decisions.
 
-Lives in the asyncio loop; speaks to the engine through its mailbox and hears from it through `AttemptStreams`.
+Runs in the asyncio loop. Commands go to the engine's mailbox, events come back through `AttemptStreams`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ log = get_logger()
 
 DecodeStreamEvent = ReportImported | EmitTokens | Fail
 EVENT_TIMEOUT_S = 600.0
-"""Longest silence of a running row: preempted rows wait their turn, but not for ever."""
+"""Longest silence of a row; bounds the wait of a preempted one."""
 ENGINE_TIMEOUT_S = 30.0
 BUSY_RETRY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class ServicerConfig:
-    """What the servicer checks calls against.
+    """Validation and limits of calls.
 
-    `local_source`: this worker's own name, where a prompt may be computed here; None: it computes none.
+    `local_source`: this worker's own id and incarnation if it computes prompts; else None.
     """
 
     validator: EngineRequestValidator
@@ -55,7 +55,7 @@ class ServicerConfig:
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServicer):
-    """One `Generate` stream a request; closing it aborts."""
+    """Serves one `Generate` stream per attempt. Closing the stream aborts the attempt."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     def _start_import(
         self, claim: Claim, source: WorkerId, incarnation: Incarnation, trace: TraceContext
     ) -> asyncio.Task[None] | None:
-        """Claims the reservation and starts to follow the handoff, if there is to be one. Raises `LinkBroken`."""
+        """Claims the reservation and watches the handoff, unless the prompt is local. Raises `LinkBroken`."""
         if self._config.local_source == (source, incarnation):
             self._mailbox.put(claim)
             return None
@@ -161,7 +161,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
 
 
 def _log(event: DecodeStreamEvent) -> None:
-    """The INFO lines of an attempt: its import and its end."""
+    """Logs the import and the end of an attempt."""
     ids = {"request_id": event.id.request_id, "attempt": event.id.attempt}
     match event:
         case ReportImported(_, source, _, num_tokens, num_cached, times):

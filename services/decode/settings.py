@@ -1,4 +1,4 @@
-"""The decode worker's settings. Read by `services.cli.serve`, passed to `services.decode.app.serve`."""
+"""Settings of a decode worker. Read by `services.cli.serve`, passed to `services.decode.app.serve`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import Field, model_validator
 from baton.settings.groups import Count, Port, Seconds, WorkerSettings
 
 RENEWALS_PER_LEASE = 10
-"""Renewals of an export lease within its length: a few may be lost."""
+"""Renewals within one lease, so that a few may be lost."""
 
 
 class DecodeSettings(WorkerSettings):
-    """Pulls prompts' pages and generates."""
+    """Settings of a worker that imports KV and decodes."""
 
     worker_id: Annotated[str, Field(min_length=1)] = "decode-0"
     """Stable name of this worker; survives a restart."""
@@ -28,23 +28,23 @@ class DecodeSettings(WorkerSettings):
     """Most sequences generated at once."""
 
     token_budget: Annotated[int, Field(ge=0)] = 0
-    """Most tokens extended in one step, rows and prompts together, when this worker also prefills for itself; 0: it
-    never does. Small budgets keep the gaps between tokens even, large ones compute prompts sooner."""
+    """Most tokens of a step, rows and prompts together, if this worker computes prompts too; 0: it computes none. A
+    small budget keeps the gaps between tokens even, a large one computes prompts sooner."""
 
     reservation_deadline_s: Seconds = 10.0
-    """Longest that a reservation of room holds unused, whatever the router asks for."""
+    """Longest lifetime of an unclaimed reservation; a router may ask for less."""
 
     pull_deadline_s: Seconds = 5.0
-    """How long one pull may take."""
+    """Longest duration of one pull."""
 
     pull_window_pages: Count = 64
-    """Most pages in flight for one handoff."""
+    """Most pages in flight per handoff."""
 
     cuda_graphs: bool = True
-    """On a GPU, launch a whole step of decoding rows at once, where the model's steps can be captured."""
+    """On a GPU, run decode steps as CUDA graphs where the model's steps can be captured."""
 
     host_pages: Annotated[int, Field(ge=0)] | None = None
-    """Pages of host memory for preempted sequences; default: as many as the pool's."""
+    """Pages of host memory for preempted sequences; default: as many as the pool has."""
 
     @model_validator(mode="after")
     def _budget_reaches_a_page_edge(self) -> Self:
@@ -59,9 +59,9 @@ class DecodeSettings(WorkerSettings):
 
     @property
     def prefills(self) -> bool:
-        """Whether routers may have prompts computed here."""
+        """True if this worker computes prompts as well."""
         return self.token_budget > 0
 
     def preemption_pages(self, num_pages: int) -> int:
-        """Pages of the host tier beside a pool of `num_pages`."""
+        """Size of the host tier beside a pool of `num_pages`."""
         return num_pages if self.host_pages is None else self.host_pages

@@ -1,1 +1,1 @@
-"""The prefill worker: chunked prefill with a prefix cache, and the source's side of every handoff."""
+"""The prefill worker: chunked prefill with a prefix cache, and the source side of every handoff."""

@@ -1,4 +1,4 @@
-"""Wires a prefill worker and runs it until it is told to stop. Called by `services.cli.serve`."""
+"""Builds a prefill worker and runs it until it stops. Called by `services.cli.serve`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ log = get_logger()
 ENGINE_STOP_S = 10.0
 SERVER_GRACE_S = 1.0
 WATCH_TIMEOUT_S = 60.0
-"""Longest silence of a followed handoff; a waiting prompt is silent, so this is no measure of health."""
+"""Longest silence of a watched handoff. A prompt that waits is silent, so this does not measure health."""
 
 
 async def serve(settings: PrefillSettings) -> int:
@@ -59,7 +59,7 @@ async def serve(settings: PrefillSettings) -> int:
 
 
 class _Worker:
-    """The rooms of one prefill worker."""
+    """All parts of one prefill worker."""
 
     def __init__(self, settings: PrefillSettings, engine: Engine, context: WorkerContext) -> None:
         self._settings = settings
@@ -108,7 +108,7 @@ class _Worker:
         log.info("prefill_stopped", exit_code=self._lifecycle.exit_code)
 
     def _num_requests(self) -> int:
-        """What a drain waits for: prompts, exports that decode has not committed, streams that a router follows."""
+        """Number of requests that a drain waits for: prompts, uncommitted exports and open streams."""
         return max(self._loop.num_requests, len(self._streams))
 
     def _register(self, server: grpc.aio.Server) -> None:

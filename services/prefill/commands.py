@@ -1,4 +1,4 @@
-"""What the prefill engine can be told, and what it tells: the two vocabularies of its mailbox and its outbox."""
+"""Commands to the prefill engine, sent through its mailbox, and the events that it returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.prefill.scheduler import ExportExpired, Progress, Seal
 
 @dataclass(frozen=True, slots=True)
 class AddPrompt:
-    """A new prompt, received at `received_at`; `deadline_s` counts from when the engine takes it."""
+    """A new prompt, received at `received_at`. `deadline_s` counts from when the engine takes the command."""
 
     request: EngineRequest
     decode_prefix_len: int
@@ -24,7 +24,7 @@ class AddPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseExport:
-    """Decode gave the import up and reads no more. Legal in every state; idempotent."""
+    """End of decode's reads: it aborted the import. Legal in every state; idempotent."""
 
     id: AttemptId
     reason: str
@@ -32,7 +32,7 @@ class ReleaseExport:
 
 @dataclass(frozen=True, slots=True)
 class RenewLeases:
-    """Leases of a decode worker's handoffs; answered with those that have ended."""
+    """Renewal of the leases of a decode worker's handoffs. The reply lists those that have ended."""
 
     ids: tuple[AttemptId, ...]
     reply: Reply[list[AttemptId]]
@@ -40,7 +40,7 @@ class RenewLeases:
 
 @dataclass(frozen=True, slots=True)
 class CommitExport:
-    """Decode read everything; answered with whether the pins were held all the while."""
+    """Commit by decode, which has read everything. The reply says whether the pins were held all the time."""
 
     id: AttemptId
     reply: Reply[bool]
@@ -51,7 +51,7 @@ PrefillCommand = AddPrompt | Abort | ReleaseExport | RenewLeases | CommitExport
 
 @dataclass(frozen=True, slots=True)
 class ExportEnded:
-    """The export is over (committed or aborted): nobody needs its announcements any more."""
+    """End of an export by commit or abort. Its events are not needed any more."""
 
     id: AttemptId
     reason: str

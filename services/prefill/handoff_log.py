@@ -1,7 +1,7 @@
-"""The handoff log: what has been announced of every open handoff, for decode workers to follow. Lives in the loop.
+"""Events of every open handoff, for decode workers to watch. Owned by the asyncio loop.
 
-A watcher may come before the prompt is here (router calls both workers at once) or after some chunks: it gets
-everything from the start, then follows. Entries go when their export ends.
+A watcher may come before the prompt, as the router calls both workers at once, or after some chunks. It gets all
+events from the first. An entry is removed when its export ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from baton.domain.ids import AttemptId
 from services.prefill.scheduler import Seal
 
 HandoffEvent = PublishedChunk | Seal | BatonError
-"""An error is the last event of a handoff that ended without (or in spite of) a seal."""
+"""An error is the last event of a handoff that failed, before or after its seal."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _Entry:
 
 
 class HandoffLog:
-    """Announcements by attempt."""
+    """Handoff events by attempt."""
 
     def __init__(self) -> None:
         self._entries: dict[AttemptId, _Entry] = {}
@@ -41,14 +41,14 @@ class HandoffLog:
         return len(self._entries)
 
     def append(self, id: AttemptId, event: HandoffEvent) -> None:
-        """Announces; followers wake."""
+        """Adds an event and wakes the watchers."""
         entry = self._entries.setdefault(id, _Entry())
         entry.events.append(event)
         entry.ended = entry.ended or not isinstance(event, PublishedChunk)
         entry.wake()
 
     def end(self, id: AttemptId, error: BatonError | None = None) -> None:
-        """The export is over: those who still follow hear `error` (or that it was cancelled), then it is forgotten."""
+        """Removes the entry of an ended export. Its watchers get `error`, by default `Cancelled`."""
         entry = self._entries.pop(id, None)
         if entry is None:
             return
@@ -58,7 +58,7 @@ class HandoffLog:
         entry.wake()
 
     async def watch(self, id: AttemptId, timeout_s: float) -> AsyncGenerator[HandoffEvent, None]:
-        """All events of `id`, from the first, up to a seal or an error; `timeout_s` bounds the wait for each."""
+        """Yields all events of `id`, from the first to a seal or an error. `timeout_s` bounds the wait for each."""
         entry = self._entries.setdefault(id, _Entry())
         entry.num_watchers += 1
         num_seen = 0
@@ -73,7 +73,7 @@ class HandoffLog:
                 try:
                     await asyncio.wait_for(changed.wait(), timeout_s)
                 except TimeoutError:
-                    yield DeadlineExceeded(f"{id}: nothing announced for {timeout_s} s")
+                    yield DeadlineExceeded(f"{id}: no event for {timeout_s} s")
                     return
         finally:
             entry.num_watchers -= 1

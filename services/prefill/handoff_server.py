@@ -1,6 +1,6 @@
-"""The prefill worker's side of links and handoffs: `Hello`, `Watch`, `Commit`, `Renew`, `Abort`, `ReadPages`.
+"""The Handoff service for decode workers: `Hello`, `Watch`, `Commit`, `Renew`, `Abort` and `ReadPages`.
 
-Called by decode workers. Translates messages; the exports decide, in the engine thread.
+Translates messages. Decisions are those of `ExportTable`, in the engine thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from services.prefill.scheduler import Seal
 log = get_logger()
 
 ENGINE_TIMEOUT_S = 30.0
-"""Longest wait for the engine's answer: a step may be long, but not this long."""
+"""Longest wait for the engine's answer; longer than any step."""
 
 ReadPages = Callable[
     [handoff_pb2.ReadPagesRequest, "grpc.aio.ServicerContext[Any, Any]"], AsyncIterator[handoff_pb2.PageBytes]
@@ -41,9 +41,9 @@ ReadPages = Callable[
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """What this worker is and exports; `transports`: name -> metadata that a puller needs, best first.
+    """This worker as decode workers see it. `transports`: name -> metadata for a puller, best first.
 
-    `granted_lease_s`: how long a renewed lease holds whatever happens to the request; None: as long as it is wanted.
+    `granted_lease_s`: a renewed lease holds that long even if the attempt ends; None: it ends with the attempt.
     """
 
     worker_id: WorkerId
@@ -147,7 +147,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
         return LinkBroken(f"{self._terms.worker_id} has restarted: the message is for an older incarnation")
 
     def _check_peer(self, request: handoff_pb2.HelloRequest) -> None:
-        """Raises `LinkBroken`, naming the first field that differs, for a peer that must not be linked."""
+        """Raises `LinkBroken` for an incompatible peer; the message names the first field that differs."""
         if request.protocol_version != PROTOCOL_VERSION:
             raise LinkBroken(f"protocol_version: {PROTOCOL_VERSION} here, {request.protocol_version} there")
         if request.model != self._terms.model:

@@ -1,18 +1,18 @@
-"""Exports: prefill's side of a handoff. Which pages of which attempt are pinned, and until when. Pure.
+"""KV exports: prefill's side of a handoff. Tracks the pinned pages of each attempt and their lease. Pure.
 
 An export's life (the table is `baton.domain.handoff.EXPORT_TRANSITIONS`):
 
-1. `open` when the request is added: a newer attempt of the same request ends the older one (fencing).
-2. `publish` pins each finished chunk's pages; the lease runs from here and every `renew` starts it afresh.
+1. `open` when the request is added. A newer attempt of the same request ends the older one (fencing).
+2. `publish` pins the pages of each finished chunk. The first one starts the lease, every `renew` restarts it.
 3. `seal` after the last chunk.
-4. It ends by `commit` (decode has everything), `release` (decode reads no more), `abort` (the attempt is over for its
-   router), or `expire` (nobody renewed): the pins are dropped at once. Full pages stay in the prefix cache, the partial
-   tail goes back to the free list.
+4. The export ends by `commit` (decode has all pages), `release` (decode reads no more), `abort` (the router ended the
+   attempt) or `expire` (the lease ran out). The pins are dropped at once. Full pages stay in the prefix cache; the
+   partial tail goes to the free list.
 
-`commit` answers valid iff the pins were held from every publish to that moment, which is exactly: the export is still
-open. With `grants_leases` a renewal is more than a delay of the end: it lets decode trust what it reads until the lease
-is over without asking again (V2). An `abort` of a renewed export then only *abandons* it: its pins stay until decode's
-word, or the lease's end. Time is an argument; the engine thread owns this.
+`commit` is valid iff the pins were held from every publish until now, that is, iff the export is still open. With
+`grants_leases` decode may trust what it reads until the lease ends, without an answer to `commit` (V2). `abort` then
+only *abandons* a renewed export: its pins stay until decode commits or releases it, or until the lease ends. Time is an
+argument. Owned by the engine thread.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from baton.engine.transition_log import log_transition
 from baton.kv.pages import Hold, PagePool
 
 _MAX_REMEMBERED = 4096
-"""Ended exports whose outcome is still known, to answer a repeated or late `commit`."""
+"""Ended exports whose outcome is remembered, to answer a repeated or late `commit`."""
 
 
 @dataclass(slots=True)
 class KvExport:
-    """One handoff being sent. Internal to the table; tests may read it."""
+    """One handoff being sent. Internal to `ExportTable`; tests may read it."""
 
     id: AttemptId
     lease_ends_at: float | None = None  # None until the first publish
@@ -53,7 +53,7 @@ class KvExport:
 
 
 class ExportTable:
-    """All exports of one prefill worker. `grants_leases`: pages are not checked by digest, so leases must be kept."""
+    """The exports of one prefill worker. `grants_leases`: a renewed lease is kept even if the attempt ends."""
 
     def __init__(self, pool: PagePool, lease_s: float, grants_leases: bool = False) -> None:
         self._pool = pool
@@ -67,9 +67,9 @@ class ExportTable:
         return len(self._open)
 
     def open(self, id: AttemptId) -> AttemptId | None:
-        """Begins an export; returns the older attempt's, if that was still open and has been ended by this.
+        """Opens an export. Returns the older attempt if this ended its open export.
 
-        Raises `Superseded` unless `id` is newer than every attempt seen of its request.
+        Raises `Superseded` unless `id` is the newest attempt of its request.
         """
         newest = self._newest.get(id.request_id, 0)
         if id.attempt <= newest:
@@ -84,7 +84,7 @@ class ExportTable:
         return older if was_open else None
 
     def publish(self, id: AttemptId, pages: Sequence[PageId], now: float) -> None:
-        """Pins `pages` (which the caller still holds) for the export and starts its lease if it does not run yet."""
+        """Pins `pages`, which the caller still holds. The first call starts the lease."""
         export = self._open[id]
         export.advance(ExportEvent.PUBLISH)
         self._pool.hold(pages, Hold.PINNED)
@@ -93,12 +93,12 @@ class ExportTable:
             export.lease_ends_at = now + self._lease_s
 
     def seal(self, id: AttemptId) -> None:
-        """Nothing more will be published."""
+        """Ends publishing."""
         export = self._open[id]
         export.advance(ExportEvent.SEAL)
 
     def renew(self, ids: Sequence[AttemptId], now: float) -> list[AttemptId]:
-        """Starts the leases of `ids` afresh; returns those whose pins are not held any more."""
+        """Restarts the leases of `ids`; returns those whose pins are not held any more."""
         ended = []
         for id in ids:
             export = self._open.get(id)
@@ -111,7 +111,7 @@ class ExportTable:
         return ended
 
     def commit(self, id: AttemptId) -> bool:
-        """Whether everything that was read under this export was pinned all the while. Idempotent."""
+        """Ends a sealed export; True if its pages were pinned all the time. Idempotent."""
         export = self._open.get(id)
         if export is None:
             return self._ended.get(id) is ExportState.COMMITTED
@@ -124,8 +124,9 @@ class ExportTable:
         return True
 
     def abort(self, id: AttemptId) -> bool:
-        """The attempt is over for its router: unpins now, unless decode was granted a lease. Idempotent; False when
-        there was nothing to end. Legal in every state."""
+        """Ends an export on behalf of the router: unpins now, or at the end of a granted lease.
+
+        Idempotent and legal in every state. False if there was nothing to end."""
         export = self._open.get(id)
         if export is None or export.abandoned:
             return False
@@ -136,21 +137,21 @@ class ExportTable:
         return True
 
     def release(self, id: AttemptId) -> bool:
-        """Decode reads no more: unpins now. Idempotent; False when there was nothing to end. Legal in every state."""
+        """Ends an export on behalf of decode: unpins now. Idempotent, legal in every state; False if there was none."""
         export = self._open.get(id)
         if export is not None:
             self._end(export, ExportEvent.ABORT)
         return export is not None
 
     def expire(self, now: float) -> list[AttemptId]:
-        """Ends the exports whose lease has run out."""
+        """Ends the exports whose lease has run out, and returns them."""
         late = [o for o in self._open.values() if o.lease_ends_at is not None and o.lease_ends_at <= now]
         for export in late:
             self._end(export, ExportEvent.LEASE_END)
         return [export.id for export in late]
 
     def next_deadline(self) -> float | None:
-        """When the first lease runs out."""
+        """Time at which the first lease runs out."""
         return min((o.lease_ends_at for o in self._open.values() if o.lease_ends_at is not None), default=None)
 
     def _end(self, export: KvExport, event: ExportEvent) -> None:

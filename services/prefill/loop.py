@@ -33,7 +33,7 @@ DigestPages = Callable[[Sequence[PageId]], tuple[int, ...]]
 
 
 class PrefillLoop:
-    """One engine. `emit` receives each turn's events; it is called from the engine thread and must not block."""
+    """The loop of one prefill engine. `emit` takes the events of a turn, in the engine thread; it must not block."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class PrefillLoop:
         turn.publish(self._snapshot_load(), 0)
 
     def turn(self) -> bool:
-        """One pass; waits for commands when there is nothing to compute. False when the mailbox has closed."""
+        """Runs one turn; waits for commands when there is nothing to compute. False once the mailbox is closed."""
         commands = self._turn.take_commands(self._scheduler.next_wakeup())
         if self._turn.mailbox.closed:
             return False
@@ -72,20 +72,20 @@ class PrefillLoop:
         return True
 
     def close(self) -> None:
-        """Ends the loop after the current turn; may be called from any thread."""
+        """Ends the loop after the current turn. Thread-safe."""
         self._turn.close()
 
     def load(self) -> WorkerLoad:
-        """The last turn's snapshot with the current step's age; may be called from any thread."""
+        """Load after the last turn, with the age of the current step. Thread-safe."""
         return self._turn.load()
 
     def activity(self) -> Activity:
-        """Totals for the status line; may be called from any thread."""
+        """Totals for the status line. Thread-safe."""
         return self._turn.activity()
 
     @property
     def num_requests(self) -> int:
-        """Open exports, which every request here has; 0 means that nothing is lost by exiting."""
+        """Open exports, one per request here; 0 when the process may exit."""
         return len(self._exports)
 
     def _handle(self, command: PrefillCommand) -> list[PrefillEvent]:

@@ -1,7 +1,4 @@
-"""The outbox: carries the prefill engine's events to the rooms that want them. Called from the engine thread.
-
-What decode follows goes to the handoff log, what the router waits for to its stream.
-"""
+"""Delivers the prefill engine's events: to the handoff log for decode workers, and to the routers' streams."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from services.prefill.server import PrefillStreamEvent
 
 
 class PrefillOutbox:
-    """One hop into the asyncio loop a turn."""
+    """Takes the events of a turn into the asyncio loop with one call."""
 
     def __init__(
         self, handoffs: HandoffLog, streams: AttemptStreams[PrefillStreamEvent], recent: RecentAttempts
@@ -31,12 +28,12 @@ class PrefillOutbox:
         self._recent = recent
 
     def emit(self, events: list[PrefillEvent]) -> None:
-        """From the engine thread; never blocks."""
-        with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
+        """Schedules the delivery of events. Called from the engine thread; never blocks."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
             self._loop.call_soon_threadsafe(self.deliver, events)
 
     def deliver(self, events: list[PrefillEvent]) -> None:
-        """In the loop."""
+        """Delivers events. Called in the asyncio loop."""
         for event in events:
             match event:
                 case PublishedChunk(id):

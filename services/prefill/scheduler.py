@@ -2,16 +2,16 @@
 
 A request's life here, queue by queue:
 
-1. *waiting*: `add` opens its export and puts it at the end. A prompt that can never fit fails at once.
-2. *chunking*: admitted in order, when a seat, pages for the whole prompt and pin budget are there. The longest cached
-   prefix is matched (all but the last token at most: that one has to be computed, to be sampled from); the rest is cut
-   into chunks. Every step continues the half-done prompts in order before it admits, all under one token budget.
-3. Each finished chunk's full pages enter the prefix cache and are published under the export's pins; pages that decode
-   already has are pinned with them but not published.
-4. *sealed*: with the last chunk the first token is sampled, the partial tail page is published, the export is sealed
-   and the request leaves the scheduler. Only the export's pins hold its pages now, until commit, abort or lease end.
+1. *waiting*: `add` opens an export and appends the prompt. A prompt that never fits fails at once.
+2. *chunking*: prompts are admitted in order, if a slot, pages for the whole prompt and pin budget are free. The longest
+   cached prefix is matched, without the last token, which must be computed to sample from. The rest is cut into chunks.
+   Every step continues the prompts in progress before it admits others, all under one token budget.
+3. The full pages of each finished chunk enter the prefix cache and are published under the export's pins. Pages that
+   decode has already are pinned but not published.
+4. *sealed*: the last chunk samples the first token. The partial tail page is published, the export is sealed and the
+   prompt leaves the scheduler. Only the export's pins hold its pages now, until commit, abort or lease end.
 
-At any point `abort`, a deadline or the end of the lease takes it out, and all its pages are given back in that call.
+`abort`, a deadline and the end of the lease remove a prompt at any point and release its pages in that call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from services.prefill.kv_export import ExportTable
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """What a step and the worker may hold at most."""
+    """Bounds of a step and of the worker."""
 
     page_size: int
     token_budget: int
@@ -51,7 +51,7 @@ class PrefillLimits:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`num_tokens` of the prompt have their KV, cached ones included."""
+    """Progress of a prompt: `num_tokens` have their KV, cached ones included."""
 
     id: AttemptId
     num_tokens: int
@@ -59,7 +59,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The last chunk is published and the first token (of output index `index`) chosen."""
+    """Seal of a prompt: the last chunk is published and the first token, of output index `index`, is sampled."""
 
     id: AttemptId
     index: int
@@ -71,7 +71,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class ExportExpired:
-    """A sealed export's lease ran out before its commit."""
+    """End of a sealed export whose lease ran out before the commit."""
 
     id: AttemptId
 
@@ -90,7 +90,7 @@ class _Prompt:
     chunks: list[tuple[int, int]] = field(default_factory=list)  # (start_us, tokens) of the first chunks
     num_cached: int = 0
     num_filled: int = 0
-    num_published: int = 0  # pages, those that decode already has included
+    num_published: int = 0  # pages, with those that decode has already
     num_pinned: int = 0
 
     @property
@@ -104,7 +104,7 @@ class _Prompt:
             self.chunks.append((to_us(now - self.received_at), num_tokens))
 
     def times(self, now: float) -> PrefillTimes:
-        """The times of a prompt that is sealed `now`."""
+        """Times of a prompt that is sealed at `now`."""
         first_chunk_at = now if self.first_chunk_at is None else self.first_chunk_at
         return PrefillTimes(
             queue_us=to_us(first_chunk_at - self.received_at),
@@ -137,15 +137,15 @@ class PrefillScheduler:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Prompt tokens still to compute, as far as is known before matching."""
+        """Prompt tokens that are not computed yet; cached ones count until they are matched."""
         return sum(p.num_remaining for p in (*self._waiting, *self._chunking))
 
     def add(
         self, request: EngineRequest, decode_prefix_len: int, deadline: float, received_at: float = 0.0
     ) -> list[PrefillEffect]:
-        """Takes a request that was received at `received_at`; an older attempt that was still here fails.
+        """Adds a request received at `received_at`; an older attempt that is still here fails.
 
-        Raises `Superseded` if it is not the newest.
+        Raises `Superseded` unless it is the newest attempt.
         """
         effects: list[PrefillEffect] = []
         older = self._exports.open(request.id)
@@ -165,20 +165,20 @@ class PrefillScheduler:
         return effects
 
     def abort(self, id: AttemptId) -> bool:
-        """Takes the request out, in whatever queue, and ends its export. Idempotent; False when it was not here."""
+        """Removes a request from any queue and ends its export. Idempotent; False if there was none."""
         had_export = self._exports.abort(id)
         return self._remove(id) or had_export
 
     def release(self, id: AttemptId) -> bool:
-        """`abort` by the decode worker, which reads no more: no lease has to be kept."""
+        """`abort` on behalf of decode, which reads no more: no lease is kept."""
         had_export = self._exports.release(id)
         return self._remove(id) or had_export
 
     def expire(self, now: float) -> list[PrefillEffect]:
-        """Ends what has outlived its deadline or its lease."""
+        """Ends prompts past their deadline and exports past their lease."""
         effects: list[PrefillEffect] = []
         for id in self._exports.expire(now):
-            ended = Fail(id, LeaseEnded(f"{id}: nobody renewed its lease")) if self._remove(id) else ExportExpired(id)
+            ended = Fail(id, LeaseEnded(f"{id}: its lease was not renewed")) if self._remove(id) else ExportExpired(id)
             effects.append(ended)
         for prompt in [p for p in (*self._waiting, *self._chunking) if p.deadline <= now]:
             self.abort(prompt.request.id)
@@ -186,13 +186,13 @@ class PrefillScheduler:
         return effects
 
     def next_wakeup(self) -> float | None:
-        """When `expire` has something to do next, if nothing else happens."""
+        """Time of the next deadline or lease end."""
         times = [p.deadline for p in (*self._waiting, *self._chunking)]
         lease = self._exports.next_deadline()
         return min([*times, *([] if lease is None else [lease])], default=None)
 
     def schedule(self, now: float) -> Batch | None:
-        """One step's rows: continue, then admit, all under the token budget."""
+        """Builds a step: continues prompts in progress, then admits others, under the token budget."""
         self._scheduled_at = now
         budget = self._limits.token_budget
         rows: list[Row] = []
@@ -203,7 +203,7 @@ class PrefillScheduler:
         return Batch(tuple(rows)) if rows else None
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[PrefillEffect]:
-        """Books a finished step: settle pages, publish, seal."""
+        """Applies a finished step: enters full pages into the cache, publishes and seals."""
         by_id = {p.request.id: p for p in self._chunking}
         effects: list[PrefillEffect] = []
         for row, sampled in zip(batch.rows, output.sampled, strict=True):
@@ -218,7 +218,7 @@ class PrefillScheduler:
         return effects
 
     def _admit(self) -> bool:
-        """Moves the first waiting prompt to *chunking*; False when there is none or it does not fit now."""
+        """Moves the first waiting prompt to *chunking*. False if there is none or it does not fit now."""
         if not self._waiting or len(self._chunking) >= self._limits.max_chunking:
             return False
         if self._cache.pool.num_owned(Owner.PINNED) >= self._limits.max_pinned_pages:  # ends: commit, abort or lease
@@ -234,7 +234,7 @@ class PrefillScheduler:
         return True
 
     def _cut(self, prompt: _Prompt, budget: int, rows: list[Row], now: float) -> int:
-        """Adds the prompt's next chunk to `rows` and returns its tokens."""
+        """Adds the prompt's next chunk to `rows`; returns its number of tokens."""
         tokens, start = prompt.request.tokens, prompt.num_filled
         num_tokens = cut(start, len(tokens), budget, self._limits.page_size)
         if num_tokens == 0:
@@ -256,7 +256,7 @@ class PrefillScheduler:
         first = prompt.num_published
         if end <= first:
             return []
-        # From the root on, whatever decode has already: holds are closed towards the root (`baton.kv.prefix_cache`).
+        # From the root on, even pages that decode has: holds are closed towards the root (`baton.kv.prefix_cache`).
         self._exports.publish(prompt.request.id, prompt.table.pages[prompt.num_pinned : end], now)
         prompt.num_published = prompt.num_pinned = end
         return [PublishedChunk(prompt.request.id, first, tuple(prompt.table.pages[first:end]))]
@@ -272,7 +272,7 @@ class PrefillScheduler:
         return [Seal(request.id, request.num_emitted, sampled, finish, num_pages, prompt.times(now))]
 
     def _remove(self, id: AttemptId) -> bool:
-        """Takes a prompt out of its queue and gives its pages back; False when it is in neither queue."""
+        """Removes a prompt from its queue and releases its pages. False if it is in no queue."""
         for queue in (self._waiting, self._chunking):
             for prompt in queue:
                 if prompt.request.id == id:

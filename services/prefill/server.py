@@ -1,6 +1,6 @@
-"""The prefill worker's gRPC surface: `Prefill` for routers. Translates messages; decides nothing.
+"""The Prefill service for routers. Translates messages; makes no decisions.
 
-Lives in the asyncio loop; speaks to the engine through its mailbox and hears from it through `AttemptStreams`.
+Runs in the asyncio loop. Commands go to the engine's mailbox, events come back through `AttemptStreams`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ log = get_logger()
 
 PrefillStreamEvent = Progress | Seal | Fail
 GRACE_S = 5.0
-"""How much longer than its deadline a request's stream waits for the engine to say that the deadline has passed."""
+"""Time after a request's deadline that its stream waits for the engine to report it."""
 
 
 class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
-    """One stream a request; closing it before the seal aborts."""
+    """Serves one stream per attempt. Closing it before the seal aborts the attempt."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ def _failed(error: BatonError) -> prefill_pb2.PrefillEvent:
 
 
 def _log(event: PrefillStreamEvent) -> None:
-    """The INFO line of an attempt: its seal, or its end without one."""
+    """Logs the seal of an attempt, or its end without one."""
     match event:
         case Seal(id):
             log.info("attempt_sealed", request_id=id.request_id, attempt=id.attempt, **asdict(event.times))

@@ -1,4 +1,4 @@
-"""The prefill worker's settings. Read by `services.cli.serve`, passed to `services.prefill.app.serve`."""
+"""Settings of a prefill worker. Read by `services.cli.serve`, passed to `services.prefill.app.serve`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.settings.groups import Count, Port, WorkerSettings
 
 
 class PrefillSettings(WorkerSettings):
-    """Computes prompts and offers their pages."""
+    """Settings of a worker that computes prompts and exports their KV."""
 
     worker_id: Annotated[str, Field(min_length=1)] = "prefill-0"
     """Stable name of this worker; survives a restart."""
@@ -22,13 +22,13 @@ class PrefillSettings(WorkerSettings):
     """Port of Prometheus' /metrics; 0 takes a free one."""
 
     token_budget: Count = 512
-    """Most prompt tokens extended in one step."""
+    """Most prompt tokens computed in one step."""
 
     max_chunking_requests: Count = 8
-    """Most half-done prompts at once."""
+    """Most prompts in progress at once."""
 
     pin_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Share of the pool that handoffs may pin; beyond it no new prompt is started."""
+    """Share of the pool that handoffs may pin. Beyond it no new prompt starts."""
 
     @model_validator(mode="after")
     def _budget_reaches_a_page_edge(self) -> Self:
