@@ -1,4 +1,4 @@
-"""What both engines hear and say alike: the command that ends an attempt, and the effect that reports its error."""
+"""Messages of both engines: the command that ends an attempt, and the effect that reports its error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The attempt ended in this engine with a typed error. `times`: of a row that had joined decode's batch."""
+    """End of an attempt with a typed error. `times`: of a row that had joined decode's batch."""
 
     id: AttemptId
     error: BatonError

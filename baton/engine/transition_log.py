@@ -1,4 +1,4 @@
-"""DEBUG lines of state transitions. Called by what owns a state; costs a level check where DEBUG is off."""
+"""DEBUG lines of state transitions. Called by the owners of states; costs one level check if DEBUG is off."""
 
 from __future__ import annotations
 

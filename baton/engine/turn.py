@@ -1,6 +1,6 @@
-"""What both engine loops do alike in a turn: wait for commands, check the pages while idle, publish load and gauges.
+"""The common part of both engine loops' turns: wait for commands, check idle pages, publish load and gauges.
 
-Owned by the engine thread; `load`, `activity` and `close` may be called from any thread.
+Owned by the engine thread; `load`, `activity` and `close` are thread-safe.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Command = TypeVar("Command")
 IDLE_CHECK_S = 0.5
 """Quiet time before a round of the idle check begins."""
 SLICE_PAUSE_S = 0.01
-"""Time between two slices of a round: a command that comes meanwhile is taken at once."""
+"""Time between two slices of a round. A command ends the wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Totals since the start: tokens computed, and of the prompts' tokens those found in the prefix cache."""
+    """Totals since the start: computed tokens, prompt tokens, and prompt tokens found in the prefix cache."""
 
     num_tokens: int = 0
     num_prompt_tokens: int = 0
@@ -33,7 +33,7 @@ class Activity:
 
 
 class EngineTurn(Generic[Command]):
-    """The frame of a loop's turns: `take_commands`, then the loop's own work, then `end`."""
+    """Frame of a loop's turns: `take_commands`, the loop's own work, `end`."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class EngineTurn(Generic[Command]):
         on_idle: Callable[[], None],
         max_check_pages: int | None = None,
     ) -> None:
-        """`on_idle` is called when a turn ends and no request is left. `max_check_pages`: see `IntegrityCheck`."""
+        """Calls `on_idle` after a turn that leaves no request. `max_check_pages`: see `IntegrityCheck`."""
         self.cache = cache
         self.mailbox = mailbox
         self.steps = step_metrics.StepMetrics(role, cache.pool)
@@ -57,7 +57,7 @@ class EngineTurn(Generic[Command]):
         self._num_cached_tokens = 0
 
     def take_commands(self, next_wakeup: float | None) -> list[Command]:
-        """Waits for commands unless the last turn ran a step; `next_wakeup` ends the wait at the latest."""
+        """Takes the commands that have come. Waits until `next_wakeup` unless the last turn ran a step."""
         return self.mailbox.take_all(self._wait_s(next_wakeup))
 
     def count_prompt(self, num_tokens: int, num_cached: int) -> None:
@@ -66,7 +66,7 @@ class EngineTurn(Generic[Command]):
         self._num_cached_tokens += num_cached
 
     def end(self, load: WorkerLoad, num_requests: int, *, stepped: bool, idle: bool) -> None:
-        """Ends a turn. `stepped`: a batch ran; `idle`: nothing was done. Raises `Broken` if a page is not in order."""
+        """Ends a turn. `stepped`: a batch ran; `idle`: nothing was done. Raises `Broken` if the idle check fails."""
         if not idle:
             self._check.restart()
         elif not self._check.done:
@@ -79,11 +79,11 @@ class EngineTurn(Generic[Command]):
             self._on_idle()
 
     def publish(self, load: WorkerLoad, num_requests: int) -> None:
-        """Makes a snapshot the one that `load` returns."""
+        """Sets the snapshot that `load` returns."""
         self._load, self.num_requests = load, num_requests
 
     def load(self) -> WorkerLoad:
-        """The last turn's snapshot with the current step's age."""
+        """Load after the last turn, with the age of the current step."""
         return replace(self._load, step_age_s=self.steps.step_age_s())
 
     def activity(self) -> Activity:

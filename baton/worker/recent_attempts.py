@@ -1,4 +1,4 @@
-"""The attempts that ended on this worker lately, with their times. Filled by the outbox, read by `WorkerServicer`."""
+"""Times of the attempts that ended on this worker recently. Filled by the outbox, read by `WorkerServicer`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ monotonic_s = time.monotonic
 
 @dataclass(frozen=True, slots=True)
 class RecentAttempt:
-    """One part of an attempt: its seal, its import or its end. `end_code`: why it ended without a regular end."""
+    """One part of an attempt: its seal, import or end. `end_code`: error code; empty after a regular end."""
 
     id: AttemptId
     times: PrefillTimes | ImportTimes | DecodeTimes | None
@@ -25,7 +25,7 @@ class RecentAttempt:
 
 
 class RecentAttempts:
-    """A ring: an addition to a full one drops the oldest part."""
+    """Ring of parts; a new part replaces the oldest one."""
 
     def __init__(self, max_parts: int = MAX_ATTEMPTS) -> None:
         self._parts: deque[RecentAttempt] = deque(maxlen=max_parts)
@@ -36,11 +36,11 @@ class RecentAttempts:
     def add(
         self, id: AttemptId, times: PrefillTimes | ImportTimes | DecodeTimes | None = None, end_code: str = ""
     ) -> None:
-        """Remembers a part of an attempt."""
+        """Adds a part of an attempt."""
         self._parts.append(RecentAttempt(id, times, end_code))
 
     def find(self, request_id: RequestId | None = None) -> dict[AttemptId, list[RecentAttempt]]:
-        """The remembered parts by attempt, oldest first: those of one request, or all."""
+        """Parts by attempt, oldest first, of one request or of all."""
         found: dict[AttemptId, list[RecentAttempt]] = {}
         for part in self._parts:
             if request_id is None or part.id.request_id == request_id:

@@ -1,6 +1,6 @@
-"""The `Worker` service for operators: drain this worker, and the times of recent attempts. Both workers add it.
+"""The Worker service for operators: drains this worker and returns the times of recent attempts.
 
-Lives in the asyncio loop. Knows no role: how many requests are left is a number that the worker gives.
+Runs in the asyncio loop of both kinds of workers, which give it the number of requests left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REPORT_INTERVAL_S = 0.5
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
-    """Serves operators. One report a stream; any number may follow the same drain."""
+    """Serves operators. Any number of `Drain` streams may report the same drain."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A worker's INFO line every few seconds while it is busy: `worker_status`."""
+"""The INFO line `worker_status`: rates and load, every few seconds while the worker is busy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERVAL_S = 10.0
 
 
 def status_fields(before: Activity, after: Activity, load: WorkerLoad, seconds: float) -> dict[str, float] | None:
-    """The fields of a line for the last `seconds`; None for a worker that did and holds nothing."""
+    """Fields of a line for the last `seconds`; None for an idle worker."""
     num_tokens = after.num_tokens - before.num_tokens
     if not (num_tokens or load.running_rows or load.waiting_requests):
         return None
@@ -34,7 +34,7 @@ def status_fields(before: Activity, after: Activity, load: WorkerLoad, seconds: 
 async def log_status_forever(
     activity: Callable[[], Activity], load: Callable[[], WorkerLoad], interval_s: float = INTERVAL_S
 ) -> None:
-    """Logs until cancelled."""
+    """Logs a line per interval until cancelled."""
     before = activity()
     while True:
         await asyncio.sleep(interval_s)

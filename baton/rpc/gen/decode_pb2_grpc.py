@@ -56,14 +56,14 @@ class DecodeServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Reserve(self, request, context):
-        """Guarantees pages and a batch row until the deadline, or says when to ask again.
+        """Reserves pages and a batch row until the deadline, or refuses with a time to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Follows the handoff, pulls, commits, joins the batch and decodes. Closing the stream aborts the attempt.
+        """Watches the handoff, pulls its pages, commits, joins the batch and decodes. Closing the stream aborts the attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -71,28 +71,28 @@ class HandoffServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Hello(self, request, context):
-        """Both sides say who they are; a difference that matters refuses the link and names the field.
+        """Exchanges identities. An incompatible peer is refused; the message names the field that differs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Replays what was already published, then follows. Ends after `sealed` or `failed`.
+        """Streams all events of a handoff, from the first. Ends after `seal` or `failed`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """Sent after the last read completed: valid iff every pin was held without a gap.
+        """Ends a handoff after the last read. Valid iff every pin was held without a gap.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """One batched message for all handoffs of one decode worker.
+        """Renews the leases of all handoffs between two workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,7 +105,7 @@ class HandoffServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReadPages(self, request, context):
-        """The `stream` transport: page bytes in the order asked for.
+        """Returns page bytes in the requested order, for the `stream` transport.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

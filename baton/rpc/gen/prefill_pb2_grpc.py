@@ -59,7 +59,7 @@ class PrefillServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Idempotent, legal in every state; unpins at once.
+        """Ends an attempt and unpins its pages. Idempotent, legal in every state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

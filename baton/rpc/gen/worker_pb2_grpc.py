@@ -50,15 +50,15 @@ class WorkerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Drain(self, request, context):
-        """Begins to drain, as SIGTERM does: no new work, what runs goes on, then the process exits. Reports until nothing is
-        left or the time for it is over. Idempotent: who asks again follows the drain that is in progress.
+        """Starts a drain, as SIGTERM does: refuses new work, finishes running requests, then exits. Reports until no request
+        is left or the time is up. Idempotent: a second call reports the drain in progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RecentAttempts(self, request, context):
-        """The times of attempts that ended here lately, oldest first.
+        """Returns the times of attempts that ended here recently, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
