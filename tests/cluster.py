@@ -178,17 +178,17 @@ class Cluster:
         return sum(self.pages(p.name)[owner] for p in self.workers() for owner in BUSY_OWNERS)
 
     def has_no_busy_pages(self, name: str) -> bool:
-        """Whether a worker has pages, and every one of them is free or cached."""
+        """True if a worker has pages and all of them are free or cached."""
         pages = self.pages(name)
         return pages["free"] > 0 and not any(pages[owner] for owner in BUSY_OWNERS)
 
     def wait_pages_free(self, timeout_s: float) -> None:
-        """Until no worker holds a page for anybody."""
+        """Waits until no worker holds a page for a request."""
         eventually(lambda: self.busy_pages() == 0, timeout_s, "all pages free")
 
     def page_hold_time_s(self, since: float) -> float:
-        """How long after `since` (`time.monotonic()`) a worker still held a page for anybody: when the last look that
-        saw one was begun. What the looking itself takes is not counted; 0 when the first one sees none."""
+        """Seconds after `since` (`time.monotonic()`) at which the last poll that saw a held page began; 0 if the first
+        poll saw none."""
         deadline, held_s = since + PAGE_HOLD_TIMEOUT_S, 0.0
         while (began := time.monotonic()) < deadline:
             if not self.busy_pages():
@@ -246,7 +246,7 @@ def plain_client(**options: Any) -> httpx2.Client:
 
 
 def is_ready(router: Process) -> bool:
-    """Whether it says that it serves."""
+    """True if it reports that it serves."""
     try:
         with plain_client(timeout=5.0) as client:
             return bool(client.get(f"{router.url}/ready").status_code == 200)

@@ -36,7 +36,7 @@ MAX_REQUEST_BYTES = 65536
 
 @dataclass
 class ForkedProcess:
-    """What tests use of `subprocess.Popen`, for a process whose parent is the fork server."""
+    """The part of `subprocess.Popen` that tests use, for a process whose parent is the fork server."""
 
     pid: int
     _exit_socket: socket.socket = field(repr=False)
@@ -119,7 +119,7 @@ def shared_fork_server() -> ForkServer:
 
 @dataclass(frozen=True, slots=True)
 class _SpawnRequest:
-    """What a child is to become."""
+    """Description of a child process."""
 
     name: str
     tokens: list[str]
@@ -161,7 +161,7 @@ class _ServerLoop:
                 os.close(request.log)
 
     def _fork(self, exit_socket: socket.socket) -> bool:
-        """Whether this is the child."""
+        """True in the child."""
         assert len(os.listdir("/proc/self/task")) == 1, "a thread runs here: what it does would be inherited half done"
         pid = os.fork()
         if pid == 0:
@@ -187,7 +187,7 @@ class _ServerLoop:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        with exit_socket, contextlib.suppress(OSError):  # nobody may want to know any more
+        with exit_socket, contextlib.suppress(OSError):  # the waiter may be gone
             exit_socket.send(str(os.waitstatus_to_exitcode(status)).encode())
 
     def _close(self) -> None:

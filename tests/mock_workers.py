@@ -86,7 +86,7 @@ def token_at(index: int) -> int:
 
 
 class MockWorker:
-    """What both kinds share: a server, a record, a script, and a memory of calls."""
+    """Common parts of both workers: a server, a record, a script, and the calls so far."""
 
     role: WorkerRole
     prefills = False  # for itself; a decode worker may

@@ -1,4 +1,4 @@
-"""The rules of the house that a machine can check: sizes, names, imports, and what may not be committed."""
+"""Project rules that a machine can check: sizes, names, imports, and committed files."""
 
 import ast
 import subprocess
@@ -154,7 +154,7 @@ def test_imports_go_down():
     [("policy", []), ("router", ["services.router.app"])],
 )
 def test_importing_loads_nothing_heavy(contract_id: str, extra: list[str]):
-    """What import-linter cannot see: a package's `__init__` runs too when one of its modules is imported."""
+    """Covers what import-linter cannot see: importing a module also runs its package's `__init__`."""
     contract = import_contract(contract_id)
     modules = [*contract["source_modules"], *extra]
     heavy = set(contract["forbidden_modules"]) - set(sys.stdlib_module_names)

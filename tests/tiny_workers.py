@@ -134,7 +134,7 @@ def engine_request(
 
 
 def next_token(request: EngineRequest, tokens: list[int]) -> tuple[int, FinishReason | None]:
-    """What the model says after `tokens`, which begin with the prompt, and whether that ends the sequence."""
+    """The model's next token after `tokens`, which begin with the prompt, and whether it ends the sequence."""
     num_outputs = len(tokens) - request.num_prompt_tokens
     banned = banned_tokens(request.stop, num_outputs)
     token = fake_token(tokens, VOCAB_SIZE, request.sampling.seed, banned)
@@ -142,7 +142,7 @@ def next_token(request: EngineRequest, tokens: list[int]) -> tuple[int, FinishRe
 
 
 def expected_output(request: EngineRequest) -> list[int]:
-    """Everything the model says after the prompt when nobody else is there."""
+    """All tokens of the model alone after the prompt."""
     tokens, finish = list(request.tokens[: request.num_prompt_tokens]), None
     while finish is None:
         token, finish = next_token(request, tokens)
@@ -151,7 +151,7 @@ def expected_output(request: EngineRequest) -> list[int]:
 
 
 def page_bytes(tokens: tuple[int, ...], page: int) -> bytes:
-    """What the page of index `page` holds of `tokens`; shorter than a page at their end."""
+    """Tokens of the page with index `page`; fewer than a page at their end."""
     return b"".join(fake_slots(tokens)[page * PAGE_SIZE : (page + 1) * PAGE_SIZE])
 
 

@@ -1,4 +1,4 @@
-"""What the oracle calls wrong."""
+"""Problems that the oracle reports."""
 
 from __future__ import annotations
 

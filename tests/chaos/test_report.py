@@ -1,4 +1,4 @@
-"""How results are shown, and written into a page."""
+"""Tables of results, and their place in a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is called growth, and what is not."""
+"""Growth of resources, and noise that is none."""
 
 from __future__ import annotations
 

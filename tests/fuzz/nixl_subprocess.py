@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def malformed_sources(good: SourceInfo) -> dict[str, SourceInfo]:
-    """What a corrupted message or a broken peer may offer, by name."""
+    """Inputs of a corrupted message or a broken peer, by name."""
     address, random_ = good.base_address, random.Random(7)
     corrupted = {
         f"corrupted {n}": replace(good, metadata=corrupt(good.metadata, random_)) for n in range(NUM_CORRUPTED)

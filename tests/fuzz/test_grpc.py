@@ -37,7 +37,7 @@ from tests.fuzz.worker_pair import (
 )
 
 LISTEN_S = 0.03
-"""How long a stream is followed that has a right to be silent: it may wait for its peer."""
+"""Time to read a stream that may be silent, because it waits for its peer."""
 UNHANDLED = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED}
 GONE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
@@ -83,13 +83,13 @@ def pair() -> Iterator[WorkerPair]:
 
 @pytest.fixture(autouse=True)
 def check_unharmed(pair: WorkerPair) -> Iterator[None]:
-    """After every test: nobody crashed, nobody holds anything, and a good request is served."""
+    """After every test no worker crashed or holds anything, and a valid request is served."""
     yield
     pair.run(pair.check_still_serves())
 
 
 async def send(pair: WorkerPair, name: str, body: bytes, listen_s: float = LISTEN_S) -> grpc.StatusCode:
-    """How a call ends, or OK for a stream that is silent by right; checks that it is a decent end."""
+    """The status of a call, or OK for a stream that may be silent; checks that the status is typed."""
     method = METHODS[name]
     channel: Any = pair.to_decode if ".Decode/" in name else pair.to_prefill
     code, why = grpc.StatusCode.OK, None
@@ -121,7 +121,7 @@ async def check_reply(pair: WorkerPair, name: str, message: Message) -> None:
         reply = await stub.Reserve(message, timeout=TIMEOUT_S)
         if reply.HasField("refused"):
             assert not isinstance(from_code(reply.refused.code, ""), Broken), reply
-        if reply.HasField("reserved"):  # nobody will come for it
+        if reply.HasField("reserved"):  # no one will claim it
             await stub.Abort(common_pb2.AbortRequest(id=message.id), timeout=TIMEOUT_S)  # type: ignore[attr-defined]
         pair.check_alive()
     else:

@@ -48,7 +48,7 @@ class MaliciousPrefill(handoff_pb2_grpc.HandoffServicer):
         self.pages = [slots[at : at + PAGE_BYTES].ljust(PAGE_BYTES, b"\0") for at in range(0, len(slots), PAGE_BYTES)]
 
     def truth(self) -> handoff_pb2.HandoffEvent:
-        """What a good worker would announce of `PROMPT`."""
+        """Announcement of a correct worker for `PROMPT`."""
         return chunk(0, list(range(len(self.pages))), [xxhash.xxh3_64_intdigest(page) for page in self.pages])
 
     async def Hello(self, request: Any, context: Any) -> handoff_pb2.HelloReply:
@@ -160,7 +160,7 @@ def test_absurd_hellos_make_no_link(cluster: MaliciousCluster, hello: handoff_pb
     ids=str,
 )
 def test_an_offer_with_one_lie_makes_no_link(cluster: MaliciousCluster, change: dict[str, Any]) -> None:
-    """Above all, nobody may put himself in another worker's place."""
+    """No process may take another worker's place."""
     source = handoff_pb2.SourceInfo()
     source.CopyFrom(VALID_SOURCE)
     for name in change:
@@ -239,7 +239,7 @@ def test_a_first_token_that_no_model_has_is_not_continued(cluster: MaliciousClus
 
 
 def test_the_truth_is_believed(cluster: MaliciousCluster) -> None:
-    """Or all these tests could pass because nobody listens to the malicious."""
+    """Proves that decode accepts this prefill worker, so the other tests mean something."""
     cluster.pair.run(_connected(cluster))
     cluster.malicious.events = [cluster.malicious.truth(), seal(3)]
     assert cluster.pair.run(cluster.generate(TIMEOUT_S)) == ""

@@ -104,7 +104,7 @@ def loop() -> Iterator[asyncio.Runner]:
 
 
 async def exchange(pieces: list[bytes]) -> tuple[Socket, list[str]]:
-    """What a connection answers to the pieces, and the methods of the requests that were answered, in order."""
+    """Answers of a connection to the pieces, and the methods of the answered requests, in order."""
     methods: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -151,7 +151,7 @@ def responses(data: bytes, methods: list[str]) -> list[tuple[int, bytes]]:
         while not isinstance(event := client.next_event(), h11.EndOfMessage):
             if event in (h11.NEED_DATA, h11.PAUSED):
                 assert (invited, status) == (True, 0), f"half a response: {data!r}"
-                return found  # the client was told to go on with its body, and has not
+                return found  # the client got 100 Continue and has not sent its body
             invited |= isinstance(event, h11.InformationalResponse)
             if isinstance(event, h11.Response):
                 status = event.status_code
@@ -163,7 +163,7 @@ def responses(data: bytes, methods: list[str]) -> list[tuple[int, bytes]]:
 
 
 class ErrorLog(logging.Handler):
-    """What uvicorn logs when the application or the protocol fails."""
+    """Log message of uvicorn when the application or the protocol fails."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

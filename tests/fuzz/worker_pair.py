@@ -70,7 +70,7 @@ MODEL = "fake"
 FINGERPRINT = fake_geometry(PAGE_SIZE).fingerprint("none")
 LEASE_S = 0.5
 TIMEOUT_S = 20.0
-"""How long anything may take on a machine that is busy with other work."""
+"""Time limit of any wait, on a busy machine."""
 
 Answer = TypeVar("Answer")
 
@@ -89,7 +89,7 @@ class StrictRunner(FakeRunner):
 
 
 class _Worker:
-    """What both kinds have here: a pool, a thread, and a note of its end."""
+    """Common parts of both workers: a pool, a thread, and a record of its end."""
 
     def __init__(self) -> None:
         self.memory = PageMemory(NUM_PAGES, PAGE_BYTES)
@@ -238,7 +238,7 @@ class WorkerPair:
             worker.cache.check()
 
     def next_request(self, tokens: tuple[int, ...] = (1, 2, 3, 4, 5), max_tokens: int = 6) -> EngineRequest:
-        """A request that nobody has seen."""
+        """A new request."""
         self._num_requests += 1
         id = AttemptId(RequestId(f"good-{self._num_requests}"), 1)
         return EngineRequest(id, tokens, len(tokens), SamplingParams(temperature=0.0), StopParams(max_tokens))
@@ -276,7 +276,7 @@ class WorkerPair:
         return tokens
 
     def generate(self, request: EngineRequest, reservation_id: str) -> decode_pb2.GenerateRequest:
-        """What a router sends for a reservation."""
+        """A router's message for a reservation."""
         return decode_pb2.GenerateRequest(
             request=codec.encode_request(request),
             reservation_id=reservation_id,
@@ -297,7 +297,7 @@ class WorkerPair:
 
 
 def expected_output(request: EngineRequest) -> list[int]:
-    """Everything the model says when nobody else is there."""
+    """All tokens of the model alone."""
     tokens = list(request.tokens)
     for _ in range(request.stop.max_tokens):
         tokens.append(fake_token(tokens, VOCAB_SIZE))
@@ -329,7 +329,7 @@ async def eventually(condition: Callable[[], Any | Awaitable[Any]], what: str, t
 
 
 def prefill_record(address: str, id: WorkerId, incarnation: Incarnation) -> WorkerRecord:
-    """What a prefill worker of this world announces."""
+    """Registration of a prefill worker here."""
     return WorkerRecord(
         id=id,
         role=WorkerRole.PREFILL,

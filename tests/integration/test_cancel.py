@@ -91,7 +91,7 @@ async def hang_up_all(url: httpx2.URL, model: str, clients: list[HangUpPlan]) ->
 
 
 def open_requests(cluster: Cluster) -> dict[str, float]:
-    """How many requests the router has in each state that is not an end."""
+    """The router's number of requests in each state that is not terminal."""
     names = [state.value for state in RequestState if state not in TERMINAL]
     return {name: cluster.metric("router-0", "baton_requests_in_state", state=name) for name in names}
 

@@ -43,7 +43,7 @@ PROMPTS = [prompt_of(number) for number in range(5)]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceCall:
-    """What is asked, and what an undisturbed run answers."""
+    """Requests, and the answers of an undisturbed run."""
 
     prompt: list[int]
     answer: list[int]
@@ -65,7 +65,7 @@ def reference_calls(cluster: Cluster) -> list[ReferenceCall]:
 
 
 class Client:
-    """Asks the same calls in turn until told to stop, one router for as long as that one serves."""
+    """Repeats the same calls until stopped, at one router for as long as it serves."""
 
     def __init__(self, cluster: Cluster, calls: Sequence[ReferenceCall], stop: threading.Event) -> None:
         self._cluster = cluster
@@ -92,7 +92,7 @@ class Client:
         assert self._answered.acquire(timeout=CALL_TIMEOUT_S), "no answer any more"
 
     def is_at_the_beginning(self) -> bool:
-        """Whether the first events of an answer have come, and most are missing."""
+        """True if the first events of an answer have arrived and most are missing."""
         return 0 < len(self._call.seen) < NUM_FIRST_EVENTS
 
 
@@ -165,7 +165,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def test_a_worker_of_another_page_size_is_refused_by_name(cluster: Cluster) -> None:
-    """The link is refused in words, and the cluster serves on with the pairs that fit."""
+    """The link is refused with a reason, and the cluster continues with the pairs that fit."""
     other = cluster.start("prefill", "prefill-x", {"page-size": 32})
     log = cluster.processes["decode-0"].log
     eventually(lambda: "prefill=prefill-x" in log.read_text(), 120.0, "decode has met the other worker")

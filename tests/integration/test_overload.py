@@ -23,7 +23,7 @@ FLAGS = {"max-running-requests": 16, "max-queued-requests": 64, "max-queued-toke
 
 
 async def storm(cluster: Cluster, model: str) -> Counter[str]:
-    """How the requests ended, each of them long enough never to be finished in time."""
+    """Ends of the requests, each of them too long to finish in time."""
     endings: Counter[str] = Counter()
     limits = httpx2.Limits(max_connections=NUM_REQUESTS)
     timeout = httpx2.Timeout(CLIENT_TIMEOUT_S, connect=30.0, pool=30.0)
@@ -50,7 +50,7 @@ async def storm(cluster: Cluster, model: str) -> Counter[str]:
 
 
 def open_requests(cluster: Cluster) -> dict[str, float]:
-    """What the router counts of requests that have not ended."""
+    """The router's count of open requests."""
     states = [state.value for state in RequestState if state not in TERMINAL]
     inside = {state: cluster.metric("router-0", "baton_requests_in_state", state=state) for state in states}
     queued = ("baton_queued_requests", "baton_queued_tokens")

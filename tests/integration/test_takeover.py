@@ -32,7 +32,7 @@ SURVIVOR = "router-0"
 TAKEOVER_WITHIN_S = 2.0
 """From a router's death to the claim, by what the survivor itself notes: not when a test gets to look."""
 MISSED_RENEWAL_S = 1.5
-"""What a renewal of its own that the survivor missed may cost: a whole lease, and the look after it. It says so."""
+"""Delay if the survivor missed a renewal of its own: a whole lease and the next check. The log shows it."""
 PATIENCE_S = 15.0
 PAGES_FREE_WITHIN_S = 1.0
 

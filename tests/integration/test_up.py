@@ -28,7 +28,7 @@ def read_lines(stream: IO[str], printed: Queue[str]) -> None:
 
 
 def lines_until(stream: IO[str], last: str, timeout_s: float) -> list[str]:
-    """What is printed up to a line that begins with `last`."""
+    """Output up to a line that begins with `last`."""
     printed: Queue[str] = Queue()
     threading.Thread(target=read_lines, args=(stream, printed), daemon=True).start()
     lines: list[str] = []

@@ -142,7 +142,7 @@ def test_a_worker_joins_and_leaves(cluster: Cluster) -> None:
 
 
 def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
-    """A decode worker that is told to stop finishes what it has; the client sees nothing of it."""
+    """A draining decode worker finishes its requests; the client notices nothing."""
     reference = Reference(MODEL_DIR)
     prompt = long_prompt(33, salt=3)
     with Cluster(tmp_path, num_decode=1) as cluster, ThreadPoolExecutor(1) as pool:

@@ -122,7 +122,7 @@ class _ClaimsAnyEpoch(MemoryCallStore):
 
 
 class ClaimsWithoutComparing(MemoryStore):
-    """Gives a call to whoever claims it, whatever epoch he has seen."""
+    """Gives a call to any claimant, whatever epoch it has seen."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -15,7 +15,7 @@ EARLY_S = 5e-10
 
 
 def run_cuts(start_s: float, durations_s: list[float]) -> list[bool]:
-    """Whether the link is paused during the last cut, and a moment after its end."""
+    """True if the link is paused during the last cut, and a moment after its end."""
     loop = VirtualLoop()
     paused: list[bool] = []
 

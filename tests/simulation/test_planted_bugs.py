@@ -62,7 +62,7 @@ def test_a_planted_bug_is_found(policies: PolicyClasses, rules: set[str]):
 
 
 def burst_scenario(seed: int) -> Scenario:
-    """Many come at once, and their only router is told to leave while most of them wait."""
+    """Many clients come at once, and their only router drains while most of them wait."""
     leaves = FaultPlan(SimFaultKind.DRAIN, BEGIN_S + 0.1, 0.5, "router-0")
     clients = tuple(replace(client, router="router-0") for client in generate_scenario(seed).clients)
     return replace(generate_scenario(seed).without_faults(), num_routers=1, clients=clients, faults=(leaves,))
@@ -132,7 +132,7 @@ def test_a_takeover_that_does_not_learn_the_pin_is_found():
 
 
 def slow_link_scenario(seed: int) -> Scenario:
-    """No digests; prefill and decode hear each other late or not at all, while reads take long."""
+    """No digests; messages between prefill and decode are late or lost, and reads are slow."""
     quiet = generate_scenario(seed)
     pairs = [(prefill, decode) for prefill in quiet.prefills for decode in quiet.decodes]
     slow = tuple(FaultPlan(SimFaultKind.SLOW, BEGIN_S, 4.0, prefill, decode) for prefill, decode in pairs)

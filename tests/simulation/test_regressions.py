@@ -1,4 +1,4 @@
-"""What the simulation has found: each failure again, in its smallest form."""
+"""Failures found by the simulation, each in its smallest form."""
 
 from baton.domain.ids import RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
@@ -28,7 +28,7 @@ class _SlowToAnswer(MemoryStore):
 
 
 async def test_a_sequence_that_advances_during_a_store_read_is_still_written():
-    """The record was entered under the newer attempt and then taken for one of somebody else's."""
+    """The record was created under the newer attempt and then mistaken for another owner's."""
     store = _SlowToAnswer()
     sync = RecordSync(SequenceRecord(NAME, 1, RequestState.QUEUED, "router-0", "m", 3), status=SyncStatus(stale=True))
     store.sync = sync

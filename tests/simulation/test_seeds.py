@@ -76,7 +76,7 @@ def test_answers_meet_a_change_of_model():
 
 
 def test_nobody_fails_because_processes_leave():
-    """Workers and routers drain in mid-run and come back: nobody is sent away who need not be, and nobody fails."""
+    """Workers and routers drain in mid-run and return: no request fails, and none is refused without need."""
     results = [result_for_seed(seed) for seed in range(5, NUM_SEEDS, 10)]
     assert [result.violation for result in results] == [None] * len(results)
     assert all(result.scenario.only_drains and result.scenario.faults for result in results)
@@ -85,7 +85,7 @@ def test_nobody_fails_because_processes_leave():
 
 
 def test_a_burst_is_taken_in_part_and_ends():
-    """More come at once than the door lets in: some are sent away, all others are answered."""
+    """More clients come at once than are admitted: some are refused, all others are answered."""
     result = run(generate_scenario(7).without_faults())
     outcomes = Counter(outcome.split(" ", 1)[1].strip() for outcome in result.outcomes)
     assert result.violation is None
