@@ -6,6 +6,9 @@ PYTHON ?=
 ARGS ?=
 SEEDS ?= 200
 MINUTES ?= 20
+# Half of a test's time is waiting, so one more than there are cores; 0 runs all in one process.
+TEST_JOBS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
+PARALLEL = --numprocesses=$(TEST_JOBS) --dist=loadfile --no-loadscope-reorder
 export TORCH PYTHON
 
 BIN := .venv/bin
@@ -29,11 +32,12 @@ install-dev: ## Make .venv with what developing needs
 up: install ## Start the whole system on this machine (ARGS="..." is passed on)
 	@$(BIN)/baton up $(ARGS)
 
-test: lint ## Everything CI checks: style, types, imports, all tests
-	@$(BIN)/python -m pytest $(ARGS)
+test: install-dev ## Everything CI checks: style, types, imports, all tests (TEST_JOBS=3: so many at once)
+	@scripts/test.sh $(PARALLEL) $(ARGS)
 
-test-fast: install-dev ## Unit, property and contract tests only
-	@$(BIN)/python -m pytest tests/unit tests/property tests/contract $(ARGS)
+test-fast: install-dev ## Unit, property and contract tests that take a moment
+	@$(BIN)/python -m pytest tests/unit tests/property tests/contract --ignore=tests/unit/bench -m "not slow" \
+		$(PARALLEL) $(ARGS)
 
 promtool: install-dev ## Put Debian's promtool into .venv, for the tests of docker/prometheus
 	@scripts/fetch_promtool.sh
@@ -54,10 +58,7 @@ soak: install-dev ## Mixed load under random faults, and what grows (MINUTES=20)
 	@$(BIN)/python -m chaos soak --minutes $(MINUTES) $(ARGS)
 
 lint: install-dev ## Style, types and import rules
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@scripts/lint.sh
 
 format: install-dev ## Rewrite the code in the project's style
 	@$(BIN)/ruff check --fix .

@@ -1,7 +1,6 @@
-"""What all tests share: how Hypothesis looks for examples, and when an asynchronous test has waited long enough.
+"""Hypothesis profiles, timeouts of asynchronous tests, and the order of folders, for all tests.
 
-`make test` draws the same examples every time, so that a run that was green stays green; `HYPOTHESIS_PROFILE=explore`
-looks for new ones.
+`make test` draws the same Hypothesis examples every time; `HYPOTHESIS_PROFILE=explore` draws new ones.
 """
 
 from __future__ import annotations
@@ -11,23 +10,28 @@ import functools
 import inspect
 import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("repeatable", derandomize=True, database=None)
-settings.register_profile("explore", print_blob=True)
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+settings.register_profile("explore", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
+TESTS = Path(__file__).parent
 TEST_TIMEOUT_S = 120.0
 TIMEOUT_SHARE = 0.8
-"""Of a test's `timeout`, if that is less. It can only say that the event loop had nothing to do; this fails at the
-`await` that was never answered."""
+"""Share of a test's `timeout`, used where it is less. The timeout itself would not name the `await` that hangs."""
+
+
+FIRST_FOLDERS = ("integration", "exactness", "chaos", "simulation", "service", "fuzz")
+"""The folders with the longest files. `make test` hands out files in order, so that no long one begins last."""
 
 
 def with_timeout(test: Callable[..., Awaitable[object]], timeout_s: float) -> Callable[..., Awaitable[object]]:
-    """`test`, which fails with a TimeoutError where it still waits after `timeout_s`."""
+    """Wraps `test`: it raises TimeoutError at the `await` that still waits after `timeout_s`."""
 
     @functools.wraps(test)
     async def run(*args: Any, **kwargs: Any) -> None:
@@ -43,3 +47,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             marker = item.get_closest_marker("timeout")
             timeout_s = float(marker.args[0] if marker else config.getini("timeout"))
             item.obj = with_timeout(item.obj, min(TEST_TIMEOUT_S, TIMEOUT_SHARE * timeout_s))
+    items.sort(key=_folder_rank)
+
+
+def _folder_rank(item: pytest.Item) -> int:
+    folder = item.path.relative_to(TESTS).parts[0]
+    return FIRST_FOLDERS.index(folder) if folder in FIRST_FOLDERS else len(FIRST_FOLDERS)

@@ -26,6 +26,8 @@ from baton.transfer.puller import ThreadedPuller
 from tests.unit.transfer.rigs import ENVIRONMENTS, WAIT_S, EventLog, Rig, RunningSource, page_ids
 from tests.unit.transfer.source_process import SourceSpec, filled_memory
 
+pytestmark = pytest.mark.slow
+
 NUM_PAGES = 256
 PAGE_BYTES = 64 * 1024
 SEED = 20

@@ -23,6 +23,8 @@ from tests.property.machines.split_machine import SplitMachine
 from tests.simulation.planted_bugs import FreesDuringReads, ReservesPagesTwice
 from tests.tiny_workers import PLANTED_BUG_SETTINGS
 
+pytestmark = pytest.mark.slow
+
 
 class UnpinsBeforeCommit(ExportTable):
     """Decode is still reading when prefill gives the pages away."""

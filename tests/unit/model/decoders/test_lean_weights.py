@@ -76,6 +76,7 @@ def live_tensor_bytes() -> int:
     return sum(found.values())
 
 
+@pytest.mark.slow
 def test_at_most_one_matrix_exists_twice(tmp_path: Path, monkeypatch):
     """When a matrix has been fused its parts still exist, and no part of earlier layers does."""
     config = transformers.LlamaConfig(**small_shape(num_hidden_layers=3))

@@ -45,6 +45,7 @@ def test_kernels_exist_where_there_is_a_compiler():
     assert all(is_current(spec) for spec in build_specs()), "make kernels"
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_library_embeds_the_digest_of_its_sources(tmp_path: Path):
     build(QUICK_PORTABLE, tmp_path / "new" / "made.so")

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Runs the linters beside pytest, and prints what they found after it. Arguments go to pytest.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+lint_log="$(mktemp)"
+trap 'rm -f "$lint_log"' EXIT
+scripts/lint.sh >"$lint_log" 2>&1 &
+lint=$!
+.venv/bin/python -m pytest "$@"
+tests_status=$?
+wait "$lint"
+lint_status=$?
+cat "$lint_log"
+[ "$lint_status" -eq 0 ] && exit "$tests_status"
+echo "make lint failed" >&2
+exit "$lint_status"
