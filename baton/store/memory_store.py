@@ -30,7 +30,7 @@ from baton.store.store import (
 
 @dataclass(slots=True)
 class _StoredWorker:
-    """One worker id. `incarnations` are in order of arrival: the last one reigns. `record` is None once withdrawn."""
+    """One worker id. `incarnations` are in order of arrival, the current one last. `record` is None once withdrawn."""
 
     incarnations: list[Incarnation] = field(default_factory=list)
     record: WorkerRecord | None = None
@@ -42,7 +42,7 @@ class _StoredWorker:
 
 
 class MemoryStore:
-    """A `StateStore` without a server. One event loop; not shared between threads."""
+    """A `StateStore` without a server. For one event loop."""
 
     def __init__(self, options: StoreOptions | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options or StoreOptions()
@@ -158,7 +158,7 @@ class MemoryStore:
         self._calls.close()
 
     def _check_open(self) -> float:
-        """The time now, if the store is open."""
+        """Returns the time. Raises `StoreUnavailable` after `close`."""
         if self._closed:
             raise StoreUnavailable("this store has been closed; open another with `connect`")
         return self._clock()
@@ -168,6 +168,6 @@ class MemoryStore:
         return self._sequences.get(id)
 
     def _expire(self, now: float) -> None:
-        """Drops ids that have been silent for the retention, their incarnations included."""
+        """Drops ids without announcement for one retention, with their incarnations."""
         for id in [id for id, stored in self._workers.items() if max(stored.forget_at, stored.expires_at) <= now]:
             del self._workers[id]

@@ -1,4 +1,4 @@
-"""Wakes everyone who waits for the registry to change, in this process. Owned by a store; asyncio only."""
+"""Notifies all waiting readers in this process of changes in the registry. Owned by a store; asyncio only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 
 class ChangeNotifier:
-    """Rings that come while a listener is busy melt into one."""
+    """Notifications that arrive while a listener is busy are coalesced."""
 
     def __init__(self, heartbeat_s: float) -> None:
         self._heartbeat_s = heartbeat_s
@@ -26,7 +26,7 @@ class ChangeNotifier:
         self.notify()
 
     async def listen(self) -> AsyncIterator[None]:
-        """Yields once at once, then at every notify and at the latest every heartbeat, until the bell is closed."""
+        """Yields at once, then at every notification and at least every heartbeat, until `close`."""
         notified = asyncio.Event()
         self._listeners.add(notified)
         try:
@@ -40,7 +40,7 @@ class ChangeNotifier:
 
 
 async def wait_for_event(event: asyncio.Event, timeout_s: float) -> bool:
-    """Waits for the event, at most `timeout_s`; whether it came."""
+    """Waits for the event for at most `timeout_s`; returns True if it is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()

@@ -1,4 +1,4 @@
-"""How a store is kept: names, lifetimes and deadlines. Made by a service from its settings; knows no environment."""
+"""Names, lifetimes and deadlines of a state store. Services build it from their settings."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """What `connect` may be told.
+    """Options of `connect`.
 
-    `prefix` starts every key, so that deployments can share a server. `retention_s` counts from a request's last
-    change, and is also how long a worker's replaced incarnations are remembered; it must exceed the longest life of a
-    request. `owner_ttl_s` is an owner's lease. `timeout_s` bounds every call (a wait for tokens comes on top),
-    `max_waiting_readers` the connections that wait for tokens, and `max_orphans` what `orphans` returns at a time.
+    `prefix` starts every key, so deployments can share a server. `retention_s` counts from a record's last change and
+    must exceed the longest life of a request; replaced incarnations of workers are remembered as long. `owner_ttl_s` is
+    an owner's lease. `timeout_s` bounds every operation; a wait for tokens is added. `max_waiting_readers` bounds the
+    connections that wait for tokens, and `max_orphans` the calls of one `list_orphans`.
     """
 
     prefix: str = "baton:"

@@ -19,11 +19,11 @@ from baton.store.store import CallRecord, CallStatus, CallStore, StoreUnavailabl
 
 _log = structlog.get_logger(__name__)
 RENEWALS_PER_TTL = 4
-"""How often a lease is renewed in its time."""
+"""Renewals in one lease."""
 
 
 class OwnerLease:
-    """Holds the lease of `owner`; `on_claimed` is awaited with each call that has been claimed for it."""
+    """Renews the lease of `owner`, and awaits `on_claimed` with each call that it claims."""
 
     def __init__(
         self,
@@ -35,9 +35,11 @@ class OwnerLease:
         owner_ttl_s: float = 1.0,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`owner_ttl_s` is the store's (see `StoreOptions`). `clock` is the running loop's unless given. `on_claimed`
-        must be quick: a call that it refuses with an exception is logged, and stays ours. `on_expired` hears of a
-        renewal that came after the lease's end: any of our calls may be somebody else's by now."""
+        """`owner_ttl_s` must equal that of `StoreOptions`. `clock` defaults to the running loop's.
+
+        `on_claimed` must be quick. If it raises, the error is logged and the call stays with this owner. `on_expired`
+        is called after a renewal that came too late: any call may have been claimed by another router.
+        """
         self._store = store
         self._owner = owner
         self._on_claimed = on_claimed
@@ -47,7 +49,7 @@ class OwnerLease:
         self._held_until = 0.0
         self._healthy_since: float | None = None
         self._claiming = True
-        self._unconfirmed: dict[RequestId, CallRecord] = {}  # as they were when a claim was not answered with a grant
+        self._unconfirmed: dict[RequestId, CallRecord] = {}  # claims whose answer was lost
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -64,25 +66,25 @@ class OwnerLease:
 
     @property
     def held(self) -> bool:
-        """Whether the lease runs for sure, by our clock since before the last renewal; if not, others may claim."""
+        """True while the lease has not expired, counted from before the last renewal."""
         return self._clock() < self._held_until
 
     @property
     def may_claim(self) -> bool:
-        """Whether every living owner has had a whole lease's time to renew its own since the store last failed us."""
+        """True after one full lease of good answers, in which every live owner could renew its own lease."""
         return self._claiming and self._healthy_since is not None and self._clock() - self._healthy_since >= self._ttl_s
 
     def start(self) -> None:
-        """Starts the task, inside a running loop; idempotent."""
+        """Starts the task inside a running loop; idempotent."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="store-ownership")
 
     def stop_claiming(self) -> None:
-        """From now on the lease is held, and nothing is claimed any more: the router drains."""
+        """Keeps renewing the lease, but claims nothing more: the router drains."""
         self._claiming = False
 
     async def close(self) -> None:
-        """Stops the task and lets the calls go, so that nobody need wait for the lease's end. Idempotent."""
+        """Stops the task and releases the lease, so that others can claim at once; idempotent."""
         if self._task is None or self._closing.is_set():
             return
         self._closing.set()
@@ -96,7 +98,7 @@ class OwnerLease:
             _log.warning("call_release_failed", owner=self._owner)
 
     async def renew_and_claim(self) -> None:
-        """Renews the lease once and looks for orphans once; an outage is noted, not raised."""
+        """Renews the lease once and claims orphans once; logs an outage."""
         began = self._clock()
         try:
             async with asyncio.timeout(self._ttl_s / 2):
@@ -131,7 +133,7 @@ class OwnerLease:
         self._healthy_since = None
 
     async def _claim(self, orphans: list[CallRecord]) -> None:
-        """Claims one after the other, as long as our own lease holds: others may be faster."""
+        """Claims one call after another while the lease is held."""
         for call in orphans:
             if not self.held:
                 return
@@ -142,8 +144,10 @@ class OwnerLease:
                 await self._on_granted(call, claimed)
 
     async def _confirm_claims(self) -> None:
-        """Asks what became of claims without a grant: the store may have granted one, and its answer was lost. Our own
-        lease would then keep everybody else from the call for ever."""
+        """Reads calls whose claim was not confirmed: the store may have granted it and lost the answer.
+
+        Without this, our own lease would keep other routers from the call for ever.
+        """
         for id, call in list(self._unconfirmed.items()):
             async with asyncio.timeout(self._ttl_s):
                 now = await self._store.get_call(id)
@@ -160,7 +164,7 @@ class OwnerLease:
     async def _deliver(self, call: CallRecord) -> None:
         try:
             await self._on_claimed(call)
-        except Exception:  # the root of this call's new life here
+        except Exception:  # the root of the taken-over call
             _log.exception("takeover_start_failed", call_id=call.id)
 
 

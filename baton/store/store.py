@@ -1,6 +1,6 @@
-"""What the state store promises. `redis_store` and `memory` keep it, under one contract suite.
+"""Records and interfaces of the state store. `RedisStore` and `MemoryStore` implement them, under one contract suite.
 
-Callers: the router (requests, list of workers) and the workers' heartbeats. Never called from inside an engine step.
+Called by the router (sequences, calls, list of workers) and by the workers' heartbeats, never inside an engine step.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from baton.domain.worker import WorkerRecord
 
 
 class StoreUnavailable(BatonError):
-    """The state store cannot be reached or did not answer in time. Requests go on without it."""
+    """The store did not answer, or not in time. Requests continue without it."""
 
     code = "store_unavailable"
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceRecord:
-    """What the store knows of a request. `attempt` fences: a write under a lower one is refused (`Superseded`).
+    """Stored state of one sequence. `attempt` fences: a write under a lower one raises `Superseded`.
 
-    `fingerprint` is that of the workers which its newest placed attempt was given to; "" before the first, and in
-    records of a version that did not write it.
+    `fingerprint` identifies the model of the workers that got the newest placed attempt; "" before the first.
     """
 
     id: RequestId
@@ -47,7 +46,7 @@ MAX_TRACE_BYTES = 8 * 1024
 
 
 class CallStatus(enum.Enum):
-    """Whether somebody answers a call: its owner does; nobody, since its client went away; nobody needs to any more."""
+    """OPEN: its owner answers the call. ABANDONED: the client has gone. ENDED: the answer is complete or has failed."""
 
     OPEN = "open"
     ABANDONED = "abandoned"
@@ -56,12 +55,12 @@ class CallStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One client call: all that any router needs to carry its answer on.
+    """One client call: everything that any router needs to continue its answer.
 
-    `owner` answers it, while it is OPEN; `epoch` counts owners from 1 and fences them. `body` is the client's JSON and
-    `endpoint` what it was posted to, so that it is parsed again as it was; `seed` stands in where the client gave none.
-    `sequence_ids` are in the order of the choices. `tenant` is whose call it is ("" without API keys).
-    `trace` is the encoded `RequestTrace` of an ended call, at most `MAX_TRACE_BYTES`; empty before the end.
+    `owner` answers the call while it is OPEN; `epoch` counts owners from 1 and fences them. `body` is the client's
+    JSON, posted to `endpoint`. `seed` applies where the client gave none. `sequence_ids` are in the order of the
+    choices. `tenant` is "" without API keys. `trace` is the encoded `RequestTrace` of the last end, of at most
+    `MAX_TRACE_BYTES`.
     """
 
     id: RequestId
@@ -95,8 +94,11 @@ class JournalEntry:
 
 
 class WriteOutcome(enum.Enum):
-    """What became of a journal entry: written; refused, a newer attempt being in the store; or not in order, the
-    request or its journal having been lost, or ending before the entry begins (write it again from token 0)."""
+    """Result of writing a journal entry.
+
+    SUPERSEDED: the store has a newer attempt. GAP: the sequence or earlier tokens are missing; write again from token
+    0.
+    """
 
     DONE = "done"
     SUPERSEDED = "superseded"
@@ -105,7 +107,7 @@ class WriteOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class JournalPart:
-    """What a journal holds from a given index on, in order; the end, if it is there, with its last token."""
+    """A journal from a given index on, in order. The end, if stored, comes with the last token."""
 
     tokens: tuple[OutputToken, ...]
     num_cached_tokens: int
@@ -114,10 +116,10 @@ class JournalPart:
 
 
 class SequenceStore(Protocol):
-    """Request records with compare-and-set along `baton.domain.lifecycle.TABLE`."""
+    """Sequence records with compare-and-set along `baton.domain.lifecycle.TABLE`."""
 
     async def create(self, record: SequenceRecord) -> bool:
-        """Enters a record in state RECEIVED; False if the id is taken (nothing is changed)."""
+        """Creates a record in state RECEIVED; False, without effect, if the id is taken."""
         ...
 
     async def advance(
@@ -128,30 +130,29 @@ class SequenceStore(Protocol):
         failure_code: str = "",
         fingerprint: str = "",
     ) -> RequestState:
-        """Moves a record along the table, by one event or by several in one step, and returns its new state.
+        """Applies one or several events in one step, and returns the new state.
 
-        RETRY and RESUME must come with the next attempt (stored attempt + 1) and raise the stored one; every other
-        event must carry the stored attempt. `id` is that of the first event; of those that follow, each that opens an
-        attempt opens the next one. `num_emitted` never goes down; `failure_code` is that of the last event;
-        `fingerprint` replaces the stored one unless it is "". Raises `Superseded` for a lower attempt, `Broken` for an
-        event the table does not have, or an unknown id; nothing is changed then.
+        `id` carries the attempt of the first event. RETRY and RESUME open the next attempt (stored attempt + 1); other
+        events carry the stored one. `num_emitted` never decreases; `failure_code` is that of the last event;
+        `fingerprint` replaces the stored one unless it is "". Raises `Superseded` for a lower attempt, and `Broken` for
+        an unknown id or an event that the table lacks; nothing changes then.
         """
         ...
 
     async def get(self, id: RequestId) -> SequenceRecord | None:
-        """The record, or None when unknown or past its retention."""
+        """Returns the record, or None when it is unknown or past its retention."""
         ...
 
 
 class CallStore(Protocol):
-    """Calls, who owns them, and the journal of their tokens: what resume and takeover stand on.
+    """Calls, their owners and the journals of their tokens: the basis of resume and takeover.
 
-    An owner holds a lease that it renews; a call whose owner has let its lease end is an orphan, and whoever claims it
-    first carries it on. All is forgotten some time (the store's retention) after it was last touched.
+    An owner renews a lease. An OPEN call whose owner has no lease is an orphan; the first owner that claims it
+    continues it. Every record expires one retention after its last change.
     """
 
     async def open_call(self, record: CallRecord) -> bool:
-        """Enters an OPEN call; False if the id is taken (nothing is changed). An owner without a lease gets one."""
+        """Creates an OPEN call, and a lease for an owner without one; False, without effect, if the id is taken."""
         ...
 
     async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
@@ -163,20 +164,20 @@ class CallStore(Protocol):
         ...
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
-        """The call, or None when unknown or past its retention."""
+        """Returns the call, or None when it is unknown or past its retention."""
         ...
 
     async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
-        """Compare-and-set on `epoch`: the call as it is now, OPEN, owned by `owner`, with the next epoch.
+        """Compare-and-set on `epoch`: gives the call to `owner` under the next epoch, OPEN, and returns it.
 
-        None, without effect, when the epoch is another, or the call has ENDED or is unknown. In the same step every
-        sequence that may be RESUMEd (see `baton.domain.lifecycle.TABLE`) is, under the first attempt of the new epoch
-        (`transitions.first_attempt`), so that all attempts of earlier owners are fenced off.
+        Resumes in the same step every sequence that the table allows, under the first attempt of the new epoch
+        (`transitions.first_attempt`). That fences off all attempts of earlier owners. Returns None, without effect,
+        when the epoch differs, or the call has ENDED or is unknown.
         """
         ...
 
     async def renew_lease(self, owner: OwnerId) -> None:
-        """Renews the owner's lease."""
+        """Renews the owner's lease, or starts it."""
         ...
 
     async def release_lease(self, owner: OwnerId) -> None:
@@ -184,25 +185,30 @@ class CallStore(Protocol):
         ...
 
     async def list_orphans(self) -> list[CallRecord]:
-        """OPEN calls whose owner holds no lease: the oldest first, a bounded number."""
+        """Returns OPEN calls whose owner has no lease, oldest first, a bounded number."""
         ...
 
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
-        """Appends to journals, in one round trip; what became of each entry. The attempt fences."""
+        """Appends to journals in one round trip; returns the outcome of each entry. The attempt fences."""
         ...
 
     async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
-        """What the sequence's journal holds from token `start` on. With nothing new there, waits for it up to `wait_s`,
-        then returns an empty part. An unknown sequence's journal is empty."""
+        """Returns the journal of a sequence from token `start` on.
+
+        Without new tokens, waits up to `wait_s` for some, then returns an empty part. The journal of an unknown
+        sequence is empty.
+        """
         ...
 
 
 class WorkerRegistry(Protocol):
-    """Live workers; a record not announced again within its TTL is gone."""
+    """Live workers. A record disappears when it is not announced again within its TTL."""
 
     async def announce(self, record: WorkerRecord) -> bool:
-        """Enters or refreshes a record. A new incarnation replaces an older one; the older one's later calls return
-        False and change nothing (it has been replaced and should exit)."""
+        """Creates or refreshes a record; False, without effect, from a replaced incarnation.
+
+        A new incarnation replaces an older one, which should exit.
+        """
         ...
 
     async def withdraw(self, id: WorkerId, incarnation: Incarnation) -> None:
@@ -210,20 +216,23 @@ class WorkerRegistry(Protocol):
         ...
 
     async def workers(self) -> list[WorkerRecord]:
-        """All live records, ordered by id."""
+        """Returns all live records, ordered by id."""
         ...
 
     def changes(self) -> AsyncIterator[None]:
-        """Yields once at once, then whenever a worker joined, left or changed its status, and at the latest every
-        heartbeat interval (so that a missed message or an expired TTL is seen too). Survives an outage of the store."""
+        """Yields at once, then when a worker joins, leaves or changes its status, and at least every heartbeat
+        interval.
+
+        The heartbeat covers missed messages and expired TTLs. The iterator survives an outage of the store.
+        """
         ...
 
 
 class StateStore(SequenceStore, CallStore, WorkerRegistry, Protocol):
-    """All of it, as one connection gives it."""
+    """All three interfaces over one connection."""
 
     async def ping(self) -> None:
-        """Raises `StoreUnavailable` when the store cannot be reached."""
+        """Raises `StoreUnavailable` when the store does not answer."""
         ...
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The rules of the request store as pure functions over `baton.domain.lifecycle.TABLE`.
+"""Transition rules of stored records: pure functions over `baton.domain.lifecycle.TABLE`.
 
-`MemoryStore` and `StoreWriter` call them; `scripts/advance.lua` keeps the same rules inside Redis and gets the table
-from `targets_by_event`. No clock, no I/O.
+`MemoryStore` and `StoreWriter` call them. `scripts/advance_sequence.lua` applies the same rules inside Redis, and gets
+the table from `targets_by_event`. No clock, no I/O.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def targets_by_event() -> dict[RequestEvent, dict[str, str]]:
 
 
 def check_new_sequence(record: SequenceRecord) -> None:
-    """Raises `Broken` unless the record may be entered: state RECEIVED, attempt counted from 1."""
+    """Raises `Broken` unless the record is RECEIVED with an attempt of at least 1."""
     if record.state is not RequestState.RECEIVED or record.attempt < 1:
-        raise Broken(f"request {record.id} cannot be entered in state {record.state.value}, attempt {record.attempt}")
+        raise Broken(f"request {record.id} cannot be created in state {record.state.value}, attempt {record.attempt}")
 
 
 def apply_event(
@@ -43,10 +43,10 @@ def apply_event(
     failure_code: str = "",
     fingerprint: str = "",
 ) -> SequenceRecord:
-    """The record after `event`; its failure code becomes that of this event, and its fingerprint too, if there is one.
+    """Returns the record after `event`, with the failure code of this event and its fingerprint, if it has one.
 
-    Raises `Superseded` when `attempt` is lower than the one the event must carry, `Broken` when it is higher or the
-    table lacks the event.
+    Raises `Superseded` when `attempt` is lower than the event requires, `Broken` when it is higher or the table lacks
+    the event.
     """
     expected = record.attempt + NUM_ATTEMPTS_OPENED[event]
     if attempt < expected:
@@ -72,8 +72,10 @@ def apply_events(
     failure_code: str = "",
     fingerprint: str = "",
 ) -> SequenceRecord:
-    """The record after `events`, the first of which comes under `attempt`; the failure code becomes that of the last.
-    Raises as `apply_event`."""
+    """Returns the record after `events`, the first under `attempt`, with the failure code of the last.
+
+    Raises as `apply_event`.
+    """
     after = record
     for position, event in enumerate(events):
         given = after.attempt + NUM_ATTEMPTS_OPENED[event] if position else attempt
@@ -84,17 +86,20 @@ def apply_events(
 
 
 ATTEMPTS_PER_OWNER = 1000
-"""Far more than an owner makes of one request."""
+"""Far more attempts than one owner makes of one sequence."""
 
 
 def first_attempt(epoch: int) -> int:
-    """The attempt that the owner of a call's `epoch` begins with. Each owner numbers in a range of its own: the last
-    attempts of the one before may never have been written, and workers must not hear of two under one number."""
+    """First attempt of the owner of a call's `epoch`.
+
+    Each owner has a range of its own. The last attempts of an earlier owner may never have been written, and workers
+    must not see one number twice.
+    """
     return (epoch - 1) * ATTEMPTS_PER_OWNER + 1
 
 
 def apply_resume(record: SequenceRecord, router_id: str, epoch: int) -> SequenceRecord | None:
-    """The record as `router_id`, owner of `epoch`, carries it on; None when it may not be apply_resume."""
+    """Returns the record as `router_id`, owner of `epoch`, continues it; None when the table does not allow RESUME."""
     target = TABLE.get((record.state, RequestEvent.RESUME))
     if target is None:
         return None
@@ -103,32 +108,34 @@ def apply_resume(record: SequenceRecord, router_id: str, epoch: int) -> Sequence
 
 
 def placeholder(id: RequestId, router_id: str, epoch: int) -> SequenceRecord:
-    """Record of a sequence that its first router had not written when its call was claimed. It keeps that router from
-    writing the sequence afterwards, and omits what only that router knew."""
+    """Record of a sequence that its first router had not written when its call was claimed.
+
+    It keeps that router from writing the sequence afterwards, and omits what only that router knew.
+    """
     return SequenceRecord(id, first_attempt(epoch), RequestState.QUEUED, router_id, model="", num_prompt_tokens=0)
 
 
 def router_of(owner: OwnerId) -> str:
-    """The router whose process an owner is (see `baton.domain.ids.OwnerId`)."""
+    """The router id in an owner id (see `baton.domain.ids.OwnerId`)."""
     return owner.rpartition("/")[0] or owner
 
 
 def check_new_call(record: CallRecord) -> None:
-    """Raises `Broken` unless the call may be entered: OPEN, epoch counted from 1."""
+    """Raises `Broken` unless the call is OPEN with an epoch of at least 1."""
     if record.status is not CallStatus.OPEN or record.epoch < 1:
-        raise Broken(f"call {record.id} cannot be entered as {record.status.value}, epoch {record.epoch}")
+        raise Broken(f"call {record.id} cannot be opened as {record.status.value}, epoch {record.epoch}")
 
 
 def check_call_end(id: RequestId, status: CallStatus, trace: bytes = b"") -> None:
-    """Raises `Broken` unless a call may end in `status`, and `trace` may be stored with it."""
+    """Raises `Broken` unless a call may end in `status` and `trace` fits."""
     if status is CallStatus.OPEN:
-        raise Broken(f"call {id} cannot end by being open")
+        raise Broken(f"call {id} cannot end as open")
     if len(trace) > MAX_TRACE_BYTES:
         raise Broken(f"the trace of call {id} has {len(trace)} bytes, more than {MAX_TRACE_BYTES}")
 
 
 def superseded_message(id: AttemptId, event: RequestEvent, stored_attempt: int) -> str:
-    """What a fenced-off caller is told, by every store in the same words."""
+    """Message of `Superseded`, the same from every store."""
     return f"{event.value} of {id} came late: the store is at attempt {stored_attempt}"
 
 
@@ -136,10 +143,10 @@ def superseded_message(id: AttemptId, event: RequestEvent, stored_attempt: int) 
 def shortest_path(
     start: RequestState, goal: RequestState, num_opened_attempts: int = 0
 ) -> tuple[RequestEvent, ...] | None:
-    """The fewest events from `start` to `goal` that open so many attempts; None when there are none.
+    """Returns the fewest events from `start` to `goal` that open so many attempts; None when there are none.
 
-    RESUME is never among them: it belongs to the owner that claims a call. A record that lags behind follows the events
-    of its own request, and a cancelled one that another router resumes is superseded. Breadth-first search.
+    RESUME is never among them: only a claim applies it. A record that lags behind follows the events of its own
+    request; a cancelled one that another router resumes is superseded. Breadth-first search.
     """
     if num_opened_attempts < 0:
         return None

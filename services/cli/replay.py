@@ -46,7 +46,7 @@ class NotReplayable(BatonError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayedSequence:
-    """Token ids of one choice: what the journal holds, and what was computed up to that length."""
+    """Token ids of one choice: those in its journal, and those computed again up to that length."""
 
     stored: tuple[int, ...]
     computed: tuple[int, ...]
@@ -87,7 +87,10 @@ async def _replay(id: RequestId, settings: ReplaySettings) -> int:
 async def replay_call(
     id: RequestId, store: StateStore, text: TextModel, settings: ReplaySettings
 ) -> list[ReplayedSequence]:
-    """Computes the call's sequences again, one after the other. Raises `NotReplayable`, `Interrupted` and `Refused`."""
+    """Computes the sequences of a call again, one after another.
+
+    Raises `NotReplayable`, `Interrupted` and `Refused`.
+    """
     call = await store.get_call(id)
     if call is None:
         raise NotReplayable(

@@ -1,4 +1,4 @@
-"""Stores for the contract tests: memory and a real Redis, opened under a name of their own and closed afterwards."""
+"""Stores for the contract tests: memory and a real Redis, each under a key prefix of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the contract tests of the store agree on. The fixtures that open stores are in `conftest`."""
+"""Shared values and helpers of the contract tests. `conftest` has the fixtures that open stores."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from baton.store.store import JournalEntry, StateStore
 
 OpenStore = Callable[[StoreOptions], Awaitable[StateStore]]
 DEADLINE_S = 10.0
-RARE = StoreOptions(heartbeat_s=60.0, worker_ttl_s=60.0, owner_ttl_s=60.0, timeout_s=5.0)  # only news wakes a listener
+RARE = StoreOptions(
+    heartbeat_s=60.0, worker_ttl_s=60.0, owner_ttl_s=60.0, timeout_s=5.0
+)  # only changes wake a listener
 
 
 def journal_entry(id: AttemptId, tokens: Sequence[OutputToken], **fields: Any) -> JournalEntry:
-    """The entry of consecutive tokens."""
+    """Builds the entry of consecutive tokens."""
     logprobs = tuple(token.logprobs for token in tokens)
     return JournalEntry(
         id,

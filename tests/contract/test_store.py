@@ -1,7 +1,4 @@
-"""One suite for every store: what `baton.store.store` promises, kept by memory and by a real Redis.
-
-After it, what only Redis can get wrong: outages, other versions, and the server that we start ourselves.
-"""
+"""Contract of every `StateStore` (`baton.store.store`): sequences and workers, in memory and in a real Redis."""
 
 from __future__ import annotations
 
@@ -56,10 +53,10 @@ async def until(store: StateStore, condition: Callable[[], Awaitable[bool]]) -> 
         async for _ in changes:
             if await condition():
                 return
-    pytest.fail("the store closed before the condition came true")
+    pytest.fail("the store closed before the condition was met")
 
 
-# Requests
+# Sequences
 
 
 async def test_a_sequence_is_created_once(store: StateStore) -> None:
@@ -70,7 +67,7 @@ async def test_a_sequence_is_created_once(store: StateStore) -> None:
 
 
 async def test_only_received_sequences_are_created(store: StateStore) -> None:
-    with pytest.raises(Broken, match="cannot be entered"):
+    with pytest.raises(Broken, match="cannot be created"):
         await store.create(replace(REQUEST, state=RequestState.QUEUED))
     assert await store.get(REQUEST.id) is None
 
@@ -84,7 +81,7 @@ async def test_a_full_lifecycle_with_a_retry(store: StateStore) -> None:
     assert await store.get(REQUEST.id) == lost
     assert await store.advance(attempt(2), E.RETRY) is RequestState.QUEUED
     for event in (E.RESERVE, E.DECODE, E.FINISH):
-        state = await store.advance(attempt(2), event, num_emitted=2)  # never goes down
+        state = await store.advance(attempt(2), event, num_emitted=2)  # never decreases
     assert state is RequestState.FINISHED
     assert await store.get(REQUEST.id) == replace(REQUEST, attempt=2, state=RequestState.FINISHED, num_emitted=3)
 
@@ -262,7 +259,7 @@ async def test_a_closed_store_says_so(store: StateStore) -> None:
             await call
 
 
-# What only Redis can get wrong
+# Redis only
 
 
 async def test_everything_in_redis_expires_but_the_index(redis_store: tuple[StateStore, RedisKeys, Redis]) -> None:
@@ -321,7 +318,7 @@ async def test_a_killed_server_fails_then_recovers() -> None:
             assert await store.advance(attempt(1), E.ENQUEUE) is RequestState.QUEUED
             assert await store.announce(WORKER)
             assert await store.workers() == [WORKER]
-            async for _ in changes:  # until news, not only beats, would be heard again
+            async for _ in changes:  # until changes, not only heartbeats, are received again
                 if (await outside.pubsub_numsub(RedisKeys(OUTAGE.prefix).changes))[0][1] == 1:
                     break
         await outside.aclose()
@@ -350,7 +347,7 @@ async def test_an_absent_server_error_has_a_fix_and_no_password(tmp_path: Path) 
         await connect("http://here")
 
 
-# The server that we start
+# The local server
 
 
 def test_a_stopped_server_leaves_nothing_behind() -> None:
@@ -376,7 +373,7 @@ def test_the_server_dies_with_its_parent() -> None:
     pid, url = parent.stdout.split()
     assert ends_within(int(pid), DEADLINE_S)
     Path(url.removeprefix("unix://")).parent.joinpath("log").unlink()
-    Path(url.removeprefix("unix://")).parent.rmdir()  # the socket went with the server
+    Path(url.removeprefix("unix://")).parent.rmdir()  # the server has removed its socket
 
 
 def test_without_a_server_binary_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ async def test_a_call_is_opened_once_and_read_back_unchanged(store: StateStore) 
 
 @pytest.mark.parametrize("status", [CallStatus.ABANDONED, CallStatus.ENDED])
 async def test_only_open_calls_are_opened_and_none_ends_open(store: StateStore, status: CallStatus) -> None:
-    with pytest.raises(Broken, match="cannot be entered"):
+    with pytest.raises(Broken, match="cannot be opened"):
         await store.open_call(replace(CALL, status=status))
     await store.open_call(CALL)
     with pytest.raises(Broken, match="cannot end"):
@@ -288,7 +288,7 @@ async def test_an_empty_journal_can_end(store: StateStore) -> None:
 
 
 async def test_older_attempts_cannot_write_journals_and_newer_can(store: StateStore) -> None:
-    assert await store.write_journal([entry(0, 2)]) == [WriteOutcome.GAP]  # nothing is known of the request
+    assert await store.write_journal([entry(0, 2)]) == [WriteOutcome.GAP]  # the sequence is unknown
     await store.open_call(CALL)
     for id in SEQUENCES:
         await in_state(store, id, E.ENQUEUE)
@@ -315,7 +315,7 @@ async def test_many_readers_wait_for_the_same_and_other_tokens(store: StateStore
     async with asyncio.timeout(2 * DEADLINE_S), asyncio.TaskGroup() as group:
         readers = [group.create_task(store.read_journal(id, 0, DEADLINE_S)) for id in ids for _ in range(2)]
         early = group.create_task(store.read_journal(ids[0], 1, DEADLINE_S))
-        await store.ping()  # nobody stands in the way
+        await store.ping()  # waiting readers block nothing
         assert await store.write_journal([entry(0, 1, id=id) for id in ids]) == [WriteOutcome.DONE] * 50
         parts = await asyncio.gather(*readers)
         assert not early.done()
@@ -328,7 +328,7 @@ async def test_a_cancelled_reader_leaves_the_others_waiting(store: StateStore) -
     await store.create(sequence())
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         leaving, staying = (group.create_task(store.read_journal(SEQUENCES[0], 0, DEADLINE_S)) for _ in range(2))
-        assert await store.read_journal(SEQUENCES[0], 0, 0.01) == EMPTY  # by now both wait
+        assert await store.read_journal(SEQUENCES[0], 0, 0.01) == EMPTY  # both wait now
         leaving.cancel()
         await store.write_journal([entry(0, 1)])
         assert (await staying).tokens == tokens(0, 1)
@@ -365,7 +365,7 @@ async def test_a_closed_store_answers_no_call(store: StateStore) -> None:
             await call
 
 
-# What only Redis can get wrong
+# Redis only
 
 
 async def test_every_call_in_redis_expires(redis_store: tuple[StateStore, RedisKeys, Redis]) -> None:
@@ -376,7 +376,7 @@ async def test_every_call_in_redis_expires(redis_store: tuple[StateStore, RedisK
     assert await outside.pexpire(keys.journal(SEQUENCES[0]), 50_000)
     assert await outside.pexpire(keys.sequence(SEQUENCES[0]), 50_000)
     await store.write_journal([entry(1, 2)])
-    for key in (keys.journal(SEQUENCES[0]), keys.sequence(SEQUENCES[0])):  # a sequence that goes on is kept
+    for key in (keys.journal(SEQUENCES[0]), keys.sequence(SEQUENCES[0])):  # a live sequence is kept
         assert await outside.pttl(key) > 50_000
     await store.claim_call(CALL.id, 1, THEIRS)
     await store.renew_lease(THEIRS)

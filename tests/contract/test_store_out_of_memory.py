@@ -1,4 +1,4 @@
-"""A Redis server without memory left: workers stay, leases hold, calls end and are claimed; only what is new waits."""
+"""A Redis server without free memory: workers stay, leases hold, calls end and are claimed; only new records wait."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def new_call(id: str) -> CallRecord:
 
 @dataclass(slots=True)
 class SmallServer:
-    """A store on a server of its own, whose memory can be filled and given back."""
+    """A store on a server of its own, whose memory can be filled and freed."""
 
     store: StateStore
     outside: Redis
 
     async def fill(self) -> None:
-        """From here on the server has less memory than it holds, as when its data has grown to its bound."""
+        """Sets a memory limit below what the server uses."""
         await self.outside.config_set("maxmemory-policy", "noeviction")
         await self.outside.config_set("maxmemory", 1)
         with pytest.raises(OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""Two owners on one store: when one dies, the other has its calls within moments."""
+"""Two owners on one store: when one dies, the other claims its calls within moments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_calls_of_a_dead_owner_are_claimed_in_time(open_store: OpenStore) 
             await store.renew_lease(THEIRS)
             await store.read_journal(CALL.id, 0, 0.05)  # lets time pass
         assert claimed.empty()
-        last_sign_at = loop.time()  # from here on the other one is dead
+        last_sign_at = loop.time()  # the other owner is dead from here on
         await store.renew_lease(THEIRS)
         call = await claimed.get()
         took_s = loop.time() - last_sign_at

@@ -1,1 +1,1 @@
-"""The state store on a Redis server."""
+"""State store on a Redis server."""

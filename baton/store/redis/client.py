@@ -1,6 +1,6 @@
-"""Connections to one Redis server for one purpose: a deadline for every call, and one error for all that goes wrong.
+"""Pooled connections to one Redis server, with one deadline and one error for every operation.
 
-Owned by `RedisStore` and its parts; knows no record.
+Owned by `RedisStore`; knows no record.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from baton.store.store import StoreUnavailable
 
 
 class RedisClient:
-    """`redis` is to be used inside `operation` only. Connects when first needed, and again after every outage."""
+    """Use `redis` inside `operation` only. Connects when first needed, and again after every outage."""
 
     def __init__(self, url: str, *, max_connections: int, timeout_s: float, binary: bool = False) -> None:
-        """`binary`: answers are bytes, not text. Raises `ValueError` for a url of another kind."""
+        """`binary`: replies are bytes, not text. Raises `ValueError` for an unknown scheme."""
         self._address = without_password(url)
         self._timeout_s = timeout_s
         pool = BlockingConnectionPool.from_url(
@@ -39,14 +39,16 @@ class RedisClient:
         return self._closed
 
     def script(self, name: str) -> AsyncScript:
-        """A script by its name; redis-py loads it again by itself after the server has lost it."""
+        """Loads a script by its name; redis-py loads it again after the server has lost it."""
         source = importlib.resources.files("baton.store.redis").joinpath("scripts", f"{name}.lua")
         return self.redis.register_script(source.read_text(encoding="utf-8"))
 
     @contextlib.asynccontextmanager
     async def operation(self, action: str, wait_s: float = 0.0) -> AsyncIterator[None]:
-        """One deadline for everything inside, connecting and waiting for a free connection included; `wait_s` is what
-        the server has been asked to wait before it answers. Raises `StoreUnavailable`."""
+        """Applies one deadline to the block, including connecting and waiting for a free connection.
+
+        `wait_s` is the time that the server itself was asked to wait. Raises `StoreUnavailable`.
+        """
         if self._closed:
             raise StoreUnavailable("this store has been closed; open another with `connect`")
         try:
@@ -71,22 +73,22 @@ class RedisClient:
 
 
 def without_password(url: str) -> str:
-    """The url as it may be shown in logs and errors."""
+    """The URL without its password, for logs and errors."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
 def connection_options(*, binary: bool = False) -> dict[str, object]:
-    """What every connection shares. No silent repeats: a script that ran must not run again behind our back."""
+    """Options of every connection. No retries: a script that ran must not run again."""
     return {
         "decode_responses": not binary,
         "protocol": 2,
         "retry": Retry(NoBackoff(), 0),
-        "socket_timeout": None,  # the deadline is the line's own, and covers connecting as well
+        "socket_timeout": None,  # `operation` has the deadline, which covers connecting
         "socket_connect_timeout": None,
     }
 
 
 def milliseconds(seconds: float) -> int:
-    """As Redis takes times: whole and positive."""
+    """Converts seconds to a positive integer of milliseconds."""
     return max(1, round(seconds * 1000))

@@ -35,7 +35,7 @@ _decoder = msgspec.msgpack.Decoder(_Payload)
 
 
 def payload_from_entry(entry: JournalEntry) -> bytes:
-    """The entry without its id."""
+    """Encodes the entry without its id."""
     return _encoder.encode(
         (
             entry.first,
@@ -49,8 +49,10 @@ def payload_from_entry(entry: JournalEntry) -> bytes:
 
 
 def part_from_payloads(payloads: Sequence[bytes], start: int) -> JournalPart:
-    """The tokens from index `start` on, in order, that consecutive entries hold; an earlier entry's stand where two
-    hold the same. Raises `StoreUnavailable` for what this version cannot read."""
+    """Decodes consecutive entries into the tokens from index `start` on, in order.
+
+    Where two entries have the same token, the earlier one counts. Raises `StoreUnavailable` for an unreadable entry.
+    """
     tokens: list[OutputToken] = []
     num_cached_tokens, finish, failure_code = 0, None, ""
     for payload in payloads:

@@ -1,17 +1,17 @@
-"""The names of everything the store keeps in Redis.
+"""Key names of the state store in Redis.
 
     <prefix>sequence:<id>              hash    one SequenceRecord, a field each; expires after its retention
-    <prefix>call:<id>                  hash    one CallRecord, a field each, and when it was opened; as long as requests
+    <prefix>call:<id>                  hash    one CallRecord, a field each, and when it was opened; same retention
     <prefix>owners                     set     owners that may have open calls
     <prefix>calls:<owner>              zset    the owner's open calls -> when opened, in us on the server's clock
-    <prefix>lease:<owner>              string  there while the owner lives; expires after its TTL
-    <prefix>journal:<id>               stream  output tokens of a request (see write_journal.lua); as long as requests
+    <prefix>lease:<owner>              string  exists while the owner lives; expires after its TTL
+    <prefix>journal:<id>               stream  output tokens of a sequence (see write_journal.lua); same retention
     <prefix>worker:<id>                hash    incarnation, status, record (JSON); expires after its TTL
-    <prefix>worker:<id>:incarnations   zset    incarnations in order of arrival; the last one reigns
+    <prefix>worker:<id>:incarnations   zset    incarnations in order of arrival, the current one last
     <prefix>workers                    zset    worker id -> expiry in ms on the server's clock
-    <prefix>changes                    channel a worker joined, left or changed its status; carries its id
+    <prefix>changes                    channel ids of workers that joined, left or changed their status
 
-`RedisStore` and its parts are the only callers.
+Called by `RedisStore` only.
 """
 
 from __future__ import annotations

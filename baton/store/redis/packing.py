@@ -1,7 +1,7 @@
-"""Connections that write their commands with hiredis. Used by `client`; knows no record.
+"""Connections that pack their commands with hiredis. Used by `client`; knows no record.
 
-redis-py reads with hiredis, but its asyncio connections write in Python, argument by argument: a third of what a
-command costs the process that sends it.
+redis-py reads with hiredis, but its asyncio connections pack in Python, argument by argument: a third of the CPU time
+of a command.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _PACKING_CONNECTIONS = {
 
 
 def use_native_packing(pool: ConnectionPool) -> None:
-    """Connections that `pool` opens from now on are of this kind."""
+    """New connections of `pool` pack with hiredis."""
     pool.connection_class = _PACKING_CONNECTIONS[pool.connection_class]
 
 
 def _pack(args: tuple[Any, ...]) -> list[bytes]:
-    """The command as it travels; empty for one whose name is of two words, which travel as two arguments."""
+    """Packs a command; empty for a command name of two words, which is sent as two arguments."""
     name = args[0]
     return [] if not isinstance(name, str) or " " in name else [pack_command(args)]

@@ -1,6 +1,6 @@
-"""Records to what Redis stores, and back. Called by `RedisStore` and its parts only; knows no connection.
+"""Converts records to Redis hashes and JSON, and back. Called by `RedisStore` only; knows no connection.
 
-Fields that this version does not know are skipped, so that services of two versions can share a store.
+Skips unknown fields, so services of two versions can share a store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _log = structlog.get_logger(__name__)
 
 
 def sequence_to_fields(record: SequenceRecord) -> list[str]:
-    """Hash fields and values of the record, alternating."""
+    """Returns the hash fields and values of a record, alternating."""
     return [
         *("id", record.id),
         *("attempt", str(record.attempt)),
@@ -33,7 +33,7 @@ def sequence_to_fields(record: SequenceRecord) -> list[str]:
 
 
 def sequence_from_fields(fields: Mapping[str, str]) -> SequenceRecord:
-    """The record in a hash. Raises `StoreUnavailable` when another version wrote what this one cannot read."""
+    """Decodes a hash. Raises `StoreUnavailable` when another version wrote something unreadable."""
     try:
         return msgspec.convert(fields, SequenceRecord, strict=False)
     except msgspec.ValidationError as error:
@@ -41,12 +41,12 @@ def sequence_from_fields(fields: Mapping[str, str]) -> SequenceRecord:
 
 
 def worker_to_json(record: WorkerRecord) -> str:
-    """The record as JSON; integers keep all 64 bits."""
+    """Encodes a record as JSON; integers keep all 64 bits."""
     return msgspec.json.encode(record).decode()
 
 
 def worker_from_json(payload: str) -> WorkerRecord:
-    """The record in a JSON text. Raises `StoreUnavailable` when this version cannot read it."""
+    """Decodes a JSON text. Raises `StoreUnavailable` when it is unreadable."""
     try:
         return msgspec.json.decode(payload, type=WorkerRecord)
     except msgspec.DecodeError as error:
@@ -54,7 +54,7 @@ def worker_from_json(payload: str) -> WorkerRecord:
 
 
 def try_worker_from_json(payload: str) -> WorkerRecord | None:
-    """One worker of another version must not hide all the others."""
+    """Decodes a JSON text; logs an unreadable one and returns None, so the others stay visible."""
     try:
         return worker_from_json(payload)
     except StoreUnavailable as error:
@@ -63,7 +63,7 @@ def try_worker_from_json(payload: str) -> WorkerRecord | None:
 
 
 def call_to_fields(record: CallRecord) -> list[str | bytes | int]:
-    """Hash fields and values of the record, alternating; the body and the trace as they are."""
+    """Returns the hash fields and values of a record, alternating; body and trace as they are."""
     return [
         *("id", record.id),
         *("owner", record.owner),
@@ -80,7 +80,7 @@ def call_to_fields(record: CallRecord) -> list[str | bytes | int]:
 
 
 def call_from_fields(fields: Mapping[bytes, bytes]) -> CallRecord:
-    """The record in a hash. Raises `StoreUnavailable` when another version wrote what this one cannot read."""
+    """Decodes a hash. Raises `StoreUnavailable` when another version wrote something unreadable."""
     try:
         return CallRecord(
             id=RequestId(fields[b"id"].decode()),
@@ -100,7 +100,7 @@ def call_from_fields(fields: Mapping[bytes, bytes]) -> CallRecord:
 
 
 def try_call_from_fields(fields: Mapping[bytes, bytes]) -> CallRecord | None:
-    """One call of another version must not hide all the others."""
+    """Decodes a hash; logs an unreadable one and returns None, so the others stay visible."""
     try:
         return call_from_fields(fields)
     except StoreUnavailable as error:

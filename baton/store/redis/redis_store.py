@@ -230,12 +230,12 @@ class RedisStore:
 
 @functools.lru_cache(maxsize=1024)
 def _events_to_json(events: tuple[RequestEvent, ...]) -> str:
-    """The script's form of events: how many attempts each opens, and its column of the table."""
+    """Encodes events for the script: attempts that each opens, and its column of the table."""
     return json.dumps([(transitions.NUM_ATTEMPTS_OPENED[event], _TARGETS[event]) for event in events])
 
 
 def _refusal(id: AttemptId, event: RequestEvent, outcome: str, state: str, attempt: int) -> Superseded | Broken:
-    """The error that `transitions.apply_event` would have raised."""
+    """Returns the error that `transitions.apply_event` would have raised."""
     match outcome:
         case "superseded":
             return Superseded(transitions.superseded_message(id, event, attempt))

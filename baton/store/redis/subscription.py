@@ -1,4 +1,4 @@
-"""Listens on one Redis channel, for ever: across outages and dead connections. Owned by `RedisStore`; asyncio only."""
+"""Subscribes to one Redis channel across outages. Owned by `RedisStore`; asyncio only."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from baton.store.notifier import wait_for_event
 
 
 class ChannelSubscription:
-    """One task and one connection of its own. Calls `on_message` for every message, and whenever the channel has
-    (again) been subscribed, since messages may have been missed before."""
+    """One task with a connection of its own.
+
+    Calls `on_message` for every message, and after every (re)subscription, since messages may have been missed.
+    """
 
     def __init__(
         self, redis: Redis, channel: str, *, on_message: Callable[[], None], heartbeat_s: float, timeout_s: float
     ) -> None:
-        """Owns `redis`. A connection that is silent for two heartbeats, a ping in between, is taken for dead."""
+        """Owns `redis`. A connection without a reply for two heartbeats, with a ping between them, counts as dead."""
         self._redis = redis
         self._channel = channel
         self._on_message = on_message
@@ -30,7 +32,7 @@ class ChannelSubscription:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts to listen, inside a running loop; idempotent."""
+        """Starts the task inside a running loop; idempotent."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="store-changes")
 
@@ -50,7 +52,7 @@ class ChannelSubscription:
             await wait_for_event(self._closing, self._heartbeat_s)
 
     async def _listen(self, pubsub: PubSub) -> None:
-        """Returns when the connection is taken for dead; raises when it is."""
+        """Returns when the connection does not answer a ping; raises when it breaks."""
         async with asyncio.timeout(self._timeout_s):
             await pubsub.subscribe(self._channel)
         pinged = False

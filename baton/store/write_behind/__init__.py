@@ -1,1 +1,1 @@
-"""Writes the router's records into the state store asynchronously."""
+"""Write-behind: writes the router's records into the state store asynchronously."""

@@ -55,7 +55,7 @@ class CallSync:
         desired, target = self.desired, self._target
         if target is not CallStatus.OPEN and self.stored is not target:
             if not await store.end_call(desired.id, desired.epoch, target, desired.trace):
-                raise Broken(f"call {desired.id} has vanished, or somebody has claimed it")
+                raise Broken(f"call {desired.id} has vanished, or another router has claimed it")
             self.stored = target
 
     @property

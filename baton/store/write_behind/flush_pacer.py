@@ -1,6 +1,6 @@
-"""When journals are written: every so often, sooner for a sequence with much to write, and never for most of the time.
+"""Paces journal flushes: every interval, sooner for a sequence with many tokens, and for a small part of the time.
 
-Pure: time is an argument, in seconds of any one clock. Owned by `StoreWriter`.
+Pure: time is an argument, in seconds of any one clock. Owned by `Flusher`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ REST_RATIO = 10.0
 """The next flush waits this many times as long as the last one took, so flushing takes one part in `REST_RATIO` + 1."""
 
 MAX_REST_S = 1.0
-"""However slow the store is, what it holds is no older than this and one round."""
+"""Longest rest: bounds how far a slow store lags behind."""
 
 
 class FlushPacer:
-    """`interval_s` between rounds; 0 writes at once, but for the rest."""
+    """`interval_s` lies between flushes; 0 flushes at once, except for the rest after a flush."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -21,10 +21,10 @@ class FlushPacer:
         self._rest_until = 0.0
 
     def wait_s(self, now: float, *, urgent: bool) -> float:
-        """How long until the next round may begin; if urgent, only the rest is kept."""
+        """Seconds until the next flush may begin; `urgent` skips the interval, but not the rest."""
         return max(0.0, (self._rest_until if urgent else self._next_at) - now)
 
     def record(self, began: float, ended: float) -> None:
-        """A round is over."""
+        """A flush lasted from `began` to `ended`."""
         self._rest_until = ended + min(MAX_REST_S, REST_RATIO * (ended - began))
         self._next_at = max(self._rest_until, began + self._interval_s)

@@ -1,4 +1,4 @@
-"""The task that brings the store to where the queue says: syncs one at a time, all journals in one round trip.
+"""The task that writes the queue into the store: one sync at a time, and all due journals in one round trip.
 
 Owned by `StoreWriter`, which fills the queue. One event loop; knows no Redis.
 """
@@ -67,29 +67,29 @@ class Flusher:
         self.num_dropped = 0
 
     def on_queue_changed(self) -> None:
-        """The queue has changed."""
+        """Drops what exceeds the bounds of the queue, and wakes the task."""
         while self._queue.over_limit:
             id = self._queue.drop_oldest()
             self.num_dropped += 1
-            self._set_degraded(True, f"too many ended requests wait to be written: {id} is lost")
+            self._set_degraded(True, f"too many ended sequences wait to be written: {id} is dropped")
         if not self._queue.empty:
             self._drained.clear()
         if self._queue.next_sync() is not None or len(self._queue.due_journals) == 1:
             self._wake.set()  # with several due journals it already waits for their time
 
     def request_flush(self) -> None:
-        """Some sequence has much to write: do not wait for the interval."""
+        """Flushes journals without waiting for the interval."""
         if not self._flush_requested:
             self._flush_requested = True
             self._wake.set()
 
     def start(self) -> None:
-        """Starts the task, inside a running loop; idempotent."""
+        """Starts the task inside a running loop; idempotent."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="store-writer")
 
     async def flush(self, timeout_s: float) -> None:
-        """Returns when everything is written, or `timeout_s` is over."""
+        """Waits until everything is written, for at most `timeout_s`."""
         self._num_flushing += 1
         self._retry_now.set()
         self._wake.set()
@@ -106,7 +106,7 @@ class Flusher:
             await asyncio.wait([self._task], timeout=timeout_s)
 
     async def _run(self) -> None:
-        """The task's root."""
+        """The root of the task."""
         while True:
             try:
                 await self._step()
@@ -115,7 +115,7 @@ class Flusher:
                 await self._back_off()
 
     async def _step(self) -> None:
-        """One piece of work: journals when it is their time, else a sync, else a wait."""
+        """Does one piece of work: due journals when it is time, else a sync, else a wait."""
         wait_s = self._pacer.wait_s(_now(), urgent=self._flush_requested or self._num_flushing > 0)
         sync = self._queue.next_sync()
         if self._queue.due_journals and wait_s == 0.0 and (batch := self._queue.next_batch()).entries:
@@ -147,7 +147,7 @@ class Flusher:
             outcomes = await self._store.write_journal(batch.entries)
         except StoreUnavailable:
             raise
-        except Exception as error:  # the root of these entries: they are not tried again
+        except Exception as error:  # the root of these entries: they are given up
             for sync in batch.syncs:
                 self._drop_journal(sync, error)
         else:
@@ -189,14 +189,14 @@ class Flusher:
         self._queue.drop_journal(sync)
 
     def _update_status(self, *, complete: bool) -> None:
-        """After a success; `complete`: all that was due when it began has been written."""
+        """Records a success. `complete`: everything that was due at its start has been written."""
         if self._queue.empty:
             self._drained.set()
         if complete and self._queue.next_sync() is None:
             self._set_degraded(False, "everything is written")
 
     async def _wait_for_work(self, wait_s: float) -> None:
-        """Waits for work; with none for a while, asks whether the store is there."""
+        """Waits for work; pings the store after an idle interval."""
         self._wake.clear()
         if self._queue.due_journals:
             await wait_for_event(self._wake, max(wait_s, _MIN_WAIT_S))
@@ -205,7 +205,7 @@ class Flusher:
             self._update_status(complete=not self._queue.due_journals)
 
     async def _back_off(self) -> None:
-        """Lets an absent store be for a while; a flush cuts it short once."""
+        """Pauses after a failure; a flush cuts the pause short once."""
         await wait_for_event(self._retry_now, self._options.retry_s)
         self._retry_now.clear()
 

@@ -50,9 +50,11 @@ class StoreWriter:
         on_degraded: Callable[[bool], None] = lambda degraded: None,
         on_superseded: Callable[[AttemptId], None] = lambda id: None,
     ) -> None:
-        """`on_degraded` gets True when the store stops answering or the queue drops an ended sequence, and False once
-        everything is written again. `on_superseded` gets, once, a live sequence that another router has taken over:
-        nothing more is written of it. The caller closes the store."""
+        """`on_degraded` gets True when the store stops answering or the queue drops an ended sequence.
+
+        It gets False once everything is written again. `on_superseded` gets, once, a live sequence that another router
+        has taken over: nothing more is written of it. The caller closes the store.
+        """
         options = options or WriterOptions()
         self._queue = SyncQueue(options.max_ended, MAX_ENDED_TOKENS)
         self._flusher = Flusher(store, self._queue, options, on_degraded=on_degraded, on_superseded=on_superseded)
@@ -66,7 +68,7 @@ class StoreWriter:
 
     @property
     def degraded(self) -> bool:
-        """Whether the store lags behind for want of an answer: new requests are then not durable."""
+        """True while the store lags behind for want of an answer: new calls are not durable."""
         return self._flusher.degraded
 
     @property
@@ -76,7 +78,7 @@ class StoreWriter:
 
     @property
     def num_dropped(self) -> int:
-        """Ended calls and sequences that were dropped because the queue was full."""
+        """Ended calls and sequences that the queue dropped because it was full."""
         return self._flusher.num_dropped
 
     def open_call(self, record: CallRecord, *, claimed: bool = False) -> asyncio.Event | None:
@@ -111,7 +113,7 @@ class StoreWriter:
             self._update(call)
 
     def tracks_call(self, id: RequestId) -> bool:
-        """The call is open here, or its end is not in the store yet."""
+        """True while the call is open here, or its end is not in the store yet."""
         return id in self._queue.calls
 
     def create(self, record: SequenceRecord) -> None:
@@ -190,15 +192,15 @@ class StoreWriter:
             self._flusher.request_flush()
 
     def recheck_live(self) -> None:
-        """Reads everything live again after our lease had expired.
+        """Reads every live record again, after this router's lease had expired.
 
-        So `on_superseded` gets a sequence that has nothing to write, too.
+        `on_superseded` then gets idle sequences, too.
         """
         self._queue.mark_live_stale()
         self._flusher.on_queue_changed()
 
     def start(self) -> None:
-        """Starts the task, inside a running loop; idempotent."""
+        """Starts the task inside a running loop; idempotent."""
         self._flusher.start()
 
     async def flush(self, timeout_s: float) -> int:

@@ -1,8 +1,8 @@
 """Runs a command that dies with its parent: `python die_with_parent.py <parent pid> <command> [argument ...]`.
 
-A script for `LocalRedis`, executed by path in a bare interpreter: standard library only. It asks the kernel for
-SIGTERM at the parent's death and then becomes the command, so no process stands in between. This is done here and not
-in a `preexec_fn`, because a child forked from a process with threads may only exec.
+A script for `LocalRedis` and `Supervisor`, executed by path in a bare interpreter: standard library only. It requests
+SIGTERM at the parent's death from the kernel and then becomes the command, so no process stands in between. A
+`preexec_fn` could not do this: a child forked from a process with threads may only exec.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # the parent died before the kernel knew our wish
+    if os.getppid() != parent:  # the parent died before the request
         sys.exit(1)
     os.execv(command[0], command)
 

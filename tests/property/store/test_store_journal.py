@@ -1,4 +1,4 @@
-"""The journal in the store converges to what was written: in order, no gap, no duplicate, and an end only after it."""
+"""The stored journal converges to the written tokens: in order, no gap, no duplicate, and an end only after them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def token(index: int) -> OutputToken:
 
 @dataclass
 class SequenceDriver:
-    """Drives one sequence as its router does, and remembers what the store must end up with."""
+    """Drives one sequence as its router does, and knows the journal that the store must end up with."""
 
     writer: StoreWriter
     id: RequestId
@@ -65,7 +65,7 @@ class SequenceDriver:
         self.decoding = True
 
     def emit(self, num_tokens: int, *, again: int = 0) -> None:
-        """`again`: so many tokens are told once more."""
+        """`again`: number of tokens that are written once more."""
         start = len(self.emitted)
         self.emitted += [token(index) for index in range(start, start + num_tokens)]
         self.writer.write_tokens(self._id, self.emitted[max(0, start - again) :], num_cached_tokens=2)
@@ -101,9 +101,10 @@ def test_the_journal_converges_to_what_was_written(
 
 
 async def _run_script(script: list[tuple[int, str, int] | None], faults: list[Fault]) -> None:
-    """Two sequences of one call; between the steps, sometimes, one store operation of the writer comes through.
+    """Two sequences of one call; between the steps, some store operations of the writer pass.
 
-    What was settled when the server lost everything stays lost; a second check of live sequences restores theirs."""
+    What was settled when the server lost everything stays lost; live sequences are checked again, and restored.
+    """
     store = FaultyStore(faults, shut=True)
     async with asyncio.timeout(30), new_writer(store) as writer:
         writer.open_call(new_call("a", "b"))
@@ -130,7 +131,7 @@ async def _run_script(script: list[tuple[int, str, int] | None], faults: list[Fa
 
 
 async def _look(store: FaultyStore, sequences: list[SequenceDriver]) -> None:
-    """Whoever looks while the writer is at work sees a beginning of what was emitted, and all of what has ended."""
+    """A reader sees a prefix of the emitted tokens while the writer works, and all tokens of an ended sequence."""
     for sequence in sequences:
         part, record = await _seen(store, sequence)
         assert list(part.tokens) == sequence.emitted[: len(part.tokens)]
@@ -186,7 +187,7 @@ async def test_a_call_and_its_sequences_end_after_their_tokens() -> None:
     store = FaultyStore()
     async with asyncio.timeout(10), new_writer(store, journal_interval_s=3600.0) as writer:
         sequence = await _decoding(store, writer)
-        sequence.emit(1)  # the first round may begin at once; the next one not before an hour has passed
+        sequence.emit(1)  # the first flush is immediate, the next one in an hour
         await store.inner.read_journal(sequence.id, 0, 10.0)
         sequence.emit(2)
         sequence.end()
@@ -206,7 +207,7 @@ async def test_a_call_and_its_sequences_end_after_their_tokens() -> None:
 
 
 async def _decoding(store: FaultyStore, writer: StoreWriter, **call: Any) -> SequenceDriver:
-    """A sequence that decodes, of a call that is open, and the store knows both."""
+    """A decoding sequence of an open call; the store has both."""
     writer.open_call(new_call("a", **call))
     sequence = SequenceDriver(writer, RequestId("a"))
     sequence.begin()
@@ -251,7 +252,7 @@ async def test_a_claimed_idle_sequence_is_noticed_after_an_outage() -> None:
 
 
 async def test_a_claimed_idle_sequence_is_noticed_after_a_lease_expired() -> None:
-    """The store was never away for the writer: somebody else noticed, and says so."""
+    """The store never failed for the writer; the owner lease reports the expiry."""
     store, heard = FaultyStore(), list[AttemptId]()
     async with asyncio.timeout(10), new_writer(store, on_superseded=heard.append) as writer:
         await _decoding(store, writer)
@@ -275,7 +276,7 @@ async def test_a_taken_over_sequence_continues_where_the_journal_ends() -> None:
         carried = replace(sequence, writer=other, attempt=first_attempt(2), emitted=[])
         other.adopt_call(claimed)
         other.adopt(record)
-        carried.emit(5)  # what the first attempt emitted
+        carried.emit(5)  # tokens of the first attempt
         assert await other.flush(10) == 0
         store.inner = MemoryStore(OPTIONS)  # the server loses everything
         carried.decode()
@@ -293,7 +294,7 @@ async def test_a_lost_journal_without_its_first_tokens_is_given_up() -> None:
     store = FaultyStore()
     async with asyncio.timeout(10), new_writer(store) as writer:
         sequence = await _decoding(store, writer)
-        sequence.emitted = [token(index) for index in range(7)]  # by somebody else; we begin at token 7
+        sequence.emitted = [token(index) for index in range(7)]  # by another router; this one begins at token 7
         sequence.emit(1)
         assert await writer.flush(10) == 0
         sequence.emit(1)
@@ -323,7 +324,7 @@ async def test_many_tokens_of_one_sequence_skip_the_interval() -> None:
     store = FaultyStore()
     async with asyncio.timeout(10), new_writer(store, journal_interval_s=3600.0) as writer:
         sequence = await _decoding(store, writer)
-        sequence.emit(1)  # the first round may begin at once; the next one not before an hour has passed
+        sequence.emit(1)  # the first flush is immediate, the next one in an hour
         await store.inner.read_journal(sequence.id, 0, 10.0)
         sequence.emit(MAX_UNWRITTEN_TOKENS)
         assert len((await store.inner.read_journal(sequence.id, 1, 10.0)).tokens) == MAX_UNWRITTEN_TOKENS

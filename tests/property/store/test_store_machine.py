@@ -1,7 +1,4 @@
-"""Any sequence of calls: memory answers like a plain model, and Redis answers like memory.
-
-The model below is written from the words of `baton.store.store`, without the rules that the stores share.
-"""
+"""Any series of operations: memory answers like a plain model, and Redis answers like memory."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ class FakeClock:
 
 @dataclass
 class Model:
-    """What a store is, in the plainest way: lists that only grow, read by looking at the last line."""
+    """The simplest store: lists that only grow; the last line counts."""
 
     clock: FakeClock
     requests: dict[RequestId, list[tuple[float, SequenceRecord]]] = field(default_factory=dict)
@@ -134,7 +131,7 @@ class Model:
 
 
 class Comparison(RuleBasedStateMachine):
-    """Two stores that are told the same must answer the same, errors included."""
+    """Two stores with equal inputs must give equal answers, errors included."""
 
     def __init__(self, subject: Any, reference: Any, clock: FakeClock | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`StoreWriter` always gets there: through slow calls, lost calls, answers and records; and nobody waits for it."""
+"""`StoreWriter` converges through slow calls and through lost calls, answers and records; no caller waits for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new_writer(store: FaultyStore, reported: list[bool], max_ended: int = 10_000
 
 FAULTS = st.lists(st.sampled_from([Fault.NONE, Fault.NOT_RECEIVED, Fault.ANSWER_LOST]), max_size=20)
 LET_PASS = st.none()
-STEP = st.tuples(st.integers(0, 1), st.integers(0, 4))  # which request, which of the events that it can take
+STEP = st.tuples(st.integers(0, 1), st.integers(0, 4))  # which sequence, which of its possible events
 
 
 @given(script=st.lists(LET_PASS | STEP, max_size=50), faults=FAULTS, losses=st.lists(st.integers(0, 20), max_size=2))
@@ -48,7 +48,7 @@ def test_the_writer_converges_through_any_outage(
 
 
 async def _run_script(script: list[tuple[int, int] | None], faults: list[Fault], *, may_forget: bool) -> None:
-    """Lives of two requests; between the steps, sometimes, one call of the writer comes through."""
+    """Two sequences; between the steps, some store operations of the writer pass."""
     store, reported = FaultyStore(faults, shut=True), list[bool]()
     records = [new_request(RequestId(name)) for name in "ab"]
     async with asyncio.timeout(30), new_writer(store, reported) as writer:
@@ -118,7 +118,7 @@ async def test_the_oldest_ended_sequences_are_dropped_when_the_queue_is_full() -
         stored = [await store.inner.get(id) for id in names]
         states = [record.state if record else None for record in stored]
         assert states == [None, None, *[RequestState.CANCELLED] * 2, RequestState.RECEIVED]
-        for id in names[:4]:  # what is written no longer counts
+        for id in names[:4]:  # written sequences do not count
             writer.create(new_request(id))
             writer.advance(AttemptId(id, 1), RequestEvent.REFUSE)
             assert await writer.flush(timeout_s=10) == 0

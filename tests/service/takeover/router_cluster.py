@@ -22,8 +22,8 @@ from baton.store.store import CallRecord, CallStatus, StateStore
 from services.router.app import listen, run
 from services.router.settings import RouterSettings
 from services.router.text.text_model import TextModel
-from tests.flaky_store import PartitionedStore
 from tests.mock_workers import MODEL, MockCluster, MockDecode, MockPrefill, ScriptedAction
+from tests.service.takeover.flaky_store import PartitionedStore
 
 TIMEOUT_S = 20.0
 SSE = {"accept": "text/event-stream"}

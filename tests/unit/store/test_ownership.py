@@ -1,4 +1,4 @@
-"""Leases and orphans on a clock that the test moves."""
+"""Owner leases and orphans on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def new_call(id: str, owner: OwnerId = THEIRS) -> CallRecord:
 
 
 class _Store(MemoryStore):
-    """A store that can be away, or lose the answer to a claim."""
+    """A store that can be unavailable, or lose the answer to a claim."""
 
     away = False
     answers_claims = True
@@ -131,10 +131,10 @@ async def test_a_store_outage_orphans_no_call() -> None:
     await other.renew_and_claim()
     await world.store.open_call(new_call("c"))
     world.store.away = True
-    await world.beats(3 * RENEWALS_PER_TTL)  # all leases are over now
+    await world.beats(3 * RENEWALS_PER_TTL)  # all leases have expired
     world.store.away = False
     await world.beats(RENEWALS_PER_TTL - 1)
-    await other.renew_and_claim()  # the other one is back in time
+    await other.renew_and_claim()  # the other owner renews in time
     await world.beats(2)
     assert world.may_claim()
     assert world.claimed == []
@@ -181,7 +181,7 @@ async def test_a_refused_call_does_not_block_the_others() -> None:
 
 
 async def test_a_claim_whose_answer_is_lost_is_confirmed_later() -> None:
-    """Our own lease would keep everybody from the call, and we would not know that it is ours."""
+    """Our own lease would keep every router from the call, and we would not know that we own it."""
     world = World()
     await world.store.open_call(new_call("c"))
     await world.beats(RENEWALS_PER_TTL)

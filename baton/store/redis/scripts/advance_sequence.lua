@@ -1,10 +1,9 @@
--- Moves a request along the table by one event or several: compare (attempt, state) and set, in one step.
--- KEYS: 1 request hash.
--- ARGV: 1 attempt of the first event, 2 the events as JSON, each [how many attempts it opens (0 or 1), its column of the
---       table {state: next state}], 3 num_emitted, 4 failure code, 5 retention in ms,
---       6 fingerprint (the stored one stays if it is empty).
--- Returns {outcome, state, attempt, events passed}; outcome is applied, or unknown, superseded, ahead or illegal, with the
--- state and attempt that the event met which could not be passed: nothing is changed then.
+-- Applies one event or several to a sequence: compare (attempt, state) and set, in one step.
+-- KEYS: 1 sequence hash.
+-- ARGV: 1 attempt of the first event, 2 events as JSON, each [attempts it opens (0 or 1), its column of the table
+--       {state: next state}], 3 num_emitted, 4 failure code, 5 retention in ms, 6 fingerprint (empty: keep the stored).
+-- Returns {outcome, state, attempt, events passed}. Outcome: applied, or unknown, superseded, ahead or illegal with the
+-- state and attempt at the refused event; then nothing is changed.
 local held = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'num_emitted')
 local state, attempt, num_emitted = held[1], tonumber(held[2]), tonumber(held[3])
 if not state then

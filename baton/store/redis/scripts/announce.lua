@@ -1,5 +1,5 @@
--- Enters or refreshes a worker, unless a newer incarnation of it has been seen.
--- Incarnations are random, so their order is the order of arrival: the last one in the sorted set reigns.
+-- Creates or refreshes a worker, unless a newer incarnation of it has been announced.
+-- Incarnations are random: their order is that of arrival, the current one last in the sorted set.
 -- They are compared as strings: a Lua number cannot hold 64 bits.
 -- KEYS: 1 worker hash, 2 its incarnations (sorted set), 3 index of workers (sorted set: id -> expiry in ms).
 -- ARGV: 1 id, 2 incarnation, 3 status, 4 record, 5 ttl in ms, 6 retention in ms, 7 most incarnations remembered,
@@ -11,7 +11,7 @@ if newest[1] ~= ARGV[2] and redis.call('ZSCORE', KEYS[2], ARGV[2]) then
 end
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
--- A server that is full refuses growth only before a script's first write: this one needs no memory.
+-- A full server checks memory only at the first write of a script: this one needs none.
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms)
 if newest[1] ~= ARGV[2] then
   redis.call('ZADD', KEYS[2], tonumber(newest[2] or 0) + 1, ARGV[2])

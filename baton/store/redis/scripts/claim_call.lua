@@ -1,17 +1,16 @@
--- Gives a call to a new owner under the next epoch, and resumes every sequence of it that may be, under the first attempt
--- of that epoch.
+-- Gives a call to a new owner under the next epoch. Resumes each of its sequences that the table allows, under the first
+-- attempt of that epoch.
 -- KEYS: 1 call hash, 2 set of owners.
--- ARGV: 1 id, 2 epoch that the call must have, 3 new owner, 4 its router, 5 retention in ms,
---       6 start of the names of owners' open calls, 7 start of the names of request hashes,
---       8 the RESUME column of the table as JSON {state: next state}, 9 first attempt of the next epoch,
---       10 what else a sequence's record begins with that was not there to be resumed, as a JSON list of fields and values.
--- Returns the call's fields and values as they are now; nothing (and nothing is changed) when it is unknown, has
--- another epoch or has ended.
+-- ARGV: 1 id, 2 required epoch, 3 new owner, 4 its router, 5 retention in ms, 6 key prefix of owners' open calls,
+--       7 key prefix of sequence hashes, 8 RESUME column of the table as JSON {state: next state},
+--       9 first attempt of the next epoch, 10 fields and values of a missing sequence, but its id, as a JSON list.
+-- Returns the fields and values of the call after the claim; nothing, without effect, when it is unknown, has another
+-- epoch or has ended.
 local held = redis.call('HMGET', KEYS[1], 'epoch', 'status', 'owner', 'opened', 'sequence_ids')
 if not held[1] or tonumber(held[1]) ~= tonumber(ARGV[2]) or held[2] == 'ended' then
   return {}
 end
--- A server that is full refuses growth only before a script's first write: this one needs no memory.
+-- A full server checks memory only at the first write of a script: this one needs none.
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('ZREM', ARGV[6] .. held[3], ARGV[1])
 redis.call('HSET', KEYS[1], 'owner', ARGV[3], 'epoch', tonumber(held[1]) + 1, 'status', 'open')

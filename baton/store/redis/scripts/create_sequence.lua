@@ -1,5 +1,5 @@
--- Enters a request once.
--- KEYS: 1 request hash.  ARGV: 1 retention in ms, then field, value, field, value ...
+-- Creates a sequence once.
+-- KEYS: 1 sequence hash.  ARGV: 1 retention in ms, then field, value, field, value ...
 -- Returns 1, or 0 when the id is taken (nothing is changed).
 if redis.call('EXISTS', KEYS[1]) == 1 then
   return 0

@@ -1,7 +1,6 @@
--- Open calls whose owner holds no lease, the oldest first. Looks at calls only of owners that are gone.
+-- Lists open calls whose owner has no lease, oldest first. Reads only calls of owners without a lease.
 -- KEYS: 1 set of owners.
--- ARGV: 1 start of the names of leases, 2 start of the names of owners' open calls, 3 start of the names of call
---       hashes, 4 how many to return at most.
+-- ARGV: 1 key prefix of leases, 2 key prefix of owners' open calls, 3 key prefix of call hashes, 4 most calls to return.
 -- Returns a list of calls, each as a list of fields and values.
 local limit, found = tonumber(ARGV[4]), {}
 for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1])) do

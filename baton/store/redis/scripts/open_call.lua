@@ -1,5 +1,5 @@
--- Enters a call once. Its owner lives, so its lease begins if it has none: else, after the server has lost everything,
--- a call that is entered again before the lease is renewed would be an orphan.
+-- Opens a call once, and starts its owner's lease if there is none. Otherwise a call that is opened again after the server
+-- lost everything would be an orphan until the next renewal.
 -- KEYS: 1 call hash, 2 set of owners, 3 the owner's open calls (sorted set: id -> when opened, in us), 4 its lease.
 -- ARGV: 1 id, 2 owner, 3 retention in ms, 4 ttl of a lease in ms, then field, value, field, value ...
 -- Returns 1, or 0 when the id is taken (nothing is changed).

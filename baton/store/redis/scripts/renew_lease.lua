@@ -1,6 +1,5 @@
--- Renews an owner's lease, or begins it.
+-- Renews an owner's lease, or starts it.
 -- KEYS: 1 lease.  ARGV: 1 ttl in ms.
--- A server that is full refuses growth only before a script's first write: the first one here needs no memory.
 if redis.call('PEXPIRE', KEYS[1], ARGV[1]) == 0 then
   redis.call('SET', KEYS[1], '1', 'PX', ARGV[1])
 end

@@ -1,4 +1,4 @@
--- Removes a worker if the record is this incarnation's.
+-- Removes a worker if the record is of this incarnation.
 -- KEYS: 1 worker hash, 2 index of workers.  ARGV: 1 id, 2 incarnation, 3 channel of changes.
 -- Returns 1 if something was removed, else 0.
 if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[2] then

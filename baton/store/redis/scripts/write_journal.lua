@@ -1,10 +1,10 @@
--- Appends to the journals of many sequences. An entry's id is `<tokens so far>-<1 if the journal ends with it, else 0>`, so
--- that "from token n on" is "after n-0", and order is a comparison.
--- KEYS: for each entry 1 request hash, 2 journal (stream).
+-- Appends to the journals of many sequences. The id of an entry is `<tokens so far>-<1 at the journal's end, else 0>`, so
+-- "from token n on" is "after n-0", and order is a comparison.
+-- KEYS: for each entry 1 sequence hash, 2 journal (stream).
 -- ARGV: 1 retention in ms, then for each entry: attempt, index of its first token, number of tokens after it,
 --       1 if it ends the journal else 0, payload.
--- Returns for each entry 0 written, 1 superseded, 2 not in order. A journal keeps what it has.
--- The first write is one that a full server refuses, so that journals are refused as a whole then.
+-- Returns for each entry 0 written, 1 superseded, 2 not in order. A journal keeps the tokens that it has.
+-- The first write needs memory, so a full server refuses all entries together.
 local function write(request, journal, attempt, first, last, ends, payload)
   local stored = redis.call('HGET', request, 'attempt')
   if not stored then

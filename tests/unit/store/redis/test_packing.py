@@ -1,4 +1,4 @@
-"""Commands written by hiredis are the bytes that redis-py writes."""
+"""hiredis packs commands into the same bytes as redis-py."""
 
 from __future__ import annotations
 

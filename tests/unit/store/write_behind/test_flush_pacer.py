@@ -1,4 +1,4 @@
-"""When journals are written."""
+"""Times of journal flushes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sequence's way into the store: what may be written before what."""
+"""Order of writes of one sequence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def emit(sync: RecordSync) -> None:
 
 
 async def test_tokens_are_journalled_after_the_fingerprint_of_their_workers():
-    """Or a router that takes the sequence over would go on with another model's."""
+    """Otherwise a router that takes over would continue with another model."""
     store = MemoryStore()
     sync = RecordSync(SEQUENCE)
     await sync.run(store)

@@ -1,4 +1,4 @@
-"""The bounds on what waits for a store that is away."""
+"""Bounds of the queue while the store is away."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_written_sequence_frees_its_tokens() -> None:
         batch = queue.next_batch()
         assert batch.complete
         queue.journal_written(sync, batch.entries[0])
-        assert queue.next_sync() is sync  # its end may be written now
+        assert queue.next_sync() is sync  # its end is due
         sync.stored = sync.desired
         queue.update(sync)
         assert queue.empty

@@ -1,4 +1,4 @@
-"""A state store that a test can part from one of its users: the others go on as if nothing had happened."""
+"""A state store that a test can disconnect from one of its users; the others go on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from baton.store.store import (
 class PartitionedStore:
     """One user's view of a shared `StateStore`; closing the view leaves the store open.
 
-    While `away` nothing answers; `num_writes_refused` counts what a writer has noticed of that. The answers to the next
-    `num_claims_lost` claims are lost, but not the claims; while `claims_answered` is not set, the answers are on their
-    way.
+    While `away`, every operation fails; `num_writes_refused` counts failed writes. The answers to the next
+    `num_claims_lost` claims are lost, but not the claims; while `claims_answered` is not set, answers to claims are
+    delayed.
     """
 
     def __init__(self, store: StateStore) -> None:
@@ -108,5 +108,5 @@ class PartitionedStore:
 
     def _reachable(self) -> StateStore:
         if self.away:
-            raise StoreUnavailable("parted by the test")
+            raise StoreUnavailable("disconnected by the test")
         return self.shared

@@ -1,0 +1,144 @@
+"""A `Dispatcher` that follows a script instead of asking workers: the lower half's stand-in in tests of the upper one.
+
+A script says what a sequence does, step by step. Afterwards the fake knows which sequences were admitted, released,
+started, aborted and finished. No part of a running router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from baton.domain.errors import BatonError, Broken, Refused
+from baton.domain.ids import RequestId
+from baton.domain.request import FinishReason, OutputToken
+from baton.telemetry.sequence_timer import SequenceTimer
+from services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
+
+
+@dataclass(frozen=True, slots=True)
+class EmitChunk:
+    """Yields one chunk."""
+
+    chunk: TokenChunk
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForGate:
+    """Goes on once `gate` is set."""
+
+    gate: asyncio.Event
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseError:
+    """Raises."""
+
+    error: Exception
+
+
+ScriptStep = EmitChunk | WaitForGate | RaiseError
+DispatchScript = Callable[[SequenceSpec], Sequence[ScriptStep]]
+
+
+@dataclass(slots=True, eq=False)
+class FakeAdmittedRequest:
+    """A place at the fake's door; `completed`: its text ended before its tokens did."""
+
+    sequence: SequenceSpec
+    completed: bool = False
+
+    def complete(self) -> None:
+        """See `AdmittedRequest`."""
+        self.completed = True
+
+
+@dataclass(slots=True)
+class FakeDispatcher:
+    """Plays `script` for every sequence. `refusals`: errors for the next admissions, None where one is admitted.
+
+    `full_error`: what everybody hears who asks whether there is room at all.
+    """
+
+    script: DispatchScript
+    refusals: list[Refused | None] = field(default_factory=list)
+    full_error: Refused | None = None
+    admitted: list[SequenceSpec] = field(default_factory=list)
+    released: list[RequestId] = field(default_factory=list)
+    started: list[RequestId] = field(default_factory=list)
+    aborted: list[RequestId] = field(default_factory=list)
+    finished: list[RequestId] = field(default_factory=list)
+    outstanding: set[AdmittedRequest] = field(default_factory=set)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def refuse_if_full(self, deadline_s: float) -> None:
+        """Raises `full_error`."""
+        if self.full_error is not None:
+            raise self.full_error
+
+    def admit(self, sequence: SequenceSpec, timer: SequenceTimer) -> AdmittedRequest:
+        """Takes the sequence, or raises the next of `refusals`."""
+        refusal = self.refusals.pop(0) if self.refusals else None
+        if refusal is not None:
+            raise refusal
+        admitted = FakeAdmittedRequest(sequence)
+        self.admitted.append(sequence)
+        self.outstanding.add(admitted)
+        return admitted
+
+    def release(self, admitted: AdmittedRequest) -> None:
+        """Gives back an admitted sequence that was never run; idempotent."""
+        if admitted.sequence.id in self.started:
+            raise Broken(f"{admitted.sequence.id} was run and may not be released")
+        if admitted in self.outstanding:
+            self.outstanding.remove(admitted)
+            self.released.append(admitted.sequence.id)
+            self.changed.set()
+
+    async def run(self, admitted: AdmittedRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Plays the script. What ends it before a `finish`, but for its own failure or `complete`, is an abort."""
+        id = admitted.sequence.id
+        if admitted not in self.outstanding or id in self.started:
+            raise Broken(f"{id} may be run once")
+        self.started.append(id)
+        ended = self.aborted
+        try:
+            for step in self.script(admitted.sequence):
+                match step:
+                    case EmitChunk(chunk):
+                        ended = self.finished if chunk.finish is not None else self.aborted
+                        yield chunk
+                    case WaitForGate(gate):
+                        self.changed.set()
+                        await gate.wait()
+                    case RaiseError(error):
+                        ended = self.finished
+                        raise error
+        finally:
+            self.outstanding.remove(admitted)
+            (self.finished if isinstance(admitted, FakeAdmittedRequest) and admitted.completed else ended).append(id)
+            self.changed.set()
+
+    async def until(self, condition: Callable[[FakeDispatcher], bool], timeout_s: float = 5.0) -> None:
+        """Waits for something to have happened. Raises `TimeoutError`."""
+        async with asyncio.timeout(timeout_s):
+            while not condition(self):
+                self.changed.clear()
+                await self.changed.wait()
+
+
+def one_token_chunks(
+    tokens: Sequence[int], finish: FinishReason = FinishReason.STOP, *, num_cached_tokens: int = 0
+) -> list[ScriptStep]:
+    """Says the tokens in chunks of one; the last brings `finish`."""
+    last = len(tokens) - 1
+    return [
+        EmitChunk(TokenChunk((OutputToken(i, token),), num_cached_tokens, finish if i == last else None))
+        for i, token in enumerate(tokens)
+    ]
+
+
+def failing(error: BatonError) -> DispatchScript:
+    """Every sequence fails before its first token."""
+    return lambda sequence: [RaiseError(error)]
