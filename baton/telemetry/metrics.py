@@ -113,9 +113,7 @@ WEIGHTS_HUGE_FRACTION = Gauge(
 KV_PAGES = Gauge("baton_kv_pages", "Pages of the pool by owner.", ["owner"], registry=REGISTRY)
 
 # --- handoff and transfer (workers) ---
-TRANSFER_BYTES_TOTAL = Counter(
-    "baton_transfer_bytes", "Page bytes imported.", ["link", "transport"], registry=REGISTRY
-)
+TRANSFER_BYTES_TOTAL = Counter("baton_transfer_bytes", "Page bytes imported.", ["link", "transport"], registry=REGISTRY)
 TRANSFER_SECONDS = Histogram(
     "baton_transfer_seconds",
     "Duration of one pull.",

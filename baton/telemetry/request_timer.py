@@ -12,60 +12,30 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.domain.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
 from baton.domain.errors import BatonError, Broken, Cancelled, Refused
 from baton.domain.trace_context import NO_TRACE_CONTEXT, TraceContext
-from baton.domain.worker import WorkerRecord
 from baton.telemetry import metrics
-from baton.telemetry.fast_histogram import FastHistogramChild
 from baton.telemetry.request_trace import (
-    MAX_ATTEMPTS,
     MAX_EVENTS,
     MAX_SEQUENCES,
     MAX_TEXT_CHARS,
-    AttemptTrace,
     Outcome,
     RequestTrace,
-    SequenceTrace,
     Stage,
-    StageTime,
     TraceEvent,
 )
+from baton.telemetry.sequence_timer import SequenceTimer
 
 Clock = Callable[[], float]
-
-_BEFORE_TOKEN = (Stage.ADMIT, Stage.RETRY, Stage.RESERVE, Stage.DISPATCH, Stage.PREFILL)
-_OF_ATTEMPT = (Stage.RESERVE, Stage.DISPATCH, Stage.PREFILL)
-_IN_PROGRESS = (Stage.READ, Stage.PARSE, Stage.ADMIT, Stage.RESERVE, Stage.DISPATCH, Stage.PREFILL, Stage.EMIT)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """What the edge knows of a request before it reads the body."""
+    """Facts of a request that the edge knows before it reads the body."""
 
     endpoint: str
     tenant: str = ""
     context: TraceContext = NO_TRACE_CONTEXT
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """An attempt so far. Times are seconds on the timer's clock."""
-
-    number: int
-    start_s: float
-    prefill: WorkerRecord | None = None
-    decode: WorkerRecord | None = None
-    reserved_s: float | None = None
-    dispatched_s: float | None = None
-    sealed_s: float | None = None
-    end_s: float | None = None
-    busy_replies: int = 0
-    end_code: str = ""
-    end_phase: str = ""
-    prefill_times: PrefillTimes | None = None
-    import_times: ImportTimes | None = None
-    decode_times: DecodeTimes | None = None
 
 
 class RequestTimer:
@@ -193,209 +163,6 @@ class RequestTimer:
             metrics.REQUESTS_TOTAL.labels(outcome.value, code).inc()
 
 
-class SequenceTimer:
-    """Stamps of one choice. Made by `RequestTimer.begin`."""
-
-    def __init__(self, request: RequestTimer, index: int) -> None:
-        self.request = request
-        self.num_tokens = 0
-        self.finish_reason = ""
-        self.first_s: float | None = None
-        self._index = index
-        self._stamps: dict[Stage, float] = {}
-        self._last_s = 0.0
-        self._max_gap_s = 0.0
-        self._max_gap_at = 0
-        self._finished_s: float | None = None
-        self._imported_s: float | None = None
-        self._attempts: list[_Attempt] = []
-        self._num_attempts = 0
-        self._attempt: _Attempt | None = None
-        self._first_attempt: _Attempt | None = None  # the one that made the first token
-        self._attempt_start_s = request.clock()
-        self._itl: FastHistogramChild | None = None
-
-    @property
-    def path(self) -> str:
-        """`split` when a prefill worker accepted the prompt, else `local`."""
-        return "split" if Stage.DISPATCH in self._stamps else "local"
-
-    def stamp(self, stage: Stage) -> None:
-        """ADMIT, RESERVE, DISPATCH or PREFILL is over. The first stamp counts; after the first token, none does."""
-        if self.first_s is None:
-            now = self.request.clock()
-            self._stamps.setdefault(stage, now)
-            if stage is Stage.ADMIT:
-                self._attempt_start_s = now
-            elif stage is Stage.DISPATCH and self._attempt is not None:
-                self._attempt.dispatched_s = now
-
-    def attempt(self, number: int, prefill: WorkerRecord, decode: WorkerRecord, busy_replies: int = 0) -> None:
-        """Attempt `number` has a reservation; ends RESERVE. With a local prefill both workers are the same one."""
-        self.stamp(Stage.RESERVE)
-        now = self.request.clock()
-        self._attempt = _Attempt(number, self._attempt_start_s, prefill, decode, now, busy_replies=busy_replies)
-        self._add(self._attempt)
-
-    def sealed(self, times: PrefillTimes | None) -> None:
-        """Prefill has sealed the prompt's pages; ends PREFILL."""
-        self.stamp(Stage.PREFILL)
-        if self._attempt is not None:
-            self._attempt.sealed_s = self.request.clock()
-            self._attempt.prefill_times = times
-
-    def imported(self, times: ImportTimes | None) -> None:
-        """Decode has committed the import."""
-        if self.num_tokens <= 1:  # a later import belongs to a replay, which is part of DECODE
-            self._imported_s = self.request.clock()
-        if self._attempt is not None:
-            self._attempt.import_times = times
-
-    def decoded(self, times: DecodeTimes | None) -> None:
-        """Decode's part of the attempt is over."""
-        if self._attempt is not None:
-            self._attempt.decode_times = times
-
-    def lost(self, code: str, phase: str) -> None:
-        """The attempt failed. Before the first token its time becomes the stage RETRY, after it a gap in DECODE."""
-        now = self.request.clock()
-        attempt = self._attempt
-        if attempt is None:
-            attempt = _Attempt(self._attempts[-1].number + 1 if self._attempts else 1, self._attempt_start_s)
-            self._add(attempt)
-        attempt.end_s, attempt.end_code, attempt.end_phase = now, code, phase
-        self._attempt, self._attempt_start_s = None, now
-        if self.first_s is None:
-            for stage in _OF_ATTEMPT:
-                self._stamps.pop(stage, None)
-            self._stamps[Stage.RETRY] = now
-            self._imported_s = None
-        worker = attempt.decode.id if attempt.decode is not None else "no worker"
-        self.request.event("attempt_failed", f"attempt {attempt.number} on {worker}, {phase}: {code}")
-
-    def token(self, now: float) -> None:
-        """A token went to the client at `now`; the first one ends TTFT."""
-        self.num_tokens += 1
-        if self.first_s is None:
-            self.first_s = self._last_s = now
-            self._first_attempt = self._attempt
-            self._itl = metrics.ITL_SECONDS.labels(self.path)
-            return
-        gap_s = now - self._last_s
-        self._last_s = now
-        if gap_s > self._max_gap_s:
-            self._max_gap_s, self._max_gap_at = gap_s, self.num_tokens
-        if self._itl is not None:
-            self._itl.observe(gap_s)
-            if self.num_tokens == 2:
-                metrics.FIRST_ITL_SECONDS.labels(self.path).observe(gap_s)
-
-    def finish(self, reason: str) -> None:
-        """The sequence ended by itself; the first call counts."""
-        if not self.finish_reason:
-            self.finish_reason = reason
-            self._finished_s = self.request.clock()
-            if self._attempt is not None:
-                self._attempt.end_s = self._finished_s
-
-    def record_latencies(self) -> None:
-        """Adds a finished sequence to the latency metrics. Called once, by `RequestTimer.end`."""
-        request, end_s = self.request, self._finished_s
-        assert end_s is not None
-        for stage in self.stages(end_s, finished=True):
-            metrics.REQUEST_STAGE_SECONDS.labels(stage.stage.value).observe(stage.duration_us / 1e6)
-        if self.first_s is not None:
-            metrics.TTFT_SECONDS.labels(self.path).observe(request.us(self.first_s) / 1e6)
-        metrics.E2E_SECONDS.labels(self.path).observe(request.us(end_s) / 1e6)
-
-    def stages(self, end_s: float, *, finished: bool) -> tuple[StageTime, ...]:
-        """The partition of the time from arrival to `end_s`: gapless, none negative.
-
-        A stage without a stamp lends its time to the next one. An unfinished sequence ends in its current stage.
-        """
-        us, end_us = self.request.us, self.request.us(end_s)
-        first_us = end_us if self.first_s is None else min(us(self.first_s), end_us)
-        ends = [(stage, us(at)) for stage, at in self.request.stamps.items()]
-        ends += [(stage, us(self._stamps[stage])) for stage in _BEFORE_TOKEN if stage in self._stamps]
-        parts: list[StageTime] = []
-        before = 0
-        for stage, at_us in ends:
-            at_us = min(max(before, at_us), first_us)
-            before = _append(parts, stage, before, at_us, self._queue_us())
-        if self.first_s is None:
-            _append(parts, Stage.FINISH if finished else self._current_stage(), before, end_us, None)
-            return tuple(parts)
-        before = _append(parts, Stage.EMIT, before, first_us, None)
-        for stage, at_us in self._after_token(end_us, finished):
-            before = _append(parts, stage, before, min(max(before, at_us), end_us), None)
-        return tuple(parts)
-
-    def trace(self, now_s: float) -> SequenceTrace:
-        """This sequence's part of the request's trace."""
-        us = self.request.us
-        return SequenceTrace(
-            index=self._index,
-            output_tokens=self.num_tokens,
-            finish_reason=self.finish_reason,
-            first_token_us=None if self.first_s is None else us(self.first_s),
-            last_token_us=None if self.first_s is None else us(self._last_s),
-            max_gap_us=round(1e6 * self._max_gap_s) if self._max_gap_at else None,
-            max_gap_at_token=self._max_gap_at or None,
-            num_attempts=self._num_attempts,
-            attempts=tuple(self._attempt_trace(attempt, now_s) for attempt in self._attempts),
-        )
-
-    def _add(self, attempt: _Attempt) -> None:
-        self._num_attempts += 1
-        if len(self._attempts) == MAX_ATTEMPTS:
-            self._attempts.pop()
-        self._attempts.append(attempt)
-
-    def _queue_us(self) -> int | None:
-        attempt = self._first_attempt or self._attempt
-        times = None if attempt is None else attempt.prefill_times
-        return None if times is None else times.queue_us
-
-    def _current_stage(self) -> Stage:
-        stamped = self.request.stamps.keys() | self._stamps.keys()
-        last = max((index for index, stage in enumerate(_IN_PROGRESS) if stage in stamped), default=-1)
-        return _IN_PROGRESS[min(last + 1, len(_IN_PROGRESS) - 1)]
-
-    def _after_token(self, end_us: int, finished: bool) -> list[tuple[Stage, int]]:
-        """The ends of the stages from the first token on."""
-        us, ends = self.request.us, list[tuple[Stage, int]]()
-        times = None if self._first_attempt is None else self._first_attempt.import_times
-        if self._imported_s is not None:
-            ends.append((Stage.TRANSFER_TAIL, us(self._imported_s)))
-            if times is not None:
-                ends.append((Stage.JOIN, us(self._imported_s) + max(0, times.join_us - times.commit_us)))
-        last_us = us(self._last_s) if finished else end_us
-        ends = [(stage, min(at_us, last_us)) for stage, at_us in ends]
-        if self.num_tokens > 1 or not finished:
-            ends.append((Stage.DECODE, last_us))
-        return [*ends, (Stage.FINISH, end_us)] if finished else ends
-
-    def _attempt_trace(self, attempt: _Attempt, now_s: float) -> AttemptTrace:
-        us = self.request.us
-        return AttemptTrace(
-            attempt=attempt.number,
-            start_us=us(attempt.start_s),
-            end_us=us(now_s if attempt.end_s is None else attempt.end_s),
-            prefill="" if attempt.prefill is None else attempt.prefill.id,
-            decode="" if attempt.decode is None else attempt.decode.id,
-            prefill_incarnation=0 if attempt.prefill is None else attempt.prefill.incarnation,
-            decode_incarnation=0 if attempt.decode is None else attempt.decode.incarnation,
-            reserve_us=None if attempt.reserved_s is None else us(attempt.reserved_s) - us(attempt.start_s),
-            busy_replies=attempt.busy_replies,
-            skew_us=_skew_us(attempt),
-            end_code=attempt.end_code,
-            end_phase=attempt.end_phase,
-            prefill_times=attempt.prefill_times,
-            import_times=attempt.import_times,
-            decode_times=attempt.decode_times,
-        )
-
-
 def outcome_of(error: BaseException) -> tuple[Outcome, str]:
     """How an error ends a request, and the code it is counted under."""
     match error:
@@ -411,20 +178,3 @@ def outcome_of(error: BaseException) -> tuple[Outcome, str]:
 
 def _first_s(sequence: SequenceTimer) -> float:
     return float("inf") if sequence.first_s is None else sequence.first_s
-
-
-def _append(parts: list[StageTime], stage: Stage, start_us: int, end_us: int, queue_us: int | None) -> int:
-    """Adds one stage and returns its end. The worker's queue time cuts PREFILL in two."""
-    if stage is Stage.PREFILL and queue_us is not None:
-        cut_us = min(start_us + max(0, queue_us), end_us)
-        parts.append(StageTime(Stage.PREFILL_QUEUE, start_us, cut_us - start_us))
-        start_us = cut_us
-    parts.append(StageTime(stage, start_us, end_us - start_us))
-    return end_us
-
-
-def _skew_us(attempt: _Attempt) -> int | None:
-    """The prefill interval less what the worker accounts for."""
-    if attempt.prefill_times is None or attempt.dispatched_s is None or attempt.sealed_s is None:
-        return None
-    return round(1e6 * (attempt.sealed_s - attempt.dispatched_s)) - attempt.prefill_times.seal_us

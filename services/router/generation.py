@@ -12,7 +12,7 @@ from typing import Protocol
 
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken, SamplingParams, StopParams
-from baton.telemetry.request_timer import SequenceTimer
+from baton.telemetry.sequence_timer import SequenceTimer
 
 
 @dataclass(frozen=True, slots=True)

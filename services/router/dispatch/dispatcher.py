@@ -28,8 +28,8 @@ from baton.store.store import SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import ADMISSION_TOTAL
-from baton.telemetry.request_timer import SequenceTimer
 from baton.telemetry.request_trace import Stage
+from baton.telemetry.sequence_timer import SequenceTimer
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.admission import AdmissionController
 from services.router.dispatch.admission_queue import AdmissionLimits

@@ -18,7 +18,7 @@ from baton.store.store import SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import ABORTS_TOTAL, REQUESTS_IN_STATE, RETRIES_TOTAL
-from baton.telemetry.request_timer import SequenceTimer
+from baton.telemetry.sequence_timer import SequenceTimer
 from services.router.dispatch.admission_queue import Slot
 from services.router.dispatch.placement import Avoided, Pair
 from services.router.dispatch.reserve import PairReservation

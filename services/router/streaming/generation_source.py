@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from baton.telemetry.request_timer import SequenceTimer
+from baton.telemetry.sequence_timer import SequenceTimer
 from services.router.generation import AdmittedRequest, Dispatcher, TokenChunk
 from services.router.openai.valid_request import ValidRequest
 

@@ -13,7 +13,7 @@ import structlog
 from msgspec import UNSET
 from starlette.types import Send
 
-from baton.telemetry.request_timer import SequenceTimer
+from baton.telemetry.sequence_timer import SequenceTimer
 from services.router.edge import sse
 from services.router.edge.disconnect import CLOSE_TIMEOUT_S
 from services.router.edge.http_errors import error_response, is_internal_error

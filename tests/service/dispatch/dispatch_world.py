@@ -17,8 +17,9 @@ from baton.rpc.channel_pool import ChannelPool
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.write_behind.writer import StoreWriter
-from baton.telemetry.request_timer import RequestOrigin, RequestTimer, SequenceTimer
+from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from baton.telemetry.request_trace import Stage
+from baton.telemetry.sequence_timer import SequenceTimer
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.admission_queue import AdmissionLimits
 from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher

@@ -14,8 +14,9 @@ from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.trace_context import TraceContext
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.telemetry.metrics import REGISTRY
-from baton.telemetry.request_timer import RequestOrigin, RequestTimer, SequenceTimer, outcome_of
+from baton.telemetry.request_timer import RequestOrigin, RequestTimer, outcome_of
 from baton.telemetry.request_trace import MAX_ATTEMPTS, MAX_EVENTS, Outcome, RequestTrace, Stage
+from baton.telemetry.sequence_timer import SequenceTimer
 
 PREFILL_TIMES = PrefillTimes(40_000, 100_000, 180_000, ((40_000, 512), (90_000, 300)), 812, 0)
 IMPORT_TIMES = ImportTimes("stream", "tcp", 50_000, 120_000, 9_000, 210_000, 215_000, 30 << 20, 51, "v3", 0)

@@ -21,7 +21,8 @@ from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.store.memory_store import MemoryStore
 from baton.store.store import SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
-from baton.telemetry.request_timer import RequestOrigin, RequestTimer, SequenceTimer
+from baton.telemetry.request_timer import RequestOrigin, RequestTimer
+from baton.telemetry.sequence_timer import SequenceTimer
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.admission_queue import Slot
 from services.router.dispatch.attempt import Attempt
