@@ -27,6 +27,14 @@ constexpr int64_t kBlockSteps = 512;  // steps summed before they are added to t
 constexpr int64_t kPrefetchBytes = 8 * 1024;  // prefetch distance where one group of rows reads the weights once
 constexpr int64_t kRowBlock = 192;            // rows whose sums stay in the cache
 
+// Non-temporal prefetches leave the caches to data that is reused. On Intel CPUs they read at half the speed (measured
+// on Sapphire Rapids: 5.5 GB/s against 13.9), so there weights are prefetched into the L2 cache.
+#if defined(__x86_64__)
+const bool kHasFastNonTemporalReads = (__builtin_cpu_init(), !__builtin_cpu_is("intel"));
+#else
+const bool kHasFastNonTemporalReads = true;
+#endif
+
 template <typename S>
 constexpr int64_t kStepElements = kPanel * S::kInputs;
 template <typename S>
@@ -94,7 +102,8 @@ void multiply_block(const typename S::Weight* weights, int64_t num_steps, const 
     for (int64_t group = 0; group < num_groups; group++) {
         const int64_t row = num_rows * group / num_groups, rows = num_rows * (group + 1) / num_groups - row;
         const char* from = next + group * num_steps * prefetch_stride;
-        const Block<S> block{weights, num_steps, from, prefetch_stride, num_groups == 1};
+        const bool is_read_once = num_groups == 1 && kHasFastNonTemporalReads;
+        const Block<S> block{weights, num_steps, from, prefetch_stride, is_read_once};
         kTiles<S>[rows - 1](block, x + row * x_stride, x_stride, sums + row * kPanel, is_first);
     }
 }
