@@ -23,9 +23,10 @@ from baton.model.loading.config import DtypeChoice
 from baton.model.loading.kernel_choice import KernelUse
 from baton.model.loading.loader import load_model
 from baton.model.storage import PageStorage
-from tests import fake_flashinfer, tiny_models
+from tests import tiny_models
 from tests.exactness.random_scheduler import RandomScheduler
 from tests.exactness.test_runner_exactness import make_prompts
+from tests.unit.model.attention import fake_flashinfer
 from tests.unit.model.decoders.test_cuda_graphs import RecomputingCapturer
 
 PAGE_SIZE = 4
