@@ -135,7 +135,7 @@ async def run(
     """Serves on `sock` until `stop`, then drains; closes `store`. Returns 0, or 1 when a part of it ended by itself."""
     async with open_backend(settings, store) as backend, open_frontend(settings, text, backend) as running:
         keys = ApiKeys.read(settings.api_keys_file) if settings.api_keys_file is not None else None
-        server = _http_server(settings, text, backend, running.frontend, keys)
+        server = _http_server(settings, backend, running.frontend, keys)
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         log.info("router_listening", address="{}:{}".format(*sock.getsockname()[:2]), model=settings.public_model_name)
@@ -282,11 +282,10 @@ class _HttpServer(uvicorn.Server):
 
 
 def _http_server(
-    settings: RouterSettings, text: TextModel, backend: RunningBackend, frontend: Frontend, keys: ApiKeys | None
+    settings: RouterSettings, backend: RunningBackend, frontend: Frontend, keys: ApiKeys | None
 ) -> _HttpServer:
     start_series(__version__, "router", settings.public_model_name)
-    limits = api_limits(settings, text)
-    app = make_app(frontend, backend.readiness, limits, keys)
+    app = make_app(frontend, backend.readiness, keys)
     config = uvicorn.Config(
         app,
         http=BoundedHttpProtocol,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import baton
 from baton.domain.ids import OwnerId
+from baton.store.store import StateStore
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_traces import RequestTraces
 from services.router.generation import Dispatcher
@@ -18,7 +19,7 @@ from services.router.respond import ResponseContext
 from services.router.resume import Resumer
 from services.router.takeover.call_ownership import CallOwnership
 from services.router.takeover.supersede_listener import SupersedeListener
-from services.router.takeover.takeover import TakeoverContext, Takeovers, TakeoverStore
+from services.router.takeover.takeover import TakeoverContext, Takeovers
 from services.router.text.text_model import TextModel
 
 FINGERPRINT = f"baton-{baton.__version__}"
@@ -43,7 +44,7 @@ class ApiLimits:
 class StoreAccess:
     """The state store as the upper half uses it: read, written, and who this router is in it."""
 
-    store: TakeoverStore
+    store: StateStore
     writer: StoreWriter
     owner: OwnerId
     supersede_listener: SupersedeListener
@@ -54,6 +55,7 @@ class Frontend:
     """Everything between HTTP and the dispatcher. The caller drains and closes `takeovers`."""
 
     text: TextModel
+    limits: ApiLimits
     traces: RequestTraces
 
     parser: RequestParser
@@ -82,4 +84,4 @@ def build_frontend(
         limits.ping_interval_s,
         limits.always_ids,
     )
-    return Frontend(text, traces, parser, response_context, resumer, takeovers)
+    return Frontend(text, limits, traces, parser, response_context, resumer, takeovers)

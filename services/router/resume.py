@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.domain.errors import Cancelled, Draining, InvalidRequest, Refused
 from baton.domain.ids import RequestId
-from baton.store.store import CallRecord, CallStatus, StoreUnavailable
+from baton.store.store import CallRecord, CallStatus, StateStore, StoreUnavailable
 from baton.telemetry.metrics import STREAMS_RESUMED_TOTAL
 from baton.telemetry.request_traces import RequestTraces
 from services.router.edge.disconnect import cancel_on_disconnect
@@ -30,7 +30,7 @@ from services.router.streaming.token_stream import DISCONNECT_GRACE_S, TokenStre
 from services.router.takeover.call_ownership import raw_request_of
 from services.router.takeover.journal_reader import JournalReader
 from services.router.takeover.status import RequestStatus, request_status
-from services.router.takeover.takeover import Takeovers, TakeoverStore
+from services.router.takeover.takeover import Takeovers
 from services.router.text.text_model import TextModel
 
 RETRY_AFTER_S = 1.0
@@ -46,7 +46,7 @@ class LookupUnavailable(Refused):
 class Resumer:
     """Finds calls in the store, and follows them."""
 
-    store: TakeoverStore
+    store: StateStore
     parser: RequestParser
     text: TextModel
     takeovers: Takeovers

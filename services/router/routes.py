@@ -33,7 +33,7 @@ from services.router.edge.body import read_body
 from services.router.edge.body_budget import BodyBudget
 from services.router.edge.http_errors import NotReady, error_response, is_internal_error
 from services.router.edge.middleware import MAX_LOGGED_CHARS, RequestMiddleware, trace_context_of
-from services.router.frontend import ApiLimits, Frontend
+from services.router.frontend import Frontend
 from services.router.openai.fields import short_repr
 from services.router.openai.request_parser import CHAT, COMPLETION, ID_PREFIXES, ParsedRequest, RawRequest
 from services.router.openai.schemas import Model, ModelList, Status, Version
@@ -53,12 +53,12 @@ MAX_BODIES = 16
 log = structlog.get_logger(__name__)
 
 
-def make_app(
-    frontend: Frontend, readiness: ReadinessCheck, limits: ApiLimits, keys: ApiKeys | None = None
-) -> Starlette:
+def make_app(frontend: Frontend, readiness: ReadinessCheck, keys: ApiKeys | None = None) -> Starlette:
     """The router's HTTP application. With `keys`, only requests with one of them are let in."""
-    description = openapi_document(limits.model_name, frontend.text.vocab_size, requires_api_key=keys is not None)
-    api = _Endpoints(frontend, readiness, limits)
+    description = openapi_document(
+        frontend.limits.model_name, frontend.text.vocab_size, requires_api_key=keys is not None
+    )
+    api = _Endpoints(frontend, readiness)
     app = Starlette(
         routes=[
             Route(CHAT, api.generate, methods=["POST"]),
@@ -86,10 +86,10 @@ def make_app(
 class _Endpoints:
     """The endpoints."""
 
-    def __init__(self, frontend: Frontend, readiness: ReadinessCheck, limits: ApiLimits) -> None:
+    def __init__(self, frontend: Frontend, readiness: ReadinessCheck) -> None:
         self._frontend = frontend
         self._readiness = readiness
-        self._limits = limits
+        limits = self._limits = frontend.limits
         self._bodies = BodyBudget(MAX_BODIES * limits.max_body_bytes)
         self._model = Model(id=limits.model_name, created=int(time.time()), max_model_len=limits.max_model_len)
 

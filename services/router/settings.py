@@ -16,7 +16,7 @@ from baton.telemetry.request_traces import RequestLog
 class EventIds(StrEnum):
     """Streams that get event ids. Some OpenAI clients fail on them."""
 
-    ASKED = "asked"
+    ACCEPTED = "accepted"
     ALWAYS = "always"
 
 
@@ -60,7 +60,7 @@ class RouterSettings(ServiceSettings):
     api_keys_file: Path | None = None
     """File of API keys: one line each, as `baton key` prints it. Default: no key is required."""
 
-    event_ids: EventIds = EventIds.ASKED
+    event_ids: EventIds = EventIds.ACCEPTED
     """Clients that get event ids, with which a stream can be resumed: those that accept `text/event-stream`, or all."""
 
     max_body_bytes: Annotated[int, Field(ge=1024, le=1024 * MIB)] = 4 * MIB

@@ -14,10 +14,10 @@ from starlette.applications import Starlette
 
 from baton.store.memory_store import MemoryStore
 from baton.store.write_behind.writer import StoreWriter
-from services.router.fake_dispatcher import FakeDispatcher, one_token_chunks
 from services.router.frontend import ApiLimits
 from services.router.openapi import openapi_document
 from services.router.routes import make_app
+from tests.fake_dispatcher import FakeDispatcher, one_token_chunks
 from tests.unit.router.memory_frontend import memory_frontend
 from tests.unit.router.text.text_models import bundled
 
@@ -33,7 +33,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client got. Status 0: nothing, since it had gone away."""
+    """Response of a client. Status 0: none, since it had disconnected."""
 
     status: int
     headers: dict[str, str]
@@ -50,7 +50,7 @@ class FuzzedApp:
     def __init__(self) -> None:
         self.dispatcher = FakeDispatcher(lambda sequence: one_token_chunks([5, 6, 2]))
         self._runner = asyncio.Runner()
-        self._writer = self._runner.run(_started_writer())
+        self._writer, self._own_tasks = self._runner.run(_started_writer())
         self.app = _app(self.dispatcher, self._writer)
 
     def close(self) -> None:
@@ -134,20 +134,23 @@ class FuzzedApp:
         }
         async with asyncio.timeout(TIMEOUT_S):
             await self.app(scope, receive, send)
-        left = asyncio.all_tasks() - {asyncio.current_task()}
+        left = [task for task in asyncio.all_tasks() - self._own_tasks if task is not asyncio.current_task()]
         assert not left, f"tasks outlive their request: {left}"
         return Reply(status, sent, bytes(body))
 
 
-async def _started_writer() -> StoreWriter:
+async def _started_writer() -> tuple[StoreWriter, set[asyncio.Task[Any]]]:
+    """A writer and its tasks."""
     writer = StoreWriter(MemoryStore())
     writer.start()
-    return writer
+    tasks = asyncio.all_tasks()
+    tasks.discard(asyncio.current_task())
+    return writer, tasks
 
 
 def _app(dispatcher: FakeDispatcher, writer: StoreWriter) -> Starlette:
     limits = ApiLimits(model_name=MODEL, max_model_len=MAX_MODEL_LEN, max_body_bytes=1 << 20)
-    return make_app(memory_frontend(dispatcher, limits, writer=writer), lambda: (True, "1 pair"), limits)
+    return make_app(memory_frontend(dispatcher, limits, writer=writer), lambda: (True, "1 pair"))
 
 
 @cache
@@ -158,7 +161,7 @@ def openapi() -> dict[str, Any]:
 
 @cache
 def validator(schema: str) -> Any:
-    """What the document says of one of its schemas."""
+    """A schema of the document."""
     components = openapi()["components"]
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$ref": f"#/components/schemas/{schema}"}
     return jsonschema_rs.validator_for({**whole, "components": components})

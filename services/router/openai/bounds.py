@@ -1,6 +1,7 @@
 """Bounds of every number, flag and list of a request: the one place for them.
 
-`fields` reads scalars by these tables, `parameters` and `prompts` lists by the constants; `request_schemas` publishes both.
+`fields` reads scalars by these tables, `parameters` and `prompts` lists by the constants; `request_schemas` publishes
+both.
 """
 
 from __future__ import annotations

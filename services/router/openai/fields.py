@@ -1,7 +1,7 @@
 """Reads JSON objects of a request, and collects every error instead of stopping at the first.
 
-`parameters`, `prompts` and `validation` use it. A field that is absent or null has its default; a wrong one is noted and
-counts as absent. Nothing is coerced: "1" is no number, true is no integer.
+`parameters`, `prompts` and `validation` use it. A field that is absent or null has its default; a wrong one is noted
+and counts as absent. Nothing is coerced: "1" is no number, true is no integer.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord
+from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord, StateStore
 from baton.telemetry.request_trace import Outcome, RequestTrace, decode_trace
-from services.router.takeover.takeover import TakeoverStore
 
 
 class ChoiceStatus(msgspec.Struct):
@@ -38,7 +37,7 @@ class RequestStatus(msgspec.Struct):
     object: str = "request"
 
 
-async def request_status(store: TakeoverStore, record: CallRecord, trace: RequestTrace | None) -> RequestStatus:
+async def request_status(store: StateStore, record: CallRecord, trace: RequestTrace | None) -> RequestStatus:
     """The call and its choices as the store has them now. Raises `StoreUnavailable`.
 
     `trace`: of this router, which runs the request or did; None: the stored trace of an ended call is taken.

@@ -12,14 +12,13 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import structlog
 
 from baton.domain.errors import BatonError, Cancelled, ContextOverflow, Refused, Superseded, WorkerLost, from_code
 from baton.domain.ids import RequestId
 from baton.domain.lifecycle import RequestState
-from baton.store.store import CallRecord, CallStatus, CallStore, JournalPart, SequenceRecord, StoreUnavailable
+from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord, StateStore, StoreUnavailable
 from baton.store.transitions import first_attempt
 from baton.telemetry.metrics import TAKEOVERS_TOTAL
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
@@ -39,17 +38,11 @@ EVENT_WAIT_S = 60.0
 log = structlog.get_logger(__name__)
 
 
-class TakeoverStore(CallStore, Protocol):
-    """The part of the store that is read here."""
-
-    async def get(self, id: RequestId) -> SequenceRecord | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TakeoverContext:
     """What calls are taken over with."""
 
-    store: TakeoverStore
+    store: StateStore
     parser: RequestParser
     dispatcher: Dispatcher
     text: TextModel

@@ -19,9 +19,9 @@ from baton.store.memory_store import MemoryStore
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_trace import RequestTrace
 from services.router.edge.http_protocol import BoundedHttpProtocol
-from services.router.fake_dispatcher import DispatchScript, FakeDispatcher, one_token_chunks
 from services.router.frontend import ApiLimits
 from services.router.routes import make_app
+from tests.fake_dispatcher import DispatchScript, FakeDispatcher, one_token_chunks
 from tests.unit.router.memory_frontend import memory_frontend
 from tests.unit.router.text.text_models import bundled
 
@@ -137,7 +137,7 @@ async def _router(script: DispatchScript, limits: dict[str, Any], writer: StoreW
     dispatcher, recorder, readiness = FakeDispatcher(script), TraceRecorder(), [(True, "1 pair")]
     bounds = ApiLimits(**{"model_name": MODEL, "max_model_len": 256, "request_deadline_s": TIMEOUT_S, **limits})
     frontend = memory_frontend(dispatcher, bounds, recorder, writer=writer)
-    app = make_app(frontend, lambda: readiness[-1], bounds)
+    app = make_app(frontend, lambda: readiness[-1])
     listener = socket.create_server(("127.0.0.1", 0))
     server = _Server(uvicorn.Config(app, http=BoundedHttpProtocol, lifespan="off", ws="none", log_config=None))
     serving = asyncio.create_task(server.serve([listener]))

@@ -16,7 +16,7 @@ from baton.domain.errors import (
     Overloaded,
     WorkerLost,
 )
-from services.router.fake_dispatcher import RaiseError, WaitForGate, failing, one_token_chunks
+from tests.fake_dispatcher import RaiseError, WaitForGate, failing, one_token_chunks
 from tests.service.http.http_server import MODEL, error_of, events_of, router, says, tokens_of
 
 

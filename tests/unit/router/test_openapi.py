@@ -17,12 +17,12 @@ from baton.domain.errors import InvalidRequest
 from baton.domain.ids import RequestId
 from services.router.edge.api_keys import ApiKeys, make_entry, new_key
 from services.router.edge.auth_middleware import PUBLIC_PATHS
-from services.router.fake_dispatcher import FakeDispatcher, one_token_chunks
 from services.router.frontend import ApiLimits
 from services.router.openai import bounds
 from services.router.openai.validation import RequestMetadata, RequestValidator
 from services.router.openapi import openapi_document
 from services.router.routes import make_app
+from tests.fake_dispatcher import FakeDispatcher, one_token_chunks
 from tests.unit.router.memory_frontend import memory_frontend
 from tests.unit.router.text.text_models import bundled
 
@@ -36,7 +36,7 @@ ORIGIN = RequestMetadata(RequestId("call"), created_s=1, seed=1)
 def app(keys: ApiKeys | None) -> Starlette:
     limits = ApiLimits(model_name=MODEL, max_model_len=256)
     dispatcher = FakeDispatcher(lambda sequence: one_token_chunks([2]))
-    return make_app(memory_frontend(dispatcher, limits), lambda: (True, ""), limits, keys)
+    return make_app(memory_frontend(dispatcher, limits), lambda: (True, ""), keys)
 
 
 def described(*, keys: bool = False) -> dict[str, Any]:
