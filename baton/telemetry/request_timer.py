@@ -74,7 +74,7 @@ class RequestTimer:
 
     @property
     def ended(self) -> bool:
-        """Whether `end` was called."""
+        """True after `end`."""
         return self._trace is not None
 
     def stamp(self, stage: Stage) -> None:
@@ -164,7 +164,7 @@ class RequestTimer:
 
 
 def outcome_of(error: BaseException) -> tuple[Outcome, str]:
-    """How an error ends a request, and the code it is counted under."""
+    """Outcome and code of a request that ends with `error`."""
     match error:
         case Refused():
             return Outcome.REFUSED, error.code

@@ -1,4 +1,4 @@
-"""The record of one client request: values, msgpack codec and views. Every view of a request is a function of it.
+"""The record of one client request: values, codecs and views. Every view of a request is a function of it.
 
 `request_timer` makes one at the end of each request. Times are whole microseconds since arrival on the router's clock;
 workers' own durations (`baton.domain.attempt_times`) stand beside them. A time that is unknown is None, never 0.
@@ -44,7 +44,7 @@ class Stage(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """How a request or a sequence ended; the metric label."""
+    """End of a request or a sequence; the metric label."""
 
     FINISHED = "finished"
     REFUSED = "refused"

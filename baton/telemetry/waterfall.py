@@ -32,7 +32,7 @@ def waterfall(trace: RequestTrace, width: int = WIDTH) -> list[str]:
 
 
 def worker_lines(attempt: AttemptTrace) -> list[str]:
-    """What the workers measured of one attempt, for a request whose router has no trace any more."""
+    """The workers' times of one attempt, for a request without a trace."""
     lines = [f"attempt {attempt.attempt}: {attempt.prefill or '?'} > {attempt.decode or '?'}"]
     if (prefill := attempt.prefill_times) is not None:
         lines.append(

@@ -121,7 +121,7 @@ class ReplaySettings(ClusterClientSettings):
     """Compute every page again instead of using the workers' prefix caches."""
 
     wait_s: Seconds = 30.0
-    """How long to wait for the workers, and for each sequence."""
+    """Longest wait for the workers, and for each sequence."""
 
 
 SERVICES: dict[str, type[Settings]] = {
