@@ -1,4 +1,4 @@
-"""Converts journal entries to the bytes of a Redis stream, and back. Called by `RedisCallStore`; knows no connection.
+"""Converts journal entries to the bytes of a Redis stream, and back. Called by `RedisStore`; knows no connection.
 
 MessagePack arrays: at most five bytes for most tokens, three for small vocabularies. A reader skips what a newer
 version appends to an array, so routers of two versions can share a store.
