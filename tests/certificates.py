@@ -1,4 +1,4 @@
-"""A certificate authority for tests, and certificates of it: files such as the openssl command makes them."""
+"""A certificate authority for tests, and certificates like those of the openssl command."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Certificate:
 
     @property
     def settings(self) -> dict[str, Path]:
-        """As `ServiceSettings` names them."""
+        """The names in `ServiceSettings`."""
         return {"tls_cert_file": self.certificate, "tls_key_file": self.key, "tls_ca_file": self.authorities}
 
 
@@ -48,7 +48,7 @@ class CertificateAuthority:
 
     @classmethod
     def make(cls, directory: Path) -> Self:
-        """A new one; its certificates lie in `directory`."""
+        """Creates an authority; certificates go to `directory`."""
         key, name = ec.generate_private_key(ec.SECP256R1()), _named("Test authority")
         basic = x509.BasicConstraints(ca=True, path_length=None)
         own = _certificate_builder(name, name, key).add_extension(basic, critical=True).sign(key, hashes.SHA256())
@@ -57,7 +57,7 @@ class CertificateAuthority:
         return cls(path, name, key)
 
     def issue(self, name: str) -> Certificate:
-        """A key and a certificate that serves both ends of a call."""
+        """Creates a key and a certificate for both ends of a call."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.IPAddress(IPv4Address("127.0.0.1")), x509.DNSName("localhost")]
         ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]

@@ -1,8 +1,7 @@
-"""A whole cluster of real processes for tests: real Redis, real workers, real router, real transfers.
+"""A cluster of real processes for tests: real Redis, workers, router and transfers.
 
-Every process is `baton serve ...`, as an operator would start it, but for its imports, which `fork_server` has done.
-Waits have deadlines; a process that dies unasked is a failure that shows its log. `Cluster` is a context manager and
-leaves nothing running.
+Every process is `baton serve ...`, with imports done by `fork_server`. Waits have deadlines; an unexpected exit fails
+the test and shows the log. `Cluster` is a context manager and leaves nothing running.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ BUSY_OWNERS = ("pinned", "live", "reserved", "draining")
 
 
 def eventually(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """The first true value of `condition`, asked again and again; fails after `timeout_s`."""
+    """Polls `condition` and returns its first true value. Fails after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s} s: {what}")
-        time.sleep(POLL_S)  # between two looks, not instead of one
+        time.sleep(POLL_S)  # poll interval
     return value
 
 
@@ -115,11 +114,11 @@ class Cluster:
         return self.processes["router-0"].url
 
     def router_urls(self) -> list[str]:
-        """Of all that were started, in service or not."""
+        """URLs of all started routers, in service or not."""
         return [p.url for p in self.processes.values() if p.role == "router"]
 
     def start(self, role: str, name: str, flags: dict[str, Any] | None = None) -> Process:
-        """Starts one process more, or one that ended again. `flags` are for it alone, and go before all others."""
+        """Starts a process, perhaps again. `flags` are its own and override all others."""
         own = flags or {}
         port, metrics_port = free_ports(2)
         flags = {"host": "127.0.0.1", "port": port, "redis-url": self.redis.url, "model": self.model}
@@ -136,39 +135,38 @@ class Cluster:
         return self.processes[name]
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until every living router has a pair that moved pages."""
+        """Waits until every running router has a pair that moved pages."""
         eventually(self._ready, timeout_s, "the routers say ready")
 
     def wait_links(self, num_links: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until that many links work."""
+        """Waits until `num_links` links are up."""
 
         def count() -> bool:
             try:
                 links = [self.metric(p.name, "baton_link_state") for p in self.workers("decode")]
-            except httpx2.TransportError:  # one that does not serve its metrics yet
+            except httpx2.TransportError:  # a process without a metrics server yet
                 return False
             return sum(links) == num_links
 
         eventually(count, timeout_s, f"{num_links} links")
 
     def workers(self, *roles: str) -> list[Process]:
-        """Living processes of these roles; workers without any."""
+        """Running processes of these roles; workers by default."""
         wanted = roles or ("prefill", "decode")
         return [p for p in self.processes.values() if p.role in wanted and p.popen.poll() is None]
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
-        """The sum of a metric's samples with these labels, in one process. Raises `httpx2.TransportError`: a process
-        that cannot be asked has no value, not 0."""
+        """Sums a metric's samples with these labels, in one process. Raises `httpx2.TransportError` without a reply."""
         families = text_string_to_metric_families(self._metrics(name))
         samples = [sample for family in families for sample in family.samples]
         return sum(s.value for s in samples if s.name == metric and labels.items() <= s.labels.items())
 
     def pages(self, name: str) -> dict[str, int]:
-        """A worker's pages by owner; quick, because it is asked often."""
+        """A worker's pages by owner; fast, for polling."""
         return {owner: int(float(count)) for owner, count in PAGES.findall(self._metrics(name))}
 
     def page_bytes(self, name: str) -> int:
-        """Size of a page, as the worker's log reports its pool."""
+        """Size of a page, from the worker's log."""
         found = re.search(r"page_bytes=(\d+)", self.processes[name].log.read_text(errors="replace"))
         assert found is not None, "the worker reports its pool"
         return int(found[1])
@@ -205,7 +203,7 @@ class Cluster:
         return sum(self.metric(p.name, "baton_tokens_recomputed_total") for p in self.workers("decode"))
 
     def complete(self, prompt: Any, **parameters: Any) -> dict[str, Any]:
-        """POST /v1/completions, not streamed; the decoded answer."""
+        """Sends POST /v1/completions, not streamed; returns the decoded answer."""
         body = {"model": self.model_name, "prompt": prompt, "temperature": 0, **parameters}
         response = self.client.post("/v1/completions", json=body)
         assert response.status_code == 200, response.text
@@ -241,12 +239,12 @@ class Cluster:
 
 
 def plain_client(**options: Any) -> httpx2.Client:
-    """A client for HTTP in the clear. One that could verify certificates reads all of the machine's first: 40 ms."""
+    """A client for plain HTTP. A client that verifies certificates takes 40 ms to read the machine's."""
     return httpx2.Client(trust_env=False, verify=False, **options)
 
 
 def is_ready(router: Process) -> bool:
-    """True if it reports that it serves."""
+    """True if the router reports ready."""
     try:
         with plain_client(timeout=5.0) as client:
             return bool(client.get(f"{router.url}/ready").status_code == 200)
@@ -255,7 +253,7 @@ def is_ready(router: Process) -> bool:
 
 
 def completion_tokens(answer: dict[str, Any], index: int = 0) -> list[int]:
-    """Token ids of a completion asked for with `return_token_ids`."""
+    """Token ids of a completion with `return_token_ids`."""
     return [int(token) for token in answer["choices"][index]["token_ids"]]
 
 

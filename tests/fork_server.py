@@ -1,10 +1,9 @@
-"""A fork server of service processes: one process imports everything once, and each service is a fork of it.
+"""A fork server of service processes: one process imports everything once and forks each service.
 
-`python -m tests.fork_server FD MODULE...` is that process; `ForkServer` starts it and asks it for children. A child is
-a process as any other: it runs a `baton` command from its first line to the interpreter's end, under its own pid, with
-its own log. What it is spared is five seconds of importing torch and transformers. No thread may run when it is born,
-and no library may be at work (grpc, NIXL and uvloop begin with their first use), so that nothing half done is
-inherited.
+`python -m tests.fork_server FD MODULE...` is that process; `ForkServer` starts it and requests children. A child runs a
+`baton` command from its first line to the interpreter's end, with its own pid and log. It saves five seconds of
+importing torch and transformers. No thread may run before a fork, and no library may be active (grpc, NIXL and uvloop
+start with their first use): a child would inherit half of its work.
 
 The fork server ends with the process that started it, and its children end with it.
 """
@@ -40,11 +39,11 @@ class ForkedProcess:
 
     pid: int
     _exit_socket: socket.socket = field(repr=False)
-    """Brings the exit code, once."""
+    """Receives the exit code, once."""
     returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs; a signal's number is negative."""
+        """The exit code, or None while it runs; signals are negative."""
         try:
             return self.wait(0.0)
         except subprocess.TimeoutExpired:
@@ -62,7 +61,7 @@ class ForkedProcess:
         return self.returncode
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Does nothing to one that has ended."""
+        """Does nothing if the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -74,7 +73,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The client's end. One thread at a time. `preloaded`: modules that children need not import themselves."""
+    """The client's end, for one thread. `preloaded`: modules that the server imports for its children."""
 
     def __init__(self, preloaded: Sequence[str] = SERVICES) -> None:
         self._requests, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -96,7 +95,7 @@ class ForkServer:
         self._requests.settimeout(ANSWER_TIMEOUT_S)
 
     def spawn(self, name: str, tokens: Sequence[str], log: Path) -> ForkedProcess:
-        """Runs `baton` with `tokens`; its output goes to a new file `log`, and it is called `name` in `ps -o comm`."""
+        """Runs `baton` with `tokens`; its output goes to a new file `log`, and `ps -o comm` shows `name`."""
         exit_socket, child_socket = socket.socketpair()
         with log.open("wb") as out, child_socket:
             request = json.dumps({"name": name, "tokens": list(tokens)}).encode()
@@ -104,14 +103,14 @@ class ForkServer:
         return ForkedProcess(int(self._requests.recv(64)), exit_socket)
 
     def close(self) -> None:
-        """Ends the fork server and all children that are left. Idempotent."""
+        """Ends the fork server and all children. Idempotent."""
         self._requests.close()
         self._process.wait(ANSWER_TIMEOUT_S)
 
 
 @functools.cache
 def shared_fork_server() -> ForkServer:
-    """This process's own, which begins when it is first asked for and ends with the process."""
+    """The fork server of this process, created on first use; it ends with the process."""
     fork_server = ForkServer()
     atexit.register(fork_server.close)
     return fork_server
@@ -126,7 +125,7 @@ class _SpawnRequest:
     log: int
 
     def run(self) -> int:
-        """Runs the command in this process; its exit code."""
+        """Runs the command in this process; returns its exit code."""
         Path("/proc/self/comm").write_text(self.name)
         os.dup2(self.log, 1)
         os.dup2(self.log, 2)
@@ -135,7 +134,7 @@ class _SpawnRequest:
 
 
 class _ServerLoop:
-    """The fork server's loop: requests in, pids out, exit codes as they come."""
+    """The server's loop: receives requests, returns pids and exit codes."""
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
@@ -143,7 +142,7 @@ class _ServerLoop:
         self._exit_sockets: dict[int, tuple[int, socket.socket]] = {}  # by the child's pidfd
 
     def serve(self) -> _SpawnRequest | None:
-        """None in the server, when the requester is gone; in every child what it is to become."""
+        """Returns None in the server after the last request, and in every child its request."""
         self._selector.register(self._requests, selectors.EVENT_READ)
         self._requests.send(b"ready")
         while True:
@@ -174,7 +173,7 @@ class _ServerLoop:
         return False
 
     def _close_inherited(self, exit_socket: socket.socket) -> None:
-        """A child keeps nothing of the server's."""
+        """Closes everything that a child inherits from the server."""
         self._selector.close()
         self._requests.close()
         exit_socket.close()
@@ -197,12 +196,12 @@ class _ServerLoop:
 
 
 def main() -> int:
-    """Command line."""
+    """Runs the server."""
     descriptor, *preloaded = sys.argv[1:]
     requests = socket.socket(fileno=int(descriptor))
     for name in preloaded:
         importlib.import_module(name)
-    gc.freeze()  # what is here stays: children share it, and never look at it again
+    gc.freeze()  # children share these objects; collecting them would copy pages
     request = _ServerLoop(requests).serve()
     return 0 if request is None else request.run()
 

@@ -1,9 +1,9 @@
-"""A mock worker in a process of its own, announced in a real Redis: one that can be killed, stopped and continued.
+"""A mock worker in a process of its own, registered in a real Redis; tests kill, stop and continue it.
 
     python -m tests.mock_worker_process prefill|decode ID REDIS_URL [PHASE]
 
-With PHASE the first request to get there goes no further. On SIGUSR1 the interpreter is busy for a while, as in a long
-call of a library that does not let go of it; then every request goes on. Ends when its standard input does.
+With PHASE the first request stops there. SIGUSR1 blocks the interpreter for a while, like a library call that holds the
+GIL; then every request continues. The process ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tests.mock_workers import Hold, MockDecode, MockPrefill, MockWorker, Phase,
 
 OPTIONS = StoreOptions(timeout_s=5.0)
 BUSY_S = 5.0
-"""Longer than any ping is waited for."""
+"""Longer than a ping timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class MockWorkerProcess:
-    """One that runs, or is stopped."""
+    """A running or stopped process."""
 
     id: str
     popen: subprocess.Popen[bytes]
 
     def signal(self, number: signal.Signals) -> None:
-        """SIGKILL, SIGSTOP (its machine goes on to answer TCP, it answers nothing), SIGCONT or SIGUSR1 (see above)."""
+        """Sends SIGKILL, SIGSTOP (its machine still answers TCP), SIGCONT or SIGUSR1 (see the module)."""
         self.popen.send_signal(number)
 
 
@@ -44,7 +44,7 @@ class MockWorkerProcess:
 def mock_worker_process(
     role: WorkerRole, id: str, redis_url: str, hold: Phase | None = None
 ) -> Iterator[MockWorkerProcess]:
-    """Starts one; it is gone at the end."""
+    """Starts a process and kills it at the end."""
     arguments = [role.value, id, redis_url, *([hold.value] if hold is not None else [])]
     popen = subprocess.Popen([sys.executable, "-m", "tests.mock_worker_process", *arguments], stdin=subprocess.PIPE)
     try:
@@ -70,15 +70,15 @@ async def _serve(role: WorkerRole, id: str, redis_url: str, script: list[Scripte
 
 
 def _block_interpreter(worker: MockWorker) -> None:
-    with_gil = ctypes.PyDLL(None)  # unlike CDLL
+    with_gil = ctypes.PyDLL(None)  # keeps the GIL, unlike CDLL
     with_gil.usleep(int(BUSY_S * 1e6))
     worker.release()
 
 
 async def _announce_forever(store: StateStore, worker: MockWorker) -> None:
-    """Every heartbeat; a decode worker has a link to every prefill worker that it sees."""
+    """Registers at every heartbeat; a decode worker has a link to every prefill worker."""
     async for _ in store.changes():
-        with contextlib.suppress(StoreUnavailable):  # a call was under way when it was stopped
+        with contextlib.suppress(StoreUnavailable):  # the call was interrupted by a stop
             links = [_link(record) for record in await store.workers() if record.role is WorkerRole.PREFILL]
             await store.announce(worker.record(links if worker.role is WorkerRole.DECODE else ()))
 
@@ -88,7 +88,7 @@ def _link(prefill: WorkerRecord) -> LinkRecord:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the worker."""
     role, id, redis_url, *hold = sys.argv[1:]
     script = [ScriptedAction(Phase(phase), Hold()) for phase in hold]
     asyncio.run(_serve(WorkerRole(role), id, redis_url, script))

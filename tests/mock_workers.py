@@ -1,7 +1,7 @@
 """Scriptable prefill and decode workers: real gRPC servers in this process that compute nothing.
 
-Tokens are a function of their index, so any attempt on any worker continues alike. A script is a list of
-`ScriptedAction`: what to do when a phase is reached. Every call, abort and phase is recorded and can be waited for.
+A token is a function of its index, so all attempts on all workers agree. A script is a list of `ScriptedAction`. Every
+call, abort and phase is recorded and can be waited for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODEL = "mock"
 
 
 class Phase(enum.Enum):
-    """Where a script may step in: before each of these, and once more after the seal."""
+    """Phases for actions: before each of these, and once after the seal."""
 
     RESERVE = "reserve"
     ACCEPT = "accept"
@@ -40,7 +40,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Go no further until `release`, or until the peer ends the call."""
+    """Stop here until `release`, or until the peer ends the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Say "not now" (to a promise)."""
+    """Refuse a reservation for now."""
 
     retry_after_s: float = 0.01
 
@@ -89,7 +89,7 @@ class MockWorker:
     """Common parts of both workers: a server, a record, a script, and the calls so far."""
 
     role: WorkerRole
-    prefills = False  # for itself; a decode worker may
+    prefills = False  # a decode worker may prefill for itself
     fingerprint = "mock"
 
     def __init__(self, id: str, script: Sequence[ScriptedAction] = ()) -> None:
@@ -142,7 +142,7 @@ class MockWorker:
         )
 
     async def reached(self, phase: Phase, times: int = 1) -> None:
-        """Waits until a phase was reached so often."""
+        """Waits until a phase was reached this often."""
         await self._wait_for(lambda: self._reached[phase] >= times)
 
     async def aborted(self, id: AttemptId, within_s: float = WAIT_S) -> str:
@@ -166,7 +166,7 @@ class MockWorker:
             await self._changed.wait_for(condition)
 
     async def _run_action(self, phase: Phase, index: int | None = None) -> Action | None:
-        """Notes the phase; performs Hold and Crash, returns what the caller must do itself."""
+        """Records the phase; performs Hold and Crash, returns other actions to the caller."""
         async with self._changed:
             self._reached[phase] += 1
             self._changed.notify_all()
@@ -221,7 +221,7 @@ class MockPrefill(MockWorker, prefill_pb2_grpc.PrefillServicer):
 
 
 class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
-    """Promises, lands at once, and sends one token a message."""
+    """Reserves, imports at once, and sends one token a message."""
 
     role = WorkerRole.DECODE
     decode_prefix_len = 0
@@ -277,7 +277,7 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
 
 
 def finish_at(request: EngineRequest, index: int) -> FinishReason | None:
-    """The end that a worker announces with the token at `index`."""
+    """The finish reason that a worker sends with the token at `index`."""
     return FinishReason.LENGTH if index + 1 >= request.stop.max_tokens else None
 
 
@@ -287,7 +287,7 @@ def failure(action: Fail) -> common_pb2.Failure:
 
 @dataclass(slots=True)
 class MockCluster:
-    """Workers and their announcements; every decode worker is linked to every prefill worker."""
+    """Workers and their registrations; every decode worker has a link to every prefill worker."""
 
     registry: WorkerRegistry
     prefills: list[MockPrefill] = field(default_factory=list)
@@ -307,7 +307,7 @@ class MockCluster:
         await asyncio.gather(*(worker.stop() for worker in self.workers))
 
     async def announce(self) -> None:
-        """Enters or refreshes every worker's record."""
+        """Registers every worker, or refreshes its record."""
         links = [
             LinkRecord(prefill.id, prefill.incarnation, "stream", 1e9, self.num_probe_bytes)
             for prefill in self.prefills
@@ -318,6 +318,6 @@ class MockCluster:
             await self.registry.announce(decode.record(links))
 
     async def change_load(self, worker: MockWorker, **load: Any) -> None:
-        """Changes parts of a worker's load and announces it."""
+        """Changes parts of a worker's load and registers it."""
         worker.load = replace(worker.load, **load)
         await self.announce()

@@ -1,6 +1,6 @@
-"""Streamed completions as a client sees them: events with their ids and tokens, and a call that outlives its router.
+"""Streamed completions of a client: events with ids and tokens, and calls that outlive their router.
 
-For tests over real processes. Knows of the cluster only the routers' addresses.
+Used on real processes. Knows only the routers' addresses.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ TIMEOUT_S = 60.0
 
 
 class RouterDraining(Exception):
-    """It takes no call any more, and says so."""
+    """The router refuses new calls because it drains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of a stream, with the token in it (None for one without choices)."""
+    """An event of a stream and its token (None without choices)."""
 
     id: str
     choice: int | None
@@ -34,7 +34,7 @@ class Event:
 
 @contextmanager
 def stream(method: str, url: str, **arguments: Any) -> Iterator[Iterator[Event]]:
-    """A stream's events as they come; leaving hangs up. Raises `RouterDraining`, `httpx2.TransportError` if it
+    """Yields a stream's events; leaving the context hangs up. Raises `RouterDraining`, or `httpx2.TransportError` if it
     breaks."""
     headers = {"accept": "text/event-stream", **arguments.pop("headers", {})}
     with (
@@ -49,43 +49,43 @@ def stream(method: str, url: str, **arguments: Any) -> Iterator[Iterator[Event]]
 
 
 def ask(url: str, body: dict[str, Any]) -> Any:
-    """A new call; `stream`'s context manager."""
+    """Starts a call; returns `stream`'s context manager."""
     return stream("POST", f"{url}/v1/completions", json=body)
 
 
 def resume(url: str, last: Event) -> Any:
-    """The same call after `last`, maybe at another router; `stream`'s context manager."""
+    """Resumes a call after `last`, perhaps at another router; returns `stream`'s context manager."""
     return stream("GET", f"{url}/v1/requests/{call_id(last)}/stream", headers={"last-event-id": last.id})
 
 
 def call_id(event: Event) -> str:
-    """Of the call that the event belongs to."""
+    """Id of the event's call."""
     return event.id.partition(":")[0]
 
 
 def tokens(events: Sequence[Event], choice: int = 0) -> list[int | None]:
-    """Of one choice, in the order in which they came."""
+    """Tokens of one choice in order of arrival."""
     return [event.token for event in events if event.choice == choice]
 
 
 @dataclass(slots=True)
 class ResumableCall:
-    """One call that is carried to its end over as many connections and routers as that takes.
+    """One call that resumes over as many connections and routers as it needs.
 
-    It goes elsewhere when a connection breaks or cannot be made, or when a router says that it is leaving. Any other
-    refusal, and an error in the stream, is a failure.
+    It changes the router when a connection breaks or fails, or when a router drains. Other refusals and errors in the
+    stream are failures.
     """
 
     routers: Callable[[], Sequence[str]]
-    """Addresses to try in turn: where routers are, or were a moment ago."""
+    """Returns the addresses to try in turn: present or recent ones of routers."""
     body: dict[str, Any]
     router_index: int = 0
-    """Which router is asked now; another one when that one fails."""
+    """Index of the present router; the next one follows a failure."""
     seen: list[Event] = field(default_factory=list)
     num_resumes: int = 0
 
     def run(self, timeout_s: float) -> list[int | None]:
-        """The tokens."""
+        """Returns the tokens."""
         deadline = time.monotonic() + timeout_s
         while not self._read_stream():
             assert time.monotonic() < deadline, f"{len(self.seen)} events, and no end"
@@ -93,7 +93,7 @@ class ResumableCall:
         return tokens(self.seen)
 
     def _read_stream(self) -> bool:
-        """To one router, for as long as it speaks; whether the end has come."""
+        """Reads one stream; returns whether the call has ended."""
         urls = self.routers()
         url, is_new = urls[self.router_index % len(urls)], not self.seen
         try:

@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 GENERATED = ROOT / "baton" / "rpc" / "gen"
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-# Written in two halves, or this file would break its own rule.
+# Written in two halves, because this file must pass its own rule.
 REGISTRY_HOSTS = tuple(name + end for name, end in (("pypi", ".org"), ("pythonhosted", ".org"), ("npmjs", ".")))
 
 
 def sources(*folders: str) -> list[Path]:
-    """Our own Python files below the folders, without the generated stubs."""
+    """Python files of the project below the folders, without generated code."""
     files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     return [path for path in files if GENERATED not in path.parents]
 
@@ -110,7 +110,7 @@ def test_only_settings_read_the_environment():
 
 
 def test_nothing_is_unpickled():
-    """Whoever can write to a worker's port or to the store must not be able to run code by it."""
+    """Access to a worker's port or to the store must not allow running code."""
     banned = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
     loading = [
         f"{location(path, line)} {name}"

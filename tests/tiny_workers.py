@@ -1,7 +1,7 @@
-"""Tiny worlds: a few small pages, two tokens, a model that is exact, and nothing that runs by itself.
+"""Tiny workers: a few small pages, two tokens, an exact model, and no threads.
 
 The property tests build their prefill and decode sides here. Every side has the real bookkeeping and the fake runner,
-which refuses a row whose page table does not spell its history.
+which refuses a row whose page table does not match its history.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ VOCAB_SIZE = 2
 REPEATABLE_SETTINGS = settings(
     max_examples=60, stateful_step_count=40, derandomize=True, database=None, deadline=None, report_multiple_bugs=False
 )
-"""The same examples in every run, so that a red build is always the change's fault."""
+"""Draws the same examples in every run, so a red build is the change's fault."""
 
 PLANTED_BUG_SETTINGS = settings(REPEATABLE_SETTINGS, max_examples=600, phases=(Phase.generate,), print_blob=False)
-"""For bugs that were planted: to find them is enough."""
+"""For planted bugs, which need not be shrunk."""
 
 
 class ArrayMemory(PageMemory):
-    """A pool's bytes in an ordinary array: no mapping, no huge page, gone with the test."""
+    """A pool's bytes in an ordinary array, without a mapping."""
 
     def __init__(self, num_pages: int, page_bytes: int) -> None:
         self.num_pages = num_pages
@@ -57,7 +57,7 @@ class ArrayMemory(PageMemory):
 
 @dataclass(frozen=True)
 class TinyPrefill:
-    """One prefill worker without its loop. The classes may be replaced by broken ones."""
+    """One prefill worker without its loop. Tests may replace the classes."""
 
     memory: ArrayMemory
     cache: PrefixCache
@@ -68,7 +68,7 @@ class TinyPrefill:
 
 @dataclass(frozen=True)
 class TinyDecode:
-    """One decode worker without its loop. The classes may be replaced by broken ones."""
+    """One decode worker without its loop. Tests may replace the classes."""
 
     memory: ArrayMemory
     cache: PrefixCache
@@ -126,7 +126,7 @@ def engine_request(
     seed: int = 0,
     salt: str = "",
 ) -> EngineRequest:
-    """A request under the model of this module, with what earlier attempts emitted."""
+    """A request for this module's model, with the tokens of earlier attempts."""
     sampling = SamplingParams(temperature=1.0, seed=seed)
     tokens = (*prompt, *(emitted or []))
     id = AttemptId(RequestId(name), attempt)
@@ -160,14 +160,14 @@ def num_pages(num_tokens: int) -> int:
 
 
 def check_invariants(cache: PrefixCache) -> None:
-    """The pool and the cache agree, and every page has exactly one owner."""
+    """Checks that the pool and the cache agree, and every page has exactly one owner."""
     cache.pool.check()
     cache.check()
     assert sum(cache.pool.counts().values()) == cache.pool.num_pages
 
 
 def assert_idle(cache: PrefixCache) -> None:
-    """Nothing is left behind: every page is free or cached."""
+    """Checks that every page is free or cached."""
     check_invariants(cache)
     assert cache.pool.num_free + cache.pool.num_cached == cache.pool.num_pages
     assert cache.pool.counts()[Owner.CACHED] == len(cache)

@@ -1,4 +1,4 @@
-"""The clients: what they make of a stream that ends well, breaks off, fails, or is refused."""
+"""Clients reading streams that end well, break off, fail, or are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNKNOWN = b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\nconnection: close\r\
 
 
 class Router:
-    """Gives one scripted answer a connection, then breaks it; an empty one is held open."""
+    """Sends one scripted answer a connection and breaks it; holds the connection open after an empty answer."""
 
     def __init__(self, *answers: bytes) -> None:
         self.requests: list[str] = []

@@ -1,4 +1,4 @@
-"""Each rule of the history checker catches a history that breaks it, and a good history breaks none."""
+"""A good history breaks no rule of the history checker; each planted one breaks its rule."""
 
 from __future__ import annotations
 

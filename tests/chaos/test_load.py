@@ -10,7 +10,7 @@ from chaos.load import MixedLoad
 
 
 class ScriptedClient:
-    """Refuses every request, and counts them."""
+    """Refuses and counts all requests."""
 
     def __init__(self, enough: asyncio.Event) -> None:
         self.http: Any = None

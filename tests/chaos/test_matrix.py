@@ -1,4 +1,4 @@
-"""A few cells of the matrix, chosen for what they prove, on one cluster of real processes; `make chaos` plays all."""
+"""A few cells of the matrix on one cluster of real processes; `make chaos` runs all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 HOLD_S = 8.0
 REDIS_HOLD_S = 3.0
-"""Longer than an announcement is believed."""
+"""Longer than the lifetime of a registration."""
 
 CELLS = (
     Cell(RequestPhase.RESERVED, ClusterFault.DUPLICATE),
@@ -47,6 +47,6 @@ async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cha
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 async def test_a_fault_in_a_phase(harness: ChaosHarness, cell: Cell) -> None:
-    """Every answer is complete and the undisturbed one; afterwards nothing is held and everybody is in service."""
+    """Every answer is complete and undisturbed. Afterwards no page is held and every process is in service."""
     result = await run_cell(cell, harness)
     assert result.problems == ()

@@ -1,4 +1,4 @@
-"""The fault proxy does what its condition says, to connections that are open and to new ones."""
+"""Conditions of the fault proxy, on open and on new connections."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from chaos.testbed.proxy import LinkCondition
 TIMEOUT_S = 10.0
 SERVER = "echo"
 LONG_ENOUGH_S = 0.2
-"""To see that nothing comes; what must come is waited for with `TIMEOUT_S`."""
+"""Wait that shows silence; data that must come has `TIMEOUT_S`."""
 
 
 class EchoClient:
-    """One connection to the echo server, through the proxy."""
+    """A connection to the echo server, through the proxy."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -49,7 +49,7 @@ class EchoClient:
 
 
 class EchoNetwork:
-    """A network with an echo server behind a proxy, and those who call it."""
+    """A network with an echo server behind a proxy, and its clients."""
 
     def __init__(self) -> None:
         self.network = ProxyNetwork(dict)
@@ -174,7 +174,7 @@ def test_a_client_s_preface_is_no_frame() -> None:
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::ffff:127.0.0.1")])
 def test_the_process_behind_a_connection_is_known(family: socket.AddressFamily, address: str) -> None:
-    """Also when it calls an IPv4 address from an IPv6 socket, as gRPC does."""
+    """Covers gRPC, which calls IPv4 addresses from IPv6 sockets."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(family) as client:
         client.connect((address, server.getsockname()[1]))
         with server.accept()[0] as accepted:

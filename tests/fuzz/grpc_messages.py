@@ -1,4 +1,4 @@
-"""What a broken or hostile peer may send: values at and beyond every edge for any message, and damage to good bytes."""
+"""Messages of broken or hostile peers: field values at and beyond every edge, and corrupted bytes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ VALUES_BY_TYPE: dict[int, st.SearchStrategy[Any]] = {
 
 @st.composite
 def arbitrary_message(draw: st.DrawFn, descriptor: Any) -> Message:
-    """A message of a descriptor's type, whose fields are, each for itself, absent, ordinary or beyond an edge."""
+    """A message of a descriptor's type. Each field is independently absent, ordinary or beyond an edge."""
     message = GetMessageClass(descriptor)()
     for field in descriptor.fields:
         if draw(st.booleans()):
@@ -75,7 +75,7 @@ def _set_field(draw: st.DrawFn, message: Message, field: FieldDescriptor) -> Non
 
 @st.composite
 def corrupted(draw: st.DrawFn, good: bytes) -> bytes:
-    """`good` cut short, with bits flipped, with a piece repeated, or with something put in."""
+    """Returns `good` cut short, with flipped bits, with a repeated piece, or with an insertion."""
     body = bytearray(good)
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, max(0, len(body) - 1)))

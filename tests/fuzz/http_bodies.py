@@ -1,4 +1,4 @@
-"""Bodies that clients never mean to send: nearly right ones, and bytes of every kind."""
+"""Nearly valid request bodies, and bytes of every kind."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ VALUES = st.recursive(
 
 @st.composite
 def nearly_valid(draw: st.DrawFn, path: str) -> dict[str, Any]:
-    """A right body with a few things changed, anywhere in it."""
+    """A valid body with a few changes anywhere."""
     chosen = draw(st.sets(st.sampled_from(sorted(SHARED)), max_size=6))
     body = copy.deepcopy({**BASES[path], **{name: SHARED[name] for name in sorted(chosen)}})
     for _ in range(draw(st.integers(0, 3))):
@@ -93,7 +93,7 @@ def nearly_valid(draw: st.DrawFn, path: str) -> dict[str, Any]:
 
 
 def _change(draw: st.DrawFn, body: dict[str, Any]) -> None:
-    """Goes down a random way and puts something else there, or takes it away."""
+    """Changes or removes the value at a random path."""
     place: Any = body
     while True:
         keys = list(place) if isinstance(place, dict) else list(range(len(place)))
@@ -132,7 +132,7 @@ TOKEN_SOUP = st.lists(st.sampled_from(_TOKENS), max_size=20).map(b"".join)
 
 @st.composite
 def corrupted(draw: st.DrawFn, path: str) -> bytes:
-    """A right body of which bytes were lost, with_duplicate_keys or changed."""
+    """A valid body with lost, repeated or changed bytes."""
     data = bytearray(json.dumps({**BASES[path], **SHARED}).encode())
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(data)))
@@ -143,7 +143,7 @@ def corrupted(draw: st.DrawFn, path: str) -> bytes:
 
 @st.composite
 def deeply_nested(draw: st.DrawFn, path: str) -> bytes:
-    """A body with something deep in one of its fields, closed or not."""
+    """A body with deep nesting in one of its fields, closed or not."""
     depth = draw(st.sampled_from([1, 60, 62, 63, 64, 65, 200, 900, 1100, 5000]))
     opening, closing = draw(st.sampled_from([(b"[", b"]"), (b'{"a":', b"}"), (b'[{"content":', b"}]")]))
     name = draw(st.sampled_from(["prompt", "messages", "stop", "logit_bias", "response_format", "metadata", "tools"]))
@@ -153,7 +153,7 @@ def deeply_nested(draw: st.DrawFn, path: str) -> bytes:
 
 @st.composite
 def with_duplicate_keys(draw: st.DrawFn, path: str) -> bytes:
-    """A body that has some of its fields twice."""
+    """A body with repeated fields."""
     pairs = [*BASES[path].items(), *SHARED.items()]
     chosen = draw(st.lists(st.sampled_from(pairs), min_size=1, max_size=8))
     fields = [*BASES[path].items(), *chosen, *((name, draw(VALUES)) for name, _ in chosen)]
@@ -171,6 +171,6 @@ def raw(path: str) -> st.SearchStrategy[bytes]:
 
 @st.composite
 def split_body(draw: st.DrawFn, data: bytes) -> list[bytes]:
-    """The bytes as they may arrive."""
+    """The bytes in pieces, as they may arrive."""
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=3)))
     return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]

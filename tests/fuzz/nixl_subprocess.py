@@ -1,7 +1,7 @@
-"""A process that is offered corrupted NIXL metadata and impossible memory, and prints what became of each as JSON.
+"""Offers corrupted NIXL metadata and impossible memory to a puller; prints the outcomes as JSON.
 
-Run by `test_nixl_metadata`, as a process of its own: the library ends its process with a segmentation fault when
-corrupted metadata reaches it.
+Run by `test_nixl_metadata` as a process of its own: corrupted metadata inside the library would be a segmentation
+fault.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRUST = ClusterTrust(b"a secret of thirty-two bytes ....")
 
 
 def main() -> None:
-    """No arguments."""
+    """Takes no arguments."""
     remote, local, events = PageMemory(NUM_PAGES, PAGE_BYTES), PageMemory(NUM_PAGES, PAGE_BYTES), EventLog()
     remote.buffer[:] = bytes(range(256)) * (NUM_PAGES * PAGE_BYTES // 256)
     source = NixlSource(SOURCE, INCARNATION, remote, TRUST)
@@ -67,7 +67,7 @@ def malformed_sources(good: SourceInfo) -> dict[str, SourceInfo]:
 
 
 def corrupt(metadata: bytes, random_: random.Random) -> bytes:
-    """`metadata` with a bit flipped, cut short, or with bytes put in."""
+    """Returns `metadata` with a flipped bit, cut short, or with inserted bytes."""
     body = bytearray(metadata)
     at = random_.randrange(len(body))
     match random_.randrange(3):
@@ -81,7 +81,7 @@ def corrupt(metadata: bytes, random_: random.Random) -> bytes:
 
 
 def connect(puller: NixlPuller, info: SourceInfo) -> str:
-    """`linked`, or why not."""
+    """Returns `linked` or the error."""
     try:
         puller.connect(info)
     except LinkBroken as error:

@@ -1,4 +1,4 @@
-"""Garbage at the gRPC doors of both workers: typed errors, no crash, no hang, no page left held."""
+"""Garbage on the gRPC servers of both workers: typed errors, no crash, no hang, no page left held."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def _listen(call: Any, listen_s: float) -> None:
 
 
 async def check_reply(pair: WorkerPair, name: str, message: Message) -> None:
-    """As `send`; and what a reply says of a failure is one of our errors, but no fault of our own."""
+    """Like `send`; a failure in a reply must have a known code, and never `Broken`."""
     stub = decode_pb2_grpc.DecodeStub(pair.to_decode) if ".Decode/" in name else None
     if name.endswith("/Reserve") and stub is not None:
         reply = await stub.Reserve(message, timeout=TIMEOUT_S)
@@ -150,7 +150,7 @@ def test_absurd_values(pair: WorkerPair, name: str, data: st.DataObject) -> None
 @settings(FUZZ, max_examples=100)
 @given(st.sampled_from(["Reserve", "Generate", "Prefill", "Renew", "ReadPages"]), st.data())
 def test_one_absurd_value_in_a_good_message(pair: WorkerPair, kind: str, data: st.DataObject) -> None:
-    """Fields are merged over those of a good message, so that what comes after the first check is reached too."""
+    """Merges arbitrary fields into a good message, to reach what follows the first check."""
     name = next(name for name in METHODS if name.endswith(f"/{kind}"))
     message = type(GOOD[kind])()
     message.CopyFrom(GOOD[kind])
@@ -166,7 +166,7 @@ def test_one_absurd_value_in_a_good_message(pair: WorkerPair, kind: str, data: s
 
 
 def _unique_id(message: Message, number: int) -> Message:
-    """The part of `message` that gives it an id of its own: most would be fenced off as old attempts otherwise."""
+    """The field that makes the message's id unique; fencing would refuse a repeated id."""
     id = common_pb2.AttemptId(request_id=f"r{number}", attempt=1)
     match message:
         case decode_pb2.ReserveRequest():
@@ -219,7 +219,7 @@ REJECTED: list[tuple[str, dict[str, Any]]] = [
 
 
 def invalid_request(**fields: Any) -> common_pb2.EngineRequest:
-    """`SEQUENCE` with fields exchanged."""
+    """`SEQUENCE` with other fields."""
     request = common_pb2.EngineRequest()
     request.CopyFrom(SEQUENCE)
     for name in fields:
@@ -249,7 +249,7 @@ def test_no_engine_is_given(pair: WorkerPair, what: str, fields: dict[str, Any])
 
 @pytest.mark.parametrize("deadline_s", [float("nan"), float("inf"), -1.0, 0.0, 1e308, -float("inf")])
 def test_deadlines_that_are_none(pair: WorkerPair, deadline_s: float) -> None:
-    """No engine waits for a time that never comes, or spins until it does."""
+    """No engine waits for an impossible time, or spins until it comes."""
 
     async def call() -> None:
         request = pair.next_request()
@@ -263,7 +263,7 @@ def test_deadlines_that_are_none(pair: WorkerPair, deadline_s: float) -> None:
         reserved = await pair.reserve(other := pair.next_request())
         claim = pair.generate(other, reserved.reservation_id)
         claim.deadline_s = deadline_s
-        # Long enough for the engine to find that it has nothing to do until then, and to go to sleep.
+        # Long enough for the engine to go to sleep.
         await send(pair, "/baton.v1.Decode/Generate", claim.SerializeToString(), listen_s=3 * IDLE_CHECK_S)
 
     pair.run(call())
@@ -299,7 +299,7 @@ def test_aborts_of_a_request_in_every_phase(pair: WorkerPair) -> None:
             prefill_pb2.PrefillRequest(request=message, deadline_s=10.0), timeout=TIMEOUT_S
         )
         reads = [asyncio.create_task(_read(call)) for call in (prefill, generate)]
-        await asyncio.sleep(delay_s)  # a place in the request's life, wherever that is on this machine
+        await asyncio.sleep(delay_s)  # some phase of the request, depending on the machine
         abort = common_pb2.AbortRequest(id=message.id, reason="x" * 10_000)
         for stub in (prefill_pb2_grpc.PrefillStub(pair.to_prefill), decode_pb2_grpc.DecodeStub(pair.to_decode)):
             await asyncio.gather(*(stub.Abort(abort, timeout=TIMEOUT_S) for _ in range(10)))

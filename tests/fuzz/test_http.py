@@ -1,7 +1,7 @@
-"""Whatever a client sends, the API answers soon, in one shape, within bounds, and is never itself at fault.
+"""The API answers anything soon, in one shape, within bounds, and never with a 5xx.
 
-Bodies come from three places: from the API's own OpenAPI document by schemathesis, from right bodies that were changed,
-and from bytes. The document is the oracle of who is right: what it allows is answered, what it forbids is refused.
+Bodies come from the OpenAPI document by schemathesis, from changed valid bodies, and from bytes. The document is the
+oracle: allowed bodies are answered, forbidden ones refused.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def app() -> Iterator[FuzzedApp]:
 
 
 def cases(path: str, mode: GenerationMode) -> st.SearchStrategy[Any]:
-    """The bodies that schemathesis makes of the document."""
+    """Bodies that schemathesis generates from the document."""
     return SCHEMA[path]["POST"].as_strategy(generation_mode=mode).map(lambda case: case.body)
 
 
 def without_conflicts(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without what only its fields together make wrong, which a schema cannot say."""
+    """The body without conflicts between fields, which a schema cannot express."""
     agreed = dict(body)
     if not agreed.get("stream"):
         agreed.pop("stream_options", None)
@@ -75,12 +75,12 @@ def without_conflicts(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def says_nothing(reply: Reply) -> bool:
-    """A text without a token is refused, and only the tokenizer knows."""
+    """A text without tokens is refused; only the tokenizer can tell."""
     return reply.status == 400 and "has no tokens" in reply.error["message"]
 
 
 def plain(value: Any) -> Any:
-    """Whole numbers without a fraction, as the document asks for: to JSON Schema 1.0 is an integer, to us it is not."""
+    """Converts whole floats: JSON Schema accepts 1.0 as an integer, the API does not."""
     if isinstance(value, dict):
         return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -89,7 +89,7 @@ def plain(value: Any) -> Any:
 
 
 def check_answer(app: FuzzedApp, path: str, body: Any) -> Reply:
-    """Sends a body and holds the answer against the document."""
+    """Sends a body and compares the answer with the document."""
     reply = app.post(path, body)
     is_allowed = validator(PATHS[path]).is_valid(body)
     if not is_allowed:
@@ -121,7 +121,7 @@ def test_what_the_document_forbids_is_refused(app: FuzzedApp, path: str, data: s
     try:
         json.dumps(body)
     except (TypeError, ValueError):
-        return  # schemathesis knows bodies that JSON does not
+        return  # schemathesis generates bodies outside JSON
     check_answer(app, path, plain(body))
 
 
@@ -236,7 +236,7 @@ def test_only_json_is_read(app: FuzzedApp, content_type: str):
 
 
 def test_the_fuzz_would_notice(app: FuzzedApp):
-    """The oracle itself: a right body is answered, and each lie about the document is found."""
+    """Checks the oracle: a valid body is answered, and each lie about the document is found."""
     assert check_answer(app, "/v1/completions", BASES["/v1/completions"]).status == 200
     with pytest.raises(AssertionError, match="tell"):
         app.check(Reply(500, {}, b"tell"), disconnects=False)

@@ -1,4 +1,4 @@
-"""A prefill worker that says anything: decode breaks the link or the attempt, and itself in no case."""
+"""A malicious prefill worker: decode fails the link or the attempt, and keeps running."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VALID_SOURCE = handoff_pb2.SourceInfo(
 
 
 class MaliciousPrefill(handoff_pb2_grpc.HandoffServicer):
-    """Tells everybody what a test has put into it."""
+    """Returns the replies that a test sets."""
 
     def __init__(self) -> None:
         self.hello = handoff_pb2.HelloReply(source=VALID_SOURCE)
@@ -57,7 +57,7 @@ class MaliciousPrefill(handoff_pb2_grpc.HandoffServicer):
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[handoff_pb2.HandoffEvent]:
         for event in self.events:
             yield event
-        if self.events:  # the end of the stream would be a fault of its own, and might be noticed first
+        if self.events:  # the stream's end would be a fault of its own
             await asyncio.Event().wait()
 
     async def ReadPages(self, request: Any, context: Any) -> AsyncIterator[handoff_pb2.PageBytes]:
@@ -75,7 +75,7 @@ class MaliciousPrefill(handoff_pb2_grpc.HandoffServicer):
 
 
 class MaliciousCluster:
-    """The pair, and a malicious that decode has met."""
+    """The pair, and a malicious worker that decode connects to."""
 
     def __init__(self, pair: WorkerPair) -> None:
         self.pair = pair
@@ -92,7 +92,7 @@ class MaliciousCluster:
         await self._server.stop()
 
     async def connect(self) -> bool:
-        """Decode greets the malicious; whether that made a link."""
+        """Lets decode connect; returns whether a link was made."""
         links = self.pair.decode.links
         await links._connect(self.record)
         try:
@@ -102,7 +102,7 @@ class MaliciousCluster:
         return True
 
     async def generate(self, listen_s: float = LISTEN_S) -> str | None:
-        """The code with which an attempt ends that follows the malicious; None when it only waits."""
+        """The error code of an attempt with the malicious worker; None while it waits."""
         pair = self.pair
         request = pair.next_request(PROMPT)
         reserved = await pair.reserve(request)
@@ -171,7 +171,7 @@ def test_an_offer_with_one_lie_makes_no_link(cluster: MaliciousCluster, change: 
 
 
 def test_where_pages_lie_is_no_matter_to_the_stream(cluster: MaliciousCluster) -> None:
-    """It reads by number, and the malicious gives every page; what addresses mean to NIXL is tested beside it."""
+    """The stream reads pages by number. `test_nixl_metadata` covers addresses."""
     source = handoff_pb2.SourceInfo()
     source.CopyFrom(VALID_SOURCE)
     source.num_pages, source.base_address = 2**32 - 1, 12345

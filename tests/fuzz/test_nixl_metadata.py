@@ -1,4 +1,4 @@
-"""Damaged NIXL metadata and impossible memory break a link, never the process; the library itself would not survive."""
+"""Damaged NIXL metadata and impossible memory break a link, never the process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def source_info(metadata: bytes) -> SourceInfo:
 
 
 def sealed(fields: Any) -> bytes:
-    """`fields` in an envelope that is in order."""
+    """`fields` in a valid envelope."""
     body = msgspec.msgpack.encode(fields)
     return xxhash.xxh3_64_digest(body) + body
 

@@ -1,4 +1,4 @@
-"""Bytes on a connection, cut anywhere: the protocol never breaks, and says what it says in HTTP and in our shape."""
+"""Any bytes in any pieces: the server never fails and answers in HTTP, with errors in the API's shape."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FRAGMENTS = [
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[bytes]:
-    """Requests one after another, corrupted, and cut into pieces."""
+    """Consecutive requests, corrupted and cut into pieces."""
     data = bytearray(b"".join(draw(st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=3))))
     for _ in range(draw(st.integers(0, 3))):
         start = draw(st.integers(0, len(data)))
@@ -56,7 +56,7 @@ def streams(draw: st.DrawFn) -> list[bytes]:
 
 
 class Socket(asyncio.Transport):
-    """Keeps what is written; like a real one it loses what comes after `close`, and tells the protocol a turn later."""
+    """Keeps written bytes. Like a real transport it drops writes after `close`, and notifies the protocol later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,14 +77,14 @@ class Socket(asyncio.Transport):
         return self.closing
 
     def pause_reading(self) -> None:
-        """Nobody reads here."""
+        """Does nothing."""
 
     def resume_reading(self) -> None:
-        """Nobody reads here."""
+        """Does nothing."""
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """An application that reads the whole body and says how long it was."""
+    """An application that reads the whole body and returns its length."""
     size, more = 0, True
     while more:
         message = await receive()
@@ -129,8 +129,7 @@ async def exchange(pieces: list[bytes]) -> tuple[Socket, list[str]]:
 
 
 async def run_pending() -> None:
-    """Lets the application do all that it can without more bytes. Nothing here waits for anything but the loop's turns,
-    and `echo` needs a few."""
+    """Runs the loop until the application needs more bytes. `echo` needs a few turns."""
     loop = asyncio.get_running_loop()
     for _ in range(12):
         turn = loop.create_future()
@@ -139,7 +138,7 @@ async def run_pending() -> None:
 
 
 def responses(data: bytes, methods: list[str]) -> list[tuple[int, bytes]]:
-    """The responses in the bytes, as an independent parser reads them. Raises `h11.RemoteProtocolError`."""
+    """The responses in the bytes, by an independent parser. Raises `h11.RemoteProtocolError`."""
     found: list[tuple[int, bytes]] = []
     asked = iter(methods)
     while data:
@@ -163,7 +162,7 @@ def responses(data: bytes, methods: list[str]) -> list[tuple[int, bytes]]:
 
 
 class ErrorLog(logging.Handler):
-    """Log message of uvicorn when the application or the protocol fails."""
+    """Collects uvicorn's error log."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

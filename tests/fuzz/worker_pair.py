@@ -1,7 +1,7 @@
-"""A prefill and a decode worker in this process: real servers, servicers, engine threads and transfers, a fake model.
+"""A prefill and a decode worker in this process: real servers, engine threads and transfers, a fake model.
 
-Everything between a socket and the model is the product's own. The model is as strict as a real one: a token that is
-not in its vocabulary ends the engine, which every test notices.
+All code between a socket and the model is the product's. The model is strict: a token outside its vocabulary ends the
+engine, which every test notices.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ Answer = TypeVar("Answer")
 
 
 class StrictRunner(FakeRunner):
-    """Refuses what would be an index error in a real model or sampler."""
+    """Raises where a real model or sampler would raise an index error."""
 
     def run(self, batch: Batch) -> StepOutput:
         for row in batch.rows:
@@ -106,7 +106,7 @@ class _Worker:
 
 
 class PrefillWorker(_Worker):
-    """Wired as `services.prefill.app` wires it."""
+    """A worker wired as in `services.prefill.app`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class PrefillWorker(_Worker):
 
 
 class DecodeWorker(_Worker):
-    """Wired as `services.decode.app` wires it."""
+    """A worker wired as in `services.decode.app`."""
 
     def __init__(self, store: MemoryStore, channels: ChannelPool) -> None:
         super().__init__()
@@ -178,14 +178,14 @@ class DecodeWorker(_Worker):
 
 
 class WorkerPair:
-    """Both workers and a channel to each, on one event loop that runs while a test asks for something."""
+    """Both workers and a channel to each, on one event loop that runs during calls of `run`."""
 
     def __init__(self, runner: asyncio.Runner) -> None:
         self._runner = runner
         self._num_requests = 0
 
     def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        """Runs `work` to its end, which must come."""
+        """Runs `work` to its end, within a time limit."""
         return self._runner.run(self._bounded(work))
 
     async def start(self) -> None:
@@ -223,14 +223,14 @@ class WorkerPair:
         self.decode.puller.close()
 
     def check_alive(self) -> None:
-        """No engine has ended, no task has, and the link is up."""
+        """Checks that no engine or task has ended and the link is up."""
         for worker in self.workers:
             assert worker.crash is None, repr(worker.crash)
         assert not any(task.done() for task in self._tasks)
         assert self.decode.links.records()
 
     async def settle(self) -> None:
-        """Nothing is held by anybody, and the books are right."""
+        """Waits until nothing is held, and checks the pools."""
         self.check_alive()
         for worker in self.workers:
             await eventually(worker.is_idle, f"{type(worker).__name__} holds nothing")
@@ -244,7 +244,7 @@ class WorkerPair:
         return EngineRequest(id, tokens, len(tokens), SamplingParams(temperature=0.0), StopParams(max_tokens))
 
     async def reserve(self, request: EngineRequest) -> decode_pb2.Reserved:
-        """Room for it on decode, which may take a moment while others leave."""
+        """Reserves pages on decode, which may take a moment while others leave."""
         stub = decode_pb2_grpc.DecodeStub(self.to_decode)
         ask = decode_pb2.ReserveRequest(id=codec.encode_id(request.id), num_tokens=len(request.tokens), deadline_s=5.0)
         reply = decode_pb2.ReserveReply()
@@ -259,7 +259,7 @@ class WorkerPair:
         return reply.reserved
 
     async def serve(self, request: EngineRequest) -> list[int]:
-        """The tokens that the pair generates for a good request."""
+        """Returns the tokens that the pair generates for a valid request."""
         reserved = await self.reserve(request)
         generate = decode_pb2_grpc.DecodeStub(self.to_decode).Generate(self.generate(request, reserved.reservation_id))
         message = prefill_pb2.PrefillRequest(
@@ -286,7 +286,7 @@ class WorkerPair:
         )
 
     async def check_still_serves(self) -> None:
-        """A good request gets the model's tokens, and then nothing is held."""
+        """A valid request gets the model's tokens; then nothing is held."""
         request = self.next_request()
         assert await self.serve(request) == expected_output(request)
         await self.settle()
@@ -306,7 +306,7 @@ def expected_output(request: EngineRequest) -> list[int]:
 
 @contextmanager
 def running_pair() -> Iterator[WorkerPair]:
-    """Started, and stopped whatever happens; nothing may be left behind when the test is content."""
+    """Starts a pair and stops it in any case; after a passed test nothing may be left behind."""
     with asyncio.Runner() as runner:
         pair = WorkerPair(runner)
         pair.run(pair.start())
@@ -318,14 +318,14 @@ def running_pair() -> Iterator[WorkerPair]:
 
 
 async def eventually(condition: Callable[[], Any | Awaitable[Any]], what: str, timeout_s: float = TIMEOUT_S) -> None:
-    """Until `condition`, asked again and again, is true."""
+    """Polls `condition` until it is true."""
     deadline = time.monotonic() + timeout_s
     while True:
         answer = condition()
         if await answer if isinstance(answer, Awaitable) else answer:
             return
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        await asyncio.sleep(0.005)  # between two looks, not instead of one
+        await asyncio.sleep(0.005)  # poll interval
 
 
 def prefill_record(address: str, id: WorkerId, incarnation: Incarnation) -> WorkerRecord:

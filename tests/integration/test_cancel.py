@@ -1,6 +1,6 @@
-"""Clients that hang up, a thousand of them, in whatever phase their request is: nothing is left behind anywhere.
+"""A thousand clients hang up in every phase of their requests; nothing is left behind.
 
-They speak HTTP over bare sockets, so that a hang-up is exactly that, and cheap enough for so many.
+They use bare sockets, which are cheap and close without a word.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.cluster import Cluster, eventually
 pytestmark = pytest.mark.integration
 
 NUM_HANG_UPS = 500
-"""For each transport."""
+"""Number for each transport."""
 NUM_AT_ONCE = 50
 NUM_IN_A_ROW = 7
 PAGES_FREE_WITHIN_S = 1.0
@@ -31,12 +31,12 @@ SETTLE_TIMEOUT_S = 5.0
 PATIENCE_S = 60.0
 VOCAB_SIZE = 500
 SLOW_PREFILL = {"token-budget": 32}
-"""Several chunks a prompt: hang-ups meet it half published and half pulled."""
+"""Makes several chunks a prompt, so hang-ups find it half published and half pulled."""
 
 
 @dataclass(frozen=True)
 class HangUpPlan:
-    """One client: what it asks, and when it has had enough: after so many events, or so long after asking."""
+    """One client: its prompt, and the number of events or the time after which it hangs up."""
 
     prompt: list[int]
     num_events: int | None
@@ -51,7 +51,7 @@ def random_hang_up(rng: random.Random) -> HangUpPlan:
 
 
 async def hang_up(url: httpx2.URL, model: str, client: HangUpPlan) -> None:
-    """Asks, listens for a while, and closes the connection without a word."""
+    """Sends a request, reads for a while, and closes the connection."""
     body = json.dumps(
         {"model": model, "prompt": client.prompt, "stream": True, "max_tokens": 400, "ignore_eos": True}
     ).encode()
@@ -127,8 +127,7 @@ def test_hang_ups_leave_nothing_behind(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(("num_prompt_tokens", "num_events"), [(600, 0), (60, 1), (60, 20)])
 def test_pages_are_free_a_second_after_a_hang_up(cluster: Cluster, num_prompt_tokens: int, num_events: int) -> None:
-    """In the middle of a prefill, right after the first token, and while decoding: each several times, since the worst
-    counts."""
+    """Hangs up during a prefill, right after the first token, and during decode. Repeats each; the worst counts."""
     model, url = cluster.model_name, httpx2.URL(cluster.url)
     for number in range(NUM_IN_A_ROW):
         prompt = [5 + (number * 31 + i * 7 + i * i * num_events) % 490 for i in range(num_prompt_tokens)]
@@ -137,7 +136,7 @@ def test_pages_are_free_a_second_after_a_hang_up(cluster: Cluster, num_prompt_to
 
 
 async def hang_up_in_time(cluster: Cluster, url: httpx2.URL, model: str, client: HangUpPlan) -> None:
-    """Hangs up after the events, or, without any, once a worker is at it."""
+    """Hangs up after the events, or without events once a worker holds pages."""
     if client.num_events:
         await hang_up(url, model, client)
         return

@@ -1,4 +1,4 @@
-"""Processes that drain under load: `baton drain`, SIGTERM, one after another, routers too, and no client notices."""
+"""Processes drain under load, by `baton drain` or SIGTERM; no client notices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CALL_TIMEOUT_S = 90.0
 EXIT_TIMEOUT_S = 40.0
 ONE_OF_EACH = ("prefill", "decode", "router")
 SHORT_DRAIN = {"drain-timeout-s": 0.05}
-"""A router that leaves does not wait for its streams: a second later their clients have to go on at the other one."""
+"""The router does not wait for its streams: a second later their clients must resume at the other router."""
 WITH_IDS = {"ignore_eos": True, "return_token_ids": True}
 
 
@@ -54,7 +54,7 @@ class ReferenceCall:
 
 
 def reference_calls(cluster: Cluster) -> list[ReferenceCall]:
-    """The first one has a long answer, of some seconds. Of the others the model itself says what is right."""
+    """The first call has a long answer of some seconds. The reference model gives the answers of the others."""
     long, *short = PROMPTS
     answer = cluster.complete(long, max_tokens=NUM_TOKENS_OF_A_LONG_ONE, **WITH_IDS)
     reference = Reference(MODEL_DIR)
@@ -77,7 +77,7 @@ class Client:
         self.num_resumes = 0
 
     def run(self, model: str) -> None:
-        """Raises what goes wrong."""
+        """Raises the first failure."""
         for call in itertools.cycle(self._calls):
             if self._stop.is_set():
                 return
@@ -88,7 +88,7 @@ class Client:
             self._answered.release()
 
     def wait_for_an_answer(self) -> None:
-        """One more than before."""
+        """Waits for one more answer."""
         assert self._answered.acquire(timeout=CALL_TIMEOUT_S), "no answer any more"
 
     def is_at_the_beginning(self) -> bool:
@@ -98,7 +98,7 @@ class Client:
 
 @contextmanager
 def steady_load(cluster: Cluster, calls: list[ReferenceCall]) -> Iterator[list[Client]]:
-    """Three clients, the first of which asks for what takes long. Raises what went wrong for any of them."""
+    """Runs three clients, the first with a long answer. Raises the failures of all."""
     stop = threading.Event()
     long, *short = calls
     clients = [Client(cluster, asked, stop) for asked in ([long], short, short[::-1])]
@@ -118,7 +118,7 @@ def drain_command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[
 
 
 def drain(cluster: Cluster, name: str) -> None:
-    """Drains a process until it has ended well: workers `*-0` by command, all others by SIGTERM."""
+    """Drains a process until it has exited cleanly: workers `*-0` by command, all others by SIGTERM."""
     process = cluster.processes[name]
     process.expected_running = False
     if name in ("prefill-0", "decode-0"):
@@ -132,8 +132,8 @@ def drain(cluster: Cluster, name: str) -> None:
 
 
 def test_every_process_is_restarted_and_no_request_fails(tmp_path: Path) -> None:
-    """Each comes back under its name, as another process. A client whose router leaves goes on at the other one, and
-    every answer is the undisturbed one."""
+    """Every process restarts under its name. A client whose router drains resumes at the other one, and every answer is
+    the undisturbed one."""
     chunks = {"token-budget": 32}
     with Cluster(tmp_path, "bundled", 2, 2, num_routers=2, prefill_flags=chunks, router_flags=SHORT_DRAIN) as cluster:
         cluster.wait_links(4)

@@ -1,4 +1,4 @@
-"""The fork server of the tests' clusters: its children are processes with an end of their own, and go when it goes."""
+"""The fork server of the tests' clusters: its children are ordinary processes and end with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages that came too late, on real processes: prefill refuses their commit, and the client gets the right tokens."""
+"""Prefill refuses the commit of late pages, and the client gets the right tokens."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NUM_PROMPT_TOKENS = 300
 NUM_TRIES = 8
 PATIENCE_S = 60.0
 WITHOUT_DIGESTS = {"digests": False, "export-lease-s": 2.5, "worker-ttl-s": 10, "page-size": 2}
-"""Then a commit needs prefill's word. A worker that is stopped for a moment is not taken for dead."""
+"""Makes a commit ask prefill. A briefly stopped worker is not declared dead."""
 PREFILL = {"token-budget": 2}
-"""A page a step. Prefill takes about a second, less than the lease: decode is stopped before the seal."""
+"""Makes every step one page. A prefill takes about a second, less than the lease, so decode stops before the seal."""
 ROUTER = {"worker-ttl-s": 10, "max-attempts": 10}
 
 
@@ -45,7 +45,7 @@ def prompt_of(number: int) -> list[int]:
 
 
 def answer_with_a_pause(cluster: Cluster, body: dict[str, Any]) -> list[int | None]:
-    """The tokens of a call whose decode worker stands still from before the seal until prefill holds no pin for it."""
+    """The tokens of a call whose decode worker is stopped before the seal until prefill's lease has expired."""
     decode, call = cluster.processes["decode-0"], ResumableCall(cluster.router_urls, body)
 
     num_bytes = cluster.bytes_moved
@@ -62,8 +62,7 @@ def answer_with_a_pause(cluster: Cluster, body: dict[str, Any]) -> list[int | No
 
 
 def test_a_commit_after_the_lease_is_refused_and_the_client_gets_the_right_tokens(cluster: Cluster) -> None:
-    """The attempt is lost, the request is not. On a busy machine a stop may miss its moment; then it is tried again,
-    and the tokens are right all the same."""
+    """The attempt fails, the request succeeds. If the stop comes too late on a busy machine, another call follows."""
     reference = Reference(MODEL_DIR)
 
     def num_refused() -> float:

@@ -1,4 +1,4 @@
-"""A storm of clients that all hang up, on a cluster of real processes: it wedges nothing and leaks nothing."""
+"""Two hundred clients hang up at once on a cluster of real processes; it stays responsive and leaks nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_REQUESTS = 200
 CLIENT_TIMEOUT_S = 0.5
 ANSWERS_WITHIN_S = 5.0
 FLAGS = {"max-running-requests": 16, "max-queued-requests": 64, "max-queued-tokens": 8192}
-"""Small enough for the storm to fill: some run, some wait, some are refused."""
+"""Limits that the clients exceed: some requests run, some wait, some are refused."""
 
 
 async def storm(cluster: Cluster, model: str) -> Counter[str]:

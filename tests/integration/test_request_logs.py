@@ -1,4 +1,4 @@
-"""A request can be followed by its id: from the client's header through the logs of all three processes."""
+"""The id from a client's header appears in the logs of all three processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster of real processes with a secret and certificates: who holds both is served, who lacks either is not."""
+"""A cluster of real processes with a secret and certificates serves only holders of both."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster
 
 @contextmanager
 def prefill_channel(secured: SecuredCluster, trust: ClusterTrust) -> Iterator[Any]:
-    """As a caller that shows `trust`; the incarnation is a guess, which a worker tells apart from a wrong secret."""
+    """A channel of a caller with `trust`. The incarnation is a guess, which differs from a wrong secret."""
     channel = open_sync_channel(f"127.0.0.1:{secured.prefill.port}", trust, ())
     try:
         yield with_call_tokens(channel, trust, Incarnation(1))

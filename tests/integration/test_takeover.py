@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 NUM_TOKENS = 300
 SURVIVOR = "router-0"
 TAKEOVER_WITHIN_S = 2.0
-"""From a router's death to the claim, by what the survivor itself notes: not when a test gets to look."""
+"""Bound from a router's death to the claim, by the survivor's log."""
 MISSED_RENEWAL_S = 1.5
 """Delay if the survivor missed a renewal of its own: a whole lease and the next check. The log shows it."""
 PATIENCE_S = 15.0
@@ -47,7 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def victim(cluster: Cluster) -> Iterator[Process]:
-    """A second router, ready; gone afterwards, however it was treated."""
+    """A second router, ready; it is gone afterwards."""
     router = cluster.start("router", f"router-{next(_numbers)}")
     try:
         cluster.wait_ready()
@@ -70,12 +70,12 @@ def status(cluster: Cluster, event: Event) -> dict[str, Any]:
 
 
 def logged_at(line: str) -> datetime:
-    """When a line of a log was written."""
+    """The time of a log line."""
     return datetime.fromisoformat(line.partition(" ")[0])
 
 
 def assert_claimed_in_time(cluster: Cluster, event: Event, lost_at: datetime) -> None:
-    """The survivor claimed the call within the promised time after its router was lost."""
+    """Checks that the survivor claimed the call in time."""
     log = cluster.processes[SURVIVOR].log
 
     def claim() -> list[str]:
@@ -127,7 +127,7 @@ def test_an_orphan_is_taken_over_in_time_and_sampled_choices_stay_the_same(clust
 
 
 def test_a_router_that_was_stopped_follows_the_one_that_took_over(cluster: Cluster, victim: Process) -> None:
-    """Its client never lets go of the connection, and sees a pause."""
+    """The client keeps its connection and sees a pause."""
     expected = Reference(MODEL_DIR).generate(request_body(cluster)["prompt"], NUM_TOKENS)
     with ask(victim.url, request_body(cluster, temperature=0)) as events:
         seen = list(itertools.islice(events, 25))
@@ -144,7 +144,7 @@ def test_a_router_that_was_stopped_follows_the_one_that_took_over(cluster: Clust
 
 
 def num_journalled_after_hang_up(cluster: Cluster, event: Event) -> int:
-    """Waits until the store knows of the hang-up: nobody computes any more, and so many tokens are there."""
+    """Waits until the store records the hang-up; returns the number of journalled tokens."""
     eventually(lambda: status(cluster, event)["status"] == "abandoned", PATIENCE_S, "the store knows of the hang-up")
     return int(status(cluster, event)["choices"][0]["num_tokens"])
 
@@ -156,7 +156,7 @@ def test_a_hang_up_frees_all_pages_every_time_and_the_call_can_still_be_resumed(
         seen = list(itertools.islice(events, 20))
     assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
     for _ in range(2):
-        num_more = num_journalled_after_hang_up(cluster, seen[0]) - len(seen) + 2  # so that it has to be carried on
+        num_more = num_journalled_after_hang_up(cluster, seen[0]) - len(seen) + 2  # so that a takeover is needed
         with resume(cluster.url, seen[-1]) as events:
             seen += itertools.islice(events, num_more)
         assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S

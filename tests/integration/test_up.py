@@ -1,4 +1,4 @@
-"""`baton up`, as a new user runs it: one command, a first answer, and Ctrl-C leaves nothing behind."""
+"""`baton up`: one command, a first answer, and Ctrl-C leaves nothing behind."""
 
 from __future__ import annotations
 

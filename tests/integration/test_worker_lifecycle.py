@@ -21,10 +21,10 @@ from tests.exactness.reference import Reference
 pytestmark = pytest.mark.integration
 
 SLOW_PREFILL = {"token-budget": 16}
-"""A long prompt takes hundreds of steps: time enough to hang up in the middle."""
+"""Makes a long prompt take hundreds of steps, so a hang-up finds the middle of it."""
 WITH_IDS = {"ignore_eos": True, "return_token_ids": True}
 IN_FLIGHT_PAGES = 8
-"""That may have landed between a kill and the look at the counters."""
+"""Pages that may have arrived between the kill and the read of the counters."""
 PAGES_FREE_WITHIN_S = 1.0
 
 
@@ -111,7 +111,7 @@ def test_hang_up_while_decoding(cluster: Cluster) -> None:
 
 
 def test_hang_up_in_the_middle_of_a_prefill(cluster: Cluster) -> None:
-    """The client gives up while chunks are computed, published and pulled."""
+    """The client hangs up while chunks are computed, published and pulled."""
     body = json.dumps({"model": cluster.model_name, "prompt": long_prompt(3500, salt=1), "max_tokens": 8}).encode()
     url, num_aborts = httpx2.URL(cluster.url), cluster.metric("router-0", "baton_aborts_total")
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {url.host}\r\ncontent-type: application/json\r\n"
@@ -123,7 +123,7 @@ def test_hang_up_in_the_middle_of_a_prefill(cluster: Cluster) -> None:
 
 
 def test_a_worker_joins_and_leaves(cluster: Cluster) -> None:
-    """By Redis alone: the router is never restarted, and a drained worker takes its link with it."""
+    """Workers join and leave through Redis alone: the router never restarts."""
     joined = cluster.start("prefill", "prefill-1")
     cluster.wait_links(2)
     prompts = [long_prompt(30, salt=n) for n in range(2, 10)]
@@ -160,7 +160,7 @@ def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
 def test_kill_the_only_worker(victim: str, tmp_path: Path) -> None:
-    """Without another worker there is a typed end, before the deadline, and nothing is held by the survivor."""
+    """Without another worker the request ends with a typed error before its deadline, and the survivor holds nothing."""
     survivor = "decode-0" if victim == "prefill-0" else "prefill-0"
     flags = {"request-deadline-s": 8}
     with Cluster(tmp_path, prefill_flags=SLOW_PREFILL, router_flags=flags) as cluster, ThreadPoolExecutor(1) as pool:
@@ -176,7 +176,7 @@ def test_kill_the_only_worker(victim: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("digests", [True, False])
 def test_kill_one_of_two_prefill_workers(digests: bool, tmp_path: Path) -> None:
-    """In the middle of a prompt: what decode has of it, and can prove, is not moved again; the answer is the same."""
+    """Killed in mid-prompt: decode keeps the pages that it can prove. The answer is the same."""
     prompt, num_tokens = long_prompt(3500, salt=6), 20
     flags = {"digests": digests}
     leases = {"renew-interval-s": 0.05}
@@ -200,7 +200,7 @@ def test_kill_one_of_two_prefill_workers(digests: bool, tmp_path: Path) -> None:
 
 
 def test_kill_one_of_two_decode_workers(tmp_path: Path) -> None:
-    """With another worker the stream goes on: a pause, no gap, no duplicate, the undisturbed run's tokens."""
+    """With another worker the stream continues after a pause, with the tokens of an undisturbed run."""
     prompt, num_tokens = long_prompt(100, salt=6), 400
     with Cluster(tmp_path, num_decode=2, prefill_flags=SLOW_PREFILL) as cluster:
         cluster.wait_links(2)

@@ -1,4 +1,4 @@
-"""Protocol bugs to be planted in a simulated cluster. Each is a real class with one rule taken out."""
+"""Protocol bugs for a simulated cluster. Each is a product class with one rule removed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from services.router.dispatch.tracked_request import TrackedRequest
 
 
 class UnpinsBeforeCommit(ExportTable):
-    """Decode is still reading when prefill gives the pages away."""
+    """Prefill releases the pages while decode still reads them."""
 
     def seal(self, id: AttemptId) -> None:
         super().seal(id)
@@ -49,7 +49,7 @@ class UnpinsBeforeCommit(ExportTable):
 
 
 class NeverUnpins(ExportTable):
-    """Committed pages stay pinned for ever."""
+    """Committed pages stay pinned."""
 
     def _end(self, export: KvExport, event: ExportEvent) -> None:
         if event is ExportEvent.COMMIT:
@@ -58,7 +58,7 @@ class NeverUnpins(ExportTable):
 
 
 class AcceptsOlderAttempts(ExportTable):
-    """Has no fence: a message that comes late starts an attempt that is over."""
+    """Has no fencing: a late message starts an attempt that is over."""
 
     def open(self, id: AttemptId) -> AttemptId | None:
         if id in self._open:
@@ -68,7 +68,7 @@ class AcceptsOlderAttempts(ExportTable):
 
 
 class CommitsDuringReads(ImportTable):
-    """Boards while reads are in flight."""
+    """Joins the batch while reads are in flight."""
 
     def is_ready(self, id: AttemptId) -> bool:
         kv_import = self._imports.get(id)
@@ -76,7 +76,7 @@ class CommitsDuringReads(ImportTable):
 
 
 class CommitsUnannouncedPages(ImportTable):
-    """Takes a seal for the end, whatever has been published."""
+    """Takes the seal as the end, although pages were not announced."""
 
     def on_seal(self, id: AttemptId, seal: SealInfo, now: float) -> None:
         kv_import = self._imports.get(id)
@@ -86,7 +86,7 @@ class CommitsUnannouncedPages(ImportTable):
 
 
 class FreesDuringReads(ImportTable):
-    """Gives pages back although a read into them may still land."""
+    """Frees pages although a read in flight may still write them."""
 
     def _release_if_drained(self, kv_import: KvImport) -> None:
         if kv_import in self._draining:
@@ -96,7 +96,7 @@ class FreesDuringReads(ImportTable):
 
 
 class ReservesPagesTwice(ImportTable):
-    """Forgets what it has reserved."""
+    """Ignores reserved pages."""
 
     @property
     def num_reservable_pages(self) -> int:
@@ -104,7 +104,7 @@ class ReservesPagesTwice(ImportTable):
 
 
 class EmitsTwice(DecodeScheduler):
-    """Says every third token of a sequence twice."""
+    """Emits every third token of a sequence twice."""
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[DecodeEffect]:
         effects: list[DecodeEffect] = []
@@ -122,7 +122,7 @@ class _ClaimsAnyEpoch(MemoryCallStore):
 
 
 class ClaimsWithoutComparing(MemoryStore):
-    """Gives a call to any claimant, whatever epoch it has seen."""
+    """Gives a call to any claimant, regardless of the epoch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -130,7 +130,7 @@ class ClaimsWithoutComparing(MemoryStore):
 
 
 class JournalsWithoutFencing(MemoryStore):
-    """Writes down what any attempt says."""
+    """Journals tokens of any attempt."""
 
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         records = [await self.get(entry.id.request_id) for entry in entries]
@@ -142,21 +142,21 @@ class JournalsWithoutFencing(MemoryStore):
 
 
 class ReadsOneTooFar(MemoryStore):
-    """Goes on with a journal one token after the right one."""
+    """Continues a journal one token too far."""
 
     async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
         return await super().read_journal(id, start + 1 if start else 0, wait_s)
 
 
 class ForgetsToEndCalls(MemoryStore):
-    """A call that has ended stays open."""
+    """Leaves ended calls open."""
 
     async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
         return True
 
 
 class _RenewsOnce:
-    """A store in which an owner's lease is taken, and never renewed."""
+    """A store that takes an owner's lease once and never renews it."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -172,14 +172,14 @@ class _RenewsOnce:
 
 
 class NeverRenewsLease(OwnerLease):
-    """Takes its lease at the start, and leaves it at that."""
+    """Takes its lease at the start and never renews it."""
 
     def __init__(self, store: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(_RenewsOnce(store), *args, **kwargs)
 
 
 class DropsWaitingRequests(TokenDispatcher):
-    """A drain ends those that have not been called yet."""
+    """A drain ends requests that still wait in the queue."""
 
     async def _wait_for_slot(self, tracked: TrackedRequest) -> None:
         await super()._wait_for_slot(tracked)
@@ -200,7 +200,7 @@ class _IgnoresFingerprint(Reserver):
 
 
 class ForgetsPinnedModel(TokenDispatcher):
-    """Goes on with whatever workers there are."""
+    """Continues on any worker, whatever its model version."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -208,14 +208,14 @@ class ForgetsPinnedModel(TokenDispatcher):
 
 
 class DropsFingerprint(MemoryStore):
-    """Whoever takes a request over does not learn which model began it."""
+    """Drops the model's fingerprint, so a takeover does not know which model began."""
 
     async def advance(self, id: AttemptId, *events: RequestEvent, **changed: Any) -> RequestState:
         return await super().advance(id, *events, **{**changed, "fingerprint": ""})
 
 
 class MeasuresLeaseFromReply(HandoffClient):
-    """Takes a lease to begin when its renewal is answered."""
+    """Measures a lease from the reply to its renewal."""
 
     async def _renew(self, link: PrefillLink, ids: list[AttemptId]) -> None:
         incarnation = link.record.prefill_incarnation

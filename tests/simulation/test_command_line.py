@@ -1,4 +1,4 @@
-"""`python -m simulation`: what it prints, and its exit status."""
+"""Output and exit status of `python -m simulation`."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""The simulated page network: cuts begin, are prolonged, and end."""
+"""Cuts of the simulated page network: begin, extension and end."""
 
 import asyncio
 from random import Random
@@ -11,11 +11,11 @@ from simulation.runtime.virtual_clock import VirtualLoop
 from simulation.scenario import Noise
 
 EARLY_S = 5e-10
-"""Within the resolution of an event loop's clock: a timer this much earlier makes the loop run later ones too soon."""
+"""Less than the resolution of an event loop's clock. A timer this much earlier makes the loop run later ones early."""
 
 
 def run_cuts(start_s: float, durations_s: list[float]) -> list[bool]:
-    """True if the link is paused during the last cut, and a moment after its end."""
+    """Returns whether the link is paused during the last cut, and a moment after its end."""
     loop = VirtualLoop()
     paused: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""Proof that the simulation can fail: each bug here is planted in every worker, and a few seeds must find it."""
+"""Checks the simulation itself: each bug is planted in every worker, and a few seeds must find it."""
 
 from dataclasses import replace
 
@@ -76,7 +76,7 @@ def test_a_drain_that_drops_who_waits_is_found():
 
 
 def takeover_race_scenario(seed: int) -> Scenario:
-    """Three routers; one dies with many calls open, which the two others want."""
+    """Three routers. One dies with many open calls, which both others claim."""
     lost = generate_scenario(seed).without_faults()
     clients = tuple(replace(client, router="router-0", patience_s=None) for client in lost.clients)
     dies = FaultPlan(SimFaultKind.KILL, BEGIN_S + 0.5, 3.0, "router-0")
@@ -108,7 +108,7 @@ def test_an_answer_of_two_models_is_found(policies: PolicyClasses):
 
 
 def rollout_takeover_scenario(seed: int) -> Scenario:
-    """A router dies with its calls under way, and by then every worker is about to get the next model."""
+    """A router dies with open calls, shortly before all workers are upgraded."""
     quiet = generate_scenario(seed).without_faults()
     workers = (*quiet.prefills, *quiet.decodes)
     clients = tuple(

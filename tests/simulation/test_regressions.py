@@ -12,7 +12,7 @@ NAME = RequestId("r")
 
 
 class _SlowToAnswer(MemoryStore):
-    """While it is asked where a request stands, the request is lost once more and tried again."""
+    """While the state of a request is read, the request fails once more and is retried."""
 
     def __init__(self) -> None:
         super().__init__()

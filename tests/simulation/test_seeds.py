@@ -1,4 +1,4 @@
-"""The simulation itself: many seeds without a violation, the same seed twice alike, and faults that really happened."""
+"""Many seeds without a violation, repeatable runs, and faults that really happen."""
 
 from collections import Counter
 from functools import cache
@@ -30,7 +30,7 @@ EXPECTED_SUBSTRINGS = (
 
 @cache
 def result_for_seed(seed: int) -> RunResult:
-    """Each seed runs once for all tests here."""
+    """Runs each seed once for all tests here."""
     return run(generate_scenario(seed))
 
 
@@ -59,7 +59,7 @@ def test_nobody_fails_in_a_perfect_world():
 
 
 def test_what_is_simulated_happens():
-    """A run in which nothing ever went wrong would prove nothing."""
+    """Runs without any fault would prove nothing."""
     texts = [entry.text for seed in (*range(1, 60), *RARE_SEEDS) for entry in result_for_seed(seed).trace.entries]
     for begins in EXPECTED_PREFIXES:
         assert any(text.startswith(begins) for text in texts), begins
@@ -68,7 +68,7 @@ def test_what_is_simulated_happens():
 
 
 def test_answers_meet_a_change_of_model():
-    """In mid-run every worker is upgraded: some answers lose the last worker that could have ended them."""
+    """Every worker is upgraded in mid-run: some answers lose the last worker that could have completed them."""
     results = [result_for_seed(seed) for seed in range(6, 150, 10)]
     assert [result.violation for result in results] == [None] * len(results)
     outcomes = Counter(outcome.split(" ", 1)[1].strip() for result in results for outcome in result.outcomes)

@@ -1,4 +1,4 @@
-"""Two routers and one long answer: whatever befalls its router, and whenever, the client gets every token once."""
+"""Two routers and one long answer: the client gets every token once, whatever happens to its router."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from simulation.scenario import BEGIN_S, STORE, ClientPlan, FaultPlan, Noise, Sc
 from simulation.scenario_generator import generate_scenario
 
 ANSWER_S = 2.8
-"""A little less than the answer takes."""
+"""Slightly less than the duration of the answer."""
 
 STEP_S = 0.25
 
@@ -51,8 +51,7 @@ def test_a_router_cut_off_from_the_store_is_fenced_and_its_client_follows(after_
 
 @pytest.mark.parametrize("after_ms", [0.5, 1.0, 2.0, 4.0])
 def test_a_call_is_carried_on_under_an_attempt_that_no_worker_has_seen(after_ms: float):
-    """When its router is cut off, the store has the call, and its sequence or not yet; the worker has seen attempt
-    1."""
+    """When the router is cut off, the store has the call, but perhaps not its sequence. A worker has seen attempt 1."""
     cut = FaultPlan(SimFaultKind.CUT, BEGIN_S + after_ms / 1000, 3.0, "router-0", STORE)
     result = run(scenario(cut))
     asked = [entry.text for entry in result.trace.entries if entry.source == "router-1->decode-0"]
