@@ -1,4 +1,4 @@
-"""The committed stubs are what the pinned protoc makes of `protos/` today."""
+"""The committed stubs equal the output of the pinned protoc for `protos/`."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def test_committed_stubs_match_the_protos(tmp_path: Path):
-    # In a process of its own, as `make proto` does.
+    # In its own process, as `make proto` does.
     command = [sys.executable, str(ROOT / "scripts" / "generate_protos.py"), str(tmp_path / "gen")]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     committed, fresh = contents(STUBS), contents(tmp_path / "gen")

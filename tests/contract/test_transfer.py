@@ -1,8 +1,7 @@
-"""One suite for every transport: what `baton.transfer.base` promises, kept by the fake, the stream and NIXL alike.
+"""The contract of `baton.transfer.base`, checked against the fake, the stream and NIXL.
 
-Sources of `stream` and `nixl` are processes of their own; `nixl` copies through CMA where the kernel allows it. Where
-the puller's pages are "staged" they are reached as a GPU's would be (see `tests.staged_memory`), and the source's
-are not.
+Sources of `stream` and `nixl` run in their own processes; `nixl` copies through CMA if the kernel allows it. "Staged":
+the puller's pages are accessed like GPU memory (see `tests.staged_memory`), the source's pages are not.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Side:
     ],
 )
 def kind(request) -> Iterator[str]:
-    """A transport; UCX reads `UCX_TLS` whenever an agent is made, so one test process can have both kinds of NIXL."""
+    """Name of a transport. UCX reads `UCX_TLS` for each agent, so one process can test both kinds of NIXL."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENTS.get(request.param, {}).items():
             patch.setenv(name, value)
@@ -70,7 +69,7 @@ def kind(request) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def shared(kind) -> Iterator[tuple[Rig, RunningSource]]:
-    """A source for the tests that do it no lasting harm."""
+    """A source for tests that leave it intact."""
     rig = Rig(kind)
     try:
         yield rig, rig.source(spec())
@@ -85,7 +84,7 @@ def expected() -> PageMemory:
 
 @pytest.fixture
 def rig(kind) -> Iterator[Rig]:
-    """For sources that a test kills."""
+    """Starts sources that a test kills."""
     rig = Rig(kind)
     try:
         yield rig
@@ -104,7 +103,7 @@ def new_side(rig: Rig) -> Side:
 
 @pytest.fixture
 def side(shared) -> Iterator[Side]:
-    """A puller that is linked to the shared source."""
+    """A puller linked to the shared source."""
     rig, source = shared
     side = new_side(rig)
     side.puller.connect(source.info)
@@ -191,7 +190,7 @@ def test_an_impossible_pull_is_a_failure_and_harms_no_other(side, remote, local,
     assert side.events.terminal(right).outcome is PullOutcome.DONE
 
 
-def test_nothing_to_pull_is_done(side):
+def test_an_empty_pull_is_done(side):
     event = side.events.terminal(side.pull([], [], ()))
     assert (event.outcome, event.num_bytes) == (PullOutcome.DONE, 0)
 
@@ -219,7 +218,7 @@ def test_disconnect_lets_reads_end_and_can_be_repeated(shared, side, expected):
     assert side.events.terminal(side.pull([0], [0])).outcome is PullOutcome.DONE
 
 
-def test_connecting_again_in_the_middle_of_a_read(shared, side, expected):
+def test_reconnecting_during_a_read(shared, side, expected):
     _, source = shared
     pulls = [side.pull(range(NUM_PAGES), range(NUM_PAGES)) for _ in range(4)]
     side.puller.connect(source.info)
@@ -235,7 +234,7 @@ def test_close_ends_every_thread_and_can_be_repeated(shared):
     side.pull(range(NUM_PAGES), range(NUM_PAGES))
     side.puller.close()
     side.puller.close()
-    for thread in set(threading.enumerate()) - before:  # gRPC's own, which is told to end but not waited for
+    for thread in set(threading.enumerate()) - before:  # gRPC's own threads are stopped but not joined
         assert not thread.name.startswith("baton")
         thread.join(WAIT_S)
         assert not thread.is_alive()
@@ -257,14 +256,14 @@ def test_the_probe_measures_real_bytes(shared, side):
     assert free.is_set()
 
 
-def test_a_source_that_is_dead_before_the_first_read(rig):
+def test_a_source_that_died_before_the_first_read(rig):
     source, side = rig.source(spec()), new_side(rig)
     source.kill()
     free = threading.Event()
     try:
         side.puller.connect(source.info)
     except LinkBroken:
-        return  # better still
+        return  # even better
     event = side.events.terminal(side.pull(range(8), range(8)))
     assert event.outcome is PullOutcome.FAILED
     assert event.seconds < 5.0
@@ -287,7 +286,7 @@ def test_a_source_killed_while_idle_comes_back_as_another_incarnation(rig, expec
     side.events.assert_orderly()
 
 
-def test_a_source_killed_in_the_middle_fails_what_was_left(rig, expected):
+def test_a_source_killed_during_a_pull_fails_it(rig, expected):
     source, side = rig.source(spec()), new_side(rig)
     side.puller.connect(source.info)
     digests = digest_pages(expected, page_ids(range(NUM_PAGES)))
@@ -297,14 +296,14 @@ def test_a_source_killed_in_the_middle_fails_what_was_left(rig, expected):
     outcomes = [side.events.terminal(pull).outcome for pull in pulls]
     assert set(outcomes) <= {PullOutcome.DONE, PullOutcome.FAILED}
     assert outcomes[0] is PullOutcome.DONE
-    if rig.transport != "fake":  # which copies everything in one turn
+    if rig.transport != "fake":  # one turn copies everything
         assert outcomes[-1] is PullOutcome.FAILED
     side.puller.connect(rig.source(spec(incarnation=2)).info)
     assert side.events.terminal(side.pull([5], [6])).outcome is PullOutcome.DONE
     side.events.assert_orderly()
 
 
-def test_a_stopped_source_is_late_at_the_deadline_and_ends_after_it_goes_on(rig, expected):
+def test_a_pull_from_a_stopped_source_ends_when_the_source_goes_on(rig, expected):
     source, side = rig.source(spec()), new_side(rig)
     side.puller.connect(source.info)
     assert side.events.terminal(side.pull([0], [0])).outcome is PullOutcome.DONE
@@ -351,7 +350,7 @@ def test_closing_while_a_source_hangs_is_quick(rig):
     side.puller.close()
     assert time.monotonic() - started < 5.0
     if rig.name == "nixl-tcp":
-        # UCX aborts a process that wakes up to a queued read whose reader has gone; a supervisor restarts it.
+        # UCX aborts a process that wakes up to a queued read of a vanished reader; a supervisor restarts it.
         source.kill()
         return
     source.resume()

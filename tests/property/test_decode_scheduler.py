@@ -1,4 +1,4 @@
-"""ImportPolicy, imports and the decode scheduler under any sequence of calls; see `decode_machine` for the demands."""
+"""Import policy, imports and decode scheduler under any sequence of calls; `decode_checks` has the invariants."""
 
 from __future__ import annotations
 

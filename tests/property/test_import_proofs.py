@@ -1,6 +1,6 @@
-"""The three proofs against five faults: each fault is found every time, and nothing of it is ever emitted.
+"""Three proofs against five faults: every fault is detected, and no token of it is emitted.
 
-V3 checks digests; V1 asks prefill; V2 asks in vain and counts on the lease. Prompts, pages and bits are drawn.
+V3 checks digests, V1 asks prefill, V2 gets no answer and relies on the lease. Prompts, pages and bits are drawn.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ PROOF_SETTINGS = settings(REPEATABLE_SETTINGS, max_examples=60)
 
 
 class ProofKind(enum.Enum):
-    """What the import has to stand on."""
+    """Proofs that an import may rely on."""
 
     PINS = "v1"
     LEASE = "v2"
     DIGESTS = "v3"
 
 
-def announced_pair(proof: ProofKind, prompt: list[int]) -> SplitPair:
-    """A handoff whose pages are all announced_pair, sealed, leased, and not read yet."""
+def published_pair(proof: ProofKind, prompt: list[int]) -> SplitPair:
+    """A handoff with all pages published, sealed, leased and not read."""
     pair = SplitPair()
     pair.build(proof is ProofKind.DIGESTS, num_host_pages=0)
     pair.clients[NAME] = Client(prompt, StopParams(4), seed=0)
@@ -49,7 +49,7 @@ def announced_pair(proof: ProofKind, prompt: list[int]) -> SplitPair:
 
 
 def finish_import(pair: SplitPair, proof: ProofKind) -> None:
-    """What is still to be read is read; the commit is asked for, in vain where the lease has to do."""
+    """Reads the remaining pages and asks for the commit; for V2 the answer is lost."""
     while pair.pulls:
         pair.end_pull(pair.pulls[0], broken=False)
     for message in [message for message in pair.messages if isinstance(message, AskCommit)]:
@@ -58,7 +58,7 @@ def finish_import(pair: SplitPair, proof: ProofKind) -> None:
 
 
 def assert_refused(pair: SplitPair, error: type[BatonError]) -> None:
-    """The attempt is over for decode, for this reason; its client has the first token, which prefill sent, at most."""
+    """Asserts that the attempt failed with this error and emitted no token of decode."""
     assert isinstance(pair.errors[ID], error), pair.errors
     assert pair.decode.scheduler.num_rows == 0
     assert len(pair.clients[NAME].received) <= 1
@@ -67,13 +67,13 @@ def assert_refused(pair: SplitPair, error: type[BatonError]) -> None:
 
 
 @pytest.mark.parametrize("proof", ProofKind)
-def test_what_is_whole_boards_by_its_proof(proof: ProofKind):
-    """Or all that follows would prove nothing."""
+def test_an_intact_import_joins_by_each_proof(proof: ProofKind):
+    """The faultless case, without which the tests below prove nothing."""
 
     @PROOF_SETTINGS
     @given(prompt=PROMPTS)
     def each(prompt: list[int]) -> None:
-        pair = announced_pair(proof, prompt)
+        pair = published_pair(proof, prompt)
         finish_import(pair, proof)
         assert pair.num_proven_by == {proof.value: 1}
         assert pair.decode.scheduler.num_rows == 1
@@ -84,8 +84,8 @@ def test_what_is_whole_boards_by_its_proof(proof: ProofKind):
 @PROOF_SETTINGS
 @given(prompt=PROMPTS, bit=st.integers(0, 8 * PAGE_BYTES - 1), last=st.booleans())
 def test_a_flipped_bit(prompt: list[int], bit: int, last: bool):
-    """Anywhere in a page, as often as it is read."""
-    pair = announced_pair(ProofKind.DIGESTS, prompt)
+    """Flips a bit anywhere in a page, at every read."""
+    pair = published_pair(ProofKind.DIGESTS, prompt)
 
     def flip(pull: Pull) -> None:
         page = pair.decode.memory.page(pull.local_pages[-1 if last else 0])
@@ -102,8 +102,8 @@ def test_a_flipped_bit(prompt: list[int], bit: int, last: bool):
 
 @PROOF_SETTINGS
 @given(prompt=PROMPTS, num_bytes=st.integers(0, PAGE_BYTES - 1))
-def test_a_read_that_stops_in_the_middle_of_a_page_and_does_not_know(prompt: list[int], num_bytes: int):
-    pair = announced_pair(ProofKind.DIGESTS, prompt)
+def test_a_torn_read_that_reports_success(prompt: list[int], num_bytes: int):
+    pair = published_pair(ProofKind.DIGESTS, prompt)
 
     def truncate(pull: Pull) -> None:
         page = pair.decode.memory.page(pull.local_pages[0])
@@ -117,11 +117,11 @@ def test_a_read_that_stops_in_the_middle_of_a_page_and_does_not_know(prompt: lis
 
 
 @pytest.mark.parametrize("proof", ProofKind)
-def test_a_read_that_knows_that_it_was_cut_short(proof: ProofKind):
+def test_a_torn_read_that_reports_a_failure(proof: ProofKind):
     @PROOF_SETTINGS
     @given(prompt=PROMPTS)
     def each(prompt: list[int]) -> None:
-        pair = announced_pair(proof, prompt)
+        pair = published_pair(proof, prompt)
         pair.end_pull(pair.pulls[-1], broken=True)
         finish_import(pair, proof)
         assert_refused(pair, LinkBroken)
@@ -134,12 +134,12 @@ def test_a_read_that_knows_that_it_was_cut_short(proof: ProofKind):
     [(ProofKind.PINS, LeaseEnded), (ProofKind.LEASE, LeaseEnded), (ProofKind.DIGESTS, IntegrityFailure)],
 )
 def test_an_ended_lease(proof: ProofKind, error: type[BatonError]):
-    """Prefill gave the pages to others before they were read."""
+    """Prefill reuses the pages before they are read."""
 
     @PROOF_SETTINGS
     @given(prompt=PROMPTS)
     def each(prompt: list[int]) -> None:
-        pair = announced_pair(proof, prompt)
+        pair = published_pair(proof, prompt)
         apply_event(pair, Event.WAIT_LONG)
         for page in [page for pull in pair.pulls for page in pull.remote_pages]:
             assert pair.prefill.cache.pool.owner(page) in (Owner.FREE, Owner.CACHED)
@@ -152,12 +152,12 @@ def test_an_ended_lease(proof: ProofKind, error: type[BatonError]):
 
 @pytest.mark.parametrize("proof", ProofKind)
 def test_a_stale_incarnation(proof: ProofKind):
-    """The process that answers now is not the one that announced_pair the pages."""
+    """Another process than the publisher answers the commit."""
 
     @PROOF_SETTINGS
     @given(prompt=PROMPTS)
     def each(prompt: list[int]) -> None:
-        pair = announced_pair(proof, prompt)
+        pair = published_pair(proof, prompt)
         apply_event(pair, Event.RESTART)
         finish_import(pair, proof)
         assert_refused(pair, WorkerLost)
@@ -167,12 +167,12 @@ def test_a_stale_incarnation(proof: ProofKind):
 
 @pytest.mark.parametrize("proof", ProofKind)
 def test_a_stale_attempt(proof: ProofKind):
-    """A newer attempt was reserved room; what the older one still had on its way arrives all the same."""
+    """A newer attempt has a reservation when messages of the older one arrive."""
 
     @PROOF_SETTINGS
     @given(prompt=PROMPTS)
     def each(prompt: list[int]) -> None:
-        pair = announced_pair(proof, prompt)
+        pair = published_pair(proof, prompt)
         reads = list(pair.pulls)
         pair.clients[NAME].running = False
         pair.start(NAME)

@@ -1,4 +1,4 @@
-"""Validation by lease (V2): stories that must end well, and bugs that the same stories must find."""
+"""Validation by lease (V2): scenarios that must end well, and planted bugs that they must find."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.tiny_workers import PLANTED_BUG_SETTINGS, REPEATABLE_SETTINGS
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=11)
 
 
-def test_no_story_ends_badly():
+def test_every_scenario_ends_well():
     num_proven_by: Counter[str] = Counter()
 
     @settings(REPEATABLE_SETTINGS, max_examples=400)
@@ -37,21 +37,21 @@ def test_no_story_ends_badly():
 
 
 class NeedsNoLease(ImportTable):
-    """When prefill cannot be asked it takes the bytes on trust."""
+    """Accepts unproven pages if prefill does not answer."""
 
     def is_proven(self, id: AttemptId) -> bool:
         return True
 
 
 class TakesLateReads(ImportTable):
-    """Knows of the lease, and not when a read was over."""
+    """Checks that there is a lease, but not when a read ended."""
 
     def is_proven(self, id: AttemptId) -> bool:
         return self._imports[id].proof.lease_ends_at is not None
 
 
 class KeepsWhatIsNotProven(ImportTable):
-    """Lets whatever has landed serve the cache."""
+    """Caches every page that was read."""
 
     def _num_proven_tokens(self, kv_import: KvImport) -> int:
         kv_import.proof.extend_lease(math.inf)
@@ -59,14 +59,14 @@ class KeepsWhatIsNotProven(ImportTable):
 
 
 class BreaksItsLeases(ExportTable):
-    """Unpins for the router although decode was told that it could count on the pins."""
+    """Unpins on a router's abort in spite of a granted lease."""
 
     def abort(self, id: AttemptId) -> bool:
         return self.release(id)
 
 
 class RenewsWhatHasEnded(ExportTable):
-    """Grants a lease on pins that are gone."""
+    """Renews leases whose pins are gone."""
 
     def renew(self, ids: list[AttemptId], now: float) -> list[AttemptId]:  # type: ignore[override]
         super().renew(ids, now)
@@ -74,7 +74,7 @@ class RenewsWhatHasEnded(ExportTable):
 
 
 class TrustsANewProcess(ImportPolicy):
-    """Goes on reading from a prefill worker that has restarted."""
+    """Continues to read from a restarted prefill worker."""
 
     def on_source_replaced(self, source: WorkerId) -> list[DecodeEffect]:
         return []
@@ -84,11 +84,11 @@ A_SLOW_REPLY = [
     *[Event.CHUNK] * 3, Event.DELIVERED, Event.RENEWAL, Event.RENEWED, Event.WAIT, Event.GRANTED, Event.WAIT,
     Event.WAIT, Event.BUSY, *[Event.READ] * 6,
 ]  # fmt: skip
-"""The lease is over at the third wait; measured from the reply it would last for one more."""
+"""The lease ends at the third wait. Measured from the reply it would last for one more."""
 
 
 class MeasuresLeaseFromReply(SplitPair):
-    """Takes the lease to begin when the answer to its renewal came."""
+    """Measures a lease from the answer to its renewal."""
 
     def lease_ends_at(self, renewal: Renewal) -> float:
         return self.now + LEASE_S

@@ -1,4 +1,4 @@
-"""The page pool against a model that counts holds in plain dictionaries, and proof that `check` sees corruption."""
+"""The page pool against a model that counts holds; and corruption that `check` must detect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWNERS = {
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Anyone may hold and drop; the model remembers who did."""
+    """Rules hold and drop pages; the model counts the holds."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""ProofKind that the state machines can fail: each bug here is planted in a subclass, and each must be found."""
+"""Planted bugs that the state machines must find: each is a subclass with one rule removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 class UnpinsBeforeCommit(ExportTable):
-    """Decode is still reading when prefill gives the pages away."""
+    """Unpins pages while decode may still read them."""
 
     def seal(self, id: AttemptId) -> None:
         super().seal(id)
@@ -37,7 +37,7 @@ class UnpinsBeforeCommit(ExportTable):
 
 
 class NeverUnpins(ExportTable):
-    """Committed pages stay pinned for ever."""
+    """Keeps the pins of committed pages for ever."""
 
     def commit(self, id: AttemptId) -> bool:
         if id in self._open:
@@ -46,7 +46,7 @@ class NeverUnpins(ExportTable):
 
 
 class PinsOnlyMissingPages(PrefillScheduler):
-    """Pins a page and not the one before it: the eviction of that one would never end."""
+    """Pins a page without the one before it, whose eviction then never ends."""
 
     def _publish(self, prompt: _Prompt, now: float) -> list[PrefillEffect]:
         prompt.num_pinned = max(prompt.num_pinned, prompt.num_published)
@@ -54,7 +54,7 @@ class PinsOnlyMissingPages(PrefillScheduler):
 
 
 class PublishesUnfinishedPages(PrefillScheduler):
-    """Announces the page that the next chunk will write."""
+    """Publishes the page that the next chunk will write."""
 
     def _publish(self, prompt: _Prompt, now: float) -> list[PrefillEffect]:
         effects = super()._publish(prompt, now)
@@ -68,7 +68,7 @@ class PublishesUnfinishedPages(PrefillScheduler):
 
 
 class CommitsDuringReads(ImportTable):
-    """Boards while reads are in flight."""
+    """Commits while reads are in flight."""
 
     def is_ready(self, id: AttemptId) -> bool:
         kv_import = self._imports.get(id)
@@ -76,7 +76,7 @@ class CommitsDuringReads(ImportTable):
 
 
 class CommitsUnannouncedPages(ImportTable):
-    """Takes a seal for the end, whatever has been published."""
+    """Accepts a seal before all pages were published."""
 
     def on_seal(self, id: AttemptId, seal: SealInfo, now: float) -> None:
         kv_import = self._imports.get(id)
@@ -86,21 +86,21 @@ class CommitsUnannouncedPages(ImportTable):
 
 
 class SkipsFencing(ImportTable):
-    """No fence: an attempt that was given up may come back."""
+    """Accepts an attempt that is older than one seen."""
 
     def fence(self, id: AttemptId) -> None:
         return
 
 
 class KeepsOlderAttempts(ImportPolicy):
-    """No fence: the older attempt goes on beside the newer."""
+    """Keeps the older attempt running beside the newer one."""
 
     def _abort_older(self, id: AttemptId) -> list[DecodeEffect]:
         return []
 
 
 class EmitsTwice(DecodeScheduler):
-    """Says the last token of a step again."""
+    """Emits the last token of a step twice."""
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[DecodeEffect]:
         effects = super().commit(batch, output, now)
@@ -108,7 +108,7 @@ class EmitsTwice(DecodeScheduler):
 
 
 class SkipsHostCopies(DecodeScheduler):
-    """A preempted row comes back to pages that hold something else."""
+    """Resumes a preempted row without copying its pages back."""
 
     def _resume(self, copies: list[HostCopy], now: float) -> None:
         super()._resume([], now)

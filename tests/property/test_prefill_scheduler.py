@@ -1,4 +1,4 @@
-"""The prefill scheduler under any sequence of calls; see `prefill_machine` for what is demanded of it."""
+"""The prefill scheduler under any sequence of calls; `prefill_machine` has the invariants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prefix cache and page tables against a dictionary of prefixes, and proof that `check` sees corruption."""
+"""The prefix cache and page tables against a dictionary of prefixes; and corruption that `check` must detect."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=4 * PAGE_SIZE + 1)
 
 @dataclass
 class User:
-    """One request's table and how far its tokens are computed."""
+    """Page table of one request and its number of computed tokens."""
 
     table: PageTable
     tokens: list[int]
     num_filled: int
 
     def prefixes(self) -> list[Prefix]:
-        """Names of the full pages that are computed."""
+        """Prefixes of the full pages that are computed."""
         ends = range(PAGE_SIZE, self.num_filled + 1, PAGE_SIZE)
         return [(self.table.salt, tuple(self.tokens[:end])) for end in ends]
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Requests come, compute, go; what they leave behind must be found again under its exact name, or be evicted."""
+    """Rules start, advance and end requests. A cached page must be found under its exact prefix or be evicted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def test_prefix_cache():
 
 
 def fill(cache: PrefixCache, tokens: list[int]) -> bool:
-    """One request that comes, computes everything and goes."""
+    """Runs one request to its end; returns whether its pages fitted."""
     table = PageTable(cache, PAGE_SIZE, "", Hold.LIVE)
     table.match_tokens(tokens)
     filled = table.extend(len(tokens))
@@ -150,7 +150,7 @@ def fill(cache: PrefixCache, tokens: list[int]) -> bool:
 @REPEATABLE_SETTINGS
 @given(st.lists(TOKENS, min_size=1, max_size=6))
 def test_eviction_takes_the_least_recently_used_leaf(prompts: list[list[int]]):
-    cache = PrefixCache(PagePool(6 * (4 + 1)))  # room for everything: nothing is evicted while it is filled
+    cache = PrefixCache(PagePool(6 * (4 + 1)))  # room for all pages: nothing is evicted meanwhile
     last_used: dict[tuple[int, ...], int] = {}
     for now, tokens in enumerate(prompts):
         assert fill(cache, tokens)
@@ -220,7 +220,7 @@ class TestCheckCanFail:
             cache.check()
 
     def test_a_held_page_after_one_that_may_be_evicted(self, check: Callable[[PrefixCache], None]):
-        """Its leaf can never go, so the page before it cannot either, though it counts as evictable: eviction spins."""
+        """The held leaf keeps its unheld parent, which counts as evictable: eviction would never end."""
         cache = self.cache()
         leaf = cache._nodes[page_keys([0, 1, 1, 0], PAGE_SIZE, "")[1]]
         cache.pool.hold([leaf.page], Hold.PINNED)
@@ -229,7 +229,7 @@ class TestCheckCanFail:
 
 
 class CountingCache(PrefixCache):
-    """Counts the pages that enter."""
+    """Counts the inserted pages."""
 
     num_inserted = 0
 
@@ -251,7 +251,7 @@ def test_a_page_enters_the_cache_once_however_long_the_row():
 
 
 def test_a_chain_counts_as_used_until_it_is_released():
-    """The oldest page of a long row is evicted after all of a prompt that ended before it."""
+    """Pages of a long row are evicted after those of a prompt that ended before it."""
     cache = PrefixCache(PagePool(6))
     row = PageTable(cache, PAGE_SIZE, "", Hold.LIVE)
     assert row.extend(3 * PAGE_SIZE)

@@ -1,4 +1,4 @@
-"""A prefill side and a decode side together: the client's tokens are the model's, and every page comes back."""
+"""A prefill and a decode side together: clients get the model's tokens, and every page is freed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.tiny_workers import REPEATABLE_SETTINGS
 
 
 def test_split_pair():
-    """Not an empty proof either: pages were moved, and imports were validated (by a lease: see `test_leases`)."""
+    """Checks as well that pages moved and that V1 and V3 validated imports (V2: see `test_leases`)."""
     num_bytes = 0
     num_proven_by: Counter[str] = Counter()
 

@@ -1,7 +1,7 @@
-"""What is demanded of decode's side, whatever the rules do to it: the model that `decode_machine` drives.
+"""Invariants of decode's side, and the model of its clients that `decode_machine` drives.
 
-A read moves its bytes when it ends, and not before: a page that was given to somebody else meanwhile is overwritten,
-and the fake runner refuses the row that then reads it.
+A read moves its bytes when it ends. So it overwrites a page that was reused meanwhile, and the fake runner refuses the
+row that reads it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TOKEN_BUDGET = 5
 
 @dataclass
 class Client:
-    """One request over all its attempts: what its client has received."""
+    """One request over all its attempts, with the tokens that its client received."""
 
     prompt: list[int]
     stop: StopParams
@@ -59,18 +59,18 @@ class Client:
 
 @dataclass
 class Case:
-    """One attempt as the prefill side and the router see it."""
+    """One attempt as prefill and the router see it."""
 
     request: EngineRequest
     reservation_id: ReservationId
     deadline: float
-    next_page: int  # the first that is not announced
+    next_page: int  # the first that is not published
     claimed: bool = False
     sealed: bool = False
     ended: bool = False
     imported: bool = False
     pins_lost: bool = False
-    corrupted: bool = False  # a page arrived wrong
+    corrupted: bool = False  # a page arrived corrupt
 
     @property
     def num_pages(self) -> int:
@@ -90,7 +90,7 @@ class Case:
 
 
 class CheckedDecode(RuleBasedStateMachine):
-    """Decode's side with its clients and all that was heard of it. Its classes may be replaced by broken ones."""
+    """Decode's side with its clients. Subclasses may replace its classes by broken ones."""
 
     import_table: type[ImportTable] = ImportTable
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler
@@ -109,7 +109,7 @@ class CheckedDecode(RuleBasedStateMachine):
         self.commits_asked: list[AttemptId] = []
         self.names = itertools.count()
 
-    # -- what must hold
+    # -- invariants
 
     @invariant()
     def page_counts_agree(self) -> None:
@@ -136,7 +136,7 @@ class CheckedDecode(RuleBasedStateMachine):
         for id, case in self.cases.items():
             assert case.ended or id.attempt == self.clients[id.request_id].attempt
 
-    # -- what is heard
+    # -- effects
 
     def _new_world(self, digests: bool, num_host_pages: int) -> TinyDecode:
         return tiny_decode(

@@ -1,4 +1,4 @@
-"""Any sequence of calls on decode's import policy, imports, scheduler and host tier; prefill is a script."""
+"""State machine of decode's side: import policy, imports, scheduler and host tier. Prefill is scripted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROMPTS = st.builds(
 
 
 class DecodeMachine(CheckedDecode):
-    """Rules are what routers, prefill, the transfer and the clock may do."""
+    """Rules are actions of routers, prefill, the transfer and the clock."""
 
     @initialize(digests=st.booleans(), num_host_pages=st.sampled_from([0, 3, 8]))
     def begin(self, digests: bool, num_host_pages: int) -> None:
@@ -54,7 +54,7 @@ class DecodeMachine(CheckedDecode):
     @precondition(lambda self: self._unfinished())
     @rule(data=st.data())
     def new_attempt(self, data: st.DataObject) -> None:
-        """At any time, the one before may still be in any room; what was received becomes part of the prompt."""
+        """Starts a new attempt while the older one is in any state. Received tokens become part of the prompt."""
         self._reserve(data.draw(st.sampled_from(self._unfinished())))
 
     @precondition(lambda self: self._stale())
@@ -82,7 +82,7 @@ class DecodeMachine(CheckedDecode):
     @precondition(lambda self: self._ids(lambda case: not case.claimed))
     @rule(data=st.data())
     def claim_here(self, data: st.DataObject) -> None:
-        """The prompt is to be computed by decode itself."""
+        """Claims a reservation for a local prompt."""
         id = data.draw(st.sampled_from(self._ids(lambda case: not case.claimed)))
         case = self.cases[id]
         case.claimed = case.sealed = True
@@ -104,7 +104,7 @@ class DecodeMachine(CheckedDecode):
     @precondition(lambda self: self._ids(lambda case: case.publishing))
     @rule(data=st.data(), count=st.integers(1, 8), again=st.integers(0, 2))
     def publish(self, data: st.DataObject, count: int, again: int) -> None:
-        """The next pages; `again` of those before may be repeated, and are not read a second time."""
+        """Publishes the next pages. `again` earlier pages may be repeated; they are not read twice."""
         self._publish(data.draw(st.sampled_from(self._ids(lambda case: case.publishing))), count, again)
 
     def _publish(self, id: AttemptId, count: int, again: int) -> None:
@@ -122,7 +122,7 @@ class DecodeMachine(CheckedDecode):
     @precondition(lambda self: self._ids(lambda case: case.importing and case.publishing))
     @rule(data=st.data())
     def seal_too_early(self, data: st.DataObject) -> None:
-        """A seal that comes before the last page was announced must not board the request."""
+        """Seals before the last page was published, which must fail the import."""
         id = data.draw(st.sampled_from(self._ids(lambda case: case.importing and case.publishing)))
         case = self.cases[id]
         token, _ = next_token(case.request, list(case.request.tokens))
@@ -149,7 +149,7 @@ class DecodeMachine(CheckedDecode):
     @precondition(lambda self: not self.digests and self._ids(lambda case: case.importing))
     @rule(data=st.data())
     def drop_pins(self, data: st.DataObject) -> None:
-        """Prefill's lease ends: what is read from now on may be anything, and the commit will be refused."""
+        """Ends prefill's lease: later reads return anything, and the commit will be refused."""
         self.cases[data.draw(st.sampled_from(self._ids(lambda case: case.importing)))].pins_lost = True
 
     @precondition(lambda self: self.commits_asked)
@@ -171,7 +171,7 @@ class DecodeMachine(CheckedDecode):
 
     @rule(prompt=PROMPTS, max_tokens=st.integers(4, MAX_OUTPUT), seed=st.integers(0, 3))
     def import_without_faults(self, prompt: list[int], max_tokens: int, seed: int) -> None:
-        """A whole import without a mishap, so that there are rows to disturb."""
+        """Imports one prompt without faults, so that there are rows to disturb."""
         name = RequestId(f"r{next(self.names)}")
         self.clients[name] = Client(prompt, StopParams(max_tokens), seed)
         self._reserve(name)
@@ -196,7 +196,9 @@ class DecodeMachine(CheckedDecode):
         if outcome is PullOutcome.LATE and pull.id in self.late:
             outcome = PullOutcome.FAILED
         if pull.id in self.late and outcome is PullOutcome.DONE:
-            outcome = PullOutcome.FAILED  # the contract: a late DONE is reported as FAILED, its bytes have come
+            outcome = (
+                PullOutcome.FAILED
+            )  # the contract: a late DONE is reported as FAILED, though its bytes have arrived
         self._end_pull(pull, outcome)
 
     @rule(dt=st.sampled_from([0.5, 2.0, 8.0]))
@@ -235,7 +237,7 @@ class DecodeMachine(CheckedDecode):
         assert batch is not None or num_rows == 0 or waits_for_pages, "rows stand still although nobody else is here"
 
     def teardown(self) -> None:
-        """Imports are given up and rows run: everything ends, and every page comes back."""
+        """Aborts the imports and runs the rows: all of them end, and every page is freed."""
         for id in self.world.imports.ids():
             self._on_effects(self.world.import_policy.abort(id))
             self.cases[id].ended = True
@@ -248,7 +250,7 @@ class DecodeMachine(CheckedDecode):
         assert self.world.host.num_free == self.world.host.num_slots
         assert_idle(self.world.cache)
 
-    # -- the rules' words
+    # -- helpers
 
     def _unfinished(self) -> list[RequestId]:
         return [name for name, client in self.clients.items() if not client.done]

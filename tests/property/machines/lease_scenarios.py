@@ -1,7 +1,7 @@
-"""Stories of one handoff without digests, whose prefill worker cannot be asked for the commit: leases have to prove it.
+"""Scenarios of one handoff without digests whose commit gets no answer, so that leases have to prove it.
 
-What befalls it is drawn from `Event`, in any order. Prefill is busy with other prompts all the while, so that a page
-that is not pinned is soon another's. Whatever happens, client and caches must hold what the model says.
+A scenario is a list of `Event`, in any order. Other prompts keep prefill busy, so an unpinned page is soon reused. In
+the end client and caches must hold the model's tokens.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _salts = itertools.count()
 
 
 class Event(enum.Enum):
-    """What may befall the handoff."""
+    """Event of a scenario."""
 
     CHUNK = enum.auto()  # prefill computes one
-    DELIVERED = enum.auto()  # decode hears of everything published so far
+    DELIVERED = enum.auto()  # decode receives everything published so far
     READ = enum.auto()  # one read ends
-    RENEWAL = enum.auto()  # decode sends one
-    RENEWED = enum.auto()  # it arrives
-    GRANTED = enum.auto()  # and so does the answer
+    RENEWAL = enum.auto()  # decode sends a renewal
+    RENEWED = enum.auto()  # the renewal arrives
+    GRANTED = enum.auto()  # the answer arrives
     WAIT = enum.auto()  # a third of a lease
     WAIT_LONG = enum.auto()  # more than a lease
-    BUSY = enum.auto()  # every page that nobody holds is used for something else
-    GIVEN_UP = enum.auto()  # prefill hears that the router has given the attempt up
-    RESTART = enum.auto()  # prefill is another process
+    BUSY = enum.auto()  # every unheld page is overwritten
+    GIVEN_UP = enum.auto()  # the router's abort arrives at prefill
+    RESTART = enum.auto()  # prefill restarts
 
 
 _USUAL = (
@@ -52,27 +52,27 @@ _UNUSUAL = st.sampled_from(
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> list[Event]:
-    """The usual course of a handoff with a lease, and between any two events perhaps another."""
+    """The usual events of a handoff with a lease; between any two of them there may be another."""
     between = [draw(_UNUSUAL) for _ in range(len(_USUAL) + 3)]
     interleaved = itertools.chain.from_iterable(itertools.zip_longest(between, _USUAL))
     return [event for event in interleaved if event is not None]
 
 
 def run_scenario(pair: SplitPair, prompt: list[int], events: Sequence[Event]) -> None:
-    """One handoff, all of whose `events` happen; then what is left of it ends. Raises whatever goes wrong."""
+    """Runs one handoff with all `events` and ends it. Raises what goes wrong."""
     pair.build(digests=False, num_host_pages=0)
     pair.clients[NAME] = Client(prompt, StopParams(4), seed=0)
     pair.start(NAME)
     for event in events:
         apply_event(pair, event)
     _end(pair)
-    for name in ("again", "and again"):  # whoever finds the prompt's pages cached must find the right ones
+    for name in ("again", "and again"):  # cached pages of the prompt must be the right ones
         _request_again(pair, RequestId(name), prompt)
     assert_idle(pair.decode.cache)
 
 
 def apply_event(pair: SplitPair, event: Event) -> None:
-    """Lets one event happen, if it can."""
+    """Applies one event, if it is possible."""
     match event:
         case Event.CHUNK:
             _prefill_steps(pair, 1)
@@ -114,13 +114,13 @@ def _wait(pair: SplitPair, seconds: float) -> None:
 
 
 def deliver_all_published(pair: SplitPair) -> None:
-    """Decode hears of everything that was published."""
+    """Delivers everything published to decode."""
     while pair.published:
         pair.deliver_published(next(iter(pair.published)))
 
 
 def _overwrite_free_pages(pair: SplitPair) -> None:
-    """Prompts of others, handed over to others: nothing of them is heard here."""
+    """Overwrites unheld pages by other prompts, whose handoffs are not modelled."""
     scheduler, runner = pair.prefill.scheduler, pair.prefill.runner
     while (num_pages := pair.prefill.cache.pool.num_free + pair.prefill.cache.pool.num_cached) > 0:
         salt = f"busy {next(_salts)}"
@@ -134,7 +134,7 @@ def _overwrite_free_pages(pair: SplitPair) -> None:
 
 
 def _end(pair: SplitPair) -> None:
-    """Reads end, decode asks for the commit in vain, and its row runs if it may."""
+    """Ends the reads, loses the answer to the commit, and runs the row if it may."""
     deliver_all_published(pair)
     while pair.pulls:
         pair.end_pull(pair.pulls[0], broken=False)
@@ -149,7 +149,7 @@ def _end(pair: SplitPair) -> None:
     pair.clients_receive_model_output()
     pair.stop(AttemptId(NAME, 1))
     deliver_everything(pair)
-    _wait(pair, 2 * LEASE_S)  # a commit that was never heard leaves the pins to the lease
+    _wait(pair, 2 * LEASE_S)  # after a lost commit the lease ends the pins
     deliver_everything(pair)
 
 
@@ -171,7 +171,7 @@ def _decode_steps(pair: SplitPair) -> None:
 
 
 def deliver_everything(pair: SplitPair) -> None:
-    """Everything on its way arrives."""
+    """Delivers all messages."""
     while pair.published or pair.pulls or pair.messages or pair.replies:
         deliver_all_published(pair)
         for pull in list(pair.pulls):

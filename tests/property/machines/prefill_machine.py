@@ -1,4 +1,4 @@
-"""Any sequence of calls on a prefill scheduler with its exports, watched by a model that knows only the effects."""
+"""State machine of the prefill scheduler and its exports, checked by a model that sees only the effects."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TOO_LONG = [0] * (PAGE_SIZE * NUM_PAGES + 1)
 
 @dataclass
 class Case:
-    """What must become of one attempt, told from outside."""
+    """Expected state of one attempt."""
 
     request: EngineRequest
     deadline: float
@@ -55,7 +55,7 @@ class Case:
 
 
 class PrefillMachine(RuleBasedStateMachine):
-    """Rules are what a router, a decode worker and the clock may do."""
+    """Rules are actions of a router, a decode worker and the clock."""
 
     export_table: type[ExportTable] = ExportTable
     prefill_scheduler: type[PrefillScheduler] = PrefillScheduler
@@ -69,7 +69,7 @@ class PrefillMachine(RuleBasedStateMachine):
         self.cases: dict[AttemptId, Case] = {}
         self.names = itertools.count()
 
-    # -- what the outside does
+    # -- actions
 
     @rule(
         prompt=PROMPTS,
@@ -148,7 +148,7 @@ class PrefillMachine(RuleBasedStateMachine):
             self._abort(data.draw(st.sampled_from(batch.rows)).id)
         self._on_effects(self.world.scheduler.commit(batch, output, self.now))
 
-    # -- what must hold
+    # -- invariants
 
     @invariant()
     def page_counts_agree(self) -> None:
@@ -173,7 +173,7 @@ class PrefillMachine(RuleBasedStateMachine):
         assert self.world.scheduler.next_wakeup() == min(times, default=None)
 
     def teardown(self) -> None:
-        """Everything ends if decode commits what is sealed: nobody starves, nothing leaks."""
+        """Ends everything by committing sealed exports: no prompt starves, no page leaks."""
         for _ in range(100 * len(self.cases) + 1):
             for id, case in self.cases.items():
                 if case.sealed and case.exported:
@@ -184,7 +184,7 @@ class PrefillMachine(RuleBasedStateMachine):
         assert all(case.ended and not case.exported for case in self.cases.values())
         assert_idle(self.world.cache)
 
-    # -- how it is watched
+    # -- helpers
 
     def _draw(self, data: st.DataObject, ids: list[AttemptId]) -> AttemptId:
         return data.draw(st.sampled_from(ids))

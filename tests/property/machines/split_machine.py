@@ -1,7 +1,7 @@
-"""Any order of what can happen between a prefill worker, a decode worker, their clients and the clock.
+"""State machine of a prefill worker, a decode worker, their clients and the clock.
 
-Messages arrive late, in another order than they were sent, or never; reads break; attempts are given up at any step;
-prefill is restarted. `split_pair` says what must hold all the while.
+Messages are late, reordered or lost; reads fail; attempts are aborted at any step; prefill restarts. `split_pair` has
+the invariants.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROMPTS = st.builds(
 
 
 class SplitMachine(SplitPair, RuleBasedStateMachine):
-    """Rules are what the network, the engines, the clients and the clock may do."""
+    """Rules are actions of the network, the engines, the clients and the clock."""
 
     may_check_digests = True
 
@@ -54,7 +54,7 @@ class SplitMachine(SplitPair, RuleBasedStateMachine):
     @precondition(lambda self: any(client.running for client in self.clients.values()))
     @rule(data=st.data(), gone=st.booleans())
     def hang_up(self, data: st.DataObject, gone: bool) -> None:
-        """The client goes away, or the router gives the attempt up and will try again."""
+        """Ends an attempt: the client leaves, or the router will retry."""
         name = data.draw(st.sampled_from([name for name, client in self.clients.items() if client.running]))
         self.clients[name].done = gone
         self.stop(AttemptId(name, self.clients[name].attempt))
@@ -126,7 +126,7 @@ class SplitMachine(SplitPair, RuleBasedStateMachine):
     # -- the end
 
     def teardown(self) -> None:
-        """With a quiet network everybody gets everything, then every page of both sides comes back."""
+        """Finishes all requests over a quiet network; then every page of both sides is freed."""
         for _ in range(MAX_STEPS_TO_END):
             if all(client.done for client in self.clients.values()):
                 break

@@ -1,7 +1,7 @@
-"""A prefill side and a decode side joined by messages in lists: what `split_machine` and `lease_story` drive.
+"""A prefill and a decode side joined by lists of messages; driven by `split_machine` and `lease_scenarios`.
 
-Each request's tokens must be those of the model run alone, whatever happens between the two. Reads move the source's
-bytes when they end, so what prefill frees too soon is what decode would compute with.
+Every request's tokens must be those of the model run alone. Reads move the source's bytes when they end, so decode
+would compute with pages that prefill frees too soon.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ LEASE_S = 3.0
 
 @dataclass
 class Client:
-    """One request: what was asked and what was received, over all attempts."""
+    """One request over all its attempts: its prompt and the received tokens."""
 
     prompt: list[int]
     stop: StopParams
     seed: int
     received: list[int] = field(default_factory=list)
     attempt: int = 0
-    reserved: int = 0  # the newest attempt that decode has reserved room
+    reserved: int = 0  # the newest attempt with a reservation
     running: bool = False
     done: bool = False
 
 
 @dataclass(frozen=True)
 class PublishedWithDigests:
-    """A chunk on its way from prefill to decode, with the digests its pages had when it was announced."""
+    """A chunk on its way from prefill to decode, with its pages' digests."""
 
     chunk: PublishedChunk
     digests: tuple[int, ...]
@@ -82,14 +82,14 @@ class Renewal:
 
 @dataclass(frozen=True)
 class AbortSent:
-    """Router -> prefill, and -> decode: nobody waits for this attempt any more."""
+    """Router -> prefill and decode: abort of an attempt."""
 
     id: AttemptId
 
 
 @dataclass(frozen=True)
 class CommitReply:
-    """Prefill -> decode; None: the call failed, whatever prefill made of it."""
+    """Prefill -> decode: answer to a commit; None: the call failed."""
 
     id: AttemptId
     valid: bool | None
@@ -109,7 +109,7 @@ ToDecode = CommitReply | LeaseGranted | AbortSent
 
 
 class SplitPair:
-    """Both sides, the network between them, and every client. Its classes may be replaced by broken ones."""
+    """Both sides, the network between them and all clients. Subclasses may replace its classes by broken ones."""
 
     export_table: type[ExportTable] = ExportTable
     prefill_scheduler: type[PrefillScheduler] = PrefillScheduler
@@ -126,7 +126,7 @@ class SplitPair:
         self.messages: list[ToPrefill] = []
         self.replies: list[ToDecode] = []
         self.pulls: list[Pull] = []
-        self.errors: dict[AttemptId, BatonError] = {}  # what decode said of attempts that it gave up
+        self.errors: dict[AttemptId, BatonError] = {}  # errors of attempts that decode ended
         self.num_bytes_moved = 0
         self.num_proven_by: dict[str, int] = {}
         self.build(True, 4)
@@ -140,7 +140,7 @@ class SplitPair:
         )  # fmt: skip
 
     def lease_ends_at(self, renewal: Renewal) -> float:
-        """On decode's clock; the real arithmetic is in `HandoffClient` and has its own test."""
+        """End of a lease on decode's clock; the real arithmetic is in `HandoffClient`."""
         return renewal.sent_at + LEASE_S
 
     # -- what must hold
@@ -182,7 +182,7 @@ class SplitPair:
         self.on_prefill_effects(self.prefill.scheduler.add(request, reply.prefix_len, self.now + 30))
 
     def stop(self, id: AttemptId) -> None:
-        """What a router does with an attempt that is over for it; both workers hear of it, sooner or later."""
+        """Sends a router's abort of an attempt to both workers."""
         self.clients[id.request_id].running = False
         self.messages.append(AbortSent(id))
         self.replies.append(AbortSent(id))
@@ -210,7 +210,7 @@ class SplitPair:
         )  # fmt: skip
 
     def restart_prefill(self) -> None:
-        """Another process with the same name: its memory is empty, and nobody there knows of anything."""
+        """Replaces prefill by a new process of the same name with empty memory."""
         self.prefill = self._new_prefill()
         self.published.clear()
         for message in [message for message in self.messages if not isinstance(message, AbortSent)]:
@@ -238,12 +238,12 @@ class SplitPair:
                 del self.published[effect.id]
 
     def deliver_to_prefill(self, message: ToPrefill) -> None:
-        """A word arrives, and so does its answer."""
+        """Delivers a message and its answer."""
         self.messages.remove(message)
         self.replies += self._obey(message)
 
     def drop_message(self, message: ToPrefill, reached: bool) -> None:
-        """A word is lost, or its answer is: decode hears that a commit could not be asked for, and nothing else."""
+        """Loses a message or its answer. For a commit decode gets an unanswered call."""
         self.messages.remove(message)
         if reached:
             self._obey(message)
@@ -298,7 +298,7 @@ class SplitPair:
                 self.on_decode_effects(self.decode.import_policy.abort(id))
 
     def end_pull(self, pull: Pull, broken: bool, damage: Callable[[Pull], None] = lambda pull: None) -> None:
-        """The bytes move, `damage` is done to them, and decode hears how it went."""
+        """Moves the bytes of a read, applies `damage` and reports the outcome to decode."""
         self.pulls.remove(pull)
         memory, num_bytes = self.decode.memory, PAGE_BYTES * len(pull.local_pages)
         for remote, local in zip(pull.remote_pages, pull.local_pages, strict=True):

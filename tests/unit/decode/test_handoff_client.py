@@ -1,4 +1,4 @@
-"""HandoffClient: which leases are renewed, over which link, and what is said at the end. Prefill is a list of calls."""
+"""HandoffClient against a scripted prefill: renewals per link, commits and aborts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def link(incarnation: int) -> PrefillLink:
 
 
 class Prefill:
-    """Every link's stub: announces what it is told to and remembers what it hears."""
+    """Stub of every link: sends scripted events and records the calls."""
 
     def __init__(self) -> None:
         self.published: dict[str, asyncio.Queue[handoff_pb2.HandoffEvent | None]] = {}
@@ -76,7 +76,7 @@ class Prefill:
 
 
 class HandoffHarness:
-    """HandoffClient between a mailbox and a scripted prefill."""
+    """A HandoffClient between a mailbox and a scripted prefill."""
 
     def __init__(self, renew_interval_s: float = 0.01) -> None:
         self.prefill = Prefill()
@@ -113,7 +113,7 @@ async def handoff_harness() -> AsyncIterator[HandoffHarness]:
 
 
 async def test_a_handoff_is_renewed_from_its_first_chunk_on():
-    """Before that prefill may not know it yet, would call it ended, and it would never be renewed again."""
+    """Before its first chunk prefill may not know a handoff and would report it as ended."""
     async with handoff_harness() as harness:
         await harness.watch(TWO, link(1))
         await harness.watch(ONE, link(1), CHUNK)
@@ -134,7 +134,7 @@ async def test_two_incarnations_of_a_worker_are_not_mixed():
         assert {incarnation for incarnation, _ in seen[-2:]} == {1, 2}
 
 
-async def test_what_has_ended_is_renewed_no_more():
+async def test_an_ended_handoff_is_not_renewed():
     async with handoff_harness() as harness:
         await harness.watch(ONE, link(1), CHUNK)
         await harness.renewal()
@@ -146,7 +146,7 @@ async def test_what_has_ended_is_renewed_no_more():
 
 
 @pytest.mark.parametrize("wants_reply", [True, False])
-async def test_a_commit_is_said_once_and_answered_if_wanted(wants_reply: bool):
+async def test_a_commit_is_sent_once_and_answered_on_demand(wants_reply: bool):
     async with handoff_harness() as harness:
         await harness.watch(ONE, link(1), CHUNK)
         harness.handoffs.commit(ONE, wants_reply)
@@ -158,7 +158,7 @@ async def test_a_commit_is_said_once_and_answered_if_wanted(wants_reply: bool):
         assert harness.prefill.commits.empty()
 
 
-async def test_a_prefill_that_cannot_be_asked_says_nothing():
+async def test_an_unreachable_prefill_gives_an_empty_answer():
     async with handoff_harness() as harness:
         await harness.watch(ONE, link(1), CHUNK)
         harness.prefill.reachable = False
@@ -167,7 +167,7 @@ async def test_a_prefill_that_cannot_be_asked_says_nothing():
 
 
 async def test_a_lease_is_measured_from_the_sending_of_its_renewal(monkeypatch: pytest.MonkeyPatch):
-    """However long the answer took: prefill may have started the lease as soon as the renewal was sent."""
+    """Prefill may start the lease as soon as the renewal is sent, however long the answer takes."""
     now = 100.0
     monkeypatch.setattr("services.decode.handoff_client.monotonic_s", lambda: now)
     async with handoff_harness() as harness:
@@ -185,7 +185,7 @@ async def test_a_lease_is_measured_from_the_sending_of_its_renewal(monkeypatch: 
         harness.prefill.lease_s = None
 
 
-async def test_what_has_ended_has_no_lease():
+async def test_an_ended_handoff_has_no_lease():
     async with handoff_harness() as harness:
         harness.prefill.lease_s, harness.prefill.ended = 5.0, [ONE]
         await harness.watch(ONE, link(1), CHUNK)
@@ -196,7 +196,7 @@ async def test_what_has_ended_has_no_lease():
         assert renewed == {TWO}
 
 
-async def test_an_abort_is_said_once():
+async def test_an_abort_is_sent_once():
     async with handoff_harness() as harness:
         await harness.watch(ONE, link(1), CHUNK)
         harness.handoffs.abort(ONE)

@@ -1,4 +1,4 @@
-"""The rules at decode's door that no single import can know."""
+"""Rules of the import policy beyond single imports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def claimed(digests: bool) -> TinyDecode:
 
 
 def read(world: TinyDecode, digests: bool) -> list[DecodeEffect]:
-    """The whole prompt is announced, sealed and read."""
+    """Publishes, seals and reads the whole prompt."""
     (start,) = world.import_policy.on_chunk(chunk((1, 2) if digests else None), 1.0)
     assert isinstance(start, Pull)
     assert world.import_policy.on_seal(ID, SealInfo(SampledToken(1), None, 2), 1.0) == []
@@ -46,7 +46,7 @@ def error_of(effects: list[DecodeEffect]) -> BatonError:
     return failure.error
 
 
-def test_matching_digests_are_proof_enough():
+def test_matching_digests_validate_an_import():
     world = claimed(digests=True)
     confirm, report = read(world, digests=True)
     assert confirm == ConfirmCommit(ID, SOURCE)
@@ -55,7 +55,7 @@ def test_matching_digests_are_proof_enough():
     assert world.scheduler.num_rows == 1
 
 
-def test_without_digests_prefill_is_asked_first():
+def test_without_digests_a_commit_asks_prefill():
     world = claimed(digests=False)
     assert read(world, digests=False) == [AskCommit(ID, SOURCE)]
     assert world.scheduler.num_rows == 0
@@ -65,7 +65,7 @@ def test_without_digests_prefill_is_asked_first():
     assert world.scheduler.num_rows == 1
 
 
-def test_pins_that_were_not_held_end_the_landing():
+def test_pins_that_were_not_held_fail_the_import():
     world = claimed(digests=False)
     read(world, digests=False)
     assert isinstance(error_of(world.import_policy.on_commit_reply(ID, False, 3.0)), LeaseEnded)
@@ -74,8 +74,8 @@ def test_pins_that_were_not_held_end_the_landing():
 
 
 @pytest.mark.parametrize(("lease_ends_at", "proof"), [(None, None), (2.0, None), (2.5, ProofKind.LEASE)])
-def test_a_prefill_that_cannot_be_asked(lease_ends_at: float | None, proof: ProofKind | None):
-    """The lease it granted stands in for its word, if every read was over inside."""
+def test_a_lease_replaces_the_answer_of_an_unreachable_prefill(lease_ends_at: float | None, proof: ProofKind | None):
+    """A granted lease replaces the answer, if every read ended within it."""
     world = claimed(digests=False)
     read(world, digests=False)
     if lease_ends_at is not None:
@@ -89,7 +89,7 @@ def test_a_prefill_that_cannot_be_asked(lease_ends_at: float | None, proof: Proo
         assert isinstance(error_of(effects), LeaseEnded)
 
 
-def test_a_lease_does_not_outweigh_the_source_s_word():
+def test_a_negative_answer_outweighs_a_lease():
     world = claimed(digests=False)
     read(world, digests=False)
     world.import_policy.on_leases_renewed([ID], 9.0)
@@ -97,7 +97,7 @@ def test_a_lease_does_not_outweigh_the_source_s_word():
     assert world.scheduler.num_rows == 0
 
 
-def test_a_source_that_restarted_ends_what_is_not_read():
+def test_a_restarted_source_fails_unread_imports():
     world = claimed(digests=True)
     world.import_policy.on_chunk(PublishedChunk(ID, 0, (PageId(5),), (1,)), 1.0)
     assert world.import_policy.on_source_replaced(WorkerId("prefill-1")) == []
@@ -109,14 +109,14 @@ def test_a_source_that_restarted_ends_what_is_not_read():
     assert world.import_policy.on_source_replaced(SOURCE) == [], "everything was read from the process that is gone"
 
 
-def test_pages_that_cannot_be_checked_are_not_taken():
+def test_chunks_without_digests_are_refused_where_digests_are_on():
     world = claimed(digests=True)
     effects = world.import_policy.on_chunk(chunk(None), 1.0)
     assert AbortHandoff(ID, SOURCE) in effects
     assert isinstance(error_of(effects), LinkBroken)
 
 
-def test_a_seal_that_is_the_end_leaves_nothing_to_decode():
+def test_a_seal_of_a_finished_sequence_ends_the_attempt():
     world = claimed(digests=True)
     effects = world.import_policy.on_seal(ID, SealInfo(SampledToken(1), FinishReason.STOP, 2), 1.0)
     assert effects == [AbortHandoff(ID, SOURCE)]
@@ -134,7 +134,7 @@ def test_a_lost_source_matters_until_the_seal():
     assert len(world.import_policy.on_pull_event(PullEvent(start, PullOutcome.DONE, 64, 0.1), 2.0)) == 2
 
 
-def test_an_attempt_that_decodes_is_not_promised_again():
+def test_a_decoding_attempt_gets_no_second_reservation():
     world = claimed(digests=True)
     read(world, digests=True)
     with pytest.raises(Superseded, match="decoding here already"):

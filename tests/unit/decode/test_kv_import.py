@@ -1,4 +1,4 @@
-"""Imports one by one: promises, windows, pages read again, what ends one, and what is kept of it."""
+"""KV imports: reservations, read windows, repeated reads, failures, and the pages that stay cached."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS = page_keys(REQUEST.tokens, PAGE_SIZE, "")
 
 
 class ImportDriver:
-    """A import table and the few words that every test needs."""
+    """An import table and shortcuts of its calls."""
 
     def __init__(self, max_rows: int = 4, max_window_pages: int = 2) -> None:
         self.cache = PrefixCache(PagePool(NUM_PAGES))
@@ -56,7 +56,7 @@ class ImportDriver:
         self.imports.on_seal(ID, SealInfo(SampledToken(1), None, 4), now=3.0)
 
 
-def test_a_promise_sets_pages_aside_and_binds_them_late():
+def test_a_reservation_allocates_pages_at_the_first_chunk():
     driver = ImportDriver()
     assert driver.claim().prefix_len == 0
     assert driver.imports.num_reserved_pages == 4
@@ -66,14 +66,14 @@ def test_a_promise_sets_pages_aside_and_binds_them_late():
     assert driver.cache.pool.counts()[Owner.RESERVED] == 4
 
 
-def test_the_same_attempt_gets_the_same_promise():
+def test_the_same_attempt_gets_the_same_reservation():
     driver = ImportDriver()
     assert driver.reserve() == driver.reserve()
     assert driver.imports.num_reserved_pages == 4
 
 
 @pytest.mark.parametrize(("num_tokens", "fits"), [(NUM_PAGES * PAGE_SIZE - 1, True), (NUM_PAGES * PAGE_SIZE, False)])
-def test_what_can_never_fit(num_tokens: int, fits: bool):
+def test_a_prompt_that_never_fits_is_refused(num_tokens: int, fits: bool):
     driver = ImportDriver()
     if fits:
         assert isinstance(driver.reserve(num_tokens=num_tokens), Reserved)
@@ -82,7 +82,7 @@ def test_what_can_never_fit(num_tokens: int, fits: bool):
             driver.reserve(num_tokens=num_tokens)
 
 
-def test_what_is_promised_to_one_is_not_promised_to_another():
+def test_pages_are_reserved_once():
     driver = ImportDriver()
     assert isinstance(driver.reserve(), Reserved)
     assert driver.reserve(AttemptId(RequestId("s"), 1), num_tokens=8) == Busy(4)
@@ -90,7 +90,7 @@ def test_what_is_promised_to_one_is_not_promised_to_another():
     assert driver.imports.num_reservable_pages == 0
 
 
-def test_rows_are_promised_like_pages():
+def test_rows_are_reserved_like_pages():
     driver = ImportDriver(max_rows=2)
     assert isinstance(driver.reserve(num_tokens=1, num_rows=2), Busy)
     assert isinstance(driver.reserve(num_tokens=1, num_rows=1), Reserved)
@@ -104,7 +104,7 @@ def test_an_older_attempt_is_superseded():
         driver.reserve(AttemptId(ID.request_id, 2))
 
 
-def test_a_promise_is_claimed_once_by_its_own_request():
+def test_a_reservation_is_claimed_once_by_its_own_request():
     driver = ImportDriver()
     reserved = driver.reserve()
     assert isinstance(reserved, Reserved)
@@ -125,7 +125,7 @@ def test_reads_stay_within_the_window():
     assert driver.end(second) == []
 
 
-def test_what_is_cached_here_is_not_read():
+def test_cached_pages_are_not_read():
     driver = ImportDriver()
     driver.claim()
     driver.import_pages(0, 4)
@@ -151,7 +151,7 @@ def test_a_corrupt_page_is_read_once_more_and_then_fails():
         driver.end(again, PullOutcome.CORRUPT, 0)
 
 
-def test_a_corrupt_page_that_is_right_the_second_time():
+def test_a_corrupt_page_that_matches_the_second_time():
     driver = ImportDriver()
     driver.claim()
     (pull,) = driver.chunk(0, 2)
@@ -170,21 +170,21 @@ def test_a_corrupt_page_that_is_right_the_second_time():
 
 
 @pytest.mark.parametrize(("first", "end"), [(1, 2), (0, 5)])
-def test_pages_that_do_not_continue(first: int, end: int):
+def test_a_chunk_that_leaves_a_gap_is_refused(first: int, end: int):
     driver = ImportDriver()
     driver.claim()
     with pytest.raises(LinkBroken, match="do not continue"):
         driver.chunk(first, end)
 
 
-def test_a_chunk_whose_digests_do_not_match_in_number():
+def test_a_chunk_needs_one_digest_per_page():
     driver = ImportDriver()
     driver.claim()
     with pytest.raises(LinkBroken, match="1 digests came with 2 pages"):
         driver.imports.on_chunk(PublishedChunk(ID, 0, (PageId(1), PageId(2)), (7,)), 1.0)
 
 
-def test_a_seal_with_pages_missing():
+def test_a_seal_before_the_last_page_is_refused():
     driver = ImportDriver()
     driver.claim()
     driver.import_pages(0, 3)
@@ -194,7 +194,7 @@ def test_a_seal_with_pages_missing():
 
 
 @pytest.mark.parametrize("outcome", [PullOutcome.FAILED, PullOutcome.LATE])
-def test_a_read_that_fails_or_is_late(outcome: PullOutcome):
+def test_a_failed_or_late_read_fails_the_import(outcome: PullOutcome):
     driver = ImportDriver()
     driver.claim()
     (pull,) = driver.chunk(0, 2)
@@ -221,7 +221,7 @@ def test_an_abort_waits_for_the_last_read():
     driver.end(other)
     assert driver.imports.num_draining == 0
     assert driver.cache.pool.num_free == NUM_PAGES
-    assert driver.end(other) == []  # an event of nobody
+    assert driver.end(other) == []  # an event of an ended import
 
 
 @pytest.mark.parametrize(("digests", "num_kept"), [(True, 2), (False, 0)])
@@ -239,7 +239,7 @@ def test_only_validated_leading_pages_are_kept(digests: bool, num_kept: int):
 
 @pytest.mark.parametrize(("lease_ends_at", "num_kept"), [(None, 0), (2.0, 0), (2.1, 1), (3.1, 2)])
 def test_pages_read_inside_a_lease_are_kept(lease_ends_at: float | None, num_kept: int):
-    """A read that is over when the lease ends came too late: prefill may have reused the page in that instant."""
+    """A read that ends with the lease is too late: prefill may have reused the page at that instant."""
     driver = ImportDriver()
     driver.claim()
     (pull,) = driver.chunk(0, 1, digests=False)
@@ -255,7 +255,7 @@ def test_pages_read_inside_a_lease_are_kept(lease_ends_at: float | None, num_kep
 
 
 @pytest.mark.parametrize("lease_ends_at", [2.0, 2.1])
-def test_a_landing_is_proven_by_a_lease_that_covers_every_read(lease_ends_at: float):
+def test_a_lease_that_covers_every_read_proves_an_import(lease_ends_at: float):
     driver = ImportDriver(max_window_pages=4)
     driver.claim()
     (pull,) = driver.chunk(0, 4, digests=False)
@@ -267,7 +267,7 @@ def test_a_landing_is_proven_by_a_lease_that_covers_every_read(lease_ends_at: fl
     assert driver.imports.is_proven(ID) == (lease_ends_at > 2.0)
 
 
-def test_a_landing_is_unfinished_until_everything_was_read():
+def test_an_import_is_unfinished_until_every_page_was_read():
     driver = ImportDriver(max_window_pages=4)
     driver.claim()
     (pull,) = driver.chunk(0, 4)
@@ -278,7 +278,7 @@ def test_a_landing_is_unfinished_until_everything_was_read():
     assert driver.imports.unfinished(SOURCE) == []
 
 
-def test_a_promise_that_nobody_claims_ends():
+def test_an_unclaimed_reservation_expires():
     driver = ImportDriver()
     driver.reserve()
     assert driver.imports.next_deadline() == 5.0

@@ -1,4 +1,4 @@
-"""Per-link series: 1 while a source is announced, 0 while it is silent, gone with the source."""
+"""Series of a link: 1 while its source is announced, 0 while it is silent, removed when it leaves."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_drained_source_leaves_no_series():
     assert num_series() == 0
 
 
-def test_a_killed_source_is_at_0_until_it_is_given_up():
+def test_a_killed_source_is_at_0_until_its_grace_ends():
     async def observe() -> None:
         links, registry = links_and_registry(grace_s=3600.0)
         await look(links, registry, prefill_record(1))
@@ -72,7 +72,7 @@ def test_a_killed_source_is_at_0_until_it_is_given_up():
     assert num_series() == 0
 
 
-def test_a_source_that_could_never_be_linked_leaves_no_series(monkeypatch: pytest.MonkeyPatch):
+def test_a_source_that_was_never_linked_leaves_no_series(monkeypatch: pytest.MonkeyPatch):
     async def observe() -> None:
         links, registry = links_and_registry(grace_s=3600.0)
         monkeypatch.setattr(type(links), "_hello", PrefillLinks._hello)  # the address leads nowhere
@@ -84,7 +84,7 @@ def test_a_source_that_could_never_be_linked_leaves_no_series(monkeypatch: pytes
     assert num_series() == 0
 
 
-def test_a_late_pull_event_brings_no_series_back():
+def test_a_late_pull_event_creates_no_series():
     links, _ = asyncio.run(_made())
     links.observe_pull(WorkerId("prefill-0"), PullEvent(PULL, PullOutcome.DONE, 64, 0.1))
     assert num_series() == 0

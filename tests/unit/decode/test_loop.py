@@ -1,4 +1,4 @@
-"""The order of a turn: what a step brought goes out when it ends, or while the next one runs; nothing is ever lost."""
+"""Order of a turn: effects go out after their step or while the next one runs, and none is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiny_workers import TinyDecode, engine_request, expected_output, tiny
 
 @dataclass
 class Step:
-    """A step in flight whose answer is only computed when it is asked for, as a device's would be."""
+    """A step in flight whose result is computed on demand, as on a device."""
 
     world: Bench
     batch: Batch
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass
 class Bench:
-    """A loop, and what happened in order: `start`, `result`, and the tokens of each emission."""
+    """Records the order of `start`, `result` and `emit`, and the emitted tokens."""
 
     decode: TinyDecode
     said: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Bench:
 
 
 def make(overlaps: bool, max_tokens: int = 4) -> tuple[Bench, DecodeLoop, Mailbox[DecodeCommand], list[int]]:
-    """A loop with one row that has been reserved room and will be computed here."""
+    """A loop with one claimed local prompt."""
     world = tiny_decode(digests=True, num_host_pages=0, token_budget=4)
     bench = Bench(world)
     mailbox: Mailbox[DecodeCommand] = Mailbox(16)
@@ -78,23 +78,23 @@ def run_until_finished(bench: Bench, loop: DecodeLoop) -> None:
         assert loop.turn()
 
 
-def test_a_runner_that_returns_when_it_is_done_is_answered_at_once():
+def test_without_overlap_effects_go_out_after_their_step():
     bench, loop, _, wanted = make(overlaps=False)
     run_until_finished(bench, loop)
     assert bench.tokens == wanted
     assert bench.said == ["emit"] * len(wanted)
 
 
-def test_tokens_go_out_after_the_next_step_has_begun_and_before_its_result():
+def test_with_overlap_tokens_go_out_while_the_next_step_runs():
     bench, loop, _, wanted = make(overlaps=True)
     run_until_finished(bench, loop)
     assert bench.tokens == wanted
-    # The prompt's last chunk gives the first token; then each step sends its forerunner's; the last waits for none.
+    # The prompt's last chunk gives the first token. Each step then emits the previous one's; the last waits for none.
     assert "".join(bench.said).replace("start", "S").replace("emit", "E").replace("result", "R").endswith("SERSERSERE")
     assert bench.said.count("start") == bench.said.count("result")
 
 
-def test_an_idle_loop_has_nothing_left_to_say():
+def test_an_idle_loop_has_emitted_everything():
     bench, loop, _, wanted = make(overlaps=True)
     run_until_finished(bench, loop)
     assert loop.num_requests == 0

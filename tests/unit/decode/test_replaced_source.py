@@ -1,4 +1,4 @@
-"""A prefill worker that comes back as another process: the engine hears of it before its pages can be read."""
+"""A restarted prefill worker: the engine learns of it before its pages can be read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ID = WorkerId("prefill-0")
 
 
 class Registry:
-    """Says once who is there."""
+    """A registry that changes once per run."""
 
     def __init__(self) -> None:
         self.present: list[WorkerRecord] = []
@@ -36,7 +36,7 @@ class Registry:
 
 
 class Puller:
-    """Notes what the engine had been told when it was connected."""
+    """Records the engine's commands at each connect."""
 
     transport = "stream"
 
@@ -56,7 +56,7 @@ class Puller:
 
 
 class LinksWithoutPeers(PrefillLinks):
-    """Whoever is announced answers; no bytes move."""
+    """Links to every announced worker without moving bytes."""
 
     async def _hello(self, worker: WorkerRecord) -> SourceInfo:
         return SourceInfo(worker.id, worker.incarnation, worker.address, "stream", b"", 0, 8, 64)
@@ -77,7 +77,7 @@ def prefill_record(incarnation: int) -> WorkerRecord:
 
 
 @pytest.mark.parametrize("seen", [(1, 1), (1, 2), (1, 2, 2, 3)])
-def test_the_engine_hears_of_another_process_first(seen: tuple[int, ...]):
+def test_the_engine_learns_of_a_restart_before_the_connect(seen: tuple[int, ...]):
     mailbox: Mailbox[DecodeCommand] = Mailbox(8)
     registry, puller = Registry(), Puller(mailbox)
 
@@ -97,8 +97,8 @@ def test_the_engine_hears_of_another_process_first(seen: tuple[int, ...]):
     assert puller.commands_before_connect == [[SourceReplaced(ID)] if other else [] for other in changed]
 
 
-def test_a_link_outlives_a_registry_that_has_lost_its_pages():
-    """Also when the other end is slower to announce itself again; another process in its place ends it at once."""
+def test_a_link_outlives_a_registry_that_lost_its_records():
+    """The link survives a late announcement of the same process. Another incarnation ends it at once."""
     mailbox: Mailbox[DecodeCommand] = Mailbox(8)
     registry, puller = Registry(), Puller(mailbox)
 

@@ -1,4 +1,4 @@
-"""A row's time is split into steps, waiting and preemption without a rest."""
+"""Steps, waiting and preemption add up to a row's time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from services.decode.row_timer import RowTimer, StepTotals
 
 
 def test_steps_waiting_and_preemption_add_up_to_the_whole_time():
-    totals = StepTotals(num_steps=7, seconds=3.0)  # steps before the row came
+    totals = StepTotals(num_steps=7, seconds=3.0)  # steps before the row joined
     timer = RowTimer(totals)
     timer.enter(10.0)
     totals.num_steps, totals.seconds = 9, 3.5

@@ -1,4 +1,4 @@
-"""Rows that run out of pages: who goes, where to, and who comes back first."""
+"""Rows that run out of pages: which are preempted, and in which order they resume."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def tokens_of(effects: list[DecodeEffect], request) -> list[int]:
 
 
 def two_rows(num_host_pages: int) -> TinyDecode:
-    """Both have four pages of the eight, and each will want eight."""
+    """Each row has four of the eight pages and needs eight in the end."""
     world = tiny_decode(digests=True, num_host_pages=num_host_pages)
     board(world, OLD)
     board(world, NEW)
     return world
 
 
-def test_the_newest_row_waits_in_host_memory_and_loses_nothing():
+def test_the_newest_row_is_preempted_to_host_memory():
     world = two_rows(num_host_pages=8)
     effects = run_to_the_end(world)
     assert world.scheduler.num_preemptions > 0
@@ -88,7 +88,7 @@ def test_without_host_memory_the_newest_row_is_sent_back():
     assert_idle(world.cache)
 
 
-def test_nobody_new_comes_in_before_those_who_wait():
+def test_preempted_rows_come_before_new_reservations():
     world = two_rows(num_host_pages=8)
     while not world.scheduler.num_preempted:
         batch = world.scheduler.schedule(0.0)
@@ -98,7 +98,7 @@ def test_nobody_new_comes_in_before_those_who_wait():
     assert isinstance(answer, Busy)
 
 
-def test_an_abort_gives_host_memory_back():
+def test_an_abort_frees_host_memory():
     world = two_rows(num_host_pages=8)
     while not world.scheduler.num_preempted:
         batch = world.scheduler.schedule(0.0)

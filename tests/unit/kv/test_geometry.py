@@ -1,4 +1,4 @@
-"""The geometry of pages: sizes, offsets, and a difference that is named."""
+"""Geometry of pages: sizes, offsets and named differences."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_fingerprint_that_cannot_be_read(theirs: str):
     assert describe_difference(GEOMETRY.fingerprint("w1"), theirs) == "fingerprint: not readable"
 
 
-def test_other_weights_are_named_like_any_field():
+def test_a_difference_of_weights_is_named():
     assert describe_difference(GEOMETRY.fingerprint("w1"), GEOMETRY.fingerprint("w2")) == "weights: w1 here, w2 there"
 
 

@@ -1,4 +1,4 @@
-"""The idle check: bounded slices, whole rounds, and a round that goes on where the last one stopped."""
+"""The idle check: bounded slices, complete rounds, and rounds that continue after an interruption."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run_round(check: IntegrityCheck) -> None:
 
 
 class RecordingPool(PagePool):
-    """Remembers which pages were looked at."""
+    """Records the checked pages."""
 
     def __init__(self) -> None:
         super().__init__(NUM_PAGES)

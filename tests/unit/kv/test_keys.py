@@ -14,7 +14,7 @@ TOKENS = st.lists(st.integers(0, 3), max_size=9)
 
 @REPEATABLE_SETTINGS
 @given(TOKENS, TOKENS, st.integers(1, 3))
-def test_keys_are_equal_as_far_as_the_tokens_are(one: list[int], other: list[int], page_size: int):
+def test_keys_are_equal_up_to_the_first_other_token(one: list[int], other: list[int], page_size: int):
     num_equal = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     pairs = zip(page_keys(one, page_size, ""), page_keys(other, page_size, ""), strict=False)
     assert [a == b for a, b in pairs] == [
@@ -35,16 +35,16 @@ def test_salts_share_nothing():
     assert not set(page_keys([1, 2, 3, 4], 2, "a")) & set(page_keys([1, 2, 3, 4], 2, "b"))
 
 
-def test_the_chain_is_the_list():
+def test_chaining_single_pages_gives_the_same_keys():
     first = next_key(root_key("s"), [1, 2])
     assert page_keys([1, 2, 3, 4, 5], 2, "s") == [first, next_key(first, [3, 4])]
 
 
 def test_keys_do_not_change_between_releases():
-    """Router, prefill and decode of different versions name the same page."""
+    """Router, prefill and decode of different versions compute the same key."""
     assert page_keys([1, 2], 2, "")[0].hex() == "c16a2294d860f48da5a5037c88c9fd5f"
 
 
-def test_a_token_that_is_no_id():
+def test_a_token_outside_32_bits_is_refused():
     with pytest.raises(OverflowError):
         page_keys([-1, 2], 2, "")

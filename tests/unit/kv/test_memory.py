@@ -1,4 +1,4 @@
-"""Page memory: zeroed, page by page, with an address that others may read from."""
+"""Page memory: zeroed, addressed by page, readable at its address."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def test_pages_lie_at_their_address():
 
 
 @pytest.mark.parametrize("page", [-1, 3])
-def test_a_page_outside_the_pool(page: int):
+def test_a_page_outside_the_pool_is_refused(page: int):
     with pytest.raises(IndexError):
         PageMemory(3, 8).page(page)
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0)])
-def test_a_pool_of_nothing(shape: tuple[int, int]):
+def test_an_empty_pool_is_refused(shape: tuple[int, int]):
     with pytest.raises(ValueError, match="needs pages"):
         PageMemory(*shape)

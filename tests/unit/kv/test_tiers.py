@@ -1,4 +1,4 @@
-"""Host memory slots: all or none, and never given back twice."""
+"""Host memory slots: all or none, and never freed twice."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_all_or_none():
 
 
 @pytest.mark.parametrize("slots", [(0,), (3,), (-1,)])
-def test_a_slot_that_was_not_out(slots: tuple[int, ...]):
+def test_a_slot_that_is_not_allocated_cannot_be_freed(slots: tuple[int, ...]):
     with pytest.raises(Broken, match="not allocated"):
         HostTier(3).free(slots)
 
 
-def test_one_slot_twice_in_one_hand():
+def test_a_slot_cannot_be_freed_twice_in_one_call():
     host = HostTier(3)
     taken = host.allocate(2)
     assert taken is not None

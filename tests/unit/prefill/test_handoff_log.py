@@ -1,4 +1,4 @@
-"""The handoff log: a watcher may come early, in the middle or late, and hears everything once."""
+"""The handoff log: an early, a concurrent and a late watcher each get every event once."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def append(log: HandoffLog, *events: HandoffEvent) -> None:
         log.append(ID, event)
 
 
-async def test_a_watcher_who_comes_late_hears_everything():
+async def test_a_late_watcher_gets_every_event():
     log = HandoffLog()
     append(log, *CHUNKS, SEAL)
     assert await all_of(log) == [*CHUNKS, SEAL]
     assert await all_of(log) == [*CHUNKS, SEAL]
 
 
-async def test_a_watcher_who_comes_early_follows():
+async def test_an_early_watcher_gets_every_event():
     log = HandoffLog()
 
     async def announce() -> None:
@@ -56,7 +56,7 @@ async def test_a_watcher_in_the_middle_and_a_burst():
 
 
 @pytest.mark.parametrize(("error", "expected"), [(None, Cancelled), (LeaseEnded("late"), LeaseEnded)])
-async def test_the_end_of_the_offer_is_heard(error: BatonError | None, expected: type[BatonError]):
+async def test_watchers_get_the_end_of_an_export(error: BatonError | None, expected: type[BatonError]):
     log = HandoffLog()
     append(log, CHUNKS[0])
 
@@ -69,7 +69,7 @@ async def test_the_end_of_the_offer_is_heard(error: BatonError | None, expected:
     assert len(log) == 0
 
 
-async def test_a_seal_is_the_last_word():
+async def test_a_seal_is_the_last_event():
     log = HandoffLog()
     append(log, CHUNKS[0])
     watching = log.watch(ID, 10.0)
@@ -87,7 +87,7 @@ async def test_silence_has_a_deadline_and_leaves_nothing_behind():
     assert len(log) == 0
 
 
-async def test_a_watcher_who_leaves_early_leaves_nothing_behind():
+async def test_a_watcher_that_leaves_early_leaves_nothing_behind():
     log = HandoffLog()
     watching = asyncio.create_task(all_of(log))
 
@@ -100,7 +100,7 @@ async def test_a_watcher_who_leaves_early_leaves_nothing_behind():
     assert len(log) == 0
 
 
-async def test_what_was_announced_outlives_its_watcher():
+async def test_published_events_outlive_their_watcher():
     log = HandoffLog()
     append(log, CHUNKS[0])
     watching = log.watch(ID, 10.0)
@@ -110,7 +110,7 @@ async def test_what_was_announced_outlives_its_watcher():
     assert await all_of(log) == [CHUNKS[0], SEAL]
 
 
-def test_the_end_of_what_nobody_knows():
+def test_the_end_of_an_unknown_export_is_ignored():
     log = HandoffLog()
     log.end(ID)
     assert len(log) == 0

@@ -1,4 +1,4 @@
-"""Exports: pins, leases, fencing, and a commit that says the truth every time it is asked."""
+"""KV exports: pins, leases, fencing, and commits that can be repeated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def exports(pool: PagePool) -> ExportTable:
 
 
 def publish(pool: PagePool, exports: ExportTable, id: AttemptId, num_pages: int, now: float = 0.0) -> list[PageId]:
-    """Pages of a prompt that is no longer in progress: the export's pins alone hold them."""
+    """Publishes pages that only the export's pins hold."""
     pages = pool.allocate(num_pages, Hold.LIVE)
     assert pages is not None
     exports.publish(id, pages, now)
@@ -69,11 +69,11 @@ def test_a_commit_after_the_lease_is_not_valid_and_stays_so(pool: PagePool, expo
     assert [exports.commit(ID), exports.commit(ID)] == [False, False]
 
 
-def test_a_commit_of_what_never_was(exports: ExportTable):
+def test_a_commit_of_an_unknown_attempt_is_invalid(exports: ExportTable):
     assert not exports.commit(ID)
 
 
-def test_renewing_starts_the_lease_afresh(pool: PagePool, exports: ExportTable):
+def test_a_renewal_restarts_the_lease(pool: PagePool, exports: ExportTable):
     exports.open(ID)
     publish(pool, exports, ID, 1, now=0.0)
     assert exports.renew([ID, NEXT], now=4.0) == [NEXT]
@@ -103,7 +103,7 @@ def test_a_newer_attempt_ends_the_older(pool: PagePool, exports: ExportTable):
 def test_an_attempt_that_is_not_newer_is_refused(exports: ExportTable, late: AttemptId):
     exports.open(ID)
     exports.abort(ID)
-    assert exports.open(NEXT) is None  # the older one had ended by itself
+    assert exports.open(NEXT) is None  # the older one had ended already
     with pytest.raises(Superseded, match="attempt 2 was seen"):
         exports.open(late)
     assert len(exports) == 1
@@ -118,7 +118,7 @@ def test_an_abort_unpins_now_and_may_be_repeated(pool: PagePool, exports: Export
 
 
 def granting(pool: PagePool, *, renewed: bool = True) -> ExportTable:
-    """One that lets decode count on its leases, with a published export until 6.0."""
+    """A table that grants leases, with a published export whose lease ends at 6.0."""
     exports = ExportTable(pool, LEASE_S, grants_leases=True)
     exports.open(ID)
     publish(pool, exports, ID, 2)
@@ -139,7 +139,7 @@ def test_a_granted_lease_outlives_the_attempt(pool: PagePool):
 
 
 @pytest.mark.parametrize("word", [ExportTable.release, ExportTable.commit])
-def test_decode_s_word_ends_a_granted_lease(pool: PagePool, word: Callable[[ExportTable, AttemptId], bool]):
+def test_a_commit_or_release_ends_a_granted_lease(pool: PagePool, word: Callable[[ExportTable, AttemptId], bool]):
     exports = granting(pool)
     exports.abort(ID)
     word(exports, ID)
@@ -155,13 +155,13 @@ def test_a_newer_attempt_does_not_end_a_granted_lease(pool: PagePool):
     assert len(exports) == 2
 
 
-def test_before_the_first_renewal_nothing_was_granted(pool: PagePool):
+def test_before_the_first_renewal_an_abort_unpins_at_once(pool: PagePool):
     exports = granting(pool, renewed=False)
     exports.abort(ID)
     assert pool.num_free == 8
 
 
-def test_a_page_that_two_offers_share_is_held_until_both_end(pool: PagePool, exports: ExportTable):
+def test_a_page_that_two_exports_share_is_held_until_both_end(pool: PagePool, exports: ExportTable):
     other = AttemptId(RequestId("s"), 1)
     exports.open(ID)
     exports.open(other)
@@ -173,7 +173,7 @@ def test_a_page_that_two_offers_share_is_held_until_both_end(pool: PagePool, exp
     assert pool.owner(pages[0]) is Owner.FREE
 
 
-def test_a_sealed_offer_publishes_nothing_more(pool: PagePool, exports: ExportTable):
+def test_a_sealed_export_publishes_nothing_more(pool: PagePool, exports: ExportTable):
     exports.open(ID)
     exports.seal(ID)
     pages = pool.allocate(1, Hold.LIVE)

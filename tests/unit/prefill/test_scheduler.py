@@ -1,4 +1,4 @@
-"""Single stories of the prefill scheduler: what decode has already, newer attempts, deadlines, and the pin budget."""
+"""The prefill scheduler: pages that decode has, newer attempts, deadlines, the pin budget and times."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_a_chunk_is_published_when_it_is_done():
     assert chunks == [(0, 2), (2, 2)]
 
 
-def test_what_decode_has_is_pinned_but_not_published():
-    """If the first page could go before the second, its eviction would wait for ever for the second to go."""
+def test_pages_that_decode_has_are_pinned_but_not_published():
+    """The eviction of an unheld first page would wait for ever for the held second one."""
     world = tiny_prefill(LEASE_S)
     world.scheduler.add(engine_request("r", PROMPT), 2 * PAGE_SIZE, 9.0)
     effects = run(world)
@@ -46,14 +46,14 @@ def test_what_decode_has_is_pinned_but_not_published():
     assert isinstance(run(world)[-1], Seal)
 
 
-def test_the_last_page_is_published_whatever_decode_says_it_has():
+def test_the_last_page_is_always_published():
     world = tiny_prefill(LEASE_S)
     world.scheduler.add(engine_request("r", PROMPT), 100, 9.0)
     assert [e.first_page for e in run(world) if isinstance(e, PublishedChunk)] == [2]
     assert world.exports.next_deadline() == LEASE_S, "an export without a lease would never end"
 
 
-def test_an_older_attempt_hears_that_it_is_superseded():
+def test_an_older_attempt_fails_as_superseded():
     world = tiny_prefill(LEASE_S)
     older = engine_request("r", PROMPT)
     world.scheduler.add(older, 0, 9.0)
@@ -88,7 +88,7 @@ def test_nothing_begins_beyond_the_pin_budget():
     assert isinstance(run(world)[-1], Seal)
 
 
-def test_a_page_that_many_offers_pin_counts_once():
+def test_a_page_that_many_exports_pin_counts_once():
     world = tiny_prefill(LEASE_S, max_pinned_pages=4)
     for name in "abc":
         world.scheduler.add(engine_request(name, PROMPT), 0, 9.0)
@@ -96,7 +96,7 @@ def test_a_page_that_many_offers_pin_counts_once():
     assert world.cache.pool.counts()[Owner.PINNED] == 3
 
 
-def test_deadline_and_lease_end_what_they_concern():
+def test_a_deadline_ends_prompts_and_a_lease_ends_exports():
     world = tiny_prefill(LEASE_S, token_budget=2)
     sealed, begun, waiting = (engine_request(name, PROMPT) for name in ("sealed", "begun", "waiting"))
     world.scheduler.add(sealed, 0, 99.0)

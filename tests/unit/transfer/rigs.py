@@ -1,4 +1,4 @@
-"""What the contract suite stands on: for each transport a way to start sources and pullers, and a book of events."""
+"""Rigs of the contract suite: start sources and pullers of each transport, and record their events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.staged_memory import staged_memory
 from tests.unit.transfer.source_process import SourceProcess, SourceSpec, filled_memory, source_info
 
 WAIT_S = 30.0
-"""How long a test waits for what must come."""
+"""Longest wait for an expected event."""
 
 ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
     "stream": {},
@@ -28,7 +28,7 @@ ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
 
 
 class RunningSource(Protocol):
-    """A source that a test can hurt."""
+    """A source that a test can stop, kill and corrupt."""
 
     info: SourceInfo
 
@@ -40,7 +40,7 @@ class RunningSource(Protocol):
 
 
 class FakeRunningSource:
-    """A `FakeSource` with the verbs of a process."""
+    """A `FakeSource` with the interface of a process."""
 
     def __init__(self, fabric: FakeFabric, spec: SourceSpec) -> None:
         self._memory = filled_memory(spec.num_pages, spec.page_bytes, spec.seed)
@@ -93,13 +93,13 @@ class Rig:
         return puller
 
     def close(self) -> None:
-        """Pullers first: a reader that vanishes can hurt a source, and sources are asked for a good end."""
+        """Closes pullers before sources: a vanished reader can end a source's process."""
         while self._closers:
             self._closers.pop()()
 
 
 class EventLog:
-    """Everything a puller said, by pull, and a way to wait for it."""
+    """Events of a puller by pull; a test can wait for one."""
 
     def __init__(self) -> None:
         self._events: list[PullEvent] = []
@@ -115,14 +115,14 @@ class EventLog:
         return self._wait(lambda: next((event for event in self.of(pull) if is_terminal(event)), None))
 
     def first(self, pull: Pull) -> PullEvent:
-        """Waits for whatever comes first."""
+        """Waits for the first event."""
         return self._wait(lambda: next(iter(self.of(pull)), None))
 
     def of(self, pull: Pull) -> list[PullEvent]:
         return [event for event in self._events if event.pull is pull]
 
     def assert_orderly(self) -> None:
-        """Of every pull at most one `LATE`, then at most one end, and never a `DONE` after `LATE`."""
+        """Asserts at most one `LATE` and one terminal event per pull, and no `DONE` after `LATE`."""
         legal = [[outcome] for outcome in PullOutcome] + [[PullOutcome.LATE, PullOutcome.FAILED]]
         for pull in {id(event.pull): event.pull for event in self._events}.values():
             assert [event.outcome for event in self.of(pull)] in legal

@@ -1,7 +1,7 @@
-"""A source in a process of its own, for tests that kill, stop and restart it. Driven over a pipe.
+"""A source in its own process, for tests that kill, stop and restart it. Driven over a pipe.
 
-It is forked from a server process that has only imported this module: a process that holds an agent may not be forked,
-and imports take longer than most of the tests.
+Forked from a server process that has only imported this module: a process with an agent must not be forked, and imports
+take longer than most tests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """What a source process is to serve. The bytes of its pages follow from `seed`."""
+    """Parameters of a source process. `seed` determines the bytes of its pages."""
 
     transport: str
     worker_id: WorkerId
@@ -44,7 +44,7 @@ class SourceSpec:
 
 
 def filled_memory(num_pages: int, page_bytes: int, seed: int) -> PageMemory:
-    """The pool of a source with this seed; every page is different."""
+    """Pool of a source with this seed; every page differs."""
     memory = PageMemory(num_pages, page_bytes)
     memory.buffer[:] = random.Random(seed).randbytes(num_pages * page_bytes)
     return memory
@@ -64,7 +64,7 @@ def source_info(spec: SourceSpec, memory: PageMemory, address: str, metadata: by
 
 
 class SourceProcess:
-    """The parent's handle. A context manager: the process is gone on exit, whatever happened to it."""
+    """The parent's handle. A context manager that ends the process on exit."""
 
     def __init__(self, spec: SourceSpec) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -91,7 +91,7 @@ class SourceProcess:
         self._signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Ends the process; asserts that a living one ends well."""
+        """Ends the process; asserts that a running one exits with 0."""
         if self._process.is_alive():
             self.resume()
             self._pipe.send(None)
@@ -110,7 +110,7 @@ class SourceProcess:
 
 
 def source_main(pipe: Connection, spec: SourceSpec) -> None:
-    """The child's life: serve until told to stop, or until the parent is gone."""
+    """Serves until the parent sends a stop or is gone. Runs in the child."""
     prepare_environment(spec.environment)
     memory = filled_memory(spec.num_pages, spec.page_bytes, spec.seed)
     source = make_source(spec.transport, spec.worker_id, spec.incarnation, memory)
@@ -134,7 +134,7 @@ async def _serve_stream(pipe: Connection, source: StreamSource, memory: PageMemo
 
 
 class StreamServicer(handoff_pb2_grpc.HandoffServicer):
-    """Only what a `StreamSource` answers."""
+    """A Handoff service with `ReadPages` only."""
 
     def __init__(self, source: StreamSource) -> None:
         self._source = source

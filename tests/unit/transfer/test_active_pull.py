@@ -1,4 +1,4 @@
-"""A flight says at most one LATE and exactly one end, whatever happens to it."""
+"""A pull reports at most one LATE and exactly one terminal event."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.unit.transfer.rigs import page_ids
 
 
 class ActivePullHarness:
-    """A flight under a clock that the test turns."""
+    """A pull under a clock that the test sets."""
 
     def __init__(self, deadline_s: float = 1.0) -> None:
         self.now = 100.0
@@ -23,7 +23,7 @@ class ActivePullHarness:
         return [event.outcome for event in self.events]
 
 
-def test_landing_in_time_is_done():
+def test_a_pull_in_time_is_done():
     harness = ActivePullHarness()
     harness.now += 0.25
     harness.active.num_bytes = 77
@@ -38,14 +38,14 @@ def test_corrupt_positions_are_sorted():
     assert (harness.outcomes, harness.events[0].corrupt) == ([PullOutcome.CORRUPT], (2, 5))
 
 
-def test_a_late_landing_is_late_and_then_failed():
+def test_a_late_pull_is_late_and_then_failed():
     harness = ActivePullHarness()
     harness.now += 1.5
     harness.active.complete()
     assert harness.outcomes == [PullOutcome.LATE, PullOutcome.FAILED]
 
 
-def test_late_is_said_once_and_a_corrupt_late_one_failed():
+def test_late_is_reported_once_and_a_corrupt_late_pull_fails():
     harness = ActivePullHarness()
     harness.active.expire("slow")
     harness.active.expire("slow")
@@ -72,7 +72,7 @@ def test_it_ends_only_once():
         ([9], [0], None, "remote page is outside the pool of 9"),
     ],
 )
-def test_what_cannot_be_started_is_named(remote, local, digests, problem):
+def test_an_impossible_pull_has_a_reason(remote, local, digests, problem):
     source = SourceInfo(WorkerId("p"), Incarnation(1), "", "fake", b"", 0, 9, 64)
     pull = Pull(1, WorkerId("p"), page_ids(remote), page_ids(local), digests, 1.0)
     assert problem in (pull_problem(pull, 4, source) or "")

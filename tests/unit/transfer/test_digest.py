@@ -1,4 +1,4 @@
-"""Digests: the algorithm, the order, and that any flipped bit is found."""
+"""Page digests: the algorithm, the order, and the detection of every flipped bit."""
 
 import pytest
 import xxhash

@@ -1,4 +1,4 @@
-"""Which transport is taken."""
+"""Choice of the transport."""
 
 import pytest
 

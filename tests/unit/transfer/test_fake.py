@@ -1,4 +1,4 @@
-"""The fake in virtual time: no thread, no waiting."""
+"""The fake transport in virtual time."""
 
 import pytest
 
@@ -38,7 +38,7 @@ class World:
         return [event.outcome for event in self.events]
 
 
-def test_a_pull_without_a_fault_lands_in_the_next_turn():
+def test_a_pull_without_a_fault_is_done_in_the_next_turn():
     world = World()
     world.start()
     assert world.mover.progress() is None
@@ -80,6 +80,6 @@ def test_a_hanging_pull_ends_only_with_its_source():
     assert world.outcomes() == [PullOutcome.LATE, PullOutcome.FAILED]
 
 
-def test_what_is_not_on_the_fabric_cannot_be_linked():
+def test_an_unknown_source_cannot_be_linked():
     with pytest.raises(LinkBroken, match="not on the fabric"):
         World().mover.link(SourceInfo(PREFILL, Incarnation(2), "", TRANSPORT, b"prefill-0:2", 0, 4, 32))

@@ -1,4 +1,4 @@
-"""What only real NIXL can show: names, idle cost, refusals, and that closing takes its native threads away."""
+"""Properties of real NIXL: names, idle cost, refusals, and the end of its native threads."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ needs_nixl = pytest.mark.skipif(nixl_available() is not None, reason=f"NIXL: {ni
 DECODE, PREFILL = WorkerId("decode-0"), WorkerId("prefill-0")
 
 
-def test_the_environment_is_set_but_not_against_the_user(monkeypatch):
+def test_user_settings_of_the_environment_are_kept(monkeypatch):
     environ = {"UCX_LOG_LEVEL": "info", "UCX_NET_DEVICES": "eth7"}
     monkeypatch.setattr(os, "environ", environ)
     for library in ("nixl_cu12", "nixl_cu13"):
@@ -40,7 +40,7 @@ def test_the_environment_cannot_be_changed_after_the_library_was_loaded(monkeypa
         ucx.prepare_environment({"UCX_TLS": "tcp"})
 
 
-def test_a_missing_library_is_a_reason_not_a_crash(monkeypatch):
+def test_a_missing_library_is_reported_as_a_reason(monkeypatch):
     monkeypatch.setattr("baton.transfer.nixl_agent._PACKAGES", ("nixl_cu0",))
     assert "nixl_cu0" in (nixl_available() or "")
     with pytest.raises(ImportError, match="nixl_cu0"):
@@ -64,7 +64,7 @@ def test_an_idle_pair_burns_no_core():
     try:
         before = time.process_time()
         threading.Event().wait(0.5)
-        assert time.process_time() - before < 0.15  # an untamed progress thread would use 0.4 s and more
+        assert time.process_time() - before < 0.15  # a progress thread without a delay uses 0.4 s and more
     finally:
         puller.close()
         source.close()

@@ -1,4 +1,4 @@
-"""What NIXL's mover decides, against an agent whose reads end when and how the test says. No NIXL is needed."""
+"""Decisions of NIXL's mover against an agent with scripted reads. Needs no NIXL."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class World:
         return active
 
     def turns(self, state: ReadState | None = None, count: int = 20) -> float | None:
-        """Sets all reads to `state` and lets the mover work."""
+        """Sets all reads to `state` and runs the mover."""
         delay = None
         for _ in range(count):
             for read in self.agent.reads:
@@ -171,7 +171,7 @@ def test_a_disconnect_fails_each_pull_when_its_own_reads_have_ended(world):
     world.agent.reads[0].state = ReadState.DISCONNECTED
     world.turns()
     assert world.outcomes() == [PullOutcome.FAILED]
-    assert world.agent.peers == ["prefill:p:1"]  # still asked for the other read
+    assert world.agent.peers == ["prefill:p:1"]  # the other read is still polled
     world.agent.reads[1].state = ReadState.DISCONNECTED
     world.turns()
     assert world.outcomes() == [PullOutcome.FAILED] * 2
@@ -205,7 +205,7 @@ def test_a_new_incarnation_takes_over_while_old_reads_end(world):
     assert world.agent.peers == ["prefill:p:2"]
 
 
-def test_connecting_again_keeps_a_link_that_is_in_use_and_renews_an_idle_one(world):
+def test_reconnecting_keeps_a_link_in_use_and_renews_an_idle_one(world):
     world.start(4)
     world.turns()
     world.mover.link(info())
@@ -230,14 +230,14 @@ def test_a_stuck_source_holds_up_no_other(world):
 
 def test_positions_of_corrupt_pages_count_from_the_start_of_the_pull(world):
     world.agent.post_state = ReadState.DONE
-    digest = 0x1234  # of no page of zeros
+    digest = 0x1234  # not that of a page of zeros
     world.start(9, [digest] * 9)
     world.turns()
     assert world.outcomes() == [PullOutcome.CORRUPT]
     assert world.events[0].corrupt == tuple(range(9))
 
 
-def test_the_path_is_named_only_when_it_was_seen(world):
+def test_a_path_is_reported_only_after_a_large_read(world):
     world.start(1)
     world.turns()
     assert world.paths[PREFILL] == "nixl/ucx"
@@ -265,7 +265,7 @@ def test_metadata_of_another_incarnation_is_refused(world):
 
 
 @pytest.mark.parametrize(("digest", "outcome"), [(None, PullOutcome.DONE), (7, PullOutcome.CORRUPT)])
-def test_pages_on_a_device_are_registered_as_such_and_their_digests_checked(digest, outcome):
+def test_device_pages_are_registered_and_their_digests_checked(digest, outcome):
     world = World()
     device = staged_memory(NUM_PAGES, PAGE_BYTES, MemoryKind.VRAM)
     world.mover = NixlMover(cast(NixlAgent, world.agent), device, world.paths)
@@ -278,7 +278,7 @@ def test_pages_on_a_device_are_registered_as_such_and_their_digests_checked(dige
 
 
 @pytest.mark.parametrize(("here", "there"), [(MemoryKind.VRAM, MemoryKind.DRAM), (MemoryKind.DRAM, MemoryKind.VRAM)])
-def test_a_read_that_touches_a_device_is_not_called_a_copy_by_the_kernel(here, there):
+def test_a_read_of_device_memory_is_no_kernel_copy(here, there):
     world = World()
     world.agent.post_state = ReadState.DONE
     memory = staged_memory(NUM_PAGES, PAGE_BYTES, here)
@@ -291,7 +291,7 @@ def test_a_read_that_touches_a_device_is_not_called_a_copy_by_the_kernel(here, t
     assert world.paths[PREFILL] == "nixl/ucx"
 
 
-def test_close_leaves_nothing_behind_and_says_nothing(world):
+def test_close_leaves_nothing_behind_and_emits_nothing(world):
     world.start(4)
     world.turns()
     world.agent.reads[0].state = ReadState.DONE

@@ -1,4 +1,4 @@
-"""The probe: what it returns, what it raises, and when its pages are free again."""
+"""The probe: its result, its errors, and the release of its pages."""
 
 import threading
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ def test_bytes_really_moved_and_pages_are_free(pair):
 
 
 @pytest.mark.parametrize(("num_local", "num_pages", "moved"), [(3, 8, 3), (8, 2, 2), (8, 100, 8)])
-def test_it_moves_no_more_than_there_is(pair, num_local, num_pages, moved):
+def test_a_probe_moves_at_most_the_pages_of_both_pools(pair, num_local, num_pages, moved):
     assert pair.probe(num_local, num_pages)[0] == moved * 64
 
 
@@ -64,7 +64,7 @@ def test_a_failure_in_either_round_is_a_broken_link(pair):
         assert pair.free.is_set()
 
 
-def test_a_hanging_probe_gives_up_but_keeps_its_pages_until_the_read_ends(pair):
+def test_a_hanging_probe_keeps_its_pages_until_the_read_ends(pair):
     pair.fabric.script([PullFault(PullFaultKind.HANG)])
     with pytest.raises(LinkBroken, match="nothing within"):
         pair.probe(deadline_s=0.05)

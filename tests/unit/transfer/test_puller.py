@@ -1,4 +1,4 @@
-"""The transfer thread around a mover that does only what the test says."""
+"""The transfer thread around a scripted mover."""
 
 import threading
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def test_a_deadline_is_noticed_while_the_mover_is_silent(harness):
 
 def test_the_mover_can_wake_the_thread_from_any_other(harness):
     pull = harness.pull()
-    harness.puller.connect(SOURCE)  # answered after the pull was taken
+    harness.puller.connect(SOURCE)  # returns after the pull was taken
     harness.mover.land_next.set()
     harness.mover.wake()
     assert harness.events.terminal(pull).outcome is PullOutcome.DONE
@@ -101,7 +101,7 @@ def test_a_callers_own_events_go_to_no_one_else(harness):
     assert harness.events.of(pull) == []
 
 
-def test_a_fault_of_ours_leaves_pages_late_and_refuses_what_comes(harness):
+def test_a_crash_leaves_pulls_late_and_fails_new_ones(harness):
     before = harness.pull()
     harness.puller.connect(SOURCE)
     harness.mover.fault = RuntimeError("a bug")

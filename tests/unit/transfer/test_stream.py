@@ -1,4 +1,4 @@
-"""The stream's two ends alone: what the source refuses and how it cuts messages, and a puller given wrong bytes."""
+"""Each end of the stream alone: refusals and message sizes of the source, and a puller that gets wrong bytes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_pages_of_a_device_are_served_by_way_of_the_host():
     assert await messages(StreamSource(INCARNATION, memory), [2, 0, 3]) == [contents[2] + contents[0] + contents[3]]
 
 
-async def test_what_cannot_be_served_is_refused():
+async def test_invalid_reads_are_refused():
     source = StreamSource(INCARNATION, PageMemory(4, 64))
     with pytest.raises(Aborted, match="FAILED_PRECONDITION"):
         await messages(source, [0], incarnation=8)
@@ -82,7 +82,7 @@ class WrongServicer(handoff_pb2_grpc.HandoffServicer):
 
 @contextmanager
 def served(answers: list[bytes]) -> Iterator[str]:
-    """The address of a server of wrong bytes."""
+    """Address of a server of wrong bytes."""
     with ThreadPoolExecutor(1) as threads:
         server = grpc.server(threads)
         handoff_pb2_grpc.add_HandoffServicer_to_server(WrongServicer(answers), server)
@@ -123,14 +123,14 @@ def test_wrong_bytes_are_a_failure(answers, problem):
     assert problem in event.reason
 
 
-def test_right_bytes_land():
+def test_right_bytes_are_written():
     memory = PageMemory(4, 64)
     with served([b"a" * 64, b"b" * 64]) as address:
         assert pull_from(address, memory).outcome is PullOutcome.DONE
     assert memory.buffer == b"a" * 64 + b"b" * 64 + bytes(128)
 
 
-def test_nobody_there_is_a_failure():
+def test_an_unreachable_source_is_a_failure():
     with served([]) as address:
         pass
     event = pull_from(address, PageMemory(4, 64))
