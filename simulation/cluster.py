@@ -17,6 +17,7 @@ from simulation.checks.checked_store import BrokenRule, CheckedStore
 from simulation.checks.invariants import Violation, check_no_tasks
 from simulation.checks.router_health import RouterHealth
 from simulation.nodes.decode import SimDecode
+from simulation.nodes.environment import SimEnvironment
 from simulation.nodes.prefill import SimPrefill
 from simulation.nodes.router import SimRouter
 from simulation.nodes.state_store import StoreServer
@@ -158,14 +159,14 @@ class SimCluster:
         self._trace.note(name, "starts")
 
     def _open(self, name: str, process: SimProcess) -> None:
-        scenario, common = (
-            self._scenario,
-            (process, self._network, self._page_network, self.store_server, self._policies),
+        scenario = self._scenario
+        environment = SimEnvironment(
+            self._network, self._page_network, self.store_server, self._policies, scenario, self._crashed
         )
         if name in scenario.prefills:
-            self.nodes[name] = SimPrefill(*common, scenario, self._crashed, self._versions[name])
+            self.nodes[name] = SimPrefill(process, environment, self._versions[name])
         elif name in scenario.decodes:
-            self.nodes[name] = SimDecode(*common, scenario, self._crashed, self._versions[name])
+            self.nodes[name] = SimDecode(process, environment, self._versions[name])
         else:
             clock = asyncio.get_running_loop().time
             deadline_s = scenario.deadline_s

@@ -36,14 +36,15 @@ from services.decode.outbox import DecodeOutbox
 from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
 from simulation.checks.invariants import EmissionCheck, Violation, check_idle, check_pages
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
-from simulation.nodes.state_store import SimStore, StoreServer
+from simulation.nodes.environment import SimEnvironment
+from simulation.nodes.state_store import SimStore
 from simulation.policies import CONFIG, INTAKE, MODEL, PolicyClasses, model_fingerprint
 from simulation.runtime.grpc_calls import SimChannels, SimServer
-from simulation.runtime.network import Endpoint, SimNetwork
+from simulation.runtime.network import Endpoint
 from simulation.runtime.page_memory import SimMemory
-from simulation.runtime.page_reads import PageNetwork, SimPuller
-from simulation.runtime.process import OnProcessCrash, SimProcess
-from simulation.scenario import VOCAB_SIZE, Scenario
+from simulation.runtime.page_reads import SimPuller
+from simulation.runtime.process import SimProcess
+from simulation.scenario import VOCAB_SIZE
 
 SERVER_GRACE_S = 1.0
 """Copied from `services.decode.app`, which would import the model."""
@@ -54,10 +55,8 @@ PAGE_BYTES = CONFIG.page_size * SLOT_BYTES
 class SimDecode:
     """One life of one decode worker. Created inside its own process."""
 
-    def __init__(
-        self, process: SimProcess, network: SimNetwork, page_network: PageNetwork, store_server: StoreServer,
-        policies: PolicyClasses, scenario: Scenario, on_crash: OnProcessCrash, version: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, process: SimProcess, environment: SimEnvironment, version: int) -> None:
+        network, policies, scenario = environment.network, environment.policies, environment.scenario
         num_host_pages = scenario.num_host_pages
         self.process = process
         self._fingerprint = model_fingerprint(version)
@@ -68,8 +67,8 @@ class SimDecode:
         self._cache = PrefixCache(PagePool(CONFIG.num_decode_pages))
         self._mailbox: SimMailbox[DecodeCommand] = SimMailbox(1024, self._on_command)
         self._streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams(on_empty=self._lifecycle.on_idle)
-        self._puller = SimPuller(process, page_network.add_reader(process), self._memory, self._pulled)
-        sim_store = SimStore(store_server, network, process, CONFIG.heartbeat_s)
+        self._puller = SimPuller(process, environment.page_network.add_reader(process), self._memory, self._pulled)
+        sim_store = SimStore(environment.store_server, network, process, CONFIG.heartbeat_s)
         self._registration = Registration(sim_store, self._record, CONFIG.heartbeat_s, process.kill)
         identity = LinkIdentity(
             WorkerId(process.name), process.incarnation, MODEL, self._fingerprint, PAGE_BYTES,
@@ -83,7 +82,9 @@ class SimDecode:
         self._outbox = DecodeOutbox(TRANSPORT, self._streams, self._handoffs, self._links, RecentAttempts())
         host = SimMemory(max(1, num_host_pages), PAGE_BYTES)
         runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, host, version)
-        self._engine = SimEngine(process, runner, self._mailbox.end_wait, self._check, on_crash, scenario.mean_step_s)
+        self._engine = SimEngine(
+            process, runner, self._mailbox.end_wait, self._check, environment.on_crash, scenario.mean_step_s
+        )
         self._prefills = process.name in scenario.local_prefill_workers
         self._num_preemptions = 0
         self._loop = self._make_loop(runner, policies, scenario.digests, num_host_pages)

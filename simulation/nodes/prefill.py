@@ -32,14 +32,14 @@ from services.prefill.scheduler import PrefillLimits, Seal
 from services.prefill.server import PrefillServicer, PrefillStreamEvent
 from simulation.checks.invariants import EmissionCheck, check_idle, check_pages
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
-from simulation.nodes.state_store import SimStore, StoreServer
-from simulation.policies import CONFIG, INTAKE, MODEL, PolicyClasses, model_fingerprint
+from simulation.nodes.environment import SimEnvironment
+from simulation.nodes.state_store import SimStore
+from simulation.policies import CONFIG, INTAKE, MODEL, model_fingerprint
 from simulation.runtime.grpc_calls import SimServer
-from simulation.runtime.network import Endpoint, SimNetwork
+from simulation.runtime.network import Endpoint
 from simulation.runtime.page_memory import SimMemory
-from simulation.runtime.page_reads import PageNetwork
-from simulation.runtime.process import OnProcessCrash, SimProcess
-from simulation.scenario import VOCAB_SIZE, Scenario
+from simulation.runtime.process import SimProcess
+from simulation.scenario import VOCAB_SIZE
 
 WATCH_TIMEOUT_S = 60.0
 SERVER_GRACE_S = 1.0
@@ -49,10 +49,8 @@ SERVER_GRACE_S = 1.0
 class SimPrefill:
     """One life of one prefill worker. Created inside its own process."""
 
-    def __init__(
-        self, process: SimProcess, network: SimNetwork, page_network: PageNetwork, store_server: StoreServer,
-        policies: PolicyClasses, scenario: Scenario, on_crash: OnProcessCrash, version: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, process: SimProcess, environment: SimEnvironment, version: int) -> None:
+        network, policies, scenario = environment.network, environment.policies, environment.scenario
         digests = scenario.digests
         self.process = process
         self._fingerprint = model_fingerprint(version)
@@ -69,13 +67,15 @@ class SimPrefill:
         self._streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams(on_empty=self._lifecycle.on_idle)
         self._handoffs = HandoffLog()
         self._outbox = PrefillOutbox(self._handoffs, self._streams, RecentAttempts())
-        self._engine = SimEngine(process, runner, self._mailbox.end_wait, self._check, on_crash, scenario.mean_step_s)
+        self._engine = SimEngine(
+            process, runner, self._mailbox.end_wait, self._check, environment.on_crash, scenario.mean_step_s
+        )
         turn = EngineTurn(WorkerRole.PREFILL, self._cache, self._mailbox, self._lifecycle.on_idle)
         digest = partial(digest_pages, self._memory) if digests else None
         self._loop = PrefillLoop(turn, scheduler, self._exports, runner, digest, self._emit)
         self._mailbox.on_arrival = self._engine.wake
-        self._listen(page_network.add_source(process, self._memory), None if digests else CONFIG.lease_s)
-        sim_store = SimStore(store_server, network, process, CONFIG.heartbeat_s)
+        self._listen(environment.page_network.add_source(process, self._memory), None if digests else CONFIG.lease_s)
+        sim_store = SimStore(environment.store_server, network, process, CONFIG.heartbeat_s)
         self._registration = Registration(sim_store, self._record, CONFIG.heartbeat_s, process.kill)
         self._engine.begin(self._loop)
         process.spawn(self._registration.run(), "background")
