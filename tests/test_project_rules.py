@@ -76,7 +76,7 @@ def test_functions_are_short():
     assert long == []
 
 
-def test_every_module_explains_itself():
+def test_every_module_has_a_docstring():
     undocumented = [
         location(path, 1)
         for path in sources("baton", "services", "bench", "chaos", "scripts")
@@ -109,7 +109,7 @@ def test_only_settings_read_the_environment():
     assert reading == []
 
 
-def test_nothing_is_unpickled():
+def test_no_code_unpickles_data():
     """Access to a worker's port or to the store must not allow running code."""
     banned = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
     loading = [
@@ -175,5 +175,5 @@ def test_no_registry_is_named():
     assert naming == []
 
 
-def test_no_lock_that_names_a_registry():
+def test_no_lock_names_a_registry():
     assert [path for path in repository_files() if path.name == "uv.lock"] == []

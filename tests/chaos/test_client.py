@@ -68,7 +68,7 @@ async def client() -> AsyncIterator[ChaosClient]:
         yield ChaosClient(http, "m", TIMEOUT_S)
 
 
-async def test_a_whole_answer(client: ChaosClient) -> None:
+async def test_a_complete_answer_is_read(client: ChaosClient) -> None:
     async with Router(HEAD + event(1, 5) + event(2, 6) + event(3, 7, "length") + DONE) as router:
         transcript = await client.ask(REQUEST, [router.url])
     assert (transcript.end, transcript.num_tokens(), transcript.num_resumes) == (StreamEnd.DONE, 3, 0)
@@ -101,7 +101,7 @@ async def test_an_error_event_and_a_refusal_have_codes(client: ChaosClient) -> N
     assert (refused.end, refused.code, refused.status) == (StreamEnd.REFUSED, "no_workers", 404)
 
 
-async def test_who_hangs_up_stops_listening(client: ChaosClient) -> None:
+async def test_a_client_that_hangs_up_stops_reading(client: ChaosClient) -> None:
     async with Router(HEAD + event(1, 5) + event(2, 6)) as router:
         transcript = Transcript(REQUEST)
         async with asyncio.timeout(TIMEOUT_S):

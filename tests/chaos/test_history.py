@@ -64,7 +64,7 @@ def test_a_lost_store_contradicts_nothing() -> None:
     assert check(CLIENT, [SequenceHistory(0, (), None), SequenceHistory(1, (), None)]) == []
 
 
-def test_a_cancelled_job_may_be_resumed_under_a_new_attempt() -> None:
+def test_a_cancelled_sequence_may_resume_under_a_new_attempt() -> None:
     observations = (record(RequestState.CANCELLED, 1, 2), record(RequestState.FINISHED, 2, 3))
     assert check(CLIENT, [replace(FIRST, observations=observations)]) == []
 
@@ -158,5 +158,5 @@ def test_a_planted_history_is_caught(rule: Rule, client: ClientHistory, sequence
     assert rule in violated_rules(client, sequence)
 
 
-def test_every_rule_is_shown_to_catch_something() -> None:
+def test_every_rule_catches_a_planted_history() -> None:
     assert {rule for rule, _, _, _ in PLANTED} == set(Rule)

@@ -23,7 +23,7 @@ def transcript_of(
 WHOLE = ((0, 1, "a", ""), (1, 4, "d", "stop"), (0, 2, "b", ""), (0, 3, "c", "length"))
 
 
-def test_choices_are_put_together_however_they_are_mixed() -> None:
+def test_interleaved_choices_are_collected() -> None:
     assert collect_answer(transcript_of(*WHOLE)) == EXPECTED
     assert list(compare(transcript_of(*WHOLE), EXPECTED, NONE)) == []
 
@@ -37,12 +37,12 @@ def test_gap_duplicate_and_other_tokens_are_wrong() -> None:
         assert len(list(compare(transcript_of(*events), EXPECTED, NONE))) == 1, events
 
 
-def test_no_end_is_wrong_even_with_all_tokens() -> None:
+def test_all_tokens_without_an_end_are_wrong() -> None:
     for end in (StreamEnd.LOST, StreamEnd.TIMED_OUT, None):
         assert list(compare(transcript_of(*WHOLE, end=end), EXPECTED, NONE)) != []
 
 
-def test_an_error_is_right_only_where_it_is_allowed() -> None:
+def test_only_allowed_errors_are_accepted() -> None:
     failed = transcript_of(WHOLE[0], end=StreamEnd.FAILED, code="no_workers")
     assert list(compare(failed, EXPECTED, frozenset({"no_workers"}))) == []
     assert list(compare(failed, EXPECTED, NONE)) != []
@@ -50,6 +50,6 @@ def test_an_error_is_right_only_where_it_is_allowed() -> None:
     assert list(compare(wrong_so_far, EXPECTED, frozenset({"no_workers"}))) != []
 
 
-def test_who_hung_up_heard_a_beginning() -> None:
+def test_a_hung_up_client_received_a_prefix() -> None:
     assert list(compare(transcript_of(*WHOLE[:3], end=StreamEnd.HUNG_UP), EXPECTED, NONE)) == []
     assert list(compare(transcript_of((0, 2, "b", ""), end=StreamEnd.HUNG_UP), EXPECTED, NONE)) != []

@@ -98,13 +98,13 @@ async def echo() -> AsyncIterator[EchoNetwork]:
         yield echo
 
 
-async def test_passes_everything_when_the_weather_is_good(echo: EchoNetwork) -> None:
+async def test_a_healthy_link_passes_everything(echo: EchoNetwork) -> None:
     caller = await echo.call()
     data = bytes(range(256)) * 4096
     assert await caller.send(data) == data
 
 
-async def test_a_cut_resets_open_connections_and_new_ones(echo: EchoNetwork) -> None:
+async def test_a_reset_ends_open_and_new_connections(echo: EchoNetwork) -> None:
     before = await echo.call()
     assert await before.send(b"hello") == b"hello"
     echo.network.change([UNKNOWN_CLIENT], [SERVER], LinkCondition(reset=True))
@@ -114,7 +114,7 @@ async def test_a_cut_resets_open_connections_and_new_ones(echo: EchoNetwork) -> 
     assert await (await echo.call()).send(b"again") == b"again"
 
 
-async def test_what_is_held_arrives_late_and_nothing_is_made_meanwhile(echo: EchoNetwork) -> None:
+async def test_a_partition_delays_data_and_accepts_no_connection(echo: EchoNetwork) -> None:
     before = await echo.call()
     assert await before.send(b"hello") == b"hello"
     echo.network.change([UNKNOWN_CLIENT], [SERVER], PARTITIONED)
@@ -129,13 +129,13 @@ async def test_what_is_held_arrives_late_and_nothing_is_made_meanwhile(echo: Ech
     assert await meanwhile.is_reset()
 
 
-async def test_other_pairs_are_not_concerned(echo: EchoNetwork) -> None:
+async def test_other_links_are_not_affected(echo: EchoNetwork) -> None:
     echo.network.change(["somebody else"], [SERVER], LinkCondition(reset=True))
     caller = await echo.call()
     assert await caller.send(b"hello") == b"hello"
 
 
-async def test_delay_and_narrowness_take_their_time(echo: EchoNetwork) -> None:
+async def test_delay_and_throttling_take_their_time(echo: EchoNetwork) -> None:
     caller = await echo.call()
     for condition, least_s in ((LinkCondition(delay_s=0.1), 0.2), (LinkCondition(bytes_per_s=100_000.0), 0.2)):
         echo.network.change([UNKNOWN_CLIENT], [SERVER], condition)
@@ -149,7 +149,7 @@ def frame(kind: int, payload: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 4096, 1 << 20])
-def test_only_large_data_frames_are_flipped_however_they_are_cut(piece_bytes: int) -> None:
+def test_only_large_data_frames_are_flipped(piece_bytes: int) -> None:
     page = bytes(MIN_PAYLOAD_BYTES)
     stream = frame(4, b"settings") + frame(0, b"a message") + frame(0, page) + frame(1, page) + frame(0, page)
     budget = FlipBudget(1)
@@ -163,7 +163,7 @@ def test_only_large_data_frames_are_flipped_however_they_are_cut(piece_bytes: in
     assert begin <= differing[0] < begin + MIN_PAYLOAD_BYTES
 
 
-def test_a_client_s_preface_is_no_frame() -> None:
+def test_the_client_preface_is_no_frame() -> None:
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     page = frame(0, bytes(MIN_PAYLOAD_BYTES))
     flipper, budget = BitFlipper(), FlipBudget(None)

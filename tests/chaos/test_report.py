@@ -29,7 +29,7 @@ def test_a_failed_cell_is_not_counted_as_passed() -> None:
     assert lines[-1] == "| decode \\| prefill | - | - | - | - | 1/2, 1.2 s | - |"
 
 
-def test_only_what_is_between_the_markers_is_replaced(tmp_path: Path) -> None:
+def test_only_text_between_the_markers_is_replaced(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- measured: one -->\nold\n<!-- end -->\nb\n<!-- measured: two -->\nkept\n<!-- end -->\n")
     write_into(page, "one", "new")
@@ -39,7 +39,7 @@ def test_only_what_is_between_the_markers_is_replaced(tmp_path: Path) -> None:
         write_into(page, "three", "x")
 
 
-def test_every_fault_has_a_cell_and_flips_only_where_pages_come() -> None:
+def test_bits_flip_only_where_pages_are_pending() -> None:
     cells = all_cells("stream")
     assert {cell.fault for cell in cells} == set(ClusterFault)
     assert {cell.phase for cell in cells} == set(RequestPhase)
@@ -47,7 +47,7 @@ def test_every_fault_has_a_cell_and_flips_only_where_pages_come() -> None:
     assert not any(cell.fault is ClusterFault.FLIP_ONCE for cell in all_cells("nixl"))
 
 
-def test_a_soak_s_growth_is_shown_and_kept() -> None:
+def test_resource_growth_is_reported() -> None:
     first, last = ProcessResources(100 * 2**20, 20, 9), ProcessResources(103 * 2**20, 21, 9)
     report = SoakReport(seed=1, growths=[ResourceGrowth("decode-0", 9, 2.5 * 2**20, 0.5, 0.0, first, last)])
     assert soak_markdown(report).splitlines()[-1] == (

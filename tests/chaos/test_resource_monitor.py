@@ -48,14 +48,14 @@ def test_filling_caches_and_noise_are_no_leak() -> None:
     assert growth.problems == []
 
 
-def test_a_process_that_was_restarted_is_not_judged() -> None:
+def test_a_restarted_process_is_not_checked() -> None:
     lived = counts("decode-0", [500.0] * 12)
     died = counts("decode-1", [500.0] * 9) + counts("decode-1", [400.0] * 12, generation=8)[9:]
     both = sorted(lived + died, key=lambda count: count.at_s)
     assert [growth.name for growth in resource_growths(both)] == ["decode-0"]
 
 
-def test_gauges_are_read_from_prometheus_text() -> None:
+def test_metrics_are_parsed_from_prometheus_text() -> None:
     text = """# HELP baton_kv_pages Pages of the pool by owner.
 # TYPE baton_kv_pages gauge
 baton_kv_pages{owner="free"} 100.0

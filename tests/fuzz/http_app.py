@@ -1,4 +1,4 @@
-"""The router's API without sockets, for Hypothesis: one exchange after another on one event loop, with a deadline."""
+"""The router's API without sockets: one exchange after another on one event loop, with a deadline."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Reply:
 
 
 class FuzzedApp:
-    """The application, and what every answer of it must be like."""
+    """The application, and checks of every answer."""
 
     def __init__(self) -> None:
         self.dispatcher = FakeDispatcher(lambda sequence: one_token_chunks([5, 6, 2]))
@@ -67,7 +67,7 @@ class FuzzedApp:
         query: bytes = b"",
         disconnects: bool = False,
     ) -> Reply:
-        """One exchange; `parts` are the pieces of the body. Raises `TimeoutError` when there is no end of it."""
+        """Runs one exchange; `parts` are the pieces of the body. Raises `TimeoutError` without an end."""
         self.dispatcher.admitted.clear()
         self.dispatcher.finished.clear()
         reply = self._runner.run(self._exchange(method, path, parts, headers, query, disconnects))
@@ -155,7 +155,7 @@ def _app(dispatcher: FakeDispatcher, writer: StoreWriter) -> Starlette:
 
 @cache
 def openapi() -> dict[str, Any]:
-    """The document of this world's application."""
+    """The OpenAPI document of the application."""
     return openapi_document(MODEL, VOCAB_SIZE, requires_api_key=False)
 
 

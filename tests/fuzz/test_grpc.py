@@ -143,13 +143,13 @@ def test_damaged_messages(pair: WorkerPair, name: str, data: st.DataObject) -> N
 
 @settings(FUZZ, max_examples=200)
 @given(st.sampled_from(sorted(METHODS)), st.data())
-def test_absurd_values(pair: WorkerPair, name: str, data: st.DataObject) -> None:
+def test_arbitrary_values(pair: WorkerPair, name: str, data: st.DataObject) -> None:
     pair.run(check_reply(pair, name, data.draw(arbitrary_message(METHODS[name].input_type))))
 
 
 @settings(FUZZ, max_examples=100)
 @given(st.sampled_from(["Reserve", "Generate", "Prefill", "Renew", "ReadPages"]), st.data())
-def test_one_absurd_value_in_a_good_message(pair: WorkerPair, kind: str, data: st.DataObject) -> None:
+def test_one_arbitrary_value_in_a_valid_message(pair: WorkerPair, kind: str, data: st.DataObject) -> None:
     """Merges arbitrary fields into a good message, to reach what follows the first check."""
     name = next(name for name in METHODS if name.endswith(f"/{kind}"))
     message = type(GOOD[kind])()
@@ -232,7 +232,7 @@ def invalid_request(**fields: Any) -> common_pb2.EngineRequest:
 
 
 @pytest.mark.parametrize(("what", "fields"), REJECTED, ids=[what for what, _ in REJECTED])
-def test_no_engine_is_given(pair: WorkerPair, what: str, fields: dict[str, Any]) -> None:
+def test_an_invalid_request_reaches_no_engine(pair: WorkerPair, what: str, fields: dict[str, Any]) -> None:
     request = invalid_request(**fields)
 
     async def refusals() -> set[str]:
@@ -248,7 +248,7 @@ def test_no_engine_is_given(pair: WorkerPair, what: str, fields: dict[str, Any])
 
 
 @pytest.mark.parametrize("deadline_s", [float("nan"), float("inf"), -1.0, 0.0, 1e308, -float("inf")])
-def test_deadlines_that_are_none(pair: WorkerPair, deadline_s: float) -> None:
+def test_impossible_deadlines(pair: WorkerPair, deadline_s: float) -> None:
     """No engine waits for an impossible time, or spins until it comes."""
 
     async def call() -> None:
@@ -269,7 +269,7 @@ def test_deadlines_that_are_none(pair: WorkerPair, deadline_s: float) -> None:
     pair.run(call())
 
 
-def test_a_storm_of_aborts_disturbs_nobody_else(pair: WorkerPair) -> None:
+def test_many_aborts_disturb_no_other_request(pair: WorkerPair) -> None:
     async def storm() -> None:
         strange = [
             stub.Abort(common_pb2.AbortRequest(id=common_pb2.AttemptId(request_id=f"x{n}", attempt=1 + n % 3)))
@@ -314,7 +314,7 @@ def test_aborts_of_a_request_in_every_phase(pair: WorkerPair) -> None:
         pair.run(pair.settle())
 
 
-def test_watchers_of_handoffs_that_never_come_leave_nothing(pair: WorkerPair) -> None:
+def test_watching_unknown_handoffs_leaves_nothing(pair: WorkerPair) -> None:
     async def watch() -> None:
         stub = handoff_pb2_grpc.HandoffStub(pair.to_prefill)
         calls = [

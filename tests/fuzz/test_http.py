@@ -108,7 +108,7 @@ def check_answer(app: FuzzedApp, path: str, body: Any) -> Reply:
 @each_post
 @FEW
 @given(data=st.data())
-def test_what_the_document_allows_is_answered(app: FuzzedApp, path: str, data: st.DataObject):
+def test_bodies_that_the_document_allows_are_answered(app: FuzzedApp, path: str, data: st.DataObject):
     body = data.draw(cases(path, GenerationMode.POSITIVE))
     check_answer(app, path, plain(body))
 
@@ -116,7 +116,7 @@ def test_what_the_document_allows_is_answered(app: FuzzedApp, path: str, data: s
 @each_post
 @FEW
 @given(data=st.data())
-def test_what_the_document_forbids_is_refused(app: FuzzedApp, path: str, data: st.DataObject):
+def test_bodies_that_the_document_forbids_are_refused(app: FuzzedApp, path: str, data: st.DataObject):
     body = data.draw(cases(path, GenerationMode.NEGATIVE))
     try:
         json.dumps(body)
@@ -128,7 +128,7 @@ def test_what_the_document_forbids_is_refused(app: FuzzedApp, path: str, data: s
 @each_post
 @MANY
 @given(data=st.data())
-def test_nearly_right_bodies(app: FuzzedApp, path: str, data: st.DataObject):
+def test_nearly_valid_bodies(app: FuzzedApp, path: str, data: st.DataObject):
     check_answer(app, path, plain(data.draw(nearly_valid(path))))
 
 
@@ -149,7 +149,7 @@ def test_bytes_of_every_kind(app: FuzzedApp, path: str, data: st.DataObject):
 @each_post
 @SOME
 @given(data=st.data())
-def test_clients_that_leave_in_the_middle_of_their_body(app: FuzzedApp, path: str, data: st.DataObject):
+def test_clients_that_disconnect_in_mid_body(app: FuzzedApp, path: str, data: st.DataObject):
     parts = data.draw(split_body(json.dumps(BASES[path]).encode()))
     app.send("POST", path, parts[: data.draw(st.integers(0, len(parts)))], disconnects=True)
     assert not app.dispatcher.finished, "half a request was answered"
@@ -235,7 +235,7 @@ def test_only_json_is_read(app: FuzzedApp, content_type: str):
     assert reply.status == (200 if media_type in ("", "application/json") or media_type.endswith("+json") else 415)
 
 
-def test_the_fuzz_would_notice(app: FuzzedApp):
+def test_the_oracle_notices_lies(app: FuzzedApp):
     """Checks the oracle: a valid body is answered, and each lie about the document is found."""
     assert check_answer(app, "/v1/completions", BASES["/v1/completions"]).status == 200
     with pytest.raises(AssertionError, match="tell"):

@@ -139,7 +139,7 @@ def check_unharmed(cluster: MaliciousCluster) -> Iterator[None]:
 
 @FUZZ
 @given(arbitrary_message(handoff_pb2.HelloReply.DESCRIPTOR))
-def test_absurd_hellos_make_no_link(cluster: MaliciousCluster, hello: handoff_pb2.HelloReply) -> None:
+def test_arbitrary_hellos_make_no_link(cluster: MaliciousCluster, hello: handoff_pb2.HelloReply) -> None:
     cluster.malicious.hello = hello
     cluster.pair.run(cluster.connect())
     cluster.pair.check_alive()
@@ -159,7 +159,7 @@ def test_absurd_hellos_make_no_link(cluster: MaliciousCluster, hello: handoff_pb
     ],
     ids=str,
 )
-def test_an_offer_with_one_lie_makes_no_link(cluster: MaliciousCluster, change: dict[str, Any]) -> None:
+def test_a_source_with_one_wrong_field_makes_no_link(cluster: MaliciousCluster, change: dict[str, Any]) -> None:
     """No process may take another worker's place."""
     source = handoff_pb2.SourceInfo()
     source.CopyFrom(VALID_SOURCE)
@@ -170,7 +170,7 @@ def test_an_offer_with_one_lie_makes_no_link(cluster: MaliciousCluster, change: 
     assert not cluster.pair.run(cluster.connect())
 
 
-def test_where_pages_lie_is_no_matter_to_the_stream(cluster: MaliciousCluster) -> None:
+def test_the_stream_ignores_page_addresses(cluster: MaliciousCluster) -> None:
     """The stream reads pages by number. `test_nixl_metadata` covers addresses."""
     source = handoff_pb2.SourceInfo()
     source.CopyFrom(VALID_SOURCE)
@@ -181,7 +181,7 @@ def test_where_pages_lie_is_no_matter_to_the_stream(cluster: MaliciousCluster) -
 
 @settings(FUZZ, max_examples=40)
 @given(st.lists(arbitrary_message(handoff_pb2.HandoffEvent.DESCRIPTOR), max_size=4))
-def test_absurd_announcements_end_the_attempt_alone(
+def test_arbitrary_announcements_end_only_the_attempt(
     cluster: MaliciousCluster, events: list[handoff_pb2.HandoffEvent]
 ) -> None:
     cluster.pair.run(_connected(cluster))
@@ -191,7 +191,7 @@ def test_absurd_announcements_end_the_attempt_alone(
 
 
 @pytest.mark.parametrize("renewal", [{"lease_s": float("nan")}, {"lease_s": float("inf")}, {"lease_s": -1.0}], ids=str)
-def test_absurd_renewals_do_no_harm(cluster: MaliciousCluster, renewal: dict[str, float]) -> None:
+def test_arbitrary_renewals_do_no_harm(cluster: MaliciousCluster, renewal: dict[str, float]) -> None:
     cluster.pair.run(_connected(cluster))
     ended = common_pb2.AttemptId(request_id="", attempt=2**32 - 1)
     cluster.malicious.renewal = handoff_pb2.RenewReply(ended=[ended], **renewal)
@@ -225,20 +225,22 @@ def seal(token: int, num_pages: int = 3) -> handoff_pb2.HandoffEvent:
     ],
     ids=repr,
 )
-def test_a_lie_has_a_name(cluster: MaliciousCluster, events: list[handoff_pb2.HandoffEvent], code: str) -> None:
+def test_each_wrong_announcement_has_an_error_code(
+    cluster: MaliciousCluster, events: list[handoff_pb2.HandoffEvent], code: str
+) -> None:
     cluster.pair.run(_connected(cluster))
     cluster.malicious.events = events
     assert cluster.pair.run(cluster.generate(TIMEOUT_S)) == code
 
 
 @pytest.mark.parametrize("token", [VOCAB_SIZE, 2**31, 2**32 - 1])
-def test_a_first_token_that_no_model_has_is_not_continued(cluster: MaliciousCluster, token: int) -> None:
+def test_a_first_token_outside_the_vocabulary_is_refused(cluster: MaliciousCluster, token: int) -> None:
     cluster.pair.run(_connected(cluster))
     cluster.malicious.events = [cluster.malicious.truth(), seal(token)]
     assert cluster.pair.run(cluster.generate(TIMEOUT_S)) == "link_broken"
 
 
-def test_the_truth_is_believed(cluster: MaliciousCluster) -> None:
+def test_correct_announcements_are_accepted(cluster: MaliciousCluster) -> None:
     """Proves that decode accepts this prefill worker, so the other tests mean something."""
     cluster.pair.run(_connected(cluster))
     cluster.malicious.events = [cluster.malicious.truth(), seal(3)]

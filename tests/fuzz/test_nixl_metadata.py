@@ -41,13 +41,13 @@ def sealed(fields: Any) -> bytes:
     return xxhash.xxh3_64_digest(body) + body
 
 
-def test_what_was_encoded_is_decoded() -> None:
+def test_encoded_metadata_is_decoded() -> None:
     metadata = decode_metadata(source_info(GOOD))
     assert (metadata.agent[:11], metadata.kind, metadata.device_id) == (b"nixlSerDes|", MemoryKind.DRAM, 0)
 
 
 @given(corrupted(GOOD))
-def test_damage_is_noticed_before_the_library_sees_it(metadata: bytes) -> None:
+def test_damage_is_detected_before_the_library(metadata: bytes) -> None:
     if metadata != GOOD:
         with pytest.raises(LinkBroken):
             decode_metadata(source_info(metadata))
@@ -63,7 +63,7 @@ def test_only_a_holder_of_the_secret_can_make_metadata() -> None:
 
 
 @given(corrupted(encode_metadata(b"agent", REGION, ClusterTrust(b"o" * 32))))
-def test_damage_under_a_secret_is_noticed_too(metadata: bytes) -> None:
+def test_damage_under_a_secret_is_detected(metadata: bytes) -> None:
     trust = ClusterTrust(b"o" * 32)
     if metadata != encode_metadata(b"agent", REGION, trust):
         with pytest.raises(LinkBroken):
@@ -90,7 +90,7 @@ def test_garbage_is_no_metadata(metadata: bytes) -> None:
     ],
     ids=lambda change: str(change)[:30],
 )
-def test_an_envelope_in_order_with_impossible_contents(change: dict[str, Any]) -> None:
+def test_a_valid_envelope_with_impossible_contents(change: dict[str, Any]) -> None:
     fields = {"agent": b"a", "kind": "DRAM", "device_id": 0}
     assert decode_metadata(source_info(sealed(fields))).agent == b"a"
     with pytest.raises(LinkBroken, match="cannot be read"):
@@ -101,7 +101,7 @@ def test_an_envelope_in_order_with_impossible_contents(change: dict[str, Any]) -
 
 
 @pytest.mark.skipif(nixl_available() is not None, reason=f"NIXL: {nixl_available()}")
-def test_a_real_puller_outlives_all_of_it() -> None:
+def test_a_real_puller_survives_all_of_it() -> None:
     command = [sys.executable, "-m", "tests.fuzz.nixl_subprocess"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-2000:]}"

@@ -195,7 +195,7 @@ def test_any_bytes_in_any_pieces(loop: asyncio.Runner, error_log: ErrorLog, piec
 
 @settings(max_examples=100, deadline=None)
 @given(request=st.sampled_from([r for r in REQUESTS if not r.startswith((b"CONNECT", b"OPTIONS"))]), data=st.data())
-def test_right_requests_are_answered_wherever_they_are_cut(loop: asyncio.Runner, request: bytes, data: st.DataObject):
+def test_split_requests_are_answered(loop: asyncio.Runner, request: bytes, data: st.DataObject):
     cuts = sorted(data.draw(st.sets(st.integers(1, len(request) - 1), max_size=8)))
     pieces = [request[start:end] for start, end in zip([0, *cuts], [*cuts, len(request)], strict=True)]
     socket, methods = loop.run(exchange(pieces))
@@ -205,13 +205,13 @@ def test_right_requests_are_answered_wherever_they_are_cut(loop: asyncio.Runner,
 
 
 @pytest.mark.parametrize("size", [MAX_HEAD_BYTES, 4 * MAX_HEAD_BYTES])
-def test_a_head_that_comes_in_one_piece_is_bounded_too(loop: asyncio.Runner, size: int):
+def test_a_head_in_one_piece_is_bounded(loop: asyncio.Runner, size: int):
     socket, methods = loop.run(exchange([b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * size + b"\r\n\r\n"]))
     assert methods == []
     assert [status for status, _ in responses(bytes(socket.written), methods)] == [431]
 
 
-def test_garbage_after_a_request_does_not_answer_in_its_place(loop: asyncio.Runner):
+def test_garbage_after_a_request_closes_the_connection(loop: asyncio.Runner):
     socket, _ = loop.run(exchange([REQUESTS[1] + b"\0\0\0"]))
     assert socket.is_closing()
     assert socket.written == b""

@@ -131,7 +131,7 @@ def drain(cluster: Cluster, name: str) -> None:
     assert process.popen.wait(EXIT_TIMEOUT_S) == 0, process.tail()
 
 
-def test_every_process_is_restarted_and_no_request_fails(tmp_path: Path) -> None:
+def test_no_request_fails_while_every_process_restarts(tmp_path: Path) -> None:
     """Every process restarts under its name. A client whose router drains resumes at the other one, and every answer is
     the undisturbed one."""
     chunks = {"token-budget": 32}

@@ -25,7 +25,7 @@ def fork_server() -> Iterator[ForkServer]:
     fork_server.close()
 
 
-def test_a_child_is_a_command_with_a_log_and_an_exit_code(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_a_child_has_a_log_and_an_exit_code(fork_server: ForkServer, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.log", tmp_path / "bad.log"
     assert fork_server.spawn("good", ["--version"], good).wait(TIMEOUT_S) == 0
     assert good.read_text().strip().replace(".", "").isdigit()
@@ -33,7 +33,7 @@ def test_a_child_is_a_command_with_a_log_and_an_exit_code(fork_server: ForkServe
     assert "--nonsense" in bad.read_text()
 
 
-def test_signals_reach_a_child_and_none_outlives_its_nursery(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_children_get_signals_and_end_with_their_server(fork_server: ForkServer, tmp_path: Path) -> None:
     logs = [tmp_path / f"{number}.log" for number in range(3)]
     terminated, killed, left = (fork_server.spawn(log.stem, WAITS_FOR_EVER, log) for log in logs)
     eventually(lambda: all("router_listening" in log.read_text() for log in logs), TIMEOUT_S, "all of them run")

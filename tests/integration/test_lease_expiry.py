@@ -61,7 +61,7 @@ def answer_with_a_pause(cluster: Cluster, body: dict[str, Any]) -> list[int | No
         return answer.result(PATIENCE_S)
 
 
-def test_a_commit_after_the_lease_is_refused_and_the_client_gets_the_right_tokens(cluster: Cluster) -> None:
+def test_a_commit_after_the_lease_is_refused_and_the_answer_is_right(cluster: Cluster) -> None:
     """The attempt fails, the request succeeds. If the stop comes too late on a busy machine, another call follows."""
     reference = Reference(MODEL_DIR)
 

@@ -57,7 +57,7 @@ def open_requests(cluster: Cluster) -> dict[str, float]:
     return inside | {name: cluster.metric("router-0", name) for name in queued}
 
 
-def test_two_hundred_clients_that_hang_up_wedge_nothing(tmp_path: Path) -> None:
+def test_two_hundred_hang_ups_block_nothing(tmp_path: Path) -> None:
     with Cluster(tmp_path, router_flags=FLAGS) as cluster:
         model = cluster.model_name
         cluster.complete([7, 8, 9], max_tokens=2)

@@ -24,7 +24,7 @@ def lines(cluster: Cluster, name: str, event: str) -> list[str]:
     return [line for line in cluster.processes[name].log.read_text(errors="replace").splitlines() if event in line]
 
 
-def test_one_streamed_request_stands_in_all_logs(cluster: Cluster) -> None:
+def test_one_streamed_request_appears_in_all_logs(cluster: Cluster) -> None:
     body = {"model": cluster.model_name, "prompt": "Once upon a time", "max_tokens": 5, "stream": True}
     headers = {"x-request-id": HTTP_REQUEST_ID, "traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
     with cluster.client.stream("POST", "/v1/completions", json=body, headers=headers) as response:

@@ -87,7 +87,7 @@ def refusal(secured: SecuredCluster, trust: ClusterTrust) -> tuple[grpc.StatusCo
     return refused.value.code(), str(refused.value.details())
 
 
-def test_holders_of_both_move_pages_over_tls(secured: SecuredCluster) -> None:
+def test_workers_with_secret_and_certificate_move_pages_over_tls(secured: SecuredCluster) -> None:
     cluster = secured.cluster
     answer = cluster.complete("The conductor hands over the baton", max_tokens=8, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 8
@@ -99,7 +99,7 @@ def test_holders_of_both_move_pages_over_tls(secured: SecuredCluster) -> None:
     cluster.wait_pages_free(5.0)
 
 
-def test_without_a_certificate_of_the_authority_there_is_no_connection(secured: SecuredCluster, tmp_path: Path) -> None:
+def test_a_foreign_certificate_gets_no_connection(secured: SecuredCluster, tmp_path: Path) -> None:
     stranger = CertificateAuthority.make(tmp_path).issue("stranger")
     trust = secured.trust(secured.secret, secured.authority.issue("visitor"))
     assert trust.tls is not None
@@ -116,7 +116,7 @@ def test_without_a_certificate_of_the_authority_there_is_no_connection(secured: 
         assert refused.value.code() is LOST
 
 
-def test_without_the_secret_no_call_is_served_and_the_worker_counts_it(secured: SecuredCluster) -> None:
+def test_a_call_without_the_secret_is_rejected_and_counted(secured: SecuredCluster) -> None:
     certificate = secured.authority.issue("insider")
     code, details = refusal(secured, secured.trust(None, certificate))
     assert code is grpc.StatusCode.UNAUTHENTICATED
@@ -138,7 +138,7 @@ def test_without_the_secret_no_call_is_served_and_the_worker_counts_it(secured: 
     assert "call_rejected" in secured.prefill.log.read_text()
 
 
-def test_a_worker_and_a_router_with_another_secret_stay_outside_and_say_why(secured: SecuredCluster) -> None:
+def test_processes_with_another_secret_stay_outside_with_a_reason(secured: SecuredCluster) -> None:
     cluster = secured.cluster
     wrong = flags(secret_file(secured.directory, "other.secret"), secured.authority.issue("outsider"))
     cluster.decode_flags, cluster.router_flags = wrong, wrong
@@ -166,7 +166,7 @@ def test_a_worker_and_a_router_with_another_secret_stay_outside_and_say_why(secu
     eventually(lambda: "decode-1 at" in cluster.processes["router-0"].log.read_text(), 5.0, "the router names it")
 
 
-def test_a_secret_that_cannot_be_used_ends_a_service_at_once(secured: SecuredCluster, tmp_path: Path) -> None:
+def test_an_unusable_secret_ends_a_service_at_once(secured: SecuredCluster, tmp_path: Path) -> None:
     short = tmp_path / "short.secret"
     short.write_text("short")
     short.chmod(0o600)

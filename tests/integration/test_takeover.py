@@ -91,7 +91,7 @@ def assert_claimed_in_time(cluster: Cluster, event: Event, lost_at: datetime) ->
     assert (logged_at(line) - lost_at).total_seconds() <= TAKEOVER_WITHIN_S + len(missed) * MISSED_RENEWAL_S
 
 
-def test_a_client_goes_on_at_another_router_after_its_own_was_killed(cluster: Cluster, victim: Process) -> None:
+def test_a_client_resumes_at_another_router_after_a_kill(cluster: Cluster, victim: Process) -> None:
     expected = Reference(MODEL_DIR).generate(request_body(cluster)["prompt"], NUM_TOKENS)
     with ask(victim.url, request_body(cluster, temperature=0)) as events:
         seen = list(itertools.islice(events, 25))
@@ -108,7 +108,7 @@ def test_a_client_goes_on_at_another_router_after_its_own_was_killed(cluster: Cl
     assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
 
 
-def test_an_orphan_is_taken_over_in_time_and_sampled_choices_stay_the_same(cluster: Cluster, victim: Process) -> None:
+def test_an_orphan_is_taken_over_in_time_with_the_same_samples(cluster: Cluster, victim: Process) -> None:
     body = request_body(cluster, temperature=1.0, seed=11, n=2, max_tokens=150)
     with ask(victim.url, body) as events:
         seen = list(itertools.islice(events, 30))
@@ -126,7 +126,7 @@ def test_an_orphan_is_taken_over_in_time_and_sampled_choices_stay_the_same(clust
     assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
 
 
-def test_a_router_that_was_stopped_follows_the_one_that_took_over(cluster: Cluster, victim: Process) -> None:
+def test_a_stopped_router_follows_its_successor(cluster: Cluster, victim: Process) -> None:
     """The client keeps its connection and sees a pause."""
     expected = Reference(MODEL_DIR).generate(request_body(cluster)["prompt"], NUM_TOKENS)
     with ask(victim.url, request_body(cluster, temperature=0)) as events:
@@ -149,7 +149,7 @@ def num_journalled_after_hang_up(cluster: Cluster, event: Event) -> int:
     return int(status(cluster, event)["choices"][0]["num_tokens"])
 
 
-def test_a_hang_up_frees_all_pages_every_time_and_the_call_can_still_be_resumed(cluster: Cluster) -> None:
+def test_a_hang_up_frees_all_pages_and_the_call_can_resume(cluster: Cluster) -> None:
     survivor = cluster.processes[SURVIVOR]
     expected = Reference(MODEL_DIR).generate(request_body(cluster)["prompt"], NUM_TOKENS)
     with ask(survivor.url, request_body(cluster, temperature=0)) as events:

@@ -50,7 +50,7 @@ def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_up_answers_and_leaves_nothing(tmp_path: Path) -> None:
+def test_up_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
     [port] = free_ports(1)
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -76,7 +76,7 @@ def test_link_is_reported(cluster: Cluster) -> None:
     assert cluster.metric("decode-0", "baton_link_bandwidth_bytes_per_second") > 0
 
 
-def test_what_is_refused_costs_no_worker_anything(cluster: Cluster) -> None:
+def test_a_refused_request_reaches_no_worker(cluster: Cluster) -> None:
     before = [cluster.metric(name, "baton_prompt_tokens_total") for name in ("prefill-0", "decode-0")]
     bad = [
         (b"{", 400),
@@ -160,7 +160,7 @@ def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
 def test_kill_the_only_worker(victim: str, tmp_path: Path) -> None:
-    """Without another worker the request ends with a typed error before its deadline, and the survivor holds nothing."""
+    """Without another worker the request ends with a typed error in time, and the survivor holds nothing."""
     survivor = "decode-0" if victim == "prefill-0" else "prefill-0"
     flags = {"request-deadline-s": 8}
     with Cluster(tmp_path, prefill_flags=SLOW_PREFILL, router_flags=flags) as cluster, ThreadPoolExecutor(1) as pool:

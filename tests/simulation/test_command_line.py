@@ -30,7 +30,7 @@ def test_good_seeds_are_counted(capsys: pytest.CaptureFixture[str]):
     assert printed.endswith("0 violations\n")
 
 
-def test_the_first_violation_ends_it_with_a_small_trace(
+def test_the_first_violation_ends_with_a_shrunk_trace(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(command, "run", run_broken)
@@ -42,7 +42,7 @@ def test_the_first_violation_ends_it_with_a_small_trace(
     assert "python -m simulation --seed 1 --trace" in printed
 
 
-def test_one_seed_is_told_whole(capsys: pytest.CaptureFixture[str]):
+def test_one_seed_prints_its_whole_trace(capsys: pytest.CaptureFixture[str]):
     assert command.main(["--seed", "10", "--trace"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "seed 10: no violation"

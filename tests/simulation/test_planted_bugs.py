@@ -68,7 +68,7 @@ def burst_scenario(seed: int) -> Scenario:
     return replace(generate_scenario(seed).without_faults(), num_routers=1, clients=clients, faults=(leaves,))
 
 
-def test_a_drain_that_drops_who_waits_is_found():
+def test_a_drain_that_drops_waiting_requests_is_found():
     assert run(burst_scenario(7)).violation is None
     violation = run(burst_scenario(7), PolicyClasses(dispatcher=planted_bugs.DropsWaitingRequests)).violation
     assert violation is not None
@@ -120,7 +120,7 @@ def rollout_takeover_scenario(seed: int) -> Scenario:
     return replace(quiet, num_routers=2, clients=clients, faults=(dies, *rollout), mean_step_s=0.2, deadline_s=8.0)
 
 
-def test_a_takeover_that_does_not_learn_the_pin_is_found():
+def test_a_takeover_without_the_pinned_model_is_found():
     seeds, policies = range(7, 107, 10), PolicyClasses(store=planted_bugs.DropsFingerprint)
     found = next(
         (v for v in (run(rollout_takeover_scenario(seed), policies) for seed in seeds) if v.violation is not None), None
@@ -140,14 +140,14 @@ def slow_link_scenario(seed: int) -> Scenario:
     return replace(quiet, digests=False, noise=noise, faults=slow)
 
 
-def test_a_lease_that_is_measured_from_the_reply_is_found():
+def test_a_lease_measured_from_the_reply_is_found():
     seeds, policies = range(150, 150 + MAX_SEEDS), PolicyClasses(handoffs=planted_bugs.MeasuresLeaseFromReply)
     found = next((seed for seed in seeds if run(slow_link_scenario(seed), policies).violation is not None), None)
     assert found is not None
     assert run(slow_link_scenario(found)).violation is None
 
 
-def test_a_failure_is_made_small_and_shown():
+def test_a_failure_is_shrunk_and_reported():
     policies = PolicyClasses(import_table=planted_bugs.CommitsDuringReads)
 
     def run_planted(scenario: Scenario) -> RunResult:

@@ -51,14 +51,14 @@ def test_a_seed_is_the_same_run_every_time(seed: int):
     assert len(first.trace.entries) > 100
 
 
-def test_nobody_fails_in_a_perfect_world():
+def test_no_request_fails_without_faults():
     for seed in range(0, 50, 10):
         result = run(generate_scenario(seed).without_faults())
         outcomes = {outcome.split(" ", 1)[1].strip() for outcome in result.outcomes}
         assert outcomes <= {"finished", "hung up"}, result.outcomes
 
 
-def test_what_is_simulated_happens():
+def test_every_simulated_event_happens():
     """Runs without any fault would prove nothing."""
     texts = [entry.text for seed in (*range(1, 60), *RARE_SEEDS) for entry in result_for_seed(seed).trace.entries]
     for begins in EXPECTED_PREFIXES:
@@ -67,7 +67,7 @@ def test_what_is_simulated_happens():
         assert any(holds in text for text in texts), holds
 
 
-def test_answers_meet_a_change_of_model():
+def test_some_answers_end_when_their_model_is_replaced():
     """Every worker is upgraded in mid-run: some answers lose the last worker that could have completed them."""
     results = [result_for_seed(seed) for seed in range(6, 150, 10)]
     assert [result.violation for result in results] == [None] * len(results)
@@ -75,7 +75,7 @@ def test_answers_meet_a_change_of_model():
     assert outcomes["finished"] > outcomes["failed model_replaced"] > 0
 
 
-def test_nobody_fails_because_processes_leave():
+def test_no_request_fails_because_of_a_drain():
     """Workers and routers drain in mid-run and return: no request fails, and none is refused without need."""
     results = [result_for_seed(seed) for seed in range(5, NUM_SEEDS, 10)]
     assert [result.violation for result in results] == [None] * len(results)
@@ -84,7 +84,7 @@ def test_nobody_fails_because_processes_leave():
     assert {place.partition("-")[0] for place in left} == {"router", "prefill", "decode"}
 
 
-def test_a_burst_is_taken_in_part_and_ends():
+def test_a_burst_is_admitted_in_part_and_ends():
     """More clients come at once than are admitted: some are refused, all others are answered."""
     result = run(generate_scenario(7).without_faults())
     outcomes = Counter(outcome.split(" ", 1)[1].strip() for outcome in result.outcomes)
@@ -93,7 +93,7 @@ def test_a_burst_is_taken_in_part_and_ends():
     assert set(outcomes) <= {"finished", "hung up", "refused overloaded", "failed deadline_exceeded"}
 
 
-def test_many_seeds_in_two_processes_are_the_same_seeds():
+def test_a_parallel_sweep_runs_the_same_seeds():
     good: list[int] = []
     assert sweep(first=3, num_seeds=14, num_jobs=2, progress=good.append) == SweepResult(14, 17, None)
     assert good[-1] == 14

@@ -28,7 +28,7 @@ def traced(result: RunResult, beginning: str) -> bool:
 
 
 @pytest.mark.parametrize("after_s", [n * ANSWER_S / 14 for n in range(14)])
-def test_a_router_that_dies_loses_no_answer(after_s: float):
+def test_a_killed_router_loses_no_answer(after_s: float):
     killed = FaultPlan(SimFaultKind.KILL, BEGIN_S + 0.05 + after_s, 3.0, "router-0")
     result = run(scenario(killed))
     assert result.violation is None, describe(result)
@@ -39,7 +39,7 @@ def test_a_router_that_dies_loses_no_answer(after_s: float):
 
 
 @pytest.mark.parametrize("after_s", [0.1, 0.6, 1.2])
-def test_a_router_cut_off_from_the_store_is_fenced_and_its_client_follows(after_s: float):
+def test_a_router_without_its_store_is_fenced_and_its_client_continues(after_s: float):
     cut = FaultPlan(SimFaultKind.CUT, BEGIN_S + after_s, 3.0, "router-0", STORE)
     result = run(scenario(cut, returns=False))
     assert result.violation is None, describe(result)
@@ -50,7 +50,7 @@ def test_a_router_cut_off_from_the_store_is_fenced_and_its_client_follows(after_
 
 
 @pytest.mark.parametrize("after_ms", [0.5, 1.0, 2.0, 4.0])
-def test_a_call_is_carried_on_under_an_attempt_that_no_worker_has_seen(after_ms: float):
+def test_a_takeover_uses_an_attempt_that_no_worker_has_seen(after_ms: float):
     """When the router is cut off, the store has the call, but perhaps not its sequence. A worker has seen attempt 1."""
     cut = FaultPlan(SimFaultKind.CUT, BEGIN_S + after_ms / 1000, 3.0, "router-0", STORE)
     result = run(scenario(cut))
@@ -61,7 +61,7 @@ def test_a_call_is_carried_on_under_an_attempt_that_no_worker_has_seen(after_ms:
     assert "Reserve r0/1" not in asked
 
 
-def test_an_answer_whose_router_leaves_before_it_is_complete_is_carried_on_by_another():
+def test_a_drained_router_hands_its_answer_to_another():
     leaves = FaultPlan(SimFaultKind.DRAIN, BEGIN_S + 0.05, 1.0, "router-0")
     result = run(replace(scenario(leaves), mean_step_s=0.4))
     assert result.violation is None, describe(result)
@@ -69,7 +69,7 @@ def test_an_answer_whose_router_leaves_before_it_is_complete_is_carried_on_by_an
     assert traced(result, "comes back to router-1")
 
 
-def test_a_client_that_lost_its_connection_goes_on_where_it_was():
+def test_a_client_resumes_after_a_lost_connection():
     undisturbed = scenario()
     client = replace(undisturbed.clients[0], patience_s=1.0)
     result = run(replace(undisturbed, clients=(client,)))
