@@ -74,6 +74,35 @@ class Attempt:
         self._undo: list[Callable[[], object]] = []
 
     async def __aenter__(self) -> Self:
+        try:
+            self._open()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, AttemptFailure):
+            self._abort_reason = error.error.code
+            self._report(error)
+        elif isinstance(error, BatonError):
+            self._abort_reason = error.code
+        if self._abort_reason is not None:
+            for worker in self._pair.workers:
+                self._aborts.send(self._request.id, worker, self._abort_reason)
+        for undo in self._undo:
+            undo()
+        if not self._sealed.cancel():
+            self._sealed.exception()  # asyncio warns about an exception that is never retrieved
+        self._workers.on_ended(self._request.id)
+        tasks = [task for task in (self._prefill_task, self._read_task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _open(self) -> None:
         loop, pair, deadline = asyncio.get_running_loop(), self._pair, self._tracked.deadline
         timeout_s = max(0.0, deadline - loop.time())
         request, metadata = encode_request(self._request), self._tracked.metadata
@@ -98,28 +127,6 @@ class Attempt:
             self._undo += [call.cancel, self._workers.watch(pair.prefill.incarnation, on_lost)]
         late = DeadlineExceeded(f"request {self._request.id.request_id} ran out of time")
         self._undo.append(loop.call_at(deadline, self._interrupt, late).cancel)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, AttemptFailure):
-            self._abort_reason = error.error.code
-            self._report(error)
-        elif isinstance(error, BatonError):
-            self._abort_reason = error.code
-        if self._abort_reason is not None:
-            for worker in self._pair.workers:
-                self._aborts.send(self._request.id, worker, self._abort_reason)
-        for undo in self._undo:
-            undo()
-        for task in (self._prefill_task, self._read_task):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait((task,))
-        if self._sealed.done():
-            self._sealed.exception()  # asyncio warns about an exception that is never retrieved
-        self._workers.on_ended(self._request.id)
 
     async def next(self) -> TokenChunk:
         """Returns the next tokens. Raises `AttemptFailure`, or an error that ends the request."""

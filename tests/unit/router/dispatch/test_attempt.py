@@ -101,6 +101,7 @@ class ScriptedWorkers:
     suspected: list[str] = field(default_factory=list)
     imported: list[AttemptId] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
+    ended: list[AttemptId] = field(default_factory=list)
 
     def prefill_stub(self, record: object) -> Any:
         return type("Stub", (), {"Prefill": lambda _, request, **options: self.prefill})()
@@ -122,7 +123,7 @@ class ScriptedWorkers:
         return True
 
     def on_ended(self, id: AttemptId) -> None:
-        pass
+        self.ended.append(id)
 
     def add_cached_pages(self, record: object, keys: object) -> None:
         pass
@@ -308,3 +309,28 @@ async def test_a_cancelled_reader_cancels_the_attempt():
         with pytest.raises(asyncio.CancelledError):
             await second
     assert r.workers.aborts == ["cancelled", "cancelled"]
+
+
+async def test_a_cancelled_exit_still_reports_the_end():
+    """A probe of a link that never ends would keep the link's breaker open."""
+    seen = []
+
+    async def leave() -> None:
+        async with running() as r:
+            seen.append(r)
+            asyncio.get_running_loop().call_soon(task.cancel)
+
+    task = asyncio.create_task(leave())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen[0].workers.ended == [seen[0].tracked.id]
+
+
+async def test_a_stream_that_cannot_be_opened_ends_the_attempt(monkeypatch):
+    workers = ScriptedWorkers()
+    monkeypatch.setattr(workers, "prefill_stub", lambda record: 1 / 0)
+    monkeypatch.setitem(globals(), "ScriptedWorkers", lambda: workers)
+    with pytest.raises(ZeroDivisionError):
+        async with running():
+            pass
+    assert (workers.aborts, len(workers.ended), workers.decode.cancelled) == (["cancelled", "cancelled"], 1, True)
