@@ -21,15 +21,15 @@ from baton.domain.request import (
     finish_reason,
 )
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner, fake_slots, fake_token
-from baton.kv.memory import PageMemory
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
 from services.decode.import_policy import ImportPolicy, ImportRules
-from services.decode.kv_import import ImportLimits, ImportTable
+from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.kv_export import ExportTable
 from services.prefill.scheduler import PrefillLimits, PrefillScheduler
+from simulation.runtime.page_memory import SimMemory
 
 PAGE_SIZE = 2
 NUM_PAGES = 8
@@ -45,21 +45,11 @@ PLANTED_BUG_SETTINGS = settings(REPEATABLE_SETTINGS, max_examples=600, phases=(P
 """For planted bugs, which need not be shrunk."""
 
 
-class ArrayMemory(PageMemory):
-    """A pool's bytes in an ordinary array, without a mapping."""
-
-    def __init__(self, num_pages: int, page_bytes: int) -> None:
-        self.num_pages = num_pages
-        self.page_bytes = page_bytes
-        self.buffer = memoryview(bytearray(num_pages * page_bytes))
-        self.address = 0
-
-
 @dataclass(frozen=True)
 class TinyPrefill:
     """One prefill worker without its loop. Tests may replace the classes."""
 
-    memory: ArrayMemory
+    memory: SimMemory
     cache: PrefixCache
     exports: ExportTable
     scheduler: PrefillScheduler
@@ -70,7 +60,7 @@ class TinyPrefill:
 class TinyDecode:
     """One decode worker without its loop. Tests may replace the classes."""
 
-    memory: ArrayMemory
+    memory: SimMemory
     cache: PrefixCache
     imports: ImportTable
     host: HostTier
@@ -88,7 +78,7 @@ def tiny_prefill(
     prefill_scheduler: type[PrefillScheduler] = PrefillScheduler,
     grants_leases: bool = False,
 ) -> TinyPrefill:
-    memory = ArrayMemory(NUM_PAGES, PAGE_BYTES)
+    memory = SimMemory(NUM_PAGES, PAGE_BYTES)
     cache = PrefixCache(PagePool(NUM_PAGES))
     exports = export_table(cache.pool, lease_s, grants_leases)
     limits = PrefillLimits(PAGE_SIZE, token_budget, max_chunking, max_pinned_pages)
@@ -106,13 +96,13 @@ def tiny_decode(
     import_policy: type[ImportPolicy] = ImportPolicy,
     token_budget: int = 0,
 ) -> TinyDecode:
-    memory = ArrayMemory(NUM_PAGES, PAGE_BYTES)
+    memory = SimMemory(NUM_PAGES, PAGE_BYTES)
     cache = PrefixCache(PagePool(NUM_PAGES))
     imports = import_table(cache, ImportLimits(PAGE_SIZE, max_rows, max_window_pages, pull_deadline_s=1.0))
     host = HostTier(num_host_pages)
     scheduler = decode_scheduler(imports, host, PAGE_SIZE, token_budget)
     policy = import_policy(cache.pool, imports, scheduler, ImportRules(PAGE_SIZE, digests))
-    runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE, ArrayMemory(max(1, num_host_pages), PAGE_BYTES))
+    runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE, SimMemory(max(1, num_host_pages), PAGE_BYTES))
     return TinyDecode(memory, cache, imports, host, scheduler, policy, runner)
 
 

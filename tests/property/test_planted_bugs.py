@@ -9,31 +9,20 @@ from baton.domain.errors import BatonError
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId
 from baton.engine.batch import Batch, HostCopy, StepOutput
-from baton.kv.pages import Hold
 from services.decode.effects import DecodeEffect
 from services.decode.import_policy import ImportPolicy
-from services.decode.import_types import SealInfo
-from services.decode.kv_import import ImportTable
+from services.decode.import_table import ImportTable
+from services.decode.kv_import import SealInfo
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.kv_export import ExportTable
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler, _Prompt
 from tests.property.machines.decode_machine import DecodeMachine
 from tests.property.machines.prefill_machine import PrefillMachine
 from tests.property.machines.split_machine import SplitMachine
-from tests.simulation.planted_bugs import FreesDuringReads, ReservesPagesTwice
+from tests.simulation.planted_bugs import CommitsDuringReads, FreesDuringReads, ReservesPagesTwice, UnpinsBeforeCommit
 from tests.tiny_workers import PLANTED_BUG_SETTINGS
 
 pytestmark = pytest.mark.slow
-
-
-class UnpinsBeforeCommit(ExportTable):
-    """Unpins pages while decode may still read them."""
-
-    def seal(self, id: AttemptId) -> None:
-        super().seal(id)
-        offer = self._open[id]
-        self._pool.drop(offer.pages, Hold.PINNED)
-        offer.pages = []
 
 
 class NeverUnpins(ExportTable):
@@ -65,14 +54,6 @@ class PublishesUnfinishedPages(PrefillScheduler):
             prompt.num_published += 1
             prompt.num_pinned += 1
         return effects
-
-
-class CommitsDuringReads(ImportTable):
-    """Commits while reads are in flight."""
-
-    def is_ready(self, id: AttemptId) -> bool:
-        kv_import = self._imports.get(id)
-        return bool(kv_import and kv_import.seal and kv_import.request)
 
 
 class CommitsUnannouncedPages(ImportTable):
