@@ -1,9 +1,9 @@
-"""All choices of one request as one stream of token events: a task a choice, a bounded queue, one reader.
+"""Runs all choices of one request as one stream of token events: a task a choice, a bounded queue, one reader.
 
-A `ChunkSource` brings tokens (`generation_source`: from workers; `takeover.journal_source`: from the journal). Each
-task turns the chunks of its choice into text and queues one event a token. A choice ends with the event that has a
-`finish`; the first error ends the stream. When another router takes the request over, the stream goes on from a second
-source after the events that it has given. Counts what it has given: events of each choice, and tokens for `usage`.
+A `ChunkSource` brings tokens: `generation_source` from workers, `takeover.journal_reader` from the journal. Each task
+turns the chunks of its choice into text and queues one event a token. A choice ends with the event that has a `finish`;
+the first error ends the stream. When another router takes the request over, the stream continues from a second source,
+after the events that it has given. It counts those events, and tokens for `usage`.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from services.router.text.choice_text import ChoiceText, TokenEvent
 from services.router.text.text_model import TextModel
 
 MAX_QUEUED_EVENTS = 64
-"""Back-pressure: a client that reads slowly stops its own choices here."""
+"""Back-pressure: a client that reads slowly blocks its own choices here."""
 
 DEADLINE_GRACE_S = 5.0
-"""The dispatcher ends a request at its deadline; the stream does so this much later."""
+"""The stream ends this much later than the dispatcher."""
 
 DISCONNECT_GRACE_S = 5.0
-"""A response that does not end with its stream is cancelled this much later."""
+"""A response is cancelled this much later than its stream."""
 
 log = structlog.get_logger(__name__)
 
 
 class ChunkSource(Protocol):
-    """Tokens of the choices of one request. Acquired when it is made, released by `close`."""
+    """Tokens of the choices of one request. Acquired by the constructor, released by `close`."""
 
     @property
     def choices(self) -> Sequence[int]:
-        """Choices that it brings tokens of."""
+        """The choices that it has tokens of."""
         ...
 
     async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
@@ -52,20 +52,20 @@ class ChunkSource(Protocol):
         ...
 
     def on_first_chunk(self, choice: int) -> None:
-        """The choice has got its first chunk, or has ended without one."""
+        """The choice has its first chunk, or ended without one."""
         ...
 
     def complete(self, choice: int) -> None:
-        """The text of the choice is complete, though its chunks may go on."""
+        """The text of the choice is complete, even if chunks remain."""
         ...
 
     def close(self, *, finished: bool) -> None:
-        """Releases everything. `finished`: every choice has ended well."""
+        """Releases everything. `finished`: every choice has its last event."""
         ...
 
 
 class TokenStream:
-    """Entered, read and left by one task. `next` gives the events."""
+    """Entered, read and left by one task. Read `next` while `num_running`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class TokenStream:
         source: ChunkSource,
         on_superseded: Callable[[Superseded], ChunkSource] | None = None,
     ) -> None:
-        """`on_superseded` gives the source to go on from; without it `Superseded` is raised like any other error."""
+        """`on_superseded` returns the source to continue from; None: `Superseded` is raised like any other error."""
         self._text = text
         self._request = request
         self._source = source
@@ -88,7 +88,7 @@ class TokenStream:
         self.num_running = len(self.counts) if not request.sequences else len(source.choices)
         self._num_output_tokens = 0
         self._num_cached_tokens: dict[int, int] = {}  # leading choice of a prompt -> tokens
-        self._finished: set[int] = set()  # choices whose last event was given
+        self._finished: set[int] = set()  # choices whose last event is given
         self._ended: set[int] = set()  # choices whose last event is queued; their tasks close by themselves
         self._queue: deque[TokenEvent | BatonError] = deque()
         self._abort_error: BatonError | None = None
@@ -98,7 +98,7 @@ class TokenStream:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        if not request.sequences:  # an echo alone: no worker is asked
+        if not request.sequences:  # only an echo: no worker runs it
             self._queue.extend(TokenEvent(choice, None, "", 0, FinishReason.LENGTH) for choice in request.choices)
 
     async def __aenter__(self) -> TokenStream:
@@ -118,13 +118,13 @@ class TokenStream:
         return Usage(prompt, output, prompt + output, PromptTokensDetails(sum(self._num_cached_tokens.values())))
 
     def abort(self, error: BatonError) -> None:
-        """Makes `next` raise `error` whatever is queued. No effect on the source after `on_superseded`."""
+        """Makes `next` raise `error`, even before queued events. No effect after `on_superseded`."""
         if self._abort_error is None and not self._switched:
             self._abort_error = error
             self._wake()
 
     async def next(self, timeout_s: float) -> TokenEvent | None:
-        """The next event of any choice; None after `timeout_s` without one. Call it while `num_running`.
+        """The next event of any choice; None after `timeout_s` without one.
 
         Raises the error that ended a choice too early, or `DeadlineExceeded`.
         """
@@ -168,20 +168,19 @@ class TokenStream:
             self._source.close(finished=finished)
 
     async def _switch(self, error: BatonError) -> None:
-        """Goes on from the other source if the request was superseded; raises `error` otherwise."""
+        """Continues from the second source if the request was superseded; otherwise raises `error`."""
         if self._switched or self._on_superseded is None or not isinstance(error, Superseded):
             raise error
         self._switched = True
-        source = self._on_superseded(error)
         await self._stop(finished=False)
-        self._source = source
+        self._source = self._on_superseded(error)
         self._abort_error = None
         for state in (self._tasks, self._ended, self._queue):
             state.clear()
         self._start()
 
     async def _run_choice(self, source: ChunkSource, choice: int) -> None:
-        """Root task of one choice. Its error is queued behind the events that it gave before."""
+        """Root task of one choice. Queues its error after its events."""
         try:
             await self._read_choice(source, choice)
         except BatonError as error:
@@ -208,7 +207,6 @@ class TokenStream:
                         num_skipped -= 1
                         continue
                     if event.finish is not None:
-                        self._ended.add(choice)
                         source.complete(choice)
                     while len(self._queue) >= MAX_QUEUED_EVENTS:
                         await self._wait_for_room()
@@ -216,11 +214,12 @@ class TokenStream:
                     if self._reader is not None and not self._reader.done():
                         self._reader.set_result(None)
                     if event.finish is not None:
+                        self._ended.add(choice)
                         return
         raise Broken(f"choice {choice} ended without a finish reason")
 
     def _resume(self, source: ChunkSource, choice: int, text: ChoiceText) -> bool:
-        """Queues the events of tokens that earlier attempts emitted. True if they hold the end of the choice."""
+        """Queues the events of tokens from earlier attempts. True if they contain the end of the choice."""
         sequence = self._request.sequences[choice]
         events = text.events(TokenChunk(sequence.emitted, sequence.num_cached_tokens))
         self._queue.extend(events)
@@ -243,7 +242,7 @@ class TokenStream:
         await room
 
     def _wake_writers(self) -> None:
-        """Wakes all: a writer that was cancelled meanwhile must not keep the room."""
+        """Wakes all writers: one that was cancelled must not keep the room."""
         while self._waiting_for_room:
             room = self._waiting_for_room.popleft()
             if not room.done():
@@ -254,7 +253,7 @@ class TokenStream:
             self._reader.set_result(None)
 
     def _set_timer(self, at: float) -> None:
-        """A timer a token would be dear: one that is set stays, and is set again when it fires too early."""
+        """Sets the timer. One timer serves many reads: it is set again only when it fires too early."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_at = self._loop.call_at(at, self._on_timer), at

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
 
 from baton.domain.errors import Broken, DeadlineExceeded, Superseded, WorkerLost
 from baton.domain.request import FinishReason
+from services.router.generation import TokenChunk
 from services.router.streaming import token_stream
 from services.router.streaming.token_stream import MAX_QUEUED_EVENTS, TokenStream
 from services.router.text.choice_text import TokenEvent
@@ -122,6 +124,48 @@ async def test_a_superseded_stream_goes_on_from_the_second_source(by_source: boo
             stream.abort(Superseded("refused once more"))  # no effect on the second source
     assert (tokens_of(events, 0), tokens_of(events, 1)) == ([5, 6, 7, 9], [8])
     assert (first.closed, second.closed, stream.counts) == (False, True, [4, 1])
+
+
+async def test_a_last_event_without_room_does_not_delay_the_close() -> None:
+    source = ScriptedSource({0: chunks([5] * (MAX_QUEUED_EVENTS + 1))})
+    async with asyncio.timeout(WAIT_S / 2):
+        async with TokenStream(bundled(), request(1), source):
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert source.completed == [0]
+    assert source.closed is False
+
+
+async def test_a_switch_that_is_cancelled_makes_no_second_source() -> None:
+    """Nobody would close it: a journal reader would keep a takeover running for a client that is gone."""
+    released, sources = asyncio.Event(), list[ScriptedSource]()
+
+    class SlowSource(ScriptedSource):
+        def close(self, *, finished: bool) -> None:
+            self.closed = finished
+
+        async def _chunks(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
+            try:
+                await asyncio.Event().wait()
+                yield TokenChunk((), 0)
+            finally:
+                await released.wait()
+
+    def second(error: Superseded) -> ScriptedSource:
+        sources.append(ScriptedSource({}))
+        return sources[-1]
+
+    stream = TokenStream(bundled(), request(1), SlowSource({0: []}), second)
+    reading = asyncio.create_task(read(stream))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    stream.abort(Superseded("newer"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    reading.cancel()
+    asyncio.get_running_loop().call_later(0.01, released.set)
+    await asyncio.wait([reading])
+    assert (reading.cancelled(), [source.closed for source in sources]) == (True, [])
 
 
 async def test_emitted_tokens_come_first_and_may_hold_the_end() -> None:
