@@ -33,18 +33,8 @@ from tests.redis_server import frozen, running_redis
 E = RequestEvent
 SEQUENCES = (RequestId("j0"), RequestId("j1"))
 OURS, THEIRS = OwnerId("router-0/a1"), OwnerId("router-1/b2")
-CALL = CallRecord(
-    RequestId("c"),
-    OURS,
-    1,
-    CallStatus.OPEN,
-    "/v1/completions",
-    b'{"prompt": "\xc3\xa9"}\xff',
-    "tenant",
-    17,
-    2**63 - 1,
-    SEQUENCES,
-)
+BODY = b'{"prompt": "\xc3\xa9"}\xff'
+CALL = CallRecord(RequestId("c"), OURS, 1, CallStatus.OPEN, "/v1/completions", BODY, "tenant", 17, 2**63 - 1, SEQUENCES)
 EMPTY = JournalPart((), 0, None, "")
 LEAVES = replace(RARE, owner_ttl_s=0.05)
 
