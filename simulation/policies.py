@@ -11,7 +11,7 @@ from baton.worker.lifecycle import WorkerLifecycle
 from baton.worker.request_validator import EngineRequestValidator
 from services.decode.handoff_client import HandoffClient
 from services.decode.import_policy import ImportPolicy
-from services.decode.kv_import import ImportTable
+from services.decode.import_table import ImportTable
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.kv_export import ExportTable
 from services.prefill.scheduler import PrefillScheduler

@@ -39,8 +39,8 @@ from bench.engine.bench_engine import GREEDY, BenchEngine
 from services.decode.commands import DecodeCommand, FreeProbePages
 from services.decode.effects import DecodeEffect, OutwardEffect
 from services.decode.import_policy import ImportPolicy, ImportRules
-from services.decode.import_types import Reserved, SealInfo
-from services.decode.kv_import import ImportLimits, ImportTable
+from services.decode.import_table import ImportLimits, ImportTable
+from services.decode.kv_import import Reserved, SealInfo
 from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.scheduler import DecodeScheduler
 

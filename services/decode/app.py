@@ -35,7 +35,7 @@ from baton.worker.streams import AttemptStreams
 from services.decode.commands import DecodeCommand
 from services.decode.handoff_client import HandoffClient
 from services.decode.import_policy import ImportPolicy, ImportRules
-from services.decode.kv_import import ImportLimits, ImportTable
+from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
 from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox

@@ -11,7 +11,7 @@ from baton.domain.request import EngineRequest
 from baton.engine.messages import Abort
 from baton.engine.reply import Reply
 from baton.transfer.base import PullEvent
-from services.decode.import_types import Busy, Reserved, SealInfo
+from services.decode.kv_import import Busy, Reserved, SealInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from services.decode.commands import (
     SealArrived,
     SourceLost,
 )
-from services.decode.import_types import SealInfo
+from services.decode.kv_import import SealInfo
 from services.decode.links import PrefillLink, PrefillLinks
 
 log = get_logger()

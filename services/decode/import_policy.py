@@ -33,9 +33,8 @@ from services.decode.effects import (
     DecodeEffect,
     ReportImported,
 )
-from services.decode.import_proof import ProofKind
-from services.decode.import_types import Busy, Reserved, SealInfo
-from services.decode.kv_import import ImportTable
+from services.decode.import_table import ImportTable
+from services.decode.kv_import import Busy, ProofKind, Reserved, SealInfo
 from services.decode.scheduler import DecodeScheduler
 
 

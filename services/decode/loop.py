@@ -33,7 +33,7 @@ from services.decode.commands import (
 )
 from services.decode.effects import DecodeEffect, EmitTokens, OutwardEffect, ReportImported
 from services.decode.import_policy import ImportPolicy
-from services.decode.kv_import import ImportTable
+from services.decode.import_table import ImportTable
 from services.decode.scheduler import DecodeScheduler
 
 

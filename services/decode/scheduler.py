@@ -32,8 +32,8 @@ from baton.engine.transition_log import log_transition
 from baton.kv.page_table import PageTable
 from baton.kv.tiers import HostTier
 from services.decode.effects import DecodeEffect, EmitTokens
-from services.decode.import_types import ImportedPrompt, LocalPrompt
-from services.decode.kv_import import ImportTable
+from services.decode.import_table import ImportTable
+from services.decode.kv_import import ImportedPrompt, LocalPrompt
 from services.decode.row_timer import RowTimer, StepTotals
 
 

@@ -29,7 +29,7 @@ from baton.worker.streams import AttemptStreams
 from services.decode.commands import Claim, DecodeCommand, Reserve
 from services.decode.effects import EmitTokens, ReportImported
 from services.decode.handoff_client import HandoffClient
-from services.decode.import_types import Busy, Reserved
+from services.decode.kv_import import Busy, Reserved
 from services.decode.links import PrefillLinks
 
 log = get_logger()

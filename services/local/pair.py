@@ -42,8 +42,8 @@ from baton.transfer.digest import digest_pages, mismatches
 from services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived
 from services.decode.effects import AbortHandoff, ConfirmCommit, EmitTokens, OutwardEffect
 from services.decode.import_policy import ImportPolicy, ImportRules
-from services.decode.import_types import Busy, Reserved, SealInfo
-from services.decode.kv_import import ImportLimits, ImportTable
+from services.decode.import_table import ImportLimits, ImportTable
+from services.decode.kv_import import Busy, Reserved, SealInfo
 from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.commands import (

@@ -13,7 +13,8 @@ from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, WorkerId
 from services.decode.effects import DecodeEffect
 from services.decode.import_policy import ImportPolicy
-from services.decode.kv_import import ImportTable, KvImport
+from services.decode.import_table import ImportTable
+from services.decode.kv_import import KvImport
 from services.prefill.kv_export import ExportTable
 from tests.property.machines.lease_scenarios import Event, run_scenario, scenarios
 from tests.property.machines.split_pair import LEASE_S, Renewal, SplitPair

@@ -27,8 +27,8 @@ from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart,
 from services.decode.commands import LeasesRenewed
 from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.handoff_client import HandoffClient
-from services.decode.import_types import SealInfo
-from services.decode.kv_import import ImportTable, KvImport
+from services.decode.import_table import ImportTable
+from services.decode.kv_import import KvImport, SealInfo
 from services.decode.links import PrefillLink
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.kv_export import ExportTable, KvExport

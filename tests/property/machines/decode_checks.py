@@ -27,7 +27,7 @@ from services.decode.effects import (
     ReportImported,
 )
 from services.decode.import_policy import ImportPolicy
-from services.decode.kv_import import ImportTable
+from services.decode.import_table import ImportTable
 from services.decode.scheduler import DecodeScheduler
 from tests.tiny_workers import (
     PAGE_BYTES,

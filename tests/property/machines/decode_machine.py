@@ -13,7 +13,7 @@ from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, SampledToken, StopParams
 from baton.kv.keys import page_keys
 from baton.transfer.base import Pull, PullOutcome
-from services.decode.import_types import Busy, Reserved, SealInfo
+from services.decode.kv_import import Busy, Reserved, SealInfo
 from tests.property.machines.decode_checks import MAX_ROWS, TOKEN_BUDGET, Case, CheckedDecode, Client
 from tests.tiny_workers import (
     NUM_PAGES,

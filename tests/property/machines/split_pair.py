@@ -30,8 +30,8 @@ from services.decode.effects import (
     ReportImported,
 )
 from services.decode.import_policy import ImportPolicy
-from services.decode.import_types import Reserved, SealInfo
-from services.decode.kv_import import ImportTable
+from services.decode.import_table import ImportTable
+from services.decode.kv_import import Reserved, SealInfo
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.kv_export import ExportTable
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler, Seal

@@ -12,8 +12,7 @@ from baton.engine.messages import Fail
 from baton.kv.keys import page_keys
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from services.decode.effects import AbortHandoff, AskCommit, ConfirmCommit, DecodeEffect, ReportImported
-from services.decode.import_proof import ProofKind
-from services.decode.import_types import Reserved, SealInfo
+from services.decode.kv_import import ProofKind, Reserved, SealInfo
 from tests.tiny_workers import PAGE_SIZE, TinyDecode, assert_idle, engine_request, tiny_decode
 
 SOURCE = WorkerId("prefill-0")

@@ -13,7 +13,7 @@ from baton.engine.mailbox import Mailbox
 from baton.engine.turn import EngineTurn
 from services.decode.commands import Claim, DecodeCommand
 from services.decode.effects import EmitTokens, OutwardEffect
-from services.decode.import_types import Reserved
+from services.decode.kv_import import Reserved
 from services.decode.loop import DecodeHooks, DecodeLoop
 from tests.tiny_workers import TinyDecode, engine_request, expected_output, tiny_decode
 

@@ -10,7 +10,7 @@ from baton.domain.request import SampledToken, StopParams
 from baton.engine.messages import Fail
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from services.decode.effects import DecodeEffect, EmitTokens
-from services.decode.import_types import Busy, Reserved, SealInfo
+from services.decode.kv_import import Busy, Reserved, SealInfo
 from tests.tiny_workers import (
     TinyDecode,
     assert_idle,

@@ -1,0 +1,360 @@
+"""KV imports: decode's side of a handoff, from the reservation to the commit. Pure: returns the pulls to start.
+
+An import's life (the table is `baton.domain.handoff.IMPORT_TRANSITIONS`):
+
+1. *reserved*: `reserve` sets pages and a row aside by number. The prompt's cached prefix is matched and held. The
+   missing pages go on serving the cache until the first chunk comes.
+2. *allocated*: the first `on_chunk` allocates the missing pages.
+3. *pulling*: published pages are read into local ones, at most `max_window_pages` at a time. A page with a wrong
+   digest is read once more; a second mismatch fails the import.
+4. *committed*: the seal has come, every page was read, and a proof (`ProofKind`) covers them. The row
+   may join the batch.
+5. An import that ends earlier is *draining* until its last read ends; then its pages are released. Its proven leading
+   pages stay in the prefix cache, so a replay moves only the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.domain.arithmetic import ceil_div
+from baton.domain.errors import Broken, ContextOverflow, IntegrityFailure, LinkBroken, Superseded
+from baton.domain.handoff import ImportEvent, ImportState, PublishedChunk
+from baton.domain.ids import AttemptId, PageId, PageKey, RequestId, ReservationId, WorkerId
+from baton.domain.request import EngineRequest
+from baton.kv.page_table import PageTable
+from baton.kv.pages import Hold
+from baton.kv.prefix_cache import PrefixCache
+from baton.transfer.base import Pull, PullEvent, PullOutcome
+from services.decode.kv_import import Busy, ImportedPrompt, KvImport, LocalPrompt, ProofKind, Reserved, SealInfo
+
+_MAX_REMEMBERED = 4096
+"""Requests whose newest attempt is remembered, to refuse older ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportLimits:
+    """Bounds of the imports of one worker."""
+
+    page_size: int
+    max_rows: int
+    max_window_pages: int
+    pull_deadline_s: float
+    max_pull_attempts: int = 2
+
+
+class ImportTable:
+    """The imports of one decode worker. Owned by the engine thread."""
+
+    def __init__(self, cache: PrefixCache, limits: ImportLimits) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._imports: dict[AttemptId, KvImport] = {}
+        self._draining: list[KvImport] = []
+        self._by_pull: dict[int, KvImport] = {}
+        self._newest: OrderedDict[RequestId, int] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self.num_reserved_pages = 0
+
+    def __len__(self) -> int:
+        return len(self._imports)
+
+    @property
+    def max_rows(self) -> int:
+        """Most imports and rows together."""
+        return self._limits.max_rows
+
+    @property
+    def num_draining(self) -> int:
+        return len(self._draining)
+
+    def get(self, id: AttemptId) -> KvImport | None:
+        return self._imports.get(id)
+
+    def ids(self) -> list[AttemptId]:
+        """Attempts with an import that is not draining."""
+        return list(self._imports)
+
+    def attempt_of_pull(self, pull_id: int) -> AttemptId | None:
+        """Attempt that a read belongs to; None once its import has ended, though its pages may still be draining."""
+        kv_import = self._by_pull.get(pull_id)
+        return kv_import.id if kv_import is not None and kv_import.id in self._imports else None
+
+    def reserve(
+        self, id: AttemptId, num_tokens: int, keys: Sequence[PageKey], num_rows: int, now: float, deadline_s: float
+    ) -> Reserved | Busy:
+        """Reserves a row, beside `num_rows` running ones, and the pages of `num_tokens` + 1 slots.
+
+        The same attempt gets the same reservation again. Raises `Superseded` for an attempt older than one seen and
+        `ContextOverflow` for a prompt that never fits.
+        """
+        known = self._imports.get(id)
+        if known is not None:
+            return Reserved(known.reservation_id, known.prefix_len)
+        self.fence(id)
+        size, total = self._limits.page_size, self._cache.pool.num_pages
+        if ceil_div(num_tokens + 1, size) > total:
+            raise ContextOverflow(f"{num_tokens} tokens do not fit a pool of {total} pages of {size}")
+        table = PageTable(self._cache, size, "", Hold.RESERVED)
+        prefix_len = table.match(keys[: (num_tokens - 1) // size])
+        num_missing = table.num_missing(num_tokens + 1)
+        if num_rows + len(self._imports) >= self._limits.max_rows or num_missing > self.num_reservable_pages:
+            table.release()
+            return Busy(self.num_reserved_pages)
+        reservation_id = ReservationId(f"{id}#{next(self._numbers)}")
+        self._imports[id] = KvImport(
+            id, reservation_id, num_tokens, prefix_len, table, num_missing, now + deadline_s,
+            num_published=prefix_len // size,
+        )  # fmt: skip
+        self.num_reserved_pages += num_missing
+        return Reserved(reservation_id, prefix_len)
+
+    @property
+    def num_reservable_pages(self) -> int:
+        """Available pages that are not reserved."""
+        return self._cache.num_available - self.num_reserved_pages
+
+    def claim(
+        self,
+        reservation_id: ReservationId,
+        request: EngineRequest,
+        source: WorkerId,
+        deadline: float,
+        received_at: float = 0.0,
+    ) -> bool:
+        """Binds a request, received at `received_at`, to its reservation.
+
+        False when the reservation has ended or was for another request.
+        """
+        kv_import = self._find_reserved(reservation_id, request)
+        if kv_import is None:
+            return False
+        kv_import.request, kv_import.source, kv_import.deadline = request, source, deadline
+        kv_import.received_at = received_at
+        return True
+
+    def claim_local(self, reservation_id: ReservationId, request: EngineRequest) -> LocalPrompt | None:
+        """Claims a reservation for a prompt that is computed here. The prompt takes all pages; the import ends."""
+        kv_import = self._find_reserved(reservation_id, request)
+        if kv_import is None:
+            return None
+        self._allocate_pages(kv_import)
+        kv_import.advance(ImportEvent.COMMIT)
+        del self._imports[kv_import.id]
+        kv_import.table.change_hold(Hold.LIVE)
+        return LocalPrompt(request, kv_import.table, kv_import.prefix_len)
+
+    def on_chunk(self, chunk: PublishedChunk, now: float, *, check_digests: bool = True) -> list[Pull]:
+        """Allocates pages for published ones and returns the reads to start now.
+
+        Ignores chunks of unknown imports, and pages that are cached here or were published before. Raises
+        `LinkBroken` for a chunk that leaves a gap."""
+        id, first_page, pages = chunk.id, chunk.first_page, chunk.pages
+        digests = chunk.digests if check_digests else None
+        kv_import = self._imports.get(id)
+        if kv_import is None or kv_import.source is None:
+            return []
+        if kv_import.state is ImportState.RESERVED:
+            self._allocate_pages(kv_import)
+            kv_import.first_chunk_at = now
+        end = first_page + len(pages)
+        if first_page > kv_import.num_published or end > self._num_prompt_pages(kv_import):
+            raise LinkBroken(f"{id}: pages [{first_page}, {end}) do not continue the first {kv_import.num_published}")
+        if digests is not None and len(digests) != len(pages):
+            raise LinkBroken(f"{id}: {len(digests)} digests came with {len(pages)} pages")
+        local, window = kv_import.table.pages[first_page:end], self._limits.max_window_pages
+        for at in range(kv_import.num_published - first_page, len(pages), window):
+            part = slice(at, at + window)
+            kv_import.queued_pulls.append(
+                self._make_pull(kv_import, pages[part], local[part], digests[part] if digests else None)
+            )
+        kv_import.num_published = max(kv_import.num_published, end)
+        return self._start_pulls(kv_import, now)
+
+    def on_seal(self, id: AttemptId, seal: SealInfo, now: float) -> None:
+        """Records the seal. Raises `LinkBroken` if pages of the prompt were not published."""
+        kv_import = self._imports.get(id)
+        if kv_import is None:
+            return
+        num_pages = self._num_prompt_pages(kv_import)
+        if kv_import.num_published != num_pages:
+            raise LinkBroken(f"{id}: sealed with {kv_import.num_published} of {num_pages} pages published")
+        kv_import.seal, kv_import.sealed_at = seal, now
+
+    def on_pull_event(self, event: PullEvent, now: float) -> list[Pull]:
+        """Records the outcome of a read; returns further reads to start.
+
+        Raises `Interrupted` if the import cannot go on. The caller then aborts it."""
+        kv_import = self._by_pull.get(event.pull.id)
+        if kv_import is None:
+            return []
+        if event.outcome is PullOutcome.LATE:
+            raise LinkBroken(f"{kv_import.id}: a read was not over after {event.pull.deadline_s} s")
+        del self._by_pull[event.pull.id]
+        del kv_import.in_flight[event.pull.id]
+        if kv_import.state is ImportState.DRAINING:
+            self._release_if_drained(kv_import)
+            return []
+        kv_import.num_bytes += event.num_bytes
+        kv_import.last_pull_at = now
+        if event.outcome is PullOutcome.FAILED:
+            raise LinkBroken(f"{kv_import.id}: a read failed: {event.reason}")
+        self._record_pull(kv_import, event, now)
+        return self._start_pulls(kv_import, now)
+
+    def is_ready(self, id: AttemptId) -> bool:
+        """True when the seal has come and every published page was read."""
+        kv_import = self._imports.get(id)
+        return bool(
+            kv_import
+            and kv_import.seal
+            and kv_import.request
+            and not kv_import.queued_pulls
+            and not kv_import.in_flight
+        )
+
+    def on_leases_renewed(self, ids: Sequence[AttemptId], lease_ends_at: float) -> None:
+        """Extends the leases of `ids` to `lease_ends_at` on this worker's clock."""
+        for id in ids:
+            if (kv_import := self._imports.get(id)) is not None:
+                kv_import.proof.extend_lease(lease_ends_at)
+
+    def is_proven(self, id: AttemptId) -> bool:
+        """True if every page of a ready import is proven by a digest or a lease."""
+        kv_import = self._imports[id]
+        return self._num_proven_tokens(kv_import) == kv_import.num_tokens
+
+    def unfinished(self, source: WorkerId) -> list[AttemptId]:
+        """Imports from `source` that are not ready."""
+        return [one.id for one in self._imports.values() if one.source == source and not self.is_ready(one.id)]
+
+    def commit(self, id: AttemptId, proof: ProofKind, now: float) -> ImportedPrompt:
+        """Removes a ready import that `proof` validated and returns it for the scheduler."""
+        kv_import = self._imports[id]
+        if kv_import.request is None or kv_import.source is None or kv_import.seal is None:
+            raise Broken(f"{id} was committed before it was ready")
+        kv_import.advance(ImportEvent.COMMIT)
+        del self._imports[id]
+        kv_import.table.change_hold(Hold.LIVE)
+        kv_import.table.cache_full_pages(kv_import.request.tokens, kv_import.num_tokens)
+        return ImportedPrompt(
+            kv_import.request, kv_import.table, kv_import.seal.first_token, kv_import.source, kv_import.prefix_len,
+            kv_import.received_at, kv_import.times(proof, now),
+        )  # fmt: skip
+
+    def abort(self, id: AttemptId) -> WorkerId | None:
+        """Ends an import in any state. Its pages are released when its last read has ended. Idempotent.
+
+        Proven leading pages stay in the prefix cache. Returns the source to notify, if there is one.
+        """
+        kv_import = self._imports.pop(id, None)
+        if kv_import is None:
+            return None
+        self.num_reserved_pages -= kv_import.num_reserved
+        kv_import.num_reserved = 0
+        kv_import.queued_pulls.clear()
+        kv_import.advance(ImportEvent.ABORT)
+        if kv_import.request is not None:
+            kv_import.table.cache_full_pages(kv_import.request.tokens, self._num_proven_tokens(kv_import))
+        kv_import.table.change_hold(Hold.DRAINING)
+        self._draining.append(kv_import)
+        self._release_if_drained(kv_import)
+        return kv_import.source
+
+    def expire(self, now: float) -> list[AttemptId]:
+        """Imports past their deadline, for the caller to fail."""
+        return [kv_import.id for kv_import in self._imports.values() if kv_import.deadline <= now]
+
+    def next_deadline(self) -> float | None:
+        return min((kv_import.deadline for kv_import in self._imports.values()), default=None)
+
+    def fence(self, id: AttemptId) -> None:
+        """Remembers the newest attempt of a request. Raises `Superseded` for an older one."""
+        newest = self._newest.get(id.request_id, 0)
+        if id.attempt < newest:
+            raise Superseded(f"{id}: attempt {newest} was seen already")
+        self._newest[id.request_id] = id.attempt
+        self._newest.move_to_end(id.request_id)
+        while len(self._newest) > _MAX_REMEMBERED + len(self._imports):
+            self._newest.popitem(last=False)
+
+    def _find_reserved(self, reservation_id: ReservationId, request: EngineRequest) -> KvImport | None:
+        """The unclaimed import that was reserved for exactly these tokens."""
+        kv_import = self._imports.get(request.id)
+        if kv_import is None or kv_import.reservation_id != reservation_id or kv_import.request is not None:
+            return None
+        num_cached_pages = kv_import.prefix_len // self._limits.page_size
+        if kv_import.num_tokens != len(request.tokens):
+            return None
+        return kv_import if kv_import.table.verify_prefix(request.tokens, request.salt, num_cached_pages) else None
+
+    def _allocate_pages(self, kv_import: KvImport) -> None:
+        kv_import.advance(ImportEvent.ALLOCATE)
+        self.num_reserved_pages -= kv_import.num_reserved
+        kv_import.num_reserved = 0
+        if not kv_import.table.extend(kv_import.num_tokens + 1):
+            raise Broken(f"{kv_import.id}: reserved pages were not there")
+
+    def _num_prompt_pages(self, kv_import: KvImport) -> int:
+        return ceil_div(kv_import.num_tokens, self._limits.page_size)
+
+    def _make_pull(
+        self, kv_import: KvImport, remote: Sequence[PageId], local: Sequence[PageId], digests: Sequence[int] | None
+    ) -> Pull:
+        assert kv_import.source is not None
+        for page in local:
+            kv_import.num_tries[page] = kv_import.num_tries.get(page, 0) + 1
+        return Pull(
+            next(self._numbers), kv_import.source, tuple(remote), tuple(local),
+            None if digests is None else tuple(digests), self._limits.pull_deadline_s,
+        )  # fmt: skip
+
+    def _start_pulls(self, kv_import: KvImport, now: float) -> list[Pull]:
+        started: list[Pull] = []
+        while kv_import.queued_pulls:
+            num_pages = len(kv_import.queued_pulls[0].local_pages)
+            if kv_import.in_flight and kv_import.num_in_flight_pages + num_pages > self._limits.max_window_pages:
+                break
+            pull = kv_import.queued_pulls.popleft()
+            kv_import.in_flight[pull.id] = pull
+            self._by_pull[pull.id] = kv_import
+            kv_import.advance(ImportEvent.PULL)
+            started.append(pull)
+        if started and kv_import.first_pull_at is None:
+            kv_import.first_pull_at = now
+        return started
+
+    def _record_pull(self, kv_import: KvImport, event: PullEvent, now: float) -> None:
+        corrupt = set(event.corrupt)
+        landed = [page for i, page in enumerate(event.pull.local_pages) if i not in corrupt]
+        kv_import.proof.record_read(landed, now, matched=event.pull.digests is not None)
+        kv_import.num_pages += len(landed)
+        if event.outcome is not PullOutcome.CORRUPT:
+            return
+        again = [i for i in range(len(event.pull.local_pages)) if i in corrupt]
+        local = [event.pull.local_pages[i] for i in again]
+        kv_import.num_re_reads += len(local)
+        if any(kv_import.num_tries[page] >= self._limits.max_pull_attempts for page in local):
+            raise IntegrityFailure(f"{kv_import.id}: {len(local)} pages did not match their digests, twice")
+        assert event.pull.digests is not None
+        remote = [event.pull.remote_pages[i] for i in again]
+        digests = [event.pull.digests[i] for i in again]
+        kv_import.queued_pulls.appendleft(self._make_pull(kv_import, remote, local, digests))
+
+    def _num_proven_tokens(self, kv_import: KvImport) -> int:
+        num_tokens = 0
+        for i, page in enumerate(kv_import.table.pages):
+            if i * self._limits.page_size >= kv_import.prefix_len and not kv_import.proof.covers(page):
+                break
+            num_tokens += self._limits.page_size
+        return min(num_tokens, kv_import.num_tokens)
+
+    def _release_if_drained(self, kv_import: KvImport) -> None:
+        if kv_import.in_flight:
+            return
+        kv_import.advance(ImportEvent.DRAINED)
+        kv_import.table.release()
+        self._draining.remove(kv_import)
