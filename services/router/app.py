@@ -1,8 +1,7 @@
-"""Builds the router and runs it until it is told to stop. Called by `services.cli.serve`; owns nothing else's logic.
+"""Builds the router and runs it until SIGTERM. Called by `services.cli.serve`.
 
-SIGTERM -> new requests are answered 503 -> running ones finish, or drain_timeout_s is over -> the port closes
-        -> what still runs is aborted on its workers -> the store is written to its end -> the calls that were cut off
-        are let go, for another router to carry on
+SIGTERM -> new requests get 503 -> running ones finish, or drain_timeout_s is over -> the port closes -> the rest is
+aborted on its workers -> pending records are written -> calls that were cut off are released for another router
 """
 
 from __future__ import annotations
@@ -52,26 +51,26 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 SHUTDOWN_GRACE_S = 1
-"""How long connections may take to close once requests are finished, or given up."""
+"""Longest wait for connections to close after their requests."""
 
 WORKER_WAIT_S = 30.0
-"""How long an interrupted request waits for a worker to be there again: long enough for one to be restarted."""
+"""Longest wait of an interrupted request for workers: enough for a restart."""
 
 DEFAULT_CONTEXT_TOKENS = 1 << 20
-"""For a model that names no longest context: the workers' pools are the bound."""
+"""For a model without a maximum context: the page pools of the workers are the bound."""
 
 log = get_logger(__name__)
 
 
 class StoreHealth:
-    """`baton_degraded{component="redis"}`: 1 while the reader or the writer of the store finds it away."""
+    """`baton_degraded{component="redis"}`: 1 while any reporter finds the store unavailable."""
 
     def __init__(self) -> None:
         self._failing: set[str] = set()
         self._show()
 
     def reporter(self, name: str) -> Callable[[bool], None]:
-        """What `name` calls with whether the store is away."""
+        """A callback for component `name`; its argument is True while the store is unavailable."""
 
         def report(degraded: bool) -> None:
             (self._failing.add if degraded else self._failing.discard)(name)
@@ -85,7 +84,7 @@ class StoreHealth:
 
 @dataclass(frozen=True, slots=True)
 class RunningBackend:
-    """The running lower backend of the router, and what the running one gets of the store."""
+    """The running dispatch side, and its access to the store."""
 
     dispatcher: TokenDispatcher
     workers: WorkerSet
@@ -95,19 +94,19 @@ class RunningBackend:
     store_access: StoreAccess
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether new requests are taken, and why or why not."""
+        """Whether new requests are accepted, and the reason."""
         return (False, "draining") if self.dispatcher.draining else self.workers.readiness()
 
 
 @dataclass(frozen=True, slots=True)
 class RunningFrontend:
-    """The running running backend of the router, but for HTTP itself."""
+    """The running HTTP side, without the HTTP server."""
 
     frontend: Frontend
     ownership: OwnerLease
 
     def drain(self) -> None:
-        """Takes no call over any more, and holds on to its own."""
+        """Takes over no further call; keeps its own."""
         self.ownership.stop_claiming()
         self.frontend.takeovers.drain()
 
@@ -132,7 +131,10 @@ async def serve(settings: RouterSettings) -> int:
 async def run(
     settings: RouterSettings, text: TextModel, store: StateStore, sock: socket.socket, stop: asyncio.Event
 ) -> int:
-    """Serves on `sock` until `stop`, then drains; closes `store`. Returns 0, or 1 when a part of it ended by itself."""
+    """Serves on `sock` until `stop`, then drains; closes `store`.
+
+    Returns 0, or 1 if a part of the router ended by itself.
+    """
     async with open_backend(settings, store) as backend, open_frontend(settings, text, backend) as running:
         keys = ApiKeys.read(settings.api_keys_file) if settings.api_keys_file is not None else None
         server = _http_server(settings, backend, running.frontend, keys)
@@ -158,7 +160,7 @@ async def run(
 
 @asynccontextmanager
 async def open_backend(settings: RouterSettings, store: StateStore) -> AsyncIterator[RunningBackend]:
-    """Everything below HTTP, started; closed in reverse order, the store last. Raises `SettingsError`."""
+    """Starts everything below HTTP; closes it in reverse order, the store last. Raises `SettingsError`."""
     trust = read_trust(settings)
     if (why := open_cluster_warning(settings)) is not None:
         log.warning("cluster_unauthenticated", why=why)
@@ -191,9 +193,9 @@ async def open_backend(settings: RouterSettings, store: StateStore) -> AsyncIter
 async def open_frontend(
     settings: RouterSettings, text: TextModel, backend: RunningBackend
 ) -> AsyncIterator[RunningFrontend]:
-    """What is between HTTP and the lower backend, with this router's hold on its calls.
+    """Starts everything between HTTP and the dispatcher, and the ownership lease.
 
-    Calls that are cut off by the end are let go once all that is known of them is written.
+    Calls that are cut off are released after all their records are written.
     """
     store_access = backend.store_access
     frontend = build_frontend(text, backend.dispatcher, api_limits(settings, text), backend.traces, store_access)
@@ -209,7 +211,7 @@ async def open_frontend(
 
 
 def _span_sink(endpoint: str, sample_ratio: float) -> SpanSink:
-    """Raises `SettingsError` where the extra is not installed."""
+    """Raises `SettingsError` if the extra is not installed."""
     try:
         from baton.telemetry import spans
     except ImportError as error:
@@ -219,7 +221,7 @@ def _span_sink(endpoint: str, sample_ratio: float) -> SpanSink:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket (port 0: a free one). Raises `OSError` that names the address."""
+    """A listening socket (port 0: any free port). Raises `OSError`, which names the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -230,12 +232,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def owner_id(router_id: str) -> OwnerId:
-    """A fresh owner: a restarted router is another one than it was."""
+    """A new owner id: a restarted router is a different owner."""
     return OwnerId(f"{router_id}/{new_incarnation():x}")
 
 
 def store_options(settings: RouterSettings) -> StoreOptions:
-    """The part of the settings that is about the store; what it keeps outlives the longest request."""
+    """The settings of the store. Records are kept longer than the longest request."""
     return StoreOptions(
         worker_ttl_s=settings.worker_ttl_s,
         heartbeat_s=settings.heartbeat_interval_s,
@@ -244,7 +246,7 @@ def store_options(settings: RouterSettings) -> StoreOptions:
 
 
 def api_limits(settings: RouterSettings, text: TextModel) -> ApiLimits:
-    """The part of the settings that is about HTTP."""
+    """The settings of the HTTP side."""
     return ApiLimits(
         model_name=settings.public_model_name,
         max_model_len=text.max_position_tokens or DEFAULT_CONTEXT_TOKENS,
@@ -255,12 +257,12 @@ def api_limits(settings: RouterSettings, text: TextModel) -> ApiLimits:
 
 
 def worker_limits(settings: RouterSettings) -> WorkerLimits:
-    """The part of the settings that is about workers."""
+    """The settings of worker tracking."""
     return WorkerLimits(settings.worker_ttl_s, settings.heartbeat_interval_s, settings.max_step_age_s)
 
 
 def dispatch_limits(settings: RouterSettings) -> DispatchLimits:
-    """The part of the settings that is about requests."""
+    """The settings of dispatch."""
     return DispatchLimits(
         admission=AdmissionLimits(
             max_running_requests=settings.max_running_requests,
@@ -274,7 +276,7 @@ def dispatch_limits(settings: RouterSettings) -> DispatchLimits:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: `run` decides when to stop."""
+    """uvicorn without signal handlers: `run` decides when to stop."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -300,7 +302,7 @@ def _http_server(
 
 
 async def _drain(dispatcher: TokenDispatcher, timeout_s: float) -> None:
-    """Takes nothing new and gives running requests `timeout_s` to finish."""
+    """Refuses new requests and gives running ones `timeout_s` to finish."""
     dispatcher.drain()
     log.info("draining", num_requests=dispatcher.num_open)
     try:
@@ -311,7 +313,7 @@ async def _drain(dispatcher: TokenDispatcher, timeout_s: float) -> None:
 
 
 def _exit_status(serving: asyncio.Task[None], watching: asyncio.Task[None]) -> int:
-    """0 when both parts ended because they were told to; a part's own error is logged."""
+    """0 if every part was stopped; logs the error of a part that failed."""
     status = 0
     for task in (serving, watching):
         error = task.exception() if task.done() and not task.cancelled() else None

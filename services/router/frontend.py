@@ -1,7 +1,4 @@
-"""Puts the router's upper half together: everything between HTTP and the dispatcher. `app` and tests build it.
-
-Reads and writes the state store through a `StoreAccess`.
-"""
+"""Assembles everything between HTTP and the dispatcher. Called by `app` and by tests."""
 
 from __future__ import annotations
 
@@ -27,9 +24,9 @@ FINGERPRINT = f"baton-{baton.__version__}"
 
 @dataclass(frozen=True, slots=True)
 class ApiLimits:
-    """The API's share of the router's settings. `max_model_len`: prompt and answer together.
+    """Settings of the HTTP side. `max_model_len`: prompt and answer together, in tokens.
 
-    `always_ids`: every streamed event has an id, not only those for clients that ask for an event stream.
+    `always_ids`: every streamed event has an id, not only those for SSE clients.
     """
 
     model_name: str
@@ -42,7 +39,7 @@ class ApiLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoreAccess:
-    """The state store as the upper half uses it: read, written, and who this router is in it."""
+    """Access to the state store: reading, writing, and the identity of this router."""
 
     store: StateStore
     writer: StoreWriter
@@ -67,7 +64,7 @@ class Frontend:
 def build_frontend(
     text: TextModel, dispatcher: Dispatcher, limits: ApiLimits, traces: RequestTraces, store_access: StoreAccess
 ) -> Frontend:
-    """Inside the running loop that everything is used on."""
+    """Must be called on the event loop that uses it."""
     validator = RequestValidator(text, limits.model_name, limits.max_model_len, limits.request_deadline_s)
     parser = RequestParser(validator, text, FINGERPRINT)
     call_ownership = CallOwnership(store_access.writer, store_access.owner)

@@ -1,6 +1,6 @@
-"""The router's own description, `GET /openapi.json`: OpenAPI 3.1, made of the structs and bounds that requests meet.
+"""`GET /openapi.json`: OpenAPI 3.1, generated from the structs and bounds that requests are checked with.
 
-`routes` builds it once. A test holds its paths against the routes, and another what it allows against `validation`.
+`routes` builds it once. Tests compare its paths with the routes, and its schemas with `validation`.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _KEY = {"ApiKey": {"type": "http", "scheme": "bearer"}}
 
 _EMPTY = 204
 _STATUS_DESCRIPTIONS = {
-    _EMPTY: "The client has all of the answer that it would resume.",
-    400: "The request is not right; `param` names the field.",
-    401: "No API key, or one that is not known.",
-    404: "No such thing here.",
+    _EMPTY: "The client already has the whole answer.",
+    400: "The request is invalid; `param` names the field.",
+    401: "The API key is missing or unknown.",
+    404: "Not found.",
     408: "The request did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    429: "Alive but full; `Retry-After` says when to come back.",
-    500: "A bug.",
-    503: "No workers, or going; `Retry-After` says when to come back.",
+    429: "Overloaded; retry after `Retry-After` seconds.",
+    500: "Internal error.",
+    503: "No workers, or shutting down; retry after `Retry-After` seconds.",
     504: "The deadline was over before the first token.",
 }
 _POST_STATUSES = (_EMPTY, 400, 404, 408, 413, 415, 429, 500, 503, 504)
@@ -59,7 +59,7 @@ _POST_STATUSES = (_EMPTY, 400, 404, 408, 413, 415, 429, 500, 503, 504)
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """What an operation answers with 200: media types and the schemas of their contents; and other statuses."""
+    """An operation: media types and schemas of its 200 response, and its other statuses."""
 
     summary: str
     contents: tuple[tuple[str, Schema], ...]
@@ -107,7 +107,7 @@ _POSTS = {
 
 
 def openapi_document(model_name: str, vocab_size: int, *, requires_api_key: bool) -> Schema:
-    """The whole document, true to a router that serves this model."""
+    """The document of a router that serves this model."""
     _, structs = msgspec.json.schema_components(_STRUCTS, ref_template=_REF + "{name}")
     requests = {
         "ChatRequest": chat_schema(model_name, vocab_size),

@@ -1,10 +1,10 @@
 """The ASGI response to one generation request: whole, or as server-sent events.
 
 Life of a request here: its call is opened in the store, its choices are admitted (a refusal still is a status) ->
-tokens come -> headers go out with the first token, or after `HEADER_GRACE_S` without one -> an event a token, a ping in
-silence -> usage -> [DONE]. An error before the headers is raised and becomes a status in `routes`; after them it
-becomes an error event. A disconnect at any point cancels everything. When another router takes the call over, the rest
-of the response comes from its journal: the client sees a pause.
+tokens come -> headers are sent with the first token, or after `HEADER_GRACE_S` -> an event a token, pings in between ->
+usage -> [DONE]. An error before the headers is raised and becomes a status in `routes`; later it becomes an error
+event. A disconnect cancels everything. When another router takes the call over, the rest comes from its journal: the
+client sees a pause.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """The parts that every response is made with. `follow` brings the tokens of a request that another router runs."""
+    """The parts that every response needs. `follow`: the tokens of a request that another router runs."""
 
     dispatcher: Dispatcher
     text: TextModel
@@ -55,10 +55,10 @@ class ResponseContext:
 
 
 class GenerationResponse(Response):
-    """The response to one request. Raises the errors that come before the first byte."""
+    """The response to one request. Raises the errors before the first byte."""
 
     def __init__(self, context: ResponseContext, parsed: ParsedRequest, raw: RawRequest, timer: RequestTimer) -> None:
-        """Opens the call and admits its choices: a refusal is raised here. `timer` has begun."""
+        """Opens the call and admits its choices; a refusal is raised here. `timer` has begun."""
         self._context = context
         self._parsed = parsed
         self._timer = timer
@@ -71,7 +71,7 @@ class GenerationResponse(Response):
             raise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers, unless the client disconnects first."""
+        """Responds, unless the client disconnects first."""
         request = self._parsed.request
         stream = TokenStream(self._context.text, request, self._source, self._follow)
         try:
@@ -88,7 +88,7 @@ class GenerationResponse(Response):
         self._end(None)
 
     async def _send_events(self, scope: Scope, receive: Receive, send: Send, stream: TokenStream) -> None:
-        """Sends the events. After the first byte no error leaves here."""
+        """Sends the events. Raises no error after the first byte."""
         with_ids = self._context.always_ids or sse.accepts_event_ids(Headers(scope=scope))
         events = SseStream(send, self._parsed, stream, with_ids=with_ids)
         running = events.run(self._call_headers, self._context.ping_interval_s, self._timer.sequences)
@@ -119,7 +119,7 @@ class GenerationResponse(Response):
         return Response(body, headers=await self._call_headers(), media_type="application/json")
 
     def _follow(self, error: Superseded) -> ChunkSource:
-        """Another router runs the request now."""
+        """The second source of the stream, after another router has taken the call over."""
         request = self._parsed.request
         self._ownership.end(error)
         log.warning("call_superseded", request_id=request.id, reason=str(error))
@@ -130,7 +130,7 @@ class GenerationResponse(Response):
         return response_headers(self._parsed.request.id, durable=self._timer.durable)
 
     def _end(self, error: BaseException | None, status: int | None = None) -> None:
-        """Ends the timer and the ownership. No effect after the first time."""
+        """Ends the timer and the ownership. Later calls have no effect."""
         if error is None:
             sequences = self._timer.sequences
             reason = sequences[0].finish_reason if sequences else FinishReason.LENGTH.value  # none: an echo alone
@@ -142,7 +142,7 @@ class GenerationResponse(Response):
 
 
 def response_headers(id: RequestId, *, durable: bool) -> dict[str, str]:
-    """The id to ask for the request again; `durable`: another router could take it over."""
+    """The id to ask for the request again. `durable`: another router could take it over."""
     return {"x-baton-request-id": id, "x-baton-durable": "true" if durable else "false"}
 
 

@@ -1,9 +1,7 @@
-"""Gives a client the rest of an answer that it lost: the ASGI response to `GET /v1/requests/{id}/stream`, and to a POST
-with a `Last-Event-ID`.
+"""Sends the rest of a response that a client lost: `GET /v1/requests/{id}/stream`, or a POST with a `Last-Event-ID`.
 
-It makes no difference which router the client was connected to: the request is read from the store and parsed again,
-its text is made again from the journal, and what the client has by its cursor is left out. `Resumer` finds the request,
-`ResumedResponse` sends it.
+Any router can do it. The request is read from the store and parsed again, its text is rebuilt from the journal, and the
+events before the cursor of the client are left out.
 """
 
 from __future__ import annotations
@@ -37,14 +35,14 @@ RETRY_AFTER_S = 1.0
 
 
 class LookupUnavailable(Refused):
-    """The state store cannot be asked now."""
+    """The state store is unavailable."""
 
     code = StoreUnavailable.code
 
 
 @dataclass(frozen=True, slots=True)
 class Resumer:
-    """Finds calls in the store, and follows them."""
+    """Finds calls in the store and follows them."""
 
     store: StateStore
     parser: RequestParser
@@ -54,7 +52,7 @@ class Resumer:
     ping_interval_s: float
 
     async def find(self, id: RequestId, tenant: str) -> CallRecord:
-        """The request. Raises `RequestNotFound`, for another tenant's as for an unknown one, or `LookupUnavailable`."""
+        """The call. Raises `RequestNotFound`, also for a call of another tenant, or `LookupUnavailable`."""
         try:
             record = await self.store.get_call(id)
         except StoreUnavailable:
@@ -64,9 +62,9 @@ class Resumer:
         return record
 
     async def respond(self, id: RequestId, last_event_id: str, tenant: str, endpoint: str | None = None) -> Response:
-        """The rest of the answer to request `id` (`endpoint`: which must have been posted there).
+        """The rest of the response to request `id`. `endpoint`: the path that it must have been posted to.
 
-        `last_event_id` "" means from the beginning. Raises as `find`, and `InvalidRequest` for a cursor that is none.
+        `last_event_id` "": from the beginning. Raises as `find`, and `InvalidRequest` for an invalid cursor.
         """
         after = Cursor.parse(last_event_id) if last_event_id else None
         record = await self.find(id, tenant)
@@ -81,7 +79,7 @@ class Resumer:
         return ResumedResponse(self, parsed, after)
 
     async def status(self, id: RequestId, tenant: str) -> RequestStatus:
-        """What the store knows of the request. Raises as `find`."""
+        """The status of the request. Raises as `find`."""
         record = await self.find(id, tenant)
         try:
             return await request_status(self.store, record, self.traces.find(id))
@@ -102,7 +100,7 @@ class ResumedResponse(Response):
         self._after = after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events. After the first byte no error leaves here."""
+        """Sends the events. Raises no error after the first byte."""
         STREAMS_RESUMED_TOTAL.inc()
         request = self._parsed.request
         stream = TokenStream(self._resumer.text, request, self._resumer.follow(request))
@@ -125,9 +123,11 @@ def _lookup_unavailable() -> LookupUnavailable:
 
 
 def _checked(after: Cursor | None, request: ValidRequest) -> Cursor:
-    """The cursor, if it is one of this request's. Raises `InvalidRequest`."""
+    """The cursor, if it belongs to this request. Raises `InvalidRequest`."""
     if after is None:
         return Cursor(request.id, (0,) * len(request.choices))
     if after.request_id != request.id or len(after.counts) != len(request.choices):
-        raise InvalidRequest(f"{short_repr(str(after))} is no event id of request {request.id}", param="last_event_id")
+        raise InvalidRequest(
+            f"{short_repr(str(after))} is not an event id of request {request.id}", param="last_event_id"
+        )
     return after

@@ -1,8 +1,9 @@
-"""The HTTP surface: paths, and the way of a request from bytes to an answer. `app` builds it with `make_app`.
+"""HTTP endpoints, and the path of a request from bytes to a response. `app` builds them with `make_app`.
 
-read the body -> `request_parser` -> admit (in `respond.GenerationResponse`) -> answer; or, for an earlier request:
-`resume` -> answer. Errors raised on the way become responses in one handler. Knows texts and the `Dispatcher`; not
-workers, placement or Redis.
+    new request: read the body -> `request_parser` -> admit (in `respond.GenerationResponse`) -> respond
+    earlier request: `resume` -> respond
+
+One handler turns errors into responses. Knows texts and the `Dispatcher`; not workers, placement or Redis.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ from services.router.respond import GenerationResponse
 from services.router.streaming.cursor import Cursor
 
 ReadinessCheck = Callable[[], tuple[bool, str]]
-"""Whether requests can be served, and why or why not."""
+"""Returns whether requests can be served, and the reason."""
 
 LAST_EVENT_ID = "last-event-id"
 
 MAX_BODIES = 16
-"""So many bodies of the largest size may be read and made into calls at once, or as many more as are smaller."""
+"""Bodies of the largest size that may be read and parsed at once; more if they are smaller."""
 
 log = structlog.get_logger(__name__)
 
 
 def make_app(frontend: Frontend, readiness: ReadinessCheck, keys: ApiKeys | None = None) -> Starlette:
-    """The router's HTTP application. With `keys`, only requests with one of them are let in."""
+    """The HTTP application. With `keys`, every request needs one of them."""
     description = openapi_document(
         frontend.limits.model_name, frontend.text.vocab_size, requires_api_key=keys is not None
     )
@@ -94,7 +95,7 @@ class _Endpoints:
         self._model = Model(id=limits.model_name, created=int(time.time()), max_model_len=limits.max_model_len)
 
     async def generate(self, request: Request) -> Response:
-        """POST /v1/chat/completions, POST /v1/completions; with a `Last-Event-ID`, the rest of an earlier answer."""
+        """POST /v1/chat/completions, POST /v1/completions. With a `Last-Event-ID`: the rest of an earlier response."""
         arrived_s, endpoint = time.monotonic(), request.url.path
         last_event_id = request.headers.get(LAST_EVENT_ID)
         if last_event_id:
@@ -108,11 +109,11 @@ class _Endpoints:
         return GenerationResponse(self._frontend.response_context, parsed, raw, timer)
 
     async def request(self, request: Request) -> Response:
-        """GET /v1/requests/{id}: where a request is."""
+        """GET /v1/requests/{id}: the state and the trace of a request."""
         return _json(await self._frontend.resumer.status(RequestId(request.path_params["id"]), tenant_of(request)))
 
     async def stream(self, request: Request) -> Response:
-        """GET /v1/requests/{id}/stream: its answer from the beginning, or after an event, live."""
+        """GET /v1/requests/{id}/stream: its response from the beginning, or after an event, live."""
         last_event_id = request.headers.get(LAST_EVENT_ID) or request.query_params.get("last_event_id", "")
         id = RequestId(request.path_params["id"])
         return await self._frontend.resumer.respond(id, last_event_id, tenant_of(request))
@@ -128,7 +129,7 @@ class _Endpoints:
         return _json(self._model)
 
     async def health(self, request: Request) -> Response:
-        """GET /health: this process is alive."""
+        """GET /health: the process runs."""
         return _json(Status("ok"))
 
     async def ready(self, request: Request) -> Response:
@@ -148,13 +149,13 @@ class _Endpoints:
         return _json(Version(baton.__version__))
 
     async def _read(self, request: Request, timer: RequestTimer) -> tuple[RawRequest, ParsedRequest]:
-        """Reads and validates the body. A refusal ends the timer before it is raised."""
+        """Reads and parses the body. Ends the timer if the request is refused."""
         origin = timer.origin
         id = RequestId(f"{ID_PREFIXES[origin.endpoint]}-{secrets.token_hex(12)}")
         metadata = RequestMetadata(id, int(time.time()), secrets.randbits(63), origin.tenant)
         timer.id = id
         try:
-            # Before the body: while the queue is full, nothing is read, parsed or tokenised.
+            # Before the body: while the queue is full, nothing is read, parsed or tokenized.
             self._frontend.response_context.dispatcher.refuse_if_full(self._limits.request_deadline_s)
             with self._bodies.track() as count_bytes:
                 body = await read_body(request, self._limits.max_body_bytes, count_bytes)

@@ -1,1 +1,1 @@
-"""HTTP around the endpoints: limits on the socket, middleware, API keys, bodies, disconnects, errors, SSE framing."""
+"""HTTP around the endpoints: socket limits, middleware, API keys, bodies, disconnects, errors, SSE framing."""

@@ -1,8 +1,7 @@
-"""API keys: how they are made, written down and compared. `guard` asks it who a key belongs to.
+"""Makes, stores and compares API keys. Knows nothing of HTTP.
 
-The file that the router reads has one line a key, `<tenant> <SHA-256 of the key, in hex>`; what follows a `#` is a
-comment. `baton key` makes keys. A key has 256 random bits, so nobody can try them all, and a plain digest hides it as
-well as a slow one would; slow ones are for passwords. Knows nothing of HTTP.
+The key file has one line a key: `<tenant> <SHA-256 of the key, in hex>`; a `#` starts a comment. `baton key` makes
+keys. A key has 256 random bits, so a plain digest protects it as well as a slow one; slow digests are for passwords.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from baton.settings.base import SettingsError
 
 KEY_PREFIX = "sk-baton-"
-"""So that people, and tools that look for leaked secrets, see what it is."""
+"""Marks a key for people and for tools that look for leaked secrets."""
 
 KEY_BYTES = 32
 MAX_TENANT_CHARS = 64
@@ -30,26 +29,26 @@ _FORM = "<tenant> <64 hex digits>"
 
 @dataclass(frozen=True, slots=True)
 class ApiKeyEntry:
-    """One line of the file: the digest of a key, and whose it is. A tenant may have several keys."""
+    """One line of the key file: the digest of a key, and its tenant. A tenant may have several keys."""
 
     tenant: str
     digest: bytes
 
     def line(self) -> str:
-        """As the file has it."""
+        """The line of the key file."""
         return f"{self.tenant} {self.digest.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKeys:
-    """All keys that are let in."""
+    """All accepted keys."""
 
     entries: tuple[ApiKeyEntry, ...]
 
     def tenant_of(self, key: str) -> str | None:
-        """Whose key it is; None for nobody's.
+        """The tenant of a key; None for an unknown key.
 
-        Every entry is compared, in constant time, so that the time taken tells nothing about any of them.
+        Compares every entry in constant time, so that the duration reveals nothing about any of them.
         """
         digest = key_digest(key)
         found: str | None = None
@@ -60,7 +59,7 @@ class ApiKeys:
 
     @classmethod
     def read(cls, path: Path) -> ApiKeys:
-        """The keys in a file. Raises `SettingsError` that names the file and the line, never what is in it."""
+        """Reads a key file. Raises `SettingsError`, which names the file and the line, never the content."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except OSError as error:
@@ -71,17 +70,17 @@ class ApiKeys:
 
 
 def new_key() -> str:
-    """A fresh key: 256 random bits in 43 characters, behind `KEY_PREFIX`."""
+    """A random key: 256 bits in 43 characters, after `KEY_PREFIX`."""
     return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def key_digest(key: str) -> bytes:
-    """What is kept of a key; for any string, since clients send any."""
+    """Digest of any string: clients may send any."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
 def make_entry(tenant: str, key: str) -> ApiKeyEntry:
-    """The entry of a key. Raises `SettingsError` for a tenant's name that the file could not hold."""
+    """The entry of a key. Raises `SettingsError` for a tenant name that the file cannot hold."""
     if not _TENANT.fullmatch(tenant):
         why = f"must have 1 to {MAX_TENANT_CHARS} letters, digits, dots, dashes and underscores"
         raise SettingsError(f"tenant {tenant[:MAX_TENANT_CHARS]!r}", why=why, hint="Choose such a name.")
@@ -101,7 +100,7 @@ def _entries(path: Path, lines: Iterable[str]) -> list[ApiKeyEntry]:
             raise _bad(f"{path}, line {number}", "has the digest of an earlier line", "Remove one of them.")
         entries.append(entry)
     if not entries:
-        raise _bad(str(path), "holds no key, so that nobody could come in", "Add a line with baton key.")
+        raise _bad(str(path), "holds no key, so every request would be refused", "Add a line with baton key.")
     return entries
 
 

@@ -1,7 +1,4 @@
-"""Who may come in: the ASGI layer that asks for an API key, and where it leaves the caller's tenant.
-
-`routes` puts it on, inside `envelope`, when the router has keys. It knows headers and paths, and nothing of bodies.
-"""
+"""ASGI middleware that requires an API key and puts its tenant into the scope. Added by `routes` if there are keys."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from services.router.edge.api_keys import ApiKeys
 from services.router.edge.http_errors import InvalidApiKey, error_response
 
 PUBLIC_PATHS = frozenset({"/health", "/ready"})
-"""What asks whether a process lives has no key."""
+"""Probes have no key."""
 
 _STATE = "tenant"
 
 
 class ApiKeyMiddleware:
-    """Lets a request with a key of the ring in as its tenant's; answers every other one 401, whatever its path."""
+    """Admits requests with a known key; answers all others 401, whatever their path."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
@@ -36,7 +33,7 @@ class ApiKeyMiddleware:
         await self._app(scope, receive, send)
 
     def _tenant(self, headers: Headers) -> str:
-        """Raises `InvalidApiKey`, which tells the client what to mend but repeats nothing that it sent."""
+        """The tenant of the key. Raises `InvalidApiKey`, which repeats nothing that the client sent."""
         given = headers.getlist("authorization")
         scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         if scheme.lower() != "bearer" or not key.strip():
@@ -48,6 +45,6 @@ class ApiKeyMiddleware:
 
 
 def tenant_of(connection: HTTPConnection) -> str:
-    """Whose request it is; "" where no keys are asked for."""
+    """The tenant of a request; "" without API keys."""
     tenant = getattr(connection.state, _STATE, "")
     return tenant if isinstance(tenant, str) else ""

@@ -1,4 +1,4 @@
-"""Reads the body of a request, within its bounds of size and time. Called by `routes`."""
+"""Reads the body of a request within its limits of size and time. Called by `routes`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ READ_TIMEOUT_S = 60.0
 
 
 async def read_body(request: Request, max_body_bytes: int, count_bytes: CountBytes | None = None) -> bytes:
-    """The whole body; a larger one is not read to its end. `count_bytes` is called with the size of every part.
+    """Reads the whole body; stops at `max_body_bytes`. Calls `count_bytes` with the size of every part.
 
-    Raises `BodyTooLarge`, `BodyTooSlow`, `UnsupportedContentType`, what `count_bytes` raises, or `Cancelled` when the
+    Raises `BodyTooLarge`, `BodyTooSlow`, `UnsupportedContentType`, the errors of `count_bytes`, or `Cancelled` when the
     client disconnects.
     """
     headers, body = request.headers, bytearray()
@@ -38,5 +38,5 @@ async def read_body(request: Request, max_body_bytes: int, count_bytes: CountByt
     except TimeoutError:
         raise BodyTooSlow(f"the body did not arrive within {READ_TIMEOUT_S:g} s") from None
     except ClientDisconnect:
-        raise Cancelled("the client went away before its request had come") from None
+        raise Cancelled("the client disconnected before its request was complete") from None
     return bytes(body)

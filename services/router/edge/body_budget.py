@@ -1,7 +1,6 @@
-"""The memory of bodies that are being read and made into requests: bounded over all of them. Owned by `routes`.
+"""Bounds the memory of all bodies that are being read and parsed. Owned by `routes`.
 
-A body counts from its bytes' arrival (a slow client holds no more than it has sent) until its call is made, and waits
-at the door, which has bounds of its own.
+A body counts from the arrival of its bytes until its request is parsed. Then the admission queue bounds it.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from baton.domain.errors import Overloaded
 RETRY_AFTER_S = 1.0
 
 CountBytes = Callable[[int], None]
-"""Counts bytes that have arrived. Raises `Overloaded` when there are too many of them."""
+"""Counts bytes that arrived. Raises `Overloaded` when the budget is exhausted."""
 
 
 class BodyBudget:
-    """`max_bytes` for all bodies together."""
+    """At most `max_bytes` for all bodies together."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -31,7 +30,7 @@ class BodyBudget:
 
     @contextmanager
     def track(self) -> Iterator[CountBytes]:
-        """One body's: what was taken is given back at the end of the block."""
+        """Counts one body; its bytes are released at the end of the block."""
         held = 0
 
         def count_bytes(num_bytes: int) -> None:

@@ -1,7 +1,7 @@
-"""Watches the client's connection while its answer is being made: who hangs up gets no more work done.
+"""Cancels the work on a request when its client disconnects.
 
-`respond` runs everything that takes time under `cancel_on_disconnect`, streaming or not: a client that times out tries
-again, so a missed hang-up doubles the load.
+Clients that time out try again, so a missed disconnect doubles the load. `respond` and `resume` run under
+`cancel_on_disconnect`, streaming or not.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    """What `work` returns; it is cancelled when the client goes away first. The body must have been read.
+    """Returns the result of `work`, or cancels it when the client disconnects. The body must have been read.
 
-    Raises `Cancelled` for that, `DeadlineExceeded` after `timeout_s`, else what `work` raises.
+    Raises `Cancelled` on a disconnect, `DeadlineExceeded` after `timeout_s`, and the errors of `work`.
     """
     worker = asyncio.create_task(work)
     watcher = asyncio.create_task(_wait_for_disconnect(receive))
@@ -31,7 +31,7 @@ async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T], t
         if worker.done():
             return worker.result()
         if watcher.done():
-            raise Cancelled("the client went away")
+            raise Cancelled("the client disconnected")
         raise DeadlineExceeded("the answer was not complete at the deadline")
     finally:
         worker.cancel()
@@ -40,7 +40,7 @@ async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T], t
 
 
 async def join_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Waits until tasks have ended, however they do; those that take over `CLOSE_TIMEOUT_S` are cancelled."""
+    """Waits until all tasks have ended. Cancels those that take longer than `CLOSE_TIMEOUT_S`."""
     running = set(tasks)
     if running:
         _, late = await asyncio.wait(running, timeout=CLOSE_TIMEOUT_S)
@@ -48,7 +48,7 @@ async def join_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
             task.cancel()
     for task in running:
         if task.done() and not task.cancelled():
-            task.exception()  # read, or asyncio reports it as never seen
+            task.exception()  # retrieved, or asyncio logs it
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

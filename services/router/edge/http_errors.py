@@ -1,7 +1,7 @@
-"""The one place where an error becomes HTTP: a status and headers before the first byte, an event after it.
+"""Maps errors to HTTP: a status and headers before the first byte, an error event after it.
 
-`routes` and `respond` hand it whatever was raised. What is not of our tree is a bug: whoever caught it logs it, and
-the client hears "internal error" and nothing else.
+Every error of `routes`, `respond` and `resume` passes here. An error outside the `BatonError` tree is a bug: the caller
+logs it, and the client gets "internal error".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_MESSAGE_BYTES = 4096
 
 
 class BodyTooLarge(InvalidRequest):
-    """More bytes than a request may have."""
+    """The body has more bytes than allowed."""
 
     code = "body_too_large"
 
@@ -47,19 +47,19 @@ class BodyTooSlow(InvalidRequest):
 
 
 class UnsupportedContentType(InvalidRequest):
-    """The body is said not to be JSON."""
+    """The content type is not JSON."""
 
     code = "unsupported_content_type"
 
 
 class MalformedHttp(InvalidRequest):
-    """The bytes on the connection are no HTTP request."""
+    """The bytes on the connection are not an HTTP request."""
 
     code = "malformed_http"
 
 
 class HeadTooLarge(InvalidRequest):
-    """More bytes of request line and headers than a request may have."""
+    """Request line and headers have more bytes than allowed."""
 
     code = "head_too_large"
 
@@ -71,37 +71,37 @@ class HeadTooSlow(InvalidRequest):
 
 
 class InvalidApiKey(Refused):
-    """No key, or one that is nobody's."""
+    """The API key is missing or unknown."""
 
     code = "invalid_api_key"
 
 
 class RequestNotFound(InvalidRequest):
-    """No such request here; another tenant's is as unknown as any."""
+    """The request does not exist, or belongs to another tenant."""
 
     code = "request_not_found"
 
 
 class NotReady(NoWorkers):
-    """`GET /ready` before a pair of workers has moved a page."""
+    """`GET /ready` before a pair of workers is linked."""
 
     code = "not_ready"
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """An error as a client sees it."""
+    """An error as the client gets it."""
 
     status: int
     body: ErrorBody
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def response(self) -> Response:
-        """For when no byte has been sent."""
+        """The response, if no byte has been sent."""
         return Response(self.json(), self.status, dict(self.headers), "application/json")
 
     def json(self) -> bytes:
-        """The envelope, also the data of an error event."""
+        """The JSON envelope; also the data of an error event."""
         return msgspec.json.encode(ErrorEnvelope(self.body))
 
 
@@ -116,11 +116,11 @@ class _ErrorKind:
 
 _INTERNAL = _ErrorKind(500, "server_error")
 
-# The nearest base class counts.
+# The nearest base class decides.
 _ERROR_KINDS: dict[type[BatonError], _ErrorKind] = {
     InvalidRequest: _ErrorKind(400, "invalid_request_error"),
     ContextOverflow: _ErrorKind(400, "invalid_request_error"),
-    BodyTooLarge: _ErrorKind(413, "invalid_request_error"),  # closing now would reset the client before it reads this
+    BodyTooLarge: _ErrorKind(413, "invalid_request_error"),  # not closed: a reset would destroy the reply
     BodyTooSlow: _ErrorKind(408, "invalid_request_error", closes=True),
     MalformedHttp: _ErrorKind(400, "invalid_request_error", closes=True),
     HeadTooLarge: _ErrorKind(431, "invalid_request_error", closes=True),
@@ -135,15 +135,15 @@ _ERROR_KINDS: dict[type[BatonError], _ErrorKind] = {
     Refused: _ErrorKind(503, "service_unavailable_error", can_retry=True),
     Interrupted: _ErrorKind(
         503, "service_unavailable_error", can_retry=True
-    ),  # every attempt was lost; nothing is wrong with it
-    Cancelled: _ErrorKind(499, "cancelled_error"),  # nobody reads it
+    ),  # all attempts failed; the request itself is fine
+    Cancelled: _ErrorKind(499, "cancelled_error"),  # the client is gone
     DeadlineExceeded: _ErrorKind(504, "timeout_error"),
     Broken: _INTERNAL,
 }
 
 
 def error_response(error: BaseException) -> ErrorResponse:
-    """How to answer `error`."""
+    """The response to `error`."""
     if isinstance(error, HTTPException):
         return _http_reply(error)
     kind = next((_ERROR_KINDS[base] for base in type(error).__mro__ if base in _ERROR_KINDS), _INTERNAL)
@@ -155,7 +155,7 @@ def error_response(error: BaseException) -> ErrorResponse:
 
 
 def is_internal_error(error: BaseException) -> bool:
-    """Whether the answer is a 500 and the error belongs in the log."""
+    """True if the response is a 500 and the error must be logged."""
     return error_response(error).status == 500
 
 
@@ -170,7 +170,7 @@ def _headers(kind: _ErrorKind, error: BatonError) -> dict[str, str]:
 
 
 def _bounded(message: str) -> str:
-    """At most `MAX_MESSAGE_BYTES` of it, and nothing that UTF-8 cannot say."""
+    """At most `MAX_MESSAGE_BYTES` of the message, valid UTF-8."""
     return message.encode("utf-8", "replace")[:MAX_MESSAGE_BYTES].decode("utf-8", "ignore")
 
 
@@ -180,7 +180,7 @@ def _clamped(retry_after_s: float | None) -> int:
 
 
 def _http_reply(error: HTTPException) -> ErrorResponse:
-    """No such path, or not this method."""
+    """Unknown path, or unsupported method."""
     messages = {404: ("no such path", "not_found"), 405: ("this path does not take this method", "method_not_allowed")}
     message, code = messages.get(error.status_code, (error.detail, "http_error"))
     return ErrorResponse(

@@ -1,13 +1,11 @@
-"""HTTP on the socket: uvicorn's protocol with bounds on what a client may send before the application is asked.
+"""Limits on the socket: uvicorn's HTTP protocol with bounds on size and time of each request.
 
-uvicorn bounds neither a request's head nor the time that it takes, so one client could fill the memory with a header
-without end, or hold a connection open for ever. Here a request has its parts in time and size:
+uvicorn bounds neither the size of a request head nor the time that it takes. Here each part has a limit:
 
-    connected -> head: `HEAD_TIMEOUT_S`, `MAX_HEAD_BYTES` -> body: `MESSAGE_TIMEOUT_S` -> head of the next one ...
+    connected -> head: `HEAD_TIMEOUT_S`, `MAX_HEAD_BYTES` -> body: `MESSAGE_TIMEOUT_S` -> next head ...
 
-How large a body may be is the application's business (`body`); what is bounded of it here is what the application does
-not see: chunk extensions, trailers, and the rest of a body that it has refused. `app` gives the class to uvicorn.
-Knows no path and no settings.
+The application bounds the size of the body (`body`). Here only bytes are bounded that it never gets: chunk extensions,
+trailers, and the rest of a refused body. Knows no path and no settings.
 """
 
 from __future__ import annotations
@@ -25,20 +23,20 @@ from services.router.edge.http_errors import HeadTooLarge, HeadTooSlow, Malforme
 from services.router.edge.middleware import new_request_id
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers together; also most bytes of a message in a row that are no part of its body."""
+"""Limit of request line and headers together, and of consecutive bytes that are not part of a body."""
 
 HEAD_TIMEOUT_S = 20.0
-"""From the connection, or a request's first byte, to the end of its headers."""
+"""From the connection, or the first byte of a request, to the end of its headers."""
 
 MESSAGE_TIMEOUT_S = 65.0
-"""From there to the end of the body; a little longer than the application waits for it."""
+"""From there to the end of the body. Longer than the limit of the application, `body.READ_TIMEOUT_S`."""
 
 
 _UPGRADE_HEADERS = (b"connection", b"upgrade", b"http2-settings")
 
 
 class _ReadState(enum.Enum):
-    """What of a request comes next."""
+    """The part of a request that is read next."""
 
     NOTHING = "nothing"  # between requests: uvicorn's keep-alive bounds the time
     HEAD = "head"
@@ -49,23 +47,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection. Its callbacks run on the event loop, in the order of the bytes."""
 
     _read_state = _ReadState.NOTHING
-    _num_overhead_bytes = 0  # of the message under way, since the last part of it that meant something
+    _num_overhead_bytes = 0  # bytes since the last part of a body
     _timer: asyncio.TimerHandle | None = None
     _rejection: HeadTooLarge | None = None
 
     # --- the transport's callbacks ---
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Gives the first request its time."""
+        """Starts the timer of the first request."""
         super().connection_made(transport)
         self._start_timer(HEAD_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing fires any more."""
+        """Stops the timer."""
         self._cancel_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Any part of a message, or several."""
+        """Parses bytes of one or several messages."""
         if self.transport.is_closing():
             return
         if self._timer is None:
@@ -81,13 +79,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     # --- the parser's callbacks ---
     def on_message_begin(self) -> None:
-        """A request's first byte."""
+        """First byte of a request."""
         super().on_message_begin()
         self._read_state = _ReadState.HEAD
         self._start_timer(HEAD_TIMEOUT_S)
 
     def on_headers_complete(self) -> None:
-        """Starts the application, unless all came in one piece that is too large, or asks for another protocol."""
+        """Starts the application, unless the head is too large or asks for another protocol."""
         num_bytes = len(self.url)
         for name, value in self.headers:
             num_bytes += len(name) + len(value)
@@ -102,12 +100,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Some of the body."""
+        """A part of the body."""
         self._num_overhead_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request has come; the application has the time it wants."""
+        """End of the request. The application has no time limit here."""
         if self.parser.should_upgrade():
             return
         self._num_overhead_bytes = 0
@@ -116,9 +114,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _feed(self, data: bytes) -> None:
-        """Raises `HttpParserError`. A client that offers another protocol is answered in this one.
+        """Feeds the parser. Answers a request for another protocol in HTTP/1.1. Raises `HttpParserError`.
 
-        The parser stops after such a head, the body unread; a new one goes on from the head without the offer.
+        The parser stops after such a head. A new one continues from the head without the upgrade headers.
         """
         rest = memoryview(data)
         while True:
@@ -126,8 +124,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self.parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as stop:
-                if all(name != b"upgrade" for name, _ in self.headers):  # CONNECT: this is no proxy
-                    raise httptools.HttpParserError("nothing to go on with") from None
+                if all(name != b"upgrade" for name, _ in self.headers):  # CONNECT
+                    raise httptools.HttpParserError("CONNECT is not supported") from None
                 head = self._head_without_upgrade()
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.feed_data(head)
@@ -140,7 +138,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     # --- ends ---
     def _reject(self, error: Exception) -> None:
-        """Answers what no application has answered, and closes. A running answer is only broken off."""
+        """Sends an error response and closes. If a response is running, only closes."""
         self._cancel_timer()
         if not self._answering:
             reply = error_response(error)
@@ -151,7 +149,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _on_timeout(self, part: Callable[[], None]) -> None:
         self._timer = None
         if self._answering or self.flow.read_paused:
-            part()  # not the client is slow: we are, or do not listen
+            part()  # not the client is slow: the router is, or has paused reading
         elif self._read_state is _ReadState.HEAD:
             self._reject(HeadTooSlow(f"the request's head did not arrive within {HEAD_TIMEOUT_S:g} s"))
         else:

@@ -1,7 +1,4 @@
-"""What every HTTP exchange has: a request id, the time it took, and an answer even when our code fails.
-
-The outermost ASGI layer, put on by `routes`. It decides by no path and reads no body.
-"""
+"""The outermost ASGI middleware: request id, trace context, duration, and a response to unhandled errors."""
 
 from __future__ import annotations
 
@@ -29,16 +26,16 @@ log = structlog.get_logger(__name__)
 
 
 class RequestMiddleware:
-    """Adds `x-request-id` (the client's, sanitized, or a fresh one) and `openai-processing-ms`; counts responses.
+    """Adds `x-request-id` (the client's, sanitized, or a new one) and `openai-processing-ms`; counts responses.
 
-    Binds the id, and the trace id of a `traceparent`, to the log context, and leaves both in the scope.
+    Binds the id, and the trace id of a `traceparent`, to the log context. Puts both into the scope.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI. No exception of ours leaves here while it can still be answered."""
+        """ASGI. Turns every unhandled exception into a response while none has started."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -52,7 +49,7 @@ class RequestMiddleware:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                route = scope.get("route")  # the path as declared, so that clients cannot invent label values
+                route = scope.get("route")  # the declared path: clients must not choose label values
                 path = route.path if isinstance(route, Route) else "none"
                 metrics.HTTP_RESPONSES_TOTAL.labels(path, str(message["status"])).inc()
                 headers = MutableHeaders(scope=message)
@@ -77,5 +74,5 @@ def trace_context_of(connection: HTTPConnection) -> TraceContext:
 
 
 def new_request_id() -> str:
-    """For a client that sends none."""
+    """A random id, for clients that send none."""
     return secrets.token_hex(16)

@@ -1,8 +1,8 @@
-"""Server-sent events on the wire. `stream` writes them; what is in them is not known here.
+"""Framing of server-sent events. Knows nothing of their content.
 
-An `id:` line lets an SSE client resume, but two kinds of OpenAI clients break on it: load tools that take everything
-up to the empty line for `data: ` and JSON, and SDKs that see an event in every comment once an id has come. So by
-default only those get ids that ask for `text/event-stream`, as every SSE client does.
+An `id:` line lets an SSE client resume, but breaks two kinds of OpenAI clients: load tools that expect only `data: `
+lines, and SDKs that treat a comment after an id as an event. By default only clients that accept `text/event-stream`
+get ids, as every SSE client does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DONE = b"[DONE]"
 
 
 def accepts_event_ids(headers: Mapping[str, str]) -> bool:
-    """Whether the client is an SSE client by its own words."""
+    """True for an SSE client, by its `accept` header."""
     return "text/event-stream" in headers.get("accept", "").lower()
 
 

@@ -1,7 +1,7 @@
-"""Bounds of every number, flag and list of a request: the one place for them.
+"""Bounds of every number, flag and list of a request.
 
-`fields` reads scalars by these tables, `parameters` and `prompts` lists by the constants; `request_schemas` publishes
-both.
+`fields` reads scalars by these tables, `parameters` and `prompts` read lists by the constants, `request_schemas`
+publishes both.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """JSON values of `types` that a field takes; numbers in [low, high], or (low, high] with `exclusive_low`.
+    """Accepted JSON values: `types`, and for numbers [low, high], or (low, high] with `exclusive_low`.
 
-    Types are compared exactly: true is no integer. A string may not be empty.
+    Types are compared exactly: true is not an integer. A string must not be empty.
     """
 
     types: tuple[type, ...]
@@ -63,12 +63,12 @@ TEXT = Scalar((str,))
 
 
 def number(low: float, high: float, *, exclusive_low: bool = False) -> Scalar:
-    """Integers and fractions."""
+    """An integer or a fraction."""
     return Scalar((int, float), low, high, exclusive_low)
 
 
 def integer(low: int, high: int) -> Scalar:
-    """Integers, written without a fraction."""
+    """An integer, written without a fraction."""
     return Scalar((int,), low, high)
 
 
@@ -94,7 +94,7 @@ LENGTHS = ("max_tokens", "max_completion_tokens")
 TOP_LOGPROBS = integer(0, MAX_TOP_LOGPROBS)
 MAX_TOKENS = integer(1, INT32_MAX)
 MAX_TOKENS_WITH_ECHO = integer(0, INT32_MAX)
-"""An echo may be all that is wanted."""
+"""0: an echo without an answer."""
 
 _COMMON = {
     **INTEGERS,
@@ -106,9 +106,9 @@ _COMMON = {
 CHAT_SCALARS: Mapping[str, Scalar] = {"logprobs": FLAG, "top_logprobs": TOP_LOGPROBS, **_COMMON}
 COMPLETION_SCALARS: Mapping[str, Scalar] = {"echo": FLAG, "logprobs": TOP_LOGPROBS, **_COMMON}
 ECHO_SCALARS: Mapping[str, Scalar] = {**COMPLETION_SCALARS, **dict.fromkeys(LENGTHS, MAX_TOKENS_WITH_ECHO)}
-"""Of a completion with `echo: true`."""
+"""For a completion with `echo: true`."""
 
 STREAM_FLAGS = ("include_usage", "continuous_usage_stats")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 UNSUPPORTED_FIELDS = ("tools", "functions", "function_call", "structured_outputs", "prompt_logprobs")
-"""Refused, since an answer that ignores them would be wrong."""
+"""Refused: a response that ignores them would be wrong."""

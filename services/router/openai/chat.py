@@ -1,5 +1,4 @@
-"""The answers of /v1/chat/completions, whole and in chunks. `request_parser` makes one builder a request; `respond`
-fills it."""
+"""Builds the responses of /v1/chat/completions, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -26,17 +25,17 @@ from services.router.text.text_model import TextModel
 
 
 class ChatResponseBuilder:
-    """The response to one chat."""
+    """Builds the response to one chat."""
 
     def __init__(self, request: ValidRequest, text: TextModel, fingerprint: str) -> None:
         self._request = request
         self._text = text
         self._fingerprint = fingerprint
         self._encode = msgspec.json.Encoder().encode
-        self._role_sent: set[int] = set()  # choices whose role has been named
+        self._role_sent: set[int] = set()  # choices whose role is sent
 
     def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> bytes:
-        """One token. The first one of a choice names the role."""
+        """One token. The first chunk of a choice names the role."""
         role: Literal["assistant"] | UnsetType = UNSET
         if event.choice not in self._role_sent:
             self._role_sent.add(event.choice)
@@ -62,7 +61,7 @@ class ChatResponseBuilder:
         )
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """The extra chunk without choices."""
+        """The extra chunk with usage and without choices."""
         request = self._request
         return self._encode(
             ChatCompletionChunk(
@@ -76,7 +75,7 @@ class ChatResponseBuilder:
         )
 
     def response(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
-        """All choices at once."""
+        """The whole response."""
         request = self._request
         return self._encode(
             ChatCompletion(

@@ -1,5 +1,4 @@
-"""The answers of /v1/completions, whole and in parts. `request_parser` makes one builder a request; `respond` fills
-it."""
+"""Builds the responses of /v1/completions, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ from services.router.text.text_model import TextModel
 
 
 class CompletionResponseBuilder:
-    """One completion's answer. An echo comes with its choice's first token, never before it."""
+    """Builds the response to one completion. An echo comes with the first token of its choice."""
 
     def __init__(self, request: ValidRequest, text: TextModel, fingerprint: str) -> None:
         self._request = request
         self._text = text
         self._fingerprint = fingerprint
         self._encode = msgspec.json.Encoder().encode
-        # choice -> characters of the echo and of the tokens with log probabilities given so far
+        # choice -> characters of the echo and of tokens with log probabilities so far
         self._offsets: dict[int, int] = {}
 
     def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> bytes:
@@ -48,11 +47,11 @@ class CompletionResponseBuilder:
         return self._completion([choice], usage)
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """The extra chunk without choices."""
+        """The extra chunk with usage and without choices."""
         return self._completion([], usage)
 
     def response(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
-        """All choices at once."""
+        """The whole response."""
         return self._completion([self._choice(choice) for choice in choices], usage)
 
     def _choice(self, choice: FinishedChoice) -> CompletionChoice:

@@ -1,7 +1,7 @@
-"""Reads JSON objects of a request, and collects every error instead of stopping at the first.
+"""Reads JSON objects of a request and collects all errors instead of stopping at the first.
 
-`parameters`, `prompts` and `validation` use it. A field that is absent or null has its default; a wrong one is noted
-and counts as absent. Nothing is coerced: "1" is no number, true is no integer.
+Used by `parameters`, `prompts` and `validation`. A field that is absent or null has its default; a wrong one is noted
+and counts as absent. Nothing is coerced: "1" is not a number, true is not an integer.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from services.router.openai.bounds import Scalar
 MAX_ERRORS = 10
 MAX_INPUT_CHARS = 200
 MAX_DEPTH = 64
-"""Objects and lists within each other. A template may walk them with as many calls, and Python allows not many more."""
+"""Limit of nesting. A template may recurse as deep, and Python limits recursion."""
 
 _TOO_DEEP = f"the body's JSON is nested too deeply: more than {MAX_DEPTH} levels"
 _decoder = msgspec.json.Decoder()
 
 
 def parse_object(body: bytes) -> dict[str, object]:
-    """The JSON object in `body`. Raises `InvalidRequest`: malformed, nested too deeply, or no object."""
+    """Parses a JSON object. Raises `InvalidRequest` if it is malformed, nested too deeply, or not an object."""
     try:
         value = _decoder.decode(body)
     except RecursionError:
         raise InvalidRequest(_TOO_DEEP) from None
-    except ValueError as error:  # msgspec's own errors, bad UTF-8, numbers without end
+    except ValueError as error:  # msgspec errors, bad UTF-8, huge numbers
         raise InvalidRequest(f"the body is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {short_repr(value)}")
@@ -40,7 +40,7 @@ def parse_object(body: bytes) -> dict[str, object]:
 
 
 def _is_shallow(value: object) -> bool:
-    """Whether `value` has at most `MAX_DEPTH` levels, walked level by level."""
+    """True if `value` has at most `MAX_DEPTH` levels; walks level by level."""
     level = [value]
     for _ in range(MAX_DEPTH):
         parts = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
@@ -51,7 +51,7 @@ def _is_shallow(value: object) -> bool:
 
 
 class FieldErrors:
-    """What is wrong with a request, bounded; the first one names the `param`."""
+    """The errors of one request, at most `MAX_ERRORS`; the first one names the `param`."""
 
     def __init__(self) -> None:
         self._messages: list[str] = []
@@ -59,7 +59,7 @@ class FieldErrors:
         self._num_more = 0
 
     def add_error(self, param: str, message: str) -> None:
-        """Adds a problem of field `param`."""
+        """Adds an error of field `param`."""
         if self._param is None:
             self._param = param
         if len(self._messages) < MAX_ERRORS:
@@ -68,7 +68,7 @@ class FieldErrors:
             self._num_more += 1
 
     def raise_if_any(self) -> None:
-        """Raises `InvalidRequest` with all that was noted."""
+        """Raises `InvalidRequest` with all errors."""
         if self._messages:
             more = f"; and {self._num_more} more" if self._num_more else ""
             raise InvalidRequest("; ".join(self._messages) + more, param=self._param)
@@ -83,7 +83,7 @@ class Fields:
         self._path = path
 
     def read(self, scalars: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Values of the fields in `scalars` that are there and right; a wrong one is noted."""
+        """The valid values of the fields in `scalars`; notes the invalid ones."""
         found = {}
         for name, scalar in scalars.items():
             value = self.values.get(name)
@@ -96,15 +96,15 @@ class Fields:
         return found
 
     def add_error(self, name: str, message: str) -> None:
-        """Notes an error of the field."""
+        """Adds an error of the field."""
         self.errors.add_error(self._path + name, message)
 
     def add_mismatch(self, name: str, expectation: str) -> None:
-        """Notes that the field is something else than expected."""
+        """Adds the error that the field is not as expected."""
         self.add_error(name, f"must be {expectation}, not {short_repr(self.values.get(name))}")
 
     def mapping(self, name: str) -> Fields | None:
-        """A JSON object; None when absent or wrong."""
+        """A JSON object; None if absent or invalid."""
         value = self.values.get(name)
         if isinstance(value, dict):
             return Fields(value, self.errors, f"{self._path}{name}.")
@@ -114,18 +114,18 @@ class Fields:
 
 
 def short_repr(value: object) -> str:
-    """A value as an error message shows it: never more than `MAX_INPUT_CHARS`."""
+    """A value for an error message, at most `MAX_INPUT_CHARS` characters."""
     text = _SHORT.repr(value)
     return text if len(text) <= MAX_INPUT_CHARS else text[: MAX_INPUT_CHARS - 1] + "…"
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """An integer; in JSON, true is not one."""
+    """True for an integer; JSON true is not one."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """An integer or a fraction; in JSON, true is neither."""
+    """True for an integer or a fraction; JSON true is neither."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -1,4 +1,4 @@
-"""What an answer says of single tokens: log probabilities in OpenAI's two shapes, and ids. For both endpoints."""
+"""Converts log probabilities and token ids to OpenAI's two shapes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from services.router.openai.schemas import ChatLogprobs, CompletionLogprobs, Tok
 from services.router.text.text_model import TextModel
 
 MIN_LOGPROB = -9999.0
-"""Stands for what JSON cannot say: minus infinity."""
+"""Stands for minus infinity, which JSON cannot express."""
 
 
 def chat_logprobs(text: TextModel, tokens: Sequence[OutputToken]) -> ChatLogprobs | None:
-    """One entry a token that has log probabilities; None when none has."""
+    """One entry for each token that has log probabilities; None if none has."""
     entries = [_chat_entry(text, token.token, token.logprobs) for token in tokens if token.logprobs is not None]
     return ChatLogprobs(entries) if entries else None
 
 
 def completion_logprobs(text: TextModel, tokens: Sequence[OutputToken], offset: int) -> CompletionLogprobs | None:
-    """The same as parallel lists. `offset`: characters of the choice's text before the first of `tokens`."""
+    """The same as parallel lists. `offset`: characters of the text of the choice before the first token."""
     short_repr = [(text.token_text(token.token), token.logprobs) for token in tokens if token.logprobs is not None]
     if not short_repr:
         return None
@@ -38,7 +38,7 @@ def completion_logprobs(text: TextModel, tokens: Sequence[OutputToken], offset: 
 
 
 def token_ids(wanted: bool, tokens: Sequence[OutputToken]) -> list[int] | UnsetType:
-    """The ids of `tokens`, for the field that is there only if it was asked for (as vLLM has it)."""
+    """Token ids, for the field that exists only on request (as in vLLM)."""
     return [token.token for token in tokens] if wanted else UNSET
 
 
@@ -48,7 +48,7 @@ def _chat_entry(text: TextModel, token: int, entry: TokenLogprobs) -> TokenLogpr
 
 
 def _top_by_text(text: TextModel, chosen: str, entry: TokenLogprobs) -> dict[str, float]:
-    """The best ones and the chosen one; of tokens with the same text, the likeliest."""
+    """The top tokens and the sampled one. Of tokens with the same text, the most probable counts."""
     by_text: dict[str, float] = {}
     for token, logprob in sorted(entry.top, key=lambda pair: -pair[1]):
         by_text.setdefault(text.token_text(token), _finite(logprob))

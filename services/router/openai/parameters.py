@@ -1,6 +1,6 @@
-"""The parameters that chats and completions share: sampling, length, stopping, streaming.
+"""Reads the parameters that chats and completions share: sampling, length, stopping, streaming.
 
-`validation` calls it with the scalars of a body. Errors are noted, not raised.
+Called by `validation` with the scalars of a body. Notes errors instead of raising them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from services.router.text.text_model import TextModel
 
 @dataclass(frozen=True, slots=True)
 class CommonParams:
-    """Parameters that chats and completions share. `max_tokens` None: to the end of the context."""
+    """Parameters of both endpoints. `max_tokens` None: to the end of the context."""
 
     num_choices: int
     sampling: SamplingParams
@@ -47,7 +47,7 @@ class CommonParams:
 def read_common_params(
     fields: Fields, scalars: Mapping[str, Any], logprobs: int | None, text: TextModel, tenant: str
 ) -> CommonParams:
-    """`scalars`: the scalar fields that were read. A sampling parameter that is left out has the model's default.
+    """Combines `scalars`, the scalar fields, with the other fields. Absent sampling parameters default to the model's.
 
     `sampling` has no seed: it differs between choices.
     """
@@ -82,12 +82,12 @@ def read_common_params(
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """Choices count up from the seed; past the largest int64 they go on from the smallest."""
+    """Seed of a choice: counts up from `seed`, and wraps around after the largest int64."""
     return (seed + choice - INT64_MIN) % 2**64 + INT64_MIN
 
 
 def _check_consistency(fields: Fields, scalars: Mapping[str, Any]) -> None:
-    """Notes fields that contradict others."""
+    """Notes fields that contradict each other."""
     num_choices, best_of = scalars.get("n", 1), fields.values.get("best_of")
     if best_of is not None and best_of != num_choices:
         fields.add_error("best_of", f"must equal n ({num_choices}), not {short_repr(best_of)}")
@@ -98,7 +98,7 @@ def _check_consistency(fields: Fields, scalars: Mapping[str, Any]) -> None:
 
 
 def _read_stop_strings(fields: Fields) -> tuple[str, ...]:
-    """A string or a list of them."""
+    """A string or a list of strings."""
     value = fields.values.get("stop")
     stops = [value] if isinstance(value, str) else value
     if stops is None:
@@ -113,7 +113,7 @@ def _read_stop_strings(fields: Fields) -> tuple[str, ...]:
 
 
 def _read_stop_token_ids(fields: Fields, vocab_size: int) -> frozenset[int]:
-    """Token ids that end the sequence, besides the model's own."""
+    """Token ids that end the sequence, beside the model's own."""
     value = fields.values.get("stop_token_ids")
     if value is None:
         return frozenset()
@@ -128,7 +128,7 @@ def _read_stop_token_ids(fields: Fields, vocab_size: int) -> frozenset[int]:
 
 
 def _read_stream_options(fields: Fields, stream: bool) -> StreamOptions | None:
-    """`stream_options`, which need `stream`."""
+    """`stream_options`; requires `stream`."""
     options = fields.mapping("stream_options") if "stream_options" in fields.values else None
     if options is None:
         return StreamOptions() if stream else None
@@ -140,17 +140,16 @@ def _read_stream_options(fields: Fields, stream: bool) -> StreamOptions | None:
 
 
 def _salt(tenant: str, cache_salt: str) -> str:
-    """Requests with different salts share no cached page.
+    """Salt of the page keys: requests with different salts share no cached page.
 
-    The client's `cache_salt` divides its tenant's requests; a digest over both keeps tenants apart whatever a client
-    sends.
+    A digest over tenant and `cache_salt` separates tenants, whatever a client sends.
     """
     parts = (str(len(tenant)).encode(), tenant.encode(), cache_salt.encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    """Notes fields whose answer would be wrong if they were ignored."""
+    """Notes fields that must not be ignored."""
     body = fields.values
     if body.get("tools") == []:
         fields.add_error("tools", "must not be an empty list")

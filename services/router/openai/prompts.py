@@ -1,4 +1,4 @@
-"""Reads what the model shall go on from: the messages of a chat, the prompts of a completion. `validation` calls it."""
+"""Reads the messages of a chat and the prompts of a completion. Called by `validation`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PromptInput = str | tuple[int, ...]
 
 
 def read_messages(fields: Fields) -> list[Message]:
-    """The messages with `content` as one string; other fields stay as they came, for the template to use."""
+    """The messages with `content` as one string; other fields are left to the template."""
     value = fields.values.get("messages")
     if not isinstance(value, list) or not 0 < len(value) <= MAX_MESSAGES:
         fields.add_mismatch("messages", f"a list of 1 to {MAX_MESSAGES} messages")
@@ -39,7 +39,7 @@ def _read_message(fields: Fields, index: int, entry: object) -> Message:
 
 
 def _check_tool_calls(message: Fields) -> None:
-    """They stay as they came, but a template may trust them to be calls."""
+    """Tool calls are passed on unchanged, but a template may rely on their shape."""
     calls = message.values.get("tool_calls")
     if not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS or not all(_is_call(call) for call in calls):
         shape = '{"function": {"name": ..., "arguments": ...}}'
@@ -54,7 +54,7 @@ def _is_call(value: object) -> bool:
 
 
 def _read_content(message: Fields) -> str | None:
-    """Text parts become lines. Only an assistant that calls tools may say nothing."""
+    """Joins text parts with line breaks. Only an assistant message with tool calls may have no content."""
     content = message.values.get("content")
     if content is None and message.values.get("role") == "assistant" and message.values.get("tool_calls") is not None:
         return None
@@ -69,7 +69,7 @@ def _read_content(message: Fields) -> str | None:
 
 
 def read_prompts(fields: Fields, vocab_size: int) -> list[PromptInput]:
-    """One prompt or several; a list of integers is one prompt of token ids."""
+    """One or several prompts; a list of integers is one prompt of token ids."""
     value = fields.values.get("prompt")
     if isinstance(value, str):
         return [value]
@@ -87,7 +87,7 @@ def read_prompts(fields: Fields, vocab_size: int) -> list[PromptInput]:
 
 
 def _read_tokens(fields: Fields, prompt: list[object], vocab_size: int) -> tuple[int, ...]:
-    if not set(map(type, prompt)) <= {int}:  # a long prompt costs little only without a call of ours a token
+    if not set(map(type, prompt)) <= {int}:  # no Python call a token: prompts may be long
         wrong = next(token for token in prompt if not is_integer(token))
         fields.add_error("prompt", f"a token id must be an integer, not {short_repr(wrong)}")
         return ()

@@ -1,7 +1,6 @@
-"""Reads what a client posted: the same raw is the same request, today and on another router.
+"""Parses raw requests. The same raw request gives the same parsed request, at any time and on any router.
 
-`routes` reads a fresh raw, `resume` and `takeover` one out of the state store. Knows which endpoint is parsed and
-shaped how; nothing of HTTP.
+`routes` parses new requests, `resume` and `takeover` stored ones. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 ID_PREFIXES: Mapping[str, str] = {CHAT: "chatcmpl", COMPLETION: "cmpl"}
 
 INLINE_BODY_BYTES = 16 * 1024
-"""Larger bodies are validated in a thread: tokenising them would hold up everybody's tokens."""
+"""Larger bodies are parsed in a thread: tokenizing them would block the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawRequest:
-    """What a client posted, and all that makes the same call of it again. `endpoint` is the path."""
+    """A request as the client posted it, and all that is needed to parse it again. `endpoint` is the path."""
 
     endpoint: str
     body: bytes
@@ -37,14 +36,14 @@ class RawRequest:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request, and a fresh response builder for its answer."""
+    """A valid request, and a new builder for its response."""
 
     request: ValidRequest
     response_builder: ResponseBuilder
 
 
 class RequestParser:
-    """One model's. `fingerprint` is said in every answer."""
+    """Parses requests to one model. `fingerprint` is part of every response."""
 
     def __init__(self, validator: RequestValidator, text: TextModel, fingerprint: str) -> None:
         self._validator = validator

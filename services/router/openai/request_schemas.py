@@ -1,6 +1,6 @@
-"""JSON Schemas of what clients may post, from the same `bounds` that `validation` holds requests against.
+"""JSON Schemas of the request bodies, made of the `bounds` that validation uses.
 
-`openapi` puts them into its document. What a schema cannot say (a field that needs another one) is in descriptions.
+`openapi` publishes them. Descriptions say what a schema cannot: fields that depend on each other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from services.router.openai import bounds
 from services.router.openai.bounds import INTEGERS, NUMBERS, Scalar, integer
 
 Schema = dict[str, Any]
-"""A JSON Schema, 2020-12, as OpenAPI 3.1 has it."""
+"""A JSON Schema 2020-12, as in OpenAPI 3.1."""
 
 _GENERAL = "Unknown fields are ignored; null is the same as absent; integers are written without a fraction."
 _STRING: Schema = {"type": "string"}
@@ -76,7 +76,7 @@ def _shared(vocab_size: int, max_tokens: Scalar, about_length: str = "") -> dict
 
 
 def _message() -> Schema:
-    """A message says something, or it is an assistant's that calls tools."""
+    """A message with content, or an assistant message that only calls tools."""
     part = {**_OBJECT, "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": _STRING}}
     content = {"anyOf": [_STRING, _list(part, 0, bounds.MAX_CONTENT_PARTS)]}
     calls = _list(_tool_call(), 0, bounds.MAX_TOOL_CALLS)

@@ -1,4 +1,4 @@
-"""What turns tokens and text into the JSON of an endpoint. `chat` and `completions` are the two shapes; values here."""
+"""The interface between tokens and the JSON of an endpoint. Implemented by `chat` and `completions`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.router.text.choice_text import TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class FinishedChoice:
-    """A choice that has ended."""
+    """A complete choice."""
 
     index: int
     text: str
@@ -24,14 +24,14 @@ class FinishedChoice:
 
 
 class ResponseBuilder(Protocol):
-    """Puts tokens and text into the JSON of one endpoint. One a request: it gets every event, from the first one on."""
+    """Builds the JSON of one response. Gets every event of its request, from the first one on."""
 
     def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> bytes:
         """JSON of one event of a streamed response."""
         ...
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """JSON of the extra event with `usage` and no choices."""
+        """JSON of the extra event with `usage` and without choices."""
         ...
 
     def response(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:

@@ -1,7 +1,6 @@
-"""The OpenAI objects that go out, field by field, as msgspec structs (an SSE chunk is encoded in under a microsecond).
+"""OpenAI response objects as msgspec structs (an SSE chunk is encoded in under a microsecond).
 
-`chat`, `completions`, `routes` and `http_errors` fill them. A field that is `UNSET` is left out of the JSON, one that
-is None is null. What comes in is read by `validation`.
+A field that is `UNSET` is left out of the JSON; one that is None is null. `request_schemas` describes requests.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ FinishReasonName = Literal["stop", "length"]
 
 
 class PromptTokensDetails(Struct, frozen=True):
-    """`cached_tokens` came out of a prefix cache, on either side."""
+    """`cached_tokens`: prompt tokens found in a prefix cache, of prefill or decode."""
 
     cached_tokens: int
 
 
 class Usage(Struct, frozen=True):
-    """Tokens of a call, over all choices."""
+    """Tokens of a request, over all choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -30,7 +29,7 @@ class Usage(Struct, frozen=True):
 
 # --- chat ---
 class TopLogprob(Struct, frozen=True):
-    """One of the likeliest tokens at a position."""
+    """One of the most probable tokens at a position."""
 
     token: str
     logprob: float
@@ -38,7 +37,7 @@ class TopLogprob(Struct, frozen=True):
 
 
 class TokenLogprob(Struct, frozen=True):
-    """The token chosen at a position, and the likeliest ones there."""
+    """The sampled token at a position, and the most probable ones."""
 
     token: str
     logprob: float
@@ -54,7 +53,7 @@ class ChatLogprobs(Struct, frozen=True):
 
 
 class ChatMessage(Struct, frozen=True):
-    """The whole answer of a choice."""
+    """The whole text of a choice."""
 
     content: str
     role: Literal["assistant"] = "assistant"
@@ -62,7 +61,7 @@ class ChatMessage(Struct, frozen=True):
 
 
 class ChatChoice(Struct, frozen=True):
-    """One choice of a whole answer."""
+    """One choice of a whole response."""
 
     index: int
     message: ChatMessage
@@ -72,7 +71,7 @@ class ChatChoice(Struct, frozen=True):
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
-    """A whole answer of /v1/chat/completions."""
+    """A whole response of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -84,14 +83,14 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(Struct, frozen=True):
-    """What a chunk adds; the first one of a choice names the role."""
+    """The text that a chunk adds; the first chunk of a choice names the role."""
 
     content: str
     role: Literal["assistant"] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):
-    """One choice's part of a chunk."""
+    """The part of one choice in a chunk."""
 
     index: int
     delta: ChatDelta
@@ -123,7 +122,7 @@ class CompletionLogprobs(Struct, frozen=True):
 
 
 class CompletionChoice(Struct, frozen=True):
-    """One choice of a completion, whole or in part: the last part has a `finish_reason`."""
+    """One choice of a completion, whole or a part of it; the last part has a `finish_reason`."""
 
     index: int
     text: str
@@ -133,7 +132,7 @@ class CompletionChoice(Struct, frozen=True):
 
 
 class Completion(Struct, frozen=True, kw_only=True):
-    """An answer of /v1/completions, or one event of a streamed one."""
+    """A response of /v1/completions, or one event of a streamed one."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -146,7 +145,7 @@ class Completion(Struct, frozen=True, kw_only=True):
 
 # --- models, errors ---
 class Model(Struct, frozen=True, kw_only=True):
-    """A model that is served."""
+    """A served model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -156,14 +155,14 @@ class Model(Struct, frozen=True, kw_only=True):
 
 
 class ModelList(Struct, frozen=True):
-    """The models that are served."""
+    """All served models."""
 
     data: list[Model]
     object: Literal["list"] = "list"
 
 
 class ErrorBody(Struct, frozen=True):
-    """What went wrong; all four fields are always there."""
+    """An error. All four fields are always present."""
 
     message: str
     type: str
@@ -172,19 +171,19 @@ class ErrorBody(Struct, frozen=True):
 
 
 class ErrorEnvelope(Struct, frozen=True):
-    """The only shape of an error, as a response and as an event."""
+    """The shape of every error, as a response and as an event."""
 
     error: ErrorBody
 
 
 class Status(Struct, frozen=True):
-    """The answer of /health and /ready."""
+    """The response of /health and /ready."""
 
     status: Literal["ok", "ready"]
     detail: str | UnsetType = UNSET
 
 
 class Version(Struct, frozen=True):
-    """The answer of /version."""
+    """The response of /version."""
 
     version: str

@@ -1,7 +1,4 @@
-"""A client's request after validation: parsed once, trusted afterwards. Values only.
-
-`validation` makes them, `token_stream` runs their sequences, `chat` and `completions` shape the answers.
-"""
+"""A request after validation: parsed once, trusted afterwards. Values only."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from services.router.generation import SequenceSpec
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How a streamed answer is wanted; a request without one is answered whole."""
+    """Options of a streamed response. A request without them gets a whole response."""
 
     include_usage: bool = False
     continuous_usage: bool = False
@@ -21,13 +18,13 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """A request of either endpoint.
+    """A valid request to either endpoint.
 
-    `prompts` hold token ids. `sequences` are the choices in the order of their index: `num_choices` for every prompt,
+    `prompts` hold token ids. `sequences` are the choices in the order of their index: `num_choices` for each prompt,
     one prompt after the other. The first choice of a prompt *leads*: the others start after its first token.
 
-    A completion goes on from its prompt's text; `echoes` are the texts that its choices begin with, "" where no echo
-    is asked for. With `max_tokens` 0 (an echo and nothing else) there are no sequences.
+    A completion continues the text of its prompt. `echoes` are the texts that its choices begin with, "" without an
+    echo. With `max_tokens` 0 (only an echo) there are no sequences.
     """
 
     id: RequestId
@@ -45,7 +42,7 @@ class ValidRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Each prompt counts once, however many choices it has."""
+        """Tokens of all prompts; each counts once, whatever its number of choices."""
         return sum(map(len, self.prompts))
 
     @property

@@ -1,7 +1,7 @@
-"""From a JSON object to a `ValidChatRequest` or `ValidCompletionRequest`, or to one `Refused` that names what is wrong.
+"""Turns a JSON object into a `ValidRequest`, or raises one `Refused` that names every error.
 
-`routes` calls `RequestValidator` (in a thread when the body is large: tokenising takes time). Types and ranges first,
-all errors together; then the text becomes tokens; then the context must hold prompt and answer. Knows nothing of HTTP.
+Checks types and ranges first and reports all errors together. Then tokenizes, then checks that the context holds prompt
+and answer. `request_parser` calls it, in a thread for large bodies. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from services.router.openai.valid_request import ValidRequest
 from services.router.text.text_model import TextModel
 
 MAX_CHAR_BYTES = 4
-"""Of one character in UTF-8."""
+"""Most bytes of a character in UTF-8. A token has at least one byte."""
 
 Body = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetadata:
-    """What makes a call besides its body; the same body of the same metadata is the same call again.
+    """The part of a request beside its body; body and metadata determine the request.
 
-    `seed` stands in where the client gives none. `tenant` is whose call it is, "" without API keys.
+    `seed` is used if the client gives none. `tenant` is "" without API keys.
     """
 
     id: RequestId
@@ -40,7 +40,7 @@ class RequestMetadata:
 
 
 class RequestValidator:
-    """One model and the bounds of its requests. Thread-safe."""
+    """Validates requests to one model. Thread-safe."""
 
     def __init__(self, text: TextModel, model_name: str, max_model_len: int, deadline_s: float) -> None:
         """`max_model_len` in tokens, prompt and answer together."""
@@ -84,7 +84,7 @@ class RequestValidator:
         return replace(self._build(metadata, prompts, params, "prompt"), continues_prompt=True, echoes=echoes)
 
     def _open(self, body: Body) -> Fields:
-        """A wrong model is refused at once: nothing else in the body can be judged then."""
+        """Raises `ModelNotFound` at once for a wrong model: the rest of the body cannot be judged."""
         fields, model = Fields(body, FieldErrors()), body.get("model")
         if model != self._model_name:
             if isinstance(model, str) and model:
@@ -107,9 +107,9 @@ class RequestValidator:
     def _build(
         self, metadata: RequestMetadata, prompts: tuple[tuple[int, ...], ...], params: CommonParams, param: str
     ) -> ValidRequest:
-        """One sequence a choice; the id of the request names the first, `-1`, `-2`, ... the others.
+        """Makes one sequence for each choice. The id of the request names the first; others add `-1`, `-2`, ...
 
-        A client's seed is every prompt's; from one that was drawn, all choices of all prompts count up. Raises
+        A seed of the client is used for every prompt. A drawn seed counts up over all choices of all prompts. Raises
         `ContextOverflow`.
         """
         sequences: list[SequenceSpec] = []
@@ -136,11 +136,11 @@ class RequestValidator:
         )
 
     def _may_be_too_long(self, text: str) -> bool:
-        """Tokenizing megabytes takes seconds: too long a text is refused before. A token has at least one byte."""
+        """True if the text must be checked before it is tokenized: tokenizing megabytes takes seconds."""
         return MAX_CHAR_BYTES * len(text) > self._max_model_len
 
     def _remaining_context(self, num_prompt_tokens: int, params: CommonParams, param: str, known: str = "") -> int:
-        """Tokens that the context leaves to the answer. `known`: how well the length of the prompt is known.
+        """Tokens that the context leaves for the answer. `known`: precision of `num_prompt_tokens`, for the error.
 
         Raises `ContextOverflow` if the answer needs more.
         """

@@ -1,9 +1,8 @@
-"""Where a client is in a streamed answer: the ids of its events. `stream` writes them, `resume` reads them back.
+"""Event ids of a streamed response. `sse_stream` writes them, `resume` reads them.
 
-The choices of one answer interleave differently every time they are computed, so a running number would say nothing to
-another run. An id is a vector: `<request_id>:<events of choice 0>.<events of choice 1>...` counts what was sent of each
-choice, the event itself included (a choice's own events are the same in every run, one a token); the events after the
-last choice's last one, usage and `[DONE]`, add `+1`, `+2`. Knows neither HTTP nor what is in an event.
+Choices interleave differently in every run, so a running number would not survive a resume. An id is a vector,
+`<request id>:<events of choice 0>.<events of choice 1>...`, which includes the event itself; the events of one choice
+are the same in every run. The events after all choices, usage and `[DONE]`, add `+1` and `+2`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from baton.domain.ids import RequestId
 from services.router.openai.fields import short_repr
 
 MAX_CURSOR_CHARS = 8192
-"""Room for the choices of the longest list of prompts, with a few digits each."""
+"""Enough for the choices of the longest list of prompts."""
 
 _PATTERN = re.compile(
     r"(?P<request_id>[A-Za-z0-9_-]{1,128}):(?P<counts>\d{1,9}(?:\.\d{1,9})*)?(?:\+(?P<tail>[12]))?", re.ASCII
@@ -25,7 +24,7 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """What a client has of the answer to `request_id`: events of each choice, and events after all of them."""
+    """Position of a client in a response: events of each choice, and events after all choices."""
 
     request_id: RequestId
     counts: tuple[int, ...]
@@ -37,9 +36,9 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """The cursor in a `Last-Event-ID`. Raises `InvalidRequest`."""
+        """Parses a `Last-Event-ID`. Raises `InvalidRequest`."""
         found = _PATTERN.fullmatch(text) if len(text) <= MAX_CURSOR_CHARS else None
         if found is None:
-            raise InvalidRequest(f"{short_repr(text)} is no event id of this service", param="last_event_id")
+            raise InvalidRequest(f"{short_repr(text)} is not an event id of this service", param="last_event_id")
         counts = tuple(int(count) for count in found["counts"].split(".")) if found["counts"] else ()
         return cls(RequestId(found["request_id"]), counts, int(found["tail"] or 0))

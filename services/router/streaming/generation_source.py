@@ -1,7 +1,6 @@
-"""Tokens of a request's choices from the dispatcher. `respond` uses it for a client, `takeover` for a call it claimed.
+"""Tokens of a request from the dispatcher. Used by `respond`, and by `takeover` for a claimed call.
 
-The first choice of a prompt leads: the others start after its first token, so that they find the prompt in the prefix
-cache.
+The first choice of a prompt leads: the others start after its first token, and find the prompt in the prefix cache.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from services.router.openai.valid_request import ValidRequest
 
 
 class GenerationSource:
-    """A `ChunkSource`. Admits every choice when it is made; `close` releases those that never ran."""
+    """A `ChunkSource`. Admits all choices; `close` releases those that never ran."""
 
     def __init__(
         self,
@@ -24,7 +23,10 @@ class GenerationSource:
         timers: Sequence[SequenceTimer],
         choices: Sequence[int] | None = None,
     ) -> None:
-        """`timers`: of all choices. `choices`: default all. Raises the first `Refused`; then none is admitted."""
+        """`timers`: of all choices. `choices`: the choices to run; default all.
+
+        Raises the first `Refused`; then none is admitted.
+        """
         self.choices = range(len(request.sequences)) if choices is None else choices
         self._dispatcher = dispatcher
         self._leader = request.leader
@@ -43,19 +45,19 @@ class GenerationSource:
             raise
 
     async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
-        """Waits for the leader of the choice, unless it has ended before."""
+        """Waits for the leader of the choice, unless it ended before."""
         leader = self._leader(choice)
         if leader != choice and leader in self._admitted:
             await self._leader_started[leader].wait()
         return self._dispatcher.run(self._unstarted.pop(choice))
 
     def on_first_chunk(self, choice: int) -> None:
-        """Lets the choices start that this one leads."""
+        """Starts the choices that this one leads."""
         if choice in self._leader_started:
             self._leader_started[choice].set()
 
     def complete(self, choice: int) -> None:
-        """Closing the run from now on is an end, not an abort."""
+        """From now on, closing the run is an end, not an abort."""
         self._admitted[choice].complete()
 
     def close(self, *, finished: bool) -> None:

@@ -1,6 +1,6 @@
-"""The SSE response to a request: one event a token, pings, the tail, or an error event.
+"""Sends a response as server-sent events: one event a token, pings, the tail, or an error event.
 
-`respond` and `resume` run it over a `TokenStream`. Events that the client has by its cursor are counted and not sent.
+`respond` and `resume` run it over a `TokenStream`. Events before the cursor of the client are counted, not sent.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from services.router.streaming.cursor import Cursor
 from services.router.streaming.token_stream import TokenStream
 
 HEADER_GRACE_S = 1.0
-"""How long headers wait for a first token: an error that early gets a status of its own, and clients try again."""
+"""Longest wait of the headers for a first token. An earlier error still is a status, and clients try again."""
 
 log = structlog.get_logger(__name__)
 
 
 class SseStream:
-    """Sends the events of `stream` that follow `after`. `complete`: all events of the choices are sent."""
+    """Sends the events of `stream` after the cursor `after`. `complete`: all events of the choices are sent."""
 
     def __init__(
         self, send: Send, parsed: ParsedRequest, stream: TokenStream, *, with_ids: bool, after: Cursor | None = None
     ) -> None:
-        self.started = False  # the status is sent: from now on an error becomes an event
+        self.started = False  # the status is sent; errors become events
         self.complete = False
         self._send = send
         self._id = parsed.request.id
@@ -51,7 +51,7 @@ class SseStream:
         ping_interval_s: float,
         timers: Sequence[SequenceTimer] = (),
     ) -> None:
-        """Sends the whole response. `headers` is called once, before the first byte. `timers`: of the choices."""
+        """Sends the whole response. Calls `headers` once, before the first byte. `timers`: of the choices."""
         stream, chunk, seen, usage = self._stream, self._builder.chunk, self._after.counts, None
         if not self._options.include_usage:
             usage = UNSET
@@ -79,9 +79,9 @@ class SseStream:
         await self._finish()
 
     async def fail(self, error: Exception) -> None:
-        """Sends the error event and ends. A client that does not read is given up after `CLOSE_TIMEOUT_S`.
+        """Sends the error event and ends. Gives up a client that does not read after `CLOSE_TIMEOUT_S`.
 
-        The event has no id: a client that resumes does so from the last event of the answer.
+        The event has no id: a client resumes from the last event of the answer.
         """
         if is_internal_error(error):
             log.error("response_failed", request_id=self._id, exc_info=error)
@@ -108,7 +108,7 @@ class SseStream:
         await self._send_body(b"", more=False)
 
     def _event_id(self) -> bytes:
-        """The cursor of a client that has this event: also of choices that are still behind what it had before."""
+        """The cursor after this event. A choice that is behind `after` keeps its count from there."""
         counts = tuple(map(max, self._stream.counts, self._after.counts))
         return str(Cursor(self._id, counts, self._num_tail)).encode()
 
@@ -117,5 +117,5 @@ class SseStream:
 
 
 def num_tail_events(options: StreamOptions | None) -> int:
-    """Number of events after all choices: usage, if asked for, and `[DONE]`."""
+    """Number of events after all choices: usage, if requested, and `[DONE]`."""
     return 2 if options is not None and options.include_usage else 1

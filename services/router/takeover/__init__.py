@@ -1,1 +1,1 @@
-"""Ownership of calls in the state store, and the takeover of calls whose router or client is gone."""
+"""Ownership of calls in the state store, and takeover of calls whose router or client is gone."""

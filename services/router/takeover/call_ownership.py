@@ -1,8 +1,8 @@
-"""The calls that this router answers, as the state store shall know them. `respond` and `takeover` tell it.
+"""Records in the state store which calls this router owns. Used by `respond` and `takeover`.
 
-A call is opened before its admitted are taken and marked when it is over: ENDED, or ABANDONED when its client went
-away. What was cut off by our own end stays open, for the router that takes it over. Everything is written through a
-writer that never waits; only the headers of an answer wait a moment, so that what they say of it is true.
+A call is opened before its choices are admitted, and ends as ENDED, or as ABANDONED when its client disconnects. A call
+that is cut off by the end of this router stays OPEN for its successor. Writing never waits; only the headers of a
+response wait up to `STORE_WAIT_S`, to be true about durability.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from services.router.openai.validation import RequestMetadata
 FIRST_EPOCH = 1
 
 STORE_WAIT_S = 0.5
-"""How long headers wait for the store to have the call; a store that takes longer makes the call not durable."""
+"""Longest wait of the headers for the store; a call that is stored later is not durable."""
 
 
 class OwnershipHandle:
-    """One call that this router has to answer, until it is over or somebody else's."""
+    """Ownership of one call, from `open` or `adopt` to `end`."""
 
     def __init__(self, writer: StoreWriter, id: RequestId, stored: asyncio.Event | None) -> None:
         """`stored` is set when the store has the call; None: it never will."""
@@ -36,20 +36,20 @@ class OwnershipHandle:
         self._stored = stored
 
     async def durable(self) -> bool:
-        """Whether another router could carry the call on from now on. Waits a moment for the store to have it."""
+        """True if another router can take the call over. Waits up to `STORE_WAIT_S` for the store."""
         if self._stored is None or self._writer.degraded:
             return False
         return await wait_for_event(self._stored, STORE_WAIT_S)
 
     def end(self, error: BaseException | None, trace: bytes = b"") -> None:
-        """Records the end of the call, by `error` if there was one, with its encoded trace. The first end counts."""
+        """Records the end of the call and its trace. `error`: the cause, if any. Later calls have no effect."""
         if self._ended:
             return
         self._ended = True
         match error:
             case asyncio.CancelledError():
-                return  # we end, not the call: it stays open for the router that takes it over
-            case Cancelled() | Superseded():  # the latter has no effect if another router has claimed the call
+                return  # the router ends, not the call: it stays open for a takeover
+            case Cancelled() | Superseded():  # no effect if another router has claimed the call
                 self._writer.end_call(self._id, CallStatus.ABANDONED, trace)
             case _:
                 self._writer.end_call(self._id, CallStatus.ENDED, trace)
@@ -64,11 +64,11 @@ class CallOwnership:
 
     @property
     def owner(self) -> OwnerId:
-        """Who this router is."""
+        """Id of this router in the store."""
         return self._owner
 
     def open(self, call: ValidRequest, raw: RawRequest) -> OwnershipHandle:
-        """Enters a call, before its admitted are taken."""
+        """Opens a call, before its choices are admitted."""
         metadata, sequence_ids = raw.metadata, tuple([sequence.id for sequence in call.sequences])
         record = CallRecord(
             id=call.id,
@@ -85,23 +85,23 @@ class CallOwnership:
         return OwnershipHandle(self._writer, call.id, self._writer.open_call(record))
 
     def adopt(self, record: CallRecord) -> OwnershipHandle:
-        """Takes a call that was claimed in the store."""
+        """Takes a call that this router has claimed in the store."""
         self._writer.adopt_call(record)
         stored = asyncio.Event()
         stored.set()
         return OwnershipHandle(self._writer, record.id, stored)
 
     def record_end(self, record: SequenceRecord, end: RequestState, num_emitted: int, failure_code: str = "") -> None:
-        """A sequence of an adopted call has ended, and its last owner did not come to write that down."""
+        """Records the end of a sequence that the previous owner of its call did not record."""
         self._writer.record_end(record, end, num_emitted=num_emitted, failure_code=failure_code)
 
     def holds(self, id: RequestId) -> bool:
-        """Whether the call is answered here, or was and the store does not know its end yet."""
+        """True while this router runs the call, or its end is not stored yet."""
         return self._writer.tracks_call(id)
 
 
 def raw_request_of(record: CallRecord) -> RawRequest:
-    """What was posted, out of the store."""
+    """The raw request of a stored call."""
     return RawRequest(
         record.endpoint, record.body, RequestMetadata(record.id, record.created_s, record.seed, record.tenant)
     )

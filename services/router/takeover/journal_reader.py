@@ -1,9 +1,9 @@
-"""Tokens of a request that another router runs, or has run: read from the journal in the store, from the first one on.
+"""Reads the tokens of a request from the journal, while another router runs it or after it has ended.
 
-`resume` reads for a client that came back, `respond` after another router took the request over. After a while without
-news the reader looks at the call itself: an abandoned call is claimed and taken over here. (A call whose router died is
-claimed by the next router that looks for orphans.) Store outages are waited out; the deadline of the request bounds it
-all. Knows neither workers nor HTTP.
+Used by `resume`, for a client that came back, and by `respond` after a takeover by another router. After
+`JOURNAL_WAIT_S` without new tokens the reader checks the call: an abandoned call is claimed and taken over here. (A
+call whose router died is claimed by the next router that looks for orphans.) Store outages are waited out; the deadline
+of the request bounds every wait. Knows neither workers nor HTTP.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from services.router.openai.valid_request import ValidRequest
 from services.router.takeover.takeover import Takeovers
 
 JOURNAL_WAIT_S = 0.5
-"""Longest wait for news of a journal before the call is looked at."""
+"""Longest wait for new tokens before the call is checked."""
 
 RETRY_S = 0.25
 """Pause before a store that is unavailable is read again."""
 
 MAX_FINAL_READS = 4
-"""Reads of a journal without an end after its call has ended: the writer may lag behind."""
+"""Reads of a journal without an end after its call has ended: the last writes may lag behind."""
 
 log = structlog.get_logger(__name__)
 
 
 class JournalReader:
-    """A `ChunkSource`. Counts as a reader of the call from when it is made until `close`."""
+    """A `ChunkSource`. Counts as a reader of the call from its creation until `close`."""
 
     def __init__(self, store: CallStore, request: ValidRequest, takeovers: Takeovers) -> None:
         self.choices = range(len(request.sequences))
@@ -49,13 +49,13 @@ class JournalReader:
         return self._chunks(self._request.sequences[choice].id)
 
     def on_first_chunk(self, choice: int) -> None:
-        """No choice waits for another one here."""
+        """No effect: choices do not wait for each other here."""
 
     def complete(self, choice: int) -> None:
-        """The router that runs the request looks for the end itself."""
+        """No effect: the router that runs the request finds the end by itself."""
 
     def close(self, *, finished: bool) -> None:
-        """Ends the waits. The last reader that leaves an unfinished call aborts its takeover."""
+        """Ends the waits. The last reader of an unfinished call aborts its takeover."""
         self._closed.set()
         self._takeovers.remove_reader(self._request.id, finished=finished)
 
@@ -66,10 +66,10 @@ class JournalReader:
             num_read += len(part.tokens)
             yield TokenChunk(part.tokens, part.num_cached_tokens, part.finish)
             if part.failure_code:
-                raise from_code(part.failure_code, "the request failed where it was answered")
+                raise from_code(part.failure_code, "the request failed on the router that ran it")
             if not part.tokens:
                 num_final_reads += await self._is_over()
-        raise WorkerLost("the answer was lost before it was complete")
+        raise WorkerLost("the response was lost before it was complete")
 
     async def _read(self, id: RequestId, start: int) -> JournalPart:
         while True:
@@ -79,7 +79,7 @@ class JournalReader:
                 await self._wait_for_store(error)
 
     async def _is_over(self) -> bool:
-        """True if the journal will not grow any more. Claims a call that no router runs."""
+        """True if the journal cannot grow any more. Claims a call that no router runs."""
         try:
             record = await self._store.get_call(self._request.id)
             if record is not None:

@@ -1,4 +1,4 @@
-"""What is known of a request: `GET /v1/requests/{id}`. Read from the store, so any router can say it."""
+"""The response of `GET /v1/requests/{id}`, read from the store by any router."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.telemetry.request_trace import Outcome, RequestTrace, decode_trace
 
 
 class ChoiceStatus(msgspec.Struct):
-    """One choice. `finish_reason` or `error` (a code) once its tokens are complete, or never will be."""
+    """One choice. `finish_reason` or `error` (a code) is set once it has ended."""
 
     index: int
     attempt: int
@@ -20,9 +20,9 @@ class ChoiceStatus(msgspec.Struct):
 
 
 class RequestStatus(msgspec.Struct):
-    """A call. `status`: open (its owner answers it), abandoned (its client went away) or ended.
+    """A call. `status`: open (a router runs it), abandoned (its client disconnected) or ended.
 
-    `trace`: times, workers, stages and attempts; null where no router has recorded them yet.
+    `trace`: times, workers, stages and attempts; null until a router has recorded them.
     """
 
     id: str
@@ -40,7 +40,7 @@ class RequestStatus(msgspec.Struct):
 async def request_status(store: StateStore, record: CallRecord, trace: RequestTrace | None) -> RequestStatus:
     """The call and its choices as the store has them now. Raises `StoreUnavailable`.
 
-    `trace`: of this router, which runs the request or did; None: the stored trace of an ended call is taken.
+    `trace`: that of this router, if it runs the request or did; None: use the stored trace.
     """
     if trace is None and record.trace:
         trace = decode_trace(record.trace)

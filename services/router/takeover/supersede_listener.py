@@ -1,6 +1,6 @@
-"""Who has to hear that a newer attempt, another router's, has taken over a sequence that runs here.
+"""Aborts the local run of a sequence when another router has taken it over.
 
-The store's sink tells it what it was refused; `respond` and `takeover` listen while they run a call. No I/O.
+The store's writer reports a refused attempt; `respond` and `takeover` listen while they run a call. No I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OnSuperseded = Callable[[Superseded], None]
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    """Who runs a sequence, begun under `attempt`."""
+    """The run of a sequence that began with `attempt`."""
 
     attempt: int
     on_superseded: OnSuperseded
@@ -32,7 +32,7 @@ class SupersedeListener:
 
     @contextmanager
     def listening(self, sequences: Iterable[SequenceSpec], on_superseded: OnSuperseded) -> Iterator[None]:
-        """Meanwhile `on_superseded` hears when a newer attempt at one of the sequences is in the store."""
+        """Calls `on_superseded` within the block when the store has a newer attempt of one of the sequences."""
         listeners: dict[RequestId, _Listener] = {}
         for sequence in sequences:
             listeners[sequence.id] = _Listener(sequence.attempt, on_superseded)
@@ -45,7 +45,7 @@ class SupersedeListener:
                     del self._listeners[id]
 
     def on_superseded(self, id: AttemptId) -> None:
-        """The store refused this attempt. No effect if the sequence is run here under a newer one by now."""
+        """The store refused this attempt. No effect if the sequence runs here under a newer attempt."""
         listener = self._listeners.get(id.request_id)
         if listener is not None and id.attempt >= listener.attempt:
-            listener.on_superseded(Superseded(f"request {id.request_id} is carried on by another router"))
+            listener.on_superseded(Superseded(f"request {id.request_id} was taken over by another router"))

@@ -1,9 +1,9 @@
-"""Carries calls on that this router has claimed: whoever answered them is gone, or their client had left and is back.
+"""Runs calls that this router has claimed, because their router died or their client came back.
 
-`app` hands it orphans, `journal_reader` what was abandoned. Jobs are built again from the store (what was posted, the
-attempt that the claim has opened, the tokens that are journalled) and run as ever, with nobody listening: a stop string
-still ends its choice, and whoever wants the answer follows the journal. A call that runs for a client that came back is
-aborted when it hangs up again; one taken over without a client runs to its join_tasks, which its deadline bounds.
+`app` hands over orphans, `journal_reader` abandoned calls. Sequences are rebuilt from the store (raw request, attempt
+of the claim, journalled tokens) and run without a client: a stop string still ends a choice, and clients read the
+journal. When the last reader of a claimed call disconnects, the call is aborted. A call taken over without a reader
+runs to its end; its deadline bounds it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.text.text_model import TextModel
 
 EVENT_WAIT_S = 60.0
-"""How long one wait for an event takes at most; nobody is told of a silence."""
+"""Longest wait for one event; a timeout has no effect."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class TakeoverContext:
-    """What calls are taken over with."""
+    """The parts that a takeover needs."""
 
     store: StateStore
     parser: RequestParser
@@ -52,17 +52,18 @@ class TakeoverContext:
 
 @dataclass(slots=True)
 class _Takeover:
-    """One call that is taken over. `abandoned`: its client has gone again. `reclaimed`: the same call, claimed once
-    more meanwhile under a later epoch, which has fenced this one off."""
+    """One call that runs here. `abandoned`: its last reader has disconnected. `reclaimed`: the same call, claimed again
+    under a later epoch, and the cause; the later claim has fenced off this run.
+    """
 
     task: asyncio.Task[BaseException | None]
     abandoned: bool = False
-    reclaimed: tuple[CallRecord, str] | None = None  # and its cause
+    reclaimed: tuple[CallRecord, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _SequenceState:
-    """How a sequence stands in the store. The claim has fenced off the attempt of its record."""
+    """State of a sequence in the store. The claim has fenced off the attempt of its record."""
 
     sequence: SequenceSpec
     journal: JournalPart
@@ -70,22 +71,21 @@ class _SequenceState:
 
     @property
     def failure_code(self) -> str:
-        """What it has failed with, "" if it has not."""
+        """The code that it failed with; "" if it did not fail."""
         if self.journal.finish is not None:
             return ""
         if self.journal.failure_code:
             return self.journal.failure_code
         if self.record is None or not self.record.state.terminal:
             return ""
-        return self.record.failure_code or WorkerLost.code  # its journal is lost, and nobody will write it
+        return self.record.failure_code or WorkerLost.code  # its journal is lost
 
     def is_superseded(self, epoch: int) -> bool:
-        """Whether its call has been claimed again since the claim that made `epoch`."""
+        """True if its call was claimed again after the claim that made `epoch`."""
         return self.record is not None and self.record.attempt >= first_attempt(epoch + 1)
 
     def resumed(self, epoch: int) -> SequenceSpec:
-        """A sequence that is not in the store yet may run all the same, so its attempts are fenced off by their
-        numbers."""
+        """The sequence as it runs here. One without a record may run elsewhere: its attempt number fences it off."""
         attempt = first_attempt(epoch) if self.record is None else self.record.attempt
         return replace(
             self.sequence,
@@ -97,7 +97,7 @@ class _SequenceState:
 
 
 class Takeovers:
-    """Owned by one event loop; `close` it before what it runs on."""
+    """Owned by one event loop. Close it before the dispatcher and the store."""
 
     def __init__(self, context: TakeoverContext) -> None:
         self._context = context
@@ -108,13 +108,14 @@ class Takeovers:
 
     @property
     def draining(self) -> bool:
-        """Whether no further call is taken."""
+        """True if no further call is taken over."""
         return self._draining
 
     async def claim_if_unattended(self, record: CallRecord) -> None:
-        """A client follows this call, and the store has it so. If nobody answers it, it is claimed and taken over here:
-        it was abandoned, or it is ours and we do not know it (the answer to our claim was lost). No effect if somebody
-        else is quicker, or while this router drains. Raises `StoreUnavailable`.
+        """Claims a call that no router runs, and runs it here. `record`: the call as a reader found it in the store.
+
+        A call is unattended when it is abandoned, or when this router owns it without knowing (the reply to its claim
+        was lost). No effect if another router is quicker, or while this router drains. Raises `StoreUnavailable`.
         """
         call_ownership = self._context.call_ownership
         forgotten = record.owner == call_ownership.owner and not call_ownership.holds(record.id)
@@ -123,18 +124,18 @@ class Takeovers:
             return
         if record.id not in self._claims:
             self._claims[record.id] = asyncio.create_task(self._claim(record), name=f"claim-{record.id}")
-        await asyncio.shield(self._claims[record.id])  # who claims must also take over, even if nobody waits any more
+        await asyncio.shield(self._claims[record.id])  # a claim must be followed by a takeover, even without a reader
 
     async def take_over(self, record: CallRecord) -> None:
-        """An orphan that was claimed for this router; returns at once."""
+        """Starts an orphan that this router has claimed; returns at once."""
         self._start(record, "orphan")
 
     def add_reader(self, id: RequestId) -> None:
-        """A client follows the call."""
+        """Adds a client that reads the call."""
         self._num_readers[id] += 1
 
     def remove_reader(self, id: RequestId, *, finished: bool) -> None:
-        """A client follows no longer. When the last one leaves unsatisfied, the call is aborted."""
+        """Removes a client. The last one to leave an unfinished call aborts it."""
         self._num_readers[id] -= 1
         if self._num_readers[id] == 0:
             del self._num_readers[id]
@@ -142,11 +143,11 @@ class Takeovers:
                 self._abandon(id)
 
     def drain(self) -> None:
-        """Takes no further call."""
+        """Takes over no further call."""
         self._draining = True
 
     async def close(self) -> None:
-        """Stops every takeover; the calls stay open in the store, for the next router."""
+        """Cancels every takeover; the calls stay open in the store for the next router."""
         self._draining = True
         await join_tasks(self._claims.values())
         tasks = [takeover.task for takeover in self._takeovers.values()]
@@ -186,14 +187,14 @@ class Takeovers:
         if not task.cancelled():
             handle.end(task.result())
         else:
-            handle.end(Cancelled("its client went away again") if takeover.abandoned else asyncio.CancelledError())
-        if takeover.reclaimed is not None and not self._draining:  # otherwise nobody would ever end it
+            handle.end(Cancelled("its last reader disconnected") if takeover.abandoned else asyncio.CancelledError())
+        if takeover.reclaimed is not None and not self._draining:  # otherwise the call would never end
             self._start(*takeover.reclaimed)
             if takeover.abandoned:
                 self._abandon(id)
 
     async def _run(self, record: CallRecord) -> BaseException | None:
-        """The root of a takeover call's task: how it ended."""
+        """Root task of a takeover. Returns the error that it ended with."""
         try:
             await self._generate_rest(record)
         except BatonError as failure:
@@ -208,7 +209,7 @@ class Takeovers:
         context = self._context
         parsed = await context.parser.parse(raw_request_of(record))
         if parsed.request.stream_options is None and not self._num_readers[record.id]:
-            raise Cancelled("a client that wants its answer whole has asked again by now")
+            raise Cancelled("a client that does not stream cannot read the rest")
         call, unfinished = await self._rebuild(parsed.request, record.epoch)
         timer = RequestTimer(RequestOrigin(record.endpoint, record.tenant), time.monotonic())
         timer.begin(record.id, len(call.sequences), call.num_prompt_tokens, stream=call.stream_options is not None)
@@ -225,15 +226,17 @@ class Takeovers:
                     await stream.next(EVENT_WAIT_S)
 
     async def _rebuild(self, call: ValidRequest, epoch: int) -> tuple[ValidRequest, list[int]]:
-        """The call with its sequences as they stand, and the choices that have not finished. Raises the error that one
-        has failed with: the call has failed then, and what has not ended of it is settled as failed, too. Raises
-        `Superseded` when the call has another owner already."""
+        """The call with its sequences as the store has them, and its unfinished choices.
+
+        Raises the error of a failed choice, after recording the others as failed. Raises `Superseded` if the call has a
+        new owner.
+        """
         try:
             states = [await self._load_state(sequence) for sequence in call.sequences]
         except StoreUnavailable as error:
-            raise Cancelled(f"the store went away again: {error}") from None
+            raise Cancelled(f"the store is unavailable: {error}") from None
         if any(state.is_superseded(epoch) for state in states):
-            raise Superseded(f"call {call.id} has been claimed once more")  # its attempts are not ours to use
+            raise Superseded(f"call {call.id} has been claimed again")  # its attempts belong to another claim
         code = next((state.failure_code for state in states if state.failure_code), "")
         for state in states:
             self._settle(state, code)
@@ -247,7 +250,7 @@ class Takeovers:
         return _SequenceState(sequence, journal, await self._context.store.get(sequence.id))
 
     def _settle(self, state: _SequenceState, failure_code: str) -> None:
-        """Writes down what the last owner did not come to: that a sequence has ended, by itself or with its call."""
+        """Records the end of a sequence that the previous owner did not record."""
         record, journal = state.record, state.journal
         if record is None or record.state.terminal:
             return

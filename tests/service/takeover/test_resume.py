@@ -303,7 +303,7 @@ async def test_another_tenants_call_is_as_unknown_as_any(tmp_path):
 
 async def test_ids_are_for_those_who_ask_unless_the_setting_says_always(tmp_path):
     body = {"model": "mock", "prompt": [1, 2], "max_tokens": 3, "stream": True}
-    for setting, num_ids in (("asked", 0), ("always", 4)):
+    for setting, num_ids in (("accepted", 0), ("always", 4)):
         async with router_cluster(tmp_path, num_routers=1, event_ids=setting) as w:
             text = (await w.routers[0].http.post(COMPLETIONS, json=body)).text
             assert text.count("id: cmpl-") == num_ids
