@@ -29,7 +29,7 @@ from baton.worker.streams import AttemptStreams
 from services.decode.commands import DecodeCommand, Reserve
 from services.decode.effects import EmitTokens, OutwardEffect
 from services.decode.import_policy import ImportRules
-from services.decode.kv_import import ImportLimits
+from services.decode.import_table import ImportLimits
 from services.decode.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
 from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox

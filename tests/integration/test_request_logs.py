@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_one_streamed_request_appears_in_all_logs(cluster: Cluster) -> None:
     }
     for name, events in expected.items():
         for event in events:
-            eventually(lambda name=name, event=event: lines(cluster, name, event), WAIT_S, f"{event} of {name}")
+            eventually(partial(lines, cluster, name, event), WAIT_S, f"{event} of {name}")
             (line,) = lines(cluster, name, event)
             for id in (call_id, HTTP_REQUEST_ID, TRACE_ID):
                 assert id in line, line
