@@ -44,7 +44,7 @@ DispatchScript = Callable[[SequenceSpec], Sequence[ScriptStep]]
 
 @dataclass(slots=True, eq=False)
 class FakeAdmittedRequest:
-    """A place at the fake's door; `completed`: its text ended before its tokens did."""
+    """An admitted request of the fake; `completed`: its text ended before its tokens did."""
 
     sequence: SequenceSpec
     completed: bool = False

@@ -53,7 +53,7 @@ async def dropped_and_resumed(
 
 @pytest.mark.parametrize("endpoint", [COMPLETIONS, CHAT])
 @pytest.mark.parametrize("num_seen", [1, 4, 8, 9])
-async def test_a_dropped_stream_goes_on_at_any_router(tmp_path, endpoint, num_seen):
+async def test_a_dropped_stream_continues_on_any_router(tmp_path, endpoint, num_seen):
     body: dict[str, Any] = {"max_tokens": 8, **USAGE}
     async with router_cluster(tmp_path) as w:
         expected = await undisturbed(w.routers[0], endpoint, **body)
@@ -67,7 +67,7 @@ async def test_a_dropped_stream_goes_on_at_any_router(tmp_path, endpoint, num_se
 
 @pytest.mark.parametrize("by_post", [False, True])
 @pytest.mark.parametrize("where", [0, 1])
-async def test_a_client_that_hung_up_finds_its_call_carried_on(tmp_path, store, where, by_post):
+async def test_the_call_of_a_returning_client_is_taken_over(tmp_path, store, where, by_post):
     async with router_cluster(tmp_path, store=store, decode=[ScriptedAction(Phase.DECODE, Hold(), index=4)]) as w:
         async with opened(w.routers[0], max_tokens=8, **USAGE) as stream:
             seen = await stream.take(4)
@@ -96,7 +96,7 @@ async def test_a_stream_resumed_at_once_does_not_wait_for_the_store(tmp_path):
 
 
 @pytest.mark.parametrize("num_seen", [1, 5, 11])
-async def test_three_choices_go_on_each_from_where_it_was(tmp_path, num_seen):
+async def test_each_of_three_choices_continues_where_it_was(tmp_path, num_seen):
     body: dict[str, Any] = {"max_tokens": 6, "n": 3, "seed": 5, **USAGE}
     async with router_cluster(tmp_path, decode=[ScriptedAction(Phase.DECODE, Hold(), index=5, times=3)]) as w:
         got = await dropped_and_resumed(w, 1, num_seen, **body)
@@ -109,7 +109,7 @@ async def test_three_choices_go_on_each_from_where_it_was(tmp_path, num_seen):
 
 
 @pytest.mark.parametrize("num_seen", [1, 3])
-async def test_a_stop_string_ends_a_carried_call_where_it_would_have_ended(tmp_path, num_seen):
+async def test_a_stop_string_ends_a_taken_over_call_at_the_same_token(tmp_path, num_seen):
     body: dict[str, Any] = {"max_tokens": 9, "stop": ["w1005"], **USAGE}
     async with router_cluster(tmp_path, decode=[ScriptedAction(Phase.DECODE, Hold(), index=3)]) as w:
         got = await dropped_and_resumed(w, 1, num_seen, **body)
@@ -143,7 +143,7 @@ async def test_an_end_by_a_stop_string_is_no_abort(tmp_path):
         await w.decode.aborted(AttemptId(id, 1))  # but the worker is told at once
 
 
-async def test_two_resumers_get_the_same_and_the_call_is_carried_on_once(tmp_path, store):
+async def test_two_resumed_clients_share_one_takeover(tmp_path, store):
     async with router_cluster(tmp_path, store=store, decode=[ScriptedAction(Phase.DECODE, Hold(), index=4)]) as w:
         async with opened(w.routers[0], max_tokens=8) as stream:
             seen = await stream.take(4)
@@ -162,7 +162,7 @@ async def test_two_resumers_get_the_same_and_the_call_is_carried_on_once(tmp_pat
         ]
 
 
-async def test_a_resumed_client_that_hangs_up_again_frees_everything_and_may_come_back(tmp_path):
+async def test_a_resumed_client_may_hang_up_and_resume_again(tmp_path):
     holds = [ScriptedAction(Phase.DECODE, Hold(), index=3), ScriptedAction(Phase.DECODE, Hold(), index=5)]
     async with router_cluster(tmp_path, decode=holds) as w:
         async with opened(w.routers[0], max_tokens=8) as stream:
@@ -180,7 +180,7 @@ async def test_a_resumed_client_that_hangs_up_again_frees_everything_and_may_com
         ]
 
 
-async def test_a_client_may_join_a_call_that_is_answered(tmp_path):
+async def test_a_second_client_may_read_a_running_call(tmp_path):
     """Nobody has hung up: the second reader follows, and the owner is left alone."""
     async with router_cluster(tmp_path, decode=[ScriptedAction(Phase.DECODE, Hold(), index=4)]) as w:
         async with opened(w.routers[0], max_tokens=8) as owner:
@@ -205,7 +205,7 @@ async def test_a_store_outage_only_delays_a_journal_reader(tmp_path):
             assert await guest.rest() == rest
 
 
-async def test_a_claim_whose_answer_was_lost_is_found_again(tmp_path):
+async def test_a_claim_whose_reply_was_lost_is_repeated(tmp_path):
     async with router_cluster(tmp_path, decode=[ScriptedAction(Phase.DECODE, Hold(), index=4)]) as w:
         async with opened(w.routers[0], max_tokens=8) as stream:
             seen = await stream.take(4)
@@ -217,7 +217,7 @@ async def test_a_claim_whose_answer_was_lost_is_found_again(tmp_path):
         assert (await w.until(stream.call_id, CallStatus.ENDED)).epoch == 3
 
 
-async def test_a_call_that_has_ended_is_told_again(tmp_path):
+async def test_an_ended_call_can_be_read_again(tmp_path):
     async with router_cluster(tmp_path) as w:
         events = await undisturbed(w.routers[0], max_tokens=5, **USAGE)
         id = events[0].id.partition(":")[0]
@@ -230,7 +230,7 @@ async def test_a_call_that_has_ended_is_told_again(tmp_path):
         assert len(w.decode.requests) == 1
 
 
-async def test_an_echo_alone_can_be_told_again(tmp_path):
+async def test_an_echo_alone_can_be_read_again(tmp_path):
     body: dict[str, Any] = {"prompt": "w5 w6", "echo": True, "max_tokens": 0}
     async with router_cluster(tmp_path) as w:
         events = await undisturbed(w.routers[0], **body)
@@ -239,7 +239,7 @@ async def test_an_echo_alone_can_be_told_again(tmp_path):
             assert await stream.rest() == events[1:]
 
 
-async def test_a_failure_is_told_to_whoever_asks_later(tmp_path):
+async def test_a_failure_is_shown_to_a_later_reader(tmp_path):
     script = [
         ScriptedAction(Phase.DECODE, Hold(), index=2),
         ScriptedAction(Phase.DECODE, Fail("context_length_exceeded"), index=3),
@@ -259,7 +259,7 @@ async def test_a_failure_is_told_to_whoever_asks_later(tmp_path):
         assert json.loads(again[-1].data)["error"]["code"] == "context_length_exceeded"
 
 
-async def test_what_cannot_be_resumed_is_refused_with_its_reason(tmp_path):
+async def test_an_impossible_resume_is_refused_with_a_reason(tmp_path):
     async with router_cluster(tmp_path, num_routers=1) as w:
         http = w.routers[0].http
         events = await undisturbed(w.routers[0], max_tokens=3)
@@ -287,7 +287,7 @@ async def test_what_cannot_be_resumed_is_refused_with_its_reason(tmp_path):
         assert int(away.headers["retry-after"]) >= 1
 
 
-async def test_another_tenants_call_is_as_unknown_as_any(tmp_path):
+async def test_the_call_of_another_tenant_is_unknown(tmp_path):
     keys = {tenant: new_key() for tenant in ("ada", "bob")}
     file = tmp_path / "keys"
     file.write_text("".join(f"{make_entry(tenant, key).line()}\n" for tenant, key in keys.items()))
@@ -301,7 +301,7 @@ async def test_another_tenants_call_is_as_unknown_as_any(tmp_path):
             assert (await http.get(path, headers=bob)).status_code == 404
 
 
-async def test_ids_are_for_those_who_ask_unless_the_setting_says_always(tmp_path):
+async def test_event_ids_go_to_sse_clients_or_to_all_by_the_setting(tmp_path):
     body = {"model": "mock", "prompt": [1, 2], "max_tokens": 3, "stream": True}
     for setting, num_ids in (("accepted", 0), ("always", 4)):
         async with router_cluster(tmp_path, num_routers=1, event_ids=setting) as w:
@@ -310,7 +310,7 @@ async def test_ids_are_for_those_who_ask_unless_the_setting_says_always(tmp_path
             assert text.count("data: ") == 4
 
 
-async def test_an_answer_says_whether_it_is_durable(tmp_path):
+async def test_a_header_tells_whether_the_call_is_durable(tmp_path):
     async with router_cluster(tmp_path, num_routers=1) as w:
         router, body = w.routers[0], {"model": "mock", "prompt": [1, 2], "max_tokens": 2}
         whole = await router.http.post(COMPLETIONS, json=body)

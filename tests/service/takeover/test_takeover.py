@@ -53,7 +53,7 @@ async def until_degraded(router: Router) -> None:
             assert answer.headers["x-baton-durable"] == "false"
 
 
-async def test_a_router_that_loses_the_store_loses_its_calls_and_its_client_sees_a_pause(tmp_path, store):
+async def test_a_router_cut_off_from_the_store_loses_its_calls(tmp_path, store):
     """The client stays connected all the time. What it is sent after the pause can only come from the other router's
     journal: this router's own attempt is held up to the end."""
     async with router_cluster(tmp_path, store=store, decode=held()) as w:
@@ -77,7 +77,7 @@ async def test_a_router_that_loses_the_store_loses_its_calls_and_its_client_sees
         assert await w.decode.aborted(AttemptId(RequestId(id), 1))
 
 
-async def test_an_answer_that_is_sent_whole_survives_the_loss_of_its_router_s_lease(tmp_path):
+async def test_an_unstreamed_answer_survives_a_lost_lease(tmp_path):
     """It is abandoned by the other router, as nobody else could ask for it, and claimed back here."""
     async with router_cluster(tmp_path, decode=held()) as w:
         here = w.routers[0]
@@ -95,7 +95,7 @@ async def test_an_answer_that_is_sent_whole_survives_the_loss_of_its_router_s_le
         assert answer["choices"][0]["text"].split() == [f"w{1000 + n}" for n in range(8)]
 
 
-async def test_an_orphan_is_carried_to_its_end_without_a_client(tmp_path):
+async def test_an_orphan_runs_to_its_end_without_a_client(tmp_path):
     body: dict[str, Any] = {"max_tokens": 8, "n": 2, "seed": 3, **USAGE}
     async with router_cluster(tmp_path, decode=held(2)) as w:
         here, there = w.routers
@@ -123,7 +123,7 @@ ENDS_IN_THE_JOURNAL = [(FinishReason.LENGTH, "", RequestState.FINISHED), (None, 
 
 
 @pytest.mark.parametrize(("finish", "code", "end"), ENDS_IN_THE_JOURNAL)
-async def test_an_end_that_was_only_journalled_is_written_down_by_the_next_router(tmp_path, store, finish, code, end):
+async def test_an_end_that_was_only_journalled_is_recorded_by_the_next_owner(tmp_path, store, finish, code, end):
     """The router died between the two. The other choice goes on, or ends with the call."""
     async with router_cluster(tmp_path, store=store) as w:
         sequences = (RequestId("cmpl-gone"), RequestId("cmpl-gone-1"))
@@ -154,7 +154,7 @@ async def kept(w: RouterCluster, sequence: RequestId) -> SequenceRecord:
     return record
 
 
-async def test_an_orphan_whose_claim_was_not_answered_is_found_again(tmp_path):
+async def test_an_orphan_whose_claim_got_no_reply_is_claimed_again(tmp_path):
     """The store has the new owner, who does not know it; everybody else would leave the call to it for ever."""
     async with router_cluster(tmp_path, decode=held()) as w:
         here, there = w.routers
@@ -168,7 +168,7 @@ async def test_an_orphan_whose_claim_was_not_answered_is_found_again(tmp_path):
         assert (ended.epoch, ended.owner.partition("/")[0]) == (2, "router-1")
 
 
-async def test_a_call_that_is_claimed_once_more_before_the_first_answer_has_come_is_ended_all_the_same(tmp_path):
+async def test_a_call_claimed_again_before_the_first_reply_still_ends(tmp_path):
     """A client asks for what the store says is this router's, while the router has not heard yet that it is."""
     async with router_cluster(tmp_path, decode=held()) as w:
         here, there = w.routers
@@ -193,7 +193,7 @@ async def _rest(router: Router, id: str, after: str) -> list[Event]:
         return await stream.rest()
 
 
-async def test_what_a_stopping_router_cuts_off_is_let_go_for_the_next(tmp_path):
+async def test_a_stopping_router_releases_its_calls(tmp_path):
     async with router_cluster(tmp_path, decode=held(), drain_timeout_s=0.1) as w:
         leaving, staying = w.routers
         async with opened(leaving, max_tokens=8) as stream:
@@ -206,7 +206,7 @@ async def test_what_a_stopping_router_cuts_off_is_let_go_for_the_next(tmp_path):
         assert (await w.call(stream.call_id)).owner.startswith("router-1/")
 
 
-async def test_a_router_that_drains_takes_nothing_over(tmp_path):
+async def test_a_draining_router_takes_nothing_over(tmp_path):
     async with router_cluster(tmp_path, decode=held(2)) as w:
         draining, lost = w.routers
         async with opened(draining, max_tokens=8) as own:
@@ -226,7 +226,7 @@ async def test_a_router_that_drains_takes_nothing_over(tmp_path):
         assert (await w.call(stream.call_id)).status is CallStatus.ABANDONED
 
 
-async def test_a_call_in_the_queue_is_taken_over_as_well(tmp_path):
+async def test_a_queued_call_is_taken_over(tmp_path):
     """It has no token yet, and at the other router it is not turned away for want of room."""
     async with (
         router_cluster(tmp_path, decode=held(4), max_running_requests=1, max_queued_requests=1) as w,
