@@ -25,7 +25,7 @@ class Hold(enum.IntEnum):
 
 
 class Owner(enum.IntEnum):
-    """What a page counts as: the strongest of its holds."""
+    """Owner of a page: the strongest of its holds."""
 
     FREE = 0
     CACHED = 1

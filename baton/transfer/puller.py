@@ -120,7 +120,7 @@ class ThreadedPuller:
             raise LinkBroken(f"no link to {source.worker_id} within {CONNECT_TIMEOUT_S} s") from None
 
     def path(self, source: WorkerId) -> str:
-        """How bytes of `source` move, as far as known; for people to read."""
+        """Path of bytes from `source`, as far as known; for display."""
         return self.transport
 
     def submit(self, pull: Pull) -> None:

@@ -155,7 +155,7 @@ class PrefillLinks:
             self._series.labels(source, metrics.TRANSFER_EXPOSED_SECONDS, *labels).observe(1e-6 * times.exposed_us)
 
     def path(self, source: WorkerId) -> str:
-        """How bytes of `source` move, as far as the transport can tell."""
+        """Path of bytes from `source`, as far as the transport knows."""
         return self._puller.path(source)
 
     def _set_state(self, id: WorkerId, works: bool) -> None:

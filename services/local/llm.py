@@ -96,7 +96,7 @@ class LLM:
         return stream_of_tokens if stream else self._collect(encoded, stream_of_tokens)
 
     def default_sampling(self) -> SamplingParams:
-        """What the model's makers recommend, with a random seed."""
+        """The model's recommended parameters, with a random seed."""
         defaults = self.text.sampling_defaults
         return SamplingParams(
             temperature=defaults.temperature, top_k=defaults.top_k, top_p=defaults.top_p, min_p=defaults.min_p,

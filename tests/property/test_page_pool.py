@@ -40,7 +40,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert num_pages > len(free)
             return
         assert len(pages) == len(set(pages)) == num_pages
-        assert set(pages) <= free, "a page that somebody wants was handed out"
+        assert set(pages) <= free, "a held page was handed out"
         self.holds.update((page, hold) for page in pages)
 
     @precondition(lambda self: self._used())

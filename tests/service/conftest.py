@@ -1,4 +1,4 @@
-"""What the tests of resume and takeover share."""
+"""Fixtures of the tests of resume and takeover."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.redis_server import running_redis
 
 @pytest.fixture(params=["memory", "redis"])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[StateStore]:
-    """The store that routers share; the world that is given it closes it."""
+    """The store that the routers share; the test that gets it closes it."""
     options = StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05)
     if request.param == "memory":
         yield MemoryStore(options)

@@ -1,4 +1,4 @@
-"""What ships: a wheel with the bundled model, the Lua scripts and the stubs, and nothing of the tests."""
+"""The wheel contains the bundled model, the Lua scripts and the stubs, and nothing of the tests."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ class DecodeMachine(CheckedDecode):
             self._on_effects(self.world.scheduler.commit(batch, output, self.now))
         self._on_effects(self.world.scheduler.take_pending_effects())
         waits_for_pages = len(self.world.imports) + self.world.imports.num_draining > 0
-        assert batch is not None or num_rows == 0 or waits_for_pages, "rows stand still although nobody else is here"
+        assert batch is not None or num_rows == 0 or waits_for_pages, "rows stand still without any other work"
 
     def teardown(self) -> None:
         """Aborts the imports and runs the rows: all of them end, and every page is freed."""

@@ -1,4 +1,4 @@
-"""Whole routers side by side over one store and the same mock workers: what the tests of resume and takeover run in."""
+"""Several routers over one store and the same mock workers, for the tests of resume and takeover."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ class RouterCluster:
         return record
 
     async def until_known(self, id: str) -> None:
-        """Until the store has the call: it is written a little later than it is answered."""
+        """Waits until the store has the call, which is written after the first response bytes."""
         async with asyncio.timeout(TIMEOUT_S):
             while await self.store.get_call(RequestId(id)) is None:
                 await self.routers[0].http.get("/health")
 
     async def until(self, id: str, status: CallStatus, timeout_s: float = TIMEOUT_S) -> CallRecord:
-        """The call, once it has that status. The store tells nobody of a change, so it is asked again and again."""
+        """Waits until the call has the status. Polls: the store does not notify."""
         await self.until_known(id)
         async with asyncio.timeout(timeout_s):
             while (record := await self.call(id)).status is not status:
@@ -90,14 +90,14 @@ class RouterCluster:
         return record
 
     async def until_owned(self, id: str, router: str) -> CallRecord:
-        """The call, once that router owns it."""
+        """Waits until `router` owns the call."""
         async with asyncio.timeout(TIMEOUT_S):
             while not (record := await self.call(id)).owner.startswith(f"{router}/"):
                 await self.routers[0].http.get("/health")
         return record
 
     async def until_emitted(self, id: str, num_tokens: int) -> None:
-        """Until the journal of a call's first choice has so many tokens."""
+        """Waits until the journal of the first choice has `num_tokens` tokens."""
         async with asyncio.timeout(TIMEOUT_S):
             while len((await self.store.read_journal(RequestId(id), 0, 1.0)).tokens) < num_tokens:
                 await self.routers[0].http.get("/health")
@@ -105,7 +105,7 @@ class RouterCluster:
 
 @cache
 def text_model(directory: Path) -> TextModel:
-    """Token n is the word `wn`: a text shows its tokens."""
+    """Token n is the word `wn`, so a text shows its tokens."""
     vocab = {f"w{n}": n for n in range(2000)}
     Tokenizer(WordLevel(vocab, unk_token="w0")).save(str(directory / "tokenizer.json"))
     (directory / "config.json").write_text(json.dumps({"vocab_size": 2000, "max_position_embeddings": 150}))
@@ -123,7 +123,7 @@ async def router_cluster(
     store: StateStore | None = None,
     **settings: Any,
 ) -> AsyncIterator[RouterCluster]:
-    """Routers that are ready. Afterwards nothing of them may be left."""
+    """Ready routers. Everything is closed afterwards."""
     shared = store or MemoryStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
     cluster = MockCluster(shared, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)])
     async with AsyncExitStack() as stack:
@@ -157,7 +157,7 @@ async def _router(name: str, shared: StateStore, directory: Path, settings: dict
 
 @dataclass
 class Stream:
-    """A client of one stream: reads event by event, and may hang up at any time."""
+    """A client of one stream; reads event by event."""
 
     response: httpx2.Response
     _lines: AsyncIterator[str]
@@ -171,7 +171,7 @@ class Stream:
         return [await self._next() for _ in range(num_events)]
 
     async def rest(self) -> list[Event]:
-        """All that is left."""
+        """All remaining events."""
         return [event async for event in self._events()]
 
     async def _next(self) -> Event:
@@ -189,7 +189,7 @@ class Stream:
 
 @asynccontextmanager
 async def opened(router: Router, endpoint: str = COMPLETIONS, **body: Any) -> AsyncIterator[Stream]:
-    """A fresh streamed call; leaving hangs up."""
+    """A new streamed call. Leaving the block disconnects."""
     whole = {"model": MODEL, "stream": True, **PROMPTS[endpoint], **body}
     async with router.http.stream("POST", endpoint, json=whole, headers=SSE) as response:
         assert response.status_code == 200, await response.aread()
@@ -198,7 +198,7 @@ async def opened(router: Router, endpoint: str = COMPLETIONS, **body: Any) -> As
 
 @asynccontextmanager
 async def resumed(router: Router, id: str, after: str = "", *, endpoint: str = "") -> AsyncIterator[Stream]:
-    """An earlier call again, once the store has it: by its stream's path, or posted again to `endpoint`."""
+    """An earlier call, once the store has it: at the path of its stream, or posted again to `endpoint`."""
     async with asyncio.timeout(TIMEOUT_S):
         while await router.store.shared.get_call(RequestId(id)) is None:
             await router.http.get("/health")
@@ -211,23 +211,23 @@ async def resumed(router: Router, id: str, after: str = "", *, endpoint: str = "
 
 
 async def undisturbed(router: Router, endpoint: str = COMPLETIONS, **body: Any) -> list[Event]:
-    """A call from its beginning to its end."""
+    """All events of a call without interruption."""
     async with opened(router, endpoint, **body) as stream:
         return await stream.rest()
 
 
 def same(events: Sequence[Event], expected: Sequence[Event]) -> bool:
-    """Whether two calls' events are alike, but for the calls' own ids and times."""
+    """True if the events of two calls are equal, except for ids and times."""
     return [_nameless(event) for event in events] == [_nameless(event) for event in expected]
 
 
 def by_choice(events: Sequence[Event], choice: int) -> list[Event]:
-    """The events of one choice: these are the same however choices interleave."""
+    """The events of one choice; they are the same however choices interleave."""
     return [event for event in events if event.choice == choice]
 
 
 def contents(events: Sequence[Event]) -> list[tuple[str, str]]:
-    """What events say, without their ids, which tell how choices interleaved."""
+    """The data of events without their ids, which depend on the interleaving."""
     return [("", _nameless(event)[1]) for event in events]
 
 

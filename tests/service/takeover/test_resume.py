@@ -1,5 +1,6 @@
-"""Resuming a streamed answer: wherever the connection was dropped, and whichever router answers next, the events that
-a client has in the end are those of an undisturbed call."""
+"""Resuming a stream: wherever it was dropped, and on any router, the client ends up with the events of an undisturbed
+call.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 async def dropped_and_resumed(
     w: RouterCluster, where: int, num_seen: int, endpoint: str = COMPLETIONS, **body: Any
 ) -> list[Event]:
-    """All that a client gets that loses its connection to router 0 after `num_seen` events and goes on at `where`.
+    """All events of a client that disconnects from router 0 after `num_seen` events and resumes at `where`.
 
-    What held the call up then holds it up no longer.
+    Releases the script of the decode worker after the disconnect.
     """
     async with opened(w.routers[0], endpoint, **body) as stream:
         seen = await stream.take(num_seen)
@@ -88,7 +89,7 @@ async def test_the_call_of_a_returning_client_is_taken_over(tmp_path, store, whe
 
 
 async def test_a_stream_resumed_at_once_does_not_wait_for_the_store(tmp_path):
-    """The hang-up may not even be written when the client is back."""
+    """The disconnect may not be stored yet when the client returns."""
     async with router_cluster(tmp_path, decode=[ScriptedAction(Phase.DECODE, Hold(), index=4)]) as w:
         expected = [f"w{1000 + n}" for n in range(8)]
         got = await dropped_and_resumed(w, 0, 4, max_tokens=8)
@@ -140,7 +141,7 @@ async def test_an_end_by_a_stop_string_is_no_abort(tmp_path):
         assert (record.state.value, record.failure_code) == ("finished", "")
         after = [REGISTRY.get_sample_value("baton_aborts_total", {"phase": phase}) for phase in ("sealed", "decoding")]
         assert after == before
-        await w.decode.aborted(AttemptId(id, 1))  # but the worker is told at once
+        await w.decode.aborted(AttemptId(id, 1))  # but the router aborts at once
 
 
 async def test_two_resumed_clients_share_one_takeover(tmp_path, store):
@@ -181,7 +182,7 @@ async def test_a_resumed_client_may_hang_up_and_resume_again(tmp_path):
 
 
 async def test_a_second_client_may_read_a_running_call(tmp_path):
-    """Nobody has hung up: the second reader follows, and the owner is left alone."""
+    """The first client is still connected: the second one reads the journal, and the owner keeps the call."""
     async with router_cluster(tmp_path, decode=[ScriptedAction(Phase.DECODE, Hold(), index=4)]) as w:
         async with opened(w.routers[0], max_tokens=8) as owner:
             seen = await owner.take(4)
@@ -250,7 +251,7 @@ async def test_a_failure_is_shown_to_a_later_reader(tmp_path):
             w.decode.release()
             events += await stream.rest()
         assert json.loads(events[-1].data)["error"]["code"] == "context_length_exceeded"
-        assert [event.id for event in events[-2:]] == [events[-2].id] * 2  # an error is no place to go on from
+        assert [event.id for event in events[-2:]] == [events[-2].id] * 2  # an error event has no position of its own
         id = events[0].id.partition(":")[0]
         await w.until(id, CallStatus.ENDED)
         async with resumed(w.routers[1], id, events[0].id) as stream:

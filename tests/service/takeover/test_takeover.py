@@ -1,5 +1,4 @@
-"""Two routers side by side: one that is gone, parted from the store or told to stop loses its calls to the other, and
-no client loses a token."""
+"""Two routers side by side: a lost, cut-off or draining router loses its calls to the other, no token is lost."""
 
 from __future__ import annotations
 
@@ -40,12 +39,12 @@ TAKEN_WITHIN_S = 5.0
 
 
 def held(num_requests: int = 1) -> list[ScriptedAction]:
-    """So many requests stop after their fourth token."""
+    """A script: each of `num_requests` requests stops after its fourth token."""
     return [ScriptedAction(Phase.DECODE, Hold(), index=4, times=num_requests)]
 
 
 async def until_degraded(router: Router) -> None:
-    """Until the router knows that the store is away: it could not write, or was not answered when it had nothing to."""
+    """Waits until the router notices that the store is unavailable, by a failed write or a failed ping."""
     body = {"model": "mock", "prompt": [1], "max_tokens": 1}
     async with asyncio.timeout(TIMEOUT_S):
         while not router.store.num_writes_refused:
@@ -54,8 +53,9 @@ async def until_degraded(router: Router) -> None:
 
 
 async def test_a_router_cut_off_from_the_store_loses_its_calls(tmp_path, store):
-    """The client stays connected all the time. What it is sent after the pause can only come from the other router's
-    journal: this router's own attempt is held up to the end."""
+    """The client stays connected. Events after the pause can only come from the other router's journal: the attempt of
+    this router is held to the end.
+    """
     async with router_cluster(tmp_path, store=store, decode=held()) as w:
         here, there = w.routers
         async with opened(here, max_tokens=8, **USAGE) as stream:
@@ -78,7 +78,7 @@ async def test_a_router_cut_off_from_the_store_loses_its_calls(tmp_path, store):
 
 
 async def test_an_unstreamed_answer_survives_a_lost_lease(tmp_path):
-    """It is abandoned by the other router, as nobody else could ask for it, and claimed back here."""
+    """The other router abandons the call, since no client could read it there; this router claims it back."""
     async with router_cluster(tmp_path, decode=held()) as w:
         here = w.routers[0]
         asking = asyncio.create_task(
@@ -89,7 +89,7 @@ async def test_an_unstreamed_answer_survives_a_lost_lease(tmp_path):
         await w.until_emitted(id, 4)
         here.store.away = True
         await w.until(id, CallStatus.ABANDONED)
-        await until_degraded(here)  # or it might never hear that it missed anything
+        await until_degraded(here)  # else it might never notice the lost lease
         here.store.away = False
         answer = (await asking).json()
         assert answer["choices"][0]["text"].split() == [f"w{1000 + n}" for n in range(8)]
@@ -124,7 +124,7 @@ ENDS_IN_THE_JOURNAL = [(FinishReason.LENGTH, "", RequestState.FINISHED), (None, 
 
 @pytest.mark.parametrize(("finish", "code", "end"), ENDS_IN_THE_JOURNAL)
 async def test_an_end_that_was_only_journalled_is_recorded_by_the_next_owner(tmp_path, store, finish, code, end):
-    """The router died between the two. The other choice goes on, or ends with the call."""
+    """The router died between journal and record. The other choice continues, or ends with the call."""
     async with router_cluster(tmp_path, store=store) as w:
         sequences = (RequestId("cmpl-gone"), RequestId("cmpl-gone-1"))
         for sequence in sequences:
@@ -155,7 +155,7 @@ async def kept(w: RouterCluster, sequence: RequestId) -> SequenceRecord:
 
 
 async def test_an_orphan_whose_claim_got_no_reply_is_claimed_again(tmp_path):
-    """The store has the new owner, who does not know it; everybody else would leave the call to it for ever."""
+    """The store has a new owner that does not know it; other routers would never claim the call."""
     async with router_cluster(tmp_path, decode=held()) as w:
         here, there = w.routers
         async with opened(here, max_tokens=8) as stream:
@@ -169,7 +169,7 @@ async def test_an_orphan_whose_claim_got_no_reply_is_claimed_again(tmp_path):
 
 
 async def test_a_call_claimed_again_before_the_first_reply_still_ends(tmp_path):
-    """A client asks for what the store says is this router's, while the router has not heard yet that it is."""
+    """A client asks for a call that the store assigns to this router, before the router knows of its claim."""
     async with router_cluster(tmp_path, decode=held()) as w:
         here, there = w.routers
         async with opened(here, max_tokens=8) as stream:
@@ -227,7 +227,7 @@ async def test_a_draining_router_takes_nothing_over(tmp_path):
 
 
 async def test_a_queued_call_is_taken_over(tmp_path):
-    """It has no token yet, and at the other router it is not turned away for want of room."""
+    """The call has no token yet; the other router admits it even when its queue is full."""
     async with (
         router_cluster(tmp_path, decode=held(4), max_running_requests=1, max_queued_requests=1) as w,
         AsyncExitStack() as stack,
