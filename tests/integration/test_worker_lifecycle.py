@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from baton.bundled import MODEL_DIR
+from baton.domain.arithmetic import ceil_div
 from tests.cluster import Cluster, completion_tokens, eventually, links_in, plain_client
 from tests.exactness.reference import Reference
 
@@ -178,11 +179,10 @@ def test_kill_the_only_worker(victim: str, tmp_path: Path) -> None:
 def test_kill_one_of_two_prefill_workers(digests: bool, tmp_path: Path) -> None:
     """Killed in mid-prompt: decode keeps the pages that it can prove. The answer is the same."""
     prompt, num_tokens = long_prompt(3500, salt=6), 20
-    flags = {"digests": digests}
-    leases = {"renew-interval-s": 0.05}
-    with Cluster(tmp_path, num_prefill=2, flags=flags, prefill_flags=SLOW_PREFILL, decode_flags=leases) as cluster:
+    flags = {"digests": digests, "export-lease-s": 1.0}  # renewed every 0.1 s
+    with Cluster(tmp_path, num_prefill=2, flags=flags, prefill_flags=SLOW_PREFILL) as cluster:
         cluster.wait_links(2)
-        page_bytes, num_pages = cluster.page_bytes("decode-0"), -(-len(prompt) // 16)
+        page_bytes, num_pages = cluster.page_bytes("decode-0"), ceil_div(len(prompt), 16)
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(lambda: cluster.complete(prompt, max_tokens=num_tokens, **WITH_IDS))
             eventually(lambda: cluster.bytes_moved >= 40 * page_bytes, 40.0, "a part of the prompt has landed")
