@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from random import Random
 from typing import Any, cast
 
 from chaos.checks.oracle import Oracle
@@ -10,7 +11,7 @@ from chaos.load import MixedLoad
 
 
 class ScriptedClient:
-    """Refuses and counts all requests."""
+    """Refuses all requests, and says when it has seen enough."""
 
     def __init__(self, enough: asyncio.Event) -> None:
         self.http: Any = None
@@ -52,5 +53,5 @@ class AnyAnswer(Oracle):
         return []
 
 
-async def _no_bad_body(*arguments: object) -> None:
+async def _no_bad_body(rng: Random, url: str) -> None:
     await asyncio.sleep(0)
