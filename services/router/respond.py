@@ -62,7 +62,7 @@ class GenerationResponse(Response):
         self._context = context
         self._parsed = parsed
         self._timer = timer
-        self._complete = False  # all events are sent
+        self._stream: TokenStream | None = None
         self._ownership = context.call_ownership.open(parsed.request, raw)
         try:
             self._source = GenerationSource(context.dispatcher, parsed.request, timer.sequences)
@@ -73,7 +73,7 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Responds, unless the client disconnects first."""
         request = self._parsed.request
-        stream = TokenStream(self._context.text, request, self._source, self._follow)
+        stream = self._stream = TokenStream(self._context.text, request, self._source, self._follow)
         try:
             with self._context.supersede_listener.listening(request.sequences, stream.abort):
                 if request.stream_options is None:
@@ -95,7 +95,6 @@ class GenerationResponse(Response):
         try:
             await cancel_on_disconnect(receive, running, stream.timeout_s + DISCONNECT_GRACE_S)
         except Exception as error:
-            self._complete = events.complete
             if not events.started:
                 raise
             self._end(error, status=200)
@@ -113,7 +112,6 @@ class GenerationResponse(Response):
                         self._timer.sequences[event.choice].token(time.monotonic())
                     if self._timer.sequences and event.finish is not None:
                         self._timer.sequences[event.choice].finish(event.finish.value)
-        self._complete = True
         finished = [_finished_choice(choice, events) for choice, events in choices.items()]
         body = self._parsed.response_builder.response(finished, stream.usage())
         return Response(body, headers=await self._call_headers(), media_type="application/json")
@@ -138,7 +136,9 @@ class GenerationResponse(Response):
         else:
             status = error_response(error).status if status is None else status
             trace = self._timer.fail(error, status, client_gone=isinstance(error, Cancelled))
-        self._ownership.end(None if self._complete else error, encode_trace(trace))
+        if self._stream is not None and self._stream.generated:
+            error = None  # the journal is complete: nothing is left to take over
+        self._ownership.end(error, encode_trace(trace))
 
 
 def response_headers(id: RequestId, *, durable: bool) -> dict[str, str]:

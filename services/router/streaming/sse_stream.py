@@ -29,13 +29,12 @@ log = structlog.get_logger(__name__)
 
 
 class SseStream:
-    """Sends the events of `stream` after the cursor `after`. `complete`: all events of the choices are sent."""
+    """Sends the events of `stream` after the cursor `after`."""
 
     def __init__(
         self, send: Send, parsed: ParsedRequest, stream: TokenStream, *, with_ids: bool, after: Cursor | None = None
     ) -> None:
         self.started = False  # the status is sent; errors become events
-        self.complete = False
         self._send = send
         self._id = parsed.request.id
         self._builder = parsed.response_builder
@@ -75,7 +74,6 @@ class SseStream:
                     timers[event.choice].token(time.monotonic())
                 if timers and event.finish is not None:
                     timers[event.choice].finish(event.finish.value)
-        self.complete = True
         await self._finish()
 
     async def fail(self, error: Exception) -> None:

@@ -88,6 +88,7 @@ class TokenStream:
         self.num_running = len(self.counts) if not request.sequences else len(source.choices)
         self._num_output_tokens = 0
         self._num_cached_tokens: dict[int, int] = {}  # leading choice of a prompt -> tokens
+        self._complete: set[int] = set()  # choices whose text is complete, queued or not
         self._finished: set[int] = set()  # choices whose last event is given
         self._ended: set[int] = set()  # choices whose last event is queued; their tasks close by themselves
         self._queue: deque[TokenEvent | BatonError] = deque()
@@ -100,6 +101,7 @@ class TokenStream:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         if not request.sequences:  # only an echo: no worker runs it
             self._queue.extend(TokenEvent(choice, None, "", 0, FinishReason.LENGTH) for choice in request.choices)
+            self._complete.update(request.choices)
 
     async def __aenter__(self) -> TokenStream:
         self._start()
@@ -111,6 +113,11 @@ class TokenStream:
         if self._timer is not None:
             self._timer.cancel()
         await self._stop(finished=not self.num_running)
+
+    @property
+    def generated(self) -> bool:
+        """True if the text of every choice is complete: nothing is left to generate."""
+        return len(self._complete) == len(self.counts)
 
     def usage(self) -> Usage:
         """Tokens given so far. A prompt counts once; its cached tokens are those of its leading choice."""
@@ -207,6 +214,7 @@ class TokenStream:
                         num_skipped -= 1
                         continue
                     if event.finish is not None:
+                        self._complete.add(choice)
                         source.complete(choice)
                     while len(self._queue) >= MAX_QUEUED_EVENTS:
                         await self._wait_for_room()
@@ -226,6 +234,7 @@ class TokenStream:
         self._wake()
         if events[-1].finish is None:
             return False
+        self._complete.add(choice)
         self._ended.add(choice)
         source.complete(choice)
         return True

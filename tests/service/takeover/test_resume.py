@@ -38,15 +38,17 @@ USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 
 
 async def dropped_and_resumed(
-    w: RouterCluster, where: int, num_seen: int, endpoint: str = COMPLETIONS, **body: Any
+    w: RouterCluster, where: int, num_seen: int, endpoint: str = COMPLETIONS, *, abandoned: bool = False, **body: Any
 ) -> list[Event]:
     """All events of a client that disconnects from router 0 after `num_seen` events and resumes at `where`.
 
-    Releases the script of the decode worker after the disconnect.
+    Releases the script of the decode worker after the disconnect. `abandoned`: only once its router has noticed it.
     """
     async with opened(w.routers[0], endpoint, **body) as stream:
         seen = await stream.take(num_seen)
         id = stream.call_id
+    if abandoned:
+        await w.until(id, CallStatus.ABANDONED)
     w.decode.release()
     async with resumed(w.routers[where], id, seen[-1].id) as stream:
         return seen + await stream.rest()
@@ -113,7 +115,7 @@ async def test_each_of_three_choices_continues_where_it_was(tmp_path, num_seen):
 async def test_a_stop_string_ends_a_taken_over_call_at_the_same_token(tmp_path, num_seen):
     body: dict[str, Any] = {"max_tokens": 9, "stop": ["w1005"], **USAGE}
     async with router_cluster(tmp_path, decode=[ScriptedAction(Phase.DECODE, Hold(), index=3)]) as w:
-        got = await dropped_and_resumed(w, 1, num_seen, **body)
+        got = await dropped_and_resumed(w, 1, num_seen, abandoned=True, **body)
         expected = await undisturbed(w.routers[0], **body)
         assert same(got, expected)
         assert "w1004" in expected[-4].data

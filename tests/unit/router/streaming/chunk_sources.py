@@ -1,4 +1,4 @@
-"""A scripted `ChunkSource`, and a request for it."""
+"""A scripted `ChunkSource`, and requests for it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def request(num_choices: int, **changes: Any) -> ValidRequest:
 
 
 def chunks(tokens: Sequence[int], finish: FinishReason | None = FinishReason.LENGTH) -> list[TokenChunk]:
-    """A chunk a token; the last one has `finish`."""
+    """One chunk for each token; the last one has `finish`."""
     last = len(tokens) - 1
     return [TokenChunk((OutputToken(i, t),), 0, finish if i == last else None) for i, t in enumerate(tokens)]
 
 
 @dataclass
 class ScriptedSource:
-    """Gives the chunks of each choice; an event in a script is waited for, an error raised."""
+    """Gives the chunks of each choice. Waits for events in a script, raises errors."""
 
     scripts: Mapping[int, Sequence[TokenChunk | asyncio.Event | BatonError]]
     completed: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Event ids: what is written is read back, and nothing else is taken for one."""
+"""Event ids: written ids are read back, and all other texts are refused."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ COUNTS = st.lists(st.integers(0, 10**9 - 1), max_size=20).map(tuple)
 
 
 @given(IDS, COUNTS, st.integers(0, 2))
-def test_a_cursor_is_read_back_as_it_was_written(call, counts, num_tail):
+def test_a_cursor_survives_its_text(call, counts, num_tail):
     cursor = Cursor(call, counts, num_tail)
     assert Cursor.parse(str(cursor)) == cursor
 
 
 @given(st.text())
-def test_what_is_no_cursor_is_refused_and_nothing_worse(text):
+def test_any_other_text_is_refused_as_a_cursor(text):
     with suppress(InvalidRequest):
         assert str(Cursor.parse(text)).partition(":")[0] == text.partition(":")[0]
 
@@ -35,7 +35,7 @@ def test_what_is_no_cursor_is_refused_and_nothing_worse(text):
         *("id:1\n", "id:\N{ARABIC-INDIC DIGIT THREE}", "id:" + "1" * 10, "x" * 129 + ":1", "id:" + "1." * 5000 + "1"),
     ],
 )
-def test_malformed_cursors(text):
+def test_malformed_cursors_are_refused(text):
     with pytest.raises(InvalidRequest) as refusal:
         Cursor.parse(text)
     assert refusal.value.param == "last_event_id"

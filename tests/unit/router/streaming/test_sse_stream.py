@@ -1,4 +1,4 @@
-"""The event ids of a resumed response count what the client has, not what this response has passed."""
+"""Event ids of a resumed response count the events of the client, not those of the response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All choices of a request as one stream: order, back-pressure, errors, the deadline, and the switch of its source."""
+"""Streams over all choices: order, back-pressure, errors, the deadline, and the switch to a second source."""
 
 from __future__ import annotations
 
@@ -34,13 +34,23 @@ def tokens_of(events: list[TokenEvent], choice: int) -> list[int]:
     return [event.token.token for event in events if event.choice == choice and event.token is not None]
 
 
-async def test_choices_come_whole_and_the_source_is_closed_as_finished() -> None:
+async def test_a_finished_stream_has_every_token_and_closes_its_source() -> None:
     source = ScriptedSource({0: chunks([5, 6, 7]), 1: chunks([8])})
     stream = TokenStream(bundled(), request(2), source)
     events = await read(stream)
     assert (tokens_of(events, 0), tokens_of(events, 1)) == ([5, 6, 7], [8])
     assert (stream.counts, stream.usage().completion_tokens) == ([3, 1], 4)
     assert (sorted(source.completed), source.closed) == ([0, 1], True)
+
+
+async def test_a_complete_text_counts_before_its_events_are_read() -> None:
+    """A client that disconnects now leaves nothing to take over."""
+    async with TokenStream(bundled(), request(1), ScriptedSource({0: chunks([5, 6])})) as stream:
+        await stream.next(WAIT_S)
+        assert (stream.generated, stream.num_running) == (True, 1)
+    async with TokenStream(bundled(), request(1), ScriptedSource({0: [*chunks([5], None), asyncio.Event()]})) as stream:
+        await stream.next(WAIT_S)
+        assert not stream.generated
 
 
 async def test_a_request_without_sequences_ends_at_once() -> None:
@@ -61,7 +71,7 @@ async def test_silence_gives_none() -> None:
         assert event.token is not None
 
 
-async def test_a_reader_that_stops_stops_its_choices() -> None:
+async def test_a_slow_reader_blocks_its_choices() -> None:
     source = ScriptedSource({0: chunks([5] * 3 * MAX_QUEUED_EVENTS)})
     async with TokenStream(bundled(), request(1), source) as stream:
         for _ in range(5):
@@ -74,7 +84,7 @@ async def test_a_reader_that_stops_stops_its_choices() -> None:
     assert source.closed is False
 
 
-async def test_an_error_comes_behind_the_events_before_it() -> None:
+async def test_an_error_follows_the_events_before_it() -> None:
     source = ScriptedSource({0: [*chunks([5, 6], finish=None), WorkerLost("gone")]})
     async with TokenStream(bundled(), request(1), source) as stream:
         assert [(await stream.next(WAIT_S)) is not None for _ in range(2)] == [True, True]
@@ -82,14 +92,14 @@ async def test_an_error_comes_behind_the_events_before_it() -> None:
             await stream.next(WAIT_S)
 
 
-async def test_a_choice_without_an_end_is_our_bug() -> None:
+async def test_a_choice_without_an_end_is_an_internal_error() -> None:
     async with TokenStream(bundled(), request(1), ScriptedSource({0: []})) as stream:
         with pytest.raises(Broken):
             await stream.next(WAIT_S)
 
 
 async def test_the_deadline_ends_a_silent_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_stream, "DEADLINE_GRACE_S", -4.99)  # the sequences have 5 s
+    monkeypatch.setattr(token_stream, "DEADLINE_GRACE_S", -4.99)  # the deadline of the sequences is 5 s
     with pytest.raises(DeadlineExceeded):
         await read(TokenStream(bundled(), request(1), ScriptedSource({0: [asyncio.Event()]})))
 
@@ -103,8 +113,8 @@ async def test_abort_wins_over_queued_events() -> None:
 
 
 @pytest.mark.parametrize("by_source", [True, False])
-async def test_a_superseded_stream_goes_on_from_the_second_source(by_source: bool) -> None:
-    """Events that were given are left out; an event that was only queued comes again."""
+async def test_a_superseded_stream_continues_from_the_second_source(by_source: bool) -> None:
+    """Given events are skipped; an event that was only queued comes again."""
     first = ScriptedSource({0: [*chunks([5, 6], finish=None), asyncio.Event()], 1: chunks([8])})
     if by_source:
         first.scripts[0][-1] = Superseded("newer")  # type: ignore[index]
@@ -137,7 +147,7 @@ async def test_a_last_event_without_room_does_not_delay_the_close() -> None:
 
 
 async def test_a_switch_that_is_cancelled_makes_no_second_source() -> None:
-    """Nobody would close it: a journal reader would keep a takeover running for a client that is gone."""
+    """An open journal reader would keep a takeover running without a client."""
     released, sources = asyncio.Event(), list[ScriptedSource]()
 
     class SlowSource(ScriptedSource):
