@@ -1,7 +1,7 @@
-"""A `Dispatcher` that follows a script instead of asking workers: the lower half's stand-in in tests of the upper one.
+"""A scripted `Dispatcher` for tests of the HTTP side.
 
-A script says what a sequence does, step by step. Afterwards the fake knows which sequences were admitted, released,
-started, aborted and finished. No part of a running router.
+A script lists the steps of a sequence. Afterwards the fake knows which sequences were admitted, released, started,
+aborted and finished.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class EmitChunk:
 
 @dataclass(frozen=True, slots=True)
 class WaitForGate:
-    """Goes on once `gate` is set."""
+    """Waits for `gate`."""
 
     gate: asyncio.Event
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseError:
-    """Raises."""
+    """Raises the error."""
 
     error: Exception
 
@@ -44,7 +44,7 @@ DispatchScript = Callable[[SequenceSpec], Sequence[ScriptStep]]
 
 @dataclass(slots=True, eq=False)
 class FakeAdmittedRequest:
-    """An admitted request of the fake; `completed`: its text ended before its tokens did."""
+    """An admitted request. `completed`: its text ended before its tokens."""
 
     sequence: SequenceSpec
     completed: bool = False
@@ -56,9 +56,9 @@ class FakeAdmittedRequest:
 
 @dataclass(slots=True)
 class FakeDispatcher:
-    """Plays `script` for every sequence. `refusals`: errors for the next admissions, None where one is admitted.
+    """Runs `script` for every sequence. `refusals`: errors of the next admissions; None admits.
 
-    `full_error`: what everybody hears who asks whether there is room at all.
+    `full_error`: raised by `refuse_if_full`.
     """
 
     script: DispatchScript
@@ -78,7 +78,7 @@ class FakeDispatcher:
             raise self.full_error
 
     def admit(self, sequence: SequenceSpec, timer: SequenceTimer) -> AdmittedRequest:
-        """Takes the sequence, or raises the next of `refusals`."""
+        """Admits the sequence, or raises the next of `refusals`."""
         refusal = self.refusals.pop(0) if self.refusals else None
         if refusal is not None:
             raise refusal
@@ -88,7 +88,7 @@ class FakeDispatcher:
         return admitted
 
     def release(self, admitted: AdmittedRequest) -> None:
-        """Gives back an admitted sequence that was never run; idempotent."""
+        """Releases an admitted sequence that was never run; idempotent."""
         if admitted.sequence.id in self.started:
             raise Broken(f"{admitted.sequence.id} was run and may not be released")
         if admitted in self.outstanding:
@@ -97,7 +97,7 @@ class FakeDispatcher:
             self.changed.set()
 
     async def run(self, admitted: AdmittedRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Plays the script. What ends it before a `finish`, but for its own failure or `complete`, is an abort."""
+        """Runs the script. An end before `finish` is an abort, unless the script failed or the text was complete."""
         id = admitted.sequence.id
         if admitted not in self.outstanding or id in self.started:
             raise Broken(f"{id} may be run once")
@@ -121,7 +121,7 @@ class FakeDispatcher:
             self.changed.set()
 
     async def until(self, condition: Callable[[FakeDispatcher], bool], timeout_s: float = 5.0) -> None:
-        """Waits for something to have happened. Raises `TimeoutError`."""
+        """Waits for a condition. Raises `TimeoutError`."""
         async with asyncio.timeout(timeout_s):
             while not condition(self):
                 self.changed.clear()
@@ -131,7 +131,7 @@ class FakeDispatcher:
 def one_token_chunks(
     tokens: Sequence[int], finish: FinishReason = FinishReason.STOP, *, num_cached_tokens: int = 0
 ) -> list[ScriptStep]:
-    """Says the tokens in chunks of one; the last brings `finish`."""
+    """One chunk for each token; the last one has `finish`."""
     last = len(tokens) - 1
     return [
         EmitChunk(TokenChunk((OutputToken(i, token),), num_cached_tokens, finish if i == last else None))
@@ -140,5 +140,5 @@ def one_token_chunks(
 
 
 def failing(error: BatonError) -> DispatchScript:
-    """Every sequence fails before its first token."""
+    """A script that fails every sequence before its first token."""
     return lambda sequence: [RaiseError(error)]

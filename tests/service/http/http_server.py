@@ -1,4 +1,4 @@
-"""A real HTTP server on a free port around the router's API, with a scripted dispatcher below it."""
+"""A real HTTP server on a free port: the router's API over a scripted dispatcher."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ TIMEOUT_S = 20.0
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens."""
+    """Sets `listening` once it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -42,7 +42,7 @@ class _Server(uvicorn.Server):
 
 
 class TraceRecorder:
-    """Traces of the requests that ended."""
+    """Traces of ended requests."""
 
     def __init__(self) -> None:
         self.traces: list[RequestTrace] = []
@@ -54,7 +54,7 @@ class TraceRecorder:
         self._ended.set()
 
     async def until_ended(self, count: int) -> list[tuple[str, str]]:
-        """The outcomes, once there are `count`: the server sees a disconnect a little later than the client."""
+        """The outcomes of the first `count` requests. The server notices a disconnect later than the client."""
         async with asyncio.timeout(TIMEOUT_S):
             while len(self.traces) < count:
                 self._ended.clear()
@@ -69,7 +69,7 @@ class TraceRecorder:
 
 @dataclass
 class RouterServer:
-    """What a test talks to."""
+    """A running server and its parts."""
 
     dispatcher: FakeDispatcher
     recorder: TraceRecorder
@@ -88,29 +88,29 @@ class RouterServer:
 
 
 def tokens_of(text: str, *, eos: bool = True) -> list[int]:
-    """A text as the model would say it."""
+    """The tokens of a text, and the end of sequence."""
     return [*bundled().encode(text, add_special_tokens=False), *([2] if eos else [])]
 
 
 def says(text: str, **kwargs: Any) -> DispatchScript:
-    """Every sequence says `text`."""
+    """A script that gives `text` for every sequence."""
     return lambda sequence: one_token_chunks(tokens_of(text), **kwargs)
 
 
 def events_of(body: str) -> list[Any]:
-    """The data of an SSE body; comments and ids are left out."""
+    """Data of an SSE body, without comments and ids."""
     lines = [line.removeprefix("data: ") for line in body.split("\n") if line.startswith("data: ")]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
 def text_of(events: list, choice: int = 0) -> str:
-    """What a client that joins the pieces of one choice reads."""
+    """The text of one choice."""
     choices = [c for event in events if event != "[DONE]" for c in event["choices"] if c["index"] == choice]
     return "".join(c["delta"]["content"] if "delta" in c else c["text"] for c in choices)
 
 
 def error_of(response: httpx2.Response) -> dict:
-    """The error of a response, whose shape is always the same."""
+    """The error of a response; checks its shape."""
     body = response.json()
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
@@ -121,13 +121,13 @@ def error_of(response: httpx2.Response) -> dict:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Clients want one, and making it takes longer than most tests."""
+    """Shared: making a context takes longer than most tests."""
     return ssl.create_default_context()
 
 
 @asynccontextmanager
 async def router(script: DispatchScript, **limits) -> AsyncIterator[RouterServer]:
-    """The router's API, listening. When it ends, no admitted request may be left."""
+    """The router's API, listening. Afterwards no admitted request may be left."""
     async with StoreWriter(MemoryStore()) as writer, _router(script, limits, writer) as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""Who is let in, and as whom: a whole router with a file of API keys, over mock workers that cache pages."""
+"""API keys and tenants: a whole router with a key file, over mock workers that cache pages."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from tests.service.http.http_server import error_of
 
 pytestmark = pytest.mark.timeout(60)
 
-PROMPT = list(range(100, 117))  # four pages and a bit
+PROMPT = list(range(100, 117))  # more than four pages
 RED, OTHER_RED, BLUE = new_key(), new_key(), new_key()
 TIMEOUT_S = 20.0
 
 
 class CachingDecode(MockDecode):
-    """Keeps the name of every page that it was ever promised, and finds those again."""
+    """Remembers the key of every reserved page, and finds these pages again."""
 
     def __init__(self, id: str) -> None:
         super().__init__(id)
@@ -84,7 +84,7 @@ def text(tmp_path: Path) -> TextModel:
 
 @pytest.fixture
 def keys_file(tmp_path: Path) -> Path:
-    lines = ["# who may come in", "", make_entry("red", RED).line(), f"{make_entry('red', OTHER_RED).line()}  # second"]
+    lines = ["# accepted keys", "", make_entry("red", RED).line(), f"{make_entry('red', OTHER_RED).line()}  # second"]
     path = tmp_path / "keys"
     path.write_text("\n".join([*lines, make_entry("sea", BLUE).line()]))
     return path
@@ -113,7 +113,7 @@ async def router(text: TextModel, keys_file: Path | None) -> AsyncIterator[Route
             await cluster.stop()
 
 
-async def test_every_path_but_two_asks_for_a_key(text, keys_file):
+async def test_every_path_but_two_requires_a_key(text, keys_file):
     paths = ("/v1/models", f"/v1/models/{MODEL}", "/metrics", "/version", "/openapi.json", "/nowhere", "/", "/health/")
     async with router(text, keys_file) as world:
         for method in ("GET", "POST", "OPTIONS", "HEAD", "DELETE"):
@@ -129,7 +129,7 @@ async def test_every_path_but_two_asks_for_a_key(text, keys_file):
         assert (await world.client.get("/nowhere", headers=bearer(BLUE))).status_code == 404
 
 
-async def test_a_wrong_key_is_told_from_none_and_never_repeated(text, keys_file, caplog):
+async def test_a_wrong_key_differs_from_none_and_is_never_repeated(text, keys_file, caplog):
     wrong = new_key()
     async with router(text, keys_file) as world:
         for key, words in ((None, "an API key is needed"), (wrong, "not known here"), (RED[:-1], "not known here")):
@@ -161,12 +161,12 @@ async def test_tenants_share_no_prefix_cache(text, keys_file):
         reds, blues = {r.salt for r in world.decode.requests[:3]}, {r.salt for r in world.decode.requests[3:]}
         assert (len(reds), len(blues)) == (1, 1)
         assert reds != blues
-        for guess in ("red", *reds):  # nobody gets at a cache by naming its salt
+        for guess in ("red", *reds):  # a salt does not open the cache of another tenant
             assert await world.cached_tokens(BLUE, cache_salt=guess) == 0
             assert await world.cached_tokens(BLUE, cache_salt=guess) == 16
 
 
-async def test_a_request_is_its_tenants_alone(text, keys_file):
+async def test_a_request_belongs_to_its_tenant(text, keys_file):
     async with router(text, keys_file) as world:
         id = (await world.complete(RED)).headers["x-baton-request-id"]
         for path in (f"/v1/requests/{id}", f"/v1/requests/{id}/stream"):
@@ -178,7 +178,7 @@ async def test_a_request_is_its_tenants_alone(text, keys_file):
             assert told[0] == told[1], "a stranger's request looks as if there were none"
 
 
-async def test_without_keys_nobody_is_asked(text):
+async def test_without_a_key_file_no_key_is_required(text):
     async with router(text, None) as world:
         assert await world.cached_tokens(None) == 0
         assert await world.cached_tokens(RED) == 16, "a key that nobody asked for changes nothing"
@@ -204,7 +204,7 @@ async def test_without_keys_nobody_is_asked(text):
     ],
     ids=range(12),
 )
-async def test_a_file_that_is_wrong_keeps_the_router_from_starting(text, tmp_path, content: str, words: str):
+async def test_an_invalid_key_file_prevents_the_start(text, tmp_path, content: str, words: str):
     path = tmp_path / "keys"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(SettingsError) as refusal:
@@ -214,7 +214,7 @@ async def test_a_file_that_is_wrong_keeps_the_router_from_starting(text, tmp_pat
     assert not [secret for secret in ("secret", RED, "0" * 63) if secret in str(refusal.value)]
 
 
-async def test_a_file_that_is_not_there_is_named(text, tmp_path):
+async def test_a_missing_key_file_is_named(text, tmp_path):
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(BatonError, match=str(path)):
             await start_and_stop(text, path)
@@ -226,7 +226,7 @@ async def start_and_stop(text: TextModel, keys_file: Path) -> None:
         await run(settings, text, MemoryStore(StoreOptions()), sock, asyncio.Event())
 
 
-def test_keys_are_long_and_never_the_same():
+def test_keys_are_long_and_unique():
     keys = {new_key() for _ in range(100)}
     assert len(keys) == 100
     assert all(key.startswith(KEY_PREFIX) and len(key) == len(KEY_PREFIX) + 43 for key in keys)

@@ -1,4 +1,4 @@
-"""What a client hears when something fails, and what is cleaned up when it hangs up: real server, real clients."""
+"""Errors and disconnects: responses to the client, and the cleanup after them. Real server, real clients."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,9 +20,9 @@ from tests.fake_dispatcher import RaiseError, WaitForGate, failing, one_token_ch
 from tests.service.http.http_server import MODEL, error_of, events_of, router, says, tokens_of
 
 
-# --- hang-ups ---
+# --- disconnects ---
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_hang_up_before_the_first_token_aborts(stream: bool):
+async def test_a_disconnect_before_the_first_token_aborts(stream: bool):
     gate = asyncio.Event()
     async with router(lambda sequence: [WaitForGate(gate)]) as world:
         asking = asyncio.create_task(world.chat(stream=stream, n=2))
@@ -33,7 +33,7 @@ async def test_a_hang_up_before_the_first_token_aborts(stream: bool):
         assert await world.recorder.until_ended(1) == [("cancelled", "cancelled")]
 
 
-async def test_a_hang_up_in_the_middle_aborts():
+async def test_a_disconnect_in_the_middle_aborts():
     gate = asyncio.Event()
     script = [*one_token_chunks(tokens_of("hello there", eos=False))[:-1], WaitForGate(gate)]
     async with router(lambda sequence: script) as world:
@@ -56,9 +56,7 @@ async def test_a_hang_up_in_the_middle_aborts():
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_refusals_are_real_statuses_and_take_nothing(
-    error, status: int, kind: str, retry_after: str, stream: bool
-):
+async def test_a_refusal_is_a_status_and_holds_no_slot(error, status: int, kind: str, retry_after: str, stream: bool):
     async with router(says("hi")) as world:
         world.dispatcher.refusals = [None, None, error]
         response = await world.chat(n=3, stream=stream)
@@ -80,7 +78,7 @@ async def test_refusals_are_real_statuses_and_take_nothing(
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_failures_before_the_first_token_are_statuses(error, status: int, code: str, stream: bool):
+async def test_a_failure_before_the_first_token_is_a_status(error, status: int, code: str, stream: bool):
     async with router(lambda sequence: [RaiseError(error)]) as world:
         response = await world.chat(stream=stream)
         assert response.status_code == status
@@ -92,7 +90,7 @@ async def test_failures_before_the_first_token_are_statuses(error, status: int, 
         ]
 
 
-async def test_a_failure_after_the_first_token_is_an_event_and_the_end():
+async def test_a_failure_after_the_first_token_is_the_last_event():
     async with router(
         lambda sequence: [*one_token_chunks(tokens_of("hi you"))[:1], RaiseError(WorkerLost("gone"))]
     ) as world:
@@ -106,7 +104,7 @@ async def test_a_failure_after_the_first_token_is_an_event_and_the_end():
             _ = [chunk async for chunk in stream]
 
 
-async def test_one_choices_failure_ends_the_others():
+async def test_a_failed_choice_ends_the_others():
     gate = asyncio.Event()
 
     def script(sequence):
@@ -123,12 +121,12 @@ async def test_one_choices_failure_ends_the_others():
         assert len(world.dispatcher.aborted) == 1
 
 
-async def test_an_end_without_a_reason_is_our_bug():
+async def test_an_end_without_a_finish_reason_is_an_internal_error():
     async with router(lambda sequence: one_token_chunks(tokens_of("hi you"))[:1]) as world:
         assert (await world.chat()).status_code == 500
 
 
-async def test_a_dispatcher_that_forgets_its_deadline_is_not_waited_for(monkeypatch):
+async def test_the_deadline_holds_without_the_dispatcher(monkeypatch):
     monkeypatch.setattr("services.router.streaming.token_stream.DEADLINE_GRACE_S", 0.0)
     gate = asyncio.Event()
     async with router(lambda sequence: [WaitForGate(gate)], request_deadline_s=0.05, ping_interval_s=0.01) as world:
@@ -155,7 +153,7 @@ async def test_a_dispatcher_that_forgets_its_deadline_is_not_waited_for(monkeypa
         (b"{}", "model: must be"),
     ],
 )
-async def test_bodies_that_are_no_request(content: bytes, words: str):
+async def test_invalid_bodies_are_refused(content: bytes, words: str):
     async with router(says("hi")) as world:
         for path in ("/v1/chat/completions", "/v1/completions"):
             response = await world.http.post(path, content=content, headers={"content-type": "application/json"})
@@ -165,7 +163,7 @@ async def test_bodies_that_are_no_request(content: bytes, words: str):
         assert {outcome for outcome, _ in world.recorder.outcomes} == {"refused"}
 
 
-async def test_statuses_of_http_itself():
+async def test_unknown_paths_and_methods_have_http_statuses():
     async with router(says("hi"), max_body_bytes=2000) as world:
         assert error_of(await world.http.get("/nowhere"))["code"] == "not_found"
         assert (await world.http.get("/v1/models/")).status_code == 404
@@ -192,14 +190,14 @@ async def test_statuses_of_http_itself():
         assert (response.status_code, error_of(response)["code"]) == (413, "body_too_large")
 
 
-async def test_large_bodies_are_validated_too():
+async def test_large_bodies_are_validated():
     async with router(says("hi")) as world:
         body: dict[str, Any] = {"user": "x" * 100_000}
         assert (await world.complete(**body)).status_code == 200
         assert error_of(await world.complete(**body, temperature=9))["param"] == "temperature"
 
 
-async def test_some_nesting_is_taken():
+async def test_moderate_nesting_is_accepted():
     deep: Any = "x"
     for _ in range(31):
         deep = [{"a": deep}]
@@ -209,8 +207,8 @@ async def test_some_nesting_is_taken():
 
 
 @pytest.mark.parametrize("char", ["x", "\U00010348", "\x1b", '"'])
-async def test_errors_are_small_in_bytes_too(char: str):
-    """What is printed as it is may have four bytes a character, what is not may have six characters in JSON."""
+async def test_error_messages_are_bounded_in_bytes(char: str):
+    """A printed character may have four bytes, an escaped one six in JSON."""
     async with router(says("hi")) as world:
         messages = [{"role": char * 1000, "content": {char * 1000: 5}} for _ in range(20)]
         for response in (
@@ -224,7 +222,7 @@ async def test_errors_are_small_in_bytes_too(char: str):
             error_of(response)
 
 
-async def test_failing_scripts_are_what_they_say():
+async def test_a_failing_script_fails_every_sequence():
     async with router(failing(NoWorkers("none", retry_after_s=4))) as world:
         response = await world.complete()
         assert (response.status_code, response.headers["retry-after"]) == (503, "4")

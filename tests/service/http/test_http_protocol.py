@@ -1,4 +1,4 @@
-"""What reaches the socket before any application is asked: bytes that are no HTTP, too many of them, or too slow."""
+"""Limits on the socket, before any application runs: malformed, oversized and slow requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE_POST = POST + b"content-length: %d\r\n\r\n%b" % (len(COMPLETION), COMPLETI
 
 @dataclass
 class Answer:
-    """A response, and whether the server closed the connection after it."""
+    """A response. `closed`: the server closed the connection after it."""
 
     status: int
     headers: dict[str, str]
@@ -47,7 +47,7 @@ class RawConnection:
     writer: asyncio.StreamWriter
 
     async def send(self, *parts: bytes) -> None:
-        """Sends what the server takes; one that hangs up takes no more."""
+        """Sends parts until the server closes."""
         for part in parts:
             try:
                 self.writer.write(part)
@@ -64,7 +64,7 @@ class RawConnection:
         return Answer(int(lines[0].split()[1]), headers, content)
 
     async def closed(self) -> bytes:
-        """What still comes until the server closes."""
+        """All bytes until the server closes."""
         async with asyncio.timeout(TIMEOUT_S):
             try:
                 return await self.reader.read()
@@ -98,7 +98,7 @@ async def connected(world: RouterServer) -> AsyncIterator[RawConnection]:
         b"CONNECT example.com:80 HTTP/1.1\r\nhost: x\r\n\r\n",
     ],
 )
-async def test_what_is_no_request_is_told_so_in_our_words(data: bytes):
+async def test_malformed_http_gets_a_json_error(data: bytes):
     async with router(says("hi")) as world:
         async with connected(world) as client:
             await client.send(data)
@@ -118,26 +118,26 @@ async def test_what_is_no_request_is_told_so_in_our_words(data: bytes):
         b"\r\n" * 100_000,
     ],
 )
-async def test_a_head_is_bounded(head: bytes, piece: int):
+async def test_the_size_of_a_head_is_bounded(head: bytes, piece: int):
     async with router(says("hi")) as world:
         async with connected(world) as client:
             sending = asyncio.create_task(client.send(*(head[i : i + piece] for i in range(0, len(head), piece))))
             rest = await client.closed()
             await sending
-            assert rest == b"" or rest.startswith(b"HTTP/1.1 431 ")  # a reset may overtake the answer
+            assert rest == b"" or rest.startswith(b"HTTP/1.1 431 ")  # a reset may overtake the response
         assert (await world.complete()).status_code == 200
 
 
-async def test_a_head_that_is_too_large_is_told_so():
+async def test_a_head_that_is_too_large_gets_an_error():
     async with router(says("hi")) as world, connected(world) as client:
         await client.send(
             GET + b"x: " + b"a" * http_protocol.MAX_HEAD_BYTES
-        )  # one piece, read whole: nothing is left to reset
+        )  # read as one part: nothing is left to reset
         answer = await client.answer()
         assert (answer.status, answer.code) == (431, "head_too_large")
 
 
-async def test_a_head_of_some_size_is_taken():
+async def test_a_head_of_moderate_size_is_accepted():
     async with router(says("hi")) as world:
         response = await world.http.get("/health", headers={"x-long": "a" * 50_000}, params={"q": "a" * 8000})
         assert response.status_code == 200
@@ -155,7 +155,7 @@ async def test_trailers_are_bounded(rest: bytes):
 
 
 @pytest.mark.parametrize("sent", [b"GET /hea", GET, GET + b"x: y", b"\r\n"])
-async def test_a_slow_head_is_given_up(sent: bytes, monkeypatch):
+async def test_a_slow_head_times_out(sent: bytes, monkeypatch):
     monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
     async with router(says("hi")) as world, connected(world) as client:
         await client.send(sent)
@@ -165,13 +165,13 @@ async def test_a_slow_head_is_given_up(sent: bytes, monkeypatch):
         assert await client.closed() == b""
 
 
-async def test_a_connection_that_says_nothing_is_closed(monkeypatch):
+async def test_a_silent_connection_is_closed(monkeypatch):
     monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
     async with router(says("hi")) as world, connected(world) as client:
         assert await client.closed() == b""
 
 
-async def test_a_slow_body_is_given_up(monkeypatch):
+async def test_a_slow_body_times_out(monkeypatch):
     monkeypatch.setattr(body, "READ_TIMEOUT_S", 0.2)
     async with router(says("hi")) as world, connected(world) as client:
         await client.send(POST + b"content-length: 100\r\n\r\n{")
@@ -181,7 +181,7 @@ async def test_a_slow_body_is_given_up(monkeypatch):
         assert await world.recorder.until_ended(1) == [("refused", "body_timeout")]
 
 
-async def test_the_rest_of_a_refused_body_is_not_read_for_ever(monkeypatch):
+async def test_the_rest_of_a_refused_body_is_bounded(monkeypatch):
     monkeypatch.setattr(http_protocol, "MESSAGE_TIMEOUT_S", 0.2)
     async with router(says("hi"), max_body_bytes=2000) as world, connected(world) as client:
         await client.send(POST + b"content-length: 1000000000\r\n\r\n" + b"x" * 3000)
@@ -189,8 +189,8 @@ async def test_the_rest_of_a_refused_body_is_not_read_for_ever(monkeypatch):
         assert await client.closed() == b""
 
 
-async def test_a_long_answer_is_not_a_slow_request(monkeypatch):
-    """Not even when the next request has begun to come meanwhile."""
+async def test_a_long_response_does_not_time_out_its_request(monkeypatch):
+    """Also holds when the next request has begun."""
     for name in ("HEAD_TIMEOUT_S", "MESSAGE_TIMEOUT_S"):
         monkeypatch.setattr(http_protocol, name, 0.02)
     num_late, often_late, too_late = 0, asyncio.Event(), http_protocol.BoundedHttpProtocol._on_timeout
@@ -216,7 +216,7 @@ async def test_a_long_answer_is_not_a_slow_request(monkeypatch):
 
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.0"])
-async def test_another_protocol_is_not_spoken_but_the_request_is_answered(protocol: bytes):
+async def test_an_upgrade_offer_is_answered_in_http_1_1(protocol: bytes):
     """Some clients offer HTTP/2 with every first request."""
     offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: %b\r\nhttp2-settings: AAMAAABk\r\n" % protocol
     data = POST + offer + b"content-length: %d\r\n\r\n%b" % (len(COMPLETION), COMPLETION)
@@ -230,7 +230,7 @@ async def test_another_protocol_is_not_spoken_but_the_request_is_answered(protoc
         assert len(world.dispatcher.finished) == 6
 
 
-async def test_requests_one_after_another_and_all_at_once():
+async def test_requests_may_be_pipelined():
     async with router(says("hi")) as world, connected(world) as client:
         for _ in range(3):
             await client.send(WHOLE_POST)

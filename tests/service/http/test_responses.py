@@ -1,4 +1,4 @@
-"""The router's HTTP contract, over a real server and real clients: answers and streams."""
+"""The router's HTTP contract: responses and streams, over a real server and real clients."""
 
 import asyncio
 import json
@@ -14,8 +14,8 @@ from tests.service.http.http_server import MODEL, error_of, events_of, router, s
 FOX = "The quick brown 🦊 jumps."
 
 
-# --- answers ---
-async def test_a_whole_chat():
+# --- responses ---
+async def test_a_chat_without_streaming():
     async with router(says(FOX, num_cached_tokens=3)) as world:
         answer = await world.openai.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "hello"}]
@@ -35,7 +35,7 @@ async def test_a_whole_chat():
         assert [trace.output_tokens for trace in world.recorder.traces] == [len(tokens_of(FOX))]
 
 
-async def test_a_streamed_chat_says_the_same():
+async def test_a_streamed_chat_has_the_same_text():
     async with router(says(FOX)) as world:
         messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
         whole = await world.openai.chat.completions.create(model=MODEL, messages=messages, temperature=0)
@@ -54,7 +54,7 @@ async def test_a_streamed_chat_says_the_same():
         assert {c.usage for c in pieces} == {None}
 
 
-async def test_completions_streamed_and_whole():
+async def test_completions_with_and_without_streaming():
     async with router(says(FOX)) as world:
         whole = await world.openai.completions.create(model=MODEL, prompt="hello", echo=True)
         stream = await world.openai.completions.create(model=MODEL, prompt="hello", echo=True, stream=True)
@@ -64,7 +64,7 @@ async def test_completions_streamed_and_whole():
         assert whole.object == "text_completion"
 
 
-async def test_an_echo_alone_asks_no_worker():
+async def test_an_echo_alone_uses_no_worker():
     async with router(says(FOX)) as world:
         whole = (await world.complete(prompt=["a b", "c"], echo=True, max_tokens=0)).json()
         assert [choice["text"] for choice in whole["choices"]] == ["a b", "c"]
@@ -76,7 +76,7 @@ async def test_an_echo_alone_asks_no_worker():
         assert world.dispatcher.admitted == []
 
 
-async def test_prompts_and_choices_are_numbered_through():
+async def test_choices_are_numbered_across_prompts():
     async with router(lambda sequence: one_token_chunks(tokens_of(sequence.id.rpartition("-")[2]))) as world:
         body = (await world.complete(prompt=["one", "two two"], n=2)).json()
         assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
@@ -85,7 +85,7 @@ async def test_prompts_and_choices_are_numbered_through():
         assert body["usage"]["prompt_tokens"] == sum(map(len, prompts))
 
 
-async def test_other_choices_follow_the_first_ones_first_token():
+async def test_choices_start_after_the_first_token_of_their_leader():
     gates = {"": asyncio.Event(), "1": asyncio.Event(), "2": asyncio.Event()}
 
     def script(sequence):
@@ -145,7 +145,7 @@ async def test_a_stop_string_across_tokens_is_an_end_and_no_abort(stream: bool):
         assert await world.recorder.until_ended(1) == [("finished", "stop")]
 
 
-# --- the wire ---
+# --- SSE ---
 async def test_events_on_the_wire():
     async with router(says("hi you")) as world:
         response = await world.chat({"accept": "text/event-stream"}, stream=True)
@@ -161,7 +161,7 @@ async def test_events_on_the_wire():
         assert events[-1].endswith("data: [DONE]")
 
 
-async def test_clients_that_are_no_sse_clients_get_no_ids():
+async def test_only_sse_clients_get_event_ids():
     async with router(says("hi you")) as world:
         response = await world.chat(stream=True)
         messages = [message for message in response.text.split("\n\n") if message]
@@ -169,7 +169,7 @@ async def test_clients_that_are_no_sse_clients_get_no_ids():
         assert all(json.loads(message.removeprefix("data: ")) for message in messages[:-1])
 
 
-async def test_usage_in_every_chunk_on_demand():
+async def test_every_chunk_has_usage_on_request():
     async with router(says("hi you")) as world:
         options = {"include_usage": True, "continuous_usage_stats": True}
         events = events_of((await world.complete(stream=True, stream_options=options)).text)[:-1]
@@ -179,7 +179,7 @@ async def test_usage_in_every_chunk_on_demand():
         assert all("usage" not in event for event in plain)
 
 
-async def test_pings_while_waiting():
+async def test_a_silent_stream_sends_pings():
     gate = asyncio.Event()
     async with router(
         lambda sequence: [WaitForGate(gate), *one_token_chunks(tokens_of("hi"))], ping_interval_s=0.02
@@ -193,7 +193,7 @@ async def test_pings_while_waiting():
         assert text_of(events_of("\n".join(rest))) == "hi"
 
 
-async def test_the_openai_sdk_reads_over_pings():
+async def test_the_openai_sdk_ignores_pings():
     gate = asyncio.Event()
     script = [*one_token_chunks(tokens_of("hi", eos=False))[:-1], WaitForGate(gate), *one_token_chunks(tokens_of("ho"))]
     async with router(lambda sequence: script, ping_interval_s=0.02) as world:
@@ -204,7 +204,7 @@ async def test_the_openai_sdk_reads_over_pings():
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]).endswith("ho")
 
 
-# --- the rest ---
+# --- other endpoints and parameters ---
 async def test_request_ids_and_times_are_on_every_response():
     async with router(says("hi")) as world:
         for path in ("/health", "/v1/models", "/metrics", "/nowhere"):
@@ -236,7 +236,7 @@ async def test_models_health_ready_metrics_version():
         assert (await world.http.get("/version")).json()["version"]
 
 
-async def test_min_tokens_hold_stop_strings_off():
+async def test_stop_strings_have_no_effect_below_min_tokens():
     async with router(says("stop stop stop end")) as world:
         choice = (await world.complete(stop=["stop"], min_tokens=3)).json()["choices"][0]
         assert choice["text"].startswith("stop")

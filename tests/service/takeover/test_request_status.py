@@ -50,7 +50,7 @@ async def test_another_router_shows_the_stored_trace_and_its_ids(tmp_path):
         assert (trace["endpoint"], trace["status"], trace["sequences"][0]["finish_reason"]) == (CHAT, 200, "length")
 
 
-async def test_a_client_that_hangs_up_is_in_the_trace(tmp_path):
+async def test_the_trace_shows_a_disconnected_client(tmp_path):
     decode = [ScriptedAction(Phase.DECODE, Hold(), index=2)]
     async with router_cluster(tmp_path, num_routers=1, decode=decode) as w:
         async with opened(w.routers[0], max_tokens=4) as stream:

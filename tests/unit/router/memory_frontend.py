@@ -1,4 +1,4 @@
-"""The HTTP side of a router over a store in memory, for tests that bring a dispatcher of their own."""
+"""The router's HTTP side over a store in memory, for tests with their own dispatcher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.router.text.text_models import bundled
 def memory_frontend(
     dispatcher: Dispatcher, limits: ApiLimits, *sinks: TraceSink, writer: StoreWriter | None = None
 ) -> Frontend:
-    """`writer`: a started one, if calls are made."""
+    """`writer`: a started one, if requests are made."""
     store = MemoryStore()
     writer = writer or StoreWriter(store)
     store_access = StoreAccess(store, writer, OwnerId("router/0"), SupersedeListener())

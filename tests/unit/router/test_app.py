@@ -1,4 +1,4 @@
-"""The whole router over mock workers and a store in memory: HTTP in, tokens out, and a clean end."""
+"""The whole router over mock workers and a store in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(30)
 
 @dataclass(slots=True)
 class Running:
-    """A router process's insides."""
+    """A running router."""
 
     client: httpx2.AsyncClient
     cluster: MockCluster
@@ -91,7 +91,7 @@ def sample(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
-async def test_a_completion_goes_all_the_way_and_is_measured(text):
+async def test_a_completion_is_served_and_measured(text):
     before = sample("baton_ttft_seconds_count", path="split")
     async with router(text) as running:
         await ready(running)
@@ -127,7 +127,7 @@ async def test_spans_without_the_extra_are_refused_at_start(text, monkeypatch: p
         await run(settings, text, MemoryStore(StoreOptions()), sock, asyncio.Event())
 
 
-async def test_without_workers_it_is_alive_but_not_ready(text):
+async def test_a_router_without_workers_is_alive_but_not_ready(text):
     async with router(text) as running:
         decode = running.cluster.decodes[0]
         await running.cluster.registry.withdraw(decode.id, decode.incarnation)
@@ -162,7 +162,7 @@ async def test_sigterm_refuses_new_requests_and_finishes_running_ones(text):
             assert await running.task == 0
 
 
-async def test_a_drain_that_takes_too_long_aborts_what_still_runs(text):
+async def test_a_drain_timeout_aborts_running_requests(text):
     async with router(text, [ScriptedAction(Phase.DECODE, Hold(), index=2)], drain_timeout_s=0.1) as running:
         await ready(running)
         decode = running.cluster.decodes[0]
@@ -175,7 +175,7 @@ async def test_a_drain_that_takes_too_long_aborts_what_still_runs(text):
         assert [reason for _, reason in decode.aborts] == ["cancelled"]
 
 
-async def test_a_request_whose_attempts_are_used_up_is_answered_503(text):
+async def test_a_request_without_attempts_left_gets_503(text):
     async with router(text, [ScriptedAction(Phase.IMPORT, Fail("lease_ended"), times=9)]) as running:
         await ready(running)
         response = await running.complete()
@@ -183,12 +183,12 @@ async def test_a_request_whose_attempts_are_used_up_is_answered_503(text):
         assert response.json()["error"]["code"] == "lease_ended"
 
 
-def test_a_busy_port_is_named():
+def test_the_error_names_a_busy_port():
     with listen("127.0.0.1", 0) as sock, pytest.raises(OSError, match=r"HTTP port .* is in use") as failure:
         listen("127.0.0.1", sock.getsockname()[1])
     assert failure.value.errno == errno.EADDRINUSE
 
 
-def test_a_host_that_is_not_ours_is_named():
+def test_the_error_names_a_foreign_host():
     with pytest.raises(OSError, match=r"cannot listen on 192\.0\.2\.1:0"):
         listen("192.0.2.1", 0)

@@ -1,4 +1,4 @@
-"""The router's description of itself: valid OpenAPI, of the paths that there are, as strict as validation is."""
+"""The router's OpenAPI document: valid, complete, and as strict as validation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def described(*, keys: bool = False) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("keys", [None, RING])
-async def test_it_is_served_as_it_is(keys: ApiKeys | None):
+async def test_the_document_is_served(keys: ApiKeys | None):
     transport = httpx2.ASGITransport(app(keys))
     async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
         answer = await client.get("/openapi.json", headers={"authorization": f"Bearer {KEY}"})
@@ -53,13 +53,13 @@ async def test_it_is_served_as_it_is(keys: ApiKeys | None):
 
 
 @pytest.mark.parametrize("keys", [False, True])
-def test_it_is_openapi(keys: bool):
+def test_the_document_is_valid_openapi(keys: bool):
     validator = jsonschema_rs.validator_for(OPENAPI_31)
     validator.validate(described(keys=keys))
     assert not validator.is_valid({**described(keys=keys), "paths": {"no slash": 5}})
 
 
-def test_it_describes_the_routes_that_there_are():
+def test_the_document_describes_every_route():
     routes = {
         (route.path.replace(":path", ""), method.lower())
         for route in app(None).routes
@@ -69,14 +69,14 @@ def test_it_describes_the_routes_that_there_are():
     assert {(path, method) for path, methods in described()["paths"].items() for method in methods} == routes
 
 
-def test_keys_are_asked_for_where_the_guard_asks():
+def test_keys_are_documented_where_they_are_required():
     operations = [(path, op) for path, methods in described(keys=True)["paths"].items() for op in methods.values()]
     asking = {path for path, operation in operations if "security" in operation}
     assert asking == set(described()["paths"]) - PUBLIC_PATHS
     assert "security" not in str(described())
 
 
-def test_every_reference_leads_somewhere():
+def test_every_reference_resolves():
     whole = described(keys=True)
     references = {value for value in strings(whole) if value.startswith("#/")}
     assert references
@@ -93,7 +93,7 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def ranges(schema: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The fields of a request that are numbers, and what the document says of them."""
+    """The number fields of a request, and their documented ranges."""
     for name, field in described()["components"]["schemas"][schema]["properties"].items():
         kind = field.get("anyOf", [field])[0]
         if kind.get("type") in ("number", "integer"):
@@ -101,7 +101,7 @@ def ranges(schema: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("schema", ["ChatRequest", "CompletionRequest"])
-def test_ranges_are_those_of_validation(schema: str):
+def test_documented_ranges_are_those_of_validation(schema: str):
     found = dict(ranges(schema))
     assert found.keys() >= {
         *bounds.NUMBERS,
@@ -120,7 +120,7 @@ def test_ranges_are_those_of_validation(schema: str):
 
 
 def refused(schema: str, name: str, value: float) -> str | None:
-    """What validation says against a body with this field, the fields it needs beside it."""
+    """The error of validation for a body with this field and the fields it requires; None if accepted."""
     needed: dict[str, dict[str, float]] = {"best_of": {"n": value}, "min_tokens": {"max_tokens": bounds.INT32_MAX}}
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "logprobs": name == "top_logprobs"}
     completion: dict[str, Any] = {"prompt": "x", "echo": name in ("max_tokens", "max_completion_tokens")}

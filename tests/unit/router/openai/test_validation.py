@@ -1,4 +1,4 @@
-"""Every parameter's rule: what is taken, what is refused, and with which words."""
+"""The rules of every parameter: accepted values, refused values, and error messages."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def test_defaults():
         sequence.sampling.top_k,
         sequence.sampling.logprobs,
     ) == (
-        0.2,  # the bundled model's own
+        0.2,  # the bundled model's default
         1.0,
         0,
         None,
@@ -115,7 +115,7 @@ def test_ranges(field: str, good: list, bad: list):
         assert len(str(refusal.value)) < 600
 
 
-def test_problems_are_bounded():
+def test_errors_are_bounded():
     messages = [{"role": "x" * 10_000, "content": 5} for _ in range(50)]
     with pytest.raises(InvalidRequest) as refusal:
         chat(messages=messages, temperature="y" * 100_000)
@@ -125,7 +125,7 @@ def test_problems_are_bounded():
     assert len(text) < 10 * 400
 
 
-def test_a_better_word_for_what_is_not_there_yet():
+def test_unsupported_fields_are_named():
     for field in ("tools", "structured_outputs", "prompt_logprobs"):
         with pytest.raises(InvalidRequest, match="not supported yet"):
             chat(**{field: [{"a": 1}] if field == "tools" else 1})
@@ -135,7 +135,7 @@ def test_a_better_word_for_what_is_not_there_yet():
         completion(echo=True, logprobs=1)
 
 
-def test_the_model_is_ours_or_nobodys():
+def test_another_model_is_refused():
     with pytest.raises(ModelNotFound) as refusal:
         chat(model="gpt", temperature=9)
     assert refusal.value.param == "model"
@@ -144,7 +144,7 @@ def test_the_model_is_ours_or_nobodys():
             chat(model=wrong)
 
 
-def test_content_parts_become_lines():
+def test_content_parts_are_joined_by_line_breaks():
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert chat(messages=[{"role": "user", "content": parts}]).prompts == (
         chat(messages=[{"role": "user", "content": "one\ntwo"}]).prompts
@@ -153,10 +153,10 @@ def test_content_parts_become_lines():
         chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
 
 
-def test_an_assistant_that_called_tools_may_have_said_nothing():
+def test_an_assistant_with_tool_calls_needs_no_content():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "5"}]
-    with pytest.raises(ContextOverflow):  # the template has taken it
+    with pytest.raises(ContextOverflow):  # accepted by the template
         chat(messages=messages * 5)
     with pytest.raises(InvalidRequest, match=r"messages\[0\].content"):
         chat(messages=[{"role": "assistant", "content": None}])
@@ -177,7 +177,7 @@ def test_an_assistant_that_called_tools_may_have_said_nothing():
         [{"function": {"name": "f", "arguments": "{}"}}] * 129,
     ],
 )
-def test_a_template_gets_no_tool_call_that_is_none(calls):
+def test_malformed_tool_calls_never_reach_the_template(calls):
     with pytest.raises(InvalidRequest, match=r"messages\[0\].tool_calls: must be"):
         chat(messages=[{"role": "assistant", "content": "x", "tool_calls": calls}])
 
@@ -185,7 +185,7 @@ def test_a_template_gets_no_tool_call_that_is_none(calls):
 def test_lists_are_bounded():
     one = {"type": "text", "text": ""}
     assert chat(stop_token_ids=[5] * 1024)
-    with pytest.raises(ContextOverflow):  # parts may be so many, but these lines are too long together
+    with pytest.raises(ContextOverflow):  # the number of parts is fine, their total length is not
         chat(messages=[{"role": "user", "content": [one] * 4096}])
     with pytest.raises(InvalidRequest, match="at most 4096 text parts"):
         chat(messages=[{"role": "user", "content": [one] * 4097}])
@@ -204,7 +204,7 @@ def test_a_token_has_one_bias():
     assert chat(logit_bias={"5": 1, "05": 2}).sequences[0].sampling.logit_bias == ((5, 2.0),)
 
 
-def test_choices_have_ids_and_seeds_of_their_own():
+def test_each_choice_has_its_id_and_seed():
     sequences = chat(n=3, seed=2**63 - 2, temperature=0).sequences
     assert [sequence.id for sequence in sequences] == ["call", "call-1", "call-2"]
     assert [sequence.sampling.seed for sequence in sequences] == [2**63 - 2, 2**63 - 1, -(2**63)]
@@ -212,7 +212,7 @@ def test_choices_have_ids_and_seeds_of_their_own():
     unseeded = completion(prompt=["hello", "hello"], n=2)
     assert (
         len({sequence.sampling.seed for sequence in unseeded.sequences}) == 4
-    )  # the same prompt twice is two different answers
+    )  # a repeated prompt gets different answers
 
 
 def test_every_prompt_has_its_choices():
@@ -257,18 +257,18 @@ def test_prompts_of_every_shape(prompt, prompts):
         [[1.5]],
     ],
 )
-def test_prompts_of_no_shape(prompt):
+def test_invalid_prompts_are_refused(prompt):
     with pytest.raises(InvalidRequest) as refusal:
         completion(prompt=prompt)
     assert refusal.value.param == "prompt"
 
 
-def test_a_token_out_of_the_vocabulary_is_named():
+def test_a_token_outside_the_vocabulary_is_named():
     with pytest.raises(InvalidRequest, match=r"token id 99999 is out of the vocabulary \[0, 2048\)"):
         completion(prompt=[1, 99999])
 
 
-def test_the_context_holds_prompt_and_answer():
+def test_the_context_must_hold_prompt_and_answer():
     assert completion(prompt=[5] * 60, max_tokens=4).sequences[0].stop.max_tokens == 4
     assert completion(prompt=[5] * 63).sequences[0].stop.max_tokens == 1
     for body in ({"max_tokens": 5}, {"min_tokens": 5}):
@@ -279,13 +279,13 @@ def test_the_context_holds_prompt_and_answer():
     assert refusal.value.param == "prompt"
 
 
-def test_the_newer_name_of_the_length_wins():
+def test_max_completion_tokens_overrides_max_tokens():
     assert chat(max_tokens=3, max_completion_tokens=5).sequences[0].stop.max_tokens == 5
     with pytest.raises(InvalidRequest, match="min_tokens"):
         chat(max_tokens=3, min_tokens=4)
 
 
-def test_no_tokens_only_with_echo():
+def test_zero_tokens_require_an_echo():
     call = completion(max_tokens=0, echo=True, prompt=["hello", "you"], n=2)
     assert call.sequences == ()
     assert call.echoes == ("hello", "hello", "you", "you")
@@ -295,7 +295,7 @@ def test_no_tokens_only_with_echo():
     assert completion(prompt=ids, echo=True).echoes == ("hello",)
 
 
-def test_sampling_arrives():
+def test_sampling_parameters_are_passed_on():
     body = {"logit_bias": {"7": 500, "3": -0.5}, "top_k": 10**6, "temperature": 0, "logprobs": True, "top_logprobs": 20}
     sampling = chat(**body).sequences[0].sampling
     assert sampling.logit_bias == ((3, -0.5), (7, 100.0))
@@ -307,7 +307,7 @@ def test_sampling_arrives():
             chat(**wrong)
 
 
-def test_stopping_arrives():
+def test_stop_parameters_are_passed_on():
     call = chat(stop=["a", "b"], stop_token_ids=[9], ignore_eos=True, min_tokens=2)
     assert call.stop_strings == ("a", "b")
     assert call.sequences[0].stop.stop_token_ids == {9}
@@ -315,14 +315,14 @@ def test_stopping_arrives():
     assert chat(stop="a", stop_token_ids=[9]).sequences[0].stop.stop_token_ids == {9, *bundled().eos_token_ids}
 
 
-def test_streaming_arrives():
+def test_stream_options_are_passed_on():
     assert chat(stream=True).stream_options == StreamOptions()
     options = {"include_usage": True, "continuous_usage_stats": True}
     assert chat(stream=True, stream_options=options).stream_options == StreamOptions(True, True)
     assert chat(stream=False).stream_options is None
 
 
-def test_tenants_share_no_salt():
+def test_tenants_have_different_salts():
     def salt(tenant: str, **body) -> str:
         origin = replace(ORIGIN, tenant=tenant)
         return VALIDATOR.chat({"model": "m", "messages": HELLO, **body}, origin).sequences[0].salt

@@ -1,4 +1,4 @@
-"""What the store is told of calls, and who hears that an attempt was overtaken."""
+"""Records of call ends, and aborts of superseded attempts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RAW = RawRequest("/v1/chat/completions", b"{}", RequestMetadata(ID, 7, 99, "ada"
         (asyncio.CancelledError(), CallStatus.OPEN),
     ],
 )
-async def test_the_store_says_how_a_call_ended(error, status):
+async def test_the_store_records_how_a_call_ended(error, status):
     store = MemoryStore()
     async with StoreWriter(store) as writer:
         ownership = CallOwnership(writer, OwnerId("r/1"))
@@ -52,7 +52,7 @@ async def test_the_store_says_how_a_call_ended(error, status):
     assert await store.get_call(ID) == expected
 
 
-async def test_a_call_refused_at_admission_costs_the_store_nothing():
+async def test_a_refused_call_writes_nothing():
     store = MemoryStore()
     async with StoreWriter(store) as writer:
         handle = CallOwnership(writer, OwnerId("r/1")).open(REQUEST, RAW)
@@ -86,10 +86,10 @@ async def test_a_slow_store_makes_a_call_not_durable():
         assert not await handle.durable()
 
 
-def test_only_the_attempt_that_runs_here_is_broken_off():
+def test_only_the_superseded_attempt_is_aborted():
     listener, heard = SupersedeListener(), list[Superseded]()
     with listener.listening([replace(SEQUENCE, attempt=3)], heard.append):
-        listener.on_superseded(AttemptId(ID, 2))  # an earlier life of it
+        listener.on_superseded(AttemptId(ID, 2))  # an earlier attempt
         listener.on_superseded(AttemptId(RequestId("other"), 9))
         assert heard == []
         listener.on_superseded(AttemptId(ID, 4))
@@ -98,7 +98,7 @@ def test_only_the_attempt_that_runs_here_is_broken_off():
     assert len(heard) == 1
 
 
-def test_who_watches_later_is_not_forgotten_with_who_watched_before():
+def test_a_later_listener_outlives_an_earlier_one():
     listener, first, second = SupersedeListener(), list[Superseded](), list[Superseded]()
     outer = listener.listening([SEQUENCE], first.append)
     with outer:
