@@ -94,7 +94,7 @@ class RunningBackend:
     store_access: StoreAccess
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether new requests are accepted, and the reason."""
+        """True if new requests are accepted, and the reason."""
         return (False, "draining") if self.dispatcher.draining else self.workers.readiness()
 
 
