@@ -13,16 +13,15 @@ from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
-    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
     PlatformCollector,
     ProcessCollector,
-    generate_latest,
     start_http_server,
 )
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics import MetricWrapperBase
 
 from baton.telemetry.fast_histogram import FastHistogram
@@ -214,9 +213,10 @@ def start_metrics_server(host: str, port: int) -> MetricsServer:
     return MetricsServer(server.server_port, server, thread)
 
 
-def render() -> tuple[bytes, str]:
-    """All metrics in Prometheus' text format, and its content type."""
-    return generate_latest(REGISTRY), CONTENT_TYPE_LATEST
+def render(accept: str = "") -> tuple[bytes, str]:
+    """All metrics and their content type. `accept`: the HTTP header; OpenMetrics on request, which has exemplars."""
+    encode, content_type = choose_encoder(accept)
+    return encode(REGISTRY), content_type
 
 
 def declared() -> list[MetricWrapperBase | FastHistogram]:

@@ -28,6 +28,9 @@ from baton.telemetry.sequence_timer import SequenceTimer
 
 Clock = Callable[[], float]
 
+MAX_EXEMPLAR_CHARS = 64
+"""Of one label; OpenMetrics allows 128 characters for all names and values together."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
@@ -39,7 +42,7 @@ class RequestOrigin:
 
 
 class RequestTimer:
-    """`arrived_s` is a time of `clock`. `on_end` gets the trace, once."""
+    """`arrived_s` is a time of `clock`. `on_end` gets the trace, once; it returns whether the request is notable."""
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class RequestTimer:
         arrived_s: float,
         router: str = "",
         model: str = "",
-        on_end: Callable[[RequestTrace], None] | None = None,
+        on_end: Callable[[RequestTrace], bool] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.origin = origin
@@ -99,16 +102,15 @@ class RequestTimer:
         return max(0, round(1e6 * (at_s - self.arrived_s)))
 
     def end(self, outcome: Outcome, code: str = "", status: int = 200, *, client_gone: bool = False) -> RequestTrace:
-        """Records metrics, makes the trace and passes it on. Later calls return the first call's trace.
+        """Makes the trace, passes it on and records metrics. Later calls return the first call's trace.
 
         `code`: the finish reason or the error's code. It counts for each sequence that did not finish by itself.
         """
         if self._trace is None:
             now_s = self.clock()
             self._trace = self._make_trace(outcome, code, status, client_gone, now_s)
-            self._record_metrics(outcome, code)
-            if self._on_end is not None:
-                self._on_end(self._trace)
+            notable = self._on_end is not None and self._on_end(self._trace)
+            self._record_metrics(outcome, code, self._exemplar(notable))
         return self._trace
 
     def fail(self, error: BaseException, status: int, *, client_gone: bool = False) -> RequestTrace:
@@ -152,11 +154,18 @@ class RequestTimer:
             events=tuple(self._events),
         )
 
-    def _record_metrics(self, outcome: Outcome, code: str) -> None:
+    def _exemplar(self, notable: bool) -> dict[str, str] | None:
+        """The labels of an OpenMetrics exemplar. Only sampled and notable requests have one: it doubles the cost."""
+        if not (notable or self.context.sampled):
+            return None
+        ids = {"request_id": self.id, "trace_id": self.context.trace_id}
+        return {name: id[:MAX_EXEMPLAR_CHARS] for name, id in ids.items() if id}
+
+    def _record_metrics(self, outcome: Outcome, code: str, exemplar: dict[str, str] | None) -> None:
         for sequence in self.sequences:
             if sequence.finish_reason:
                 metrics.REQUESTS_TOTAL.labels(Outcome.FINISHED.value, sequence.finish_reason).inc()
-                sequence.record_latencies()
+                sequence.record_latencies(exemplar)
             else:
                 metrics.REQUESTS_TOTAL.labels(outcome.value, code).inc()
         if not self.sequences:

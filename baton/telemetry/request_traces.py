@@ -76,15 +76,17 @@ class RequestTraces:
         """Traces of requests that ended, newest first."""
         return (decode_trace(data) for data in (self._notable if notable else self._recent).newest())
 
-    def _end(self, trace: RequestTrace) -> None:
+    def _end(self, trace: RequestTrace) -> bool:
+        """Records the trace; returns whether it is notable."""
         self._running.pop(trace.id, None)
+        notable = self._is_notable(trace)
         try:
-            self._record(trace)
+            self._record(trace, notable)
         except Exception:
             log.exception("request_trace_failed", request_id=trace.id)
+        return notable
 
-    def _record(self, trace: RequestTrace) -> None:
-        notable = self._is_notable(trace)
+    def _record(self, trace: RequestTrace, notable: bool) -> None:
         if self._request_log is RequestLog.ALL or (notable and self._request_log is RequestLog.NOTABLE):
             log.info("request_end", **log_fields(trace))
         if not trace.id:

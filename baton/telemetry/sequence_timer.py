@@ -147,15 +147,16 @@ class SequenceTimer:
             if self._attempt is not None:
                 self._attempt.end_s = self._finished_s
 
-    def record_latencies(self) -> None:
-        """Adds a finished sequence to the latency metrics. Called once, by `RequestTimer.end`."""
+    def record_latencies(self, exemplar: dict[str, str] | None) -> None:
+        """Adds a finished sequence to the latency metrics, TTFT and E2E with `exemplar`. `RequestTimer.end` calls it
+        once."""
         request, end_s = self.request, self._finished_s
         assert end_s is not None
         for stage in self.stages(end_s, finished=True):
             metrics.REQUEST_STAGE_SECONDS.labels(stage.stage.value).observe(stage.duration_us / 1e6)
         if self.first_s is not None:
-            metrics.TTFT_SECONDS.labels(self.path).observe(request.us(self.first_s) / 1e6)
-        metrics.E2E_SECONDS.labels(self.path).observe(request.us(end_s) / 1e6)
+            metrics.TTFT_SECONDS.labels(self.path).observe(request.us(self.first_s) / 1e6, exemplar)
+        metrics.E2E_SECONDS.labels(self.path).observe(request.us(end_s) / 1e6, exemplar)
 
     def stages(self, end_s: float, *, finished: bool) -> tuple[StageTime, ...]:
         """The partition of the time from arrival to `end_s`: gapless, none negative.

@@ -141,7 +141,7 @@ class _Endpoints:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics, for Prometheus."""
-        content, content_type = metrics.render()
+        content, content_type = metrics.render(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 
     async def version(self, request: Request) -> Response:

@@ -36,9 +36,13 @@ class Run:
         self.now = 100.0
         self.traces: list[RequestTrace] = []
         origin = RequestOrigin("/v1/chat/completions", "acme", TraceContext("http-1", "ab" * 16))
-        self.timer = RequestTimer(origin, 100.0, "router-0", "m", self.traces.append, lambda: self.now)
+        self.timer = RequestTimer(origin, 100.0, "router-0", "m", self._keep, lambda: self.now)
         self.at(0.001).stamp(Stage.READ)
         self.at(0.002).begin("call-1", num_sequences, 812, stream=True)
+
+    def _keep(self, trace: RequestTrace) -> bool:
+        self.traces.append(trace)
+        return False
 
     def at(self, seconds: float) -> RequestTimer:
         self.now = 100.0 + seconds

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 from structlog.testing import capture_logs
 
 from baton.domain.errors import WorkerLost
-from baton.telemetry import request_traces
+from baton.domain.trace_context import TraceContext
+from baton.telemetry import metrics, request_traces
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from baton.telemetry.request_trace import Outcome, RequestTrace, decode_trace
 from baton.telemetry.request_traces import RequestLog, RequestTraces
@@ -54,6 +56,42 @@ def test_good_requests_do_not_push_out_a_failed_one(monkeypatch: pytest.MonkeyPa
     assert bad.outcome is Outcome.FAILED
     assert [trace.id for trace in traces.recent()] == ["good-9", "good-8", "good-7", "good-6"]
     assert [trace.id for trace in traces.recent(notable=True)] == ["bad"]
+
+
+def finish_with_token(traces: RequestTraces, id: str, *, sampled: bool) -> None:
+    context = TraceContext(trace_id="0af7651916cd43dd8448eb211c80319c", sampled=sampled)
+    timer = traces.start(RequestOrigin("/v1/completions", context=context), time.monotonic())
+    timer.begin(id, 1, 5, stream=False)
+    timer.sequences[0].token(time.monotonic())
+    timer.sequences[0].finish("stop")
+    timer.end(Outcome.FINISHED, "stop")
+
+
+def exemplar_lines(id: str) -> list[str]:
+    content, content_type = metrics.render("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    return [line for line in content.decode().splitlines() if f'request_id="{id}"' in line]
+
+
+def test_a_sampled_request_is_the_exemplar_of_its_latencies():
+    finish_with_token(RequestTraces("router-0", "m"), "cmpl-sampled", sampled=True)
+    lines = exemplar_lines("cmpl-sampled")
+    assert {line.split("{")[0] for line in lines} == {"baton_ttft_seconds_bucket", "baton_e2e_seconds_bucket"}
+    assert all('trace_id="0af7651916cd43dd8448eb211c80319c"' in line for line in lines)
+
+
+def test_a_usual_request_is_no_exemplar_and_a_notable_one_is(monkeypatch: pytest.MonkeyPatch):
+    traces = RequestTraces("router-0", "m")
+    finish_with_token(traces, "cmpl-usual", sampled=False)
+    assert exemplar_lines("cmpl-usual") == []
+    monkeypatch.setattr(traces, "_is_notable", lambda trace: True)
+    finish_with_token(traces, "cmpl-notable", sampled=False)
+    assert len(exemplar_lines("cmpl-notable")) == 2
+
+
+def test_exemplars_are_not_in_the_plain_text_format():
+    finish_with_token(RequestTraces("router-0", "m"), "cmpl-plain", sampled=True)
+    assert b"cmpl-plain" not in metrics.render()[0]
 
 
 @pytest.mark.parametrize(
