@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from prometheus_client.metrics import MetricWrapperBase
 
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
@@ -25,13 +26,18 @@ def link_state() -> float | None:
     return metrics.REGISTRY.get_sample_value("baton_link_state", LABELS)
 
 
+LINK_METRICS = [metric for metric in metrics.declared() if {"link", "source"} & set(metric._labelnames)]
+
+
+@pytest.fixture(autouse=True)
+def _no_series_of_other_tests() -> None:
+    for metric in LINK_METRICS:
+        assert isinstance(metric, MetricWrapperBase)
+        metric.clear()
+
+
 def num_series() -> int:
-    return sum(
-        "prefill-0" in label
-        for family in metrics.REGISTRY.collect()
-        for sample in family.samples
-        for label in sample.labels.values()
-    )
+    return sum(len(family.samples) for metric in LINK_METRICS for family in metric.collect())
 
 
 async def look(links: PrefillLinks, registry: Registry, *present: WorkerRecord) -> None:
