@@ -93,7 +93,8 @@ class ClusterTrustSettings(Settings):
     """Credentials of a process of the cluster."""
 
     cluster_secret_file: Path | None = None
-    """File with the secret that router and workers share, at least 32 bytes; without it a worker serves any caller."""
+    """File with the secret that router and workers share, at least 32 bytes; without it a worker serves any caller. A
+    second line is a second valid secret, for the rotation of secrets."""
 
     tls_cert_file: Path | None = None
     """Certificate (PEM) of this process for calls between router and workers; needs tls_key_file and tls_ca_file."""

@@ -16,14 +16,17 @@ from baton.settings.groups import ClusterTrustSettings, ServiceSettings
 
 MIN_SECRET_BYTES = 32
 MAX_SECRET_BYTES = 4096
+MAX_SECRETS = 2
+"""Secrets that are valid at once: one, or two while they are rotated."""
 _MAX_PEM_BYTES = 1024 * 1024
 _FOR_OTHERS = stat.S_IRWXO | stat.S_IWGRP
 
 
 def read_trust(settings: ClusterTrustSettings) -> ClusterTrust:
     """The credentials of this process. Raises `SettingsError` for missing, world-readable or unusable files."""
-    secret = None if settings.cluster_secret_file is None else _read_secret(settings.cluster_secret_file)
-    return ClusterTrust(secret, _read_identity(settings))
+    path = settings.cluster_secret_file
+    secret, second = (None, None) if path is None else _read_secrets(path)
+    return ClusterTrust(secret, _read_identity(settings), second)
 
 
 def open_cluster_warning(settings: ServiceSettings) -> str | None:
@@ -33,12 +36,18 @@ def open_cluster_warning(settings: ServiceSettings) -> str | None:
     return f"other machines may reach {settings.host}, and without --cluster-secret-file workers serve any caller"
 
 
-def _read_secret(path: Path) -> bytes:
-    secret = _read_private(path, "cluster_secret_file", MAX_SECRET_BYTES).strip()
-    if len(secret) < MIN_SECRET_BYTES:
-        why = f"it holds {len(secret)} bytes, at least {MIN_SECRET_BYTES} are needed"
-        raise SettingsError(f"cluster_secret_file {path}", why=why, hint="Make one: openssl rand -hex 32.")
-    return secret
+def _read_secrets(path: Path) -> tuple[bytes, bytes | None]:
+    """The secret of the first line, and that of the second if there is one."""
+    lines = [line.strip() for line in _read_private(path, "cluster_secret_file", MAX_SECRET_BYTES).split(b"\n")]
+    secrets = [line for line in lines if line] or [b""]
+    hint = "Make one: openssl rand -hex 32."
+    if len(secrets) > MAX_SECRETS:
+        why = f"it holds {len(secrets)} secrets, one a line; at most {MAX_SECRETS} are valid at once"
+        raise SettingsError(f"cluster_secret_file {path}", why=why, hint="Remove the lines of old secrets.")
+    if len(shortest := min(secrets, key=len)) < MIN_SECRET_BYTES:
+        why = f"a line holds {len(shortest)} bytes, at least {MIN_SECRET_BYTES} are needed"
+        raise SettingsError(f"cluster_secret_file {path}", why=why, hint=hint)
+    return secrets[0], secrets[1] if len(secrets) > 1 else None
 
 
 def _read_identity(settings: ClusterTrustSettings) -> TlsIdentity | None:

@@ -40,14 +40,14 @@ def agent_name(role: str, worker_id: WorkerId, incarnation: Incarnation) -> str:
 def encode_metadata(agent: bytes, region: MemoryRegion, trust: ClusterTrust = OPEN_CLUSTER) -> bytes:
     """Encodes the metadata `agent` of a source that serves `region`."""
     body = msgspec.msgpack.encode(NixlMetadata(agent, region.kind, region.device_id))
-    return _seal(body, trust) + body
+    return _macs(body, trust)[0] + body
 
 
 def decode_metadata(source: SourceInfo, trust: ClusterTrust = OPEN_CLUSTER) -> NixlMetadata:
     """Decodes a source's metadata. Raises `LinkBroken` unless `encode_metadata` made it with the same `trust`."""
-    num_seal_bytes = len(_seal(b"", trust))
-    seal, body = source.metadata[:num_seal_bytes], source.metadata[num_seal_bytes:]
-    if not hmac.compare_digest(seal, _seal(body, trust)):
+    num_mac_bytes = len(_macs(b"", trust)[0])
+    mac, body = source.metadata[:num_mac_bytes], source.metadata[num_mac_bytes:]
+    if not any([hmac.compare_digest(mac, valid) for valid in _macs(body, trust)]):
         raise LinkBroken(f"{source.worker_id}: metadata was damaged on its way, or made with another cluster secret")
     try:
         return msgspec.msgpack.decode(body, type=NixlMetadata)
@@ -55,6 +55,7 @@ def decode_metadata(source: SourceInfo, trust: ClusterTrust = OPEN_CLUSTER) -> N
         raise LinkBroken(f"{source.worker_id}: metadata cannot be read: {error}") from error
 
 
-def _seal(body: bytes, trust: ClusterTrust) -> bytes:
-    key = trust.key("nixl-metadata")
-    return xxhash.xxh3_64_digest(body) if key is None else hmac.digest(key, body, "sha256")
+def _macs(body: bytes, trust: ClusterTrust) -> list[bytes]:
+    """The valid checksums of `body`, the one to send first."""
+    macs = [hmac.digest(key, body, "sha256") for key in trust.keys("nixl-metadata")]
+    return macs or [xxhash.xxh3_64_digest(body)]

@@ -61,3 +61,12 @@ def test_each_purpose_has_its_own_key():
     assert OURS.key("call-token") != OURS.key("registration")
     assert OURS.key("call-token") != THEIRS.key("call-token")
     assert OPEN_CLUSTER.key("call-token") is None
+
+
+def test_in_a_rotation_both_secrets_verify_and_the_first_signs():
+    both = ClusterTrust(b"t" * 32, second_secret=b"o" * 32)
+    assert both.sign(RECORD) == THEIRS.sign(RECORD)
+    assert both.verify(wearing(OURS.sign(RECORD)))
+    assert both.verify(wearing(THEIRS.sign(RECORD)))
+    assert not OURS.verify(wearing(both.sign(RECORD)))
+    assert not both.verify(wearing(ClusterTrust(b"x" * 32).sign(RECORD)))

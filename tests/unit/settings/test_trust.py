@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from baton.domain.trust import ClusterTrust
 from baton.settings.base import SettingsError
 from baton.settings.trust import open_cluster_warning, read_trust
 from services.router.settings import RouterSettings
 from tests.certificates import CertificateAuthority, encrypt_key
 
 SECRET = b"0123456789abcdef0123456789abcdef"
+OTHER = b"fedcba9876543210fedcba9876543210"
 
 
 @pytest.fixture
@@ -36,6 +38,25 @@ def refusal(**files: Path) -> str:
 def test_the_secret_is_read_from_the_file(secret: Path):
     assert read_trust(RouterSettings(cluster_secret_file=secret)).secret == SECRET
     assert read_trust(RouterSettings()).secret is None
+
+
+@pytest.mark.parametrize("text", [SECRET + b"\n" + OTHER, SECRET + b" \r\n\n" + OTHER + b"\n"])
+def test_a_second_line_is_valid_too_and_signs_nothing(secret: Path, text: bytes):
+    secret.write_bytes(text)
+    trust = read_trust(RouterSettings(cluster_secret_file=secret))
+    assert trust.secrets == (SECRET, OTHER)
+    assert trust.key("page") == ClusterTrust(SECRET).key("page")
+    assert trust.keys("page") == (ClusterTrust(SECRET).key("page"), ClusterTrust(OTHER).key("page"))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [(b"\n".join([SECRET, OTHER, OTHER]), "3 secrets"), (SECRET + b"\nshort", "5 bytes")]
+)
+def test_a_third_line_or_a_short_one_is_refused(secret: Path, text: bytes, why: str):
+    secret.write_bytes(text)
+    message = refusal(cluster_secret_file=secret)
+    assert why in message
+    assert SECRET.decode() not in message
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o606, 0o620, 0o601])
