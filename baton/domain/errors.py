@@ -28,6 +28,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from baton.domain.ids import AttemptId
+
 
 class BatonError(Exception):
     """Base of the tree."""
@@ -113,9 +115,13 @@ class IntegrityFailure(Interrupted):
 
 
 class Superseded(Interrupted):
-    """A newer attempt exists."""
+    """A newer attempt exists. `seen`: the newest one that the refusing side knows; None if it did not tell."""
 
     code = "superseded"
+
+    def __init__(self, message: str, seen: AttemptId | None = None) -> None:
+        super().__init__(message)
+        self.seen = seen
 
 
 class SentBack(Interrupted):

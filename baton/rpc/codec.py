@@ -70,12 +70,12 @@ def to_float32(value: float) -> float:
 
 def encode_id(id: AttemptId) -> pb.AttemptId:
     """To the wire."""
-    return pb.AttemptId(request_id=id.request_id, attempt=id.attempt)
+    return pb.AttemptId(request_id=id.request_id, attempt=id.attempt, owner_tag=id.owner_tag)
 
 
 def decode_id(message: pb.AttemptId) -> AttemptId:
     """From the wire."""
-    return AttemptId(RequestId(message.request_id), message.attempt)
+    return AttemptId(RequestId(message.request_id), message.attempt, message.owner_tag)
 
 
 def encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:
@@ -174,12 +174,18 @@ def decode_finish(value: pb.FinishReason) -> FinishReason | None:
 
 def encode_failure(error: BatonError) -> pb.Failure:
     """To the wire."""
-    return pb.Failure(code=error.code, message=str(error))
+    failure = pb.Failure(code=error.code, message=str(error))
+    if isinstance(error, Superseded) and error.seen is not None:
+        failure.seen.CopyFrom(encode_id(error.seen))
+    return failure
 
 
 def decode_failure(message: pb.Failure) -> BatonError:
     """From the wire; an unknown code is a `WorkerLost`."""
-    return from_code(message.code, message.message)
+    error = from_code(message.code, message.message)
+    if isinstance(error, Superseded) and message.HasField("seen"):
+        error.seen = decode_id(message.seen)
+    return error
 
 
 def grpc_status(error: BatonError) -> grpc.StatusCode:

@@ -171,8 +171,8 @@ class CallStore(Protocol):
         """Compare-and-set on `epoch`: gives the call to `owner` under the next epoch, OPEN, and returns it.
 
         Resumes in the same step every sequence that the table allows, under the first attempt of the new epoch
-        (`transitions.first_attempt`). That fences off all attempts of earlier owners. Returns None, without effect,
-        when the epoch differs, or the call has ENDED or is unknown.
+        (`baton.domain.ids.first_attempt`). That fences off all attempts of earlier owners. Returns None, without
+        effect, when the epoch differs, or the call has ENDED or is unknown.
         """
         ...
 

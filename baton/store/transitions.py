@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from baton.domain.errors import Broken, Superseded
-from baton.domain.ids import AttemptId, OwnerId, RequestId
+from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt
 from baton.domain.lifecycle import TABLE, RequestEvent, RequestState, advance
 from baton.store.store import MAX_TRACE_BYTES, CallRecord, CallStatus, SequenceRecord
 
@@ -83,19 +83,6 @@ def apply_events(
             after, given, event, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
         )
     return after
-
-
-ATTEMPTS_PER_OWNER = 1000
-"""Far more attempts than one owner makes of one sequence."""
-
-
-def first_attempt(epoch: int) -> int:
-    """First attempt of the owner of a call's `epoch`.
-
-    Each owner has a range of its own. The last attempts of an earlier owner may never have been written, and workers
-    must not see one number twice.
-    """
-    return (epoch - 1) * ATTEMPTS_PER_OWNER + 1
 
 
 def apply_resume(record: SequenceRecord, router_id: str, epoch: int) -> SequenceRecord | None:

@@ -58,11 +58,11 @@ class ImportPolicy:
     def reserve(
         self, id: AttemptId, num_tokens: int, keys: Sequence[PageKey], now: float, deadline_s: float
     ) -> tuple[Reserved | Busy, list[DecodeEffect]]:
-        """Reserves pages and a row for one attempt, and aborts older attempts of the same request.
+        """Reserves pages and a row for one attempt, and fails older attempts of the same request.
 
         Raises `Superseded` for an older attempt and for one that is decoding already."""
         if id in self._scheduler.ids():
-            raise Superseded(f"{id} is decoding here already")
+            raise Superseded(f"{id} is decoding here already", id)
         effects = self._abort_older(id)
         if self._scheduler.num_preempted:  # preempted rows come back before new ones
             self._imports.fence(id)
@@ -191,5 +191,6 @@ class ImportPolicy:
 
     def _abort_older(self, id: AttemptId) -> list[DecodeEffect]:
         here = (*self._imports.ids(), *self._scheduler.ids())
-        older = [one for one in here if one.request_id == id.request_id and one.attempt < id.attempt]
-        return [effect for one in older for effect in self.abort(one)]
+        older = [one for one in here if one.request_id == id.request_id and one.order < id.order]
+        newer = f"attempt {id.attempt} has come"
+        return [effect for one in older for effect in self.fail(one, Superseded(f"{one}: {newer}", id))]

@@ -55,7 +55,7 @@ class ImportTable:
         self._imports: dict[AttemptId, KvImport] = {}
         self._draining: list[KvImport] = []
         self._by_pull: dict[int, KvImport] = {}
-        self._newest: OrderedDict[RequestId, int] = OrderedDict()
+        self._newest: OrderedDict[RequestId, AttemptId] = OrderedDict()
         self._numbers = itertools.count(1)
         self.num_reserved_pages = 0
 
@@ -273,10 +273,10 @@ class ImportTable:
 
     def fence(self, id: AttemptId) -> None:
         """Remembers the newest attempt of a request. Raises `Superseded` for an older one."""
-        newest = self._newest.get(id.request_id, 0)
-        if id.attempt < newest:
-            raise Superseded(f"{id}: attempt {newest} was seen already")
-        self._newest[id.request_id] = id.attempt
+        newest = self._newest.get(id.request_id, id)
+        if id.order < newest.order:
+            raise Superseded(f"{id}: attempt {newest.attempt} was seen already", newest)
+        self._newest[id.request_id] = id
         self._newest.move_to_end(id.request_id)
         while len(self._newest) > _MAX_REMEMBERED + len(self._imports):
             self._newest.popitem(last=False)

@@ -61,7 +61,7 @@ class ExportTable:
         self._grants_leases = grants_leases
         self._open: dict[AttemptId, KvExport] = {}
         self._ended: OrderedDict[AttemptId, ExportState] = OrderedDict()
-        self._newest: OrderedDict[RequestId, int] = OrderedDict()
+        self._newest: OrderedDict[RequestId, AttemptId] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -71,12 +71,11 @@ class ExportTable:
 
         Raises `Superseded` unless `id` is the newest attempt of its request.
         """
-        newest = self._newest.get(id.request_id, 0)
-        if id.attempt <= newest:
-            raise Superseded(f"{id}: attempt {newest} was seen already")
-        older = AttemptId(id.request_id, newest)
-        was_open = self.abort(older)
-        self._newest[id.request_id] = id.attempt
+        older = self._newest.get(id.request_id)
+        if older is not None and id.order <= older.order:
+            raise Superseded(f"{id}: attempt {older.attempt} was seen already", older)
+        was_open = older is not None and self.abort(older)
+        self._newest[id.request_id] = id
         self._newest.move_to_end(id.request_id)
         while len(self._newest) > _MAX_REMEMBERED + len(self._open):
             self._newest.popitem(last=False)

@@ -151,7 +151,7 @@ class PrefillScheduler:
         older = self._exports.open(request.id)
         if older is not None:
             self._remove(older)
-            effects.append(Fail(older, Superseded(f"{older}: attempt {request.id.attempt} has come")))
+            effects.append(Fail(older, Superseded(f"{older}: attempt {request.id.attempt} has come", request.id)))
         size = self._limits.page_size
         num_pages = ceil_div(len(request.tokens), size)
         if num_pages > self._cache.pool.num_pages:

@@ -60,18 +60,19 @@ class EmissionCheck:
     """Tokens of one worker: never under an attempt older than one it has seen (I3), without a gap (I4)."""
 
     source: str
-    newest: dict[RequestId, int] = field(default_factory=dict)
+    newest: dict[RequestId, AttemptId] = field(default_factory=dict)
     next_index: dict[AttemptId, int] = field(default_factory=dict)
 
     def on_attempt(self, id: AttemptId) -> None:
         """Records that the worker got this attempt."""
-        self.newest[id.request_id] = max(id.attempt, self.newest.get(id.request_id, 0))
+        newest = self.newest.get(id.request_id, id)
+        self.newest[id.request_id] = max(id, newest, key=lambda one: one.order)
 
     def on_token(self, id: AttemptId, index: int) -> None:
         """Records that the worker emitted the token of this output index."""
-        newest = self.newest.get(id.request_id, id.attempt)
-        if id.attempt < newest:
-            raise Violation("I3", f"{self.source} emits under {id} and has seen attempt {newest}", id.request_id)
+        newest = self.newest.get(id.request_id, id)
+        if id.order < newest.order:
+            raise Violation("I3", f"{self.source} emits under {id} and has seen {newest}", id.request_id)
         expected = self.next_index.get(id, index)
         if index != expected:
             raise Violation("I4", f"{self.source} emits index {index} of {id}, {expected} comes next", id.request_id)

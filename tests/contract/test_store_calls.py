@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.domain.errors import Broken, Superseded
-from baton.domain.ids import AttemptId, OwnerId, RequestId
+from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt
 from baton.domain.lifecycle import TERMINAL, RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.store.connect import connect
@@ -26,7 +26,6 @@ from baton.store.store import (
     StoreUnavailable,
     WriteOutcome,
 )
-from baton.store.transitions import first_attempt
 from tests.contract.stores import DEADLINE_S, RARE, OpenStore, journal_entry
 from tests.redis_server import frozen, running_redis
 

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
-from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
+from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId, first_attempt
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import OutputToken
 from baton.domain.worker import WorkerRecord, WorkerRole
@@ -25,7 +25,6 @@ from baton.store.store import (
     StoreUnavailable,
     WriteOutcome,
 )
-from baton.store.transitions import first_attempt
 from baton.store.write_behind.flusher import WriterOptions
 from baton.store.write_behind.writer import StoreWriter
 from tests.contract.stores import DEADLINE_S

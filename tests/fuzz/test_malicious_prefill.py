@@ -194,7 +194,7 @@ def test_arbitrary_announcements_end_only_the_attempt(
 def test_arbitrary_renewals_do_no_harm(cluster: MaliciousCluster, renewal: dict[str, float]) -> None:
     cluster.pair.run(_connected(cluster))
     ended = common_pb2.AttemptId(request_id="", attempt=2**32 - 1)
-    cluster.malicious.renewal = handoff_pb2.RenewReply(ended=[ended], **renewal)
+    cluster.malicious.renewal = handoff_pb2.RenewReply(ended=[ended], lease_s=renewal["lease_s"])
     cluster.malicious.events = [chunk(0, [0, 1], [1, 2])]
     cluster.pair.run(cluster.generate())
 

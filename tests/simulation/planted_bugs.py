@@ -63,7 +63,7 @@ class AcceptsOlderAttempts(ExportTable):
     def open(self, id: AttemptId) -> AttemptId | None:
         if id in self._open:
             return super().open(id)
-        self._newest[id.request_id] = 0
+        self._newest.pop(id.request_id, None)
         return super().open(id)
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/common.proto\x12\x08\x62\x61ton.v1\"0\n\tAttemptId\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xc4\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x03\x12;\n\nlogit_bias\x18\t \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"L\n\nStopParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\"\xb9\x01\n\rEngineRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\"\n\x04stop\x18\x05 \x01(\x0b\x32\x14.baton.v1.StopParams\x12\x0c\n\x04salt\x18\x06 \x01(\t\".\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"r\n\x0bOutputToken\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12#\n\x03top\x18\x04 \x03(\x0b\x32\x16.baton.v1.TokenLogprobB\n\n\x08_logprob\"O\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\"\x9a\x01\n\x0cPrefillTimes\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\x12\x0f\n\x07seal_us\x18\x03 \x01(\x04\x12#\n\x06\x63hunks\x18\x04 \x03(\x0b\x32\x13.baton.v1.ChunkTime\x12\x17\n\x0f\x63omputed_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\"-\n\tChunkTime\x12\x10\n\x08start_us\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xce\x01\n\x0bImportTimes\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x16\n\x0e\x66irst_chunk_us\x18\x03 \x01(\x04\x12\x0f\n\x07pull_us\x18\x04 \x01(\x04\x12\x12\n\nexposed_us\x18\x05 \x01(\x04\x12\x11\n\tcommit_us\x18\x06 \x01(\x04\x12\x0f\n\x07join_us\x18\x07 \x01(\x04\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\r\n\x05pages\x18\t \x01(\r\x12\r\n\x05proof\x18\n \x01(\t\x12\x10\n\x08re_reads\x18\x0b \x01(\r\"o\n\x0b\x44\x65\x63odeTimes\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0f\n\x07step_us\x18\x02 \x01(\x04\x12\x11\n\twaited_us\x18\x03 \x01(\x04\x12\x14\n\x0cpreempted_us\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\"?\n\x0c\x41\x62ortRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0c\n\nAbortReply*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/common.proto\x12\x08\x62\x61ton.v1\"C\n\tAttemptId\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\towner_tag\x18\x03 \x01(\x07\"\xc4\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x03\x12;\n\nlogit_bias\x18\t \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"L\n\nStopParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\"\xb9\x01\n\rEngineRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\"\n\x04stop\x18\x05 \x01(\x0b\x32\x14.baton.v1.StopParams\x12\x0c\n\x04salt\x18\x06 \x01(\t\".\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"r\n\x0bOutputToken\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12#\n\x03top\x18\x04 \x03(\x0b\x32\x16.baton.v1.TokenLogprobB\n\n\x08_logprob\"r\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12!\n\x04seen\x18\x04 \x01(\x0b\x32\x13.baton.v1.AttemptId\"\x9a\x01\n\x0cPrefillTimes\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\x12\x0f\n\x07seal_us\x18\x03 \x01(\x04\x12#\n\x06\x63hunks\x18\x04 \x03(\x0b\x32\x13.baton.v1.ChunkTime\x12\x17\n\x0f\x63omputed_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\"-\n\tChunkTime\x12\x10\n\x08start_us\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xce\x01\n\x0bImportTimes\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x16\n\x0e\x66irst_chunk_us\x18\x03 \x01(\x04\x12\x0f\n\x07pull_us\x18\x04 \x01(\x04\x12\x12\n\nexposed_us\x18\x05 \x01(\x04\x12\x11\n\tcommit_us\x18\x06 \x01(\x04\x12\x0f\n\x07join_us\x18\x07 \x01(\x04\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\r\n\x05pages\x18\t \x01(\r\x12\r\n\x05proof\x18\n \x01(\t\x12\x10\n\x08re_reads\x18\x0b \x01(\r\"o\n\x0b\x44\x65\x63odeTimes\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0f\n\x07step_us\x18\x02 \x01(\x04\x12\x11\n\twaited_us\x18\x03 \x01(\x04\x12\x14\n\x0cpreempted_us\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\"h\n\x0c\x41\x62ortRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\'\n\x08suspects\x18\x03 \x03(\x0b\x32\x15.baton.v1.SuspectPage\":\n\x0bSuspectPage\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04page\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x06\"4\n\nAbortReply\x12&\n\x07verdict\x18\x01 \x01(\x0e\x32\x15.baton.v1.PageVerdict*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*[\n\x0bPageVerdict\x12\x1c\n\x18PAGE_VERDICT_UNSPECIFIED\x10\x00\x12\x17\n\x13PAGE_VERDICT_SOURCE\x10\x01\x12\x15\n\x11PAGE_VERDICT_LINK\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,34 +33,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1528
-  _globals['_FINISHREASON']._serialized_end=1623
+  _globals['_FINISHREASON']._serialized_start=1723
+  _globals['_FINISHREASON']._serialized_end=1818
+  _globals['_PAGEVERDICT']._serialized_start=1820
+  _globals['_PAGEVERDICT']._serialized_end=1911
   _globals['_ATTEMPTID']._serialized_start=35
-  _globals['_ATTEMPTID']._serialized_end=83
-  _globals['_SAMPLINGPARAMS']._serialized_start=86
-  _globals['_SAMPLINGPARAMS']._serialized_end=410
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=349
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=397
-  _globals['_STOPPARAMS']._serialized_start=412
-  _globals['_STOPPARAMS']._serialized_end=488
-  _globals['_ENGINEREQUEST']._serialized_start=491
-  _globals['_ENGINEREQUEST']._serialized_end=676
-  _globals['_TOKENLOGPROB']._serialized_start=678
-  _globals['_TOKENLOGPROB']._serialized_end=724
-  _globals['_OUTPUTTOKEN']._serialized_start=726
-  _globals['_OUTPUTTOKEN']._serialized_end=840
-  _globals['_FAILURE']._serialized_start=842
-  _globals['_FAILURE']._serialized_end=921
-  _globals['_PREFILLTIMES']._serialized_start=924
-  _globals['_PREFILLTIMES']._serialized_end=1078
-  _globals['_CHUNKTIME']._serialized_start=1080
-  _globals['_CHUNKTIME']._serialized_end=1125
-  _globals['_IMPORTTIMES']._serialized_start=1128
-  _globals['_IMPORTTIMES']._serialized_end=1334
-  _globals['_DECODETIMES']._serialized_start=1336
-  _globals['_DECODETIMES']._serialized_end=1447
-  _globals['_ABORTREQUEST']._serialized_start=1449
-  _globals['_ABORTREQUEST']._serialized_end=1512
-  _globals['_ABORTREPLY']._serialized_start=1514
-  _globals['_ABORTREPLY']._serialized_end=1526
+  _globals['_ATTEMPTID']._serialized_end=102
+  _globals['_SAMPLINGPARAMS']._serialized_start=105
+  _globals['_SAMPLINGPARAMS']._serialized_end=429
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=368
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=416
+  _globals['_STOPPARAMS']._serialized_start=431
+  _globals['_STOPPARAMS']._serialized_end=507
+  _globals['_ENGINEREQUEST']._serialized_start=510
+  _globals['_ENGINEREQUEST']._serialized_end=695
+  _globals['_TOKENLOGPROB']._serialized_start=697
+  _globals['_TOKENLOGPROB']._serialized_end=743
+  _globals['_OUTPUTTOKEN']._serialized_start=745
+  _globals['_OUTPUTTOKEN']._serialized_end=859
+  _globals['_FAILURE']._serialized_start=861
+  _globals['_FAILURE']._serialized_end=975
+  _globals['_PREFILLTIMES']._serialized_start=978
+  _globals['_PREFILLTIMES']._serialized_end=1132
+  _globals['_CHUNKTIME']._serialized_start=1134
+  _globals['_CHUNKTIME']._serialized_end=1179
+  _globals['_IMPORTTIMES']._serialized_start=1182
+  _globals['_IMPORTTIMES']._serialized_end=1388
+  _globals['_DECODETIMES']._serialized_start=1390
+  _globals['_DECODETIMES']._serialized_end=1501
+  _globals['_ABORTREQUEST']._serialized_start=1503
+  _globals['_ABORTREQUEST']._serialized_end=1607
+  _globals['_SUSPECTPAGE']._serialized_start=1609
+  _globals['_SUSPECTPAGE']._serialized_end=1667
+  _globals['_ABORTREPLY']._serialized_start=1669
+  _globals['_ABORTREPLY']._serialized_end=1721
 # @@protoc_insertion_point(module_scope)

@@ -11,17 +11,28 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class PageVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PAGE_VERDICT_UNSPECIFIED: _ClassVar[PageVerdict]
+    PAGE_VERDICT_SOURCE: _ClassVar[PageVerdict]
+    PAGE_VERDICT_LINK: _ClassVar[PageVerdict]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+PAGE_VERDICT_UNSPECIFIED: PageVerdict
+PAGE_VERDICT_SOURCE: PageVerdict
+PAGE_VERDICT_LINK: PageVerdict
 
 class AttemptId(_message.Message):
-    __slots__ = ("request_id", "attempt")
+    __slots__ = ("request_id", "attempt", "owner_tag")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    OWNER_TAG_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+    owner_tag: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., owner_tag: _Optional[int] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "logprobs")
@@ -101,14 +112,16 @@ class OutputToken(_message.Message):
     def __init__(self, index: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("code", "message", "decode")
+    __slots__ = ("code", "message", "decode", "seen")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     decode: DecodeTimes
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., decode: _Optional[_Union[DecodeTimes, _Mapping]] = ...) -> None: ...
+    seen: AttemptId
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., decode: _Optional[_Union[DecodeTimes, _Mapping]] = ..., seen: _Optional[_Union[AttemptId, _Mapping]] = ...) -> None: ...
 
 class PrefillTimes(_message.Message):
     __slots__ = ("queue_us", "compute_us", "seal_us", "chunks", "computed_tokens", "cached_tokens")
@@ -175,13 +188,27 @@ class DecodeTimes(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., step_us: _Optional[int] = ..., waited_us: _Optional[int] = ..., preempted_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
-    __slots__ = ("id", "reason")
+    __slots__ = ("id", "reason", "suspects")
     ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     id: AttemptId
     reason: str
-    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    suspects: _containers.RepeatedCompositeFieldContainer[SuspectPage]
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., reason: _Optional[str] = ..., suspects: _Optional[_Iterable[_Union[SuspectPage, _Mapping]]] = ...) -> None: ...
+
+class SuspectPage(_message.Message):
+    __slots__ = ("index", "page", "digest")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    page: int
+    digest: int
+    def __init__(self, index: _Optional[int] = ..., page: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class AbortReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("verdict",)
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    verdict: PageVerdict
+    def __init__(self, verdict: _Optional[_Union[PageVerdict, str]] = ...) -> None: ...

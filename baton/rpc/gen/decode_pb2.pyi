@@ -69,10 +69,12 @@ class GenerateEvent(_message.Message):
     def __init__(self, imported: _Optional[_Union[Imported, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Imported(_message.Message):
-    __slots__ = ("times",)
+    __slots__ = ("times", "first_token")
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     times: _common_pb2.ImportTimes
-    def __init__(self, times: _Optional[_Union[_common_pb2.ImportTimes, _Mapping]] = ...) -> None: ...
+    first_token: _common_pb2.OutputToken
+    def __init__(self, times: _Optional[_Union[_common_pb2.ImportTimes, _Mapping]] = ..., first_token: _Optional[_Union[_common_pb2.OutputToken, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("tokens", "finish_reason", "times")

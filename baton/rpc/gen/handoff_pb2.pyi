@@ -7,20 +7,30 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HelloRequest(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "protocol_version", "fingerprint", "model", "transports")
+    __slots__ = ("worker_id", "incarnation", "protocol_version", "fingerprint", "model", "transports", "parts")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     protocol_version: int
     fingerprint: str
     model: str
     transports: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[FingerprintPart]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[FingerprintPart, _Mapping]]] = ...) -> None: ...
+
+class FingerprintPart(_message.Message):
+    __slots__ = ("name", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("source", "refused")
@@ -67,14 +77,16 @@ class HandoffEvent(_message.Message):
     def __init__(self, chunk: _Optional[_Union[ChunkReady, _Mapping]] = ..., seal: _Optional[_Union[Seal, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class ChunkReady(_message.Message):
-    __slots__ = ("first_page", "pages", "digests")
+    __slots__ = ("first_page", "pages", "digests", "tags")
     FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
     first_page: int
     pages: _containers.RepeatedScalarFieldContainer[int]
     digests: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, first_page: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
+    tags: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, first_page: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ..., tags: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Seal(_message.Message):
     __slots__ = ("first_token", "finish_reason", "num_cached_tokens", "num_pages")
@@ -105,22 +117,28 @@ class CommitReply(_message.Message):
     def __init__(self, valid: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "ids")
+    __slots__ = ("worker_id", "incarnation", "ids", "quarantine_seen")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_SEEN_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     ids: _containers.RepeatedCompositeFieldContainer[_common_pb2.AttemptId]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., ids: _Optional[_Iterable[_Union[_common_pb2.AttemptId, _Mapping]]] = ...) -> None: ...
+    quarantine_seen: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., ids: _Optional[_Iterable[_Union[_common_pb2.AttemptId, _Mapping]]] = ..., quarantine_seen: _Optional[int] = ...) -> None: ...
 
 class RenewReply(_message.Message):
-    __slots__ = ("ended", "lease_s")
+    __slots__ = ("ended", "lease_s", "quarantined", "quarantine_number")
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     ended: _containers.RepeatedCompositeFieldContainer[_common_pb2.AttemptId]
     lease_s: float
-    def __init__(self, ended: _Optional[_Iterable[_Union[_common_pb2.AttemptId, _Mapping]]] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    quarantined: _containers.RepeatedScalarFieldContainer[bytes]
+    quarantine_number: int
+    def __init__(self, ended: _Optional[_Iterable[_Union[_common_pb2.AttemptId, _Mapping]]] = ..., lease_s: _Optional[float] = ..., quarantined: _Optional[_Iterable[bytes]] = ..., quarantine_number: _Optional[int] = ...) -> None: ...
 
 class ReadPagesRequest(_message.Message):
     __slots__ = ("incarnation", "pages")

@@ -18,7 +18,7 @@ from typing import cast
 from redis.asyncio import ConnectionPool, Redis
 
 from baton.domain.errors import Broken, Superseded
-from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
+from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId, first_attempt
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.worker import WorkerRecord
 from baton.store import transitions
@@ -132,7 +132,7 @@ class RedisStore:
 
     async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
         keys, router_id = self._keys, transitions.router_of(owner)
-        first = transitions.first_attempt(epoch + 1)
+        first = first_attempt(epoch + 1)
         missing = record_codec.sequence_to_fields(transitions.placeholder(RequestId(""), router_id, epoch + 1))
         names = (keys.calls_of(OwnerId("")), keys.sequence(RequestId("")))
         args: list[str | int] = [

@@ -136,7 +136,7 @@ class TrackedRequest:
         if not may_retry:
             raise failure.error
         self._advance(RequestEvent.INTERRUPT, failure.error.code)
-        self.id = AttemptId(self.sequence.id, self.id.attempt + 1)
+        self.id = self.id.next()
         self.metadata = request_metadata(self.id, self.timer.request.context)
         self.num_failures += failure.counted
         self._advance(RequestEvent.RETRY)

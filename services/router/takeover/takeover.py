@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 import structlog
 
 from baton.domain.errors import BatonError, Cancelled, ContextOverflow, Refused, Superseded, WorkerLost, from_code
-from baton.domain.ids import RequestId
+from baton.domain.ids import RequestId, first_attempt
 from baton.domain.lifecycle import RequestState
 from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord, StateStore, StoreUnavailable
-from baton.store.transitions import first_attempt
 from baton.telemetry.metrics import TAKEOVERS_TOTAL
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from services.router.edge.disconnect import join_tasks

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from baton.domain.errors import BatonError, IntegrityFailure, SentBack, WorkerLost
+from baton.domain.errors import BatonError, IntegrityFailure, SentBack, Superseded, WorkerLost
 from baton.domain.ids import AttemptId, RequestId, ReservationId
 from baton.domain.request import EngineRequest, StopParams
 from baton.engine.fake_runner import SLOT_BYTES
@@ -221,6 +221,11 @@ class CheckedDecode(RuleBasedStateMachine):
 
     def _on_failure(self, id: AttemptId, error: BatonError) -> None:
         case = self.cases[id]
+        if isinstance(error, Superseded):
+            assert error.seen is not None
+            assert error.seen.order > id.order
+            assert case.ended, "an attempt was superseded without a newer one"
+            return
         assert case.claimed or isinstance(error, WorkerLost)
         assert not case.imported or isinstance(error, SentBack)
         assert case.corrupted or not isinstance(error, IntegrityFailure), "reserved pages were not there"

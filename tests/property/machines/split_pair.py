@@ -284,7 +284,7 @@ class SplitPair:
                 self.on_decode_effects(self.decode.import_policy.on_source_lost(id, error))
 
     def renew(self) -> None:
-        self.messages.append(Renewal(tuple(sorted(self.leased)), self.now))
+        self.messages.append(Renewal(tuple(sorted(self.leased, key=str)), self.now))
 
     def deliver_to_decode(self, reply: ToDecode) -> None:
         self.replies.remove(reply)

@@ -10,14 +10,13 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.domain.ids import AttemptId, OwnerId, RequestId
+from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.store.connect import connect
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord, StateStore
-from baton.store.transitions import first_attempt
 from baton.store.write_behind.flusher import WriterOptions
 from baton.store.write_behind.writer import MAX_BODY_BYTES, MAX_UNWRITTEN_TOKENS, StoreWriter
 from tests.property.store.faulty_store import OPTIONS, Fault, FaultyStore

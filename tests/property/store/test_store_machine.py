@@ -94,7 +94,7 @@ class Model:
             raise Broken
         allowed = held.attempt + 1 if event in OPENING else held.attempt
         if id.attempt < allowed:
-            raise Superseded
+            raise Superseded("late")
         if id.attempt > allowed or (held.state, event) not in TABLE:
             raise Broken
         after = replace(

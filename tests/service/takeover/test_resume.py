@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from baton.domain.ids import AttemptId, RequestId
+from baton.domain.ids import AttemptId, RequestId, first_attempt
 from baton.store.store import CallStatus
-from baton.store.transitions import first_attempt
 from baton.telemetry.metrics import REGISTRY
 from services.router.edge.api_keys import make_entry, new_key
 from tests.mock_workers import Fail, Hold, Phase, ScriptedAction, token_at

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from baton.domain.ids import AttemptId, OwnerId, RequestId
+from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken
 from baton.store.store import CallRecord, CallStatus, SequenceRecord
-from baton.store.transitions import first_attempt
 from tests.contract.stores import journal_entry
 from tests.mock_workers import Hold, Phase, ScriptedAction
 from tests.service.takeover.router_cluster import (

@@ -145,8 +145,22 @@ def test_a_newer_attempt_ends_the_row_of_the_older():
     read(world, digests=True)
     answer, effects = world.import_policy.reserve(AttemptId(ID.request_id, 2), 4, [], 3.0, 5.0)
     assert isinstance(answer, Reserved)
-    assert effects == []
     assert world.scheduler.num_rows == 0
+    (failed,) = effects
+    assert isinstance(failed, Fail)
+    assert isinstance(failed.error, Superseded)
+    assert (failed.id, failed.error.seen) == (ID, AttemptId(ID.request_id, 2))
+
+
+def test_a_lower_ballot_ends_nothing_here_and_learns_the_newest():
+    world = claimed(digests=True)
+    newer = AttemptId(ID.request_id, 1, owner_tag=7)
+    world.import_policy.reserve(newer, 4, [], 3.0, 5.0)
+    for late in (ID, AttemptId(ID.request_id, 9, owner_tag=6)):
+        with pytest.raises(Superseded) as refused:
+            world.import_policy.reserve(late, 4, [], 3.0, 5.0)
+        assert refused.value.seen == newer
+    assert world.imports.get(newer) is not None
 
 
 @pytest.mark.parametrize("id", [ID, AttemptId(RequestId("nobody"), 1)])

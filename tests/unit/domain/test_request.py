@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.ids import AttemptId, RequestId, new_incarnation
+from baton.domain.ids import AttemptId, RequestId, first_attempt, new_incarnation
 from baton.domain.request import FinishReason, StopParams, banned_tokens, finish_reason
 from tests.tiny_workers import REPEATABLE_SETTINGS, engine_request
 
@@ -45,10 +45,16 @@ def test_tokens_of_earlier_attempts_count():
     assert (request.num_emitted, len(request.tokens)) == (2, 5)
 
 
-def test_attempts_are_ordered_within_a_request():
-    first, second = (AttemptId(RequestId("r"), n) for n in (1, 2))
-    assert first < second
-    assert str(second) == "r/2"
+def test_attempts_are_ordered_by_epoch_then_owner_tag_then_number():
+    ids = [AttemptId(RequestId("r"), *key) for key in [(1, 9), (2, 9), (1001, 3), (1003, 3), (1001, 4), (2001, 0)]]
+    assert sorted(reversed(ids), key=lambda id: id.order) == ids
+    assert [id.ballot for id in ids] == [(1, 9), (1, 9), (2, 3), (2, 3), (2, 4), (3, 0)]
+    assert (str(ids[1]), ids[2].next()) == ("r/2", AttemptId(RequestId("r"), 1002, 3))
+
+
+def test_the_last_attempt_of_an_epoch_is_below_the_next_epoch():
+    last = AttemptId(RequestId("r"), first_attempt(3) - 1, owner_tag=2**32 - 1)
+    assert (last.epoch, last.order < AttemptId(RequestId("r"), first_attempt(3)).order) == (2, True)
 
 
 def test_incarnations_are_odd_63_bit_numbers_and_differ():

@@ -99,6 +99,16 @@ def test_a_newer_attempt_ends_the_older(pool: PagePool, exports: ExportTable):
     assert exports.renew([ID, NEXT], 0.0) == [ID]
 
 
+def test_a_lower_ballot_opens_no_export_and_learns_the_newest(exports: ExportTable):
+    newer = AttemptId(ID.request_id, 1, owner_tag=7)
+    exports.open(newer)
+    for late in (ID, AttemptId(ID.request_id, 9, owner_tag=6)):
+        with pytest.raises(Superseded) as refused:
+            exports.open(late)
+        assert refused.value.seen == newer
+    assert len(exports) == 1
+
+
 @pytest.mark.parametrize("late", [ID, NEXT])
 def test_an_attempt_that_is_not_newer_is_refused(exports: ExportTable, late: AttemptId):
     exports.open(ID)

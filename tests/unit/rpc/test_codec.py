@@ -16,7 +16,7 @@ from baton.rpc.gen import common_pb2 as pb
 uint32 = st.integers(0, 2**32 - 1)
 singles = st.floats(-(2.0**100), 2.0**100, width=32)
 doubles = st.floats(-(2.0**100), 2.0**100)
-ids = st.builds(AttemptId, st.text(max_size=20).map(RequestId), uint32)
+ids = st.builds(AttemptId, st.text(max_size=20).map(RequestId), uint32, uint32)
 
 
 def samplings(floats: st.SearchStrategy[float]) -> st.SearchStrategy[SamplingParams]:
@@ -114,6 +114,19 @@ def test_statuses_keep_class_and_message(kind):
     back = codec.error_from_rpc(failed)
     assert type(back) is kind
     assert str(back) == "what happened"
+
+
+@given(ids)
+def test_a_superseded_failure_carries_the_newest_attempt(seen: AttemptId):
+    back = codec.decode_failure(codec.encode_failure(errors.Superseded("late", seen)))
+    assert isinstance(back, errors.Superseded)
+    assert back.seen == seen
+
+
+def test_a_superseded_failure_of_an_older_peer_carries_no_attempt():
+    back = codec.decode_failure(pb.Failure(code="superseded", message="late"))
+    assert isinstance(back, errors.Superseded)
+    assert back.seen is None
 
 
 def test_refusal_overload_and_loss_have_different_statuses():
