@@ -26,6 +26,7 @@ Translation to HTTP is in `services.router.edge.http_errors`, to gRPC in `baton.
 
 from __future__ import annotations
 
+import enum
 from typing import ClassVar
 
 from baton.domain.ids import AttemptId
@@ -108,10 +109,21 @@ class LeaseEnded(Interrupted):
     code = "lease_ended"
 
 
+class PageVerdict(enum.Enum):
+    """Where a page with wrong bytes was damaged: in a worker's memory, which took it out of use, or on its way."""
+
+    SOURCE = "source"
+    LINK = "link"
+
+
 class IntegrityFailure(Interrupted):
-    """A page's bytes did not match the digest that was announced."""
+    """A page's bytes did not match its digest. `verdict` None: not known, and the link is suspected."""
 
     code = "integrity_failure"
+
+    def __init__(self, message: str, verdict: PageVerdict | None = None) -> None:
+        super().__init__(message)
+        self.verdict = verdict
 
 
 class Superseded(Interrupted):

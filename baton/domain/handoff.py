@@ -25,6 +25,15 @@ class PublishedChunk:
     digests: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A page that did not match its announced digest in two reads: its index in the request, its id at the source."""
+
+    index: int
+    page: PageId
+    digest: int
+
+
 class ExportState(enum.Enum):
     """State of an export on the prefill side. Pages are pinned in the first three states only.
 
