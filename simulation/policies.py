@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.domain.fingerprint import Fingerprint, FingerprintPart
 from baton.store.memory_store import MemoryStore
 from baton.store.ownership import OwnerLease
 from baton.store.write_behind.writer import StoreWriter
@@ -68,9 +69,9 @@ CONFIG = SimConfig()
 MODEL = "fake"
 
 
-def model_fingerprint(version: int) -> str:
+def model_fingerprint(version: int) -> Fingerprint:
     """Fingerprint of workers with this version of the model."""
-    return f"{MODEL} {version}"
+    return Fingerprint((FingerprintPart("weights", f"{MODEL} {version}"),))
 
 
 INTAKE = EngineRequestValidator(VOCAB_SIZE, CONFIG.max_model_len)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from baton.domain.fingerprint import Fingerprint
 from baton.engine.progress import loading_progress
 from baton.engine.runner import ModelRunner
 from baton.kv.geometry import KVGeometry
@@ -19,7 +22,7 @@ from baton.model.cpu import configure_threads
 from baton.model.device_memory import CudaCopyStream, DeviceMemory
 from baton.model.linears.packing import WeightLayout
 from baton.model.loading.config import DtypeChoice
-from baton.model.loading.fingerprint import weights_fingerprint
+from baton.model.loading.identity import checkpoint_root, model_fingerprint
 from baton.model.loading.kernel_choice import KernelUse
 from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
 from baton.model.loading.quantization import Quantization, QuantizationReport
@@ -27,6 +30,7 @@ from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
 from baton.settings.groups import MIB, Device, WorkerSettings
 from baton.settings.model_source import resolve_model
+from baton.settings.text_digest import text_digest
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 
@@ -37,11 +41,13 @@ log = get_logger()
 class Engine:
     """The parts that a loop runs on. `max_model_len`: tokens that model and pool both allow.
 
-    `fingerprint` covers weights, quantisation and geometry. Only workers with equal fingerprints exchange pages.
+    `fingerprint` covers all that pages depend on. Only workers with equal fingerprints exchange pages. `text_digest`
+    is that of the model's tokenizer and template.
     """
 
     geometry: KVGeometry
-    fingerprint: str
+    fingerprint: Fingerprint
+    text_digest: str
     memory: PoolMemory
     cache: PrefixCache
     runner: ModelRunner
@@ -56,7 +62,10 @@ def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph
     Raises `SettingsError`, `UnreadableModel` or `UnsupportedModel`.
     """
     configure_threads(settings.threads)
-    model = _load(settings)
+    directory = resolve_model(settings.model)
+    with ThreadPoolExecutor(1, "baton-identity") as beside:
+        root = beside.submit(checkpoint_root, directory)
+        model = _load(settings, directory)
     num_pages = settings.pool_pages(model.geometry.page_bytes)
     num_host_pages = num_pages if num_host_pages is None else num_host_pages
     host = PageMemory(num_host_pages, model.geometry.page_bytes) if num_host_pages else None
@@ -65,13 +74,14 @@ def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph
     max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
     _report(model, num_pages, max_model_len)
     cache = PrefixCache(PagePool(num_pages))
-    weights = weights_fingerprint(model.config.directory, Quantization(settings.quantization.value))
-    fingerprint = model.geometry.fingerprint(weights=weights)
-    return Engine(model.geometry, fingerprint, memory, cache, runner, model.config.vocab_size, max_model_len)
+    text, quantization = text_digest(directory), Quantization(settings.quantization.value)
+    fingerprint = model_fingerprint(directory, root.result(), text, model.geometry, quantization)
+    log.info("model_identity", fingerprint=fingerprint.digest, **{part.name: part.digest for part in fingerprint.parts})
+    vocab_size = model.config.vocab_size
+    return Engine(model.geometry, fingerprint, text, memory, cache, runner, vocab_size, max_model_len)
 
 
-def _load(settings: WorkerSettings) -> LoadedModel:
-    directory = resolve_model(settings.model)
+def _load(settings: WorkerSettings, directory: Path) -> LoadedModel:
     with _raise_if_out_of_memory("the weights"), loading_progress(settings.model) as on_progress:
         return load_model(
             directory,

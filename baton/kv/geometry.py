@@ -1,11 +1,11 @@
-"""The layout of a KV page. Two workers can exchange pages iff their fingerprints of geometry and weights are equal."""
+"""The layout of a KV page, which is part of a worker's fingerprint."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from baton.domain.arithmetic import ceil_div
+from baton.domain.fingerprint import digest_of
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -53,27 +53,12 @@ class KVGeometry:
         """Pages needed for `num_tokens` token slots."""
         return ceil_div(num_tokens, self.page_size)
 
-    def fingerprint(self, weights: str) -> str:
-        """Canonical JSON of every field and the weights' name."""
-        return json.dumps({**asdict(self), "weights": weights}, sort_keys=True, separators=(",", ":"))
-
-
-def describe_difference(ours: str, theirs: str) -> str | None:
-    """Description of the first field that differs between two fingerprints; None if they are equal."""
-    if ours == theirs:
-        return None
-    try:
-        mine, other = json.loads(ours), json.loads(theirs)
-    except ValueError:
-        return "fingerprint: not readable"
-    if not isinstance(mine, dict) or not isinstance(other, dict):
-        return "fingerprint: not readable"
-    for field in sorted({*mine, *other}):
-        if mine.get(field) != other.get(field):
-            return f"{field}: {_short(mine.get(field))} here, {_short(other.get(field))} there"
-    return "fingerprint: differs"
-
-
-def _short(value: object) -> str:
-    text = f"{len(value)} entries, first {value[0]}" if isinstance(value, list) and value else str(value)
-    return text[:120]
+    def parts(self) -> dict[str, str]:
+        """Named parts of a fingerprint (`baton.domain.fingerprint`). They cover every field."""
+        shapes = (f"{layer.num_kv_heads}x{layer.k_head_dim}+{layer.v_head_dim}" for layer in self.layers)
+        return {
+            "dtype": self.dtype,
+            "layers": f"{len(self.layers)}, digest {digest_of(shapes)}",
+            "layout": self.layout,
+            "page_size": str(self.page_size),
+        }

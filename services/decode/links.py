@@ -15,6 +15,7 @@ import grpc
 
 from baton.domain.attempt_times import ImportTimes
 from baton.domain.errors import BatonError, LinkBroken
+from baton.domain.fingerprint import Fingerprint
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.liveness import Liveness
 from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
@@ -49,7 +50,7 @@ class LinkIdentity:
     worker_id: WorkerId
     incarnation: Incarnation
     model: str
-    fingerprint: str
+    fingerprint: Fingerprint
     page_bytes: int
     grace_s: float
 
@@ -198,9 +199,10 @@ class PrefillLinks:
             worker_id=mine.worker_id,
             incarnation=mine.incarnation,
             protocol_version=PROTOCOL_VERSION,
-            fingerprint=mine.fingerprint,
+            fingerprint=mine.fingerprint.digest,
             model=mine.model,
             transports=[self._puller.transport],
+            parts=[handoff_pb2.FingerprintPart(name=part.name, digest=part.digest) for part in mine.fingerprint.parts],
         )
         stub = handoff_pb2_grpc.HandoffStub(self._channels.get(worker.address, worker.incarnation))
         try:

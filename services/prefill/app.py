@@ -142,7 +142,7 @@ class _Worker:
             incarnation=self._incarnation,
             address=self._address,
             model=self._model,
-            fingerprint=self._engine.fingerprint,
+            fingerprint=self._engine.fingerprint.digest,
             page_size=self._engine.geometry.page_size,
             max_model_len=self._engine.max_model_len,
             vocab_size=self._engine.vocab_size,

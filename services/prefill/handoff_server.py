@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 
 from baton.domain.errors import LinkBroken
+from baton.domain.fingerprint import Fingerprint, FingerprintPart
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, Incarnation, WorkerId
 from baton.domain.request import OutputToken
 from baton.engine.mailbox import Mailbox
 from baton.engine.reply import Reply
-from baton.kv.geometry import describe_difference
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.version import PROTOCOL_VERSION
@@ -49,7 +49,7 @@ class LinkConfig:
     worker_id: WorkerId
     incarnation: Incarnation
     model: str
-    fingerprint: str
+    fingerprint: Fingerprint
     transports: Mapping[str, bytes]
     base_address: int
     num_pages: int
@@ -152,7 +152,8 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
             raise LinkBroken(f"protocol_version: {PROTOCOL_VERSION} here, {request.protocol_version} there")
         if request.model != self._terms.model:
             raise LinkBroken(f"model: {self._terms.model!r} here, {request.model[:120]!r} there")
-        difference = describe_difference(self._terms.fingerprint, request.fingerprint)
+        parts = tuple(FingerprintPart(part.name, part.digest) for part in request.parts)
+        difference = self._terms.fingerprint.difference(request.fingerprint, parts)
         if difference is not None:
             raise LinkBroken(difference)
 

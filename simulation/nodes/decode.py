@@ -145,7 +145,7 @@ class SimDecode:
             incarnation=self.process.incarnation,
             address=self.process.name,
             model=MODEL,
-            fingerprint=self._fingerprint,
+            fingerprint=self._fingerprint.digest,
             page_size=CONFIG.page_size,
             max_model_len=CONFIG.max_model_len,
             vocab_size=VOCAB_SIZE,

@@ -82,7 +82,7 @@ def test_a_cluster_gives_int8_tokens_and_links_no_float_worker(tmp_path: Path):
     ) as cluster:
         float_worker = cluster.start("decode", "decode-1", {"quantization": "none"})
         eventually(lambda: "link_failed" in float_worker.log.read_text(), 60.0, "the float worker has tried a link")
-        assert "+int8 here" in float_worker.log.read_text()
+        assert "quantization: int8 here, none there" in float_worker.log.read_text()
         eventually(lambda: cluster.has_no_busy_pages("decode-1"), 60.0, "the float worker serves its metrics")
         with split(cluster):
             for _ in range(2):

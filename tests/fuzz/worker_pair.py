@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from baton.domain.fingerprint import Fingerprint, FingerprintPart
 from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
 from baton.domain.request import EngineRequest, SamplingParams, StopParams
 from baton.domain.worker import WorkerLoad, WorkerRecord, WorkerRole
@@ -67,7 +68,7 @@ PAGE_BYTES = PAGE_SIZE * SLOT_BYTES
 PREFILL, DECODE = WorkerId("prefill-0"), WorkerId("decode-0")
 PREFILL_INCARNATION, DECODE_INCARNATION = Incarnation(0xAA), Incarnation(0xBB)
 MODEL = "fake"
-FINGERPRINT = fake_geometry(PAGE_SIZE).fingerprint("none")
+FINGERPRINT = Fingerprint(tuple(FingerprintPart(*part) for part in fake_geometry(PAGE_SIZE).parts().items()))
 LEASE_S = 0.5
 TIMEOUT_S = 20.0
 """Time limit of any wait, on a busy machine."""
@@ -336,7 +337,7 @@ def prefill_record(address: str, id: WorkerId, incarnation: Incarnation) -> Work
         incarnation=incarnation,
         address=address,
         model=MODEL,
-        fingerprint=FINGERPRINT,
+        fingerprint=FINGERPRINT.digest,
         page_size=PAGE_SIZE,
         max_model_len=MAX_MODEL_LEN,
         vocab_size=VOCAB_SIZE,

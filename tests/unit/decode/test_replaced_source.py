@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from baton.domain.errors import LinkBroken
+from baton.domain.fingerprint import Fingerprint
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.mailbox import Mailbox
@@ -67,7 +68,8 @@ class LinksWithoutPeers(PrefillLinks):
 
 def make_links(registry: Registry, puller: Puller, mailbox: Mailbox[DecodeCommand], grace_s: float) -> PrefillLinks:
     return LinksWithoutPeers(
-        LinkIdentity(WorkerId("decode-0"), Incarnation(9), "m", "f", 64, grace_s), cast(WorkerRegistry, registry),
+        LinkIdentity(WorkerId("decode-0"), Incarnation(9), "m", Fingerprint(()), 64, grace_s),
+        cast(WorkerRegistry, registry),
         ChannelPool(), cast(ThreadedPuller, puller), mailbox, lambda: None,
     )  # fmt: skip
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from baton.bundled import MODEL_DIR
-from baton.kv.geometry import describe_difference
 from baton.model.decoders.lean_weights import LeanModel
 from baton.model.errors import UnsupportedModel
 from baton.model.linears.int8 import Int8Linear
@@ -20,8 +19,8 @@ from baton.model.linears.linear import make_linear
 from baton.model.linears.packing import WeightLayout
 from baton.model.loading import loader
 from baton.model.loading.config import DtypeChoice
-from baton.model.loading.fingerprint import weights_fingerprint
 from baton.model.loading.hf_weights import load_weights
+from baton.model.loading.identity import model_fingerprint
 from baton.model.loading.kernel_choice import KernelChoice, KernelUse, choose_kernels
 from baton.model.loading.loader import DecoderChoice, LoadedModel, WeightReport, load_model
 from baton.model.loading.quantization import MAX_ERROR, Quantization, compare, divergences
@@ -149,6 +148,8 @@ def test_error_and_divergence_of_known_logits():
 def test_fingerprints_of_int8_and_float_weights_differ():
     plain, int8 = load_model(MODEL_DIR), load_int8(MODEL_DIR)
     assert plain.geometry == int8.geometry, "so nothing else would keep them apart"
-    named = [weights_fingerprint(MODEL_DIR, kind) for kind in (Quantization.NONE, Quantization.INT8)]
-    ours, theirs = (plain.geometry.fingerprint(name) for name in named)
-    assert describe_difference(ours, theirs) == f"weights: {named[0]} here, {named[0]}+int8 there"
+    ours, theirs = (
+        model_fingerprint(MODEL_DIR, "root", "text", model.geometry, kind)
+        for model, kind in ((plain, Quantization.NONE), (int8, Quantization.INT8))
+    )
+    assert ours.difference(theirs.digest, theirs.parts) == "quantization: none here, int8 there"

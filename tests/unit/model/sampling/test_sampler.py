@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from baton.domain.request import SampledToken, SamplingParams
 from baton.engine.batch import SampleSpec
 from baton.model.kernels.library import load_kernels
+from baton.model.loading.identity import SAMPLER_VERSION
 from baton.model.sampling.distribution import TOP_P_CANDIDATES, Filters, filter_weights, sample_by_cdf, uniform
 from baton.model.sampling.native import NativeSampler
 from baton.model.sampling.sampler import SamplerBackend, TorchSampler, sample_tokens
@@ -235,3 +236,27 @@ def test_the_models_logits_are_not_changed():
 
 def test_no_rows_give_no_tokens():
     assert sample(torch.zeros(0, 4), []) == ()
+
+
+GOLDEN_DRAWS = [
+    *(5, 9, 10, 9, 11, 10, 7, 6, 11, 10, 8, 6, 11, 9, 6, 7, 9, 7, 9, 6, 7, 9, 7, 7, 8, 11, 6, 8, 11, 10, 6, 11),
+    *(10, 8, 10, 8, 8, 7, 10, 7, 10, 8, 9, 10, 8, 8, 9, 6, 8, 9, 9, 7, 11, 8, 9, 10, 11, 9, 11, 10, 6, 8, 6, 7),
+]
+"""Tokens that sampler version 1 draws."""
+
+
+def golden_draws(sampler: SamplerBackend) -> list[int]:
+    """Tokens of fixed logits under eight seeds, at eight positions each."""
+    logits = torch.linspace(-2.0, 2.0, VOCAB_SIZE).sin().expand(64, VOCAB_SIZE)
+    rows = [
+        spec(list(range(1, 2 + position)), temperature=0.9, top_p=0.9, top_k=9, seed=seed * 0x9E3779B9)
+        for seed in range(8)
+        for position in range(8)
+    ]
+    return [token.token for token in sample(logits, rows, sampler)]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_golden_draws_belong_to_this_sampler_version(sampler: SamplerBackend):
+    """A change that moves a draw must raise `SAMPLER_VERSION`: workers of two versions would continue differently."""
+    assert (SAMPLER_VERSION, golden_draws(sampler)) == (1, GOLDEN_DRAWS)
