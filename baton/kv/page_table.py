@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from baton.domain.arithmetic import ceil_div
 from baton.domain.ids import PageId, PageKey
 from baton.kv.keys import next_key, page_keys, root_key
+from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Hold
 from baton.kv.prefix_cache import PrefixCache
+from baton.kv.quarantine import Quarantine
 
 
 class PageTable:
@@ -40,6 +42,16 @@ class PageTable:
         """`match` for all full pages of `tokens`."""
         return self.match(page_keys(tokens, self._page_size, self.salt))
 
+    def match_checked(self, tokens: Sequence[int], checks: PageChecks, quarantine: Quarantine, now: float) -> int:
+        """`match_tokens` of checked pages only: quarantines a page that is wrong and matches again."""
+        while True:
+            num_tokens = self.match_tokens(tokens)
+            wrong = checks.check_matched(self.pages)
+            if not wrong:
+                return num_tokens
+            quarantine.add_pages(wrong, now)
+            self.release()
+
     def verify_prefix(self, tokens: Sequence[int], salt: str, num_pages: int) -> bool:
         """True if the first `num_pages` pages, which were matched by keys, belong to `tokens` under `salt`.
 
@@ -65,9 +77,11 @@ class PageTable:
     def cache_full_pages(self, tokens: Sequence[int], num_filled: int) -> None:
         """Enters the full pages of `tokens[:num_filled]`, whose KV is in place, into the prefix cache.
 
-        Visits only pages that were not entered before. A page that another request cached meanwhile replaces the
-        table's own: the bytes are the same.
+        Visits only pages that were not entered before; those without a digest settle. A page that another request
+        cached meanwhile replaces the table's own: the bytes are the same. A tainted table enters nothing.
         """
+        if self.is_tainted:
+            return
         num_cached, num_full = len(self._keys), min(num_filled, len(tokens)) // self._page_size
         if num_full <= num_cached:
             return
@@ -78,6 +92,14 @@ class PageTable:
             self._keys.append(key)
         new = slice(num_cached, num_full)
         self.pages[new] = self._cache.insert(parent, self._keys[new], self.pages[new], self._hold)
+
+    @property
+    def is_tainted(self) -> bool:
+        """True if a page of the table was quarantined: what is computed from here on is wrong.
+
+        Quarantine takes a page's descendants along, so the last cached page tells.
+        """
+        return bool(self._keys) and self._cache.pool.digests.is_condemned(self.pages[len(self._keys) - 1])
 
     def change_hold(self, hold: Hold) -> None:
         """Changes the hold of all pages without a gap."""

@@ -2,7 +2,7 @@
 
 A page can be held several times and for several reasons, e.g. by a row and by an export, and can be cached as well. It
 returns to the free list as soon as it has no hold and is not cached. Every page has exactly one `Owner`, so the
-owners' counts add up to the pool: `free + cached + pinned + live + reserved + draining == total`.
+owners' counts add up to the pool: `free + cached + pinned + live + reserved + draining + retired == total`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId
+from baton.kv.page_digests import PageDigests, PageState
 
 
 class Hold(enum.IntEnum):
@@ -25,7 +26,7 @@ class Hold(enum.IntEnum):
 
 
 class Owner(enum.IntEnum):
-    """Owner of a page: the strongest of its holds."""
+    """Owner of a page: the strongest of its holds. RETIRED: its memory was faulty twice; it is never allocated."""
 
     FREE = 0
     CACHED = 1
@@ -33,6 +34,7 @@ class Owner(enum.IntEnum):
     LIVE = 3
     RESERVED = 4
     DRAINING = 5
+    RETIRED = 6
 
 
 _OWNERS_BY_PRIORITY = (
@@ -41,10 +43,14 @@ _OWNERS_BY_PRIORITY = (
     (Hold.LIVE, Owner.LIVE),
     (Hold.PINNED, Owner.PINNED),
 )
+_UNHELD = (Owner.FREE, Owner.RETIRED)
 
 
 class PagePool:
-    """Counts holds per page. `allocate` takes from the free list only; the prefix cache evicts."""
+    """Counts holds per page. `allocate` takes from the free list only; the prefix cache evicts.
+
+    `digests` are the pages' own: a page that is freed loses its digest here.
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -54,10 +60,16 @@ class PagePool:
         self._cached = bytearray(num_pages)
         self._owners = bytearray(num_pages)  # Owner.FREE == 0
         self._num_owned = [num_pages] + [0] * (len(Owner) - 1)
+        self.digests = PageDigests(num_pages)
 
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def num_usable(self) -> int:
+        """Pages that are not retired."""
+        return self.num_pages - self._num_owned[Owner.RETIRED]
 
     @property
     def num_cached(self) -> int:
@@ -86,9 +98,9 @@ class PagePool:
         return pages
 
     def hold(self, pages: Iterable[PageId], hold: Hold) -> None:
-        """Adds a hold to each page. Raises `Broken` for a free page."""
+        """Adds a hold to each page. Raises `Broken` for a free or retired page."""
         for page in pages:
-            if self._owners[page] == Owner.FREE:
+            if self._owners[page] in _UNHELD:
                 raise Broken(f"page {page} is free and cannot be held")
             self._holds[hold][page] += 1
             self._update_owner(page)
@@ -115,6 +127,11 @@ class PagePool:
         """True if the page is in the prefix cache, whatever else holds it."""
         return bool(self._cached[page])
 
+    def condemn(self, page: PageId) -> None:
+        """Forbids the use of a held, uncached page until it is freed; ignores a page without a hold."""
+        if self._owners[page] not in _UNHELD:
+            self.digests.condemn(page)
+
     def check(self) -> None:
         """Recomputes every owner from the holds. Raises `Broken` at the first difference."""
         self.check_pages(0, self.num_pages)
@@ -134,6 +151,8 @@ class PagePool:
                 raise Broken(f"page {page} is counted as {Owner(self._owners[page]).name}, is {owner.name}")
             if (owner == Owner.FREE) != self._is_on_free_list(page):
                 raise Broken(f"page {page} is {owner.name}, the free list says otherwise")
+            if owner == Owner.FREE and self.digests.state(PageId(page)) is not PageState.NONE:
+                raise Broken(f"page {page} is free and {self.digests.state(PageId(page)).name}")
 
     def _is_on_free_list(self, page: int) -> bool:
         index = self._free_index[page]
@@ -143,12 +162,16 @@ class PagePool:
         for hold, owner in _OWNERS_BY_PRIORITY:
             if self._holds[hold][page]:
                 return owner
-        return Owner.CACHED if self._cached[page] else Owner.FREE
+        if self._cached[page]:
+            return Owner.CACHED
+        return Owner.RETIRED if self.digests.state(PageId(page)) is PageState.RETIRED else Owner.FREE
 
     def _update_owner(self, page: PageId) -> None:
         before, now = self._owners[page], self._strongest_owner(page)
         if before == now:
             return
+        if now == Owner.FREE and self.digests.on_freed(page):
+            now = Owner.RETIRED
         self._owners[page] = now
         self._num_owned[before] -= 1
         self._num_owned[now] += 1

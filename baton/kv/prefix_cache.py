@@ -7,6 +7,9 @@ keys are vLLM's. Two rules keep it simple:
 * Holds are closed towards the root: the holder of a cached page holds all pages before it (`insert` swaps a duplicate
   for the cached page). So every cached, unheld page can be evicted, in some order.
 * `touch` goes from the deepest page to the root, so an unheld ancestor is younger than its descendants.
+
+Only settled pages enter: `insert` hashes those that have no digest yet, unless digests are off. `quarantine` takes out
+a page with all that was computed from it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId, PageKey
+from baton.kv.page_digests import PageHasher, PageState
 from baton.kv.pages import Hold, Owner, PagePool
 
 
@@ -30,8 +34,10 @@ class _Node:
 class PrefixCache:
     """Prefix cache over one pool, and the only allocator that evicts."""
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, hasher: PageHasher | None = None) -> None:
+        """`hasher` None: digests are off."""
         self.pool = pool
+        self.hasher = hasher
         self._nodes: OrderedDict[PageKey, _Node] = OrderedDict()  # oldest first
         self._keys: list[PageKey | None] = [None] * pool.num_pages  # of the cached pages, by page
 
@@ -70,6 +76,7 @@ class PrefixCache:
         `pages[i]` has the KV that `keys[i]` names and is held for `hold`, like `parent`. Returns the pages to use from
         now on. A page that was cached already replaces its duplicate: the hold moves to it, and the duplicate is freed.
         """
+        self.settle([page for key, page in zip(keys, pages, strict=True) if key not in self._nodes])
         used: list[PageId] = []
         for key, page in zip(keys, pages, strict=True):
             used.append(self._insert_one(key, parent, page, hold))
@@ -77,10 +84,40 @@ class PrefixCache:
         self.touch(keys)
         return used
 
+    def settle(self, pages: Sequence[PageId]) -> None:
+        """Takes the digests of those of `pages`, all completely written, that have none."""
+        digests = self.pool.digests
+        new = [page for page in pages if digests.state(page) is PageState.NONE] if self.hasher is not None else []
+        if self.hasher is not None and new:
+            for page, digest in zip(new, self.hasher.digests(new), strict=True):
+                digests.set(page, digest)
+
     def touch(self, keys: Sequence[PageKey]) -> None:
         """Makes the cached pages of a chain the most recently used; the first page becomes the youngest."""
         for key in reversed(keys):
-            self._nodes.move_to_end(key)
+            if key in self._nodes:  # not quarantined meanwhile
+                self._nodes.move_to_end(key)
+
+    def page_of(self, key: PageKey) -> PageId:
+        """Page of a cached key. Raises `KeyError` for any other."""
+        return self._nodes[key].page
+
+    def key_of(self, page: PageId) -> PageKey | None:
+        """Key of a cached page; None for any other."""
+        return self._keys[page]
+
+    def quarantine(self, key: PageKey) -> list[PageKey]:
+        """Takes out a page and all its descendants; unheld ones are freed, held ones condemned.
+
+        Returns their keys, `key` first; none if it is not cached. Walks all nodes: faults are rare.
+        """
+        if key not in self._nodes:
+            return []
+        taken = self._subtree(key)
+        for one in reversed(taken):
+            self.pool.digests.condemn(self._nodes[one].page)
+            self._remove(one)
+        return taken
 
     def allocate(self, num_pages: int, hold: Hold) -> list[PageId] | None:
         """Takes `num_pages` pages held for `hold`, evicting as needed. None, without a change, if there are too few."""
@@ -121,12 +158,18 @@ class PrefixCache:
         node = self._nodes.get(key)
         if node is None or node.page != page:
             raise Broken(f"page {page} is not where its key leads")
+        self._check_state(node.page)
         if node.parent is None:
             return
         if node.parent not in self._nodes:
             raise Broken(f"page {page} is cached without the page before it")
         if self._is_held(key) and not self._is_held(node.parent):
             raise Broken(f"page {page} is held, the page before it is not")
+
+    def _check_state(self, page: PageId) -> None:
+        state = self.pool.digests.state(page)
+        if state is not PageState.SETTLED and (self.hasher is not None or state is not PageState.NONE):
+            raise Broken(f"page {page} is cached and {state.name}")
 
     def _is_held(self, key: PageKey) -> bool:
         return self.pool.owner(self._nodes[key].page) != Owner.CACHED
@@ -152,9 +195,24 @@ class PrefixCache:
             if node.num_children or self.pool.owner(node.page) != Owner.CACHED:
                 self._nodes.move_to_end(key)
                 continue
-            del self._nodes[key]
-            self._keys[node.page] = None
-            if node.parent is not None:
-                self._nodes[node.parent].num_children -= 1
-            self.pool.set_cached(node.page, False)
+            self._remove(key)
             num_pages -= 1
+
+    def _remove(self, key: PageKey) -> None:
+        """Removes a node without children."""
+        node = self._nodes.pop(key)
+        self._keys[node.page] = None
+        if node.parent is not None:
+            self._nodes[node.parent].num_children -= 1
+        self.pool.set_cached(node.page, False)
+
+    def _subtree(self, key: PageKey) -> list[PageKey]:
+        """`key` and all its descendants, parents before children."""
+        children: dict[PageKey, list[PageKey]] = {}
+        for child, node in self._nodes.items() if self._nodes[key].num_children else ():
+            if node.parent is not None:
+                children.setdefault(node.parent, []).append(child)
+        taken = [key]
+        for one in taken:  # grows while it is read
+            taken += children.get(one, ())
+        return taken

@@ -1,4 +1,4 @@
-"""Page digests: prefill computes them before it publishes a page, the puller checks them.
+"""Page digests: computed once, when a page settles (`baton.kv.page_digests`); the puller and later checks compare.
 
 64 bits of xxh3 detect flipped bits, torn reads and layout bugs. They do not protect against forgery.
 """
@@ -19,6 +19,17 @@ READ_BYTES = 16 * 1024 * 1024
 def page_digest(page: memoryview) -> int:
     """xxh3-64 of one page's bytes, in [0, 2**64)."""
     return xxhash.xxh3_64_intdigest(page)
+
+
+class PoolHasher:
+    """`baton.kv.page_digests.PageHasher` of a pool's bytes."""
+
+    def __init__(self, memory: PoolMemory) -> None:
+        self._memory = memory
+
+    def digests(self, pages: Sequence[PageId]) -> tuple[int, ...]:
+        """See `PageHasher`."""
+        return digest_pages(self._memory, pages)
 
 
 def digest_pages(memory: PoolMemory, pages: Sequence[PageId]) -> tuple[int, ...]:

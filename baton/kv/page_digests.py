@@ -1,0 +1,109 @@
+"""Digests of one pool's pages, kept from the moment a page settles until it is freed. Pure; engine thread only.
+
+A page settles when its last byte is written: a prefill step has filled it, or a transfer has delivered it with the
+announced digest. Its digest is taken then and never again: later damage differs from the kept digest instead of being
+signed anew. The lifecycle of a page, one instance a pool:
+
+    NONE --set--> SETTLED --freed--> NONE
+    NONE | SETTLED --condemn--> CONDEMNED --freed--> NONE | RETIRED
+
+A condemned page is neither matched nor announced. A page with two faults within `FAULT_WINDOW_S` is retired at its
+next release and never allocated again.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+from baton.domain.errors import Broken
+from baton.domain.ids import PageId
+
+FAULT_WINDOW_S = 3600.0
+"""Two faults of one page within this time retire it."""
+
+
+class PageHasher(Protocol):
+    """Hashes pages of one pool. `baton.transfer.digest` has the implementation; the caller bounds the number."""
+
+    def digests(self, pages: Sequence[PageId]) -> Sequence[int]:
+        """Digests of the bytes of `pages` as they are now, each in [0, 2**64)."""
+        ...
+
+
+class PageState(enum.IntEnum):
+    """State of a page's digest."""
+
+    NONE = 0  # free, or not completely written yet
+    SETTLED = 1
+    CONDEMNED = 2
+    RETIRED = 3
+
+
+class PageDigests:
+    """Digests and states of `num_pages` pages."""
+
+    def __init__(self, num_pages: int) -> None:
+        self._digests = array("Q", bytes(8 * num_pages))
+        self._states = bytearray(num_pages)  # PageState.NONE == 0
+        self._checked_at = array("Q", bytes(8 * num_pages))  # number of the last check or of `set`
+        self._num_checks = 0
+        self._faulted_at: dict[PageId, float] = {}
+        self._worn: set[PageId] = set()  # retired when they are freed
+
+    def state(self, page: PageId) -> PageState:
+        return PageState(self._states[page])
+
+    def is_settled(self, page: PageId) -> bool:
+        """True if the page has a digest and is not condemned."""
+        return self._states[page] == PageState.SETTLED
+
+    def is_condemned(self, page: PageId) -> bool:
+        return self._states[page] == PageState.CONDEMNED
+
+    def set(self, page: PageId, digest: int) -> None:
+        """Settles a page whose bytes are final. Raises `Broken` for a page that has settled already."""
+        if self._states[page] != PageState.NONE:
+            raise Broken(f"page {page} is {self.state(page).name} and cannot settle")
+        self._states[page] = PageState.SETTLED
+        self._digests[page] = digest
+        self.mark_checked([page])
+
+    def digest(self, page: PageId) -> int:
+        """Digest of a settled page. Raises `Broken` for any other."""
+        if self._states[page] != PageState.SETTLED:
+            raise Broken(f"page {page} is {self.state(page).name} and has no digest")
+        return self._digests[page]
+
+    def condemn(self, page: PageId) -> None:
+        """Forbids the use of a page until it is freed. Idempotent. Only the prefix cache and tests call this."""
+        if self._states[page] == PageState.RETIRED:
+            raise Broken(f"page {page} is retired and cannot be condemned")
+        self._states[page] = PageState.CONDEMNED
+
+    def record_fault(self, page: PageId, now: float) -> None:
+        """Records that the page's bytes differed from its digest; the second time in an hour retires it when freed."""
+        before = self._faulted_at.get(page)
+        if before is not None and now - before <= FAULT_WINDOW_S:
+            self._worn.add(page)
+        self._faulted_at[page] = now
+
+    def mark_checked(self, pages: Sequence[PageId]) -> None:
+        """Makes `pages` the most recently checked ones."""
+        self._num_checks += 1
+        for page in pages:
+            self._checked_at[page] = self._num_checks
+
+    def least_recently_checked(self, pages: Sequence[PageId], num_pages: int) -> list[PageId]:
+        """The `num_pages` of `pages` whose last check is the longest ago."""
+        return sorted(pages, key=self._checked_at.__getitem__)[:num_pages]
+
+    def on_freed(self, page: PageId) -> bool:
+        """Forgets the digest of a page without holds. True if the page is retired. Only the pool calls this."""
+        if page in self._worn:
+            self._states[page] = PageState.RETIRED
+            return True
+        self._states[page] = PageState.NONE
+        return False

@@ -1,0 +1,70 @@
+"""Takes pages with wrong bytes out of use, with everything computed from them, and numbers their keys for peers. Pure.
+
+Children of a wrong page have good digests of wrong numbers, so the whole subtree goes: here, and on each linked decode
+worker, which asks for the keys since the last number that it has (`since`). A reply that is lost is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from baton.domain.ids import PageId, PageKey
+from baton.kv.prefix_cache import PrefixCache
+
+MAX_FAULTS = 3
+FAULTS_WINDOW_S = 600.0
+"""`MAX_FAULTS` within this time make the worker unfit: its memory is not to be trusted."""
+MAX_KEPT_KEYS = 4096
+"""Keys kept for peers. A worker with three faults in ten minutes leaves, so a linked peer misses none."""
+
+
+class Quarantine:
+    """The quarantined pages of one worker. Owned by the engine thread."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._keys: deque[PageKey] = deque(maxlen=MAX_KEPT_KEYS)  # the roots of the subtrees, numbered from 1
+        self._fault_times: deque[float] = deque(maxlen=MAX_FAULTS)
+        self.number = 0
+        self.num_faults = 0
+        self.num_pages = 0
+
+    def add_pages(self, pages: Iterable[PageId], now: float) -> None:
+        """Quarantines pages whose bytes differ from their digests. Unheld ones are freed, held ones condemned."""
+        for page in pages:
+            self.num_faults += 1
+            self._fault_times.append(now)
+            self._cache.pool.digests.record_fault(page, now)
+            key = self._cache.key_of(page)
+            if key is None:
+                self._cache.pool.condemn(page)
+            else:
+                self._add(key)
+
+    def add_keys(self, keys: Iterable[PageKey]) -> int:
+        """Quarantines pages by their keys, on behalf of a peer. Returns the number of pages taken out here."""
+        before = self.num_pages
+        for key in keys:
+            self._add(key)
+        return self.num_pages - before
+
+    def since(self, number: int) -> tuple[tuple[PageKey, ...], int]:
+        """The keys quarantined after the first `number` ones, oldest first, and the number to ask with next time.
+
+        A number from the future, of another incarnation, gets all kept keys.
+        """
+        num_new = self.number - number if number <= self.number else self.number
+        first = max(0, len(self._keys) - num_new)
+        return tuple(self._keys)[first:], self.number
+
+    def is_unfit(self, now: float) -> bool:
+        """True after `MAX_FAULTS` faults within `FAULTS_WINDOW_S`."""
+        return len(self._fault_times) == MAX_FAULTS and now - self._fault_times[0] <= FAULTS_WINDOW_S
+
+    def _add(self, key: PageKey) -> None:
+        taken = self._cache.quarantine(key)
+        if taken:
+            self.num_pages += len(taken)
+            self.number += 1
+            self._keys.append(key)
