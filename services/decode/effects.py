@@ -39,7 +39,8 @@ class AbortHandoff:
 class ReportImported:
     """Report a committed import to the router and the metrics.
 
-    The loop fills in `times.join_us`, the outbox transport and path.
+    `first_token` is the one of the seal; the router compares it with prefill's own answer. The loop fills in
+    `times.join_us`, the outbox transport and path.
     """
 
     id: AttemptId
@@ -48,6 +49,7 @@ class ReportImported:
     num_prompt_tokens: int
     num_cached_tokens: int
     times: ImportTimes
+    first_token: OutputToken
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from baton.domain.errors import (
 )
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageKey, ReservationId, WorkerId
-from baton.domain.request import EngineRequest
+from baton.domain.request import EngineRequest, OutputToken
 from baton.engine.messages import Fail
 from baton.kv.pages import PagePool
 from baton.transfer.base import PullEvent
@@ -183,10 +183,11 @@ class ImportPolicy:
     def _commit(self, id: AttemptId, proof: ProofKind, now: float) -> list[DecodeEffect]:
         imported = self._imports.commit(id, proof, now)
         self._scheduler.add(imported)
-        num_tokens = len(imported.request.tokens)
+        request, first = imported.request, imported.first_token
         report = ReportImported(
-            id, imported.source, imported.received_at, num_tokens, imported.prefix_len, imported.times
-        )
+            id, imported.source, imported.received_at, len(request.tokens), imported.prefix_len, imported.times,
+            OutputToken(request.num_emitted, first.token, first.logprobs),
+        )  # fmt: skip
         return [ConfirmCommit(id, imported.source), report] if self._rules.digests else [report]
 
     def _abort_older(self, id: AttemptId) -> list[DecodeEffect]:

@@ -164,7 +164,7 @@ def _log(event: DecodeStreamEvent) -> None:
     """Logs the import and the end of an attempt."""
     ids = {"request_id": event.id.request_id, "attempt": event.id.attempt}
     match event:
-        case ReportImported(_, source, _, num_tokens, num_cached, times):
+        case ReportImported(_, source, _, num_tokens, num_cached, times, _):
             log.info(
                 "attempt_imported", **ids, prefill=source, prompt_tokens=num_tokens, cached_tokens=num_cached,
                 **asdict(times),
@@ -197,7 +197,10 @@ def _encode(event: DecodeStreamEvent) -> decode_pb2.GenerateEvent:
             )
             return decode_pb2.GenerateEvent(tokens=message)
         case ReportImported():
-            return decode_pb2.GenerateEvent(imported=decode_pb2.Imported(times=encode_import_times(event.times)))
+            imported = decode_pb2.Imported(
+                times=encode_import_times(event.times), first_token=codec.encode_token(event.first_token)
+            )
+            return decode_pb2.GenerateEvent(imported=imported)
         case Fail(_, error, times):
             failure = codec.encode_failure(error)
             if times is not None:

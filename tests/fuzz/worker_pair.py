@@ -273,6 +273,8 @@ class WorkerPair:
                 tokens.append(event.sealed.first_token.token)
         async for event in generate:
             assert not event.HasField("failed"), event
+            if event.HasField("imported"):
+                assert (event.imported.first_token.index, event.imported.first_token.token) == (0, tokens[0])
             tokens += [token.token for token in event.tokens.tokens]
         return tokens
 

@@ -7,7 +7,7 @@ import pytest
 from baton.domain.errors import BatonError, LeaseEnded, LinkBroken, Superseded, WorkerLost
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
-from baton.domain.request import FinishReason, SampledToken, StopParams
+from baton.domain.request import FinishReason, OutputToken, SampledToken, StopParams
 from baton.engine.messages import Fail
 from baton.kv.keys import page_keys
 from baton.transfer.base import Pull, PullEvent, PullOutcome
@@ -51,6 +51,7 @@ def test_matching_digests_validate_an_import():
     assert confirm == ConfirmCommit(ID, SOURCE)
     assert isinstance(report, ReportImported)
     assert report.times.pages == 2
+    assert report.first_token == OutputToken(0, 1)
     assert world.scheduler.num_rows == 1
 
 
