@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.redis.client import without_password
@@ -11,8 +12,8 @@ from baton.store.store import StateStore, StoreUnavailable
 _SCHEMES = ("redis", "rediss", "unix")
 
 
-async def connect(url: str, options: StoreOptions | None = None) -> StateStore:
-    """Opens the store at `url` and checks that it answers.
+async def connect(url: str, options: StoreOptions | None = None, trust: ClusterTrust = OPEN_CLUSTER) -> StateStore:
+    """Opens the store at `url` and checks that it answers. The secrets of `trust` seal what Redis keeps of calls.
 
     `memory://` is a fresh store in this process. `redis://[user:password@]host:port[/db]`, `rediss://...` and
     `unix:///path/to/socket` are a Redis server. Raises `StoreUnavailable`, with a fix hint, when the server does not
@@ -23,7 +24,7 @@ async def connect(url: str, options: StoreOptions | None = None) -> StateStore:
         return MemoryStore(options)
     if scheme not in _SCHEMES:
         raise ValueError(f"{without_password(url)!r} is no state url: use memory://, redis://, rediss:// or unix://")
-    store = RedisStore(url, options)
+    store = RedisStore(url, options, trust)
     try:
         await store.ping()
     except StoreUnavailable as error:

@@ -114,6 +114,11 @@ class JournalPart:
     finish: FinishReason | None
     failure_code: str
 
+    @property
+    def ended(self) -> bool:
+        """True if it contains the end of the journal."""
+        return self.finish is not None or self.failure_code != ""
+
 
 class SequenceStore(Protocol):
     """Sequence records with compare-and-set along `baton.domain.lifecycle.TABLE`."""

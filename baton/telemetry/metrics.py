@@ -160,6 +160,13 @@ REJECTED_CALLS_TOTAL = Counter(
     registry=REGISTRY,
 )
 
+STORE_UNSEALED_TOTAL = Counter(
+    "baton_store_unsealed",
+    "Stored records and journal entries that were not used: not sealed, sealed with another secret, changed or cut.",
+    ["reason"],
+    registry=REGISTRY,
+)
+
 # --- engine (workers) ---
 STEP_SECONDS = Histogram(
     "baton_step_seconds", "One step, from schedule to commit.", ["role"], buckets=_STEP_BUCKETS_S, registry=REGISTRY

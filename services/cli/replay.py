@@ -22,6 +22,7 @@ from baton.domain.ids import RequestId, WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.settings.base import refuse_unknown_variables
 from baton.settings.model_source import ModelFiles, resolve_model
+from baton.settings.trust import read_trust
 from baton.store.connect import connect
 from baton.store.memory_store import MemoryStore
 from baton.store.store import CallRecord, SequenceRecord, StateStore, WorkerRegistry
@@ -74,7 +75,7 @@ def replay(
 
 async def _replay(id: RequestId, settings: ReplaySettings) -> int:
     text = TextModel.load(resolve_model(settings.model, ModelFiles.TEXT))
-    store = await connect(settings.redis_url)
+    store = await connect(settings.redis_url, trust=read_trust(settings))
     try:
         sequences = await replay_call(id, store, text, settings)
     finally:

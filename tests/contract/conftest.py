@@ -1,4 +1,4 @@
-"""Stores for the contract tests: memory and a real Redis, each under a key prefix of its own."""
+"""Stores for the contract tests: memory, and a real Redis in clear and sealed, each under a key prefix of its own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
+from baton.domain.trust import OPEN_CLUSTER
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.redis.keys import RedisKeys
 from baton.store.store import StateStore
 from services.cli.processes.local_redis import LocalRedis
-from tests.contract.stores import RARE, OpenStore
+from tests.contract.stores import RARE, TRUST, OpenStore
 from tests.redis_server import running_redis
 
 
@@ -25,13 +26,14 @@ def server() -> Iterator[LocalRedis]:
         yield server
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=["memory", "redis", "sealed"])
 async def open_store(request: pytest.FixtureRequest) -> AsyncIterator[OpenStore]:
     url = "memory://" if request.param == "memory" else request.getfixturevalue("server").url
+    trust = TRUST if request.param == "sealed" else OPEN_CLUSTER
     async with contextlib.AsyncExitStack() as stack:
 
         async def open_it(options: StoreOptions) -> StateStore:
-            store = await connect(url, replace(options, prefix=f"test:{uuid.uuid4().hex}:"))
+            store = await connect(url, replace(options, prefix=f"test:{uuid.uuid4().hex}:"), trust)
             stack.push_async_callback(store.close)
             return store
 

@@ -7,11 +7,13 @@ from typing import Any
 
 from baton.domain.ids import AttemptId
 from baton.domain.request import OutputToken
+from baton.domain.trust import ClusterTrust
 from baton.store.options import StoreOptions
 from baton.store.store import JournalEntry, StateStore
 
 OpenStore = Callable[[StoreOptions], Awaitable[StateStore]]
 DEADLINE_S = 10.0
+TRUST = ClusterTrust(b"the secret of the contract tests")
 RARE = StoreOptions(
     heartbeat_s=60.0, worker_ttl_s=60.0, owner_ttl_s=60.0, timeout_s=5.0
 )  # only changes wake a listener

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -32,8 +33,11 @@ from tests.redis_server import frozen, running_redis
 E = RequestEvent
 SEQUENCES = (RequestId("j0"), RequestId("j1"))
 OURS, THEIRS = OwnerId("router-0/a1"), OwnerId("router-1/b2")
+NOW_S = int(time.time())
 BODY = b'{"prompt": "\xc3\xa9"}\xff'
-CALL = CallRecord(RequestId("c"), OURS, 1, CallStatus.OPEN, "/v1/completions", BODY, "tenant", 17, 2**63 - 1, SEQUENCES)
+CALL = CallRecord(
+    RequestId("c"), OURS, 1, CallStatus.OPEN, "/v1/completions", BODY, "tenant", NOW_S, 2**63 - 1, SEQUENCES
+)
 EMPTY = JournalPart((), 0, None, "")
 LEAVES = replace(RARE, owner_ttl_s=0.05)
 
@@ -378,7 +382,7 @@ async def test_an_unreadable_orphan_is_skipped(redis_store: tuple[StateStore, Re
     store, keys, outside = redis_store
     await store.open_call(replace(CALL, id=RequestId("strange")))
     await store.open_call(CALL)
-    await outside.hset(keys.call(RequestId("strange")), "seed", "many")
+    await outside.hset(keys.call(RequestId("strange")), "sealed", "many")
     await store.release_lease(OURS)
     assert await store.list_orphans() == [CALL]
 

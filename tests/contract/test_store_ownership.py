@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 from baton.domain.ids import OwnerId, RequestId
@@ -11,7 +12,7 @@ from baton.store.store import CallRecord, CallStatus
 from tests.contract.stores import DEADLINE_S, RARE, OpenStore
 
 OURS, THEIRS = OwnerId("router-0/a"), OwnerId("router-1/b")
-CALL = CallRecord(RequestId("c"), THEIRS, 1, CallStatus.OPEN, "/v1/completions", b"{}", "", 17, 5, ())
+CALL = CallRecord(RequestId("c"), THEIRS, 1, CallStatus.OPEN, "/v1/completions", b"{}", "", int(time.time()), 5, ())
 
 
 async def test_calls_of_a_dead_owner_are_claimed_in_time(open_store: OpenStore) -> None:

@@ -1,7 +1,7 @@
 """Key names of the state store in Redis.
 
-    <prefix>sequence:<id>              hash    one SequenceRecord, a field each; expires after its retention
-    <prefix>call:<id>                  hash    one CallRecord, a field each, and when it was opened; same retention
+    <prefix>sequence:<id>              hash    one SequenceRecord; expires after its retention
+    <prefix>call:<id>                  hash    one CallRecord, and when it was opened; same retention
     <prefix>owners                     set     owners that may have open calls
     <prefix>calls:<owner>              zset    the owner's open calls -> when opened, in us on the server's clock
     <prefix>lease:<owner>              string  exists while the owner lives; expires after its TTL
@@ -11,6 +11,7 @@
     <prefix>workers                    zset    worker id -> expiry in ms on the server's clock
     <prefix>changes                    channel ids of workers that joined, left or changed their status
 
+Calls, sequences and journals are sealed but for the fields that scripts need (`record_codec`, `journal_codec`).
 Called by `RedisStore` only.
 """
 

@@ -1,43 +1,166 @@
 """Converts records to Redis hashes and JSON, and back. Called by `RedisStore` only; knows no connection.
 
-Skips unknown fields, so services of two versions can share a store.
+Fields that the Lua scripts compare or change are in clear; the rest is sealed (`baton.store.seal`). Skips unknown
+fields, so services of two versions can share a store. A record that does not open or cannot be read is None: missing
+for its call, counted and logged, never an outage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
 
 from baton.domain.ids import OwnerId, RequestId
+from baton.domain.lifecycle import RequestState
 from baton.domain.worker import WorkerRecord
+from baton.store.redis.unsealed_log import UnsealedLog
+from baton.store.seal import SealedKind, SealError, SealFault, StoreSeal
 from baton.store.store import CallRecord, CallStatus, SequenceRecord, StoreUnavailable
 
 _log = structlog.get_logger(__name__)
 
 
-def sequence_to_fields(record: SequenceRecord) -> list[str]:
-    """Returns the hash fields and values of a record, alternating."""
-    return [
-        *("id", record.id),
-        *("attempt", str(record.attempt)),
-        *("state", record.state.value),
-        *("router_id", record.router_id),
-        *("model", record.model),
-        *("num_prompt_tokens", str(record.num_prompt_tokens)),
-        *("num_emitted", str(record.num_emitted)),
-        *("failure_code", record.failure_code),
-        *("fingerprint", record.fingerprint),
-    ]
+class _SealedCall(msgspec.Struct, array_like=True, frozen=True):
+    """Fields of a call that never change. A later version appends to them."""
+
+    endpoint: str
+    body: bytes
+    tenant: str
+    created_s: int
+    seed: int
+    sequence_ids: tuple[str, ...]
 
 
-def sequence_from_fields(fields: Mapping[str, str]) -> SequenceRecord:
-    """Decodes a hash. Raises `StoreUnavailable` when another version wrote something unreadable."""
-    try:
-        return msgspec.convert(fields, SequenceRecord, strict=False)
-    except msgspec.ValidationError as error:
-        raise StoreUnavailable(f"a request record cannot be read by this version: {error}") from error
+class _SealedSequence(msgspec.Struct, array_like=True, frozen=True):
+    """Fields of a sequence that never change. A later version appends to them."""
+
+    model: str = ""
+    num_prompt_tokens: int = 0
+
+
+_call_decoder = msgspec.msgpack.Decoder(_SealedCall)
+_sequence_decoder = msgspec.msgpack.Decoder(_SealedSequence)
+
+
+class RecordFormat:
+    """The hashes of calls and sequences."""
+
+    def __init__(
+        self, seal: StoreSeal, unsealed: UnsealedLog, max_age_s: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`max_age_s`: with a secret, an older call is not used; a copy of it was put into the store again."""
+        self._seal = seal
+        self._unsealed = unsealed
+        self._max_age_s = max_age_s
+        self._clock = clock
+
+    def sequence_fields(self, record: SequenceRecord) -> list[str | bytes]:
+        """Returns the hash fields and values of a record, alternating."""
+        payload = msgspec.msgpack.encode((record.model, record.num_prompt_tokens))
+        return [
+            *self.placeholder_fields(record),
+            *("sealed", self._seal.seal(SealedKind.SEQUENCE, record.id, payload)),
+            *("fingerprint", self.fingerprint(record.id, record.fingerprint)),
+        ]
+
+    def placeholder_fields(self, record: SequenceRecord) -> list[str]:
+        """The fields in clear only, of a record without the sealed ones: scripts enter it under several ids."""
+        return [
+            *("id", record.id),
+            *("attempt", str(record.attempt)),
+            *("state", record.state.value),
+            *("router_id", record.router_id),
+            *("num_emitted", str(record.num_emitted)),
+            *("failure_code", record.failure_code),
+        ]
+
+    def fingerprint(self, id: RequestId, fingerprint: str) -> bytes:
+        """The sealed value of a fingerprint; empty for none."""
+        return self._seal.seal(SealedKind.FINGERPRINT, id, fingerprint.encode()) if fingerprint else b""
+
+    def sequence(self, id: RequestId, fields: Mapping[bytes, bytes]) -> SequenceRecord | None:
+        """Decodes the hash of sequence `id`."""
+        sealed, fingerprint = fields.get(b"sealed", b""), fields.get(b"fingerprint", b"")
+        try:
+            fixed = _sequence_decoder.decode(self._open(SealedKind.SEQUENCE, id, sealed) or b"\x90")
+            return SequenceRecord(
+                id=id,
+                attempt=int(fields[b"attempt"]),
+                state=RequestState(fields[b"state"].decode()),
+                router_id=fields[b"router_id"].decode(),
+                model=fixed.model,
+                num_prompt_tokens=fixed.num_prompt_tokens,
+                num_emitted=int(fields[b"num_emitted"]),
+                failure_code=fields[b"failure_code"].decode(),
+                fingerprint=self._open(SealedKind.FINGERPRINT, id, fingerprint).decode(),
+            )
+        except SealError as error:
+            self._unsealed.record(SealedKind.SEQUENCE, id, error.fault)
+        except (KeyError, ValueError):  # msgspec's errors are ValueErrors
+            self._unsealed.record(SealedKind.SEQUENCE, id, SealFault.UNREADABLE)
+        return None
+
+    def call_fields(self, record: CallRecord) -> list[str | bytes | int]:
+        """Returns the hash fields and values of a record, alternating."""
+        fixed = _SealedCall(
+            record.endpoint, record.body, record.tenant, record.created_s, record.seed, record.sequence_ids
+        )
+        return [
+            *("id", record.id),
+            *("owner", record.owner),
+            *("epoch", record.epoch),
+            *("status", record.status.value),
+            *("sequence_ids", msgspec.json.encode(record.sequence_ids)),
+            *("sealed", self._seal.seal(SealedKind.CALL, record.id, msgspec.msgpack.encode(fixed))),
+            *("trace", self.trace(record.id, record.trace)),
+        ]
+
+    def trace(self, id: RequestId, trace: bytes) -> bytes:
+        """The sealed value of a trace; empty for none."""
+        return self._seal.seal(SealedKind.TRACE, id, trace) if trace else b""
+
+    def call(self, fields: Mapping[bytes, bytes], id: RequestId | None = None) -> CallRecord | None:
+        """Decodes the hash of call `id`; None: of the call that it names.
+
+        The `sequence_ids` in clear are the scripts'; those of the record come from the seal.
+        """
+        id = id or RequestId(fields.get(b"id", b"").decode(errors="replace"))
+        try:
+            fixed = _call_decoder.decode(self._open(SealedKind.CALL, id, fields[b"sealed"]))
+            if self._seal.active and self._clock() - fixed.created_s > self._max_age_s:
+                raise SealError(SealFault.REPLAYED)
+            return CallRecord(
+                id=id,
+                owner=OwnerId(fields[b"owner"].decode()),
+                epoch=int(fields[b"epoch"]),
+                status=CallStatus(fields[b"status"].decode()),
+                endpoint=fixed.endpoint,
+                body=fixed.body,
+                tenant=fixed.tenant,
+                created_s=fixed.created_s,
+                seed=fixed.seed,
+                sequence_ids=tuple(map(RequestId, fixed.sequence_ids)),
+                trace=self._opened_trace(id, fields.get(b"trace", b"")),
+            )
+        except SealError as error:
+            self._unsealed.record(SealedKind.CALL, id, error.fault)
+        except (KeyError, ValueError):  # msgspec's errors are ValueErrors
+            self._unsealed.record(SealedKind.CALL, id, SealFault.UNREADABLE)
+        return None
+
+    def _opened_trace(self, id: RequestId, blob: bytes) -> bytes:
+        """The trace; empty if it does not open, which does not spoil the call."""
+        try:
+            return self._open(SealedKind.TRACE, id, blob)
+        except SealError as error:
+            self._unsealed.record(SealedKind.TRACE, id, error.fault)
+            return b""
+
+    def _open(self, kind: SealedKind, id: str, blob: bytes) -> bytes:
+        return self._seal.open(kind, id, blob) if blob else b""
 
 
 def worker_to_json(record: WorkerRecord) -> str:
@@ -59,50 +182,4 @@ def try_worker_from_json(payload: str) -> WorkerRecord | None:
         return worker_from_json(payload)
     except StoreUnavailable as error:
         _log.warning("worker_record_unreadable", reason=str(error))
-        return None
-
-
-def call_to_fields(record: CallRecord) -> list[str | bytes | int]:
-    """Returns the hash fields and values of a record, alternating; body and trace as they are."""
-    return [
-        *("id", record.id),
-        *("owner", record.owner),
-        *("epoch", record.epoch),
-        *("status", record.status.value),
-        *("endpoint", record.endpoint),
-        *("body", record.body),
-        *("tenant", record.tenant),
-        *("created_s", record.created_s),
-        *("seed", record.seed),
-        *("sequence_ids", msgspec.json.encode(record.sequence_ids)),
-        *("trace", record.trace),
-    ]
-
-
-def call_from_fields(fields: Mapping[bytes, bytes]) -> CallRecord:
-    """Decodes a hash. Raises `StoreUnavailable` when another version wrote something unreadable."""
-    try:
-        return CallRecord(
-            id=RequestId(fields[b"id"].decode()),
-            owner=OwnerId(fields[b"owner"].decode()),
-            epoch=int(fields[b"epoch"]),
-            status=CallStatus(fields[b"status"].decode()),
-            endpoint=fields[b"endpoint"].decode(),
-            body=fields[b"body"],
-            tenant=fields[b"tenant"].decode(),
-            created_s=int(fields[b"created_s"]),
-            seed=int(fields[b"seed"]),
-            sequence_ids=tuple(msgspec.json.decode(fields[b"sequence_ids"], type=list[RequestId])),
-            trace=fields.get(b"trace", b""),
-        )
-    except (KeyError, ValueError) as error:  # msgspec's errors are ValueErrors
-        raise StoreUnavailable(f"a call cannot be read by this version: {error}") from error
-
-
-def try_call_from_fields(fields: Mapping[bytes, bytes]) -> CallRecord | None:
-    """Decodes a hash; logs an unreadable one and returns None, so the others stay visible."""
-    try:
-        return call_from_fields(fields)
-    except StoreUnavailable as error:
-        _log.warning("call_record_unreadable", reason=str(error))
         return None

@@ -10,6 +10,7 @@ readers delay the worker registry.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -20,28 +21,43 @@ from redis.asyncio import ConnectionPool, Redis
 from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId, first_attempt
 from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import WorkerRecord
 from baton.store import transitions
 from baton.store.notifier import ChangeNotifier
 from baton.store.options import StoreOptions
-from baton.store.redis import journal_codec, record_codec
+from baton.store.redis import record_codec
 from baton.store.redis.client import RedisClient, connection_options, milliseconds
+from baton.store.redis.journal_codec import JournalFormat
 from baton.store.redis.keys import RedisKeys
+from baton.store.redis.record_codec import RecordFormat
 from baton.store.redis.subscription import ChannelSubscription
+from baton.store.redis.unsealed_log import UnsealedLog
+from baton.store.seal import StoreSeal
 from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, SequenceRecord, WriteOutcome
 
-_Streams = list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]
+_Entries = list[tuple[bytes, dict[bytes, bytes]]]
+_Streams = list[tuple[bytes, _Entries]]
 _TARGETS = transitions.targets_by_event()
 _RESUME = json.dumps(_TARGETS[RequestEvent.RESUME])
+MAX_AGE_RETENTIONS = 2
+"""Oldest call in a cluster with a secret, in retentions: a copy that is put back later is not run."""
+
 _OUTCOMES = (WriteOutcome.DONE, WriteOutcome.SUPERSEDED, WriteOutcome.GAP)
 
 
 class RedisStore:
     """A `StateStore` on a Redis server. Connects when first needed, and again after every outage."""
 
-    def __init__(self, url: str, options: StoreOptions | None = None) -> None:
-        """`url` is `redis://`, `rediss://` or `unix://`. Raises `ValueError` for another one."""
+    def __init__(self, url: str, options: StoreOptions | None = None, trust: ClusterTrust = OPEN_CLUSTER) -> None:
+        """`url` is `redis://`, `rediss://` or `unix://`. Raises `ValueError` for another one.
+
+        `trust`: its secrets seal what is stored of calls.
+        """
         options = options or StoreOptions()
+        seal, self._unsealed = StoreSeal(options.prefix, trust), UnsealedLog()
+        self._records = RecordFormat(seal, self._unsealed, MAX_AGE_RETENTIONS * options.retention_s)
+        self._journals = JournalFormat(seal, self._unsealed)
         self._options = options
         self._keys = RedisKeys(options.prefix)
         self._retention_ms = milliseconds(options.retention_s)
@@ -68,7 +84,7 @@ class RedisStore:
 
     async def create(self, record: SequenceRecord) -> bool:
         transitions.check_new_sequence(record)
-        fields = record_codec.sequence_to_fields(record)
+        fields = self._records.sequence_fields(record)
         async with self._client.operation("create"):
             created = await self._create(keys=[self._keys.sequence(record.id)], args=[self._retention_ms, *fields])
         return bool(created)
@@ -81,13 +97,13 @@ class RedisStore:
         failure_code: str = "",
         fingerprint: str = "",
     ) -> RequestState:
-        args: list[str | int] = [
+        args: list[str | int | bytes] = [
             id.attempt,
             _events_to_json(events),
             num_emitted,
             failure_code,
             self._retention_ms,
-            fingerprint,
+            self._records.fingerprint(id.request_id, fingerprint),
         ]
         async with self._client.operation("advance"):
             reply = await self._advance(keys=[self._keys.sequence(id.request_id)], args=args)
@@ -97,13 +113,13 @@ class RedisStore:
         return RequestState(state)
 
     async def get(self, id: RequestId) -> SequenceRecord | None:
-        async with self._client.operation("get"):
-            fields = cast("dict[str, str]", await self._client.redis.hgetall(self._keys.sequence(id)))
-        return record_codec.sequence_from_fields(fields) if fields else None
+        async with self._call_client.operation("get"):
+            fields = cast("dict[bytes, bytes]", await self._call_client.redis.hgetall(self._keys.sequence(id)))
+        return self._records.sequence(id, fields) if fields else None
 
     async def open_call(self, record: CallRecord) -> bool:
         transitions.check_new_call(record)
-        keys, owner, fields = self._keys, record.owner, record_codec.call_to_fields(record)
+        keys, owner, fields = self._keys, record.owner, self._records.call_fields(record)
         async with self._call_client.operation("open a call"):
             opened = await self._open(
                 keys=[keys.call(record.id), keys.owners, keys.calls_of(owner), keys.lease(owner)],
@@ -119,7 +135,7 @@ class RedisStore:
             status.value,
             self._retention_ms,
             self._keys.calls_of(OwnerId("")),
-            trace,
+            self._records.trace(id, trace),
         ]
         async with self._call_client.operation("end a call"):
             ended = await self._end(keys=[self._keys.call(id)], args=args)
@@ -128,12 +144,12 @@ class RedisStore:
     async def get_call(self, id: RequestId) -> CallRecord | None:
         async with self._call_client.operation("get a call"):
             fields = cast("dict[bytes, bytes]", await self._call_client.redis.hgetall(self._keys.call(id)))
-        return record_codec.call_from_fields(fields) if fields else None
+        return self._records.call(fields, id) if fields else None
 
     async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
         keys, router_id = self._keys, transitions.router_of(owner)
         first = first_attempt(epoch + 1)
-        missing = record_codec.sequence_to_fields(transitions.placeholder(RequestId(""), router_id, epoch + 1))
+        missing = self._records.placeholder_fields(transitions.placeholder(RequestId(""), router_id, epoch + 1))
         names = (keys.calls_of(OwnerId("")), keys.sequence(RequestId("")))
         args: list[str | int] = [
             id,
@@ -148,7 +164,7 @@ class RedisStore:
         ]
         async with self._call_client.operation("claim a call"):
             flat = await self._claim(keys=[keys.call(id), keys.owners], args=args)
-        return record_codec.call_from_fields(_pairs(flat)) if flat else None
+        return self._records.call(_pairs(flat), id) if flat else None
 
     async def renew_lease(self, owner: OwnerId) -> None:
         async with self._call_client.operation("renew a lease"):
@@ -160,9 +176,10 @@ class RedisStore:
 
     async def list_orphans(self) -> list[CallRecord]:
         names = [self._keys.lease(OwnerId("")), self._keys.calls_of(OwnerId("")), self._keys.call(RequestId(""))]
+        most = self._options.max_orphans + self._unsealed.num_calls  # those must not hide the others
         async with self._call_client.operation("list orphans"):
-            found = await self._list_orphans(keys=[self._keys.owners], args=[*names, self._options.max_orphans])
-        return [call for flat in found if (call := record_codec.try_call_from_fields(_pairs(flat)))]
+            found = await self._list_orphans(keys=[self._keys.owners], args=[*names, most])
+        return [call for flat in found if (call := self._records.call(_pairs(flat)))][: self._options.max_orphans]
 
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         if not entries:
@@ -174,18 +191,27 @@ class RedisStore:
             first, end = (entry.first, end) if entry.tokens else (0, 0)  # without tokens: in order anywhere
             keys += (self._keys.sequence(id), self._keys.journal(id))
             ends = entry.finish is not None or entry.failure_code != ""
-            args += (entry.id.attempt, first, end, int(ends), journal_codec.payload_from_entry(entry))
+            args += (entry.id.attempt, first, end, int(ends), self._journals.payload(entry))
         async with self._call_client.operation("write tokens"):
             outcomes = cast("list[int]", await self._write_journal(keys=keys, args=args))
         return list(map(_OUTCOMES.__getitem__, outcomes))
 
     async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
-        key = self._keys.journal(id)
-        block = milliseconds(wait_s) if wait_s > 0 else None
+        loop = asyncio.get_running_loop()
+        after, until = f"{start}-0", loop.time() + wait_s
         async with self._reader_client.operation("read tokens", wait_s):
-            found = cast("_Streams", await self._reader_client.redis.xread({key: f"{start}-0"}, block=block))
-        entries = found[0][1] if found else []
-        return journal_codec.part_from_payloads([fields[b"d"] for _, fields in entries], start)
+            while True:
+                left_s = until - loop.time()
+                entries = await self._entries_after(id, after, left_s)
+                part = self._journals.part(id, [fields.get(b"d", b"") for _, fields in entries], start)
+                if part.tokens or part.ended or not entries or left_s <= 0:
+                    return part
+                after = entries[-1][0].decode()  # these do not open: wait for later ones
+
+    async def _entries_after(self, id: RequestId, after: str, wait_s: float) -> _Entries:
+        block = milliseconds(wait_s) if wait_s > 0 else None
+        found = cast("_Streams", await self._reader_client.redis.xread({self._keys.journal(id): after}, block=block))
+        return found[0][1] if found else []
 
     async def announce(self, record: WorkerRecord) -> bool:
         keys = [self._keys.worker(record.id), self._keys.incarnations(record.id), self._keys.workers]
