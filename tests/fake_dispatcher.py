@@ -72,7 +72,7 @@ class FakeDispatcher:
     outstanding: set[AdmittedRequest] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def refuse_if_full(self, deadline_s: float) -> None:
+    def refuse_if_full(self, deadline_s: float, tenant: str = "") -> None:
         """Raises `full_error`."""
         if self.full_error is not None:
             raise self.full_error

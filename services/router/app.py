@@ -21,6 +21,7 @@ from baton.domain.ids import OwnerId, new_incarnation
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.shutdown import shutdown_event
 from baton.settings.base import SettingsError
+from baton.settings.groups import MIB
 from baton.settings.model_source import ModelFiles, model_name, resolve_model
 from baton.settings.process import freeze_gc
 from baton.settings.trust import open_cluster_warning, read_trust
@@ -33,8 +34,8 @@ from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import DEGRADED
 from baton.telemetry.request_traces import RequestTraces
+from services.router.admission.admission_queue import AdmissionLimits
 from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.admission_queue import AdmissionLimits
 from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher
 from services.router.dispatch.reserve import ReserveLimits
 from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
@@ -266,9 +267,8 @@ def dispatch_limits(settings: RouterSettings) -> DispatchLimits:
     return DispatchLimits(
         admission=AdmissionLimits(
             max_running_requests=settings.max_running_requests,
-            max_queued_requests=settings.max_queued_requests,
-            max_queued_tokens=settings.max_queued_tokens,
             max_ttft_s=settings.max_ttft_s,
+            max_queued_bytes=settings.max_queued_mib * MIB,
         ),
         reserve=ReserveLimits(settings.reserve_timeout_s, WORKER_WAIT_S),
         max_attempts=settings.max_attempts,

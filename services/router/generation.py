@@ -22,6 +22,8 @@ class SequenceSpec:
     A sequence that was taken over brings the tokens emitted before (`dispatch` yields only what follows), the number of
     prompt tokens cached then, the attempt that the store has opened for it, and the fingerprint of its last workers.
     Only workers with that fingerprint may continue: a client may have heard tokens that are not in the store.
+
+    `tenant` is "" without API keys. A higher `priority` comes first within a tenant.
     """
 
     id: RequestId
@@ -34,6 +36,8 @@ class SequenceSpec:
     emitted: tuple[OutputToken, ...] = ()
     num_cached_tokens: int = 0
     fingerprint: str = ""
+    tenant: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,8 @@ class AdmittedRequest(Protocol):
 class Dispatcher(Protocol):
     """Runs sequences. Implemented by `dispatch`, and by a scripted fake for tests."""
 
-    def refuse_if_full(self, deadline_s: float) -> None:
-        """Raises `Overloaded` if no sequence with that deadline can be admitted now, however short its prompt.
+    def refuse_if_full(self, deadline_s: float, tenant: str = "") -> None:
+        """Raises `Overloaded` if no sequence of `tenant` with that deadline can be admitted now, however short.
 
         Cheap: call it before a body is read, parsed and tokenised.
         """

@@ -156,7 +156,7 @@ class _Endpoints:
         timer.id = id
         try:
             # Before the body: while the queue is full, nothing is read, parsed or tokenized.
-            self._frontend.response_context.dispatcher.refuse_if_full(self._limits.request_deadline_s)
+            self._frontend.response_context.dispatcher.refuse_if_full(self._limits.request_deadline_s, origin.tenant)
             with self._bodies.track() as count_bytes:
                 body = await read_body(request, self._limits.max_body_bytes, count_bytes)
                 timer.stamp(Stage.READ)

@@ -32,11 +32,8 @@ class RouterSettings(ServiceSettings):
     router_id: Annotated[str, Field(min_length=1)] = "router-0"
     """Name of this router, unique among routers that share a state store."""
 
-    max_queued_requests: Count = 256
-    """Most requests in the admission queue; further ones get a 429."""
-
-    max_queued_tokens: Count = 262_144
-    """Most prompt tokens in the admission queue; further ones get a 429."""
+    max_queued_mib: Count = 256
+    """Memory of the requests in the admission queue; beyond it the newest of the longest queue get a 429."""
 
     max_running_requests: Count = 256
     """Most requests that run at once, bounded by the rows of the workers."""

@@ -18,8 +18,9 @@ from starlette.responses import Response
 from baton.domain.ids import Incarnation, OwnerId, RequestId
 from baton.telemetry.request_timer import RequestOrigin
 from baton.telemetry.request_traces import RequestLog, RequestTraces
+from services.router.admission.admission_queue import AdmissionLimits
+from services.router.admission.slot import SLOT_BYTES
 from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.admission_queue import AdmissionLimits
 from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity
 from services.router.dispatch.reserve import ReserveLimits
 from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
@@ -36,7 +37,7 @@ from simulation.runtime.network import Endpoint, SimNetwork
 from simulation.runtime.process import SimProcess
 from simulation.scenario import MAX_CHOICES
 
-ADMISSION = AdmissionLimits(max_running_requests=6, max_queued_requests=8, max_queued_tokens=60)
+ADMISSION = AdmissionLimits(max_running_requests=6, max_queued_bytes=8 * SLOT_BYTES)
 LIMITS = DispatchLimits(ADMISSION, ReserveLimits(CONFIG.reserve_timeout_s, CONFIG.patience_s), CONFIG.max_attempts)
 LAST_WORDS_S = 1.0
 """As in `services.router.app`."""
@@ -151,6 +152,6 @@ class SimRouter:
     def _check_admission(self) -> None:
         """Checks after an admission that no more requests than the limits are here, besides those taken over."""
         num_takeovers = MAX_CHOICES * sum(name.startswith("takeover-") for name in self.process.tasks())
-        limit = ADMISSION.max_running_requests + ADMISSION.max_queued_requests + num_takeovers
+        limit = ADMISSION.max_running_requests + ADMISSION.max_queued_bytes // SLOT_BYTES + num_takeovers
         if self.dispatcher.num_open > limit:
             raise Violation("admission", f"{self.dispatcher.num_open} requests are admitted, {limit} at most may be")

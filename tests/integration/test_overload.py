@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 NUM_REQUESTS = 200
 CLIENT_TIMEOUT_S = 0.5
 ANSWERS_WITHIN_S = 5.0
-FLAGS = {"max-running-requests": 16, "max-queued-requests": 64, "max-queued-tokens": 8192}
+FLAGS = {"max-running-requests": 16, "max-queued-mib": 2}
 """Limits that the clients exceed: some requests run, some wait, some are refused."""
 
 

@@ -13,7 +13,8 @@ from random import Random
 import pytest
 
 from baton.domain.errors import Overloaded
-from services.router.dispatch.admission_queue import AdmissionLimits, AdmissionQueue, Slot
+from services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
+from services.router.admission.slot import Slot, SlotSpec
 
 NUM_ROWS = 32
 STAY_S = 4.0
@@ -22,7 +23,8 @@ RATE = NUM_ROWS / STAY_S
 """Requests a second that the workers can run."""
 
 TTFT_OBJECTIVE_S = 8.0
-LIMITS = AdmissionLimits(256, max_queued_requests=256, max_queued_tokens=1 << 18, max_ttft_s=0.75 * TTFT_OBJECTIVE_S)
+LIMITS = AdmissionLimits(256, max_ttft_s=0.75 * TTFT_OBJECTIVE_S)
+SPEC = SlotSpec(num_tokens=100, max_tokens=50)
 
 
 @dataclass(slots=True)
@@ -60,9 +62,9 @@ class LoadedRouter:
     def arrive(self, client: Client) -> None:
         """A client sends its request, for the first time or again."""
         client.arrived_at = self.now
-        client.estimate_s = self.queue.ttft_s(self.now) if self.queue.num_running >= NUM_ROWS else None
+        client.estimate_s = self.queue.ttft_s(SPEC, self.now) if self.queue.num_running >= NUM_ROWS else None
         try:
-            slot = self.queue.admit(100, self.now)
+            slot = self.queue.admit(SPEC, self.now)
         except Overloaded as refusal:
             client.num_refusals += 1
             if client.patient:
@@ -81,12 +83,12 @@ class LoadedRouter:
     def _answer(self, slot: Slot) -> None:
         client = self.admitted[slot]
         client.first_token_s = self.now - client.arrived_at
-        self.queue.on_first_token(slot, self.now)
+        self.queue.on_tokens(slot, 1, 0, self.now)
 
     def _leave(self, slot: Slot) -> None:
         del self.admitted[slot]
-        granted = self.queue.release(slot, self.now)
-        if granted is not None:
+        self.queue.on_tokens(slot, SPEC.max_tokens - 1, 0, self.now)
+        for granted in self.queue.release(slot, self.now):
             self._start(granted)
 
 
@@ -112,7 +114,6 @@ def goodput(seed: int, load: float) -> float:
     slot = loaded_router(seed)
     clients = add_clients(slot, load, seconds)
     slot.run()
-    assert slot.most_waiting <= LIMITS.max_queued_requests
     return sum(c.first_token_s is not None and c.first_token_s <= TTFT_OBJECTIVE_S for c in clients) / seconds
 
 
@@ -124,8 +125,8 @@ def test_goodput_at_ten_times_the_load_is_near_the_best(seed):
 
 
 def test_without_the_time_bound_goodput_collapses(monkeypatch):
-    """The same load with a queue that is bounded by its length alone."""
-    monkeypatch.setitem(globals(), "LIMITS", AdmissionLimits(256, 256, 1 << 18))
+    """The same load with a queue that is eight times as long as its clients are patient."""
+    monkeypatch.setitem(globals(), "LIMITS", AdmissionLimits(256, max_ttft_s=64.0))
     assert goodput(0, 10.0) < 0.2 * RATE
 
 

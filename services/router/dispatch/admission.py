@@ -9,7 +9,9 @@ import asyncio
 
 from baton.domain.ids import RequestId
 from baton.telemetry.metrics import QUEUED_REQUESTS, QUEUED_TOKENS
-from services.router.dispatch.admission_queue import AdmissionLimits, AdmissionQueue, Slot
+from services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
+from services.router.admission.slot import Slot
+from services.router.admission.tenants import TenantTable
 from services.router.dispatch.tracked_request import TrackedRequest
 from services.router.generation import AdmittedRequest
 
@@ -17,8 +19,8 @@ from services.router.generation import AdmittedRequest
 class AdmissionController:
     """Owned by one event loop."""
 
-    def __init__(self, limits: AdmissionLimits) -> None:
-        self.queue = AdmissionQueue(limits)
+    def __init__(self, limits: AdmissionLimits, tenants: TenantTable) -> None:
+        self.queue = AdmissionQueue(limits, tenants)
         self._tracked: dict[RequestId, TrackedRequest] = {}
         self._by_slot: dict[Slot, TrackedRequest] = {}
         self._empty = asyncio.Event()
@@ -32,17 +34,15 @@ class AdmissionController:
 
     def resize(self, num_rows: int | None) -> None:
         """Starts the requests that may run now. `num_rows`: rows of all decode workers; None: unknown."""
-        for slot in self.queue.resize(num_rows, asyncio.get_running_loop().time()):
-            self._by_slot[slot].granted.set()
-        self._update_gauges()
+        self._wake(self.queue.resize(num_rows, asyncio.get_running_loop().time()))
 
     def add(self, tracked: TrackedRequest) -> None:
-        """Adds an admitted request. It may start at once if its slot runs."""
+        """Adds an admitted request. It may start at once if its slot runs. Others may have to leave for it."""
         self._tracked[tracked.sequence.id] = self._by_slot[tracked.slot] = tracked
         if tracked.slot.started_at is not None:
             tracked.granted.set()
         self._empty.clear()
-        self._update_gauges()
+        self._wake(self.queue.shed(asyncio.get_running_loop().time()))
 
     def take(self, admitted: AdmittedRequest) -> TrackedRequest | None:
         """Returns the request of `admitted` once; None after that."""
@@ -52,20 +52,24 @@ class AdmissionController:
         tracked.taken = True
         return tracked
 
+    def leave(self, tracked: TrackedRequest) -> None:
+        """Frees the slot and starts the next request. The workers are done; the client may still read. Idempotent."""
+        self._wake(self.queue.release(tracked.slot, asyncio.get_running_loop().time()))
+
     def release(self, tracked: TrackedRequest) -> None:
-        """Frees the slot and starts the next request."""
+        """Frees the slot, unless it is free, and forgets the request."""
         del self._tracked[tracked.sequence.id], self._by_slot[tracked.slot]
-        granted = self.queue.release(tracked.slot, asyncio.get_running_loop().time())
-        if granted is not None:
-            self._by_slot[granted].granted.set()
+        self.leave(tracked)
         if not self._tracked:
             self._empty.set()
-        self._update_gauges()
 
     async def wait_empty(self) -> None:
         """Waits until no request is left."""
         await self._empty.wait()
 
-    def _update_gauges(self) -> None:
+    def _wake(self, slots: list[Slot]) -> None:
+        """Wakes requests that started or had to leave."""
+        for slot in slots:
+            self._by_slot[slot].granted.set()
         QUEUED_REQUESTS.set(self.queue.num_waiting)
         QUEUED_TOKENS.set(self.queue.num_waiting_tokens)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from baton.domain.errors import (
     BatonError,
@@ -30,9 +30,11 @@ from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import ADMISSION_TOTAL
 from baton.telemetry.request_trace import Stage
 from baton.telemetry.sequence_timer import SequenceTimer
+from services.router.admission.admission_queue import AdmissionLimits
+from services.router.admission.slot import SlotSpec
+from services.router.admission.tenants import MAX_PRIORITY, TenantTable
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.admission import AdmissionController
-from services.router.dispatch.admission_queue import AdmissionLimits
 from services.router.dispatch.attempt import Attempt
 from services.router.dispatch.reserve import PairReservation, ReserveFailure, ReserveLimits, Reserver
 from services.router.dispatch.status_log import StatusLog
@@ -52,6 +54,7 @@ class DispatchLimits:
     reserve: ReserveLimits
     max_attempts: int
     retry_after_s: float = 5.0
+    tenants: TenantTable = field(default_factory=TenantTable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class TokenDispatcher:
         self._records = records
         self._identity = identity
         self._limits = limits
-        self._admission = AdmissionController(limits.admission)
+        self._admission = AdmissionController(limits.admission, limits.tenants)
         workers.add_listener(lambda: self._admission.resize(workers.max_rows()))
         self._draining = False
         self._clock = asyncio.get_running_loop().time
@@ -94,12 +97,12 @@ class TokenDispatcher:
         """Counts the admitted requests, waiting and running."""
         return len(self._admission)
 
-    def refuse_if_full(self, deadline_s: float) -> None:
-        """See `Dispatcher.refuse_if_full`."""
+    def refuse_if_full(self, deadline_s: float, tenant: str = "") -> None:
+        """See `Dispatcher.refuse_if_full`. The body may ask for the highest priority."""
         try:
-            self._admission.queue.refuse_if_full(self._clock(), deadline_s)
+            self._admission.queue.refuse_if_full(SlotSpec(tenant, priority=MAX_PRIORITY), self._clock(), deadline_s)
         except Refused as refusal:
-            ADMISSION_TOTAL.labels("refused", refusal.code, "").inc()
+            ADMISSION_TOTAL.labels("refused", refusal.code, tenant).inc()
             raise
 
     def admit(self, sequence: SequenceSpec, timer: SequenceTimer) -> AdmittedRequest:
@@ -111,11 +114,12 @@ class TokenDispatcher:
         try:
             fitted = self._fit_to_workers(sequence, is_takeover)
             num_tokens = len(sequence.prompt_tokens)
-            slot = self._admission.queue.admit(num_tokens, now, sequence.deadline_s, force=is_takeover)
+            spec = SlotSpec(sequence.tenant, num_tokens, fitted.stop.max_tokens, sequence.priority)
+            slot = self._admission.queue.admit(spec, now, sequence.deadline_s, force=is_takeover)
         except Refused as refusal:
-            ADMISSION_TOTAL.labels("refused", refusal.code, "").inc()
+            ADMISSION_TOTAL.labels("refused", refusal.code, sequence.tenant).inc()
             raise
-        ADMISSION_TOTAL.labels("admitted", "", "").inc()
+        ADMISSION_TOTAL.labels("admitted", "", sequence.tenant).inc()
         record = SequenceRecord(
             sequence.id,
             sequence.attempt,
@@ -156,10 +160,11 @@ class TokenDispatcher:
                         while finish is None:
                             chunk = await attempt.next()
                             finish = chunk.finish
-                            self._status.num_tokens += len(chunk.tokens)
-                            if not tracked.slot.has_first_token:
-                                self._admission.queue.on_first_token(tracked.slot, self._clock())
-                            yield chunk
+                            self._on_chunk(tracked, chunk)
+                            if finish is None:
+                                yield chunk
+                    self._admission.leave(tracked)  # the workers are done, however slowly the client reads
+                    yield chunk
                     return
                 except AttemptFailure as failure:
                     self._on_attempt_failure(tracked, failure)
@@ -201,14 +206,22 @@ class TokenDispatcher:
         return replace(sequence, stop=replace(stop, max_tokens=room))
 
     async def _wait_for_slot(self, tracked: TrackedRequest) -> None:
-        """Returns when the request may run. Raises `DeadlineExceeded`."""
-        if tracked.granted.is_set():
-            return
-        try:
-            async with asyncio.timeout_at(tracked.deadline):
-                await tracked.granted.wait()
-        except TimeoutError:
-            raise DeadlineExceeded(f"request {tracked.sequence.id} ran out of time in the queue") from None
+        """Returns when the request may run. Raises `DeadlineExceeded`, or `Overloaded` if it had to leave the queue."""
+        if not tracked.granted.is_set():
+            try:
+                async with asyncio.timeout_at(tracked.deadline):
+                    await tracked.granted.wait()
+            except TimeoutError:
+                raise DeadlineExceeded(f"request {tracked.sequence.id} ran out of time in the queue") from None
+        if (refusal := tracked.slot.refusal) is not None:
+            ADMISSION_TOTAL.labels("refused", refusal.code, tracked.sequence.tenant).inc()
+            raise refusal
+
+    def _on_chunk(self, tracked: TrackedRequest, chunk: TokenChunk) -> None:
+        """Counts and charges the tokens of a chunk."""
+        num_tokens = len(chunk.tokens)
+        self._status.num_tokens += num_tokens
+        self._admission.queue.on_tokens(tracked.slot, num_tokens, chunk.num_cached_tokens, self._clock())
 
     async def _reserve(self, tracked: TrackedRequest) -> PairReservation:
         request, fingerprint = tracked.engine_request(), tracked.required_fingerprint

@@ -19,7 +19,7 @@ from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import ABORTS_TOTAL, REQUESTS_IN_STATE, RETRIES_TOTAL
 from baton.telemetry.sequence_timer import SequenceTimer
-from services.router.dispatch.admission_queue import Slot
+from services.router.admission.slot import Slot
 from services.router.dispatch.placement import Avoided, Pair
 from services.router.dispatch.reserve import PairReservation
 from services.router.dispatch.worker_errors import AttemptFailure, FaultSource

@@ -39,6 +39,7 @@ class CommonParams:
     stop_strings: tuple[str, ...]
     stop_token_ids: frozenset[int]
     salt: str
+    priority: int
     skip_special_tokens: bool
     return_token_ids: bool
     stream_options: StreamOptions | None
@@ -75,6 +76,7 @@ def read_common_params(
         stop_strings=_read_stop_strings(fields) if "stop" in body else (),
         stop_token_ids=stop_token_ids if get("ignore_eos") else stop_token_ids | text.eos_token_ids,
         salt=_salt(tenant, get("cache_salt", "")) if tenant or "cache_salt" in scalars else "",
+        priority=get("priority", 0),
         skip_special_tokens=get("skip_special_tokens", True),
         return_token_ids=get("return_token_ids", False),
         stream_options=_read_stream_options(fields, get("stream", False)),

@@ -121,7 +121,12 @@ class RequestValidator:
             for choice in range(params.num_choices if max_tokens else 0):
                 id = RequestId(f"{metadata.id}-{len(sequences)}") if sequences else metadata.id
                 sampling = replace(params.sampling, seed=choice_seed(seed, choice))
-                sequences.append(SequenceSpec(id, prompt, sampling, stop, params.salt, self._deadline_s))
+                sequences.append(
+                    SequenceSpec(
+                        id, prompt, sampling, stop, params.salt, self._deadline_s,
+                        tenant=metadata.tenant, priority=params.priority,
+                    )
+                )  # fmt: skip
         return ValidRequest(
             id=metadata.id,
             model=self._model_name,

@@ -20,8 +20,9 @@ from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from baton.telemetry.request_trace import Stage
 from baton.telemetry.sequence_timer import SequenceTimer
+from services.router.admission.admission_queue import AdmissionLimits
+from services.router.admission.slot import SlotSpec
 from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.admission_queue import AdmissionLimits
 from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher
 from services.router.dispatch.link_breaker import LinkBreakerLimits
 from services.router.dispatch.reserve import ReserveLimits
@@ -38,8 +39,9 @@ from tests.mock_workers import (
 
 PROMPT = tuple(range(1, 11))
 CONTEXT = TraceContext("http-1", "0" * 31 + "1", "0" * 15 + "2", sampled=True)
+REQUEST_BYTES = SlotSpec(num_tokens=len(PROMPT)).num_bytes
 LIMITS = DispatchLimits(
-    admission=AdmissionLimits(max_running_requests=8, max_queued_requests=8, max_queued_tokens=1000),
+    admission=AdmissionLimits(max_running_requests=8, max_queued_bytes=8 * REQUEST_BYTES),
     reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=0.3),
     max_attempts=3,
 )
@@ -47,7 +49,7 @@ SHORT_BREAKERS = LinkBreakerLimits(first_open_s=0.05, max_open_s=0.2, grace_s=0.
 WORKER_LIMITS = WorkerLimits(
     worker_ttl_s=0.5, heartbeat_interval_s=0.05, max_step_age_s=30.0, link_breaker=SHORT_BREAKERS
 )
-ONE_AT_A_TIME = replace(LIMITS, admission=AdmissionLimits(1, 2, 25))
+ONE_AT_A_TIME = replace(LIMITS, admission=AdmissionLimits(1, max_queued_bytes=2 * REQUEST_BYTES))
 
 
 class RecordedTimer(SequenceTimer):

@@ -12,7 +12,7 @@ import pytest
 from baton.domain.errors import DeadlineExceeded, Overloaded
 from baton.domain.lifecycle import RequestState
 from baton.telemetry.metrics import REGISTRY
-from services.router.dispatch.admission_queue import AdmissionLimits
+from services.router.admission.admission_queue import AdmissionLimits
 from services.router.dispatch.reserve import MAX_ASKING
 from services.router.edge.body_budget import BodyBudget
 from services.router.routes import MAX_BODIES
@@ -20,6 +20,7 @@ from tests.mock_workers import Busy, Hold, MockDecode, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import (
     LIMITS,
     ONE_AT_A_TIME,
+    REQUEST_BYTES,
     World,
     consume,
     scripted,
@@ -32,9 +33,7 @@ from tests.service.http.http_server import router, says
 
 pytestmark = pytest.mark.timeout(90)
 
-ROOMY = replace(
-    LIMITS, admission=AdmissionLimits(max_running_requests=100, max_queued_requests=100, max_queued_tokens=10_000)
-)
+ROOMY = replace(LIMITS, admission=AdmissionLimits(max_running_requests=100))
 
 
 def gauge(name: str) -> float:
@@ -139,7 +138,8 @@ async def test_a_burst_stays_within_the_bounds_and_leaves_nothing():
             except Overloaded:
                 num_refused += 1
         limits = LIMITS.admission
-        assert len(queued) == w.dispatcher.num_open == limits.max_running_requests + limits.max_queued_requests
+        assert len(queued) == w.dispatcher.num_open
+        assert len(queued) == limits.max_running_requests + limits.max_queued_bytes // REQUEST_BYTES
         assert num_refused == 2000 - len(queued)
         runs = [asyncio.create_task(consume(w.dispatcher.run(admitted))) for admitted in queued]
         await w.decode.reached(Phase.IMPORT, times=limits.max_running_requests)

@@ -13,7 +13,7 @@ from baton.domain.errors import DeadlineExceeded, ModelReplaced
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import OutputToken
-from services.router.dispatch.admission_queue import AdmissionLimits
+from services.router.admission.admission_queue import AdmissionLimits
 from services.router.dispatch.reserve import MAX_ASKING
 from services.router.edge.http_errors import error_response
 from services.router.generation import SequenceSpec, TokenChunk
@@ -116,7 +116,7 @@ async def test_a_worker_with_the_fingerprint_that_returns_is_used():
 
 async def test_waiting_for_a_fingerprint_holds_up_no_other_request():
     """More requests than `MAX_ASKING`."""
-    async with world([], [], replace(LIMITS, admission=AdmissionLimits(32, 8, 1000))) as w:
+    async with world([], [], replace(LIMITS, admission=AdmissionLimits(32))) as w:
         old, new = SelfPrefillingDecode("old-0", "old"), SelfPrefillingDecode("new-0", "new")
         for worker in (old, new):
             worker.load = replace(worker.load, max_rows=32)
@@ -137,7 +137,7 @@ async def test_waiting_for_a_fingerprint_holds_up_no_other_request():
 
 async def test_waiting_for_room_on_old_workers_holds_up_no_other():
     """`MAX_ASKING` requests hold all entries of the queue of their fingerprint."""
-    async with world([], [], replace(LIMITS, admission=AdmissionLimits(32, 8, 1000))) as w:
+    async with world([], [], replace(LIMITS, admission=AdmissionLimits(32))) as w:
         old, new = (
             SelfPrefillingDecode("old-0", "old", [ScriptedAction(Phase.RESERVE, Busy(60.0), times=99)]),
             SelfPrefillingDecode("new-0", "new"),

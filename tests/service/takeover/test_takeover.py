@@ -226,9 +226,9 @@ async def test_a_draining_router_takes_nothing_over(tmp_path):
 
 
 async def test_a_queued_call_is_taken_over(tmp_path):
-    """The call has no token yet; the other router admits it even when its queue is full."""
+    """The call has no token yet."""
     async with (
-        router_cluster(tmp_path, decode=held(4), max_running_requests=1, max_queued_requests=1) as w,
+        router_cluster(tmp_path, decode=held(4), max_running_requests=1) as w,
         AsyncExitStack() as stack,
     ):
         mine = [await stack.enter_async_context(opened(w.routers[0], max_tokens=8)) for _ in range(2)]

@@ -23,8 +23,8 @@ from baton.store.store import SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from baton.telemetry.sequence_timer import SequenceTimer
+from services.router.admission.slot import Slot, SlotSpec
 from services.router.dispatch.aborts import Aborts
-from services.router.dispatch.admission_queue import Slot
 from services.router.dispatch.attempt import Attempt
 from services.router.dispatch.placement import Pair
 from services.router.dispatch.reserve import PairReservation
@@ -154,7 +154,7 @@ async def running(num_emitted: int = 0, deadline_s: float = 60.0) -> AsyncIterat
     store = MemoryStore()
     deadline = asyncio.get_running_loop().time() + deadline_s
     timer = SequenceTimer(RequestTimer(RequestOrigin("/v1/completions"), 0.0), 0)
-    tracked = TrackedRequest(sequence, Slot(3), record, deadline, StoreWriter(store), timer)
+    tracked = TrackedRequest(sequence, Slot(SlotSpec(num_tokens=3), 0.0), record, deadline, StoreWriter(store), timer)
     reservation = PairReservation(PAIR, "reservation", 0, ())
     tracked.on_reserved(reservation)
     workers = ScriptedWorkers()

@@ -1,0 +1,59 @@
+"""The place of one request in the admission queue, and what it is expected to cost. Values; time is an argument.
+
+A charge is in tokens: 1 for a prompt token that is not cached, `OUTPUT_CHARGE` for an output token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.domain.errors import Overloaded
+
+OUTPUT_CHARGE = 2.0
+"""Charge of an output token. It costs more than a prompt token, because a step computes fewer of them."""
+
+PRIORITY_S = 10.0
+"""A request overtakes those of one priority less that came up to this much earlier."""
+
+SLOT_BYTES, TOKEN_BYTES = 32 * 1024, 48
+"""Memory of a waiting request, and of each token of its prompt: pointer, integer, text."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """A request as the admission queue sees it. `num_tokens` of prompt; `max_tokens` bounds the output."""
+
+    tenant: str = ""
+    num_tokens: int = 0
+    max_tokens: int = 1
+    priority: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory while it waits."""
+        return SLOT_BYTES + TOKEN_BYTES * self.num_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """The place of one admitted request.
+
+    `order`: arrival, moved forward or back by the priority; smaller starts first within a tenant. `started_at` is None
+    while it waits. `forced`: it was admitted whatever the bounds, and stays. `charged`: tokens so far, of the
+    `expected_charge`. `refusal`: set when it had to leave the queue.
+    """
+
+    spec: SlotSpec
+    order: float
+    forced: bool = False
+    started_at: float | None = None
+    has_first_token: bool = False
+    num_output_tokens: int = 0
+    expected_charge: float = 0.0
+    charged: float = 0.0
+    refusal: Overloaded | None = None
+
+
+def order_of(priority: int, arrived_at: float) -> float:
+    """Rank of a request within its tenant. Ageing is part of it: a later one of higher priority comes after."""
+    return arrived_at - PRIORITY_S * priority

@@ -1,0 +1,114 @@
+"""Estimates how long a request waits for a slot. Owned by `AdmissionQueue`; pure, time is an argument.
+
+`wait_s` is the work that will start before the request, over the rate at which the slots do work. Work is in charged
+tokens (`slot`). For requests that are all alike, this is Little's law: the n-th departure comes after n * S / c, with c
+slots that are always taken and S the mean time that a request keeps its slot.
+
+S covers the last `WINDOW` requests, so it outlives an idle hour. S is at least half the mean age of the running
+requests, so it grows when none leaves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+WINDOW = 128
+
+FIRST_SERVICE_TIME_S = 1.0
+"""Least assumed time in a slot until the first request has left."""
+
+SPREAD_FACTOR = 1.1
+"""Retry-After times are this much further apart than departures, so that the queue is shorter when the next comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Expected charges of a tenant's waiting requests, and the service that it has and gets from running ones."""
+
+    work: float
+    weight: float
+    service: float
+
+    def lifted(self, service: float) -> Backlog:
+        """The backlog of a tenant that comes back from idle: its service is at least `service`."""
+        return replace(self, service=max(self.service, service))
+
+
+def work_ahead(own: Backlog, others: Iterable[Backlog]) -> float:
+    """Work that starts before a newcomer behind `own`. The fair queue starts the tenant with the least service.
+
+    By then the newcomer's tenant has the service of its backlog. Another tenant gets at most the work that raises it to
+    the same service, and at most its own backlog.
+    """
+    reached = own.service + own.work / own.weight
+    return own.work + sum(min(other.work, max(0.0, reached - other.service) * other.weight) for other in others)
+
+
+class WaitEstimator:
+    """Observes every request that takes a slot, gives its first token, and leaves."""
+
+    def __init__(self) -> None:
+        self._service_times: deque[float] = deque(maxlen=WINDOW)
+        self._charges: deque[float] = deque(maxlen=WINDOW)
+        self._first_tokens: deque[float] = deque(maxlen=WINDOW)
+        self._num_running = 0
+        self._started_sum = 0.0  # of the start times of the running ones
+
+    def on_start(self, now: float) -> None:
+        """A request took its slot."""
+        self._num_running += 1
+        self._started_sum += now
+
+    def on_first_token(self, started_at: float, now: float) -> None:
+        """A request that took its slot at `started_at` gave its first token."""
+        self._first_tokens.append(now - started_at)
+
+    def on_release(self, started_at: float, charge: float, now: float) -> None:
+        """A request that took its slot at `started_at` left it after a service of `charge`."""
+        self._service_times.append(now - started_at)
+        self._charges.append(charge)
+        self._num_running -= 1
+        self._started_sum = self._started_sum - started_at if self._num_running else 0.0
+
+    def service_time_s(self, now: float) -> float:
+        """Mean time that a request keeps its slot; before the first has left, the mean age of the running ones."""
+        age_s = now - self._started_sum / self._num_running if self._num_running else 0.0
+        if not self._service_times:
+            return max(age_s, FIRST_SERVICE_TIME_S)
+        return max(sum(self._service_times) / len(self._service_times), age_s / 2)
+
+    def mean_charge(self, expected: float) -> float:
+        """Mean charge of a request; `expected` before the first has left. At least 1."""
+        return max(1.0, sum(self._charges) / len(self._charges) if self._charges else expected)
+
+    def rate(self, num_slots: int, expected_charge: float, now: float) -> float:
+        """Charged tokens a second of `num_slots` slots that are always taken."""
+        return max(1, num_slots) * self.mean_charge(expected_charge) / max(self.service_time_s(now), 1e-6)
+
+    def wait_s(self, ahead: float, num_slots: int, expected_charge: float, now: float) -> float:
+        """Time until requests of `ahead` charged tokens have started, and the next slot is free."""
+        mean = self.mean_charge(expected_charge)
+        return (ahead + mean) / self.rate(num_slots, expected_charge, now)
+
+    def first_token_s(self) -> float:
+        """Mean time from a slot to the first token; 0 before the first one."""
+        return sum(self._first_tokens) / len(self._first_tokens) if self._first_tokens else 0.0
+
+
+class RetryAfterSpread:
+    """Spreads the Retry-After times of refused requests over the departures to come. Between `min_s` and `max_s`."""
+
+    def __init__(self, min_s: float, max_s: float) -> None:
+        self._min_s = min_s
+        self._max_s = max_s
+        self._spread_until = 0.0
+
+    def assign(self, wait_s: float, gap_s: float, now: float) -> float:
+        """Seconds to wait: at least `wait_s`, and `gap_s` after the request refused before."""
+        at = now + wait_s
+        if self._spread_until > now:
+            at = max(at, self._spread_until + SPREAD_FACTOR * gap_s)
+        self._spread_until = min(at, now + self._max_s)
+        return min(self._max_s, max(self._min_s, at - now))
