@@ -14,9 +14,8 @@ from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 
-from baton.domain.errors import BatonError, InvalidRequest
+from baton.domain.errors import BatonError
 from baton.rpc import codec
 from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, CallTokenFault, CallTokenVerifier
 from baton.rpc.request_metadata import log_fields
@@ -97,18 +96,18 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(unary, None, serialise)
 
     async def _admit(self, method: str, body: bytes, parse: Callable[[bytes], Any], context: Context) -> Any:
-        """The parsed request. Aborts the call without a valid token; raises `InvalidRequest` for unreadable bytes."""
+        """The parsed request. Aborts the call without a valid token; raises `LinkBroken` for unreadable bytes."""
         if self._verifier is not None:
             fault = self._verifier.check(method, body, _call_token(context))
             if fault is not None:
                 rejected = self._reject(fault, method, context)
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, rejected.why)
         structlog.contextvars.bind_contextvars(**log_fields(context.invocation_metadata() or ()))
-        try:
-            return parse(body)
-        except DecodeError:
-            rejected = self._reject(Malformed.MALFORMED, method, context)
-            raise InvalidRequest(rejected.why) from None
+        request = codec.read(parse, body)
+        if isinstance(request, codec.Unreadable):
+            self._reject(Malformed.MALFORMED, method, context)
+            raise request.error
+        return request
 
     def _reject(self, fault: CallTokenFault | Malformed, method: str, context: Context) -> RejectedCall:
         rejected = RejectedCall(fault, method, context.peer())

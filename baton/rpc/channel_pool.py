@@ -12,7 +12,8 @@ import grpc
 
 from baton.domain.ids import Incarnation
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.rpc.channel import AuthenticatedChannel, open_channel, with_call_tokens
+from baton.rpc.channel import open_channel, with_call_tokens
+from baton.rpc.reply_channel import ReplyChannel
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -41,17 +42,13 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-StubChannel = grpc.aio.Channel | AuthenticatedChannel
-"""A channel that stubs accept."""
-
-
 @dataclass(slots=True)
 class _PooledChannel:
     """A channel and `for_stubs`, its form for calls to the worker's current incarnation."""
 
     channel: grpc.aio.Channel
     incarnation: Incarnation
-    for_stubs: StubChannel
+    for_stubs: ReplyChannel
 
 
 class ChannelPool:
@@ -61,7 +58,7 @@ class ChannelPool:
         self.trust = trust
         self._open: dict[str, _PooledChannel] = {}
 
-    def get(self, address: str, incarnation: Incarnation) -> StubChannel:
+    def get(self, address: str, incarnation: Incarnation) -> ReplyChannel:
         """The channel to one worker incarnation at host:port `address`. Connects when first used.
 
         With a cluster secret, other incarnations reject its calls as `WorkerLost`.
@@ -70,7 +67,7 @@ class ChannelPool:
         if pooled is None or pooled.incarnation != incarnation:
             channel = open_channel(address, self.trust, CLIENT_OPTIONS) if pooled is None else pooled.channel
             pooled = self._open[address] = _PooledChannel(
-                channel, incarnation, with_call_tokens(channel, self.trust, incarnation)
+                channel, incarnation, ReplyChannel(with_call_tokens(channel, self.trust, incarnation))
             )
         return pooled.for_stubs
 

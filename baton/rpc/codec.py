@@ -7,9 +7,12 @@ parameters.
 from __future__ import annotations
 
 import struct
-from typing import NoReturn
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from baton.domain.errors import (
     BatonError,
@@ -18,6 +21,7 @@ from baton.domain.errors import (
     DeadlineExceeded,
     Draining,
     Interrupted,
+    LinkBroken,
     ModelNotFound,
     NoWorkers,
     Overloaded,
@@ -38,6 +42,7 @@ from baton.domain.request import (
 from baton.rpc.gen import common_pb2 as pb
 
 CODE_METADATA_KEY = "baton-code"
+Message = TypeVar("Message")
 _SINGLE = struct.Struct("<f")
 
 # The first class that matches decides.
@@ -61,6 +66,26 @@ _FINISH_TO_PB = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
 _FINISH_FROM_PB = {value: reason for reason, value in _FINISH_TO_PB.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Received bytes that are no message of the expected type. The connection that carried them counts as broken."""
+
+    num_bytes: int
+
+    @property
+    def error(self) -> LinkBroken:
+        """The error of the attempt that needed the message: another try may succeed."""
+        return LinkBroken(f"a message of {self.num_bytes} bytes cannot be read")
+
+
+def read(parse: Callable[[bytes], Message], data: bytes) -> Message | Unreadable:
+    """Parses a received message. gRPC itself would answer INTERNAL or pass on None for bytes that do not parse."""
+    try:
+        return parse(data)
+    except DecodeError:
+        return Unreadable(len(data))
 
 
 def to_float32(value: float) -> float:
@@ -197,6 +222,12 @@ async def abort(context: grpc.aio.ServicerContext[object, object], error: BatonE
     """Ends a call with `error`, which the caller reads with `error_from_rpc`. Never returns."""
     await context.abort(grpc_status(error), str(error), ((CODE_METADATA_KEY, error.code),))
     raise AssertionError("abort returned")
+
+
+def rpc_error(error: BatonError) -> grpc.aio.AioRpcError:
+    """The error of a call whose reply is refused here; `error_from_rpc` reads it like one that the peer sent."""
+    trailing = grpc.aio.Metadata((CODE_METADATA_KEY, error.code))
+    return grpc.aio.AioRpcError(grpc_status(error), grpc.aio.Metadata(), trailing, str(error))
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> BatonError:

@@ -11,13 +11,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 import grpc
 
 from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, Incarnation
 from baton.rpc.channel_pool import ChannelPool
+from baton.rpc.reply_channel import ReplyChannel
 from baton.rpc.request_metadata import Metadata
 from simulation.runtime.attempt_ids import attempt_of
 from simulation.runtime.network import Endpoint, SimNetwork
@@ -50,11 +51,11 @@ class SimChannels(ChannelPool):
         self._process = process
         self._channels: dict[str, _Channel] = {}
 
-    def get(self, address: str, incarnation: Incarnation) -> grpc.aio.Channel:
+    def get(self, address: str, incarnation: Incarnation) -> ReplyChannel:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = _Channel(self._network, self._process, address)
-        return cast(grpc.aio.Channel, channel)
+        return ReplyChannel(channel)
 
     async def forget(self, address: str) -> None:
         channel = self._channels.pop(address, None)

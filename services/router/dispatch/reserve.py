@@ -80,7 +80,7 @@ class ReserveFailure(AttemptFailure):
     """`Reserve` failed on `pair`. The worker may hold a reservation nevertheless."""
 
     def __init__(self, failure: AttemptFailure, pair: Pair) -> None:
-        super().__init__(failure.error, failure.fault_source)
+        super().__init__(failure.error, failure.fault_source, refusal=failure.refusal)
         self.pair = pair
 
 

@@ -53,6 +53,7 @@ class TrackedRequest:
         self.taken = False  # run, or released
         self.avoided = Avoided()
         self.last_error: Interrupted | None = None
+        self.refused = False  # by a worker, with an error that the router has ruled out
         self.num_failures = 0  # counted failures since decode last computed a token
         self.id = AttemptId(sequence.id, record.attempt)
         self.metadata = request_metadata(self.id, timer.request.context)
@@ -130,11 +131,14 @@ class TrackedRequest:
         return TokenChunk(tokens, self._num_cached_tokens, finish)
 
     def on_attempt_failure(self, failure: AttemptFailure, may_retry: bool) -> None:
-        """Starts the next attempt. Raises the failure's error unless `may_retry`."""
+        """Starts the next attempt. Raises the failure's error unless `may_retry`, and a refusal that is confirmed."""
+        confirmed = failure.refusal is not None and self.refused
+        may_retry = may_retry and not confirmed
         self.timer.lost(failure.error.code, self.state.value)
         RETRIES_TOTAL.labels(self.state.value, failure.error.code, "retried" if may_retry else "given_up").inc()
         if not may_retry:
-            raise failure.error
+            raise failure.refusal or failure.error
+        self.refused = self.refused or failure.refusal is not None
         self._advance(RequestEvent.INTERRUPT, failure.error.code)
         self.id = self.id.next()
         self.metadata = request_metadata(self.id, self.timer.request.context)

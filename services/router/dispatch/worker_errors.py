@@ -18,6 +18,7 @@ from baton.domain.errors import (
     Interrupted,
     InvalidRequest,
     LeaseEnded,
+    LinkBroken,
     ModelNotFound,
     Overloaded,
     SentBack,
@@ -49,16 +50,19 @@ class AttemptFailure(Exception):
         second_hand: bool = False,
         unready: bool = False,
         counted: bool = True,
+        refusal: BatonError | None = None,
     ) -> None:
         """`second_hand`: one worker reports the loss of the other; their link may be broken instead.
 
-        `unready`: the worker at fault takes no requests for a while.
+        `unready`: the worker at fault takes no requests for a while. `refusal`: the error that ends the request if the
+        next attempt is refused, too.
         """
         super().__init__(str(error))
         self.error = error
         self.fault_source = fault_source
         self.second_hand = second_hand
         self.unready = unready
+        self.refusal = refusal
         self.counted = counted
         """False for the probe of a bad link, a refusal and a preempted row: only the deadline bounds those. All other
         failures count towards `max_attempts`."""
@@ -81,16 +85,20 @@ class AttemptFailure(Exception):
                 return avoided
 
 
-# A newer attempt owns the request, its deadline has passed, or no worker can ever take it.
-_FINAL = (Superseded, DeadlineExceeded, InvalidRequest, ContextOverflow, ModelNotFound)
+# The router has checked the request, the room for it and the deadline itself. A worker that disagrees may have received
+# other bytes, so another attempt confirms its refusal.
+_DOUBTED = (DeadlineExceeded, InvalidRequest, ContextOverflow, ModelNotFound)
 
 _OWN_SOURCE = {WorkerRole.PREFILL: FaultSource.PREFILL, WorkerRole.DECODE: FaultSource.DECODE}
 
 
 def classify_reported(error: BatonError, role: WorkerRole) -> BatonError | AttemptFailure:
     """Classifies an error that the worker of `role` reported. The caller raises the result."""
-    if isinstance(error, _FINAL):
+    if isinstance(error, Superseded):
         return error
+    if isinstance(error, _DOUBTED):
+        doubted = LinkBroken(f"{role.value} refused the request: {error.code}: {error}")
+        return AttemptFailure(doubted, _OWN_SOURCE[role], refusal=error)
     if isinstance(error, SentBack):
         # Prefill adds a token at each attempt, so the sequence ends.
         return AttemptFailure(error, _OWN_SOURCE[role], counted=False)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.errors import (
+    ContextOverflow,
     DeadlineExceeded,
     Interrupted,
     LinkBroken,
@@ -271,3 +272,20 @@ async def test_a_row_that_is_sent_back_costs_no_attempt():
         assert tokens(await w.generate(sequence(max_tokens=9))) == scripted(9)
         assert [request.id.attempt for request in w.decode.requests] == [1, 2, 3, 4, 5]
         assert await w.state(sequence()) is RequestState.FINISHED
+
+
+@pytest.mark.parametrize("code", ["invalid_request", "context_length_exceeded", "deadline_exceeded"])
+async def test_a_refusal_that_is_not_confirmed_is_retried(code):
+    refusals = [(ScriptedAction(phase, Fail(code)),) for phase in (Phase.RESERVE, Phase.IMPORT)]
+    for script in refusals:
+        async with world(decode=[script]) as w:
+            assert tokens(await w.generate(sequence())) == scripted(5)
+    async with world(prefill=[(ScriptedAction(Phase.SEAL, Fail(code)),)]) as w:
+        assert tokens(await w.generate(sequence())) == scripted(5)
+
+
+async def test_a_confirmed_refusal_ends_the_request_with_its_own_error():
+    async with world(decode=[(ScriptedAction(Phase.IMPORT, Fail("context_length_exceeded"), times=9),)]) as w:
+        with pytest.raises(ContextOverflow):
+            await w.generate(sequence())
+        assert len(w.decode.requests) == 2

@@ -36,8 +36,8 @@ PLAIN = frozenset(
     rope rule run sample scalar scale scheduler search segment selection selector series server servicer set
     settings shape sink slow span spec splitter stage status storage stream submit subscription successor summary
     superseded supervisor sync system target template tensor text thread time timeout timing total trace transcript
-    transfer trust type unavailable unmeasured unsupported url usage use validator variant verifier version
-    violation vocabulary wake watcher weight window writer
+    transfer trust type unavailable unmeasured unreadable unsupported url usage use validator variant verifier
+    version violation vocabulary wake watcher weight window writer
     """.split()
 )
 """Head nouns of classes that need no entry in the glossary."""

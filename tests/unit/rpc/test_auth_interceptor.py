@@ -15,7 +15,7 @@ import pytest
 import structlog
 from google.protobuf.message_factory import GetMessageClass
 
-from baton.domain.errors import InvalidRequest, Superseded, WorkerLost
+from baton.domain.errors import LinkBroken, Superseded, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, RequestId
 from baton.domain.trace_context import TraceContext
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
@@ -168,13 +168,13 @@ async def test_an_open_cluster_accepts_every_call_and_ignores_tokens():
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_a_malformed_message_is_an_invalid_request(method: str):
+async def test_an_unreadable_request_is_a_broken_link(method: str):
     bodies = [b"\xff\xff\xff\xff", b"\x0a\x05abc", b"\x0a\xff\xff\xff\xff\x0f"]  # a tag of nothing, and two pieces
     async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
         for body in bodies:
             status = await worker.ask(with_call_tokens(plain, CLUSTER, WORKER), method, body)
-            assert status is grpc.StatusCode.INVALID_ARGUMENT
-            assert isinstance(codec.error_from_rpc(worker.error), InvalidRequest)
+            assert status is grpc.StatusCode.ABORTED
+            assert type(codec.error_from_rpc(worker.error)) is LinkBroken
         assert worker.servicers.seen == []
         assert {rejected.fault for rejected in worker.rejected} == {Malformed.MALFORMED}
 

@@ -291,12 +291,20 @@ async def test_the_deadline_interrupts_a_read(num_before):
     assert r.workers.decode.cancelled
 
 
-@pytest.mark.parametrize("error", [Superseded, DeadlineExceeded, ContextOverflow])
-async def test_an_error_that_no_attempt_can_mend_ends_the_request(error):
+async def test_a_superseded_attempt_ends_here():
+    async with running() as r:
+        r.workers.decode.send(decode_failed(Superseded.code))
+        with pytest.raises(Superseded, match="said so"):
+            await r.chunks(1)
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded, ContextOverflow])
+async def test_a_refusal_that_the_router_ruled_out_fails_the_attempt(error):
     async with running() as r:
         r.workers.decode.send(decode_failed(error.code))
-        with pytest.raises(error, match="said so"):
+        with pytest.raises(AttemptFailure, match="said so") as failed:
             await r.chunks(1)
+        assert type(failed.value.refusal) is error
 
 
 async def test_a_cancelled_reader_cancels_the_attempt():

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import grpc
 import pytest
 
-from baton.domain.errors import from_code
+from baton.domain.errors import LeaseEnded, LinkBroken, WorkerLost, from_code
 from baton.domain.worker import WorkerRole
-from services.router.dispatch.worker_errors import AttemptFailure, FaultSource, classify_reported
+from baton.rpc.codec import CODE_METADATA_KEY
+from services.router.dispatch.worker_errors import (
+    AttemptFailure,
+    FaultSource,
+    classify_reported,
+    classify_rpc_error,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,10 +36,46 @@ def test_a_reported_failure_names_what_to_avoid(code, from_prefill, from_decode)
         assert failure.fault_source is expected
 
 
-@pytest.mark.parametrize("code", ["superseded", "deadline_exceeded", "context_length_exceeded", "invalid_request"])
-def test_an_error_that_no_attempt_can_mend_is_final(code):
+@pytest.mark.parametrize("role", WorkerRole)
+def test_a_superseded_attempt_is_not_retried_here(role):
+    error = from_code("superseded", "said so")
+    assert classify_reported(error, role) is error
+
+
+@pytest.mark.parametrize("role", WorkerRole)
+@pytest.mark.parametrize("code", ["deadline_exceeded", "context_length_exceeded", "invalid_request", "model_not_found"])
+def test_a_refusal_that_the_router_ruled_out_is_doubted_once(code, role):
+    """The bytes that the worker received may not be those that were sent."""
     error = from_code(code, "said so")
-    assert classify_reported(error, WorkerRole.DECODE) is error
+    failure = classify_reported(error, role)
+    assert isinstance(failure, AttemptFailure)
+    assert type(failure.error) is LinkBroken
+    assert failure.refusal is error
+    assert failure.counted
+
+
+OUTCOMES = [
+    (grpc.StatusCode.ABORTED, "link_broken", LinkBroken, FaultSource.LINK),  # also a reply that cannot be read
+    (grpc.StatusCode.ABORTED, "lease_ended", LeaseEnded, FaultSource.NOTHING),
+    (grpc.StatusCode.INVALID_ARGUMENT, "invalid_request", LinkBroken, None),
+    (grpc.StatusCode.DEADLINE_EXCEEDED, "deadline_exceeded", LinkBroken, None),
+    (grpc.StatusCode.INTERNAL, "broken", WorkerLost, None),
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded", WorkerLost, None),
+    (grpc.StatusCode.ABORTED, "cpde", WorkerLost, None),  # a damaged code
+    *[(status, None, WorkerLost, None) for status in grpc.StatusCode if status is not grpc.StatusCode.OK],
+]
+"""Status and code of a failed call, the attempt's error, and what to avoid (None: the called worker)."""
+
+
+@pytest.mark.parametrize("role", WorkerRole)
+@pytest.mark.parametrize(("status", "code", "expected", "avoided"), OUTCOMES)
+def test_every_outcome_of_a_call_but_superseded_is_retried(status, code, expected, avoided, role):
+    trailing = grpc.aio.Metadata(*[(CODE_METADATA_KEY, code)] if code else [])
+    error = grpc.aio.AioRpcError(status, grpc.aio.Metadata(), trailing, "why")
+    failure = classify_rpc_error(error, role)
+    assert isinstance(failure, AttemptFailure)
+    assert type(failure.error) is expected
+    assert failure.fault_source is (avoided or FaultSource(role.value))
 
 
 @pytest.mark.parametrize(("code", "counted"), [("sent_back", False), ("draining", False), ("link_broken", True)])
