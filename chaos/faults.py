@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-from redis.asyncio import Redis
-
+from chaos import store_faults
+from chaos.clients.silent import SilentClient
 from chaos.harness import ChaosHarness, PhaseContext
 from chaos.phases import RequestPhase
 from chaos.testbed.bit_flipper import FlipBudget
 from chaos.testbed.cluster import REDIS
+from chaos.testbed.pool_corruptor import corrupt_pages, find_pool
 from chaos.testbed.proxy import LinkCondition
 
 SLOW = LinkCondition(delay_s=0.15, bytes_per_s=2_000_000.0)
 SLOW_REDIS = LinkCondition(delay_s=0.2)
-TINY_BYTES = 1
+ROLL_BACK_AGE_S = 1.0
+REST_TIMEOUT_S = 60.0
+NUM_SILENT_CLIENTS = 4
+SILENT_CHOICES = 4
+
+
+class NothingCorrupted(Exception):
+    """No byte of a pool was changed."""
 
 
 class ClusterFault(enum.Enum):
@@ -45,6 +53,12 @@ class ClusterFault(enum.Enum):
     FULL_REDIS = "Redis full"
     SLOW_REDIS = "Redis slow"
     PARTITION_REDIS = "all | Redis"
+    EMPTY_REDIS = "Redis emptied"
+    ROLL_BACK_REDIS = "Redis rolled back"
+    FILL_DISK = "Redis cannot save"
+    CORRUPT_SOURCE = "a prefill pool rots"
+    CORRUPT_CACHES = "all idle pools rot"
+    SILENT_CLIENTS = "clients that do not read"
 
     @property
     def is_redis_fault(self) -> bool:
@@ -55,12 +69,20 @@ class ClusterFault(enum.Enum):
             ClusterFault.FULL_REDIS,
             ClusterFault.SLOW_REDIS,
             ClusterFault.PARTITION_REDIS,
+            ClusterFault.EMPTY_REDIS,
+            ClusterFault.ROLL_BACK_REDIS,
+            ClusterFault.FILL_DISK,
         )
 
     @property
     def loses_store(self) -> bool:
-        """True if Redis loses all data."""
-        return self in (ClusterFault.KILL_REDIS, ClusterFault.RESTART_REDIS)
+        """True if Redis loses data, all or the newest."""
+        return self in (
+            ClusterFault.KILL_REDIS,
+            ClusterFault.RESTART_REDIS,
+            ClusterFault.EMPTY_REDIS,
+            ClusterFault.ROLL_BACK_REDIS,
+        )
 
     @property
     def is_transient(self) -> bool:
@@ -73,14 +95,25 @@ _TRANSIENT = frozenset(
         ClusterFault.STOP_PREFILL, ClusterFault.STOP_DECODE, ClusterFault.STOP_ROUTER, ClusterFault.PARTITION_WORKERS,
         ClusterFault.PARTITION_ROUTER_PREFILL, ClusterFault.PARTITION_ROUTER_DECODE, ClusterFault.SLOW_LINK,
         ClusterFault.FLIP_ALWAYS, ClusterFault.FULL_REDIS, ClusterFault.SLOW_REDIS, ClusterFault.PARTITION_REDIS,
+        ClusterFault.FILL_DISK,
     }
 )  # fmt: skip
 _NEEDS_PENDING_PAGES = frozenset({ClusterFault.FLIP_ONCE, ClusterFault.FLIP_ALWAYS})
+_SETTLED_AT_SOURCE = frozenset(
+    {RequestPhase.QUEUED, RequestPhase.SEALED, RequestPhase.DECODING, RequestPhase.LAST_TOKEN}
+)
+"""Phases in which no prefill worker computes: its pages are settled, and only they are protected."""
 _BEFORE_PAGES = frozenset({RequestPhase.QUEUED, RequestPhase.RESERVED, RequestPhase.PREFILLING, RequestPhase.SEALED})
 
 
 def is_applicable(phase: RequestPhase, fault: ClusterFault, transport: str) -> bool:
     """True if the fault can hit the phase: bits flip, and links throttle, only while pages pass a proxy."""
+    if fault is ClusterFault.CORRUPT_SOURCE and phase not in _SETTLED_AT_SOURCE:
+        return False
+    if fault is ClusterFault.CORRUPT_CACHES and phase not in (RequestPhase.SEALED, RequestPhase.DECODING):
+        return False
+    if fault is ClusterFault.SILENT_CLIENTS and phase not in (RequestPhase.QUEUED, RequestPhase.DECODING):
+        return False
     if transport != "stream" and (fault in _NEEDS_PENDING_PAGES or phase is RequestPhase.SEALED):
         return False
     return fault not in _NEEDS_PENDING_PAGES or phase in _BEFORE_PAGES
@@ -99,8 +132,8 @@ async def inject_fault(fault: ClusterFault, harness: ChaosHarness, context: Phas
 
 
 async def restore_redis_memory(harness: ChaosHarness) -> None:
-    """Undoes `FULL_REDIS`."""
-    await _configure_redis(harness, "0")
+    """Undoes `FULL_REDIS` and `FILL_DISK`."""
+    await store_faults.restore_space(harness.cluster)
 
 
 async def _kill(harness: ChaosHarness, name: str) -> None:
@@ -135,19 +168,39 @@ async def _restart_redis(harness: ChaosHarness, context: PhaseContext) -> None:
     await harness.cluster.start_redis()
 
 
-async def _fill_redis(harness: ChaosHarness, context: PhaseContext) -> None:
-    await _configure_redis(harness, str(TINY_BYTES))
-
-
 async def _disturb_redis(harness: ChaosHarness, condition: LinkCondition) -> None:
     harness.cluster.network.change(harness.cluster.names(), [REDIS], condition)
 
 
-async def _configure_redis(harness: ChaosHarness, max_bytes: str) -> None:
-    assert harness.cluster.redis.tcp_url is not None
-    async with Redis.from_url(harness.cluster.redis.tcp_url) as client:
-        await client.config_set("maxmemory-policy", "noeviction")
-        await client.config_set("maxmemory", max_bytes)
+async def _roll_back_redis(harness: ChaosHarness, context: PhaseContext) -> None:
+    """Returns the store to a moment before the fault; without a snapshot in the context, to `ROLL_BACK_AGE_S` ago."""
+    if context.snapshot is None:
+        context.snapshot = await store_faults.take_snapshot(harness.cluster)
+        await asyncio.sleep(ROLL_BACK_AGE_S)  # the fault: what is written meanwhile is lost
+    await store_faults.roll_back(harness.cluster, context.snapshot)
+
+
+async def _corrupt(harness: ChaosHarness, names: Sequence[str]) -> None:
+    """Raises `PoolNotFound` or `NothingCorrupted`: such a cell would prove nothing."""
+    processes = [harness.cluster.processes[name] for name in names]
+    num_pages = sum(corrupt_pages(process.pid, find_pool(process.log)) for process in processes)
+    if not num_pages:
+        raise NothingCorrupted(f"no page of {', '.join(names)} has content")
+
+
+async def _corrupt_caches(harness: ChaosHarness, context: PhaseContext) -> None:
+    """Corrupts every pool when nothing is held, then asks again for all that is cached there."""
+    await asyncio.gather(*(run.task for run in context.runs))
+    await harness.cluster.wait_idle(REST_TIMEOUT_S)
+    await _corrupt(harness, harness.cluster.names("prefill", "decode"))
+    for run in list(context.runs):
+        context.runs.append(harness.ask(run.transcript.request, context.router, context.other_router))
+
+
+async def _silent_clients(harness: ChaosHarness, context: PhaseContext) -> None:
+    for _ in range(NUM_SILENT_CLIENTS):
+        url = harness.cluster.processes[context.other_router].url
+        harness.silent.append(await SilentClient.connect(url, harness.cluster.shape.model, SILENT_CHOICES))
 
 
 _INJECTORS: dict[ClusterFault, Callable[[ChaosHarness, PhaseContext], Awaitable[None]]] = {
@@ -167,7 +220,13 @@ _INJECTORS: dict[ClusterFault, Callable[[ChaosHarness, PhaseContext], Awaitable[
     ClusterFault.HANG_UP: _hang_up,
     ClusterFault.KILL_REDIS: lambda harness, context: _kill(harness, REDIS),
     ClusterFault.RESTART_REDIS: _restart_redis,
-    ClusterFault.FULL_REDIS: _fill_redis,
+    ClusterFault.FULL_REDIS: lambda harness, context: store_faults.fill(harness.cluster),
+    ClusterFault.FILL_DISK: lambda harness, context: store_faults.fill_disk(harness.cluster),
+    ClusterFault.EMPTY_REDIS: lambda harness, context: store_faults.empty(harness.cluster),
+    ClusterFault.ROLL_BACK_REDIS: _roll_back_redis,
+    ClusterFault.CORRUPT_SOURCE: lambda harness, context: _corrupt(harness, [context.prefill]),
+    ClusterFault.CORRUPT_CACHES: _corrupt_caches,
+    ClusterFault.SILENT_CLIENTS: _silent_clients,
     ClusterFault.SLOW_REDIS: lambda harness, context: _disturb_redis(harness, SLOW_REDIS),
     ClusterFault.PARTITION_REDIS: lambda harness, context: _disturb_redis(harness, LinkCondition(partitioned=True)),
 }

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from chaos.checks.oracle import Oracle
 from chaos.clients.client import ChaosClient, ClientRequest, StreamEnd, Transcript
+from chaos.clients.silent import SilentClient
+from chaos.store_faults import StoreSnapshot
 from chaos.testbed.cluster import ChaosCluster
 
 
@@ -33,7 +35,7 @@ class ClientRun:
 class PhaseContext:
     """A reached phase: its clients, and the processes that hold the request.
 
-    `other_router`: a router that does not hold the request.
+    `other_router`: a router that does not hold the request. `snapshot`: of the store, for a roll-back.
     """
 
     runs: list[ClientRun]
@@ -41,6 +43,7 @@ class PhaseContext:
     other_router: str
     prefill: str = ""
     decode: str = ""
+    snapshot: StoreSnapshot | None = None
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ class ChaosHarness:
     oracle: Oracle
     hold_s: float = 10.0
     redis_hold_s: float = 10.0
+    silent: list[SilentClient] = field(default_factory=list)
     _num_salts: int = 0
     _open: list[ClientRun] = field(default_factory=list)
 
@@ -75,6 +79,9 @@ class ChaosHarness:
     async def hang_up_all(self) -> Sequence[ClientRun]:
         """Returns the clients since the last call; waiting ones hang up."""
         runs, self._open = self._open, []
+        silent, self.silent = self.silent, []
+        for client in silent:
+            client.close()
         for run in runs:
             await run.hang_up()
         return runs

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from chaos.clients.client import StreamEnd
 from chaos.clients.requests import ALL, SHORT
 from chaos.faults import ClusterFault, inject_fault, is_applicable, restore_redis_memory
 from chaos.harness import ChaosHarness, ClientRun, PhaseContext
-from chaos.phases import THROTTLED, RequestPhase, reach_phase
+from chaos.phases import THROTTLED, RequestPhase, follow_request, reach_phase
+from chaos.store_faults import take_snapshot
 from chaos.testbed.bit_flipper import FlipBudget
 from chaos.testbed.cluster import WaitTimeout
 
@@ -27,17 +29,64 @@ IDLE_TIMEOUT_S = 20.0
 SERVICE_TIMEOUT_S = 120.0
 # A new client may be refused while workers are away. An admitted request may not end with these codes.
 NEW_RUN_CODES = frozenset({"no_workers", "overloaded", "draining"})
+PAIR_GAP_S = 2.5
+"""Longer than two leases of a router, so that another one takes its calls over."""
+SINGLE_PHASES = tuple(phase for phase in RequestPhase if phase is not RequestPhase.STREAMING)
+PAIR_PHASES = (RequestPhase.PREFILLING, RequestPhase.STREAMING)
+_PROCESS_FAULTS = (
+    ClusterFault.STOP_ROUTER, ClusterFault.KILL_ROUTER, ClusterFault.KILL_PREFILL, ClusterFault.KILL_DECODE,
+    ClusterFault.PARTITION_WORKERS,
+)  # fmt: skip
+_STORE_FAULTS = (
+    ClusterFault.EMPTY_REDIS, ClusterFault.KILL_REDIS, ClusterFault.ROLL_BACK_REDIS, ClusterFault.PARTITION_REDIS,
+    ClusterFault.FULL_REDIS,
+)  # fmt: skip
+FAULT_PAIRS = (
+    *itertools.product(_PROCESS_FAULTS, _STORE_FAULTS),
+    (ClusterFault.KILL_PREFILL, ClusterFault.KILL_DECODE),
+    (ClusterFault.KILL_DECODE, ClusterFault.KILL_DECODE),
+    (ClusterFault.STOP_ROUTER, ClusterFault.KILL_DECODE),
+    (ClusterFault.FLIP_ALWAYS, ClusterFault.KILL_ROUTER),
+    (ClusterFault.KILL_ROUTER, ClusterFault.KILL_DECODE),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A phase and a fault."""
+    """A phase and a fault, or two: `second` comes `PAIR_GAP_S` after the first, which then lasts on.
+
+    A process that the first fault stopped continues right after the second: it wakes in a changed world.
+    """
 
     phase: RequestPhase
     fault: ClusterFault
+    second: ClusterFault | None = None
 
     def __str__(self) -> str:
-        return f"{self.phase.value} x {self.fault.value}"
+        return f"{self.phase.value} x {self.fault_name}"
+
+    @property
+    def faults(self) -> tuple[ClusterFault, ...]:
+        return (self.fault,) if self.second is None else (self.fault, self.second)
+
+    @property
+    def fault_name(self) -> str:
+        return " + ".join(fault.value for fault in self.faults)
+
+    @property
+    def loses_store(self) -> bool:
+        return any(fault.loses_store for fault in self.faults)
+
+    @property
+    def is_redis_fault(self) -> bool:
+        """True if it concerns Redis alone, so no request may be refused."""
+        return all(fault.is_redis_fault for fault in self.faults)
+
+    @property
+    def allowed_codes(self) -> frozenset[str]:
+        """Codes with which new clients may be refused."""
+        serves_all = self.is_redis_fault or self.faults == (ClusterFault.SILENT_CLIENTS,)
+        return frozenset() if serves_all else NEW_RUN_CODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +106,20 @@ class CellResult:
 
 
 def all_cells(transport: str) -> list[Cell]:
-    """All cells: pairs of a phase and a fault that can hit it."""
-    return [
-        Cell(phase, fault) for fault in ClusterFault for phase in RequestPhase if is_applicable(phase, fault, transport)
+    """All cells: pairs of a phase and a fault that can hit it, and the pairs of faults."""
+    single = [
+        Cell(phase, fault)
+        for fault in ClusterFault
+        for phase in SINGLE_PHASES
+        if is_applicable(phase, fault, transport)
     ]
+    double = [
+        Cell(phase, first, second)
+        for first, second in FAULT_PAIRS
+        for phase in PAIR_PHASES
+        if is_applicable(phase, first, transport) and is_applicable(phase, second, transport)
+    ]
+    return single + double
 
 
 async def prepare(harness: ChaosHarness) -> None:
@@ -105,7 +164,7 @@ async def _run_phases(cell: Cell, harness: ChaosHarness, watcher: StoreWatcher) 
     """Runs phase, fault, new clients and answers, and returns the problems. Raises `WaitTimeout` or `TimeoutError`."""
     context = await reach_phase(cell.phase, harness)
     budget = await _inject(cell, harness, context)
-    if cell.fault.loses_store:
+    if cell.loses_store:
         watcher.clear()
     new_runs = [harness.ask(harness.with_fresh_salt(SHORT), context.other_router)]
     new_runs += await _wait_for_answers(cell, harness, context, new_runs)
@@ -114,7 +173,14 @@ async def _run_phases(cell: Cell, harness: ChaosHarness, watcher: StoreWatcher) 
 
 async def _inject(cell: Cell, harness: ChaosHarness, context: PhaseContext) -> FlipBudget | None:
     """Injects the fault, then ends the condition that held the phase, unless the fault has a condition of its own."""
+    if cell.second is ClusterFault.ROLL_BACK_REDIS:
+        context.snapshot = await take_snapshot(harness.cluster)
     budget = await inject_fault(cell.fault, harness, context)
+    if cell.second is not None:
+        await asyncio.sleep(PAIR_GAP_S)  # the first fault alone
+        await follow_request(harness, context)
+        budget = await inject_fault(cell.second, harness, context) or budget
+        harness.cluster.resume_stopped()
     harness.cluster.network.end(THROTTLED)
     return budget
 
@@ -126,12 +192,12 @@ async def _wait_for_answers(
     lasts for all of it, longer than the TTL of a registration, and another newcomer follows at its end."""
     tasks = [run.task for run in (*context.runs, *new_runs)]
     late: list[ClientRun] = []
-    if cell.fault.is_redis_fault and cell.fault.is_transient:
+    if cell.is_redis_fault and any(fault.is_transient for fault in cell.faults):
         await asyncio.sleep(harness.redis_hold_s)  # the fault itself
         late = [harness.ask(harness.with_fresh_salt(SHORT), router) for router in harness.cluster.names("router")]
         tasks += [run.task for run in late]
     await asyncio.wait(tasks, timeout=harness.hold_s)
-    if cell.fault.is_transient or cell.fault is ClusterFault.KILL_REDIS:
+    if any(fault.is_transient or fault is ClusterFault.KILL_REDIS for fault in cell.faults):
         await _recover(harness)
     await asyncio.wait(tasks, timeout=ANSWER_TIMEOUT_S)
     return late
@@ -141,9 +207,9 @@ def _check(
     cell: Cell, harness: ChaosHarness, context: PhaseContext, new_runs: Sequence[ClientRun], budget: FlipBudget | None
 ) -> list[str]:
     problems = [problem for run in context.runs for problem in harness.oracle.check(run.transcript)]
-    codes = frozenset() if cell.fault.is_redis_fault else NEW_RUN_CODES
     for new_run in new_runs:
-        problems += [f"new client: {problem}" for problem in harness.oracle.check(new_run.transcript, codes)]
+        found = harness.oracle.check(new_run.transcript, cell.allowed_codes)
+        problems += [f"new client: {problem}" for problem in found]
     if budget is not None and budget.num_flipped == 0:
         problems.append("no bit was flipped: the cell proves nothing")
     return problems

@@ -6,6 +6,7 @@
     sealed        the client has the first token, and links between workers are so slow that pages are missing
     decoding      tokens come, of a greedy, a seeded (n=2), a chat and a stop-string call at once
     last token    the client has all tokens but one
+    streaming     a stream has begun that outlasts the first of two faults
 
 `reach_phase` is called by `matrix`.
 """
@@ -18,7 +19,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from chaos.clients.client import ClientRequest
-from chaos.clients.requests import FILLER, LONG, LONGISH, SEEDED_PAIR, SEVERAL_PAGES, SHORT, STEADY, STOPPED, TALK
+from chaos.clients.requests import (
+    FILLER,
+    LONG,
+    LONGISH,
+    MARATHON,
+    SEEDED_PAIR,
+    SEVERAL_PAGES,
+    SHORT,
+    STEADY,
+    STOPPED,
+    TALK,
+)
 from chaos.harness import ChaosHarness, ClientRun, PhaseContext
 from chaos.testbed.cluster import eventually
 from chaos.testbed.metrics import ProcessMetrics
@@ -38,6 +50,7 @@ class RequestPhase(enum.Enum):
     SEALED = "sealed"
     DECODING = "decoding"
     LAST_TOKEN = "last token"
+    STREAMING = "streaming"
 
 
 async def reach_phase(phase: RequestPhase, harness: ChaosHarness) -> PhaseContext:
@@ -56,6 +69,8 @@ async def reach_phase(phase: RequestPhase, harness: ChaosHarness) -> PhaseContex
                 await _seal(harness, context)
             case RequestPhase.DECODING:
                 await _decode(harness, context)
+            case RequestPhase.STREAMING:
+                await _ask(harness, context, MARATHON).transcript.wait_tokens(8)
             case RequestPhase.LAST_TOKEN:
                 run = _ask(harness, context, SHORT)
                 await run.transcript.wait_tokens(int(SHORT.parameters["max_tokens"]) - 1)
@@ -152,6 +167,11 @@ async def _read_metrics(harness: ChaosHarness, context: PhaseContext, *roles: st
         if any(held.values()):
             setattr(context, role, max(held, key=lambda name: held[name]))
     return metrics
+
+
+async def follow_request(harness: ChaosHarness, context: PhaseContext) -> None:
+    """Sets the workers that hold the request now, after a fault has moved it."""
+    await _read_metrics(harness, context, "prefill", "decode")
 
 
 async def _pick_workers(harness: ChaosHarness, context: PhaseContext) -> None:

@@ -23,16 +23,18 @@ class CellTable:
     """All results so far, by cell."""
 
     def __init__(self, results: Sequence[CellResult]) -> None:
-        self._by_cell: defaultdict[tuple[ClusterFault, RequestPhase], list[CellResult]] = defaultdict(list)
+        self._by_cell: defaultdict[tuple[str, RequestPhase], list[CellResult]] = defaultdict(list)
         for result in results:
-            self._by_cell[result.cell.fault, result.cell.phase].append(result)
+            self._by_cell[result.cell.fault_name, result.cell.phase].append(result)
 
     @property
-    def faults(self) -> list[ClusterFault]:
-        """Results that ran, in order."""
-        return [fault for fault in ClusterFault if any((fault, phase) in self._by_cell for phase in RequestPhase)]
+    def faults(self) -> list[str]:
+        """Names of the faults that ran, single ones first, in the order of `ClusterFault`."""
+        order = {fault.value: n for n, fault in enumerate(ClusterFault)}
+        played = {name for name, _ in self._by_cell}
+        return sorted(played, key=lambda name: (" + " in name, [order[part] for part in name.split(" + ")]))
 
-    def entry(self, fault: ClusterFault, phase: RequestPhase) -> str:
+    def entry(self, fault: str, phase: RequestPhase) -> str:
         """`passed/played, longest gap`."""
         results = self._by_cell.get((fault, phase))
         if not results:
@@ -43,7 +45,7 @@ class CellTable:
 
     def rows(self) -> list[list[str]]:
         """A row a fault: its name, then an entry a phase."""
-        return [[fault.value, *(self.entry(fault, phase) for phase in RequestPhase)] for fault in self.faults]
+        return [[fault, *(self.entry(fault, phase) for phase in RequestPhase)] for fault in self.faults]
 
 
 HEADINGS = ["fault", *(phase.value for phase in RequestPhase)]
@@ -131,7 +133,7 @@ def as_json(results: Sequence[CellResult]) -> str:
     rows = [
         {
             "phase": result.cell.phase.value,
-            "fault": result.cell.fault.value,
+            "fault": result.cell.fault_name,
             "problems": list(result.problems),
             "num_answers": result.num_answers,
             "num_resumes": result.num_resumes,

@@ -60,6 +60,11 @@ class PoolMemory(Protocol):
         ...
 
 
+def pool_extent(memory: PoolMemory) -> str:
+    """Place of a pool for the log, `address:num_pages:page_bytes`; debuggers and fault injection read it."""
+    return f"{memory.address:#x}:{memory.num_pages}:{memory.page_bytes}"
+
+
 class PageMemory:
     """Zeroed `PoolMemory` on the host.
 

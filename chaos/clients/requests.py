@@ -36,6 +36,8 @@ TALK = chat("talk", "What is Baton, and who conducts the orchestra?", 64)
 LONG = completion("long", 3000, 12)
 LONGISH = completion("longish", 1800, 12, **SEEDED)
 SEVERAL_PAGES = completion("several pages", 200, 30, **SEEDED)
+MARATHON = completion("marathon", 60, 3500)
+"""Outlasts a router's lease several times."""
 FILLER = completion("filler", 30, 260)
 
-ALL = (SHORT, STEADY, SEEDED_PAIR, STOPPED, TALK, LONG, LONGISH, SEVERAL_PAGES, FILLER)
+ALL = (SHORT, STEADY, SEEDED_PAIR, STOPPED, TALK, LONG, LONGISH, SEVERAL_PAGES, MARATHON, FILLER)

@@ -122,13 +122,17 @@ class ChaosCluster:
         """Restarts Redis empty at its old address; does nothing while it runs. Proxies must run meanwhile."""
         await asyncio.to_thread(self.redis.start)
 
+    def resume_stopped(self) -> None:
+        """Continues stopped processes."""
+        for process in self.processes.values():
+            if process.stopped:
+                process.resume()
+
     async def recover(self) -> list[str]:
         """Ends every fault: restores links, continues stopped processes, restarts dead ones and returns their names."""
         self.network.heal()
         await self.start_redis()
-        for process in self.processes.values():
-            if process.stopped:
-                process.resume()
+        self.resume_stopped()
         self._record_exits()
         dead = [process.name for process in self.processes.values() if not process.running]
         for name in dead:

@@ -14,6 +14,7 @@ from baton.engine.build import Engine, build_engine
 from baton.engine.mailbox import Mailbox
 from baton.engine.thread import EngineThread
 from baton.engine.turn import EngineTurn
+from baton.kv.memory import pool_extent
 from baton.kv.tiers import HostTier
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import decode_pb2_grpc, worker_pb2_grpc
@@ -97,7 +98,13 @@ class _Worker:
         auth = ServerAuth(self._incarnation, self._trust, RejectedCallLog().record)
         server = await start_server(settings.host, settings.port, self._register, auth)
         self._address = settings.advertised(server.port)
-        log.info("decode_serving", address=self._address, worker=self._id, transport=self._puller.transport)
+        log.info(
+            "decode_serving",
+            address=self._address,
+            worker=self._id,
+            transport=self._puller.transport,
+            pool=pool_extent(self._engine.memory),
+        )
         await self._lifecycle.run(
             self._registration,
             self._links.run(),

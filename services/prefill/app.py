@@ -14,6 +14,7 @@ from baton.engine.build import Engine, build_engine
 from baton.engine.mailbox import Mailbox
 from baton.engine.thread import EngineThread
 from baton.engine.turn import EngineTurn
+from baton.kv.memory import pool_extent
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import ServerAuth, start_server
 from baton.settings.model_source import model_name
@@ -97,7 +98,13 @@ class _Worker:
         auth = ServerAuth(self._incarnation, self._trust, RejectedCallLog().record)
         server = await start_server(settings.host, settings.port, self._register, auth)
         self._address = settings.advertised(server.port)
-        log.info("prefill_serving", address=self._address, worker=self._id, transports=list(self._sources))
+        log.info(
+            "prefill_serving",
+            address=self._address,
+            worker=self._id,
+            transports=list(self._sources),
+            pool=pool_extent(self._engine.memory),
+        )
         await self._lifecycle.run(
             self._registration,
             log_status_forever(self._loop.activity, self._loop.load),
