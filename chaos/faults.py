@@ -27,7 +27,7 @@ NUM_SILENT_CLIENTS = 4
 SILENT_CHOICES = 4
 
 
-class NothingCorrupted(Exception):
+class CorruptionError(Exception):
     """No byte of a pool was changed."""
 
 
@@ -181,11 +181,11 @@ async def _roll_back_redis(harness: ChaosHarness, context: PhaseContext) -> None
 
 
 async def _corrupt(harness: ChaosHarness, names: Sequence[str]) -> None:
-    """Raises `PoolNotFound` or `NothingCorrupted`: such a cell would prove nothing."""
+    """Raises `PoolLocationError` or `CorruptionError`: such a cell would prove nothing."""
     processes = [harness.cluster.processes[name] for name in names]
     num_pages = sum(corrupt_pages(process.pid, find_pool(process.log)) for process in processes)
     if not num_pages:
-        raise NothingCorrupted(f"no page of {', '.join(names)} has content")
+        raise CorruptionError(f"no page of {', '.join(names)} has content")
 
 
 async def _corrupt_caches(harness: ChaosHarness, context: PhaseContext) -> None:

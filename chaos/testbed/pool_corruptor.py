@@ -15,12 +15,12 @@ NUM_BYTES = 64
 _EXTENT = re.compile(r"pool['\"]?[=:]\s*['\"]?(0x[0-9a-f]+):(\d+):(\d+)")
 
 
-class PoolNotFound(Exception):
+class PoolLocationError(Exception):
     """The worker's log does not tell where its pool is."""
 
 
 @dataclass(frozen=True, slots=True)
-class PoolExtent:
+class PoolRegion:
     """Place of a pool in a process."""
 
     address: int
@@ -28,15 +28,15 @@ class PoolExtent:
     page_bytes: int
 
 
-def find_pool(log: Path) -> PoolExtent:
-    """The pool of the process that wrote `log`. Raises `PoolNotFound`."""
+def find_pool(log: Path) -> PoolRegion:
+    """The pool of the process that wrote `log`. Raises `PoolLocationError`."""
     found = _EXTENT.search(log.read_text(errors="replace"))
     if found is None:
-        raise PoolNotFound(f"{log} names no pool")
-    return PoolExtent(int(found[1], 16), int(found[2]), int(found[3]))
+        raise PoolLocationError(f"{log} names no pool")
+    return PoolRegion(int(found[1], 16), int(found[2]), int(found[3]))
 
 
-def corrupt_pages(pid: int, extent: PoolExtent) -> int:
+def corrupt_pages(pid: int, extent: PoolRegion) -> int:
     """Inverts `NUM_BYTES` in the middle of every page with content; returns the number of pages changed."""
     num_changed = 0
     with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
