@@ -21,6 +21,7 @@ from baton.engine.step_metrics import monotonic_s
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
 from baton.rpc.request_metadata import Metadata, request_metadata
+from baton.rpc.token_check import verify_check
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.worker.request_validator import EngineRequestValidator
@@ -121,6 +122,10 @@ class HandoffClient:
                 digests = tuple(event.chunk.digests) or None
                 self._mailbox.put(PublishedChunk(id, event.chunk.first_page, pages, digests))
             case "seal":
+                try:
+                    verify_check(event.seal)
+                except LinkBroken as error:
+                    return self._report_lost(id, error)
                 first = codec.decode_token(event.seal.first_token)
                 if not self._validator.is_token(first.token):
                     return self._report_lost(

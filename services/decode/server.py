@@ -23,6 +23,7 @@ from baton.rpc import codec
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc
 from baton.rpc.request_metadata import received_trace_context
 from baton.rpc.times_codec import encode_decode_times, encode_import_times
+from baton.rpc.token_check import set_check
 from baton.telemetry.logs import get_logger
 from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
 from baton.worker.streams import AttemptStreams
@@ -195,6 +196,7 @@ def _encode(event: DecodeStreamEvent) -> decode_pb2.GenerateEvent:
                 finish_reason=codec.encode_finish(finish),
                 times=None if times is None else encode_decode_times(times),
             )
+            set_check(message)
             return decode_pb2.GenerateEvent(tokens=message)
         case ReportImported():
             imported = decode_pb2.Imported(

@@ -20,6 +20,7 @@ from baton.engine.mailbox import Mailbox
 from baton.engine.reply import Reply
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2, handoff_pb2_grpc
+from baton.rpc.token_check import set_check
 from baton.rpc.version import PROTOCOL_VERSION
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
@@ -171,6 +172,7 @@ def _encode(event: HandoffEvent) -> handoff_pb2.HandoffEvent:
                 num_cached_tokens=event.times.cached_tokens,
                 num_pages=event.num_pages,
             )
+            set_check(seal)
             return handoff_pb2.HandoffEvent(seal=seal)
         case _:
             return handoff_pb2.HandoffEvent(failed=codec.encode_failure(event))

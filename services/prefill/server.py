@@ -19,6 +19,7 @@ from baton.engine.step_metrics import monotonic_s
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, prefill_pb2, prefill_pb2_grpc
 from baton.rpc.times_codec import encode_prefill_times
+from baton.rpc.token_check import set_check
 from baton.telemetry.logs import get_logger
 from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
 from baton.worker.streams import AttemptStreams
@@ -119,15 +120,15 @@ def _encode(event: PrefillStreamEvent) -> prefill_pb2.PrefillEvent:
         case Progress(_, num_tokens):
             return prefill_pb2.PrefillEvent(progress=prefill_pb2.Progress(num_computed_tokens=num_tokens))
         case Seal():
-            return prefill_pb2.PrefillEvent(
-                sealed=prefill_pb2.Sealed(
-                    first_token=codec.encode_token(
-                        OutputToken(event.index, event.first_token.token, event.first_token.logprobs)
-                    ),
-                    finish_reason=codec.encode_finish(event.finish),
-                    num_cached_tokens=event.times.cached_tokens,
-                    times=encode_prefill_times(event.times),
-                )
+            sealed = prefill_pb2.Sealed(
+                first_token=codec.encode_token(
+                    OutputToken(event.index, event.first_token.token, event.first_token.logprobs)
+                ),
+                finish_reason=codec.encode_finish(event.finish),
+                num_cached_tokens=event.times.cached_tokens,
+                times=encode_prefill_times(event.times),
             )
+            set_check(sealed)
+            return prefill_pb2.PrefillEvent(sealed=sealed)
         case Fail(_, error):
             return _failed(error)

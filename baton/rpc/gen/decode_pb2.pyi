@@ -77,11 +77,13 @@ class Imported(_message.Message):
     def __init__(self, times: _Optional[_Union[_common_pb2.ImportTimes, _Mapping]] = ..., first_token: _Optional[_Union[_common_pb2.OutputToken, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("tokens", "finish_reason", "times")
+    __slots__ = ("tokens", "finish_reason", "times", "check")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[_common_pb2.OutputToken]
     finish_reason: _common_pb2.FinishReason
     times: _common_pb2.DecodeTimes
-    def __init__(self, tokens: _Optional[_Iterable[_Union[_common_pb2.OutputToken, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., times: _Optional[_Union[_common_pb2.DecodeTimes, _Mapping]] = ...) -> None: ...
+    check: int
+    def __init__(self, tokens: _Optional[_Iterable[_Union[_common_pb2.OutputToken, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., times: _Optional[_Union[_common_pb2.DecodeTimes, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...

@@ -89,16 +89,18 @@ class ChunkReady(_message.Message):
     def __init__(self, first_page: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ..., tags: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Seal(_message.Message):
-    __slots__ = ("first_token", "finish_reason", "num_cached_tokens", "num_pages")
+    __slots__ = ("first_token", "finish_reason", "num_cached_tokens", "num_pages", "check")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     first_token: _common_pb2.OutputToken
     finish_reason: _common_pb2.FinishReason
     num_cached_tokens: int
     num_pages: int
-    def __init__(self, first_token: _Optional[_Union[_common_pb2.OutputToken, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., num_cached_tokens: _Optional[int] = ..., num_pages: _Optional[int] = ...) -> None: ...
+    check: int
+    def __init__(self, first_token: _Optional[_Union[_common_pb2.OutputToken, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., num_cached_tokens: _Optional[int] = ..., num_pages: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("id", "incarnation")

@@ -38,13 +38,15 @@ class Progress(_message.Message):
     def __init__(self, num_computed_tokens: _Optional[int] = ...) -> None: ...
 
 class Sealed(_message.Message):
-    __slots__ = ("first_token", "finish_reason", "num_cached_tokens", "times")
+    __slots__ = ("first_token", "finish_reason", "num_cached_tokens", "times", "check")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     first_token: _common_pb2.OutputToken
     finish_reason: _common_pb2.FinishReason
     num_cached_tokens: int
     times: _common_pb2.PrefillTimes
-    def __init__(self, first_token: _Optional[_Union[_common_pb2.OutputToken, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., num_cached_tokens: _Optional[int] = ..., times: _Optional[_Union[_common_pb2.PrefillTimes, _Mapping]] = ...) -> None: ...
+    check: int
+    def __init__(self, first_token: _Optional[_Union[_common_pb2.OutputToken, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., num_cached_tokens: _Optional[int] = ..., times: _Optional[_Union[_common_pb2.PrefillTimes, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...

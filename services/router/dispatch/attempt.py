@@ -21,12 +21,13 @@ from typing import Any, Self
 
 import grpc
 
-from baton.domain.errors import BatonError, DeadlineExceeded, WorkerLost
+from baton.domain.errors import BatonError, DeadlineExceeded, LinkBroken, WorkerLost
 from baton.domain.worker import WorkerRole
 from baton.kv.keys import page_keys
 from baton.rpc.codec import decode_failure, decode_finish, decode_token, encode_request
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.times_codec import decode_decode_times, decode_import_times, decode_prefill_times
+from baton.rpc.token_check import Checked, verify_check
 from baton.telemetry.request_trace import Stage
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.reserve import PairReservation
@@ -67,6 +68,7 @@ class Attempt:
         self._cause: AttemptFailure | BatonError | None = None
         self._awaits_seal = not self._pair.local
         self._decoding = False
+        self._first: tuple[int, int] | None = None  # index and token of the seal
         self._sealed: asyncio.Future[prefill_pb2.Sealed] = asyncio.get_running_loop().create_future()
         self._held: deque[_Read] = deque()
         self._read_task: asyncio.Task[_Read] | None = None
@@ -140,12 +142,15 @@ class Attempt:
                 event = await reading
             if event is None:
                 raise lost_worker(DECODE, "ended its stream early")
-            if event.HasField("failed"):
-                raise self._decode_failure(event.failed)
-            if not self._decoding:
-                self._on_decoding(event)
-            if event.HasField("tokens"):
-                return self._on_tokens(event.tokens)
+            match event.WhichOneof("event"):
+                case "failed":
+                    raise self._decode_failure(event.failed)
+                case "imported" if not self._decoding:
+                    self._on_imported(event.imported)
+                case "tokens":
+                    return self._on_tokens(event.tokens)
+                case _:
+                    raise _damaged("an event of decode that fits nowhere")
 
     async def _wait_for_seal(self) -> prefill_pb2.Sealed:
         """Waits for the seal. Holds what decode sends meanwhile: it may have imported the pages already.
@@ -204,24 +209,36 @@ class Attempt:
     def _on_sealed(self, sealed: prefill_pb2.Sealed) -> TokenChunk:
         self._tracked.timer.sealed(decode_prefill_times(sealed.times) if sealed.HasField("times") else None)
         self._workers.add_cached_pages(self._pair.prefill, self._reservation.keys)
-        chunk = self._tracked.on_sealed(
-            decode_token(sealed.first_token), sealed.num_cached_tokens, decode_finish(sealed.finish_reason)
-        )
+        _verify(sealed)
+        token, finish = decode_token(sealed.first_token), decode_finish(sealed.finish_reason)
+        self._first = token.index, token.token
+        chunk = self._tracked.on_sealed(token, sealed.num_cached_tokens, finish)
         if chunk.finish is not None:
             self._abort_reason = "finished"  # frees the reservation and the pins
         return chunk
 
-    def _on_decoding(self, event: decode_pb2.GenerateEvent) -> None:
+    def _on_imported(self, imported: decode_pb2.Imported) -> None:
+        """Records the import. Raises `AttemptFailure` if decode continues from another token than the client has."""
+        if imported.HasField("first_token"):
+            token = decode_token(imported.first_token)
+            if (token.index, token.token) != self._first:
+                raise _damaged(f"decode begins after token {token.token}, prefill sealed with another one")
+        self._on_decoding()
+        self._workers.on_imported(self._request.id, self._pair)
+        self._tracked.timer.imported(decode_import_times(imported.times) if imported.HasField("times") else None)
+
+    def _on_decoding(self) -> None:
         """Records that decode has imported or computed the pages of the prompt."""
         self._decoding = True
         self._tracked.on_decoding()
         self._workers.add_cached_pages(self._pair.decode, self._reservation.keys)
-        if not self._pair.local:
-            self._workers.on_imported(self._request.id, self._pair)
-            has_times = event.HasField("imported") and event.imported.HasField("times")
-            self._tracked.timer.imported(decode_import_times(event.imported.times) if has_times else None)
 
     def _on_tokens(self, message: decode_pb2.Tokens) -> TokenChunk:
+        if not self._decoding and not self._pair.local:
+            raise _damaged("tokens before the import")
+        _verify(message)
+        if not self._decoding:
+            self._on_decoding()
         finish = decode_finish(message.finish_reason) if message.finish_reason else None
         chunk = self._tracked.emit(tuple(map(decode_token, message.tokens)), finish)
         self._tracked.num_failures = 0  # a token from decode proves that the request itself does no harm
@@ -265,3 +282,15 @@ class Attempt:
             self._workers.suspect(self._pair.worker(role), failure.error, self._request.id)
         if failure.blames_link:
             failure.counted = self._workers.on_link_failure(self._request.id, self._pair, failure.error)
+
+
+def _verify(message: Checked) -> None:
+    """Raises `AttemptFailure` if the message's tokens are not those that were sent."""
+    try:
+        verify_check(message)
+    except LinkBroken as error:
+        raise AttemptFailure(error, FaultSource.LINK) from None
+
+
+def _damaged(why: str) -> AttemptFailure:
+    return AttemptFailure(LinkBroken(f"a damaged message: {why}"), FaultSource.LINK)

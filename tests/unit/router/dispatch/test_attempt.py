@@ -18,6 +18,7 @@ from baton.domain.request import FinishReason, OutputToken, SamplingParams, Stop
 from baton.domain.worker import WorkerRole
 from baton.rpc.codec import encode_finish, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
+from baton.rpc.token_check import set_check
 from baton.store.memory_store import MemoryStore
 from baton.store.store import SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
@@ -50,6 +51,11 @@ def sealed(index: int = 0, finish: FinishReason | None = None) -> prefill_pb2.Pr
 def tokens(*indices: int, finish: FinishReason | None = None) -> decode_pb2.GenerateEvent:
     messages = [encode_token(OutputToken(index, 10 + index)) for index in indices]
     return decode_pb2.GenerateEvent(tokens=decode_pb2.Tokens(tokens=messages, finish_reason=encode_finish(finish)))
+
+
+def imported(index: int, token: int) -> decode_pb2.GenerateEvent:
+    first = encode_token(OutputToken(index, token))
+    return decode_pb2.GenerateEvent(imported=decode_pb2.Imported(first_token=first))
 
 
 def decode_failed(code: str) -> decode_pb2.GenerateEvent:
@@ -176,6 +182,51 @@ async def test_chunks_come_in_the_order_of_tokens():
     assert r.workers.aborts == []
 
 
+async def test_the_first_tokens_of_prefill_and_decode_must_agree():
+    for index, token in ((0, 11), (1, 10)):
+        async with running() as r:
+            r.workers.prefill.send(sealed())
+            r.workers.decode.send(imported(index, token), tokens(1))
+            assert await r.chunks(1) == [chunk(0)]
+            with pytest.raises(AttemptFailure, match="sealed with another") as failed:
+                await r.chunks(1)
+            assert failed.value.fault_source is FaultSource.LINK
+    async with running() as r:
+        r.workers.prefill.send(sealed())
+        r.workers.decode.send(imported(0, 10), tokens(1))
+        assert await r.chunks(2) == [chunk(0), chunk(1)]
+
+
+async def test_damaged_tokens_reach_no_client():
+    event = tokens(1)
+    set_check(event.tokens)
+    event.tokens.tokens[0].token ^= 1
+    async with running() as r:
+        r.workers.prefill.send(sealed())
+        r.workers.decode.send(IMPORTED, event)
+        assert await r.chunks(1) == [chunk(0)]
+        with pytest.raises(AttemptFailure, match="check number"):
+            await r.chunks(1)
+    seal = sealed()
+    set_check(seal.sealed)
+    seal.sealed.first_token.token ^= 4
+    async with running() as r:
+        r.workers.prefill.send(seal)
+        with pytest.raises(AttemptFailure, match="check number"):
+            await r.chunks(1)
+
+
+@pytest.mark.parametrize("events", [[decode_pb2.GenerateEvent()], [IMPORTED, IMPORTED], [tokens(1)]])
+async def test_an_event_out_of_place_fails_the_attempt(events):
+    async with running() as r:
+        r.workers.prefill.send(sealed())
+        r.workers.decode.send(*events)
+        assert await r.chunks(1) == [chunk(0)]
+        with pytest.raises(AttemptFailure, match="a damaged message") as failed:
+            await r.chunks(1)
+        assert failed.value.fault_source is FaultSource.LINK
+
+
 async def test_a_sequence_that_ends_with_the_seal_is_aborted_on_both_workers():
     async with running() as r:
         r.workers.prefill.send(sealed(finish=FinishReason.LENGTH))
@@ -235,7 +286,7 @@ async def test_a_broken_stream_before_the_seal_does_not_wait_for_it():
 async def test_a_gap_or_a_duplicate_fails_the_attempt(seal, events):
     async with running() as r:
         r.workers.prefill.send(seal)
-        r.workers.decode.send(*events)
+        r.workers.decode.send(IMPORTED, *events)
         with pytest.raises(AttemptFailure) as failure:
             await r.chunks(3)
         assert failure.value.error.code == "integrity_failure"
@@ -245,7 +296,7 @@ async def test_a_gap_or_a_duplicate_fails_the_attempt(seal, events):
 async def test_a_message_with_a_gap_emits_none_of_its_tokens():
     async with running() as r:
         r.workers.prefill.send(sealed())
-        r.workers.decode.send(tokens(1, 3))
+        r.workers.decode.send(IMPORTED, tokens(1, 3))
         with pytest.raises(AttemptFailure):
             await r.chunks(2)
         assert r.tracked.engine_request().num_emitted == 1
@@ -266,7 +317,7 @@ async def test_after_the_seal_the_end_of_prefill_does_not_matter():
         r.workers.prefill.send(sealed(), prefill_failed("lease_ended"), sealed(), UNAVAILABLE)
         assert await r.chunks(1) == [chunk(0)]
         r.workers.lost[PAIR.prefill.incarnation]()
-        r.workers.decode.send(tokens(1))
+        r.workers.decode.send(IMPORTED, tokens(1))
         assert await r.chunks(1) == [chunk(1)]
         r.workers.lost[PAIR.decode.incarnation]()
         with pytest.raises(AttemptFailure, match="decode restarted"):
