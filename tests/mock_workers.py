@@ -14,17 +14,20 @@ from typing import Any
 
 import grpc
 
+from baton.bundled import MODEL_DIR
 from baton.domain.ids import AttemptId, Incarnation, ReservationId, WorkerId, new_incarnation
 from baton.domain.request import EngineRequest, FinishReason, OutputToken
 from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
 from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
+from baton.settings.text_digest import text_digest
 from baton.store.store import WorkerRegistry
 
 WAIT_S = 5.0
 PAGE_SIZE = 4
 MODEL = "mock"
+TEXT_DIGEST = text_digest(MODEL_DIR)
 
 
 class Phase(enum.Enum):
@@ -91,6 +94,7 @@ class MockWorker:
     role: WorkerRole
     prefills = False  # a decode worker may prefill for itself
     fingerprint = "mock"
+    text_digest = TEXT_DIGEST
 
     def __init__(self, id: str, script: Sequence[ScriptedAction] = ()) -> None:
         self.id = WorkerId(id)
@@ -139,6 +143,7 @@ class MockWorker:
             load=self.load,
             links=tuple(links),
             prefills=self.prefills,
+            text_digest=self.text_digest,
         )
 
     async def reached(self, phase: Phase, times: int = 1) -> None:
@@ -293,6 +298,7 @@ class MockCluster:
     prefills: list[MockPrefill] = field(default_factory=list)
     decodes: list[MockDecode] = field(default_factory=list)
     num_probe_bytes: int = 4096
+    text_digest: str = TEXT_DIGEST
 
     @property
     def workers(self) -> list[MockWorker]:
@@ -312,6 +318,8 @@ class MockCluster:
             LinkRecord(prefill.id, prefill.incarnation, "stream", 1e9, self.num_probe_bytes)
             for prefill in self.prefills
         ]
+        for worker in self.workers:
+            worker.text_digest = self.text_digest
         for prefill in self.prefills:
             await self.registry.announce(prefill.record())
         for decode in self.decodes:

@@ -7,8 +7,12 @@ worker's signature, so no prompt goes to a worker that does not hold the secret.
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass, field
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from enum import Enum
 
+from baton.domain.ids import Incarnation
 from baton.domain.worker import WorkerRecord
 
 
@@ -46,7 +50,7 @@ class ClusterTrust:
         return tuple([hmac.digest(secret, f"baton/{purpose}/1".encode(), "sha256") for secret in self.secrets])
 
     def sign(self, record: WorkerRecord) -> str:
-        """The valid `record.signature`: binds identity and address to the secret. Empty in an open cluster."""
+        """The valid `record.signature`: binds all other fields to the secret. Empty in an open cluster."""
         return next(iter(self._signatures(record)), "")
 
     def verify(self, record: WorkerRecord) -> bool:
@@ -62,9 +66,49 @@ class ClusterTrust:
 
     def _signatures(self, record: WorkerRecord) -> list[str]:
         """The valid signatures of a record, one a secret."""
-        claims = "\0".join((record.role.value, record.id, str(record.incarnation), record.address)).encode()
-        return [hmac.digest(key, claims, "sha256").hex() for key in self.keys("registration")]
+        keys = self.keys("registration")
+        claims = _claims(record) if keys else b""
+        return [hmac.digest(key, claims, "sha256").hex() for key in keys]
 
 
 OPEN_CLUSTER = ClusterTrust()
 """No secret and no certificates: for tests and isolated machines."""
+
+
+class RecordVerifier:
+    """Accepts the worker records of one reader: signed, and not older than one accepted before. Pure."""
+
+    def __init__(self, trust: ClusterTrust) -> None:
+        self._trust = trust
+        self._newest: dict[Incarnation, int] = {}
+
+    def accept(self, record: WorkerRecord) -> bool:
+        """False for a record without a valid signature, and for a replayed one. Remembers the newest announcement."""
+        if not self._trust.verify(record) or record.announcement < self._newest.get(record.incarnation, 0):
+            return False
+        self._newest[record.incarnation] = record.announcement
+        return True
+
+    def reason(self, record: WorkerRecord) -> str:
+        """The reason why `accept` refused a record."""
+        if self._trust.verify(record):
+            newest = self._newest.get(record.incarnation, 0)
+            return f"{record.id}: its record is older ({record.announcement}) than one read before ({newest})"
+        return self._trust.mismatch(record)
+
+    def retain(self, incarnations: Collection[Incarnation]) -> None:
+        """Forgets all other incarnations."""
+        self._newest = {one: number for one, number in self._newest.items() if one in incarnations}
+
+
+def _claims(record: WorkerRecord) -> bytes:
+    """All fields but the signature as canonical JSON, equal before and after a store's encoding."""
+    return json.dumps(_values(replace(record, signature="")), default=_values, separators=(",", ":")).encode()
+
+
+def _values(value: object) -> object:
+    """The value of an enum, or the fields of a dataclass in order. A store may read 1.0 and 1 as either type."""
+    if isinstance(value, Enum):
+        return value.value
+    fields = [getattr(value, name) for name in value.__slots__]  # type: ignore[attr-defined]
+    return [int(field) if type(field) is float and field.is_integer() else field for field in fields]

@@ -50,8 +50,9 @@ class LinkRecord:
 class WorkerRecord:
     """One live worker process. Workers with different fingerprints cannot be linked.
 
-    `prefills`: a decode worker that can compute prompts itself.
-    `signature`: proof that it holds the cluster's secret (`baton.domain.trust`); empty in an open cluster.
+    `prefills`: a decode worker that can compute prompts itself. `text_digest`: of tokenizer and template.
+    `announcement`: grows with each announcement of an incarnation, so a replayed older record is found.
+    `signature`: of all other fields under the cluster's secret (`baton.domain.trust`); empty in an open cluster.
     """
 
     id: WorkerId
@@ -68,3 +69,5 @@ class WorkerRecord:
     links: tuple[LinkRecord, ...] = ()
     signature: str = ""
     prefills: bool = False
+    text_digest: str = ""
+    announcement: int = 0

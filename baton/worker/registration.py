@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import WorkerRecord
 from baton.store.store import StoreUnavailable, WorkerRegistry
 from baton.telemetry import metrics
@@ -26,11 +28,15 @@ class Registration:
         record: Callable[[], WorkerRecord],
         interval_s: float,
         on_replaced: Callable[[], None],
+        trust: ClusterTrust = OPEN_CLUSTER,
     ) -> None:
+        """Numbers and signs the records of `record()`."""
         self._registry = registry
         self._record = record
         self._interval_s = interval_s
         self._on_replaced = on_replaced
+        self._trust = trust
+        self._num_announcements = 0
         self._changed = asyncio.Event()
         self._announcing = asyncio.Lock()  # the later record must be the one that stays
         self._reachable = True
@@ -61,7 +67,7 @@ class Registration:
         """Writes the current record to the store. Bounded in time; logs an unreachable store and does not raise."""
         try:
             async with self._announcing:
-                current = await self._registry.announce(self._record())
+                current = await self._registry.announce(self._next_record())
         except StoreUnavailable as error:
             if self._reachable:
                 log.warning("store_unreachable", why=str(error))
@@ -71,6 +77,11 @@ class Registration:
         if not current:
             log.error("worker_replaced", why="a newer process announced itself under this worker id")
             self._on_replaced()
+
+    def _next_record(self) -> WorkerRecord:
+        self._num_announcements += 1
+        record = replace(self._record(), announcement=self._num_announcements)
+        return replace(record, signature=self._trust.sign(record))
 
     def _set_reachable(self, reachable: bool) -> None:
         if reachable and not self._reachable:

@@ -105,7 +105,7 @@ async def replay_call(
         raise NotReplayable(f"the state store has no tokens of call {id}: none was computed, or they have expired.")
     specs = await _parse(call, record, text, settings)
     registry = ChosenWorkers(store, settings.prefill, settings.decode)
-    async with open_backend(_router_settings(settings), registry) as backend:
+    async with open_backend(_router_settings(settings), registry, text.digest) as backend:
         await _wait_until_ready(backend, record.fingerprint, settings.wait_s)
         computed = [await _compute(backend, spec, len(tokens)) for spec, tokens in zip(specs, stored, strict=True)]
     return [ReplayedSequence(*tokens) for tokens in zip(stored, computed, strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import grpc
@@ -73,7 +72,7 @@ class _Worker:
         self._mailbox: Mailbox[DecodeCommand] = Mailbox(4 * settings.max_rows + 64)
         self._streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams(on_empty=lifecycle.on_idle)
         self._registration = Registration(
-            context.store, self._record, settings.heartbeat_interval_s, lifecycle.on_replaced
+            context.store, self._record, settings.heartbeat_interval_s, lifecycle.on_replaced, context.trust
         )
         transport = usable_transports(settings.transport.value)[0]
         memory = engine.memory
@@ -138,7 +137,7 @@ class _Worker:
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
 
     def _record(self) -> WorkerRecord:
-        record = WorkerRecord(
+        return WorkerRecord(
             id=self._id,
             role=WorkerRole.DECODE,
             incarnation=self._incarnation,
@@ -150,10 +149,10 @@ class _Worker:
             vocab_size=self._engine.vocab_size,
             status=self._lifecycle.status,
             load=self._loop.load(),
+            text_digest=self._engine.text_digest,
             links=self._links.records(),
             prefills=self._settings.prefills,
         )
-        return replace(record, signature=self._trust.sign(record))
 
     def _make_links(self) -> PrefillLinks:
         geometry = self._engine.geometry

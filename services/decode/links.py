@@ -18,6 +18,7 @@ from baton.domain.errors import BatonError, LinkBroken
 from baton.domain.fingerprint import Fingerprint
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.liveness import Liveness
+from baton.domain.trust import RecordVerifier
 from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
 from baton.engine.mailbox import Mailbox
 from baton.engine.reply import Reply
@@ -83,6 +84,7 @@ class PrefillLinks:
         self._mailbox = mailbox
         self._on_change = on_change
         self._liveness = Liveness(identity.grace_s)
+        self._verifier = RecordVerifier(channels.trust)
         self._links: dict[WorkerId, PrefillLink] = {}
         self._failures: dict[WorkerId, str] = {}
         self._draining: set[Incarnation] = set()
@@ -115,15 +117,20 @@ class PrefillLinks:
                 self._liveness.observe_outage(asyncio.get_running_loop().time())
                 continue
             now = asyncio.get_running_loop().time()
-            self._liveness.observe([worker.incarnation for worker in workers], now)
-            await self._reconcile([w for w in workers if w.role is WorkerRole.PREFILL], now)
+            trusted = [worker for worker in workers if self._verifier.accept(worker)]
+            incarnations = {worker.incarnation for worker in trusted}
+            self._liveness.observe(incarnations, now)
+            refused = [worker for worker in workers if worker.incarnation not in incarnations]
+            await self._reconcile(_prefill_workers(trusted), _prefill_workers(refused), now)
+            self._verifier.retain(incarnations)
 
     def close(self) -> None:
         """Drops every link."""
         for id in list(self._links):
             self._drop(id, "this worker leaves")
 
-    async def _reconcile(self, workers: list[WorkerRecord], now: float) -> None:
+    async def _reconcile(self, workers: list[WorkerRecord], refused: list[WorkerRecord], now: float) -> None:
+        """Links the announced `workers`. `refused`: records that are not trusted; they end no link."""
         announced = {worker.incarnation for worker in workers}
         self._draining |= {worker.incarnation for worker in workers if worker.status is WorkerStatus.DRAINING}
         for id, link in list(self._links.items()):
@@ -136,7 +143,10 @@ class PrefillLinks:
         new = [w for w in workers if not self._is_linked(w)]
         await asyncio.gather(*(self._connect(worker) for worker in new))
         self._draining &= announced | {link.record.prefill_incarnation for link in self._links.values()}
-        for departed in self._series.peers() - self._links.keys() - {worker.id for worker in workers}:
+        for worker in refused:
+            if worker.id not in self._links:
+                self._fail(worker.id, self._verifier.reason(worker))
+        for departed in self._series.peers() - self._links.keys() - {worker.id for worker in workers + refused}:
             self._series.remove(departed)
             self._failures.pop(WorkerId(departed), None)
 
@@ -192,8 +202,6 @@ class PrefillLinks:
             self._mailbox.put(SourceReplaced(id))
 
     async def _hello(self, worker: WorkerRecord) -> SourceInfo:
-        if not self._channels.trust.verify(worker):
-            raise LinkBroken(self._channels.trust.mismatch(worker))
         mine = self._identity
         hello = handoff_pb2.HelloRequest(
             worker_id=mine.worker_id,
@@ -274,3 +282,7 @@ class PrefillLinks:
             bandwidth_gb_per_s=round(record.bandwidth_bytes_per_s / 1e9, 2),
             probe_bytes=record.num_probe_bytes,
         )
+
+
+def _prefill_workers(workers: list[WorkerRecord]) -> list[WorkerRecord]:
+    return [worker for worker in workers if worker.role is WorkerRole.PREFILL]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import grpc
@@ -77,7 +76,7 @@ class _Worker:
         self._recent = RecentAttempts()
         self._outbox = PrefillOutbox(self._handoffs, self._streams, self._recent)
         self._registration = Registration(
-            context.store, self._record, settings.heartbeat_interval_s, lifecycle.on_replaced
+            context.store, self._record, settings.heartbeat_interval_s, lifecycle.on_replaced, context.trust
         )
         names = usable_transports(settings.transport.value)
         made_of = (self._id, self._incarnation, engine.memory, context.trust)
@@ -143,7 +142,7 @@ class _Worker:
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
 
     def _record(self) -> WorkerRecord:
-        record = WorkerRecord(
+        return WorkerRecord(
             id=self._id,
             role=WorkerRole.PREFILL,
             incarnation=self._incarnation,
@@ -155,8 +154,8 @@ class _Worker:
             vocab_size=self._engine.vocab_size,
             status=self._lifecycle.status,
             load=self._loop.load(),
+            text_digest=self._engine.text_digest,
         )
-        return replace(record, signature=self._trust.sign(record))
 
     def _make_loop(self) -> PrefillLoop:
         settings, engine = self._settings, self._engine

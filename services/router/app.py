@@ -136,7 +136,7 @@ async def run(
 
     Returns 0, or 1 if a part of the router ended by itself.
     """
-    async with open_backend(settings, store) as backend, open_frontend(settings, text, backend) as running:
+    async with open_backend(settings, store, text.digest) as backend, open_frontend(settings, text, backend) as running:
         keys = ApiKeys.read(settings.api_keys_file) if settings.api_keys_file is not None else None
         server = _http_server(settings, backend, running.frontend, keys)
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
@@ -160,14 +160,21 @@ async def run(
 
 
 @asynccontextmanager
-async def open_backend(settings: RouterSettings, store: StateStore) -> AsyncIterator[RunningBackend]:
-    """Starts everything below HTTP; closes it in reverse order, the store last. Raises `SettingsError`."""
+async def open_backend(
+    settings: RouterSettings, store: StateStore, text_digest: str = ""
+) -> AsyncIterator[RunningBackend]:
+    """Starts everything below HTTP; closes it in reverse order, the store last. Raises `SettingsError`.
+
+    `text_digest`: that of the workers to use; "" for any.
+    """
     trust = read_trust(settings)
     if (why := open_cluster_warning(settings)) is not None:
         log.warning("cluster_unauthenticated", why=why)
     health, channels = StoreHealth(), ChannelPool(trust)
     limits, on_degraded = worker_limits(settings), health.reporter("workers")
-    workers = WorkerSet(store, channels, WorkerFilter(model_name(settings.model), trust), limits, on_degraded)
+    workers = WorkerSet(
+        store, channels, WorkerFilter(model_name(settings.model), trust, text_digest), limits, on_degraded
+    )
     aborts = Aborts(workers)
     traces = RequestTraces(settings.router_id, settings.public_model_name, settings.request_log)
     async with AsyncExitStack() as stack:

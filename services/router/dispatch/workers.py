@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from baton.domain.errors import Interrupted
-from baton.domain.ids import AttemptId, Incarnation, PageKey
+from baton.domain.ids import AttemptId, Incarnation, PageKey, WorkerId
 from baton.domain.liveness import Liveness
-from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust, RecordVerifier
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen.decode_pb2_grpc import DecodeStub
@@ -54,10 +54,18 @@ class WorkerLimits:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFilter:
-    """The router uses announced workers that serve `model` and have a valid signature."""
+    """The router uses announced workers that serve `model`, have its `text_digest` and a valid signature.
+
+    An empty `text_digest` accepts any.
+    """
 
     model: str
     trust: ClusterTrust = OPEN_CLUSTER
+    text_digest: str = ""
+
+    def serves(self, record: WorkerRecord) -> bool:
+        """True for a worker with this model, tokenizer and template."""
+        return record.model == self.model and self.text_digest in ("", record.text_digest)
 
 
 class WorkerSet:
@@ -75,14 +83,14 @@ class WorkerSet:
         """Calls `on_degraded` after each read of the registry: True when it failed."""
         self._registry = registry
         self._channels = channels
-        self._model = worker_filter.model
-        self._trust = worker_filter.trust
+        self._filter = worker_filter
+        self._verifier = RecordVerifier(worker_filter.trust)
         self._limits = limits
         self._on_degraded = on_degraded
         self._now = clock
         self._records: dict[Incarnation, WorkerRecord] = {}
         self._liveness = Liveness(limits.worker_ttl_s)
-        self._verified: set[Incarnation] = set()  # whose last record has a valid signature
+        self._refused: dict[WorkerId, str] = {}  # reasons of the records that the last reading refused
         self._suspected_until: dict[Incarnation, float] = {}
         self._watchers: dict[Incarnation, set[Callable[[], None]]] = {}
         self._index = PrefixIndex(MAX_INDEXED_PAGES)
@@ -117,9 +125,12 @@ class WorkerSet:
             return True, f"{len(pairs)} linked prefill/decode pairs"
         eligible = [record.role for record in self._records.values() if self._eligible(record)]
         counts = ", ".join(f"{eligible.count(role)} {role.value}" for role in WorkerRole)
-        strangers = sorted({r.model for r in self._records.values() if r.model != self._model})
-        others = f"; workers announced {', '.join(strangers)} instead of {self._model}" if strangers else ""
-        refused = "".join(f"; {self._trust.mismatch(r)}" for r in self.records if not self._trust.verify(r))
+        model, records = self._filter.model, self.records
+        strangers = sorted({record.model for record in records if record.model != model})
+        others = f"; workers announced {', '.join(strangers)} instead of {model}" if strangers else ""
+        texts = [record.id for record in records if record.model == model and not self._filter.serves(record)]
+        others += f"; {', '.join(texts)} have another tokenizer or chat template than this router" if texts else ""
+        refused = "".join(f"; {why}" for _, why in sorted(self._refused.items()))
         return False, f"no linked prefill/decode pair ({counts} ready{others}{refused})"
 
     def num_ready(self) -> int:
@@ -254,26 +265,31 @@ class WorkerSet:
 
     async def _update(self, announced: list[WorkerRecord]) -> None:
         now = self._now()
-        self._liveness.observe([record.incarnation for record in announced], now)
-        current = {record.id: record.incarnation for record in announced}
+        accepted = [record for record in announced if self._verifier.accept(record)]
+        self._note_refused(announced, {record.incarnation for record in accepted})
+        self._liveness.observe([record.incarnation for record in accepted], now)
+        current = {record.id: record.incarnation for record in accepted}
         lost = [r for r in self._records.values() if self._is_lost(r, current.get(r.id), now)]
         for record in lost:
             self._remove(record)
         # A restarted worker may keep its address: close the old channel before the new record can be chosen.
         await asyncio.gather(*(self._channels.forget(record.address) for record in lost))
-        for record in announced:
-            if self._trust.verify(record):
-                self._verified.add(record.incarnation)
-            else:
-                self._verified.discard(record.incarnation)
-            if record.incarnation not in self._records and record.incarnation not in self._verified:
-                log.warning("worker_untrusted", worker=record.id, why=self._trust.mismatch(record))
+        for record in accepted:
             self._records[record.incarnation] = record
             if record.load.step_age_s > self._limits.max_step_age_s:
                 self._notify_watchers(record.incarnation)
+        self._verifier.retain(self._records.keys())
         present = [record for record in self._records.values() if self._liveness.is_present(record.incarnation, now)]
         self._link_breakers.retain({pair.incarnations for pair in linked_pairs(present)})
         OPEN_LINK_BREAKERS.set(len(self._link_breakers))
+
+    def _note_refused(self, announced: list[WorkerRecord], accepted: Collection[Incarnation]) -> None:
+        """Logs each reason once. A refused record changes nothing: neither worker nor liveness."""
+        reasons = {r.id: self._verifier.reason(r) for r in announced if r.incarnation not in accepted}
+        for id, why in reasons.items():
+            if self._refused.get(id) != why:
+                log.warning("worker_untrusted", worker=id, why=why)
+        self._refused = reasons
 
     def _is_lost(self, record: WorkerRecord, current: Incarnation | None, now: float) -> bool:
         if current is None:
@@ -283,7 +299,6 @@ class WorkerSet:
     def _remove(self, record: WorkerRecord) -> None:
         log.warning("worker_lost", worker=record.id, incarnation=record.incarnation)
         self._liveness.forget(record.incarnation)
-        self._verified.discard(record.incarnation)
         for table in (self._records, self._suspected_until):
             table.pop(record.incarnation, None)
         self._index.retain(frozenset(self._records))
@@ -299,8 +314,7 @@ class WorkerSet:
     def _eligible(self, record: WorkerRecord) -> bool:
         return (
             self._liveness.is_present(record.incarnation, self._now())
-            and record.incarnation in self._verified
-            and record.model == self._model
+            and self._filter.serves(record)
             and placeable(record, self._limits.max_step_age_s)
         )
 

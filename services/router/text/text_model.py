@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from baton.domain.errors import InvalidRequest
+from baton.settings.text_digest import text_digest
 from services.router.text.byte_alphabet import BYTE_OF
 from services.router.text.chat_template import ChatTemplate, Message
 from services.router.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
@@ -54,8 +55,11 @@ class TextModel:
         config: Json,
         template: str | None,
         sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
+        digest: str = "",
     ) -> None:
+        """`digest`: of the files (`baton.settings.text_digest`); "" where there are none."""
         self.sampling_defaults = sampling_defaults
+        self.digest = digest
         self._tokenizer = tokenizer
         self._special_tokens = _special_tokens(tokenizer_config)
         tokenizer.no_padding()
@@ -90,7 +94,8 @@ class TextModel:
         path = directory / "tokenizer_config.json"
         tokenizer_config = _read_json(path) if path.is_file() else {}
         template = _template(directory, tokenizer_config)
-        return cls(Tokenizer.from_str(tokenizer_json), tokenizer_config, merged, template, defaults)
+        tokenizer = Tokenizer.from_str(tokenizer_json)
+        return cls(tokenizer, tokenizer_config, merged, template, defaults, text_digest(directory))
 
     @property
     def has_chat_template(self) -> bool:

@@ -93,7 +93,7 @@ def keys_file(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def router(text: TextModel, keys_file: Path | None) -> AsyncIterator[Router]:
     store, decode = MemoryStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05)), CachingDecode("decode-0")
-    cluster = MockCluster(store, [MockPrefill("prefill-0")], [decode])
+    cluster = MockCluster(store, [MockPrefill("prefill-0")], [decode], text_digest=text.digest)
     settings = RouterSettings(model=MODEL, port=0, heartbeat_interval_s=0.05, api_keys_file=keys_file)
     stop, sock = asyncio.Event(), listen("127.0.0.1", 0)
     await cluster.start()

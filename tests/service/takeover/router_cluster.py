@@ -125,7 +125,9 @@ async def router_cluster(
 ) -> AsyncIterator[RouterCluster]:
     """Ready routers. Everything is closed afterwards."""
     shared = store or MemoryStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
-    cluster = MockCluster(shared, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)])
+    cluster = MockCluster(
+        shared, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)], text_digest=text_model(directory).digest
+    )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(shared.close)
         stack.push_async_callback(cluster.stop)

@@ -57,7 +57,7 @@ async def router(
     otlp_endpoint: str | None = None,
 ) -> AsyncIterator[Running]:
     store = MemoryStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
-    cluster = MockCluster(store, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)])
+    cluster = MockCluster(store, [MockPrefill("prefill-0")], [MockDecode("decode-0", decode)], text_digest=text.digest)
     settings = RouterSettings(
         model=MODEL,
         port=0,

@@ -74,10 +74,11 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched(trust: ClusterTrust = OPEN_CLUSTER) -> AsyncIterator[Watched]:
+async def watched(trust: ClusterTrust = OPEN_CLUSTER, text_digest: str = "") -> AsyncIterator[Watched]:
     registry, channels, degraded = Announcements(), ChannelPool(), list[bool]()
     limits = WorkerLimits(worker_ttl_s=2.0, heartbeat_interval_s=0.5, max_step_age_s=30.0)
-    workers = WorkerSet(registry, channels, WorkerFilter("m", trust), limits, degraded.append, clock=lambda: seen.now)
+    used = WorkerFilter("m", trust, text_digest)
+    workers = WorkerSet(registry, channels, used, limits, degraded.append, clock=lambda: seen.now)
     seen = Watched(workers, registry, degraded)
     workers.start()
     try:
@@ -118,6 +119,43 @@ async def test_workers_with_another_secret_are_not_used_but_named():
         assert not ready
         assert f"; {D0.id} at {D0.address} is not trusted: a cluster secret here, none there" in detail
         await w.look(*(replace(record, signature=ours.sign(record)) for record in (P0, D0)), at=1.0)
+        assert w.ready()
+
+
+async def test_workers_with_another_tokenizer_are_not_used_but_named():
+    async with watched(text_digest="ours") as w:
+        await w.look(replace(P0, text_digest="ours"), replace(D0, text_digest="theirs"), at=0.0)
+        ready, detail = w.workers.readiness()
+        assert not ready
+        assert f"{D0.id} have another tokenizer or chat template than this router" in detail
+        assert w.workers.max_request_tokens() is None
+        await w.look(replace(P0, text_digest="ours"), replace(D0, text_digest="ours"), at=0.5)
+        assert w.ready()
+
+
+async def test_a_forged_record_neither_replaces_a_worker_nor_keeps_it_alive():
+    trust = ClusterTrust(b"o" * 32)
+    signed = [replace(record, signature=trust.sign(record)) for record in (P0, D0)]
+    async with watched(trust) as w:
+        await w.look(*signed, at=0.0)
+        lost: list[str] = []
+        w.workers.watch(D0.incarnation, lambda: lost.append("decode"))
+        forged = replace(signed[1], incarnation=Incarnation(666), address="10.6.6.6:1")
+        await w.look(signed[0], forged, at=0.5)
+        assert lost == []
+        assert {record.address for record in w.workers.records} == {P0.address, D0.address}
+        await w.look(signed[0], replace(signed[1], address="10.6.6.6:1"), at=100.0)
+        assert lost == ["decode"]
+
+
+async def test_an_older_record_of_a_worker_is_not_used_again():
+    async with watched() as w:
+        now = [replace(record, announcement=2) for record in (P0, D0)]
+        await w.look(*now, at=0.0)
+        await w.look(now[0], replace(D0, announcement=1, address="10.6.6.6:1"), at=0.1)
+        assert {record.address for record in w.workers.records} == {P0.address, D0.address}
+        assert "its record is older" in w.workers.readiness()[1]
+        await w.look(now[0], replace(D0, announcement=3), at=0.2)
         assert w.ready()
 
 
