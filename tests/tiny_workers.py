@@ -21,9 +21,11 @@ from baton.domain.request import (
     finish_reason,
 )
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner, fake_slots, fake_token
+from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
+from baton.transfer.digest import PoolHasher
 from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.scheduler import DecodeScheduler
@@ -79,11 +81,11 @@ def tiny_prefill(
     grants_leases: bool = False,
 ) -> TinyPrefill:
     memory = SimMemory(NUM_PAGES, PAGE_BYTES)
-    cache = PrefixCache(PagePool(NUM_PAGES))
+    cache = PrefixCache(PagePool(NUM_PAGES), None if grants_leases else PoolHasher(memory))
     exports = export_table(cache.pool, lease_s, grants_leases)
     limits = PrefillLimits(PAGE_SIZE, token_budget, max_chunking, max_pinned_pages)
     runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE)
-    return TinyPrefill(memory, cache, exports, prefill_scheduler(cache, exports, limits), runner)
+    return TinyPrefill(memory, cache, exports, prefill_scheduler(cache, exports, limits, PageChecks(cache)), runner)
 
 
 def tiny_decode(

@@ -15,7 +15,8 @@ from baton.domain.fingerprint import Fingerprint
 from baton.engine.progress import loading_progress
 from baton.engine.runner import ModelRunner
 from baton.kv.geometry import KVGeometry
-from baton.kv.memory import PageMemory, PoolMemory
+from baton.kv.memory import MemoryKind, PageMemory, PoolMemory
+from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.model.cpu import configure_threads
@@ -28,13 +29,17 @@ from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
 from baton.model.loading.quantization import Quantization, QuantizationReport
 from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
-from baton.settings.groups import MIB, Device, WorkerSettings
+from baton.settings.groups import MIB, Device, PageCheckKind, WorkerSettings
 from baton.settings.model_source import resolve_model
 from baton.settings.text_digest import text_digest
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
+from baton.transfer.digest import PoolHasher
 
 log = get_logger()
+
+SAMPLED_PAGES = 16
+"""With `page_checks=sampled` one of so many matched pages is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Engine:
     text_digest: str
     memory: PoolMemory
     cache: PrefixCache
+    checks: PageChecks
     runner: ModelRunner
     vocab_size: int
     max_model_len: int
@@ -73,12 +79,20 @@ def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph
     runner = _runner(model, storage, max_graph_rows)
     max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
     _report(model, num_pages, max_model_len)
-    cache = PrefixCache(PagePool(num_pages))
+    cache = PrefixCache(PagePool(num_pages), PoolHasher(memory) if settings.digests else None)
+    checks = PageChecks(cache, _sample(settings.page_checks, memory.kind))
     text, quantization = text_digest(directory), Quantization(settings.quantization.value)
     fingerprint = model_fingerprint(directory, root.result(), text, model.geometry, quantization)
     log.info("model_identity", fingerprint=fingerprint.digest, **{part.name: part.digest for part in fingerprint.parts})
     vocab_size = model.config.vocab_size
-    return Engine(model.geometry, fingerprint, text, memory, cache, runner, vocab_size, max_model_len)
+    return Engine(model.geometry, fingerprint, text, memory, cache, checks, runner, vocab_size, max_model_len)
+
+
+def _sample(kind: PageCheckKind, memory: MemoryKind) -> int:
+    """The `sample` of `PageChecks`."""
+    if kind is PageCheckKind.AUTO:
+        kind = PageCheckKind.ALL if memory is MemoryKind.DRAM else PageCheckKind.SAMPLED
+    return {PageCheckKind.ALL: 1, PageCheckKind.SAMPLED: SAMPLED_PAGES, PageCheckKind.OFF: 0}[kind]
 
 
 def _load(settings: WorkerSettings, directory: Path) -> LoadedModel:

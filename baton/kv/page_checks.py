@@ -50,12 +50,16 @@ class PageChecks:
         """Hashes the settled ones of `pages` and returns those whose bytes are not what they settled with."""
         digests = self._pool.digests
         settled = [page for page in pages if digests.is_settled(page)]
-        if self._hasher is None or not settled:
-            return []
-        self.num_checked += len(settled)
         digests.mark_checked(settled)
-        found = self._hasher.digests(settled)
-        return [page for page, one in zip(settled, found, strict=True) if one != digests.digest(page)]
+        return self.compare(settled, [digests.digest(page) for page in settled])
+
+    def compare(self, pages: Sequence[PageId], digests: Sequence[int]) -> list[PageId]:
+        """Those of `pages` whose bytes do not have the digest given for them."""
+        if self._hasher is None or not pages:
+            return []
+        self.num_checked += len(pages)
+        found = self._hasher.digests(pages)
+        return [page for page, one, wanted in zip(pages, found, digests, strict=True) if one != wanted]
 
     def check_matched(self, pages: Sequence[PageId]) -> list[PageId]:
         """`mismatches` of those that `select` takes."""

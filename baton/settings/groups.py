@@ -89,6 +89,15 @@ class Transport(StrEnum):
     STREAM = "stream"
 
 
+class PageCheckKind(StrEnum):
+    """Checks of matched pages. AUTO: all of a pool in host memory; a sample of a GPU's, whose pages are copied."""
+
+    AUTO = "auto"
+    ALL = "all"
+    SAMPLED = "sampled"
+    OFF = "off"
+
+
 class ClusterTrustSettings(Settings):
     """Credentials of a process of the cluster."""
 
@@ -202,6 +211,10 @@ class WorkerSettings(ServiceSettings):
 
     digests: bool = True
     """Check the digest of every imported page."""
+
+    page_checks: PageCheckKind = PageCheckKind.AUTO
+    """Check cached pages again when a prompt matches them: all, sampled (one in 16), off, or auto; needs digests.
+    Unless off, idle pages are checked too, within 10 minutes."""
 
     threads: Count = 1
     """Compute threads. Give each worker its own cores."""

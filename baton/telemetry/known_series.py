@@ -55,6 +55,7 @@ def _worker_series(role: str) -> Iterable[tuple[Counter, tuple[str, ...]]]:
     stale = ("prefill", "watch", "commit", "renew") if role == "prefill" else ("renew",)
     for kind in stale:
         yield metrics.STALE_MESSAGES_TOTAL, (kind,)
+    yield metrics.INTEGRITY_FAILURES_TOTAL, ("pool_page",)
     if role == "decode":
         for result in ("v1", "v2", "v3", "invalid"):
             yield metrics.COMMIT_TOTAL, (result,)

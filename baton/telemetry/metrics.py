@@ -147,7 +147,18 @@ COMMIT_TOTAL = Counter(
     registry=REGISTRY,
 )
 INTEGRITY_FAILURES_TOTAL = Counter(
-    "baton_integrity_failures", "Bytes that did not match their digest.", ["kind"], registry=REGISTRY
+    "baton_integrity_failures",
+    "Pages that did not match their digest: pulled (page_digest) or here (pool_page).",
+    ["kind"],
+    registry=REGISTRY,
+)
+PAGE_CHECKS_TOTAL = Counter(
+    "baton_page_checks", "Settled pages compared with their digests: matched, idle or suspected.", registry=REGISTRY
+)
+QUARANTINED_PAGES_TOTAL = Counter(
+    "baton_quarantined_pages",
+    "Pages taken out of the prefix cache: wrong ones and their descendants.",
+    registry=REGISTRY,
 )
 STALE_MESSAGES_TOTAL = Counter(
     "baton_stale_messages", "Messages of an older attempt or incarnation, refused.", ["kind"], registry=REGISTRY

@@ -51,6 +51,7 @@ class WorkerLifecycle:
         self.drained = asyncio.Event()
         self.status = WorkerStatus.READY
         self.exit_code = 0
+        self._unfit = False
 
     @property
     def draining(self) -> bool:
@@ -63,6 +64,10 @@ class WorkerLifecycle:
     def on_crash(self, error: BaseException) -> None:
         """Ends the process with exit code 1: a thread or task failed."""
         self._from_any_thread(self._request_exit, 1)
+
+    def on_unfit(self) -> None:
+        """Drains, then ends the process with exit code 1: its memory is faulty. New work goes elsewhere at once."""
+        self._from_any_thread(self._drain_unfit)
 
     def on_replaced(self) -> None:
         """Ends the process with exit code 1: another process has registered under this worker's id."""
@@ -101,6 +106,7 @@ class WorkerLifecycle:
                 await announce()
                 await self._wait_until_idle(num_requests, timeout_s)
         finally:
+            self.exit_code = max(self.exit_code, int(self._unfit))
             self.drained.set()
 
     async def _wait_until_idle(self, num_requests: Callable[[], int], timeout_s: float) -> None:
@@ -134,6 +140,10 @@ class WorkerLifecycle:
         except Exception:  # a task's root
             log.error("task_crashed", exc_info=True)
             self._request_exit(1)
+
+    def _drain_unfit(self) -> None:
+        self._unfit = True
+        self._stop.set()
 
     def _request_exit(self, exit_code: int) -> None:
         self.exit_code = max(self.exit_code, exit_code)

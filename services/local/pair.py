@@ -26,19 +26,21 @@ from baton.domain.request import EngineRequest, FinishReason, OutputToken, Sampl
 from baton.domain.worker import WorkerRole
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import Abort, Fail
+from baton.engine.page_scrub import PageScrub
 from baton.engine.reply import Reply
 from baton.engine.runner import ModelRunner
 from baton.engine.step_metrics import monotonic_s
 from baton.engine.turn import EngineTurn
 from baton.kv.keys import page_keys
 from baton.kv.memory import PageMemory
+from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
 from baton.model.loading.loader import LoadedModel
 from baton.model.storage import PageStorage
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from baton.transfer.digest import digest_pages, mismatches
+from baton.transfer.digest import PoolHasher, mismatches
 from services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived
 from services.decode.effects import AbortHandoff, ConfirmCommit, EmitTokens, OutwardEffect
 from services.decode.import_policy import ImportPolicy, ImportRules
@@ -205,20 +207,15 @@ class LocalPair:
         return PairTokens(id, tokens, finish)
 
     def _make_prefill(self, limits: PairLimits) -> PrefillLoop:
-        cache = PrefixCache(PagePool(limits.num_pages))
+        cache = PrefixCache(PagePool(limits.num_pages), PoolHasher(self.prefill_memory))
+        checks = PageChecks(cache)
         runner = ModelRunner(self._model, PageStorage.on_memory(self._model.geometry, self.prefill_memory))
         exports = ExportTable(cache.pool, NO_DEADLINE_S, grants_leases=False)
         rules = PrefillLimits(self._page_size, limits.token_budget, limits.max_rows, limits.num_pages)
-        scheduler = PrefillScheduler(cache, exports, rules)
+        scheduler = PrefillScheduler(cache, exports, rules, checks)
         turn = EngineTurn(WorkerRole.PREFILL, cache, self._prefill_mailbox, on_idle=lambda: None)
-        return PrefillLoop(
-            turn,
-            scheduler,
-            exports,
-            runner,
-            lambda pages: digest_pages(self.prefill_memory, pages),
-            self._events.extend,
-        )
+        scrub = PageScrub(checks, self.prefill_memory.page_bytes)
+        return PrefillLoop(turn, scheduler, exports, runner, scrub, self._events.extend)
 
     def _make_decode(self, limits: PairLimits) -> DecodeLoop:
         cache = PrefixCache(PagePool(limits.num_pages))

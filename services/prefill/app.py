@@ -11,6 +11,7 @@ from baton.domain.ids import Incarnation, WorkerId, new_incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.mailbox import Mailbox
+from baton.engine.page_scrub import PageScrub
 from baton.engine.thread import EngineThread
 from baton.engine.turn import EngineTurn
 from baton.kv.memory import pool_extent
@@ -20,7 +21,6 @@ from baton.settings.model_source import model_name
 from baton.telemetry import metrics
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
-from baton.transfer.digest import digest_pages
 from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream import StreamSource
 from baton.worker.lifecycle import WorkerContext, run_worker
@@ -167,9 +167,9 @@ class _Worker:
             max_pinned_pages=max(1, int(settings.pin_fraction * num_pages)),
         )
         exports = ExportTable(engine.cache.pool, settings.export_lease_s, grants_leases=not settings.digests)
-        scheduler = PrefillScheduler(engine.cache, exports, limits)
-        digest = (lambda pages: digest_pages(engine.memory, pages)) if settings.digests else None
+        scheduler = PrefillScheduler(engine.cache, exports, limits, engine.checks)
+        scrub = PageScrub(engine.checks, engine.memory.page_bytes, self._lifecycle.on_unfit)
         turn = EngineTurn(
             WorkerRole.PREFILL, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages
         )
-        return PrefillLoop(turn, scheduler, exports, engine.runner, digest, self._outbox.emit)
+        return PrefillLoop(turn, scheduler, exports, engine.runner, scrub, self._outbox.emit)

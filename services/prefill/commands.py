@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.domain.handoff import PublishedChunk
-from baton.domain.ids import AttemptId
+from baton.domain.errors import PageVerdict
+from baton.domain.handoff import PublishedChunk, Suspect
+from baton.domain.ids import AttemptId, PageKey
 from baton.domain.request import EngineRequest
 from baton.engine.messages import Abort, Fail
 from baton.engine.reply import Reply
@@ -24,18 +25,33 @@ class AddPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseExport:
-    """End of decode's reads: it aborted the import. Legal in every state; idempotent."""
+    """End of decode's reads: it aborted the import. Legal in every state; idempotent.
+
+    `suspects` are compared with their digests first; the reply tells where they were damaged, None if unknown.
+    """
 
     id: AttemptId
     reason: str
+    suspects: tuple[Suspect, ...] = ()
+    reply: Reply[PageVerdict | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RenewalAnswer:
+    """Handoffs that have ended; page keys quarantined since the asked number, and the number to ask with next."""
+
+    ended: tuple[AttemptId, ...]
+    quarantined: tuple[PageKey, ...] = ()
+    quarantine_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RenewLeases:
-    """Renewal of the leases of a decode worker's handoffs. The reply lists those that have ended."""
+    """Renewal of the leases of a decode worker's handoffs, which has acted on the first `quarantine_seen` keys."""
 
     ids: tuple[AttemptId, ...]
-    reply: Reply[list[AttemptId]]
+    reply: Reply[RenewalAnswer]
+    quarantine_seen: int = 0
 
 
 @dataclass(frozen=True, slots=True)

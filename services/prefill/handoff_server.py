@@ -11,10 +11,10 @@ from typing import Any
 
 import grpc
 
-from baton.domain.errors import LinkBroken
+from baton.domain.errors import LinkBroken, PageVerdict
 from baton.domain.fingerprint import Fingerprint, FingerprintPart
-from baton.domain.handoff import PublishedChunk
-from baton.domain.ids import AttemptId, Incarnation, WorkerId
+from baton.domain.handoff import PublishedChunk, Suspect
+from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.request import OutputToken
 from baton.engine.mailbox import Mailbox
 from baton.engine.reply import Reply
@@ -26,7 +26,7 @@ from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.transfer.factory import choose_transport
 from baton.worker.request_validator import MAX_NAME_CHARS, validate_id
-from services.prefill.commands import CommitExport, PrefillCommand, ReleaseExport, RenewLeases
+from services.prefill.commands import CommitExport, PrefillCommand, ReleaseExport, RenewalAnswer, RenewLeases
 from services.prefill.handoff_log import HandoffEvent, HandoffLog
 from services.prefill.scheduler import Seal
 
@@ -38,6 +38,13 @@ ENGINE_TIMEOUT_S = 30.0
 ReadPages = Callable[
     [handoff_pb2.ReadPagesRequest, "grpc.aio.ServicerContext[Any, Any]"], AsyncIterator[handoff_pb2.PageBytes]
 ]
+
+
+_VERDICTS = {
+    None: common_pb2.PAGE_VERDICT_UNSPECIFIED,
+    PageVerdict.SOURCE: common_pb2.PAGE_VERDICT_SOURCE,
+    PageVerdict.LINK: common_pb2.PAGE_VERDICT_LINK,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +128,30 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
         if request.incarnation != self._terms.incarnation:
             self._stale_message("renew")
             return handoff_pb2.RenewReply(ended=request.ids)
-        reply: Reply[list[AttemptId]] = Reply()
-        self._mailbox.put(RenewLeases(tuple(codec.decode_id(id) for id in request.ids), reply))
-        ended = await reply.wait(ENGINE_TIMEOUT_S)
-        return handoff_pb2.RenewReply(ended=[codec.encode_id(id) for id in ended], lease_s=self._terms.granted_lease_s)
+        reply: Reply[RenewalAnswer] = Reply()
+        ids = tuple(codec.decode_id(id) for id in request.ids)
+        self._mailbox.put(RenewLeases(ids, reply, request.quarantine_seen))
+        answer = await reply.wait(ENGINE_TIMEOUT_S)
+        return handoff_pb2.RenewReply(
+            ended=[codec.encode_id(id) for id in answer.ended],
+            lease_s=self._terms.granted_lease_s,
+            quarantined=answer.quarantined,
+            quarantine_number=answer.quarantine_number,
+        )
 
     async def Abort(
         self, request: common_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> common_pb2.AbortReply:
         """See handoff.proto."""
-        self._mailbox.put(ReleaseExport(validate_id(request.id), request.reason[:MAX_NAME_CHARS]))
-        return common_pb2.AbortReply()
+        id, reason = validate_id(request.id), request.reason[:MAX_NAME_CHARS]
+        if not request.suspects:
+            self._mailbox.put(ReleaseExport(id, reason))
+            return common_pb2.AbortReply()
+        listed = request.suspects[: self._terms.num_pages]
+        suspects = tuple(Suspect(one.index, PageId(one.page), one.digest) for one in listed)
+        reply: Reply[PageVerdict | None] = Reply()
+        self._mailbox.put(ReleaseExport(id, reason, suspects, reply))
+        return common_pb2.AbortReply(verdict=_VERDICTS[await reply.wait(ENGINE_TIMEOUT_S)])
 
     async def ReadPages(
         self, request: handoff_pb2.ReadPagesRequest, context: grpc.aio.ServicerContext[object, object]

@@ -5,6 +5,7 @@ An export's life (the table is `baton.domain.handoff.EXPORT_TRANSITIONS`):
 1. `open` when the request is added. A newer attempt of the same request ends the older one (fencing).
 2. `publish` pins the pages of each finished chunk. The first one starts the lease, every `renew` restarts it.
 3. `seal` after the last chunk.
+   `publish` and `seal` keep the announced digests, so that suspects can be compared with them.
 4. The export ends by `commit` (decode has all pages), `release` (decode reads no more), `abort` (the router ended the
    attempt) or `expire` (the lease ran out). The pins are dropped at once. Full pages stay in the prefix cache; the
    partial tail goes to the free list.
@@ -18,8 +19,9 @@ argument. Owned by the engine thread.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from baton.domain.errors import Superseded
 from baton.domain.handoff import ExportEvent, ExportState, advance_export
@@ -29,6 +31,7 @@ from baton.kv.pages import Hold, PagePool
 
 _MAX_REMEMBERED = 4096
 """Ended exports whose outcome is remembered, to answer a repeated or late `commit`."""
+_NONE: Mapping[PageId, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class KvExport:
     lease_ends_at: float | None = None  # None until the first publish
     state: ExportState = ExportState.PINNED
     pages: list[PageId] = field(default_factory=list)
+    digests: dict[PageId, int] = field(default_factory=dict)  # of the announced pages, the partial tail included
     renewed: bool = False
 
     def advance(self, event: ExportEvent) -> None:
@@ -82,14 +86,27 @@ class ExportTable:
         self._open[id] = KvExport(id)
         return older if was_open else None
 
-    def publish(self, id: AttemptId, pages: Sequence[PageId], now: float) -> None:
-        """Pins `pages`, which the caller still holds. The first call starts the lease."""
+    def publish(
+        self, id: AttemptId, pages: Sequence[PageId], now: float, digests: Mapping[PageId, int] = _NONE
+    ) -> None:
+        """Pins `pages`, which the caller holds, and keeps `digests`, as announced. The first call starts the lease."""
         export = self._open[id]
         export.advance(ExportEvent.PUBLISH)
         self._pool.hold(pages, Hold.PINNED)
         export.pages += pages
+        export.digests |= digests
         if export.lease_ends_at is None:
             export.lease_ends_at = now + self._lease_s
+
+    def announced(self, id: AttemptId) -> Mapping[PageId, int]:
+        """Announced pages of an open export and their digests; none if it has ended."""
+        export = self._open.get(id)
+        return _NONE if export is None else export.digests
+
+    def condemned(self) -> list[AttemptId]:
+        """Open exports with a condemned page."""
+        digests = self._pool.digests
+        return [one.id for one in self._open.values() if any(map(digests.is_condemned, one.pages))]
 
     def seal(self, id: AttemptId) -> None:
         """Ends publishing."""

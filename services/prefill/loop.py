@@ -6,14 +6,12 @@ Owns the scheduler, the exports and the page pool. Every other thread sends comm
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from baton.domain.errors import BatonError
-from baton.domain.handoff import PublishedChunk
-from baton.domain.ids import PageId
 from baton.domain.worker import WorkerLoad
 from baton.engine.batch import Runner
 from baton.engine.messages import Abort, Fail
+from baton.engine.page_scrub import PageScrub
 from baton.engine.step_metrics import monotonic_s
 from baton.engine.turn import Activity, EngineTurn
 from baton.telemetry import metrics
@@ -24,12 +22,11 @@ from services.prefill.commands import (
     PrefillCommand,
     PrefillEvent,
     ReleaseExport,
+    RenewalAnswer,
     RenewLeases,
 )
 from services.prefill.kv_export import ExportTable
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler, Seal
-
-DigestPages = Callable[[Sequence[PageId]], tuple[int, ...]]
 
 
 class PrefillLoop:
@@ -41,29 +38,34 @@ class PrefillLoop:
         scheduler: PrefillScheduler,
         exports: ExportTable,
         runner: Runner,
-        digest: DigestPages | None,
+        scrub: PageScrub,
         emit: Callable[[list[PrefillEvent]], None],
     ) -> None:
         self._turn = turn
         self._scheduler = scheduler
         self._exports = exports
         self._runner = runner
-        self._digest = digest
+        self._scrub = scrub
         self._emit = emit
         turn.publish(self._snapshot_load(), 0)
 
     def turn(self) -> bool:
         """Runs one turn; waits for commands when there is nothing to compute. False once the mailbox is closed."""
-        commands = self._turn.take_commands(self._scheduler.next_wakeup())
+        commands = self._turn.take_commands(self._scrub.next_wakeup(self._scheduler.next_wakeup(), monotonic_s()))
         if self._turn.mailbox.closed:
             return False
         events = [event for command in commands for event in self._handle(command)]
         events += self._perform(self._scheduler.expire(monotonic_s()))
         batch = self._scheduler.schedule(monotonic_s())
+        events += self._perform(self._scheduler.take_pending_effects())
         if batch is not None:
             with self._turn.steps.step():
                 output = self._turn.steps.run(self._runner, batch)
                 events += self._perform(self._scheduler.commit(batch, output, monotonic_s()))
+        now = monotonic_s()
+        wrong = self._scrub.run(now, busy=batch is not None)
+        events += self._perform(self._scheduler.on_wrong_pages(wrong, now))
+        self._scrub.report(self._scheduler.quarantine, now)
         load = self._snapshot_load()
         self._turn.publish(load, len(self._exports))
         if events:
@@ -100,23 +102,29 @@ class PrefillLoop:
                     return [Fail(request.id, error)]
             case Abort(id, reason):
                 return [ExportEnded(id, reason)] if self._scheduler.abort(id) else []
-            case ReleaseExport(id, reason):
-                return [ExportEnded(id, reason)] if self._scheduler.release(id) else []
-            case RenewLeases(ids, reply):
-                reply.send(self._exports.renew(ids, monotonic_s()))
+            case ReleaseExport():
+                return self._release(command)
+            case RenewLeases(ids, reply, seen):
+                ended = self._exports.renew(ids, monotonic_s())
+                reply.send(RenewalAnswer(tuple(ended), *self._scheduler.quarantine.since(seen)))
                 return []
             case CommitExport(id, commit_reply):
                 valid = self._exports.commit(id)
                 commit_reply.send(valid)
                 return [ExportEnded(id, "committed")] if valid else []
 
+    def _release(self, command: ReleaseExport) -> list[PrefillEvent]:
+        verdict, effects = self._scheduler.examine(command.id, command.suspects, monotonic_s())
+        if command.reply is not None:
+            command.reply.send(verdict)
+        events = self._perform(effects)
+        return [*events, ExportEnded(command.id, command.reason)] if self._scheduler.release(command.id) else events
+
     def _perform(self, effects: Sequence[PrefillEffect]) -> list[PrefillEvent]:
         return [self._to_event(effect) for effect in effects]
 
     def _to_event(self, effect: PrefillEffect) -> PrefillEvent:
         match effect:
-            case PublishedChunk(_, _, pages) if self._digest is not None:
-                return replace(effect, digests=self._digest(pages))
             case Seal():
                 times = effect.times
                 self._turn.count_prompt(times.computed_tokens + times.cached_tokens, times.cached_tokens)

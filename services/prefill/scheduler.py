@@ -6,32 +6,44 @@ A request's life here, queue by queue:
 2. *chunking*: prompts are admitted in order, if a slot, pages for the whole prompt and pin budget are free. The longest
    cached prefix is matched, without the last token, which must be computed to sample from. The rest is cut into chunks.
    Every step continues the prompts in progress before it admits others, all under one token budget.
-3. The full pages of each finished chunk enter the prefix cache and are published under the export's pins. Pages that
-   decode has already are pinned but not published.
+   Matched pages are checked first (`baton.kv.page_checks`); a wrong one is quarantined.
+3. The full pages of each finished chunk settle, enter the prefix cache and are published, with the digests that they
+   settled with, under the export's pins. Pages that decode has already are pinned but not published.
 4. *sealed*: the last chunk samples the first token. The partial tail page is published, the export is sealed and the
    prompt leaves the scheduler. Only the export's pins hold its pages now, until commit, abort or lease end.
 
-`abort`, a deadline and the end of the lease remove a prompt at any point and release its pages in that call.
+`abort`, a deadline and the end of the lease remove a prompt at any point and release its pages in that call. A
+quarantined page fails the exports that hold it; a prompt that published nothing yet returns to the head of the queue.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.attempt_times import MAX_CHUNK_TIMES, PrefillTimes, to_us
-from baton.domain.errors import ContextOverflow, DeadlineExceeded, LeaseEnded, Superseded
-from baton.domain.handoff import PublishedChunk
-from baton.domain.ids import AttemptId
+from baton.domain.errors import (
+    ContextOverflow,
+    DeadlineExceeded,
+    IntegrityFailure,
+    LeaseEnded,
+    PageVerdict,
+    Superseded,
+)
+from baton.domain.handoff import PublishedChunk, Suspect
+from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken, banned_tokens, finish_reason
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.chunking import cut
 from baton.engine.messages import Fail
 from baton.engine.transition_log import log_transition
+from baton.kv.page_checks import PageChecks
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, Owner
 from baton.kv.prefix_cache import PrefixCache
+from baton.kv.quarantine import Quarantine
 from services.prefill.kv_export import ExportTable
 
 
@@ -119,7 +131,10 @@ class _Prompt:
 class PrefillScheduler:
     """Queues *waiting -> chunking -> sealed* over one page pool."""
 
-    def __init__(self, cache: PrefixCache, exports: ExportTable, limits: PrefillLimits) -> None:
+    def __init__(self, cache: PrefixCache, exports: ExportTable, limits: PrefillLimits, checks: PageChecks) -> None:
+        self.quarantine = Quarantine(cache)
+        self._checks = checks
+        self._pending: list[PrefillEffect] = []
         self._cache = cache
         self._exports = exports
         self._limits = limits
@@ -154,9 +169,9 @@ class PrefillScheduler:
             effects.append(Fail(older, Superseded(f"{older}: attempt {request.id.attempt} has come", request.id)))
         size = self._limits.page_size
         num_pages = ceil_div(len(request.tokens), size)
-        if num_pages > self._cache.pool.num_pages:
+        if num_pages > self._cache.pool.num_usable:
             self._exports.abort(request.id)
-            message = f"the prompt needs {num_pages} pages, this worker has {self._cache.pool.num_pages}"
+            message = f"the prompt needs {num_pages} pages, this worker has {self._cache.pool.num_usable}"
             return [*effects, Fail(request.id, ContextOverflow(message))]
         table = PageTable(self._cache, size, request.salt, Hold.LIVE)
         num_decode_pages = min(decode_prefix_len, len(request.tokens) - 1) // size  # the last page is always published
@@ -173,6 +188,30 @@ class PrefillScheduler:
         """`abort` on behalf of decode, which reads no more: no lease is kept."""
         had_export = self._exports.release(id)
         return self._remove(id) or had_export
+
+    def on_wrong_pages(self, pages: Sequence[PageId], now: float) -> list[PrefillEffect]:
+        """Quarantines pages whose bytes differ from their digests, and ends what was computed over them."""
+        self.quarantine.add_pages(pages, now)
+        return self._end_condemned() if pages else []
+
+    def examine(
+        self, id: AttemptId, suspects: Sequence[Suspect], now: float
+    ) -> tuple[PageVerdict | None, list[PrefillEffect]]:
+        """Compares the suspects of a handoff with the digests they were announced with, and quarantines wrong pages.
+
+        Verdict None: the export has ended, and the pages may have been written again.
+        """
+        announced = self._exports.announced(id)
+        pages = [one.page for one in suspects if one.page in announced]
+        if not pages:
+            return None, []
+        wrong = self._checks.compare(pages, [announced[page] for page in pages])
+        return PageVerdict.SOURCE if wrong else PageVerdict.LINK, self.on_wrong_pages(wrong, now)
+
+    def take_pending_effects(self) -> list[PrefillEffect]:
+        """Takes the effects of `schedule`: exports that ended because a matched page was wrong."""
+        pending, self._pending = self._pending, []
+        return pending
 
     def expire(self, now: float) -> list[PrefillEffect]:
         """Ends prompts past their deadline and exports past their lease."""
@@ -198,7 +237,7 @@ class PrefillScheduler:
         rows: list[Row] = []
         for prompt in self._chunking:
             budget -= self._cut(prompt, budget, rows, now)
-        while budget >= self._limits.page_size and self._admit():
+        while budget >= self._limits.page_size and self._admit(rows, now):
             budget -= self._cut(self._chunking[-1], budget, rows, now)
         return Batch(tuple(rows)) if rows else None
 
@@ -217,14 +256,17 @@ class PrefillScheduler:
             effects += self._seal(prompt, sampled, now) if sampled else [Progress(row.id, prompt.num_filled)]
         return effects
 
-    def _admit(self) -> bool:
-        """Moves the first waiting prompt to *chunking*. False if there is none or it does not fit now."""
+    def _admit(self, rows: list[Row], now: float) -> bool:
+        """Moves the first waiting prompt to *chunking*. False if there is none or it does not fit now.
+
+        Removes the rows of prompts that end because a matched page is wrong.
+        """
         if not self._waiting or len(self._chunking) >= self._limits.max_chunking:
             return False
         if self._cache.pool.num_owned(Owner.PINNED) >= self._limits.max_pinned_pages:  # ends: commit, abort or lease
             return False
         prompt = self._waiting[0]
-        prompt.num_cached = prompt.num_filled = prompt.table.match_tokens(prompt.request.tokens[:-1])
+        prompt.num_cached = prompt.num_filled = self._match(prompt, rows, now)
         if not prompt.table.extend(len(prompt.request.tokens)):
             prompt.table.release()
             prompt.num_cached = prompt.num_filled = 0
@@ -232,6 +274,31 @@ class PrefillScheduler:
         self._chunking.append(self._waiting.popleft())
         log_transition("prompt", prompt.request.id, "admit", "chunking")
         return True
+
+    def _match(self, prompt: _Prompt, rows: list[Row], now: float) -> int:
+        """Fills the table of a waiting prompt with checked pages; returns the number of their tokens."""
+        num_faults = self.quarantine.num_faults
+        num_tokens = prompt.table.match_checked(prompt.request.tokens[:-1], self._checks, self.quarantine, now)
+        if self.quarantine.num_faults > num_faults:
+            self._pending += self._end_condemned()
+            left = {one.request.id for one in self._chunking}
+            rows[:] = [row for row in rows if row.id in left]
+        return num_tokens
+
+    def _end_condemned(self) -> list[PrefillEffect]:
+        """Fails the exports with a condemned page; prompts that published nothing yet start again."""
+        effects: list[PrefillEffect] = []
+        for id in self._exports.condemned():
+            self.release(id)
+            message = f"{id}: a page of this worker differed from its digest"
+            effects.append(Fail(id, IntegrityFailure(message, PageVerdict.SOURCE)))
+        for prompt in reversed([one for one in self._chunking if one.table.is_tainted]):
+            self._chunking.remove(prompt)
+            prompt.table.release()
+            prompt.num_cached = prompt.num_filled = 0
+            self._waiting.appendleft(prompt)
+            log_transition("prompt", prompt.request.id, "quarantine", "waiting")
+        return effects
 
     def _cut(self, prompt: _Prompt, budget: int, rows: list[Row], now: float) -> int:
         """Adds the prompt's next chunk to `rows`; returns its number of tokens."""
@@ -256,10 +323,22 @@ class PrefillScheduler:
         first = prompt.num_published
         if end <= first:
             return []
+        pages = prompt.table.pages[first:end]
+        digests = self._digests(pages)
+        announced = {} if digests is None else dict(zip(pages, digests, strict=True))
         # From the root on, even pages that decode has: holds are closed towards the root (`baton.kv.prefix_cache`).
-        self._exports.publish(prompt.request.id, prompt.table.pages[prompt.num_pinned : end], now)
+        self._exports.publish(prompt.request.id, prompt.table.pages[prompt.num_pinned : end], now, announced)
         prompt.num_published = prompt.num_pinned = end
-        return [PublishedChunk(prompt.request.id, first, tuple(prompt.table.pages[first:end]))]
+        return [PublishedChunk(prompt.request.id, first, tuple(pages), digests)]
+
+    def _digests(self, pages: Sequence[PageId]) -> tuple[int, ...] | None:
+        """Digests to announce: the kept ones. Only a partial tail, which never settles, is hashed here."""
+        if self._cache.hasher is None:
+            return None
+        kept = self._cache.pool.digests
+        *full, last = pages
+        last_digest = kept.digest(last) if kept.is_settled(last) else self._cache.hasher.digests([last])[0]
+        return (*map(kept.digest, full), last_digest)
 
     def _seal(self, prompt: _Prompt, sampled: SampledToken, now: float) -> list[PrefillEffect]:
         request = prompt.request

@@ -14,11 +14,13 @@ from typing import Any, cast
 from baton.domain.ids import WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.fake_runner import SLOT_BYTES
+from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
+from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
-from baton.transfer.digest import digest_pages
+from baton.transfer.digest import PoolHasher
 from baton.transfer.fake import TRANSPORT
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
@@ -58,10 +60,11 @@ class SimPrefill:
         self._lifecycle = policies.lifecycle(asyncio.Event())
         self._emission_check = EmissionCheck(process.name)
         self._memory = SimMemory(CONFIG.num_prefill_pages, CONFIG.page_size * SLOT_BYTES)
-        self._cache = PrefixCache(PagePool(CONFIG.num_prefill_pages))
+        self._cache = PrefixCache(PagePool(CONFIG.num_prefill_pages), PoolHasher(self._memory) if digests else None)
+        checks = PageChecks(self._cache)
         self._exports = policies.export_table(self._cache.pool, CONFIG.lease_s, grants_leases=not digests)
         limits = PrefillLimits(CONFIG.page_size, CONFIG.token_budget, CONFIG.max_chunking, CONFIG.max_pinned_pages)
-        scheduler = policies.prefill_scheduler(self._cache, self._exports, limits)
+        scheduler = policies.prefill_scheduler(self._cache, self._exports, limits, checks)
         runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, version=version)
         self._mailbox: SimMailbox[PrefillCommand] = SimMailbox(1024, self._on_command)
         self._streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams(on_empty=self._lifecycle.on_idle)
@@ -71,8 +74,8 @@ class SimPrefill:
             process, runner, self._mailbox.end_wait, self._check, environment.on_crash, scenario.mean_step_s
         )
         turn = EngineTurn(WorkerRole.PREFILL, self._cache, self._mailbox, self._lifecycle.on_idle)
-        digest = partial(digest_pages, self._memory) if digests else None
-        self._loop = PrefillLoop(turn, scheduler, self._exports, runner, digest, self._emit)
+        scrub = PageScrub(checks, self._memory.page_bytes)
+        self._loop = PrefillLoop(turn, scheduler, self._exports, runner, scrub, self._emit)
         self._mailbox.on_arrival = self._engine.wake
         self._listen(environment.page_network.add_source(process, self._memory), None if digests else CONFIG.lease_s)
         sim_store = SimStore(environment.store_server, network, process, CONFIG.heartbeat_s)

@@ -21,9 +21,11 @@ from baton.domain.worker import WorkerLoad, WorkerRecord, WorkerRole
 from baton.engine.batch import Batch, StepOutput
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner, fake_geometry, fake_token
 from baton.engine.mailbox import Mailbox
+from baton.engine.page_scrub import PageScrub
 from baton.engine.thread import EngineThread
 from baton.engine.turn import EngineTurn
 from baton.kv.memory import PageMemory
+from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
@@ -40,7 +42,7 @@ from baton.rpc.server import ServerAuth, start_server
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.transfer.base import PullEvent
-from baton.transfer.digest import digest_pages
+from baton.transfer.digest import PoolHasher
 from baton.transfer.stream import StreamPuller, StreamSource
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.request_validator import EngineRequestValidator
@@ -94,7 +96,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self.memory = PageMemory(NUM_PAGES, PAGE_BYTES)
-        self.cache = PrefixCache(PagePool(NUM_PAGES))
+        self.cache = PrefixCache(PagePool(NUM_PAGES), PoolHasher(self.memory))
         self.crash: BaseException | None = None
 
     def crashed(self, error: BaseException) -> None:
@@ -119,10 +121,9 @@ class PrefillWorker(_Worker):
         limits = PrefillLimits(PAGE_SIZE, 4 * PAGE_SIZE, 4, NUM_PAGES // 2)
         runner = StrictRunner(self.memory, PAGE_SIZE, VOCAB_SIZE)
         turn = EngineTurn(WorkerRole.PREFILL, self.cache, self.mailbox, on_idle=lambda: None)
-        scheduler = PrefillScheduler(self.cache, exports, limits)
-        self.loop = PrefillLoop(
-            turn, scheduler, exports, runner, lambda pages: digest_pages(self.memory, pages), outbox.emit
-        )
+        checks = PageChecks(self.cache)
+        scheduler = PrefillScheduler(self.cache, exports, limits, checks)
+        self.loop = PrefillLoop(turn, scheduler, exports, runner, PageScrub(checks, PAGE_BYTES), outbox.emit)
         self.thread = EngineThread(self.loop, "fuzzed-prefill", self.crashed)
 
     def register(self, server: grpc.aio.Server) -> None:

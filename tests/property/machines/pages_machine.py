@@ -26,7 +26,7 @@ from simulation.runtime.page_memory import SimMemory
 from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, check_invariants
 
 PAGE_BYTES = 16
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=4 * PAGE_SIZE + 1)
+TOKENS = st.lists(st.integers(0, 1), min_size=PAGE_SIZE, max_size=4 * PAGE_SIZE + 1)
 
 
 def next_page(before: bytes, tokens: list[int]) -> bytes:
@@ -121,8 +121,10 @@ class PagesMachine(RuleBasedStateMachine):
 
     # -- damage, checks and the clock
 
-    @rule(page=st.integers(0, NUM_PAGES - 1), offset=st.integers(0, PAGE_BYTES - 1))
-    def flip(self, page: int, offset: int) -> None:
+    @rule(data=st.data(), offset=st.integers(0, PAGE_BYTES - 1))
+    def flip(self, data: st.DataObject, offset: int) -> None:
+        settled = [page for page in range(NUM_PAGES) if self._is_settled(page)]
+        page = data.draw(st.sampled_from(settled or range(NUM_PAGES)))
         self.memory.page(page)[offset] |= 0x80
 
     @rule(dt=st.sampled_from([1.0, 700.0, 4000.0]), busy=st.booleans())

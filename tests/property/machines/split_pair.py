@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hypothesis.stateful import invariant
 
@@ -20,7 +20,7 @@ from baton.engine.messages import Fail as DecodeFail
 from baton.engine.messages import Fail as PrefillFail
 from baton.kv.keys import page_keys
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from baton.transfer.digest import digest_pages, mismatches
+from baton.transfer.digest import mismatches
 from services.decode.effects import (
     AbortHandoff,
     AskCommit,
@@ -65,14 +65,6 @@ class Client:
 
 
 @dataclass(frozen=True)
-class PublishedWithDigests:
-    """A chunk on its way from prefill to decode, with its pages' digests."""
-
-    chunk: PublishedChunk
-    digests: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Renewal:
     """Decode -> prefill."""
 
@@ -103,7 +95,7 @@ class LeaseGranted:
     ids: tuple[AttemptId, ...]
 
 
-FromPrefill = PublishedWithDigests | Seal | PrefillFail
+FromPrefill = PublishedChunk | Seal | PrefillFail
 ToPrefill = AskCommit | ConfirmCommit | AbortHandoff | Renewal | AbortSent
 ToDecode = CommitReply | LeaseGranted | AbortSent
 
@@ -225,8 +217,8 @@ class SplitPair:
         for effect in effects:
             line = self.published.setdefault(effect.id, deque())
             match effect:
-                case PublishedChunk(_, _, pages):
-                    line.append(PublishedWithDigests(effect, digest_pages(self.prefill.memory, pages)))
+                case PublishedChunk():
+                    line.append(effect)
                 case Seal(id, index, first_token, finish):
                     line.append(effect)
                     self._receive(id, OutputToken(index, first_token.token), finish)
@@ -273,10 +265,9 @@ class SplitPair:
         if not self.published[id]:
             del self.published[id]
         match event:
-            case PublishedWithDigests(chunk, digests):
-                known = digests if self.digests else None
+            case PublishedChunk():
                 self.leased |= {id} & set(self.decode.imports.ids())
-                self.on_decode_effects(self.decode.import_policy.on_chunk(replace(chunk, digests=known), self.now))
+                self.on_decode_effects(self.decode.import_policy.on_chunk(event, self.now))
             case Seal():
                 info = SealInfo(event.first_token, event.finish, event.num_pages)
                 self.on_decode_effects(self.decode.import_policy.on_seal(id, info, self.now))

@@ -126,3 +126,16 @@ async def test_a_worker_is_ready_until_it_drains():
     worker.lifecycle.stop()
     await ended(life)
     assert worker.lifecycle.drained.is_set()
+
+
+async def test_an_unfit_worker_drains_and_ends_with_an_error():
+    """Its memory is faulty: nothing new is placed on it, and its supervisor starts another process."""
+    worker = Worker(num_requests=1)
+    life = worker.live()
+    worker.lifecycle.on_unfit()
+    await asyncio.wait_for(worker.announced.wait(), SOON_S)
+    assert worker.diary == ["announced draining"]
+    worker.num_requests = 0
+    worker.lifecycle.on_idle()
+    await ended(life)
+    assert worker.lifecycle.exit_code == 1
