@@ -23,10 +23,10 @@ def require_redis() -> None:
 
 
 @contextlib.contextmanager
-def running_redis(*, tcp_port: int | None = None) -> Iterator[LocalRedis]:
+def running_redis(*, tcp_port: int | None = None, durable: bool = False) -> Iterator[LocalRedis]:
     """Starts a server, and stops it afterwards."""
     require_redis()
-    with LocalRedis(tcp_port=tcp_port) as server:
+    with LocalRedis(tcp_port=tcp_port, durable=durable) as server:
         yield server
 
 

@@ -20,6 +20,7 @@ from baton.store.options import StoreOptions
 from baton.store.store import (
     CallRecord,
     CallStatus,
+    Durability,
     JournalEntry,
     JournalPart,
     SequenceRecord,
@@ -151,6 +152,10 @@ class MemoryStore:
 
     async def ping(self) -> None:
         self._check_open()
+
+    async def durability(self) -> Durability:
+        self._check_open()
+        return Durability.NONE
 
     async def close(self) -> None:
         self._closed = True

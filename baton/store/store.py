@@ -120,6 +120,24 @@ class JournalPart:
         return self.finish is not None or self.failure_code != ""
 
 
+class Durability(enum.Enum):
+    """What an acknowledged write survives.
+
+    NONE: nothing; the store is in the router's memory. ROUTER: the loss of a router. RESTART: also a killed and
+    restarted store. HOST: also the loss of the store's machine.
+    """
+
+    NONE = "none"
+    ROUTER = "router"
+    RESTART = "restart"
+    HOST = "host"
+
+    @property
+    def survives_restart(self) -> bool:
+        """True if a killed store has the write when it is back."""
+        return self in (Durability.RESTART, Durability.HOST)
+
+
 class SequenceStore(Protocol):
     """Sequence records with compare-and-set along `baton.domain.lifecycle.TABLE`."""
 
@@ -238,6 +256,10 @@ class StateStore(SequenceStore, CallStore, WorkerRegistry, Protocol):
 
     async def ping(self) -> None:
         """Raises `StoreUnavailable` when the store does not answer."""
+        ...
+
+    async def durability(self) -> Durability:
+        """Reads what acknowledged writes survive now. Raises `StoreUnavailable`."""
         ...
 
     async def close(self) -> None:

@@ -19,7 +19,7 @@ import httpx2
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 CALL_ID_HEADER = "x-baton-request-id"
-DURABLE_HEADER = "x-baton-durable"
+SCOPE_HEADER = "x-baton-durable-scope"
 RETRY_INTERVAL_S = 0.1
 CONNECT_TIMEOUT_S = 5.0
 
@@ -68,13 +68,13 @@ class Event:
 
 @dataclass(slots=True)
 class Transcript:
-    """Events of one client. `code`: of the error that ended it, if any. `durable`: the answer's header."""
+    """Events of one client. `code`: of the error that ended it, if any. `stored`: any router can resume the answer."""
 
     request: ClientRequest
     began_s: float = field(default_factory=time.monotonic)
     call_id: str = ""
     last_event_id: str = ""
-    durable: bool = False
+    stored: bool = False
     events: list[Event] = field(default_factory=list)
     end: StreamEnd | None = None
     status: int = 0
@@ -151,10 +151,10 @@ class ChaosClient:
         await self._read(transcript, "POST", url + request.endpoint, {}, request.body(self._model))
 
     async def _resume(self, transcript: Transcript, url: str) -> None:
-        """Tries to resume once. A call that is not durable and has no events yet is sent again."""
+        """Tries to resume once. A call that is not stored and has no events yet is sent again."""
         transcript.num_resumes += 1
         await asyncio.sleep(RETRY_INTERVAL_S)  # spares a router that is just starting
-        if not transcript.events and not transcript.durable:
+        if not transcript.events and not transcript.stored:
             await self._post(transcript, url)
             return
         headers = {"last-event-id": transcript.last_event_id} if transcript.last_event_id else {}
@@ -171,7 +171,7 @@ class ChaosClient:
             async with self.http.stream(method, url, json=body, headers=accept, timeout=timeout) as response:
                 transcript.status = response.status_code
                 transcript.call_id = response.headers.get(CALL_ID_HEADER, transcript.call_id)
-                transcript.durable = response.headers.get(DURABLE_HEADER) == "true"
+                transcript.stored = SCOPE_HEADER in response.headers
                 if response.status_code != httpx2.codes.OK:
                     transcript.finish(StreamEnd.REFUSED, _code(await response.aread()))
                     return

@@ -186,7 +186,7 @@ async def _task(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
 def _redis(url: str | None, console: Console) -> Iterator[str]:
     """The given Redis, checked, or a new one for the context. Raises `StoreUnavailable`."""
     if url is None:
-        with LocalRedis() as redis:
+        with LocalRedis(durable=True) as redis:
             yield redis.url
     else:
         with console.status("calling Redis"):

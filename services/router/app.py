@@ -26,6 +26,7 @@ from baton.settings.model_source import ModelFiles, model_name, resolve_model
 from baton.settings.process import freeze_gc
 from baton.settings.trust import open_cluster_warning, read_trust
 from baton.store.connect import connect
+from baton.store.durability import DurabilityWatcher
 from baton.store.options import StoreOptions
 from baton.store.ownership import OwnerLease
 from baton.store.store import StateStore
@@ -184,8 +185,15 @@ async def open_backend(
             stack.push_async_callback(asyncio.to_thread, spans.close)
             traces.add_sink(spans)
         owner, supersede_listener = owner_id(settings.router_id), SupersedeListener()
+        durability = await stack.enter_async_context(DurabilityWatcher(store))
+        report_writer = health.reporter("writer")
+
+        def on_store_degraded(degraded: bool) -> None:
+            report_writer(degraded)
+            durability.recheck()
+
         writer = await stack.enter_async_context(
-            StoreWriter(store, on_degraded=health.reporter("writer"), on_superseded=supersede_listener.on_superseded)
+            StoreWriter(store, on_degraded=on_store_degraded, on_superseded=supersede_listener.on_superseded)
         )
         stack.push_async_callback(channels.close)
         stack.push_async_callback(workers.close)
@@ -193,7 +201,12 @@ async def open_backend(
         identity = RouterIdentity(settings.router_id, settings.public_model_name)
         dispatcher = TokenDispatcher(workers, aborts, writer, identity, dispatch_limits(settings))
         yield RunningBackend(
-            dispatcher, workers, traces, workers.start(), writer, StoreAccess(store, writer, owner, supersede_listener)
+            dispatcher,
+            workers,
+            traces,
+            workers.start(),
+            writer,
+            StoreAccess(store, writer, owner, supersede_listener, lambda: durability.level),
         )
 
 

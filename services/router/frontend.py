@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import baton
 from baton.domain.ids import OwnerId
-from baton.store.store import StateStore
+from baton.store.store import Durability, StateStore
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_traces import RequestTraces
 from services.router.generation import Dispatcher
@@ -39,12 +40,16 @@ class ApiLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoreAccess:
-    """Access to the state store: reading, writing, and the identity of this router."""
+    """Access to the state store: reading, writing, and the identity of this router.
+
+    `durability`: of what the store acknowledges now.
+    """
 
     store: StateStore
     writer: StoreWriter
     owner: OwnerId
     supersede_listener: SupersedeListener
+    durability: Callable[[], Durability] = lambda: Durability.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +72,13 @@ def build_frontend(
     """Must be called on the event loop that uses it."""
     validator = RequestValidator(text, limits.model_name, limits.max_model_len, limits.request_deadline_s)
     parser = RequestParser(validator, text, FINGERPRINT)
-    call_ownership = CallOwnership(store_access.writer, store_access.owner)
+    call_ownership = CallOwnership(store_access.writer, store_access.owner, store_access.durability)
     takeovers = Takeovers(
         TakeoverContext(store_access.store, parser, dispatcher, text, call_ownership, store_access.supersede_listener)
     )
-    resumer = Resumer(store_access.store, parser, text, takeovers, traces, limits.ping_interval_s)
+    resumer = Resumer(
+        store_access.store, parser, text, takeovers, traces, limits.ping_interval_s, store_access.durability
+    )
     response_context = ResponseContext(
         dispatcher,
         text,

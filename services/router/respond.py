@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from baton.domain.errors import Cancelled, Superseded
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason
+from baton.store.store import Durability
 from baton.telemetry.request_timer import RequestTimer
 from baton.telemetry.request_trace import Outcome, encode_trace
 from services.router.edge import sse
@@ -124,8 +125,9 @@ class GenerationResponse(Response):
         return self._context.follow(request)
 
     async def _call_headers(self) -> dict[str, str]:
-        self._timer.durable = await self._ownership.durable()
-        return response_headers(self._parsed.request.id, durable=self._timer.durable)
+        durability = await self._ownership.durability()
+        self._timer.durable = durability.survives_restart
+        return response_headers(self._parsed.request.id, durability)
 
     def _end(self, error: BaseException | None, status: int | None = None) -> None:
         """Ends the timer and the ownership. Later calls have no effect."""
@@ -141,9 +143,10 @@ class GenerationResponse(Response):
         self._ownership.end(error, encode_trace(trace))
 
 
-def response_headers(id: RequestId, *, durable: bool) -> dict[str, str]:
-    """The id to ask for the request again. `durable`: another router could take it over."""
-    return {"x-baton-request-id": id, "x-baton-durable": "true" if durable else "false"}
+def response_headers(id: RequestId, durability: Durability) -> dict[str, str]:
+    """The id to ask for the request again, and what the stored request survives. No scope: only this router has it."""
+    headers = {"x-baton-request-id": id, "x-baton-durable": "true" if durability.survives_restart else "false"}
+    return headers if durability is Durability.NONE else headers | {"x-baton-durable-scope": durability.value}
 
 
 def _finished_choice(index: int, events: list[TokenEvent]) -> FinishedChoice:

@@ -6,6 +6,7 @@ events before the cursor of the client are left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -13,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.domain.errors import Cancelled, Draining, InvalidRequest, Refused
 from baton.domain.ids import RequestId
-from baton.store.store import CallRecord, CallStatus, StateStore, StoreUnavailable
+from baton.store.store import CallRecord, CallStatus, Durability, StateStore, StoreUnavailable
 from baton.telemetry.metrics import STREAMS_RESUMED_TOTAL
 from baton.telemetry.request_traces import RequestTraces
 from services.router.edge.disconnect import cancel_on_disconnect
@@ -50,6 +51,7 @@ class Resumer:
     takeovers: Takeovers
     traces: RequestTraces
     ping_interval_s: float
+    durability: Callable[[], Durability]
 
     async def find(self, id: RequestId, tenant: str) -> CallRecord:
         """The call. Raises `RequestNotFound`, also for a call of another tenant, or `LookupUnavailable`."""
@@ -73,7 +75,7 @@ class Resumer:
         parsed = await self.parser.parse(raw_request_of(record))
         after = _checked(after, parsed.request)
         if after.num_tail >= num_tail_events(parsed.request.stream_options):
-            return Response(status_code=204, headers=response_headers(id, durable=True))
+            return Response(status_code=204, headers=response_headers(id, self.durability()))
         if self.takeovers.draining and record.status is not CallStatus.ENDED:
             raise Draining("this router is shutting down", retry_after_s=RETRY_AFTER_S)
         return ResumedResponse(self, parsed, after)
@@ -115,7 +117,7 @@ class ResumedResponse(Response):
                 await events.fail(error)
 
     async def _call_headers(self) -> dict[str, str]:
-        return response_headers(self._parsed.request.id, durable=True)
+        return response_headers(self._parsed.request.id, self._resumer.durability())
 
 
 def _lookup_unavailable() -> LookupUnavailable:

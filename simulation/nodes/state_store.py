@@ -16,6 +16,7 @@ from baton.domain.worker import WorkerRecord
 from baton.store.store import (
     CallRecord,
     CallStatus,
+    Durability,
     JournalEntry,
     JournalPart,
     SequenceRecord,
@@ -119,6 +120,9 @@ class SimStore:
 
     async def ping(self) -> None:
         await self._call(lambda store: store.ping())
+
+    async def durability(self) -> Durability:
+        return await self._call(lambda store: store.durability())
 
     async def close(self) -> None:
         """Does nothing: the shared store stays open."""

@@ -20,5 +20,5 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[StateStore]:
     if request.param == "memory":
         yield MemoryStore(options)
         return
-    with running_redis() as server:
+    with running_redis(durable=True) as server:
         yield await connect(server.url, options)

@@ -11,12 +11,14 @@ readers delay the worker registry.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 from redis.asyncio import ConnectionPool, Redis
+from redis.exceptions import ResponseError
 
 from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId, first_attempt
@@ -24,6 +26,7 @@ from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import WorkerRecord
 from baton.store import transitions
+from baton.store.durability import redis_durability
 from baton.store.notifier import ChangeNotifier
 from baton.store.options import StoreOptions
 from baton.store.redis import record_codec
@@ -34,7 +37,15 @@ from baton.store.redis.record_codec import RecordFormat
 from baton.store.redis.subscription import ChannelSubscription
 from baton.store.redis.unsealed_log import UnsealedLog
 from baton.store.seal import StoreSeal
-from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, SequenceRecord, WriteOutcome
+from baton.store.store import (
+    CallRecord,
+    CallStatus,
+    Durability,
+    JournalEntry,
+    JournalPart,
+    SequenceRecord,
+    WriteOutcome,
+)
 
 _Entries = list[tuple[bytes, dict[bytes, bytes]]]
 _Streams = list[tuple[bytes, _Entries]]
@@ -246,6 +257,16 @@ class RedisStore:
     async def ping(self) -> None:
         async with self._client.operation("ping"):
             await self._client.redis.ping()
+
+    async def durability(self) -> Durability:
+        redis = self._client.redis
+        async with self._client.operation("read its configuration"):
+            info = {**await redis.info("persistence"), **await redis.info("memory")}
+            config: dict[str | None, str | None] = {}
+            with contextlib.suppress(ResponseError):  # managed servers refuse it
+                for name in ("appendfsync", "min-replicas-to-write"):
+                    config |= await redis.config_get(name)
+        return redis_durability(info, config)
 
     async def close(self) -> None:
         self._notifier.close()

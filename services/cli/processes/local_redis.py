@@ -45,16 +45,23 @@ def find_server() -> Path | None:
 
 
 class LocalRedis:
-    """One server on a Unix socket in a private folder, without persistence; lives as long as its parent.
+    """One server on a Unix socket in a private folder; lives as long as its parent.
 
-    A context manager; or use `start` and `stop`. After the child died, `start` brings an empty one up at the same URL.
+    A context manager; or use `start` and `stop`. After the child died, `start` brings one up at the same URL: an empty
+    one, or with `durable` one with everything that it had acknowledged. `stop` removes the data.
     """
 
     def __init__(
-        self, *, tcp_port: int | None = None, start_timeout_s: float = 10.0, stop_timeout_s: float = 5.0
+        self,
+        *,
+        tcp_port: int | None = None,
+        durable: bool = False,
+        start_timeout_s: float = 10.0,
+        stop_timeout_s: float = 5.0,
     ) -> None:
         """`tcp_port`: also listen there, on 127.0.0.1 only (other users of this machine can connect)."""
         self._tcp_port = tcp_port
+        self._durable = durable
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._folder: Path | None = None
@@ -121,7 +128,7 @@ class LocalRedis:
             self._folder = None
 
     def kill(self) -> None:
-        """Kills the server as a crash would. `start` brings an empty one up again."""
+        """Kills the server as a crash would. `start` brings one up again."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(self._stop_timeout_s)
@@ -140,7 +147,8 @@ class LocalRedis:
             "unixsocketperm": "700",
             "dir": str(self._folder),
             "save": "",
-            "appendonly": "no",
+            "appendonly": "yes" if self._durable else "no",
+            "appendfsync": "everysec",
             "daemonize": "no",
         }
         flags = [part for name, value in options.items() for part in (f"--{name}", value)]

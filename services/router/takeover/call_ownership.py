@@ -8,12 +8,13 @@ response wait up to `STORE_WAIT_S`, to be true about durability.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from baton.domain.errors import Cancelled, Superseded
 from baton.domain.ids import OwnerId, RequestId
 from baton.domain.lifecycle import RequestState
 from baton.store.notifier import wait_for_event
-from baton.store.store import CallRecord, CallStatus, SequenceRecord
+from baton.store.store import CallRecord, CallStatus, Durability, SequenceRecord
 from baton.store.write_behind.writer import StoreWriter
 from services.router.openai.request_parser import RawRequest
 from services.router.openai.valid_request import ValidRequest
@@ -28,18 +29,25 @@ STORE_WAIT_S = 0.5
 class OwnershipHandle:
     """Ownership of one call, from `open` or `adopt` to `end`."""
 
-    def __init__(self, writer: StoreWriter, id: RequestId, stored: asyncio.Event | None) -> None:
-        """`stored` is set when the store has the call; None: it never will."""
+    def __init__(
+        self,
+        writer: StoreWriter,
+        id: RequestId,
+        stored: asyncio.Event | None,
+        durability: Callable[[], Durability],
+    ) -> None:
+        """`stored` is set when the store has the call; None: it never will. `durability`: that of the store now."""
         self._writer = writer
         self._id = id
+        self._durability = durability
         self._ended = False
         self._stored = stored
 
-    async def durable(self) -> bool:
-        """True if another router can take the call over. Waits up to `STORE_WAIT_S` for the store."""
-        if self._stored is None or self._writer.degraded:
-            return False
-        return await wait_for_event(self._stored, STORE_WAIT_S)
+    async def durability(self) -> Durability:
+        """What the call survives. Waits up to `STORE_WAIT_S` for the store to acknowledge it; NONE without."""
+        if self._stored is None or self._writer.degraded or not await wait_for_event(self._stored, STORE_WAIT_S):
+            return Durability.NONE
+        return self._durability()
 
     def end(self, error: BaseException | None, trace: bytes = b"") -> None:
         """Records the end of the call and its trace. `error`: the cause, if any. Later calls have no effect."""
@@ -58,9 +66,13 @@ class OwnershipHandle:
 class CallOwnership:
     """Owned by one event loop."""
 
-    def __init__(self, writer: StoreWriter, owner: OwnerId) -> None:
+    def __init__(
+        self, writer: StoreWriter, owner: OwnerId, durability: Callable[[], Durability] = lambda: Durability.NONE
+    ) -> None:
+        """`durability`: of what the store acknowledges now."""
         self._writer = writer
         self._owner = owner
+        self._durability = durability
 
     @property
     def owner(self) -> OwnerId:
@@ -82,14 +94,14 @@ class CallOwnership:
             seed=metadata.seed,
             sequence_ids=sequence_ids,
         )
-        return OwnershipHandle(self._writer, call.id, self._writer.open_call(record))
+        return OwnershipHandle(self._writer, call.id, self._writer.open_call(record), self._durability)
 
     def adopt(self, record: CallRecord) -> OwnershipHandle:
         """Takes a call that this router has claimed in the store."""
         self._writer.adopt_call(record)
         stored = asyncio.Event()
         stored.set()
-        return OwnershipHandle(self._writer, record.id, stored)
+        return OwnershipHandle(self._writer, record.id, stored, self._durability)
 
     def record_end(self, record: SequenceRecord, end: RequestState, num_emitted: int, failure_code: str = "") -> None:
         """Records the end of a sequence that the previous owner of its call did not record."""

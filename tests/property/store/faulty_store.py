@@ -11,7 +11,15 @@ from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
-from baton.store.store import CallRecord, CallStatus, JournalEntry, SequenceRecord, StoreUnavailable, WriteOutcome
+from baton.store.store import (
+    CallRecord,
+    CallStatus,
+    Durability,
+    JournalEntry,
+    SequenceRecord,
+    StoreUnavailable,
+    WriteOutcome,
+)
 
 OPTIONS = StoreOptions()
 T = TypeVar("T")
@@ -88,6 +96,9 @@ class FaultyStore:
 
     async def ping(self) -> None:
         await self._call(lambda store: store.ping())
+
+    async def durability(self) -> Durability:
+        return await self._call(lambda store: store.durability())
 
     async def open_call(self, record: CallRecord) -> bool:
         return await self._call(lambda store: store.open_call(record))

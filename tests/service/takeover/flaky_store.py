@@ -11,6 +11,7 @@ from baton.domain.worker import WorkerRecord
 from baton.store.store import (
     CallRecord,
     CallStatus,
+    Durability,
     JournalEntry,
     JournalPart,
     SequenceRecord,
@@ -102,6 +103,10 @@ class PartitionedStore:
     async def ping(self) -> None:
         self.num_writes_refused += self.away
         await self._reachable().ping()
+
+    async def durability(self) -> Durability:
+        level = await self._reachable().durability()
+        return Durability.RESTART if level is Durability.NONE else level  # in memory: stands for a durable server
 
     async def close(self) -> None:
         return

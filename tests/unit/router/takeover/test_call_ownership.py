@@ -11,7 +11,7 @@ from baton.domain.errors import Broken, Cancelled, DeadlineExceeded, Overloaded,
 from baton.domain.ids import AttemptId, OwnerId, RequestId
 from baton.domain.request import SamplingParams, StopParams
 from baton.store.memory_store import MemoryStore
-from baton.store.store import CallRecord, CallStatus
+from baton.store.store import CallRecord, CallStatus, Durability
 from baton.store.write_behind.writer import StoreWriter
 from services.router.generation import SequenceSpec
 from services.router.openai.request_parser import RawRequest
@@ -39,9 +39,9 @@ RAW = RawRequest("/v1/chat/completions", b"{}", RequestMetadata(ID, 7, 99, "ada"
 async def test_the_store_records_how_a_call_ended(error, status):
     store = MemoryStore()
     async with StoreWriter(store) as writer:
-        ownership = CallOwnership(writer, OwnerId("r/1"))
+        ownership = CallOwnership(writer, OwnerId("r/1"), lambda: Durability.RESTART)
         handle = ownership.open(replace(REQUEST, sequences=()), RAW)
-        assert await handle.durable()
+        assert await handle.durability() is Durability.RESTART
         assert ownership.holds(ID)
         handle.end(error)
         handle.end(Broken("later ends do not count"))
@@ -65,25 +65,26 @@ async def test_a_refused_call_writes_nothing():
 async def test_a_call_too_large_for_the_store_is_not_durable():
     async with StoreWriter(MemoryStore()) as writer:
         large = replace(RAW, body=b" " * (256 * 1024 + 1))
-        assert not await CallOwnership(writer, OwnerId("r/1")).open(REQUEST, large).durable()
+        ownership = CallOwnership(writer, OwnerId("r/1"), lambda: Durability.HOST)
+        assert await ownership.open(REQUEST, large).durability() is Durability.NONE
 
 
 async def test_a_call_is_durable_once_the_store_has_it():
     store = MemoryStore()
     writer = StoreWriter(store)  # not started: nothing is written yet
-    handle = CallOwnership(writer, OwnerId("r/1")).open(REQUEST, RAW)
-    asking = asyncio.create_task(handle.durable())
+    handle = CallOwnership(writer, OwnerId("r/1"), lambda: Durability.ROUTER).open(REQUEST, RAW)
+    asking = asyncio.create_task(handle.durability())
     await asyncio.wait([asking], timeout=0.05)
     assert not asking.done(), "it is not in the store"
     async with writer:
-        assert await asking
+        assert await asking is Durability.ROUTER
         assert await store.get_call(ID) is not None
 
 
 async def test_a_slow_store_makes_a_call_not_durable():
-    handle = CallOwnership(StoreWriter(MemoryStore()), OwnerId("r/1")).open(REQUEST, RAW)
+    ownership = CallOwnership(StoreWriter(MemoryStore()), OwnerId("r/1"), lambda: Durability.HOST)
     async with asyncio.timeout(10):
-        assert not await handle.durable()
+        assert await ownership.open(REQUEST, RAW).durability() is Durability.NONE
 
 
 def test_only_the_superseded_attempt_is_aborted():
