@@ -72,6 +72,15 @@ class ChaosHarness:
         self._open.append(run)
         return run
 
+    def follow(self, run: ClientRun, *routers: str) -> ClientRun:
+        """Starts a second client of the same call, at the first of `routers`."""
+        transcript = Transcript(run.transcript.request)
+        urls = [RouterUrl(self.cluster, router) for router in routers]
+        task = asyncio.create_task(self.client.follow(run.transcript.call_id, transcript, urls))
+        follower = ClientRun(transcript, task)
+        self._open.append(follower)
+        return follower
+
     def transcripts(self) -> list[Transcript]:
         """Runs of all clients since the last dismissal."""
         return [run.transcript for run in self._open]

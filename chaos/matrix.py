@@ -29,6 +29,8 @@ IDLE_TIMEOUT_S = 20.0
 SERVICE_TIMEOUT_S = 120.0
 # A new client may be refused while workers are away. An admitted request may not end with these codes.
 NEW_RUN_CODES = frozenset({"no_workers", "overloaded", "draining"})
+TAKEOVER_S = 1.5
+"""Time after which a stopped router's calls belong to another router, and clients follow them there."""
 PAIR_GAP_S = 2.5
 """Longer than two leases of a router, so that another one takes its calls over."""
 SINGLE_PHASES = tuple(phase for phase in RequestPhase if phase is not RequestPhase.STREAMING)
@@ -177,7 +179,12 @@ async def _inject(cell: Cell, harness: ChaosHarness, context: PhaseContext) -> F
         context.snapshot = await take_snapshot(harness.cluster)
     budget = await inject_fault(cell.fault, harness, context)
     if cell.second is not None:
-        await asyncio.sleep(PAIR_GAP_S)  # the first fault alone
+        await asyncio.sleep(TAKEOVER_S)  # the first fault alone
+        if cell.fault is ClusterFault.STOP_ROUTER:
+            context.runs += [
+                harness.follow(run, context.other_router) for run in context.runs if run.transcript.call_id
+            ]
+        await asyncio.sleep(PAIR_GAP_S - TAKEOVER_S)
         await follow_request(harness, context)
         budget = await inject_fault(cell.second, harness, context) or budget
         harness.cluster.resume_stopped()

@@ -135,6 +135,19 @@ class ChaosClient:
             transcript.finish(StreamEnd.TIMED_OUT)
         return transcript
 
+    async def follow(self, call_id: str, transcript: Transcript, urls: Sequence[object]) -> Transcript:
+        """Reads a call of another client from its first token; a lost connection is resumed as in `ask`."""
+        transcript.call_id, transcript.durable = call_id, True
+        try:
+            async with asyncio.timeout(self._patience_s):
+                for turn in range(1000):
+                    await self._resume(transcript, str(urls[turn % len(urls)]))
+                    if transcript.end is not StreamEnd.LOST:
+                        break
+        except TimeoutError:
+            transcript.finish(StreamEnd.TIMED_OUT)
+        return transcript
+
     async def ask_and_hang_up(self, request: ClientRequest, url: str, num_tokens: int, transcript: Transcript) -> None:
         """Closes the connection after `num_tokens` tokens; with 0 when the task is cancelled."""
         ask_task = asyncio.create_task(self.ask(request, [url], transcript))
