@@ -23,6 +23,7 @@ SLOW = LinkCondition(delay_s=0.15, bytes_per_s=2_000_000.0)
 SLOW_REDIS = LinkCondition(delay_s=0.2)
 ROLL_BACK_AGE_S = 1.0
 REST_TIMEOUT_S = 60.0
+CLOCK_JUMP_S = 30.0
 NUM_SILENT_CLIENTS = 4
 SILENT_CHOICES = 4
 
@@ -59,6 +60,8 @@ class ClusterFault(enum.Enum):
     CORRUPT_SOURCE = "a prefill pool rots"
     CORRUPT_CACHES = "all idle pools rot"
     SILENT_CLIENTS = "clients that do not read"
+    JUMP_FORWARD = "clocks jump ahead"
+    JUMP_BACK = "clocks jump back"
 
     @property
     def is_redis_fault(self) -> bool:
@@ -95,7 +98,7 @@ _TRANSIENT = frozenset(
         ClusterFault.STOP_PREFILL, ClusterFault.STOP_DECODE, ClusterFault.STOP_ROUTER, ClusterFault.PARTITION_WORKERS,
         ClusterFault.PARTITION_ROUTER_PREFILL, ClusterFault.PARTITION_ROUTER_DECODE, ClusterFault.SLOW_LINK,
         ClusterFault.FLIP_ALWAYS, ClusterFault.FULL_REDIS, ClusterFault.SLOW_REDIS, ClusterFault.PARTITION_REDIS,
-        ClusterFault.FILL_DISK,
+        ClusterFault.FILL_DISK, ClusterFault.JUMP_FORWARD, ClusterFault.JUMP_BACK,
     }
 )  # fmt: skip
 _NEEDS_PENDING_PAGES = frozenset({ClusterFault.FLIP_ONCE, ClusterFault.FLIP_ALWAYS})
@@ -197,6 +200,12 @@ async def _corrupt_caches(harness: ChaosHarness, context: PhaseContext) -> None:
         context.runs.append(harness.ask(run.transcript.request, context.router, context.other_router))
 
 
+async def _jump(harness: ChaosHarness, seconds: float) -> None:
+    """Moves the wall clocks of every other process, Redis included: hosts disagree. Needs a C++ compiler."""
+    for name in [*harness.cluster.names()[::2], REDIS]:
+        harness.cluster.clocks.jump(name, seconds)
+
+
 async def _silent_clients(harness: ChaosHarness, context: PhaseContext) -> None:
     for _ in range(NUM_SILENT_CLIENTS):
         url = harness.cluster.processes[context.other_router].url
@@ -227,6 +236,8 @@ _INJECTORS: dict[ClusterFault, Callable[[ChaosHarness, PhaseContext], Awaitable[
     ClusterFault.CORRUPT_SOURCE: lambda harness, context: _corrupt(harness, [context.prefill]),
     ClusterFault.CORRUPT_CACHES: _corrupt_caches,
     ClusterFault.SILENT_CLIENTS: _silent_clients,
+    ClusterFault.JUMP_FORWARD: lambda harness, context: _jump(harness, CLOCK_JUMP_S),
+    ClusterFault.JUMP_BACK: lambda harness, context: _jump(harness, -CLOCK_JUMP_S),
     ClusterFault.SLOW_REDIS: lambda harness, context: _disturb_redis(harness, SLOW_REDIS),
     ClusterFault.PARTITION_REDIS: lambda harness, context: _disturb_redis(harness, LinkCondition(partitioned=True)),
 }

@@ -31,6 +31,8 @@ SERVICE_TIMEOUT_S = 120.0
 NEW_RUN_CODES = frozenset({"no_workers", "overloaded", "draining"})
 TAKEOVER_S = 1.5
 """Time after which a stopped router's calls belong to another router, and clients follow them there."""
+HARMLESS_FAULTS = frozenset({ClusterFault.SILENT_CLIENTS, ClusterFault.JUMP_FORWARD, ClusterFault.JUMP_BACK})
+"""Faults that may delay new clients, but refuse none."""
 PAIR_GAP_S = 2.5
 """Longer than two leases of a router, so that another one takes its calls over."""
 SINGLE_PHASES = tuple(phase for phase in RequestPhase if phase is not RequestPhase.STREAMING)
@@ -87,7 +89,7 @@ class Cell:
     @property
     def allowed_codes(self) -> frozenset[str]:
         """Codes with which new clients may be refused."""
-        serves_all = self.is_redis_fault or self.faults == (ClusterFault.SILENT_CLIENTS,)
+        serves_all = self.is_redis_fault or set(self.faults) <= HARMLESS_FAULTS
         return frozenset() if serves_all else NEW_RUN_CODES
 
 

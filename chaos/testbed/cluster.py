@@ -20,6 +20,7 @@ from baton.domain.ids import Incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
 from baton.store.connect import connect
 from baton.store.store import StateStore
+from chaos.testbed.clocks import JumpingClocks
 from chaos.testbed.metrics import ProcessMetrics, parse_metrics
 from chaos.testbed.network import ProxyNetwork
 from chaos.testbed.process import ChildProcess, end_all, spawn
@@ -72,7 +73,8 @@ class ChaosCluster:
         self.shape = shape
         self.processes: dict[str, ChildProcess] = {}
         self._redis_address = (LOCALHOST, free_ports(1)[0])
-        self.redis = LocalRedis(tcp_port=self._redis_address[1])
+        self.clocks = JumpingClocks(folder)
+        self.redis = LocalRedis(tcp_port=self._redis_address[1], environment=self.clocks.environment(REDIS))
         self.network = ProxyNetwork(lambda: {p.name: p.pid for p in self.processes.values() if p.running})
         self.http = http
         self._scraper = scraper
@@ -131,6 +133,7 @@ class ChaosCluster:
     async def recover(self) -> list[str]:
         """Ends every fault: restores links, continues stopped processes, restarts dead ones and returns their names."""
         self.network.heal()
+        self.clocks.restore()
         await self.start_redis()
         self.resume_stopped()
         self._record_exits()
@@ -238,8 +241,8 @@ class ChaosCluster:
             flags |= {"worker-id": name, "advertise-address": advertised, "metrics-port": metrics_port}
             flags |= {"dtype": "float32", "kv-memory-mib": 64, "transport": self.shape.transport}
             flags |= self.shape.prefill_flags if role == "prefill" else self.shape.decode_flags
-        address, metrics = (LOCALHOST, port), (LOCALHOST, metrics_port)
-        self.processes[name] = spawn(name, role, flags, address, metrics, self._folder)
+        addresses = (LOCALHOST, port), (LOCALHOST, metrics_port)
+        self.processes[name] = spawn(name, role, flags, addresses, self._folder, self.clocks.environment(name))
 
 
 @contextlib.asynccontextmanager

@@ -94,9 +94,17 @@ def resources_of(pid: int) -> ProcessResources:
 
 
 def spawn(
-    name: str, role: str, flags: Mapping[str, object], address: tuple[str, int], metrics: tuple[str, int], folder: Path
+    name: str,
+    role: str,
+    flags: Mapping[str, object],
+    addresses: tuple[tuple[str, int], tuple[str, int]],
+    folder: Path,
+    environment: Mapping[str, str],
 ) -> ChildProcess:
-    """Starts `baton serve ROLE` with `flags`; its output goes to a new file in `folder`."""
+    """Starts `baton serve ROLE` with `flags`; its output goes to a new file in `folder`.
+
+    `addresses`: where it serves, and where it is scraped. `environment`: further variables.
+    """
     arguments = [f"--{key}={value}" for key, value in flags.items()]
     log = folder / f"{name}-{time.monotonic_ns()}.log"
     wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
@@ -107,11 +115,11 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=child_environment({**thread_variables(1), "PYTHONUNBUFFERED": "1"}),
+            env=child_environment({**thread_variables(1), "PYTHONUNBUFFERED": "1", **environment}),
             cwd=ROOT,
             start_new_session=True,
         )
-    return ChildProcess(name, role, address, metrics, log, popen)
+    return ChildProcess(name, role, *addresses, log, popen)
 
 
 def end_all(processes: list[ChildProcess], timeout_s: float) -> None:

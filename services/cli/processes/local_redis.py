@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -23,6 +24,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from baton.settings.process import child_environment
 from baton.store.store import StoreUnavailable
 from services.cli.processes import die_with_parent
 
@@ -58,8 +60,13 @@ class LocalRedis:
         durable: bool = False,
         start_timeout_s: float = 10.0,
         stop_timeout_s: float = 5.0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`tcp_port`: also listen there, on 127.0.0.1 only (other users of this machine can connect)."""
+        """`tcp_port`: also listen there, on 127.0.0.1 only (other users of this machine can connect).
+
+        `environment`: further variables of the child.
+        """
+        self._environment = environment or {}
         self._tcp_port = tcp_port
         self._durable = durable
         self._start_timeout_s = start_timeout_s
@@ -154,7 +161,11 @@ class LocalRedis:
         flags = [part for name, value in options.items() for part in (f"--{name}", value)]
         wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
         return subprocess.Popen(
-            [*wrapper, str(binary), *flags], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            [*wrapper, str(binary), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=child_environment(self._environment),
         )
 
     def _await_answer(self) -> None:
