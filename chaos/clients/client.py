@@ -137,7 +137,7 @@ class ChaosClient:
 
     async def follow(self, call_id: str, transcript: Transcript, urls: Sequence[object]) -> Transcript:
         """Reads a call of another client from its first token; a lost connection is resumed as in `ask`."""
-        transcript.call_id, transcript.durable = call_id, True
+        transcript.call_id, transcript.stored = call_id, True
         try:
             async with asyncio.timeout(self._patience_s):
                 for turn in range(1000):
