@@ -17,7 +17,7 @@ COMPILERS = ("c++", "g++", "clang++")
 _OFFSET = struct.Struct("=q")
 
 
-class JumpingClocks:
+class ClockController:
     """The wall clocks of the processes of one cluster, by name. `folder` holds the library and the offsets."""
 
     def __init__(self, folder: Path) -> None:

@@ -20,7 +20,7 @@ from baton.domain.ids import Incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
 from baton.store.connect import connect
 from baton.store.store import StateStore
-from chaos.testbed.clocks import JumpingClocks
+from chaos.testbed.clocks import ClockController
 from chaos.testbed.metrics import ProcessMetrics, parse_metrics
 from chaos.testbed.network import ProxyNetwork
 from chaos.testbed.process import ChildProcess, end_all, spawn
@@ -73,7 +73,7 @@ class ChaosCluster:
         self.shape = shape
         self.processes: dict[str, ChildProcess] = {}
         self._redis_address = (LOCALHOST, free_ports(1)[0])
-        self.clocks = JumpingClocks(folder)
+        self.clocks = ClockController(folder)
         self.redis = LocalRedis(tcp_port=self._redis_address[1], environment=self.clocks.environment(REDIS))
         self.network = ProxyNetwork(lambda: {p.name: p.pid for p in self.processes.values() if p.running})
         self.http = http

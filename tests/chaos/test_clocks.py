@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from baton.settings.process import child_environment
-from chaos.testbed.clocks import JumpingClocks
+from chaos.testbed.clocks import ClockController
 
 CHILD = "import time\nwhile input():\n    print(time.time(), time.monotonic(), flush=True)"
 
 
 @pytest.fixture
-def clocks(tmp_path: Path) -> JumpingClocks:
-    clocks = JumpingClocks(tmp_path)
+def clocks(tmp_path: Path) -> ClockController:
+    clocks = ClockController(tmp_path)
     if not clocks.available:
         pytest.skip("no C++ compiler")
     return clocks
@@ -33,7 +33,7 @@ def read_clocks(child: subprocess.Popen[str]) -> tuple[float, float]:
     return wall - time.time(), monotonic - time.monotonic()
 
 
-def test_a_jump_moves_the_wall_clock_of_a_running_child_alone(clocks: JumpingClocks):
+def test_a_jump_moves_the_wall_clock_of_a_running_child_alone(clocks: ClockController):
     environment = child_environment(clocks.environment("worker"))
     with subprocess.Popen(
         [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
@@ -49,6 +49,6 @@ def test_a_jump_moves_the_wall_clock_of_a_running_child_alone(clocks: JumpingClo
     assert [monotonic for _, monotonic in distances] == pytest.approx([0.0] * 4, abs=5.0)
 
 
-def test_an_unknown_process_has_no_clock_to_move(clocks: JumpingClocks):
+def test_an_unknown_process_has_no_clock_to_move(clocks: ClockController):
     with pytest.raises(KeyError):
         clocks.jump("stranger", 1.0)
