@@ -64,6 +64,8 @@ class FakeDispatcher:
     script: DispatchScript
     refusals: list[Refused | None] = field(default_factory=list)
     full_error: Refused | None = None
+    rate_refusals: list[Refused] = field(default_factory=list)
+    forgone: list[RequestId] = field(default_factory=list)
     admitted: list[SequenceSpec] = field(default_factory=list)
     released: list[RequestId] = field(default_factory=list)
     started: list[RequestId] = field(default_factory=list)
@@ -76,6 +78,15 @@ class FakeDispatcher:
         """Raises `full_error`."""
         if self.full_error is not None:
             raise self.full_error
+
+    async def reserve_rates(self, tenant: str, sequences: Sequence[SequenceSpec]) -> None:
+        """Raises the next of `rate_refusals`."""
+        if self.rate_refusals:
+            raise self.rate_refusals.pop(0)
+
+    def forgo(self, sequences: Sequence[SequenceSpec]) -> None:
+        """Records the ids."""
+        self.forgone.extend(sequence.id for sequence in sequences)
 
     def admit(self, sequence: SequenceSpec, timer: SequenceTimer) -> AdmittedRequest:
         """Admits the sequence, or raises the next of `refusals`."""

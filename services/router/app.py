@@ -30,15 +30,21 @@ from baton.store.durability import DurabilityWatcher
 from baton.store.options import StoreOptions
 from baton.store.ownership import OwnerLease
 from baton.store.store import StateStore
+from baton.store.tenants.pseudonym import pseudonyms
+from baton.store.tenants.redis_tenant_store import connect_tenants
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import DEGRADED
 from baton.telemetry.request_traces import RequestTraces
 from services.router.admission.admission_queue import AdmissionLimits
+from services.router.admission.tenants import TenantTable
+from services.router.admission.tenants_file import read_tenants
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher
+from services.router.dispatch.rate_limiter import RateLimiter
 from services.router.dispatch.reserve import ReserveLimits
+from services.router.dispatch.service_sync import ServiceSync
 from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
 from services.router.edge.api_keys import ApiKeys
 from services.router.edge.http_protocol import BoundedHttpProtocol
@@ -199,7 +205,13 @@ async def open_backend(
         stack.push_async_callback(workers.close)
         stack.push_async_callback(aborts.close)
         identity = RouterIdentity(settings.router_id, settings.public_model_name)
-        dispatcher = TokenDispatcher(workers, aborts, writer, identity, dispatch_limits(settings))
+        tenant_store, dispatch = connect_tenants(settings.redis_url, store_options(settings)), dispatch_limits(settings)
+        stack.push_async_callback(tenant_store.close)
+        rates = RateLimiter(tenant_store, dispatch.tenants, pseudonyms(trust))
+        dispatcher = TokenDispatcher(workers, aborts, writer, identity, dispatch, rates)
+        service_sync = ServiceSync(tenant_store, owner, dispatcher.admission_queue, rates)
+        stack.push_async_callback(service_sync.close)
+        service_sync.start()
         yield RunningBackend(
             dispatcher,
             workers,
@@ -292,6 +304,7 @@ def dispatch_limits(settings: RouterSettings) -> DispatchLimits:
         ),
         reserve=ReserveLimits(settings.reserve_timeout_s, WORKER_WAIT_S),
         max_attempts=settings.max_attempts,
+        tenants=TenantTable() if settings.tenants_file is None else read_tenants(settings.tenants_file),
     )
 
 

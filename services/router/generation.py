@@ -6,7 +6,7 @@ sequence, places it, runs its attempts and yields its tokens.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,6 +72,17 @@ class Dispatcher(Protocol):
 
         Cheap: call it before a body is read, parsed and tokenised.
         """
+        ...
+
+    async def reserve_rates(self, tenant: str, sequences: Sequence[SequenceSpec]) -> None:
+        """Reserves one request with these sequences in the tenant's rates. Raises `Overloaded`.
+
+        What a sequence does not use is given back at its end, or by `forgo`.
+        """
+        ...
+
+    def forgo(self, sequences: Sequence[SequenceSpec]) -> None:
+        """Gives back the reserved rates of those of `sequences` that were not admitted. Idempotent."""
         ...
 
     def admit(self, sequence: SequenceSpec, timer: SequenceTimer) -> AdmittedRequest:

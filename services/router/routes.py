@@ -162,6 +162,8 @@ class _Endpoints:
                 timer.stamp(Stage.READ)
                 raw = RawRequest(origin.endpoint, body, metadata)
                 parsed = await self._frontend.parser.parse(raw)
+            dispatcher = self._frontend.response_context.dispatcher
+            await dispatcher.reserve_rates(origin.tenant, parsed.request.sequences)
         except BaseException as error:
             timer.fail(error, error_response(error).status, client_gone=isinstance(error, Cancelled))
             raise

@@ -57,6 +57,9 @@ class RouterSettings(ServiceSettings):
     api_keys_file: Path | None = None
     """File of API keys: one line each, as `baton key` prints it. Default: no key is required."""
 
+    tenants_file: Path | None = None
+    """TOML file with weights, places, rates and priorities of tenants. Default: all tenants are alike."""
+
     event_ids: EventIds = EventIds.ACCEPTED
     """Clients that get event ids, with which a stream can be resumed: those that accept `text/event-stream`, or all."""
 

@@ -9,6 +9,7 @@
     <prefix>worker:<id>                hash    incarnation, status, record (JSON); expires after its TTL
     <prefix>worker:<id>:incarnations   zset    incarnations in order of arrival, the current one last
     <prefix>workers                    zset    worker id -> expiry in ms on the server's clock
+    <prefix>rate:*, <prefix>service    see `baton.store.tenants.redis_tenant_store`
     <prefix>changes                    channel ids of workers that joined, left or changed their status
 
 Calls, sequences and journals are sealed but for the fields that scripts need (`record_codec`, `journal_codec`).

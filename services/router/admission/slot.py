@@ -53,6 +53,11 @@ class Slot:
     charged: float = 0.0
     refusal: Overloaded | None = None
 
+    @property
+    def num_served_tokens(self) -> int:
+        """Prompt tokens that were not cached, and output tokens."""
+        return round(self.charged - (OUTPUT_CHARGE - 1.0) * self.num_output_tokens)
+
 
 def order_of(priority: int, arrived_at: float) -> float:
     """Rank of a request within its tenant. Ageing is part of it: a later one of higher priority comes after."""

@@ -10,7 +10,7 @@ Called through `generation.Dispatcher`. Knows no text, HTTP or Redis.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.domain.errors import (
@@ -30,12 +30,13 @@ from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import ADMISSION_TOTAL
 from baton.telemetry.request_trace import Stage
 from baton.telemetry.sequence_timer import SequenceTimer
-from services.router.admission.admission_queue import AdmissionLimits
+from services.router.admission.admission_queue import AdmissionLimits, AdmissionQueue
 from services.router.admission.slot import SlotSpec
 from services.router.admission.tenants import MAX_PRIORITY, TenantTable
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.admission import AdmissionController
 from services.router.dispatch.attempt import Attempt
+from services.router.dispatch.rate_limiter import RateLimiter
 from services.router.dispatch.reserve import PairReservation, ReserveFailure, ReserveLimits, Reserver
 from services.router.dispatch.status_log import StatusLog
 from services.router.dispatch.tracked_request import TrackedRequest
@@ -75,13 +76,16 @@ class TokenDispatcher:
         records: StoreWriter,
         identity: RouterIdentity,
         limits: DispatchLimits,
+        rates: RateLimiter | None = None,
     ) -> None:
+        """`rates`: None for no limits."""
         self._workers = workers
         self._aborts = aborts
         self._reserver = Reserver(workers, aborts, limits.reserve)
         self._records = records
         self._identity = identity
         self._limits = limits
+        self._rates = rates
         self._admission = AdmissionController(limits.admission, limits.tenants)
         workers.add_listener(lambda: self._admission.resize(workers.max_rows()))
         self._draining = False
@@ -91,6 +95,11 @@ class TokenDispatcher:
     @property
     def draining(self) -> bool:
         return self._draining
+
+    @property
+    def admission_queue(self) -> AdmissionQueue:
+        """The queue, for the exchange with other routers."""
+        return self._admission.queue
 
     @property
     def num_open(self) -> int:
@@ -104,6 +113,16 @@ class TokenDispatcher:
         except Refused as refusal:
             ADMISSION_TOTAL.labels("refused", refusal.code, tenant).inc()
             raise
+
+    async def reserve_rates(self, tenant: str, sequences: Sequence[SequenceSpec]) -> None:
+        """See `Dispatcher.reserve_rates`."""
+        if self._rates is not None:
+            await self._rates.reserve(tenant, sequences)
+
+    def forgo(self, sequences: Sequence[SequenceSpec]) -> None:
+        """See `Dispatcher.forgo`."""
+        if self._rates is not None:
+            self._rates.forgo(sequences)
 
     def admit(self, sequence: SequenceSpec, timer: SequenceTimer) -> AdmittedRequest:
         """See `Dispatcher.admit`. Cuts `max_tokens` to what the largest pair holds beyond the prompt."""
@@ -140,7 +159,7 @@ class TokenDispatcher:
         tracked = self._admission.take(admitted)
         if tracked is not None:
             tracked.cancel()
-            self._admission.release(tracked)
+            self._release(tracked)
 
     async def run(self, admitted: AdmittedRequest) -> AsyncGenerator[TokenChunk, None]:
         """See `Dispatcher.run`."""
@@ -173,7 +192,7 @@ class TokenDispatcher:
             raise
         finally:
             tracked.cancel()
-            self._admission.release(tracked)
+            self._release(tracked)
 
     def drain(self) -> None:
         """Refuses new sequences from now on."""
@@ -182,6 +201,11 @@ class TokenDispatcher:
     async def wait_empty(self) -> None:
         """Waits until no admitted request is left."""
         await self._admission.wait_empty()
+
+    def _release(self, tracked: TrackedRequest) -> None:
+        self._admission.release(tracked)
+        if self._rates is not None:
+            self._rates.settle(tracked.sequence, tracked.slot.num_served_tokens)
 
     def _fit_to_workers(self, sequence: SequenceSpec, is_takeover: bool) -> SequenceSpec:
         """Cuts `max_tokens` to what the workers can hold. Raises `Refused` when they can hold none."""

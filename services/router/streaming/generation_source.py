@@ -42,6 +42,7 @@ class GenerationSource:
                     self._leader_started.setdefault(request.leader(choice), asyncio.Event())
         except BaseException:
             self.close(finished=False)
+            dispatcher.forgo(request.sequences)
             raise
 
     async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:

@@ -91,10 +91,10 @@ def keys_file(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def router(text: TextModel, keys_file: Path | None) -> AsyncIterator[Router]:
+async def router(text: TextModel, keys_file: Path | None, **fields: Any) -> AsyncIterator[Router]:
     store, decode = MemoryStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05)), CachingDecode("decode-0")
     cluster = MockCluster(store, [MockPrefill("prefill-0")], [decode], text_digest=text.digest)
-    settings = RouterSettings(model=MODEL, port=0, heartbeat_interval_s=0.05, api_keys_file=keys_file)
+    settings = RouterSettings(model=MODEL, port=0, heartbeat_interval_s=0.05, api_keys_file=keys_file, **fields)
     stop, sock = asyncio.Event(), listen("127.0.0.1", 0)
     await cluster.start()
     serving = asyncio.create_task(run(settings, text, store, sock, stop))
@@ -164,6 +164,25 @@ async def test_tenants_share_no_prefix_cache(text, keys_file):
         for guess in ("red", *reds):  # a salt does not open the cache of another tenant
             assert await world.cached_tokens(BLUE, cache_salt=guess) == 0
             assert await world.cached_tokens(BLUE, cache_salt=guess) == 16
+
+
+def admissions(decision: str, reason: str, tenant: str) -> float:
+    labels = {"decision": decision, "reason": reason, "tenant": tenant}
+    return metrics.REGISTRY.get_sample_value("baton_admission_total", labels) or 0.0
+
+
+async def test_a_tenant_over_its_rate_gets_a_429_and_others_do_not(text, keys_file, tmp_path):
+    before = admissions("refused", "rate_limited", "red"), admissions("admitted", "", "sea")
+    limits = tmp_path / "tenants.toml"
+    limits.write_text("[tenants.red]\nrequests_per_minute = 2\n")
+    async with router(text, keys_file, tenants_file=limits, redis_url="memory://") as world:
+        answers = [await world.complete(key) for key in (RED, OTHER_RED, RED)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert error_of(answers[2])["code"] == "rate_limited"
+        assert 1 <= int(answers[2].headers["retry-after"]) <= 30
+        assert (await world.complete(BLUE)).status_code == 200
+    after = admissions("refused", "rate_limited", "red"), admissions("admitted", "", "sea")
+    assert after == (before[0] + 1, before[1] + 1), "decisions are counted by tenant"
 
 
 async def test_a_request_belongs_to_its_tenant(text, keys_file):

@@ -1,0 +1,1 @@
+"""Rates and service of tenants, shared by all routers."""
