@@ -46,6 +46,9 @@ from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
 from services.prefill.kv_export import ExportTable
 
+_MAX_REMEMBERED = 256
+"""Exports that ended with a wrong page, for suspects that are reported while they drain."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
@@ -135,6 +138,7 @@ class PrefillScheduler:
         self.quarantine = Quarantine(cache)
         self._checks = checks
         self._pending: list[PrefillEffect] = []
+        self._condemned: deque[AttemptId] = deque(maxlen=_MAX_REMEMBERED)
         self._cache = cache
         self._exports = exports
         self._limits = limits
@@ -199,8 +203,10 @@ class PrefillScheduler:
     ) -> tuple[PageVerdict | None, list[PrefillEffect]]:
         """Compares the suspects of a handoff with the digests they were announced with, and quarantines wrong pages.
 
-        Verdict None: the export has ended, and the pages may have been written again.
+        Verdict None: the export has ended for another reason, and the pages may have been written again.
         """
+        if id in self._condemned:
+            return PageVerdict.SOURCE, []
         announced = self._exports.announced(id)
         pages = [one.page for one in suspects if one.page in announced]
         if not pages:
@@ -290,6 +296,7 @@ class PrefillScheduler:
         effects: list[PrefillEffect] = []
         for id in self._exports.condemned():
             self.release(id)
+            self._condemned.append(id)
             message = f"{id}: a page of this worker differed from its digest"
             effects.append(Fail(id, IntegrityFailure(message, PageVerdict.SOURCE)))
         for prompt in reversed([one for one in self._chunking if one.table.is_tainted]):
