@@ -1,4 +1,4 @@
-"""Settled pages under damage, D1-D6; and three planted bugs that the machine must find."""
+"""Settled pages under damage, D1-D6; and planted bugs that the machine must find."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from baton.domain.errors import BatonError
 from baton.domain.ids import PageId, PageKey
+from baton.engine.batch import Row
 from baton.kv.page_checks import PageChecks
 from baton.kv.prefix_cache import PrefixCache
 from baton.transfer.digest import page_digest
+from services.prefill.scheduler import PrefillEffect, PrefillScheduler, _Prompt
+from tests.property.machines.damaged_prefill_machine import DamagedPrefillMachine
 from tests.property.machines.pages_machine import PagesMachine
 from tests.tiny_workers import PLANTED_BUG_SETTINGS, REPEATABLE_SETTINGS
 
@@ -70,8 +73,36 @@ class SettledAgain(PagesMachine):
     prefix_cache = SettlesAgain
 
 
+class KeepsExports(PrefillScheduler):
+    """Leaves an export open that holds a condemned page."""
+
+    def _end_condemned(self) -> list[PrefillEffect]:
+        return []
+
+
+class StartsUnchecked(PrefillScheduler):
+    """Starts prompts on matched pages as they are."""
+
+    def _match(self, prompt: _Prompt, rows: list[Row], now: float) -> int:
+        return prompt.table.match_tokens(prompt.request.tokens[:-1])
+
+
+def damaged(scheduler: type[PrefillScheduler]) -> type[DamagedPrefillMachine]:
+    """The machine of a prefill worker with a planted bug."""
+    return type(scheduler.__name__, (DamagedPrefillMachine,), {"prefill_scheduler": scheduler})
+
+
+PLANTED = [
+    SubtreeKept,
+    MatchUnchecked,
+    HashesAtPublish,
+    SettledAgain,
+    *map(damaged, (KeepsExports, StartsUnchecked)),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [SubtreeKept, MatchUnchecked, HashesAtPublish, SettledAgain])
+@pytest.mark.parametrize("machine", PLANTED)
 def test_the_machine_finds_a_planted_bug(machine: type[RuleBasedStateMachine]):
     with pytest.raises((AssertionError, BatonError)):
         run_state_machine_as_test(machine, settings=PLANTED_BUG_SETTINGS)

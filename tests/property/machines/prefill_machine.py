@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton.domain.errors import ContextOverflow, DeadlineExceeded, LeaseEnded, Superseded
+from baton.domain.errors import ContextOverflow, DeadlineExceeded, IntegrityFailure, LeaseEnded, Superseded
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import EngineRequest, StopParams
 from baton.engine.batch import Batch, Row
 from baton.engine.messages import Fail
 from baton.kv.pages import Owner
+from baton.transfer.digest import page_digest
 from services.prefill.kv_export import ExportTable
 from services.prefill.scheduler import ExportExpired, PrefillEffect, PrefillScheduler, Progress, Seal
 from tests.tiny_workers import (
     NUM_PAGES,
+    PAGE_BYTES,
     PAGE_SIZE,
     assert_idle,
     check_invariants,
@@ -209,6 +211,7 @@ class PrefillMachine(RuleBasedStateMachine):
     def _schedule(self) -> Batch | None:
         num_pinned = self.world.cache.pool.counts()[Owner.PINNED]
         batch = self.world.scheduler.schedule(self.now)
+        self._on_effects(self.world.scheduler.take_pending_effects())
         rows = batch.rows if batch is not None else ()
         assert bool(rows) == (self.world.scheduler.num_chunking > 0), "a prompt in progress stands still"
         assert sum(len(row.tokens) for row in rows) <= TOKEN_BUDGET
@@ -233,7 +236,8 @@ class PrefillMachine(RuleBasedStateMachine):
         for effect in effects:
             case = self.cases[effect.id]
             match effect:
-                case PublishedChunk(_, first_page, pages):
+                case PublishedChunk(_, first_page, pages, digests):
+                    self._check_digests(case, first_page, pages, digests)
                     assert not case.ended
                     assert first_page == case.next_page
                     assert pages
@@ -246,14 +250,26 @@ class PrefillMachine(RuleBasedStateMachine):
                 case Seal():
                     self._on_seal(case, effect)
                 case Fail(id, error):
-                    assert isinstance(error, Superseded | DeadlineExceeded | LeaseEnded)
+                    assert isinstance(error, Superseded | DeadlineExceeded | LeaseEnded | IntegrityFailure)
                     assert case.exported or not case.ended, f"{id} ended twice"
-                    assert case.sealed <= isinstance(error, Superseded)
+                    assert case.sealed <= isinstance(error, Superseded | IntegrityFailure)
                     case.ended, case.exported = True, False
                 case ExportExpired():
                     assert case.sealed
                     assert case.exported
                     case.exported = False
+
+    def _check_digests(
+        self, case: Case, first_page: int, pages: tuple[PageId, ...], digests: tuple[int, ...] | None
+    ) -> None:
+        """Announced digests are those of the true bytes, whatever has happened to the pages since."""
+        assert digests is not None
+        for index, page, digest in zip(range(first_page, first_page + len(pages)), pages, digests, strict=True):
+            expected = page_bytes(case.request.tokens, index)
+            if len(expected) == PAGE_BYTES:
+                assert digest == page_digest(memoryview(expected))
+                assert digest == self.world.cache.pool.digests.digest(page)
+            assert self.world.exports.announced(case.request.id)[page] == digest
 
     def _on_seal(self, case: Case, seal: Seal) -> None:
         request = case.request

@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from baton.domain.fingerprint import Fingerprint
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.worker import WorkerRole
-from baton.engine.fake_runner import FakeRunner
 from baton.engine.mailbox import Mailbox
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
@@ -25,7 +25,6 @@ from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
 from services.prefill.handoff_log import HandoffLog
 from services.prefill.handoff_server import HandoffServicer, LinkConfig
 from services.prefill.loop import PrefillLoop
-from services.prefill.scheduler import PublishedChunk
 from tests.tiny_workers import NUM_PAGES, PAGE_BYTES, PAGE_SIZE, engine_request, tiny_prefill
 
 Answer = TypeVar("Answer")
@@ -51,8 +50,7 @@ class Worker:
         checks = PageChecks(world.cache)
         turn = EngineTurn(WorkerRole.PREFILL, world.cache, self.mailbox, on_idle=lambda: None)
         scrub = PageScrub(checks, PAGE_BYTES, self.on_unfit)
-        runner = cast(FakeRunner, world.runner)
-        self.loop = PrefillLoop(turn, world.scheduler, world.exports, runner, scrub, self.events.extend)
+        self.loop = PrefillLoop(turn, world.scheduler, world.exports, world.runner, scrub, self.events.extend)
         terms = LinkConfig(
             WorkerId("prefill-0"), Incarnation(1), "m", Fingerprint(()), {"stream": b""}, 0, NUM_PAGES, PAGE_BYTES, 1.0
         )

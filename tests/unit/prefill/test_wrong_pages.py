@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from baton.domain.errors import ContextOverflow, IntegrityFailure, PageVerdict
 from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, PageId
 from baton.engine.messages import Fail
-from baton.transfer.digest import page_digest
+from baton.kv.memory import PoolMemory
+from baton.transfer.digest import PoolHasher, page_digest
 from services.prefill.scheduler import PrefillEffect, Seal
+from tests import tiny_workers
 from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, TinyPrefill, assert_idle, engine_request, page_bytes, tiny_prefill
 
 LEASE_S = 3.0
@@ -220,3 +226,29 @@ def test_a_retired_page_shrinks_what_fits():
     (failure,) = world.scheduler.add(engine_request("b", [0] * (NUM_PAGES * PAGE_SIZE)), 0, 99.0)
     assert isinstance(failure, Fail)
     assert isinstance(failure.error, ContextOverflow)
+
+
+class CountingHasher(PoolHasher):
+    """Remembers how many pages each call hashed."""
+
+    def __init__(self, memory: PoolMemory, hashed: list[int]) -> None:
+        super().__init__(memory)
+        self._hashed = hashed
+
+    def digests(self, pages: Sequence[PageId]) -> tuple[int, ...]:
+        self._hashed.append(len(pages))
+        return super().digests(pages)
+
+
+def test_a_page_is_hashed_when_it_settles_and_when_it_is_matched(monkeypatch: pytest.MonkeyPatch):
+    """As often as each publish hashed it, and once for pages that decode has, which no publish hashed."""
+    hashed: list[int] = []
+    monkeypatch.setattr(tiny_workers, "PoolHasher", lambda memory: CountingHasher(memory, hashed))
+    world = tiny_prefill(LEASE_S)
+    seal(world, "a")
+    assert hashed == [2, 1, 1], "the chunks' full pages, then the tail"
+    world.exports.commit(engine_request("a", PROMPT).id)
+    hashed.clear()
+    world.scheduler.add(engine_request("b", PROMPT), 2 * PAGE_SIZE, 99.0)
+    assert isinstance(run(world)[-1], Seal)
+    assert hashed == [3, 1], "three matched pages, of which decode has two, and the tail"
