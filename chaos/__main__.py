@@ -67,7 +67,7 @@ async def _soak(options: argparse.Namespace, logs: Path, console: Console) -> in
     async with running_cluster(shape, logs) as cluster:
         harness = ChaosHarness(cluster, ChaosClient(cluster.http, shape.model), Oracle())
         await prepare(harness)
-        report = await Soak(harness, options.seed, options.clients).run(options.minutes)
+        report = await Soak(harness, options.seed, options.clients, pairs=options.pairs).run(options.minutes)
     console.print(soak_table(report))
     console.print(soak_summary(report), markup=False, highlight=False)
     if options.json is not None:
@@ -101,6 +101,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     soak.add_argument("--minutes", type=float, default=20.0)
     soak.add_argument("--seed", type=int, default=1, help="of the load and of the faults")
     soak.add_argument("--clients", type=int, default=6, help="how many ask at once")
+    soak.add_argument("--pairs", action="store_true", help="most faults come with one of the state store")
     for command in (matrix, soak):
         command.add_argument("--transport", choices=["stream", "nixl"], default="stream")
         command.add_argument("--json", type=Path, help="where to write everything that was measured")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ class MixedLoadReport:
     ends: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     num_problems: int = 0
+    num_lost: int = 0
+    """Answers lost with both of their copies; none of them was announced as durable."""
     num_tokens: int = 0
     num_resumes: int = 0
     longest_gap_s: float = 0.0
@@ -64,6 +67,14 @@ class MixedLoad:
         self._num_busy = 0
         self._quiet = asyncio.Event()
         self._transcripts: list[Transcript] = []
+        self._losses_s: list[float] = []
+
+    def allow_loss(self) -> None:
+        """Notes that a router and the store have lost their data at the same time, just now.
+
+        A call that ran then, and was not announced as durable, may be lost: no process has a copy.
+        """
+        self._losses_s.append(time.monotonic())
 
     def take_transcripts(self) -> list[Transcript]:
         """Returns all transcripts since the last call."""
@@ -147,5 +158,13 @@ class MixedLoad:
         report.num_tokens += transcript.num_tokens()
         report.num_resumes += transcript.num_resumes
         report.longest_gap_s = max(report.longest_gap_s, transcript.longest_gap_s)
+        if transcript.end in (StreamEnd.LOST, StreamEnd.TIMED_OUT) and self._may_be_lost(transcript):
+            report.num_lost += 1
+            return
         for problem in self._oracle.check(transcript, REFUSALS if not transcript.events else frozenset()):
             report.problem(f"{transcript.call_id}: {problem}")
+
+    def _may_be_lost(self, transcript: Transcript) -> bool:
+        return not transcript.durable and any(
+            transcript.began_s <= lost_s <= transcript.ended_s for lost_s in self._losses_s
+        )

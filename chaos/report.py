@@ -73,7 +73,9 @@ def soak_summary(report: SoakReport) -> str:
     ends = ", ".join(f"{end} {num}" for end, num in load.ends.most_common())
     faults = ", ".join(f"{fault} {num}" for fault, num in sorted(report.faults.items()))
     head = f"{report.minutes:.1f} minutes, seed {report.seed}, {report.num_rounds} rounds"
-    received = f"{load.num_tokens} tokens received, {load.num_resumes} resumptions"
+    received = (
+        f"{load.num_tokens} tokens received, {load.num_resumes} resumptions, {load.num_lost} lost with both copies"
+    )
     return "\n".join(
         (
             f"- {head}, {len(report.problems)} problems",

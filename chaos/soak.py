@@ -41,6 +41,12 @@ OTHER_FAULTS = (
     ClusterFault.FLIP_ONCE, ClusterFault.FLIP_ALWAYS, ClusterFault.KILL_REDIS, ClusterFault.RESTART_REDIS,
     ClusterFault.FULL_REDIS, ClusterFault.SLOW_REDIS, ClusterFault.PARTITION_REDIS,
 )  # fmt: skip
+STORE_FAULTS = (
+    ClusterFault.KILL_REDIS, ClusterFault.RESTART_REDIS, ClusterFault.EMPTY_REDIS, ClusterFault.PARTITION_REDIS,
+    ClusterFault.FULL_REDIS,
+)  # fmt: skip
+PAIR_SHARE = 0.6
+MAX_PAIR_GAP_S = 3.0
 
 
 @dataclass(slots=True)
@@ -68,8 +74,10 @@ class SoakReport:
 class Soak:
     """One soak. The oracle of `harness` knows all answers."""
 
-    def __init__(self, harness: ChaosHarness, seed: int, num_clients: int) -> None:
+    def __init__(self, harness: ChaosHarness, seed: int, num_clients: int, *, pairs: bool = False) -> None:
+        """`pairs`: most faults of a process or a link come with one of the store."""
         self._harness = harness
+        self._pairs = pairs
         self._rng = random.Random(f"soak {seed}")
         self._seed = seed
         cluster = harness.cluster
@@ -99,11 +107,20 @@ class Soak:
         while time.monotonic() < until_s:
             await asyncio.sleep(self._rng.uniform(0.5, MAX_PAUSE_S))  # load without any fault
             fault = self._rng.choice(KILL_FAULTS) if self._rng.random() < 0.25 else self._rng.choice(OTHER_FAULTS)
-            self.report.faults[fault.value] += 1
-            log.info("fault %s", fault.value)
-            await inject_fault(fault, self._harness, self._context(fault))
+            await self._inject(fault)
+            if self._pairs and not fault.is_redis_fault and self._rng.random() < PAIR_SHARE:
+                await asyncio.sleep(self._rng.uniform(0.0, MAX_PAIR_GAP_S))  # the first fault alone
+                second = self._rng.choice(STORE_FAULTS)
+                if fault is ClusterFault.KILL_ROUTER and second.loses_store:
+                    self._load.allow_loss()
+                await self._inject(second)
             await asyncio.sleep(self._rng.uniform(0.2, MAX_FAULT_S))  # load under the fault
             await self._recover()
+
+    async def _inject(self, fault: ClusterFault) -> None:
+        self.report.faults[fault.value] += 1
+        log.info("fault %s", fault.value)
+        await inject_fault(fault, self._harness, self._context(fault))
 
     def _context(self, fault: ClusterFault) -> PhaseContext:
         names = {role: self._harness.cluster.names(role) for role in ("router", "prefill", "decode")}

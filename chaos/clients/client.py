@@ -19,6 +19,7 @@ import httpx2
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 CALL_ID_HEADER = "x-baton-request-id"
+DURABLE_HEADER = "x-baton-durable"
 SCOPE_HEADER = "x-baton-durable-scope"
 RETRY_INTERVAL_S = 0.1
 CONNECT_TIMEOUT_S = 5.0
@@ -68,13 +69,17 @@ class Event:
 
 @dataclass(slots=True)
 class Transcript:
-    """Events of one client. `code`: of the error that ended it, if any. `stored`: any router can resume the answer."""
+    """Events of one client. `code`: of the error that ended it, if any. `stored`: any router can resume the answer.
+
+    `durable`: the store keeps the call over a restart of its own.
+    """
 
     request: ClientRequest
     began_s: float = field(default_factory=time.monotonic)
     call_id: str = ""
     last_event_id: str = ""
     stored: bool = False
+    durable: bool = False
     events: list[Event] = field(default_factory=list)
     end: StreamEnd | None = None
     status: int = 0
@@ -185,6 +190,7 @@ class ChaosClient:
                 transcript.status = response.status_code
                 transcript.call_id = response.headers.get(CALL_ID_HEADER, transcript.call_id)
                 transcript.stored = SCOPE_HEADER in response.headers
+                transcript.durable = response.headers.get(DURABLE_HEADER) == "true"
                 if response.status_code != httpx2.codes.OK:
                     transcript.finish(StreamEnd.REFUSED, _code(await response.aread()))
                     return
