@@ -60,6 +60,12 @@ TAKEOVERS_TOTAL = Counter(
     registry=REGISTRY,
 )
 STREAMS_RESUMED_TOTAL = Counter("baton_streams_resumed", "Streams that clients resumed here.", registry=REGISTRY)
+UNREAD_BYTES = Gauge(
+    "baton_unread_bytes", "Output that clients have not read yet, in this router's memory.", registry=REGISTRY
+)
+HUNG_UP_CLIENTS_TOTAL = Counter(
+    "baton_hung_up_clients", "Connections that the router closed because the client did not read.", registry=REGISTRY
+)
 HTTP_RESPONSES_TOTAL = Counter("baton_http_responses", "HTTP responses.", ["route", "status"], registry=REGISTRY)
 
 # --- latency (router, from `request_timer` only) ---

@@ -177,7 +177,9 @@ def outcome_of(error: BaseException) -> tuple[Outcome, str]:
     match error:
         case Refused():
             return Outcome.REFUSED, error.code
-        case Cancelled() | asyncio.CancelledError():
+        case Cancelled():
+            return Outcome.CANCELLED, error.code
+        case asyncio.CancelledError():
             return Outcome.CANCELLED, Cancelled.code
         case BatonError():
             return Outcome.FAILED, error.code

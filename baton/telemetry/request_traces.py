@@ -79,8 +79,9 @@ class RequestTraces:
     def _end(self, trace: RequestTrace) -> bool:
         """Records the trace; returns whether it is notable."""
         self._running.pop(trace.id, None)
-        notable = self._is_notable(trace)
+        notable = False
         try:
+            notable = self._is_notable(trace)
             self._record(trace, notable)
         except Exception:
             log.exception("request_trace_failed", request_id=trace.id)

@@ -146,6 +146,7 @@ async def run(
     async with open_backend(settings, store, text.digest) as backend, open_frontend(settings, text, backend) as running:
         keys = ApiKeys.read(settings.api_keys_file) if settings.api_keys_file is not None else None
         server = _http_server(settings, backend, running.frontend, keys)
+        await backend.workers.wait_for_first_read()
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         log.info("router_listening", address="{}:{}".format(*sock.getsockname()[:2]), model=settings.public_model_name)

@@ -15,6 +15,7 @@ from services.router.openai.request_parser import RequestParser
 from services.router.openai.validation import RequestValidator
 from services.router.respond import ResponseContext
 from services.router.resume import Resumer
+from services.router.streaming.unread_buffer import UnreadBudget
 from services.router.takeover.call_ownership import CallOwnership
 from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.takeover.takeover import TakeoverContext, Takeovers
@@ -76,8 +77,9 @@ def build_frontend(
     takeovers = Takeovers(
         TakeoverContext(store_access.store, parser, dispatcher, text, call_ownership, store_access.supersede_listener)
     )
+    unread = UnreadBudget()
     resumer = Resumer(
-        store_access.store, parser, text, takeovers, traces, limits.ping_interval_s, store_access.durability
+        store_access.store, parser, text, takeovers, traces, limits.ping_interval_s, store_access.durability, unread
     )
     response_context = ResponseContext(
         dispatcher,
@@ -87,5 +89,6 @@ def build_frontend(
         resumer.follow,
         limits.ping_interval_s,
         limits.always_ids,
+        unread,
     )
     return Frontend(text, limits, traces, parser, response_context, resumer, takeovers)

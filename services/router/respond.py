@@ -34,6 +34,7 @@ from services.router.openai.valid_request import ValidRequest
 from services.router.streaming.generation_source import GenerationSource
 from services.router.streaming.sse_stream import SseStream
 from services.router.streaming.token_stream import DISCONNECT_GRACE_S, ChunkSource, TokenStream
+from services.router.streaming.unread_buffer import UnreadBudget
 from services.router.takeover.call_ownership import CallOwnership
 from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.text.choice_text import TokenEvent
@@ -53,6 +54,7 @@ class ResponseContext:
     follow: Callable[[ValidRequest], ChunkSource]
     ping_interval_s: float
     always_ids: bool
+    unread: UnreadBudget
 
 
 class GenerationResponse(Response):
@@ -74,12 +76,15 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Responds, unless the client disconnects first."""
         request = self._parsed.request
-        stream = self._stream = TokenStream(self._context.text, request, self._source, self._follow)
+        stream = self._stream = TokenStream(
+            self._context.text, request, self._source, self._follow, self._context.unread
+        )
         try:
             with self._context.supersede_listener.listening(request.sequences, stream.abort):
                 if request.stream_options is None:
                     timeout_s = stream.timeout_s + DISCONNECT_GRACE_S
-                    response = await cancel_on_disconnect(receive, self._full_response(stream), timeout_s)
+                    working = self._full_response(stream)
+                    response = await cancel_on_disconnect(scope, receive, working, timeout_s, stream.too_slow)
                     await response(scope, receive, send)
                 else:
                     await self._send_events(scope, receive, send, stream)
@@ -94,13 +99,14 @@ class GenerationResponse(Response):
         events = SseStream(send, self._parsed, stream, with_ids=with_ids)
         running = events.run(self._call_headers, self._context.ping_interval_s, self._timer.sequences)
         try:
-            await cancel_on_disconnect(receive, running, stream.timeout_s + DISCONNECT_GRACE_S)
+            timeout_s = stream.timeout_s + DISCONNECT_GRACE_S
+            await cancel_on_disconnect(scope, receive, running, timeout_s, stream.too_slow)
         except Exception as error:
             if not events.started:
                 raise
             self._end(error, status=200)
             if not isinstance(error, Cancelled):
-                await events.fail(error)
+                await events.fail(scope, error)
 
     async def _full_response(self, stream: TokenStream) -> Response:
         choices: dict[int, list[TokenEvent]] = {choice: [] for choice in self._parsed.request.choices}

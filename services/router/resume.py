@@ -26,6 +26,7 @@ from services.router.respond import response_headers
 from services.router.streaming.cursor import Cursor
 from services.router.streaming.sse_stream import SseStream, num_tail_events
 from services.router.streaming.token_stream import DISCONNECT_GRACE_S, TokenStream
+from services.router.streaming.unread_buffer import UnreadBudget
 from services.router.takeover.call_ownership import raw_request_of
 from services.router.takeover.journal_reader import JournalReader
 from services.router.takeover.status import RequestStatus, request_status
@@ -52,6 +53,7 @@ class Resumer:
     traces: RequestTraces
     ping_interval_s: float
     durability: Callable[[], Durability]
+    unread: UnreadBudget
 
     async def find(self, id: RequestId, tenant: str) -> CallRecord:
         """The call. Raises `RequestNotFound`, also for a call of another tenant, or `LookupUnavailable`."""
@@ -105,16 +107,18 @@ class ResumedResponse(Response):
         """Sends the events. Raises no error after the first byte."""
         STREAMS_RESUMED_TOTAL.inc()
         request = self._parsed.request
-        stream = TokenStream(self._resumer.text, request, self._resumer.follow(request))
+        source = self._resumer.follow(request)
+        stream = TokenStream(self._resumer.text, request, source, unread=self._resumer.unread)
         events = SseStream(send, self._parsed, stream, with_ids=True, after=self._after)
         try:
             running = events.run(self._call_headers, self._resumer.ping_interval_s)
-            await cancel_on_disconnect(receive, running, stream.timeout_s + DISCONNECT_GRACE_S)
+            timeout_s = stream.timeout_s + DISCONNECT_GRACE_S
+            await cancel_on_disconnect(scope, receive, running, timeout_s, stream.too_slow)
         except Exception as error:
             if not events.started:
                 raise
             if not isinstance(error, Cancelled):
-                await events.fail(error)
+                await events.fail(scope, error)
 
     async def _call_headers(self) -> dict[str, str]:
         return response_headers(self._parsed.request.id, self._resumer.durability())

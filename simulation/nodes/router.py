@@ -96,6 +96,7 @@ class SimRouter:
 
     async def post(self, raw_request: RawRequest) -> Response:
         """The answer to a new call. Raises `BatonError`."""
+        await self._workers.wait_for_first_read()
         self.dispatcher.refuse_if_full(self._deadline_s)
         parsed = await self._frontend.parser.parse(raw_request)
         timer = self._frontend.traces.start(RequestOrigin(raw_request.endpoint), asyncio.get_running_loop().time())

@@ -22,6 +22,7 @@ from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen.decode_pb2_grpc import DecodeStub
 from baton.rpc.gen.prefill_pb2_grpc import PrefillStub
+from baton.store.notifier import wait_for_event
 from baton.store.store import StoreUnavailable, WorkerRegistry
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import OPEN_LINK_BREAKERS
@@ -38,6 +39,9 @@ from services.router.dispatch.placement import (
 )
 
 MAX_INDEXED_PAGES = 1 << 18
+
+FIRST_READ_S = 2.0
+"""Longest wait of a router that starts for its first reading of the registry."""
 
 log = get_logger(__name__)
 
@@ -98,6 +102,7 @@ class WorkerSet:
         self._link_breakers = LinkBreakers(limits.link_breaker)
         self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
+        self._read_once = asyncio.Event()
         self._num_choices = 0
         self._refresh_task: asyncio.Task[None] | None = None
 
@@ -112,6 +117,11 @@ class WorkerSet:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    async def wait_for_first_read(self) -> None:
+        """Waits up to `FIRST_READ_S` until the registry was read. Until then it seems that there are no workers."""
+        if not self._read_once.is_set():
+            await wait_for_event(self._read_once, FIRST_READ_S)
 
     @property
     def records(self) -> tuple[WorkerRecord, ...]:
@@ -249,6 +259,7 @@ class WorkerSet:
             else:
                 self._on_degraded(False)
                 await self._update(announced)
+                self._read_once.set()
             for on_refresh in self._listeners:
                 on_refresh()
             self._notify_change()

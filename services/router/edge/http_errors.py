@@ -120,7 +120,7 @@ _INTERNAL = _ErrorKind(500, "server_error")
 _ERROR_KINDS: dict[type[BatonError], _ErrorKind] = {
     InvalidRequest: _ErrorKind(400, "invalid_request_error"),
     ContextOverflow: _ErrorKind(400, "invalid_request_error"),
-    BodyTooLarge: _ErrorKind(413, "invalid_request_error"),  # not closed: a reset would destroy the reply
+    BodyTooLarge: _ErrorKind(413, "invalid_request_error", closes=True),
     BodyTooSlow: _ErrorKind(408, "invalid_request_error", closes=True),
     MalformedHttp: _ErrorKind(400, "invalid_request_error", closes=True),
     HeadTooLarge: _ErrorKind(431, "invalid_request_error", closes=True),

@@ -1,11 +1,12 @@
-"""Limits on the socket: uvicorn's HTTP protocol with bounds on size and time of each request.
+"""Limits on the socket: uvicorn's HTTP protocol with bounds on size and time of each request and response.
 
 uvicorn bounds neither the size of a request head nor the time that it takes. Here each part has a limit:
 
     connected -> head: `HEAD_TIMEOUT_S`, `MAX_HEAD_BYTES` -> body: `MESSAGE_TIMEOUT_S` -> next head ...
+    response: `WRITE_TIMEOUT_S` without a byte that the client accepts
 
 The application bounds the size of the body (`body`). Here only bytes are bounded that it never gets: chunk extensions,
-trailers, and the rest of a refused body. Knows no path and no settings.
+trailers, and the rest of a refused body (`lingering_close`). Knows no path and no settings.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from collections.abc import Callable
 from functools import partial
 
 import httptools
+import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from baton.telemetry import metrics
+from services.router.edge.disconnect import CONNECTION
 from services.router.edge.http_errors import HeadTooLarge, HeadTooSlow, MalformedHttp, error_response
+from services.router.edge.lingering_close import LingeringTransport
 from services.router.edge.middleware import new_request_id
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -31,6 +35,13 @@ HEAD_TIMEOUT_S = 20.0
 MESSAGE_TIMEOUT_S = 65.0
 """From there to the end of the body. Longer than the limit of the application, `body.READ_TIMEOUT_S`."""
 
+WRITE_TIMEOUT_S = 30.0
+"""Longest time in which a client accepts no byte of a response that waits in the transport (at most 64 KiB)."""
+
+_WRITE_CHECKS = 6
+"""Checks within `WRITE_TIMEOUT_S`."""
+
+log = structlog.get_logger(__name__)
 
 _UPGRADE_HEADERS = (b"connection", b"upgrade", b"http2-settings")
 
@@ -50,20 +61,41 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _num_overhead_bytes = 0  # bytes since the last part of a body
     _timer: asyncio.TimerHandle | None = None
     _rejection: HeadTooLarge | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _num_unsent_bytes = 0  # at the last check
+    _num_stalled_checks = 0
+    too_slow = False  # see `RequestConnection`
 
     # --- the transport's callbacks ---
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the timer of the first request."""
         super().connection_made(transport)
+        self._closing = LingeringTransport(transport, lambda: self._read_state is _ReadState.NOTHING)
         self._start_timer(HEAD_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timer."""
+        """Stops the timers."""
         self._cancel_timer()
+        self._closing.on_lost()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The transport is full: the response waits."""
+        super().pause_writing()
+        self._watch_writes()
+
+    def resume_writing(self) -> None:
+        """The client has accepted bytes."""
+        self._num_stalled_checks = 0
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Parses bytes of one or several messages."""
+        if self._closing.lingering:
+            self._closing.drop(len(data))
+            return
         if self.transport.is_closing():
             return
         if self._timer is None:
@@ -97,7 +129,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_overhead_bytes = 0
         self._read_state = _ReadState.BODY
         self._start_timer(MESSAGE_TIMEOUT_S)
+        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
         super().on_headers_complete()
+        self.cycle.transport = self._closing  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
@@ -112,6 +146,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._read_state = _ReadState.NOTHING
         self._cancel_timer()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """End of a response; what the transport still holds must be accepted in time."""
+        if self.transport.get_write_buffer_size():
+            self._watch_writes()
+        if self._closing.lingering:
+            self._cancel_timer()
+            self.flow.resume_reading()  # to read the rest of the body, up to the client's close
+            return
+        super().on_response_complete()
+
+    def hang_up(self) -> None:
+        """See `RequestConnection`."""
+        if not self.too_slow:
+            self.too_slow = True
+            metrics.HUNG_UP_CLIENTS_TOTAL.inc()
+            log.warning("client_too_slow", unsent_bytes=self.transport.get_write_buffer_size())
+            self.transport.abort()
+            if self._answering:
+                self.cycle.disconnected = True  # before `connection_lost`: uvicorn expects no end of the response
+                self.cycle.message_event.set()
 
     def _feed(self, data: bytes) -> None:
         """Feeds the parser. Answers a request for another protocol in HTTP/1.1. Raises `HttpParserError`.
@@ -143,8 +198,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self._answering:
             reply = error_response(error)
             metrics.HTTP_RESPONSES_TOTAL.labels("none", str(reply.status)).inc()
-            self.transport.write(_response(reply.status, reply.json()))
-        self.transport.close()
+            self._closing.write(_response(reply.status, reply.json()))
+            self._closing.close()
+        else:
+            self.transport.close()
+
+    def _watch_writes(self) -> None:
+        """Checks from now on that the client accepts bytes, until the transport is empty or the response goes on."""
+        if self._write_timer is None:
+            self._num_unsent_bytes, self._num_stalled_checks = self.transport.get_write_buffer_size(), 0
+            self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S / _WRITE_CHECKS, self._check_writes)
+
+    def _check_writes(self) -> None:
+        self._write_timer = None
+        before, self._num_unsent_bytes = self._num_unsent_bytes, self.transport.get_write_buffer_size()
+        if not self._num_unsent_bytes or not (self.flow.write_paused or not self._answering):
+            return  # the application writes again: the transport pauses it once more if the client does not read
+        self._num_stalled_checks = 0 if self._num_unsent_bytes < before else self._num_stalled_checks + 1
+        if self._num_stalled_checks >= _WRITE_CHECKS:
+            self.hang_up()
+        else:
+            self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S / _WRITE_CHECKS, self._check_writes)
 
     def _on_timeout(self, part: Callable[[], None]) -> None:
         self._timer = None

@@ -16,6 +16,8 @@ from services.router.openai.valid_request import ValidRequest
 class GenerationSource:
     """A `ChunkSource`. Admits all choices; `close` releases those that never ran."""
 
+    holds_workers = True
+
     def __init__(
         self,
         dispatcher: Dispatcher,

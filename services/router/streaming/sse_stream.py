@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 from msgspec import UNSET
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from baton.telemetry.sequence_timer import SequenceTimer
 from services.router.edge import sse
-from services.router.edge.disconnect import CLOSE_TIMEOUT_S
+from services.router.edge.disconnect import CLOSE_TIMEOUT_S, hang_up
 from services.router.edge.http_errors import error_response, is_internal_error
 from services.router.openai.request_parser import ParsedRequest
 from services.router.openai.valid_request import StreamOptions
@@ -76,8 +76,8 @@ class SseStream:
                     timers[event.choice].finish(event.finish.value)
         await self._finish()
 
-    async def fail(self, error: Exception) -> None:
-        """Sends the error event and ends. Gives up a client that does not read after `CLOSE_TIMEOUT_S`.
+    async def fail(self, scope: Scope, error: Exception) -> None:
+        """Sends the error event and ends. Hangs up a client that does not read after `CLOSE_TIMEOUT_S`.
 
         The event has no id: a client resumes from the last event of the answer.
         """
@@ -88,6 +88,7 @@ class SseStream:
                 await self._send_body(sse.event(error_response(error).json(), None), more=False)
         except TimeoutError:
             log.warning("client_too_slow", request_id=self._id)
+            hang_up(scope)
 
     async def _start(self, headers: Mapping[str, str]) -> None:
         self.started = True

@@ -1,9 +1,11 @@
-"""Runs all choices of one request as one stream of token events: a task a choice, a bounded queue, one reader.
+"""Runs all choices of one request as one stream of token events: a task a choice, one queue, one reader.
 
 A `ChunkSource` brings tokens: `generation_source` from workers, `takeover.journal_reader` from the journal. Each task
-turns the chunks of its choice into text and queues one event a token. A choice ends with the event that has a `finish`;
-the first error ends the stream. When another router takes the request over, the stream continues from a second source,
-after the events that it has given. It counts those events, and tokens for `usage`.
+turns the chunks of its choice into text and queues one event a token. Tasks that read workers do not wait for the
+reader: rows and admission slots are free when decode is done. Beyond `MAX_QUEUED_EVENTS` their events wait packed, in
+an `UnreadBuffer`; a reader that leaves too much is hung up (`too_slow`). A choice ends with the event that has a
+`finish`; the first error ends the stream. When another router takes the request over, the stream continues from a
+second source, after the events that it has given. It counts those events, and tokens for `usage`.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ import structlog
 
 from baton.domain.errors import BatonError, Broken, DeadlineExceeded, Superseded
 from baton.domain.request import FinishReason
-from services.router.edge.disconnect import join_tasks
+from services.router.edge.disconnect import ClientTooSlow, join_tasks
 from services.router.generation import TokenChunk
 from services.router.openai.schemas import PromptTokensDetails, Usage
 from services.router.openai.valid_request import ValidRequest
+from services.router.streaming.unread_buffer import UnreadBudget, UnreadBuffer
 from services.router.text.choice_text import ChoiceText, TokenEvent
 from services.router.text.text_model import TextModel
 
 MAX_QUEUED_EVENTS = 64
-"""Back-pressure: a client that reads slowly blocks its own choices here."""
+"""Events that wait as objects. Further ones of workers are packed; the journal is read no further."""
 
 DEADLINE_GRACE_S = 5.0
 """The stream ends this much later than the dispatcher."""
@@ -45,6 +48,11 @@ class ChunkSource(Protocol):
     @property
     def choices(self) -> Sequence[int]:
         """The choices that it has tokens of."""
+        ...
+
+    @property
+    def holds_workers(self) -> bool:
+        """True: it is read at once, since its choices hold rows of workers. False: it waits for the reader."""
         ...
 
     async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
@@ -73,8 +81,12 @@ class TokenStream:
         request: ValidRequest,
         source: ChunkSource,
         on_superseded: Callable[[Superseded], ChunkSource] | None = None,
+        unread: UnreadBudget | None = None,
     ) -> None:
-        """`on_superseded` returns the source to continue from; None: `Superseded` is raised like any other error."""
+        """`on_superseded` returns the source to continue from; None: `Superseded` is raised like any other error.
+
+        `unread` bounds what waits for all readers of the router; None: for a reader that never waits.
+        """
         self._text = text
         self._request = request
         self._source = source
@@ -91,7 +103,10 @@ class TokenStream:
         self._complete: set[int] = set()  # choices whose text is complete, queued or not
         self._finished: set[int] = set()  # choices whose last event is given
         self._ended: set[int] = set()  # choices whose last event is queued; their tasks close by themselves
-        self._queue: deque[TokenEvent | BatonError] = deque()
+        self._queue: deque[TokenEvent] = deque()
+        self._unread = UnreadBuffer(UnreadBudget() if unread is None else unread, self._on_overflow)
+        self.too_slow: asyncio.Future[None] = self._loop.create_future()  # done: the reader must be hung up
+        self._error: BatonError | None = None  # raised after the events before it
         self._abort_error: BatonError | None = None
         self._reader: asyncio.Future[None] | None = None
         self._read_until = 0.0
@@ -112,7 +127,9 @@ class TokenStream:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._unread.clear()
         await self._stop(finished=not self.num_running)
+        self._unread.clear()  # a task may have added events while it ended
 
     @property
     def generated(self) -> bool:
@@ -138,20 +155,23 @@ class TokenStream:
         now = self._loop.time()
         if now >= self._deadline:
             raise DeadlineExceeded("the answer was not complete at the deadline")
-        if not self._queue and self._abort_error is None:
+        if not self._queue and len(self._unread):
+            self._queue.extend(self._unread.pop(MAX_QUEUED_EVENTS))
+        if not self._has_next:
             self._read_until = min(now + timeout_s, self._deadline)
             if self._read_until < self._timer_at:
                 self._set_timer(self._read_until)
             self._reader = self._loop.create_future()
             await self._reader
-        if self._abort_error is None and not self._queue:
-            return None
-        event = self._abort_error or self._queue.popleft()
+            if not self._has_next:
+                return None
+        error = self._abort_error or (self._error if not self._queue else None)
+        if error is not None:
+            await self._switch(error)
+            return await self.next(timeout_s)
+        event = self._queue.popleft()
         if self._waiting_for_room:
             self._wake_writers()
-        if isinstance(event, BatonError):
-            await self._switch(event)
-            return await self.next(timeout_s)
         self.counts[event.choice] += 1
         self._num_output_tokens += event.token is not None
         if event.choice % self._request.num_choices == 0:
@@ -160,6 +180,10 @@ class TokenStream:
             self._finished.add(event.choice)
             self.num_running -= 1
         return event
+
+    @property
+    def _has_next(self) -> bool:
+        return bool(self._queue) or self._error is not None or self._abort_error is not None
 
     def _start(self) -> None:
         for choice in self._source.choices:
@@ -181,8 +205,8 @@ class TokenStream:
         self._switched = True
         await self._stop(finished=False)
         self._source = self._on_superseded(error)
-        self._abort_error = None
-        for state in (self._tasks, self._ended, self._queue):
+        self._abort_error = self._error = None
+        for state in (self._tasks, self._ended, self._queue, self._unread):
             state.clear()
         self._start()
 
@@ -191,12 +215,10 @@ class TokenStream:
         try:
             await self._read_choice(source, choice)
         except BatonError as error:
-            self._queue.append(error)
-            self._wake()
+            self._fail(error)
         except Exception as error:
             log.exception("choice_failed", request_id=self._request.id)
-            self._queue.append(Broken(str(error)))
-            self._wake()
+            self._fail(Broken(str(error)))
         finally:
             source.on_first_chunk(choice)
 
@@ -216,11 +238,9 @@ class TokenStream:
                     if event.finish is not None:
                         self._complete.add(choice)
                         source.complete(choice)
-                    while len(self._queue) >= MAX_QUEUED_EVENTS:
+                    while not source.holds_workers and len(self._queue) >= MAX_QUEUED_EVENTS:
                         await self._wait_for_room()
-                    self._queue.append(event)
-                    if self._reader is not None and not self._reader.done():
-                        self._reader.set_result(None)
+                    self._add(event)
                     if event.finish is not None:
                         self._ended.add(choice)
                         return
@@ -230,8 +250,8 @@ class TokenStream:
         """Queues the events of tokens from earlier attempts. True if they contain the end of the choice."""
         sequence = self._request.sequences[choice]
         events = text.events(TokenChunk(sequence.emitted, sequence.num_cached_tokens))
-        self._queue.extend(events)
-        self._wake()
+        for event in events:
+            self._add(event)
         if events[-1].finish is None:
             return False
         self._complete.add(choice)
@@ -244,6 +264,25 @@ class TokenStream:
         context = sequence.prompt_tokens if request.continues_prompt else ()
         detokenizer = self._text.detokenizer(skip_special_tokens=request.skip_special_tokens, context=context)
         return ChoiceText(choice, sequence.stop, detokenizer, request.stop_strings)
+
+    def _add(self, event: TokenEvent) -> None:
+        """Queues an event. Drops one after an error: the second source brings it again."""
+        if self._error is not None:
+            return
+        if len(self._queue) < MAX_QUEUED_EVENTS and not len(self._unread):
+            self._queue.append(event)
+            self._wake()
+        else:
+            self._unread.push(event)
+
+    def _fail(self, error: BatonError) -> None:
+        self._error = self._error or error
+        self._wake()
+
+    def _on_overflow(self) -> None:
+        self._fail(ClientTooSlow("the client left too much of the answer unread"))
+        if not self.too_slow.done():
+            self.too_slow.set_result(None)
 
     async def _wait_for_room(self) -> None:
         room = self._loop.create_future()

@@ -36,6 +36,8 @@ log = structlog.get_logger(__name__)
 class JournalReader:
     """A `ChunkSource`. Counts as a reader of the call from its creation until `close`."""
 
+    holds_workers = False
+
     def __init__(self, store: CallStore, request: ValidRequest, takeovers: Takeovers) -> None:
         self.choices = range(len(request.sequences))
         self._store = store

@@ -139,6 +139,7 @@ async def _router(script: DispatchScript, limits: dict[str, Any], writer: StoreW
     frontend = memory_frontend(dispatcher, bounds, recorder, writer=writer)
     app = make_app(frontend, lambda: readiness[-1])
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # the kernel takes up to 4 MiB otherwise
     server = _Server(uvicorn.Config(app, http=BoundedHttpProtocol, lifespan="off", ws="none", log_config=None))
     serving = asyncio.create_task(server.serve([listener]))
     base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.router.edge import body, http_protocol
+from services.router.edge import body, http_protocol, lingering_close
 from tests.fake_dispatcher import WaitForGate, one_token_chunks
 from tests.service.http.http_server import RouterServer, router, says, tokens_of
 
@@ -240,3 +241,45 @@ async def test_requests_may_be_pipelined():
         for byte in GET + b"\r\n":
             await client.send(bytes([byte]))
         assert (await client.answer()).status == 200
+
+
+@pytest.mark.parametrize("connection", [b"", b"connection: close\r\n"])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_refused_body_is_answered_before_the_close(connection: bytes, chunked: bool):
+    """The client sends its whole body before it reads. A reset would make its kernel drop the response."""
+    size, piece = 8 << 20, 64 << 10
+    async with router(says("hi")) as world, connected(world) as client:
+        length = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % size
+        head = POST + connection + length + b"\r\n\r\n"
+        part = b"%x\r\n%b\r\n" % (piece, b" " * piece) if chunked else b" " * piece
+        for data in (head, *[part] * (size // piece)):
+            client.writer.write(data)
+            await client.writer.drain()
+        await asyncio.sleep(0.2)
+        answer = await client.answer()
+        assert (answer.status, answer.code, answer.headers["connection"]) == (413, "body_too_large", "close")
+        assert await client.closed() == b""
+
+
+async def test_a_refused_client_that_never_stops_is_closed(monkeypatch):
+    monkeypatch.setattr(lingering_close, "LINGER_S", 0.3)
+    async with router(says("hi")) as world, connected(world) as client:
+        await client.send(POST + b"content-length: 999999999\r\n\r\n", b" " * 1000)
+        assert (await client.answer()).status == 413
+        assert await client.closed() == b""
+        async with asyncio.timeout(TIMEOUT_S):
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    client.writer.write(b" " * 1000)
+                    await client.writer.drain()
+                    await asyncio.sleep(0.01)
+
+
+async def test_the_bytes_of_a_refused_client_are_bounded(monkeypatch):
+    monkeypatch.setattr(lingering_close, "MAX_LINGER_BYTES", 1 << 20)
+    monkeypatch.setattr(lingering_close, "LINGER_S", 60.0)
+    async with router(says("hi")) as world, connected(world) as client:
+        await client.send(POST + b"content-length: 999999999\r\n\r\n")
+        await client.send(*[b" " * (64 << 10)] * 1000)
+        await client.closed()
+        assert client.writer.transport.is_closing()

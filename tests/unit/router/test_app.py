@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from baton.domain.worker import WorkerRecord
 from baton.settings.base import SettingsError
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
@@ -106,6 +107,19 @@ async def test_a_completion_is_served_and_measured(text):
         metrics = (await running.client.get("/metrics")).text
         assert 'baton_requests_in_state{state="decoding"} 0.0' in metrics
     assert running.task.result() == 0
+
+
+async def test_a_router_that_starts_refuses_nobody_before_it_knows_workers(text, monkeypatch: pytest.MonkeyPatch):
+    """Its socket is open before it has read the registry."""
+    read = MemoryStore.workers
+
+    async def read_late(store: MemoryStore) -> list[WorkerRecord]:
+        await asyncio.sleep(0.3)
+        return await read(store)
+
+    monkeypatch.setattr(MemoryStore, "workers", read_late)
+    async with router(text) as running:
+        assert (await running.complete(max_tokens=4)).status_code == 200
 
 
 async def test_the_spans_of_a_request_reach_the_collector(text, monkeypatch: pytest.MonkeyPatch):

@@ -128,3 +128,11 @@ def _raise(error: Exception) -> Callable[[RequestTrace, bytes], None]:
         raise error
 
     return sink
+
+
+def test_a_trace_that_cannot_be_judged_fails_no_request(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(RequestTraces, "_is_notable", lambda self, trace: trace.no_such_field)
+    traces = RequestTraces("router-0", "m")
+    with capture_logs() as lines:
+        finish(traces, "a")
+    assert [line["event"] for line in lines] == ["request_trace_failed"]

@@ -47,6 +47,7 @@ class ScriptedSource:
     completed: list[int] = field(default_factory=list)
     num_given: int = 0
     closed: bool | None = None
+    holds_workers: bool = True
 
     @property
     def choices(self) -> Sequence[int]:

@@ -10,9 +10,11 @@ import pytest
 
 from baton.domain.errors import Broken, DeadlineExceeded, Superseded, WorkerLost
 from baton.domain.request import FinishReason
+from services.router.edge.disconnect import ClientTooSlow
 from services.router.generation import TokenChunk
 from services.router.streaming import token_stream
 from services.router.streaming.token_stream import MAX_QUEUED_EVENTS, TokenStream
+from services.router.streaming.unread_buffer import UnreadBudget
 from services.router.text.choice_text import TokenEvent
 from tests.unit.router.streaming.chunk_sources import ScriptedSource, chunks, request
 from tests.unit.router.text.text_models import bundled
@@ -71,8 +73,27 @@ async def test_silence_gives_none() -> None:
         assert event.token is not None
 
 
-async def test_a_slow_reader_blocks_its_choices() -> None:
-    source = ScriptedSource({0: chunks([5] * 3 * MAX_QUEUED_EVENTS)})
+async def test_a_reader_that_waits_holds_no_choice() -> None:
+    """A row and an admission slot are free when decode is done, not when the client has read."""
+    tokens = [5 + n % 7 for n in range(3 * MAX_QUEUED_EVENTS)]
+    source = ScriptedSource({0: chunks(tokens), 1: chunks(tokens[::-1])})
+    stream = TokenStream(bundled(), request(2), source)
+    async with stream:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (source.num_given, sorted(source.completed)) == (2 * len(tokens), [0, 1])
+        events = list[TokenEvent]()
+        while stream.num_running:
+            event = await stream.next(WAIT_S)
+            assert event is not None
+            events.append(event)
+    assert (tokens_of(events, 0), tokens_of(events, 1)) == (tokens, tokens[::-1])
+    assert [event.token.index for event in events if event.choice == 0 and event.token] == [*range(len(tokens))]
+
+
+async def test_the_journal_is_read_as_fast_as_its_reader() -> None:
+    """Its tokens are in the store: a client that resumes a long answer is not hung up for them."""
+    source = ScriptedSource({0: chunks([5] * 3 * MAX_QUEUED_EVENTS)}, holds_workers=False)
     async with TokenStream(bundled(), request(1), source) as stream:
         for _ in range(5):
             await asyncio.sleep(0)
@@ -82,6 +103,28 @@ async def test_a_slow_reader_blocks_its_choices() -> None:
             await asyncio.sleep(0)
         assert source.num_given == MAX_QUEUED_EVENTS + 2
     assert source.closed is False
+
+
+async def test_a_reader_beyond_the_budget_is_too_slow() -> None:
+    source = ScriptedSource({0: chunks([5] * 3 * MAX_QUEUED_EVENTS)})
+    budget = UnreadBudget(max_bytes=MAX_QUEUED_EVENTS * 20)
+    async with TokenStream(bundled(), request(1), source, unread=budget) as stream:
+        await asyncio.wait_for(asyncio.shield(stream.too_slow), WAIT_S)
+        given = [await stream.next(WAIT_S) for _ in range(MAX_QUEUED_EVENTS)]
+        assert [event.token.index for event in given if event and event.token] == [*range(MAX_QUEUED_EVENTS)]
+        with pytest.raises(ClientTooSlow):
+            await stream.next(WAIT_S)
+    assert budget.num_bytes == 0
+
+
+async def test_an_error_follows_unread_events_too() -> None:
+    tokens = [5] * 3 * MAX_QUEUED_EVENTS
+    source = ScriptedSource({0: [*chunks(tokens, finish=None), WorkerLost("gone")]})
+    budget = UnreadBudget()
+    async with TokenStream(bundled(), request(1), source, unread=budget) as stream:
+        assert [(await stream.next(WAIT_S)) is not None for _ in tokens] == [True] * len(tokens)
+        with pytest.raises(WorkerLost):
+            await stream.next(WAIT_S)
 
 
 async def test_an_error_follows_the_events_before_it() -> None:

@@ -1,0 +1,147 @@
+"""Holds the output that a client has not read yet, packed into bytes, and bounds it.
+
+`token_stream` owns one `UnreadBuffer` a stream and drains its source into it at once, so that no worker waits for a
+client. `frontend` owns the one `UnreadBudget` of the router. Knows no clock and no socket.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
+from baton.telemetry.metrics import UNREAD_BYTES
+from services.router.text.choice_text import TokenEvent
+
+MAX_UNREAD_LOGPROB_BYTES = 1 << 20
+"""Most bytes of unread logprobs of one stream; a client that leaves more is hung up."""
+
+MAX_UNREAD_BYTES = 256 << 20
+"""Most bytes of unread output of all streams; beyond it the client that read least recently is hung up."""
+
+_COMPACT_BYTES = 64 * 1024
+"""Bytes that were read are dropped in pieces of this size."""
+
+_EVENT = struct.Struct("<IIIIIhB")  # choice, index, token, cached tokens, bytes of text, alternatives or -1, flags
+_LOGPROB = struct.Struct("<d")
+_ALTERNATIVE = struct.Struct("<Id")
+_HAS_TOKEN = 1
+_FINISHES: tuple[FinishReason | None, ...] = (None, *FinishReason)
+_NUMBERS = {finish: number for number, finish in enumerate(_FINISHES)}
+
+
+class UnreadBudget:
+    """Bounds the unread bytes of all streams together. Owned by one event loop."""
+
+    def __init__(self, max_bytes: int = MAX_UNREAD_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._buffers: dict[UnreadBuffer, None] = {}  # not empty; the one that was read least recently first
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held now."""
+        return self._num_bytes
+
+    def grow(self, buffer: UnreadBuffer, num_bytes: int) -> None:
+        """Counts bytes of `buffer`. Overflows the buffers that were read least recently until the rest fits."""
+        self._buffers.setdefault(buffer)
+        self._count(num_bytes)
+        while self._num_bytes > self._max_bytes:
+            next(iter(self._buffers)).overflow()
+
+    def shrink(self, buffer: UnreadBuffer, num_bytes: int) -> None:
+        """Counts bytes of `buffer` that were read or dropped."""
+        self._buffers.pop(buffer, None)
+        if len(buffer):
+            self._buffers[buffer] = None
+        self._count(-num_bytes)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        UNREAD_BYTES.inc(num_bytes)
+
+
+class UnreadBuffer:
+    """Events of one stream, first in, first out. `on_overflow`: called once, after which it stays empty."""
+
+    def __init__(self, budget: UnreadBudget, on_overflow: Callable[[], None]) -> None:
+        self._budget = budget
+        self._on_overflow = on_overflow
+        self._data = bytearray()
+        self._start = 0
+        self._num_events = 0
+        self._num_logprob_bytes = 0
+        self._overflowed = False
+
+    def __len__(self) -> int:
+        return self._num_events
+
+    def push(self, event: TokenEvent) -> None:
+        """Adds an event. No effect after an overflow."""
+        if self._overflowed:
+            return
+        token, text, before = event.token, event.text.encode("utf-8", "surrogatepass"), len(self._data)
+        logprobs = token.logprobs if token is not None else None
+        flags = (token is not None) * _HAS_TOKEN | _NUMBERS[event.finish] << 1
+        index, id = (token.index, token.token) if token is not None else (0, 0)
+        num_top = -1 if logprobs is None else len(logprobs.top)
+        self._data += _EVENT.pack(event.choice, index, id, event.num_cached_tokens, len(text), num_top, flags)
+        self._data += text
+        if logprobs is not None:
+            self._data += _LOGPROB.pack(logprobs.logprob)
+            for alternative in logprobs.top:
+                self._data += _ALTERNATIVE.pack(*alternative)
+        self._num_events += 1
+        self._num_logprob_bytes += _logprob_bytes(num_top)
+        self._budget.grow(self, len(self._data) - before)
+        if self._num_logprob_bytes > MAX_UNREAD_LOGPROB_BYTES:
+            self.overflow()
+
+    def pop(self, max_events: int) -> list[TokenEvent]:
+        """Removes and returns the oldest events."""
+        events: list[TokenEvent] = []
+        before = self._start
+        while self._num_events and len(events) < max_events:
+            events.append(self._pop())
+        num_bytes = self._start - before
+        if not self._num_events or self._start >= _COMPACT_BYTES:
+            del self._data[: self._start]
+            self._start = 0
+        self._budget.shrink(self, num_bytes)
+        return events
+
+    def clear(self) -> None:
+        """Drops all events."""
+        num_bytes = len(self._data) - self._start
+        self._data, self._start, self._num_events, self._num_logprob_bytes = bytearray(), 0, 0, 0
+        self._budget.shrink(self, num_bytes)
+
+    def overflow(self) -> None:
+        """Drops all events, and every later one; reports it once."""
+        self.clear()
+        if not self._overflowed:
+            self._overflowed = True
+            self._on_overflow()
+
+    def _pop(self) -> TokenEvent:
+        choice, index, id, num_cached, num_text, num_top, flags = _EVENT.unpack_from(self._data, self._start)
+        at = self._start + _EVENT.size
+        text = self._data[at : at + num_text].decode("utf-8", "surrogatepass")
+        at += num_text
+        logprobs = None
+        if num_top >= 0:
+            [logprob] = _LOGPROB.unpack_from(self._data, at)
+            at += _LOGPROB.size
+            top = [_ALTERNATIVE.unpack_from(self._data, at + n * _ALTERNATIVE.size) for n in range(num_top)]
+            at += num_top * _ALTERNATIVE.size
+            logprobs = TokenLogprobs(logprob, tuple(top))
+        self._start = at
+        self._num_events -= 1
+        self._num_logprob_bytes -= _logprob_bytes(num_top)
+        token = OutputToken(index, id, logprobs) if flags & _HAS_TOKEN else None
+        return TokenEvent(choice, token, text, num_cached, _FINISHES[flags >> 1])
+
+
+def _logprob_bytes(num_top: int) -> int:
+    return 0 if num_top < 0 else _LOGPROB.size + num_top * _ALTERNATIVE.size
