@@ -98,6 +98,6 @@ def _check_states(client: SimClient, records: list[SequenceRecord | None], wiped
 
 
 def _check_lateness(client: SimClient, deadline_s: float) -> None:
-    late_s = client.ended_at_s - client.plan.at_s - deadline_s - GRACE_S
+    late_s = client.ended_at_s - client.connected_at_s - deadline_s - GRACE_S
     if late_s > 0:
         raise Violation("I8", f"hears its end {late_s:.3f} s too late", client.plan.name)

@@ -57,6 +57,7 @@ class SimClient:
         self.ended = asyncio.Event()
         self.began_at_s: float | None = None
         self.lost_at_s = 0.0
+        self.connected_at_s = plan.at_s  # when a router accepted its connection
         self.ended_at_s = 0.0
         self._trace = trace
         self._on_violation = on_violation
@@ -98,8 +99,10 @@ class SimClient:
         """False if its connection is lost."""
         code = NO_ROUTER
         for router in (find() for find in routers):
+            await router.listen()
             if not router.process.alive:
                 continue
+            self.connected_at_s = asyncio.get_running_loop().time()
             self.num_posts += 1
             try:
                 return await self._listen(router, router.post(self._request()))

@@ -94,9 +94,12 @@ class SimRouter:
 
         process.spawn(watch_workers(), "workers")
 
+    async def listen(self) -> None:
+        """Returns when it accepts connections, as `services.router.app.run` does after its first reading."""
+        await self._workers.wait_for_first_read()
+
     async def post(self, raw_request: RawRequest) -> Response:
         """The answer to a new call. Raises `BatonError`."""
-        await self._workers.wait_for_first_read()
         self.dispatcher.refuse_if_full(self._deadline_s)
         parsed = await self._frontend.parser.parse(raw_request)
         timer = self._frontend.traces.start(RequestOrigin(raw_request.endpoint), asyncio.get_running_loop().time())
