@@ -4,9 +4,13 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 lint_log="$(mktemp)"
-trap 'rm -f "$lint_log"' EXIT
+set -m # the linters get a process group of their own, so that an interrupt ends all of them
 scripts/lint.sh >"$lint_log" 2>&1 &
 lint=$!
+set +m
+trap 'kill -TERM -- "-$lint" 2>/dev/null; rm -f "$lint_log"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 .venv/bin/python -m pytest "$@"
 tests_status=$?
 wait "$lint"
