@@ -49,7 +49,7 @@ class PageChecks:
     def mismatches(self, pages: Sequence[PageId]) -> list[PageId]:
         """Hashes the settled ones of `pages` and returns those whose bytes are not what they settled with."""
         digests = self._pool.digests
-        settled = [page for page in pages if digests.is_settled(page)]
+        settled = digests.settled(pages)
         digests.mark_checked(settled)
         return self.compare(settled, [digests.digest(page) for page in settled])
 

@@ -42,6 +42,10 @@ class PageState(enum.IntEnum):
     RETIRED = 3
 
 
+_SETTLED, _CONDEMNED, _RETIRED = int(PageState.SETTLED), int(PageState.CONDEMNED), int(PageState.RETIRED)
+"""Plain numbers: these run for every page of every step."""
+
+
 class PageDigests:
     """Digests and states of `num_pages` pages."""
 
@@ -56,32 +60,46 @@ class PageDigests:
     def state(self, page: PageId) -> PageState:
         return PageState(self._states[page])
 
+    def unsettled(self, pages: Sequence[PageId]) -> list[PageId]:
+        """Those of `pages` that have no digest and are not condemned."""
+        states = self._states
+        return [page for page in pages if not states[page]]  # PageState.NONE == 0
+
+    def settled(self, pages: Sequence[PageId]) -> list[PageId]:
+        """Those of `pages` that have a digest and are not condemned."""
+        states = self._states
+        return [page for page in pages if states[page] == _SETTLED]
+
     def is_settled(self, page: PageId) -> bool:
         """True if the page has a digest and is not condemned."""
-        return self._states[page] == PageState.SETTLED
+        return self._states[page] == _SETTLED
 
     def is_condemned(self, page: PageId) -> bool:
-        return self._states[page] == PageState.CONDEMNED
+        return self._states[page] == _CONDEMNED
+
+    def is_retired(self, page: PageId) -> bool:
+        return self._states[page] == _RETIRED
 
     def set(self, page: PageId, digest: int) -> None:
         """Settles a page whose bytes are final. Raises `Broken` for a page that has settled already."""
-        if self._states[page] != PageState.NONE:
+        if self._states[page]:
             raise Broken(f"page {page} is {self.state(page).name} and cannot settle")
-        self._states[page] = PageState.SETTLED
+        self._states[page] = _SETTLED
         self._digests[page] = digest
-        self.mark_checked([page])
+        self._num_checks += 1
+        self._checked_at[page] = self._num_checks
 
     def digest(self, page: PageId) -> int:
         """Digest of a settled page. Raises `Broken` for any other."""
-        if self._states[page] != PageState.SETTLED:
+        if self._states[page] != _SETTLED:
             raise Broken(f"page {page} is {self.state(page).name} and has no digest")
         return self._digests[page]
 
     def condemn(self, page: PageId) -> None:
         """Forbids the use of a page until it is freed. Idempotent. Only the prefix cache and tests call this."""
-        if self._states[page] == PageState.RETIRED:
+        if self._states[page] == _RETIRED:
             raise Broken(f"page {page} is retired and cannot be condemned")
-        self._states[page] = PageState.CONDEMNED
+        self._states[page] = _CONDEMNED
 
     def record_fault(self, page: PageId, now: float) -> None:
         """Records that the page's bytes differed from its digest; the second time in an hour retires it when freed."""
@@ -93,8 +111,9 @@ class PageDigests:
     def mark_checked(self, pages: Sequence[PageId]) -> None:
         """Makes `pages` the most recently checked ones."""
         self._num_checks += 1
+        number, checked_at = self._num_checks, self._checked_at
         for page in pages:
-            self._checked_at[page] = self._num_checks
+            checked_at[page] = number
 
     def least_recently_checked(self, pages: Sequence[PageId], num_pages: int) -> list[PageId]:
         """The `num_pages` of `pages` whose last check is the longest ago."""
@@ -103,7 +122,7 @@ class PageDigests:
     def on_freed(self, page: PageId) -> bool:
         """Forgets the digest of a page without holds. True if the page is retired. Only the pool calls this."""
         if page in self._worn:
-            self._states[page] = PageState.RETIRED
+            self._states[page] = _RETIRED
             return True
-        self._states[page] = PageState.NONE
+        self._states[page] = 0
         return False

@@ -164,7 +164,7 @@ class PagePool:
                 return owner
         if self._cached[page]:
             return Owner.CACHED
-        return Owner.RETIRED if self.digests.state(PageId(page)) is PageState.RETIRED else Owner.FREE
+        return Owner.RETIRED if self.digests.is_retired(PageId(page)) else Owner.FREE
 
     def _update_owner(self, page: PageId) -> None:
         before, now = self._owners[page], self._strongest_owner(page)

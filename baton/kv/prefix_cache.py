@@ -87,8 +87,7 @@ class PrefixCache:
     def settle(self, pages: Sequence[PageId]) -> None:
         """Takes the digests of those of `pages`, all completely written, that have none."""
         digests = self.pool.digests
-        new = [page for page in pages if digests.state(page) is PageState.NONE] if self.hasher is not None else []
-        if self.hasher is not None and new:
+        if self.hasher is not None and (new := digests.unsettled(pages)):
             for page, digest in zip(new, self.hasher.digests(new), strict=True):
                 digests.set(page, digest)
 
