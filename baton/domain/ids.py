@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import zlib
 from dataclasses import dataclass
 from typing import NewType
 
@@ -77,9 +78,9 @@ def first_attempt(epoch: int) -> int:
     return (epoch - 1) * ATTEMPTS_PER_EPOCH + 1
 
 
-def new_owner_tag() -> int:
-    """A fresh non-zero random owner tag."""
-    return secrets.randbits(32) or 1
+def owner_tag(owner: OwnerId) -> int:
+    """Owner tag of a router process, non-zero: as random as the incarnation in its owner id."""
+    return zlib.crc32(owner.encode()) or 1
 
 
 def new_incarnation() -> Incarnation:

@@ -8,15 +8,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from baton.domain.ids import OwnerId, RequestId
+from baton.domain.ids import Ballot, OwnerId, RequestId, owner_tag
 from baton.domain.request import FinishReason, OutputToken
 from baton.store import transitions
 from baton.store.notifier import wait_for_event
 from baton.store.options import StoreOptions
-from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, SequenceRecord, WriteOutcome
+from baton.store.store import (
+    NO_BALLOT,
+    CallOwner,
+    CallRecord,
+    CallStatus,
+    JournalEntry,
+    JournalPart,
+    LeaseState,
+    SequenceRecord,
+    WriteOutcome,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +60,20 @@ class SequenceTable:
 
 @dataclass(frozen=True, slots=True)
 class _StoredCall:
+    """`opened`: its place in the order in which calls were entered."""
+
     record: CallRecord
     expires_at: float
+    opened: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    number: int
+    expires_at: float
+
+
+_NO_LEASE = _Lease(0, 0.0)
 
 
 @dataclass(slots=True)
@@ -77,8 +100,10 @@ class MemoryCallStore:
         self._options = options
         self._clock = clock
         self._calls: dict[RequestId, _StoredCall] = {}  # ordered by expiry: every write moves to the end
-        self._open: dict[RequestId, None] = {}  # in the order in which they were opened
-        self._leases: dict[OwnerId, float] = {}
+        self._open: set[RequestId] = set()
+        self._num_opened = itertools.count()
+        self._leases: dict[OwnerId, _Lease] = {}
+        self._generation = secrets.token_hex(8)
         self._journals: dict[RequestId, _Journal] = {}
         self._readers: dict[RequestId, set[asyncio.Event]] = {}
         self._closed = False
@@ -90,20 +115,24 @@ class MemoryCallStore:
             for changed in readers:
                 changed.set()
 
-    def open(self, record: CallRecord) -> bool:
+    def put(self, record: CallRecord) -> CallOwner:
         transitions.check_new_call(record)
         self._expire()
-        if record.id in self._calls:
-            return False
+        stored = self.get(record.id)
+        if stored is not None and stored.ballot >= record.ballot:
+            return transitions.owner_of(stored)
         self._put(record)
-        if self._leases.get(record.owner, 0.0) <= self._clock():
-            self.renew_lease(record.owner)
-        return True
+        if self._leases.get(record.owner, _NO_LEASE).expires_at <= self._clock():
+            self.hold_lease(record.owner, 0)
+        return transitions.owner_of(record)
 
-    def end(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes) -> bool:
+    def end(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes) -> bool:
         transitions.check_call_end(id, status, trace)
         call = self.get(id)
-        if call is None or call.epoch > epoch:
+        if call is None and status is CallStatus.ENDED:
+            self._put(transitions.tombstone(id, ballot), self._options.tombstone_s)
+            return True
+        if call is None or call.ballot != ballot:
             return False
         self._put(replace(call, status=status, trace=trace or call.trace))
         return True
@@ -112,23 +141,34 @@ class MemoryCallStore:
         stored = self._calls.get(id)
         return stored.record if stored and self._clock() < stored.expires_at else None
 
-    def claim(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
-        call = self.get(id)
-        if call is None or call.epoch != epoch or call.status is CallStatus.ENDED:
+    def claim(
+        self, id: RequestId, ballot: Ballot, owner: OwnerId, *, floor: int, seed: CallRecord | None
+    ) -> CallRecord | None:
+        stored = self.get(id)
+        call = stored or seed
+        if call is None or ballot != (stored.ballot if stored else NO_BALLOT):
+            return None
+        if stored is not None and stored.status is CallStatus.ENDED:
             return None
         router_id = transitions.router_of(owner)
-        for sequence in call.sequence_ids:
-            record = self._sequences.get(sequence)
+        records = {sequence: self._sequences.get(sequence) for sequence in call.sequence_ids}
+        epochs = [record.attempt_id.epoch for record in records.values() if record]
+        epoch, tag = transitions.claimed_epoch([call.epoch, *epochs], floor), owner_tag(owner)
+        for sequence, record in records.items():
             if record is None:
-                self._sequences.put(transitions.placeholder(sequence, router_id, epoch + 1))
-            elif resumed := transitions.apply_resume(record, router_id, epoch + 1):
+                self._sequences.put(transitions.placeholder(sequence, router_id, (epoch, tag)))
+            elif resumed := transitions.apply_resume(record, router_id, (epoch, tag)):
                 self._sequences.put(resumed)
-        claimed = replace(call, owner=owner, epoch=epoch + 1, status=CallStatus.OPEN)
+        claimed = replace(call, owner=owner, epoch=epoch, owner_tag=tag, status=CallStatus.OPEN)
         self._put(claimed)
         return claimed
 
-    def renew_lease(self, owner: OwnerId) -> None:
-        self._leases[owner] = self._clock() + self._options.owner_ttl_s
+    def hold_lease(self, owner: OwnerId, number: int) -> LeaseState:
+        now = self._clock()
+        held = self._leases.get(owner, _NO_LEASE)
+        before = held.number if now < held.expires_at else 0
+        self._leases[owner] = _Lease(max(number, before), now + self._options.owner_ttl_s)
+        return LeaseState(self._generation, before)
 
     def release_lease(self, owner: OwnerId) -> None:
         self._leases.pop(owner, None)
@@ -136,9 +176,10 @@ class MemoryCallStore:
     def list_orphans(self) -> list[CallRecord]:
         now = self._clock()
         self._expire()
-        self._leases = {owner: until for owner, until in self._leases.items() if now < until}
-        calls = (self._calls[id].record for id in self._open)
-        return list(itertools.islice((c for c in calls if c.owner not in self._leases), self._options.max_orphans))
+        self._leases = {owner: lease for owner, lease in self._leases.items() if now < lease.expires_at}
+        calls = (self._calls[id] for id in self._open)
+        orphans = sorted((c for c in calls if c.record.owner not in self._leases), key=lambda call: call.opened)
+        return [call.record for call in orphans[: self._options.max_orphans]]
 
     def write(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         self._expire()
@@ -160,12 +201,14 @@ class MemoryCallStore:
         record = self._sequences.get(id)
         if record is None:
             return WriteOutcome.GAP
-        if record.attempt > entry.id.attempt:
+        if record.attempt_id.order > entry.id.order:
             return WriteOutcome.SUPERSEDED
         journal = self._journal(id)
         if entry.tokens and entry.first > len(journal.tokens):
             return WriteOutcome.GAP
         has_more = bool(entry.tokens) and entry.first + len(entry.tokens) > len(journal.tokens)
+        if record.attempt_id != entry.id:
+            self._sequences.put(replace(record, attempt=entry.id.attempt, owner_tag=entry.id.owner_tag))
         if not journal.ended and (has_more or entry.finish is not None or entry.failure_code):
             self._append(journal, entry)
             self._journals.pop(id, None)
@@ -205,19 +248,22 @@ class MemoryCallStore:
         journal = self._journals.get(id)
         return journal if journal and self._clock() < journal.expires_at else _Journal()
 
-    def _put(self, record: CallRecord) -> None:
-        self._calls.pop(record.id, None)
-        self._calls[record.id] = _StoredCall(record, self._clock() + self._options.retention_s)
+    def _put(self, record: CallRecord, retention_s: float | None = None) -> None:
+        before = self._calls.pop(record.id, None)
+        expires_at = self._clock() + (self._options.retention_s if retention_s is None else retention_s)
+        is_known = before is not None and before.expires_at > self._clock()
+        opened = before.opened if before is not None and is_known else next(self._num_opened)
+        self._calls[record.id] = _StoredCall(record, expires_at, opened)
         if record.status is CallStatus.OPEN:
-            self._open.setdefault(record.id)
+            self._open.add(record.id)
         else:
-            self._open.pop(record.id, None)
+            self._open.discard(record.id)
 
     def _expire(self) -> None:
         """Drops records past their retention."""
         now = self._clock()
         while self._calls and (call := next(iter(self._calls.values()))).expires_at <= now:
             del self._calls[call.record.id]
-            self._open.pop(call.record.id, None)
+            self._open.discard(call.record.id)
         while self._journals and (journal := next(iter(self._journals.items())))[1].expires_at <= now:
             del self._journals[journal[0]]

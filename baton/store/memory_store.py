@@ -9,8 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton.domain.errors import Broken
-from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
+from baton.domain.ids import AttemptId, Ballot, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.worker import WorkerRecord
 from baton.store import transitions
@@ -18,11 +17,14 @@ from baton.store.memory_call_store import MemoryCallStore, SequenceTable
 from baton.store.notifier import ChangeNotifier
 from baton.store.options import StoreOptions
 from baton.store.store import (
+    CallOwner,
     CallRecord,
     CallStatus,
     Durability,
     JournalEntry,
     JournalPart,
+    LeaseState,
+    RecordLost,
     SequenceRecord,
     StoreUnavailable,
     WriteOutcome,
@@ -71,35 +73,48 @@ class MemoryStore:
     ) -> RequestState:
         record = self._get(id.request_id)
         if record is None:
-            raise Broken(f"{events[0].value} of {id}: no such request in the store")
+            raise RecordLost(transitions.lost_message(id, events[0], None))
         after = transitions.apply_events(
-            record, id.attempt, events, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
+            record, id, events, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
         )
         self._sequences.put(after)
         return after.state
 
+    async def put_request(self, record: SequenceRecord) -> SequenceRecord:
+        after = transitions.after_put(self._get(record.id), record)
+        self._sequences.put(after)
+        return after
+
     async def get(self, id: RequestId) -> SequenceRecord | None:
         return self._get(id)
 
-    async def open_call(self, record: CallRecord) -> bool:
+    async def put_call(self, record: CallRecord) -> CallOwner:
         self._check_open()
-        return self._calls.open(record)
+        return self._calls.put(record)
 
-    async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
+    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
         self._check_open()
-        return self._calls.end(id, epoch, status, trace)
+        return self._calls.end(id, ballot, status, trace)
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         self._check_open()
         return self._calls.get(id)
 
-    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+    async def claim_call(
+        self,
+        id: RequestId,
+        ballot: Ballot,
+        owner: OwnerId,
+        *,
+        floor: int = 0,
+        seed: CallRecord | None = None,
+    ) -> CallRecord | None:
         self._check_open()
-        return self._calls.claim(id, epoch, owner)
+        return self._calls.claim(id, ballot, owner, floor=floor, seed=seed)
 
-    async def renew_lease(self, owner: OwnerId) -> None:
+    async def hold_lease(self, owner: OwnerId, number: int) -> LeaseState:
         self._check_open()
-        self._calls.renew_lease(owner)
+        return self._calls.hold_lease(owner, number)
 
     async def release_lease(self, owner: OwnerId) -> None:
         self._check_open()

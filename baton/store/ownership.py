@@ -1,13 +1,16 @@
 """Renews a router's owner lease and claims the calls of owners whose lease has ended.
 
-One task. A router claims orphaned calls only after the store has answered it for one full lease. An outage, or a store
-that lost everything, ends all leases at once; their owners must have time to renew them. Owned by the router's `app`;
-knows no Redis.
+One task. A router claims orphaned calls only after the store has answered it for one full lease. An outage ends all
+leases at once; their owners must have time to renew them. After a reset of the store, no router claims before its
+patience is over: every owner finds the reset with its next renewal and puts its calls again. Owned by the router's
+`app`; knows no Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
+import time
 from collections.abc import Awaitable, Callable
 from typing import Self
 
@@ -15,11 +18,36 @@ import structlog
 
 from baton.domain.ids import OwnerId, RequestId
 from baton.store.notifier import wait_for_event
-from baton.store.store import CallRecord, CallStatus, CallStore, StoreUnavailable
+from baton.store.store import CallRecord, CallStatus, CallStore, LeaseState, StoreUnavailable
 
 _log = structlog.get_logger(__name__)
 RENEWALS_PER_TTL = 4
 """Renewals in one lease."""
+
+FLUSH_S = 0.3
+"""Longest usual delay between a reset that an owner finds and its calls in the store."""
+
+
+class StoreReset(enum.Enum):
+    """Reason to put all calls again.
+
+    LAPSED: the lease had ended, so any call may have been claimed. EMPTIED: the store has lost everything. ROLLED_BACK:
+    an older state of it was restored.
+    """
+
+    LAPSED = "lapsed"
+    EMPTIED = "emptied"
+    ROLLED_BACK = "rolled_back"
+
+
+def patience_s(owner_ttl_s: float) -> float:
+    """Time after a reset of the store until every living owner has put its calls again."""
+    return 2 * owner_ttl_s + FLUSH_S
+
+
+def boot_time() -> float:
+    """Seconds since the machine started, those of a suspension included: a stopped process sees its lease end."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class OwnerLease:
@@ -31,23 +59,27 @@ class OwnerLease:
         owner: OwnerId,
         on_claimed: Callable[[CallRecord], Awaitable[None]],
         *,
-        on_expired: Callable[[], None] = lambda: None,
+        on_reset: Callable[[StoreReset], None] = lambda reset: None,
         owner_ttl_s: float = 1.0,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = boot_time,
     ) -> None:
-        """`owner_ttl_s` must equal that of `StoreOptions`. `clock` defaults to the running loop's.
+        """`owner_ttl_s` must equal that of `StoreOptions`.
 
-        `on_claimed` must be quick. If it raises, the error is logged and the call stays with this owner. `on_expired`
-        is called after a renewal that came too late: any call may have been claimed by another router.
+        `on_claimed` must be quick. If it raises, the error is logged and the call stays with this owner. `on_reset` is
+        called when a renewal finds a reset, and once more after the patience: all calls must be put again.
         """
         self._store = store
         self._owner = owner
         self._on_claimed = on_claimed
-        self._on_expired = on_expired
+        self._on_reset = on_reset
         self._ttl_s = owner_ttl_s
-        self._clock = clock or _loop_time
+        self._clock = clock
         self._held_until = 0.0
-        self._healthy_since: float | None = None
+        self._claims_from: float | None = None  # None: the store does not answer
+        self._generation = ""  # "": none known
+        self._number = 0
+        self._last_number = 0  # of the last renewal with an answer
+        self._put_again: tuple[float, StoreReset] | None = None  # when, and why
         self._claiming = True
         self._unconfirmed: dict[RequestId, CallRecord] = {}  # claims whose answer was lost
         self._closing = asyncio.Event()
@@ -71,8 +103,11 @@ class OwnerLease:
 
     @property
     def may_claim(self) -> bool:
-        """True after one full lease of good answers, in which every live owner could renew its own lease."""
-        return self._claiming and self._healthy_since is not None and self._clock() - self._healthy_since >= self._ttl_s
+        """True after good answers for one full lease, or for the patience after a reset.
+
+        Every living owner could renew its lease and put its calls then.
+        """
+        return self._claiming and self._claims_from is not None and self._clock() >= self._claims_from
 
     def start(self) -> None:
         """Starts the task inside a running loop; idempotent."""
@@ -102,8 +137,9 @@ class OwnerLease:
         began = self._clock()
         try:
             async with asyncio.timeout(self._ttl_s / 2):
-                await self._store.renew_lease(self._owner)
-            self._renewed(began)
+                self._number += 1
+                number, state = self._number, await self._store.hold_lease(self._owner, self._number)
+            self._renewed(began, number, state)
             if self.may_claim:
                 await self._confirm_claims()
                 async with asyncio.timeout(self._ttl_s):
@@ -118,19 +154,36 @@ class OwnerLease:
             await self.renew_and_claim()
             await wait_for_event(self._closing, max(0.0, began + self._ttl_s / RENEWALS_PER_TTL - self._clock()))
 
-    def _renewed(self, began: float) -> None:
-        late, is_first = began >= self._held_until, self._held_until == 0.0
-        self._held_until = began + self._ttl_s
-        if self._healthy_since is None or late:
-            self._healthy_since = self._clock()
-        if late and not is_first:
-            _log.warning("call_lease_expired", owner=self._owner)
-            self._on_expired()
+    def _renewed(self, began: float, number: int, state: LeaseState) -> None:
+        """Takes note of a renewal that was sent at `began`: a lease counts from then, since its answer may be late."""
+        reset = self._find_reset(began, state)
+        now, self._held_until = self._clock(), began + self._ttl_s
+        self._generation, self._last_number = state.generation, number
+        if reset is not None:
+            _log.warning("store_reset", owner=self._owner, reason=reset.value)
+            self._claims_from = now + patience_s(self._ttl_s)
+            self._put_again = self._claims_from, reset
+            self._on_reset(reset)
+        elif self._claims_from is None:
+            patient_until = self._put_again[0] if self._put_again is not None else 0.0
+            self._claims_from = max(patient_until, now + self._ttl_s)
+        if self._put_again is not None and now >= self._put_again[0]:
+            (_, again), self._put_again = self._put_again, None
+            self._on_reset(again)
+
+    def _find_reset(self, began: float, state: LeaseState) -> StoreReset | None:
+        if not self._generation:
+            return None
+        if state.generation != self._generation:
+            return StoreReset.EMPTIED
+        if began >= self._held_until:
+            return StoreReset.LAPSED
+        return StoreReset.ROLLED_BACK if state.number < self._last_number else None
 
     def _failed(self, error: Exception) -> None:
-        if self._healthy_since is not None:
+        if self._claims_from is not None:
             _log.warning("call_lease_renewal_failed", owner=self._owner, reason=str(error) or type(error).__name__)
-        self._healthy_since = None
+        self._claims_from = None
 
     async def _claim(self, orphans: list[CallRecord]) -> None:
         """Claims one call after another while the lease is held."""
@@ -139,7 +192,7 @@ class OwnerLease:
                 return
             self._unconfirmed[call.id] = call
             async with asyncio.timeout(self._ttl_s):
-                claimed = await self._store.claim_call(call.id, call.epoch, self._owner)
+                claimed = await self._store.claim_call(call.id, call.ballot, self._owner)
             if claimed is not None:
                 await self._on_granted(call, claimed)
 
@@ -166,7 +219,3 @@ class OwnerLease:
             await self._on_claimed(call)
         except Exception:  # the root of the taken-over call
             _log.exception("takeover_start_failed", call_id=call.id)
-
-
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.domain.errors import BatonError
-from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
+from baton.domain.ids import AttemptId, Ballot, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.domain.worker import WorkerRecord
@@ -23,11 +23,18 @@ class StoreUnavailable(BatonError):
     code = "store_unavailable"
 
 
+class RecordLost(BatonError):
+    """The store has lost a record, or its newest attempts: put it again (`SequenceStore.put_request`)."""
+
+    code = "record_lost"
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceRecord:
-    """Stored state of one sequence. `attempt` fences: a write under a lower one raises `Superseded`.
+    """Stored state of one sequence. Its attempt fences: a write under a lower one raises `Superseded`.
 
-    `fingerprint` identifies the model of the workers that got the newest placed attempt; "" before the first.
+    `attempt` and `owner_tag` are those of `AttemptId`. `fingerprint` identifies the model of the workers that got the
+    newest placed attempt; "" before the first.
     """
 
     id: RequestId
@@ -39,6 +46,12 @@ class SequenceRecord:
     num_emitted: int = 0
     failure_code: str = ""
     fingerprint: str = ""
+    owner_tag: int = 0
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        """The newest attempt."""
+        return AttemptId(self.id, self.attempt, self.owner_tag)
 
 
 MAX_TRACE_BYTES = 8 * 1024
@@ -57,10 +70,10 @@ class CallStatus(enum.Enum):
 class CallRecord:
     """One client call: everything that any router needs to continue its answer.
 
-    `owner` answers the call while it is OPEN; `epoch` counts owners from 1 and fences them. `body` is the client's
-    JSON, posted to `endpoint`. `seed` applies where the client gave none. `sequence_ids` are in the order of the
-    choices. `tenant` is "" without API keys. `trace` is the encoded `RequestTrace` of the last end, of at most
-    `MAX_TRACE_BYTES`.
+    `owner` answers the call while it is OPEN. `epoch` counts owners from 1, `owner_tag` is a random number of the
+    owner's process; both together are the ballot, which fences. `body` is the client's JSON, posted to `endpoint`.
+    `seed` applies where the client gave none. `sequence_ids` are in the order of the choices. `tenant` is "" without
+    API keys. `trace` is the encoded `RequestTrace` of the last end, of at most `MAX_TRACE_BYTES`.
     """
 
     id: RequestId
@@ -74,6 +87,38 @@ class CallRecord:
     seed: int
     sequence_ids: tuple[RequestId, ...]
     trace: bytes = b""
+    owner_tag: int = 0
+
+    @property
+    def ballot(self) -> Ballot:
+        """Ballot of the owner."""
+        return self.epoch, self.owner_tag
+
+
+NO_BALLOT: Ballot = (0, 0)
+"""Ballot of a call that the store does not have: below every other one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOwner:
+    """Owner of a stored call, with the call's ballot and status."""
+
+    owner: OwnerId
+    ballot: Ballot
+    status: CallStatus
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    """State of the store and of an owner's lease, found by a renewal.
+
+    `generation` is a random value that a store without data draws once: another one means that it was emptied.
+    `number` is that of the last renewal, before this one; 0 when the lease had ended. One below the last acknowledged
+    number means that an older state of the store was restored.
+    """
+
+    generation: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +184,10 @@ class Durability(enum.Enum):
 
 
 class SequenceStore(Protocol):
-    """Sequence records with compare-and-set along `baton.domain.lifecycle.TABLE`."""
+    """Sequence records with compare-and-set along `baton.domain.lifecycle.TABLE`.
+
+    Attempts are compared by `AttemptId.order`.
+    """
 
     async def create(self, record: SequenceRecord) -> bool:
         """Creates a record in state RECEIVED; False, without effect, if the id is taken."""
@@ -157,8 +205,18 @@ class SequenceStore(Protocol):
 
         `id` carries the attempt of the first event. RETRY and RESUME open the next attempt (stored attempt + 1); other
         events carry the stored one. `num_emitted` never decreases; `failure_code` is that of the last event;
-        `fingerprint` replaces the stored one unless it is "". Raises `Superseded` for a lower attempt, and `Broken` for
-        an unknown id or an event that the table lacks; nothing changes then.
+        `fingerprint` replaces the stored one unless it is "". Raises `Superseded` (with `seen`) for a lower attempt,
+        `RecordLost` for a higher one or an unknown id, and `Broken` for an event that the table lacks; nothing changes
+        then.
+        """
+        ...
+
+    async def put_request(self, record: SequenceRecord) -> SequenceRecord:
+        """Enters a record again, in any state, after the store has lost it or some of its changes.
+
+        Replaces a stored record of a lower attempt, or of the same attempt unless it has ended; `num_emitted` never
+        decreases then. Returns the record that the store has afterwards: it is another owner's if its attempt is
+        higher.
         """
         ...
 
@@ -174,15 +232,21 @@ class CallStore(Protocol):
     continues it. Every record expires one retention after its last change.
     """
 
-    async def open_call(self, record: CallRecord) -> bool:
-        """Creates an OPEN call, and a lease for an owner without one; False, without effect, if the id is taken."""
+    async def put_call(self, record: CallRecord) -> CallOwner:
+        """Enters an OPEN call under the ballot of `record`, and starts a lease for an owner without one.
+
+        Replaces a stored call with a lower ballot, of any status. Has no effect on one with the same ballot or a higher
+        one. Returns what the store has afterwards. The call is the owner's if owner and ballot are those of `record`;
+        it may have ended.
+        """
         ...
 
-    async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
+    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
         """Marks a call ENDED or ABANDONED and stores its trace; an empty one leaves the stored trace.
 
-        False, without effect, when the call is unknown or has a newer epoch. Raises `Broken` for a trace of more than
-        `MAX_TRACE_BYTES`.
+        False, without effect, when the store has another ballot. A call that the store has lost cannot be ABANDONED
+        (False); ENDED, it is entered without body, owner or sequences for `StoreOptions.tombstone_s`, so that readers
+        learn its end. Raises `Broken` for a trace of more than `MAX_TRACE_BYTES`.
         """
         ...
 
@@ -190,17 +254,30 @@ class CallStore(Protocol):
         """Returns the call, or None when it is unknown or past its retention."""
         ...
 
-    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
-        """Compare-and-set on `epoch`: gives the call to `owner` under the next epoch, OPEN, and returns it.
+    async def claim_call(
+        self,
+        id: RequestId,
+        ballot: Ballot,
+        owner: OwnerId,
+        *,
+        floor: int = 0,
+        seed: CallRecord | None = None,
+    ) -> CallRecord | None:
+        """Compare-and-set on `ballot`: gives the call to `owner` under a higher epoch, OPEN, and returns it.
 
-        Resumes in the same step every sequence that the table allows, under the first attempt of the new epoch
+        The owner tag is that of `owner`. The epoch is one above that of the call, of its sequences and `floor`, the
+        highest that the claimant has seen. With `seed` and `NO_BALLOT`, enters a call that the store lacks. Resumes in
+        the same step every sequence that the table allows, under the first attempt of the new epoch
         (`baton.domain.ids.first_attempt`). That fences off all attempts of earlier owners. Returns None, without
-        effect, when the epoch differs, or the call has ENDED or is unknown.
+        effect, when the ballot differs, or the call has ENDED, or is unknown and there is no seed.
         """
         ...
 
-    async def renew_lease(self, owner: OwnerId) -> None:
-        """Renews the owner's lease, or starts it."""
+    async def hold_lease(self, owner: OwnerId, number: int) -> LeaseState:
+        """Renews the owner's lease, or starts it. `number` counts the owner's renewals from 1.
+
+        Returns what it found before: see `LeaseState`.
+        """
         ...
 
     async def release_lease(self, owner: OwnerId) -> None:
@@ -212,7 +289,10 @@ class CallStore(Protocol):
         ...
 
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
-        """Appends to journals in one round trip; returns the outcome of each entry. The attempt fences."""
+        """Appends to journals in one round trip; returns the outcome of each entry.
+
+        The attempt fences: a lower one than the stored is refused, a higher one becomes the stored one.
+        """
         ...
 
     async def read_journal(self, id: RequestId, start: int, wait_s: float) -> JournalPart:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from baton.domain.errors import Broken, Superseded
-from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt
+from baton.domain.ids import AttemptId, Ballot, OwnerId, RequestId, first_attempt
 from baton.domain.lifecycle import TABLE, RequestEvent, RequestState, advance
-from baton.store.store import MAX_TRACE_BYTES, CallRecord, CallStatus, SequenceRecord
+from baton.store.store import MAX_TRACE_BYTES, CallOwner, CallRecord, CallStatus, RecordLost, SequenceRecord
 
 NUM_ATTEMPTS_OPENED = {event: int(event in (RequestEvent.RETRY, RequestEvent.RESUME)) for event in RequestEvent}
 """Attempts that an event opens: RETRY and RESUME come with the next attempt, the others with the stored one."""
@@ -36,7 +36,7 @@ def check_new_sequence(record: SequenceRecord) -> None:
 
 def apply_event(
     record: SequenceRecord,
-    attempt: int,
+    id: AttemptId,
     event: RequestEvent,
     *,
     num_emitted: int = 0,
@@ -45,17 +45,17 @@ def apply_event(
 ) -> SequenceRecord:
     """Returns the record after `event`, with the failure code of this event and its fingerprint, if it has one.
 
-    Raises `Superseded` when `attempt` is lower than the event requires, `Broken` when it is higher or the table lacks
-    the event.
+    Raises `Superseded` when `id` is lower than the event requires, `RecordLost` when it is higher, and `Broken` when
+    the table lacks the event.
     """
-    expected = record.attempt + NUM_ATTEMPTS_OPENED[event]
-    if attempt < expected:
-        raise Superseded(superseded_message(AttemptId(record.id, attempt), event, record.attempt))
-    if attempt > expected:
-        raise Broken(f"{event.value} of {record.id}/{attempt} must carry attempt {expected}")
+    expected = replace(record.attempt_id, attempt=record.attempt + NUM_ATTEMPTS_OPENED[event])
+    if id.order < expected.order:
+        raise Superseded(superseded_message(id, event, record.attempt), record.attempt_id)
+    if id.order > expected.order:
+        raise RecordLost(lost_message(id, event, record.attempt))
     return replace(
         record,
-        attempt=attempt,
+        attempt=id.attempt,
         state=advance(record.state, event),
         num_emitted=max(record.num_emitted, num_emitted),
         failure_code=failure_code,
@@ -65,41 +65,60 @@ def apply_event(
 
 def apply_events(
     record: SequenceRecord,
-    attempt: int,
+    id: AttemptId,
     events: Sequence[RequestEvent],
     *,
     num_emitted: int = 0,
     failure_code: str = "",
     fingerprint: str = "",
 ) -> SequenceRecord:
-    """Returns the record after `events`, the first under `attempt`, with the failure code of the last.
+    """Returns the record after `events`, the first under `id`, with the failure code of the last.
 
     Raises as `apply_event`.
     """
     after = record
     for position, event in enumerate(events):
-        given = after.attempt + NUM_ATTEMPTS_OPENED[event] if position else attempt
+        given = replace(after.attempt_id, attempt=after.attempt + NUM_ATTEMPTS_OPENED[event]) if position else id
         after = apply_event(
             after, given, event, num_emitted=num_emitted, failure_code=failure_code, fingerprint=fingerprint
         )
     return after
 
 
-def apply_resume(record: SequenceRecord, router_id: str, epoch: int) -> SequenceRecord | None:
-    """Returns the record as `router_id`, owner of `epoch`, continues it; None when the table does not allow RESUME."""
+def after_put(stored: SequenceRecord | None, record: SequenceRecord) -> SequenceRecord:
+    """The stored record after `SequenceStore.put_request`."""
+    if stored is None or stored.attempt_id.order < record.attempt_id.order:
+        return record
+    is_later = stored.attempt_id != record.attempt_id or stored.router_id != record.router_id
+    if is_later or stored.state.terminal:
+        return stored
+    return replace(record, num_emitted=max(stored.num_emitted, record.num_emitted))
+
+
+def claimed_epoch(epochs: Iterable[int], floor: int) -> int:
+    """Epoch of a claim. `epochs`: those of the call and of its sequences."""
+    return max(floor, *epochs) + 1
+
+
+def apply_resume(record: SequenceRecord, router_id: str, ballot: Ballot) -> SequenceRecord | None:
+    """Returns the record as `router_id`, owner of `ballot`, continues it; None when the table does not allow RESUME."""
     target = TABLE.get((record.state, RequestEvent.RESUME))
     if target is None:
         return None
-    attempt = max(record.attempt + 1, first_attempt(epoch))
-    return replace(record, attempt=attempt, state=target, failure_code="", router_id=router_id)
+    first, tag = first_attempt(ballot[0]), ballot[1]
+    return replace(record, state=target, attempt=first, owner_tag=tag, failure_code="", router_id=router_id)
 
 
-def placeholder(id: RequestId, router_id: str, epoch: int) -> SequenceRecord:
+def placeholder(id: RequestId, router_id: str, ballot: Ballot) -> SequenceRecord:
     """Record of a sequence that its first router had not written when its call was claimed.
 
     It keeps that router from writing the sequence afterwards, and omits what only that router knew.
     """
-    return SequenceRecord(id, first_attempt(epoch), RequestState.QUEUED, router_id, model="", num_prompt_tokens=0)
+    epoch, owner_tag = ballot
+    queued = RequestState.QUEUED
+    return SequenceRecord(
+        id, first_attempt(epoch), queued, router_id, model="", num_prompt_tokens=0, owner_tag=owner_tag
+    )
 
 
 def router_of(owner: OwnerId) -> str:
@@ -121,9 +140,26 @@ def check_call_end(id: RequestId, status: CallStatus, trace: bytes = b"") -> Non
         raise Broken(f"the trace of call {id} has {len(trace)} bytes, more than {MAX_TRACE_BYTES}")
 
 
+def owner_of(record: CallRecord) -> CallOwner:
+    """Owner, ballot and status of a call."""
+    return CallOwner(record.owner, record.ballot, record.status)
+
+
+def tombstone(id: RequestId, ballot: Ballot) -> CallRecord:
+    """Record of the end of a call that the store has lost."""
+    epoch, owner_tag = ballot
+    return CallRecord(id, OwnerId(""), epoch, CallStatus.ENDED, "", b"", "", 0, 0, (), owner_tag=owner_tag)
+
+
 def superseded_message(id: AttemptId, event: RequestEvent, stored_attempt: int) -> str:
     """Message of `Superseded`, the same from every store."""
     return f"{event.value} of {id} came late: the store is at attempt {stored_attempt}"
+
+
+def lost_message(id: AttemptId, event: RequestEvent, stored_attempt: int | None) -> str:
+    """Message of `RecordLost`, the same from every store. None: the store has no record."""
+    found = "no such request in the store" if stored_attempt is None else f"the store is at attempt {stored_attempt}"
+    return f"{event.value} of {id}: {found}"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -234,7 +234,10 @@ async def open_frontend(
     store_access = backend.store_access
     frontend = build_frontend(text, backend.dispatcher, api_limits(settings, text), backend.traces, store_access)
     ownership = OwnerLease(
-        store_access.store, store_access.owner, frontend.takeovers.take_over, on_expired=backend.writer.recheck_live
+        store_access.store,
+        store_access.owner,
+        frontend.takeovers.take_over,
+        on_reset=lambda reset: backend.writer.put_again(),
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(ownership.close)

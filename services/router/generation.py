@@ -20,8 +20,9 @@ class SequenceSpec:
     """One sequence to generate, validated. `deadline_s` counts from admission.
 
     A sequence that was taken over brings the tokens emitted before (`dispatch` yields only what follows), the number of
-    prompt tokens cached then, the attempt that the store has opened for it, and the fingerprint of its last workers.
-    Only workers with that fingerprint may continue: a client may have heard tokens that are not in the store.
+    prompt tokens cached then, the attempt and owner tag that the store has opened for it, and the fingerprint of its
+    last workers. Only workers with that fingerprint may continue: a client may have heard tokens that are not in the
+    store.
 
     `tenant` is "" without API keys. A higher `priority` comes first within a tenant.
     """
@@ -38,6 +39,7 @@ class SequenceSpec:
     fingerprint: str = ""
     tenant: str = ""
     priority: int = 0
+    owner_tag: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from baton.domain.ids import OwnerId, RequestId
-from baton.store.store import CallRecord, CallStatus, JournalEntry, StateStore, WriteOutcome
+from baton.domain.ids import AttemptId, Ballot, OwnerId, RequestId
+from baton.store.store import NO_BALLOT, CallRecord, CallStatus, JournalEntry, StateStore, WriteOutcome
 from simulation.checks.invariants import Violation
 
 BrokenRule = Callable[[RequestId, Sequence[int]], str]
@@ -32,35 +32,37 @@ class CheckedStore:
         self._is_healthy = is_healthy
         self._broken_rule = broken_rule
         self._on_violation = on_violation
-        self._epochs: dict[RequestId, int] = {}
+        self._ballots: dict[RequestId, Ballot] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+    async def claim_call(
+        self, id: RequestId, ballot: Ballot, owner: OwnerId, *, floor: int = 0, seed: CallRecord | None = None
+    ) -> CallRecord | None:
         """See `CallStore.claim_call`."""
         before = await self._store.get_call(id)
-        claimed = await self._store.claim_call(id, epoch, owner)
+        claimed = await self._store.claim_call(id, ballot, owner, floor=floor, seed=seed)
         if claimed is not None and before is not None:
-            self._check_claim(before, claimed, epoch)
+            self._check_claim(before, claimed, ballot)
         return claimed
 
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         """See `CallStore.write_journal`."""
-        attempts = [await self._attempt(entry.id.request_id) for entry in entries]
+        attempts = [await self._newest(entry.id.request_id) for entry in entries]
         written = await self._store.write_journal(entries)
         for entry, attempt, what in zip(entries, attempts, written, strict=True):
-            if what is WriteOutcome.DONE and entry.id.attempt < attempt:
-                self._violate("I3", f"{entry.id} writes tokens, and attempt {attempt} is in the store", entry)
+            if what is WriteOutcome.DONE and entry.id.order < attempt.order:
+                self._violate("I3", f"{entry.id} writes tokens, and {attempt} is in the store", entry)
             if what is WriteOutcome.DONE:
                 await self._check_tokens(entry)
         return written
 
-    def _check_claim(self, before: CallRecord, claimed: CallRecord, epoch: int) -> None:
-        newest = max(before.epoch, self._epochs.get(before.id, 0))
-        self._epochs[claimed.id] = claimed.epoch
-        if epoch != newest:
-            why = f"{claimed.owner} claims it from epoch {epoch}, and it is at {newest}"
+    def _check_claim(self, before: CallRecord, claimed: CallRecord, ballot: Ballot) -> None:
+        newest = max(before.ballot, self._ballots.get(before.id, NO_BALLOT))
+        self._ballots[claimed.id] = claimed.ballot
+        if ballot != newest:
+            why = f"{claimed.owner} claims it from ballot {ballot}, and it is at {newest}"
             self._on_violation(Violation("I3", why, before.id))
         if before.status is CallStatus.OPEN and before.owner != claimed.owner and self._is_healthy(before.owner):
             self._on_violation(
@@ -75,9 +77,9 @@ class CheckedStore:
         if rule := self._broken_rule(entry.id.request_id, tokens):
             self._violate(rule, f"its journal says {tokens}: not what one model says", entry)
 
-    async def _attempt(self, id: RequestId) -> int:
+    async def _newest(self, id: RequestId) -> AttemptId:
         record = await self._store.get(id)
-        return record.attempt if record is not None else 0
+        return record.attempt_id if record is not None else AttemptId(id, 0)
 
     def _violate(self, rule: str, why: str, entry: JournalEntry) -> None:
         self._on_violation(Violation(rule, why, entry.id.request_id))

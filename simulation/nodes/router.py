@@ -144,7 +144,12 @@ class SimRouter:
         traces = RequestTraces(self.process.name, MODEL, RequestLog.OFF)
         self._frontend = build_frontend(text_model(), self.dispatcher, limits, traces, store_access)
         self._ownership = policies.ownership(
-            store, owner, self._frontend.takeovers.take_over, owner_ttl_s=CONFIG.owner_ttl_s
+            store,
+            owner,
+            self._frontend.takeovers.take_over,
+            on_reset=lambda reset: self.writer.put_again(),
+            owner_ttl_s=CONFIG.owner_ttl_s,
+            clock=asyncio.get_running_loop().time,
         )
         self._ownership.start()
 

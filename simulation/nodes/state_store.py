@@ -10,15 +10,17 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
+from baton.domain.ids import AttemptId, Ballot, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.worker import WorkerRecord
 from baton.store.store import (
+    CallOwner,
     CallRecord,
     CallStatus,
     Durability,
     JournalEntry,
     JournalPart,
+    LeaseState,
     SequenceRecord,
     StateStore,
     StoreUnavailable,
@@ -74,23 +76,28 @@ class SimStore:
             )
         )
 
+    async def put_request(self, record: SequenceRecord) -> SequenceRecord:
+        return await self._call(lambda store: store.put_request(record))
+
     async def get(self, id: RequestId) -> SequenceRecord | None:
         return await self._call(lambda store: store.get(id))
 
-    async def open_call(self, record: CallRecord) -> bool:
-        return await self._call(lambda store: store.open_call(record))
+    async def put_call(self, record: CallRecord) -> CallOwner:
+        return await self._call(lambda store: store.put_call(record))
 
-    async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
-        return await self._call(lambda store: store.end_call(id, epoch, status, trace))
+    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
+        return await self._call(lambda store: store.end_call(id, ballot, status, trace))
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         return await self._call(lambda store: store.get_call(id))
 
-    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
-        return await self._call(lambda store: store.claim_call(id, epoch, owner))
+    async def claim_call(
+        self, id: RequestId, ballot: Ballot, owner: OwnerId, *, floor: int = 0, seed: CallRecord | None = None
+    ) -> CallRecord | None:
+        return await self._call(lambda store: store.claim_call(id, ballot, owner, floor=floor, seed=seed))
 
-    async def renew_lease(self, owner: OwnerId) -> None:
-        await self._call(lambda store: store.renew_lease(owner))
+    async def hold_lease(self, owner: OwnerId, number: int) -> LeaseState:
+        return await self._call(lambda store: store.hold_lease(owner, number))
 
     async def release_lease(self, owner: OwnerId) -> None:
         await self._call(lambda store: store.release_lease(owner))

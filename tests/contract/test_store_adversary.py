@@ -89,14 +89,14 @@ async def stage(server: LocalRedis, request: pytest.FixtureRequest) -> AsyncIter
 
 async def stored_answer(stage: Stage, id: str = "c", tenant: str = "acme") -> None:
     """A call with a sequence and the tokens 1000..1003."""
-    await stage.store.open_call(call(id, tenant))
+    await stage.store.put_call(call(id, tenant))
     await stage.store.create(sequence(f"{id}-0"))
     await stage.store.write_journal([entry(0, 2, f"{id}-0"), entry(2, 4, f"{id}-0", finish=FinishReason.STOP)])
 
 
 async def test_redis_holds_nothing_of_a_client_in_clear(stage: Stage) -> None:
     await stored_answer(stage, tenant="acme-corp")
-    await stage.store.end_call(RequestId("c"), 1, CallStatus.ENDED, b"the trace of a client")
+    await stage.store.end_call(RequestId("c"), (1, 0), CallStatus.ENDED, b"the trace of a client")
     dump = b""
     async for key in stage.redis.scan_iter(match=f"{stage.keys.prefix}*"):
         kind = await stage.redis.type(key)
@@ -131,7 +131,7 @@ async def test_a_call_cannot_be_given_to_another_tenant(stage: Stage) -> None:
     clear = await stage.open_as(OPEN_CLUSTER)
     for forger in (mallory, clear):
         await stage.redis.delete(stage.call_key("c"))
-        await forger.open_call(call("c", tenant="mallory"))
+        await forger.put_call(call("c", tenant="mallory"))
         assert await stage.store.get_call(RequestId("c")) is None
 
 
@@ -148,20 +148,20 @@ async def test_a_call_cut_short_is_not_found(stage: Stage, length: int) -> None:
 async def test_forged_calls_are_never_run_and_hide_no_real_one(stage: Stage) -> None:
     clear = await stage.open_as(OPEN_CLUSTER)
     for number in range(2 * RARE.max_orphans):
-        await clear.open_call(call(f"forged-{number}"))
-    await stage.store.open_call(call("real"))
+        await clear.put_call(call(f"forged-{number}"))
+    await stage.store.put_call(call("real"))
     await stage.store.release_lease(OURS)
     for _ in range(3):
         orphans = await stage.store.list_orphans()
         if orphans:
             break
     assert [orphan.id for orphan in orphans] == ["real"]
-    assert await stage.store.claim_call(RequestId("forged-0"), 1, THEIRS) is None
+    assert await stage.store.claim_call(RequestId("forged-0"), (1, 0), THEIRS) is None
 
 
 async def test_a_call_put_back_after_its_time_is_not_run(stage: Stage) -> None:
     old = call("c", created_s=int(time.time() - 2 * RARE.retention_s - 60))
-    await stage.store.open_call(old)
+    await stage.store.put_call(old)
     await stage.store.release_lease(OURS)
     before = num_unsealed("replayed")
     assert await stage.store.list_orphans() == []
@@ -195,7 +195,7 @@ async def test_an_answer_cannot_be_cut_short_or_put_out_of_order(stage: Stage) -
 
 
 async def test_forged_tokens_are_not_read_and_do_not_keep_a_reader_busy(stage: Stage) -> None:
-    await stage.store.open_call(call())
+    await stage.store.put_call(call())
     await stage.store.create(sequence())
     await stage.store.write_journal([entry(0, 2)])
     clear = await stage.open_as(OPEN_CLUSTER)
@@ -223,8 +223,8 @@ async def test_a_sequence_is_read_with_its_own_fields_only(stage: Stage) -> None
 
 
 async def test_a_forged_trace_is_left_out(stage: Stage) -> None:
-    await stage.store.open_call(call())
-    await stage.store.end_call(RequestId("c"), 1, CallStatus.ENDED, b"times")
+    await stage.store.put_call(call())
+    await stage.store.end_call(RequestId("c"), (1, 0), CallStatus.ENDED, b"times")
     await stage.redis.hset(stage.call_key("c"), "trace", b"\x00invented")
     found = await stage.store.get_call(RequestId("c"))
     assert found is not None
@@ -237,7 +237,7 @@ async def test_records_survive_a_rotation_of_secrets(stage: Stage) -> None:
     new = b"the next secret of the cluster .."
     swapped = await stage.open_as(ClusterTrust(new, second_secret=TRUST.secret))
     removed = await stage.open_as(ClusterTrust(new))
-    found = await swapped.claim_call(RequestId("c"), 1, THEIRS)
+    found = await swapped.claim_call(RequestId("c"), (1, 0), THEIRS)
     assert found is not None
     assert (found.body, found.owner, found.epoch) == (PROMPT, THEIRS, 2)
     assert len((await swapped.read_journal(RequestId("c-0"), 0, 0.0)).tokens) == 4

@@ -11,13 +11,14 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.domain.errors import Broken, Superseded
-from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt
+from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt, owner_tag
 from baton.domain.lifecycle import TERMINAL, RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.redis.keys import RedisKeys
 from baton.store.store import (
+    CallOwner,
     CallRecord,
     CallStatus,
     JournalEntry,
@@ -34,6 +35,7 @@ E = RequestEvent
 SEQUENCES = (RequestId("j0"), RequestId("j1"))
 OURS, THEIRS = OwnerId("router-0/a1"), OwnerId("router-1/b2")
 NOW_S = int(time.time())
+THEIR_TAG = owner_tag(THEIRS)
 BODY = b'{"prompt": "\xc3\xa9"}\xff'
 CALL = CallRecord(
     RequestId("c"), OURS, 1, CallStatus.OPEN, "/v1/completions", BODY, "tenant", NOW_S, 2**63 - 1, SEQUENCES
@@ -50,8 +52,10 @@ def tokens(start: int, end: int) -> tuple[OutputToken, ...]:
     return tuple(OutputToken(index, 1000 + index) for index in range(start, end))
 
 
-def entry(start: int, end: int, *, attempt: int = 1, id: RequestId = SEQUENCES[0], **end_of_it: Any) -> JournalEntry:
-    return journal_entry(AttemptId(id, attempt), tokens(start, end), num_cached_tokens=3, **end_of_it)
+def entry(
+    start: int, end: int, *, attempt: int = 1, tag: int = 0, id: RequestId = SEQUENCES[0], **end_of_it: Any
+) -> JournalEntry:
+    return journal_entry(AttemptId(id, attempt, tag), tokens(start, end), num_cached_tokens=3, **end_of_it)
 
 
 async def in_state(store: StateStore, id: RequestId, *events: RequestEvent) -> None:
@@ -63,32 +67,35 @@ async def in_state(store: StateStore, id: RequestId, *events: RequestEvent) -> N
 # Calls
 
 
-async def test_a_call_is_opened_once_and_read_back_unchanged(store: StateStore) -> None:
+async def test_a_call_is_put_once_under_one_ballot_and_read_back_unchanged(store: StateStore) -> None:
     assert await store.get_call(CALL.id) is None
-    assert await store.open_call(CALL)
-    assert not await store.open_call(replace(CALL, owner=THEIRS, body=b"{}"))
+    opened = CallOwner(OURS, (1, 0), CallStatus.OPEN)
+    assert await store.put_call(CALL) == opened
+    assert await store.put_call(replace(CALL, owner=THEIRS, body=b"{}")) == opened
     assert await store.get_call(CALL.id) == CALL
 
 
 @pytest.mark.parametrize("status", [CallStatus.ABANDONED, CallStatus.ENDED])
 async def test_only_open_calls_are_opened_and_none_ends_open(store: StateStore, status: CallStatus) -> None:
     with pytest.raises(Broken, match="cannot be opened"):
-        await store.open_call(replace(CALL, status=status))
-    await store.open_call(CALL)
+        await store.put_call(replace(CALL, status=status))
+    await store.put_call(CALL)
     with pytest.raises(Broken, match="cannot end"):
-        await store.end_call(CALL.id, 1, CallStatus.OPEN)
+        await store.end_call(CALL.id, (1, 0), CallStatus.OPEN)
     assert await store.get_call(CALL.id) == CALL
 
 
 async def test_only_its_owner_ends_a_call(store: StateStore) -> None:
-    assert not await store.end_call(CALL.id, 1, CallStatus.ENDED)
-    await store.open_call(CALL)
-    assert await store.end_call(CALL.id, 1, CallStatus.ABANDONED)
-    claimed = await store.claim_call(CALL.id, 1, THEIRS)
-    assert not await store.end_call(CALL.id, 1, CallStatus.ENDED)
-    assert await store.get_call(CALL.id) == claimed == replace(CALL, owner=THEIRS, epoch=2)
-    assert await store.end_call(CALL.id, 2, CallStatus.ENDED)
-    assert await store.get_call(CALL.id) == replace(CALL, owner=THEIRS, epoch=2, status=CallStatus.ENDED)
+    assert not await store.end_call(CALL.id, (1, 0), CallStatus.ABANDONED)
+    await store.put_call(CALL)
+    assert await store.end_call(CALL.id, (1, 0), CallStatus.ABANDONED)
+    claimed = await store.claim_call(CALL.id, (1, 0), THEIRS)
+    assert not await store.end_call(CALL.id, (1, 0), CallStatus.ENDED)
+    assert await store.get_call(CALL.id) == claimed == replace(CALL, owner=THEIRS, epoch=2, owner_tag=THEIR_TAG)
+    assert await store.end_call(CALL.id, (2, THEIR_TAG), CallStatus.ENDED)
+    assert await store.get_call(CALL.id) == replace(
+        CALL, owner=THEIRS, epoch=2, owner_tag=THEIR_TAG, status=CallStatus.ENDED
+    )
 
 
 async def test_a_claim_resumes_sequences_and_fences_earlier_attempts(store: StateStore) -> None:
@@ -103,8 +110,8 @@ async def test_a_claim_resumes_sequences_and_fences_earlier_attempts(store: Stat
     for state, events in ways.items():
         await in_state(store, ids[state], *events)
     before = {state: await store.get(id) for state, id in ids.items()}
-    await store.open_call(replace(CALL, sequence_ids=(*ids.values(), RequestId("unknown"))))
-    assert await store.claim_call(CALL.id, 1, THEIRS) is not None
+    await store.put_call(replace(CALL, sequence_ids=(*ids.values(), RequestId("unknown"))))
+    assert await store.claim_call(CALL.id, (1, 0), THEIRS) is not None
     for state, id in ids.items():
         was, now = before[state], await store.get(id)
         assert was is not None
@@ -112,17 +119,17 @@ async def test_a_claim_resumes_sequences_and_fences_earlier_attempts(store: Stat
             assert now == was
             continue
         first = first_attempt(2)
-        assert now == replace(was, state=RequestState.QUEUED, attempt=first, router_id="router-1")
+        assert now == replace(was, state=RequestState.QUEUED, attempt=first, owner_tag=THEIR_TAG, router_id="router-1")
         for unwritten in (1, 2, first - 1):
             with pytest.raises(Superseded):
                 await store.advance(AttemptId(id, unwritten), E.FAIL)
-        assert await store.advance(AttemptId(id, first), E.RESERVE) is RequestState.RESERVED
+        assert await store.advance(AttemptId(id, first, THEIR_TAG), E.RESERVE) is RequestState.RESERVED
 
 
 async def test_after_a_claim_the_old_owner_cannot_create_sequences(store: StateStore) -> None:
-    await store.open_call(CALL)
+    await store.put_call(CALL)
     await in_state(store, SEQUENCES[0], E.ENQUEUE)
-    assert await store.claim_call(CALL.id, 1, THEIRS) is not None
+    assert await store.claim_call(CALL.id, (1, 0), THEIRS) is not None
     assert not await store.create(sequence(SEQUENCES[1]))
     record = await store.get(SEQUENCES[1])
     assert record is not None
@@ -130,91 +137,49 @@ async def test_after_a_claim_the_old_owner_cannot_create_sequences(store: StateS
         *(SEQUENCES[1], RequestState.QUEUED),
         *(first_attempt(2), "router-1"),
     )
-    assert await store.advance(AttemptId(SEQUENCES[1], first_attempt(2)), E.RESERVE) is RequestState.RESERVED
+    assert await store.advance(AttemptId(SEQUENCES[1], first_attempt(2), THEIR_TAG), E.RESERVE) is RequestState.RESERVED
 
 
 async def test_a_trace_is_stored_with_the_end_of_a_call(store: StateStore) -> None:
     trace = bytes(range(256)) * 32
-    await store.open_call(CALL)
+    await store.put_call(CALL)
     with pytest.raises(Broken, match="8193 bytes"):
-        await store.end_call(CALL.id, 1, CallStatus.ENDED, trace + b"x")
-    assert await store.end_call(CALL.id, 1, CallStatus.ABANDONED, trace)
+        await store.end_call(CALL.id, (1, 0), CallStatus.ENDED, trace + b"x")
+    assert await store.end_call(CALL.id, (1, 0), CallStatus.ABANDONED, trace)
     assert await store.get_call(CALL.id) == replace(CALL, status=CallStatus.ABANDONED, trace=trace)
-    assert await store.claim_call(CALL.id, 1, THEIRS) is not None
-    assert not await store.end_call(CALL.id, 1, CallStatus.ENDED, b"late")
-    assert await store.end_call(CALL.id, 2, CallStatus.ENDED)
-    expected = replace(CALL, owner=THEIRS, epoch=2, status=CallStatus.ENDED, trace=trace)
+    assert await store.claim_call(CALL.id, (1, 0), THEIRS) is not None
+    assert not await store.end_call(CALL.id, (1, 0), CallStatus.ENDED, b"late")
+    assert await store.end_call(CALL.id, (2, THEIR_TAG), CallStatus.ENDED)
+    expected = replace(CALL, owner=THEIRS, epoch=2, owner_tag=THEIR_TAG, status=CallStatus.ENDED, trace=trace)
     assert await store.get_call(CALL.id) == expected
 
 
 async def test_of_many_claims_one_wins(store: StateStore) -> None:
-    await store.open_call(CALL)
+    await store.put_call(CALL)
     await in_state(store, SEQUENCES[0], E.ENQUEUE)
-    claims = [store.claim_call(CALL.id, 1, OwnerId(f"router-{number}/x")) for number in range(20)]
+    claims = [store.claim_call(CALL.id, (1, 0), OwnerId(f"router-{number}/x")) for number in range(20)]
     won = [claimed for claimed in await asyncio.gather(*claims) if claimed is not None]
     assert len(won) == 1
-    assert await store.get_call(CALL.id) == won[0] == replace(CALL, owner=won[0].owner, epoch=2)
+    assert (
+        await store.get_call(CALL.id)
+        == won[0]
+        == replace(CALL, owner=won[0].owner, epoch=2, owner_tag=owner_tag(won[0].owner))
+    )
     record = await store.get(SEQUENCES[0])
     assert record is not None
     assert record.attempt == first_attempt(2)
 
 
 async def test_ended_or_unknown_calls_cannot_be_claimed(store: StateStore) -> None:
-    assert await store.claim_call(CALL.id, 1, THEIRS) is None
-    await store.open_call(CALL)
-    assert await store.claim_call(CALL.id, 2, THEIRS) is None
+    assert await store.claim_call(CALL.id, (1, 0), THEIRS) is None
+    await store.put_call(CALL)
+    assert await store.claim_call(CALL.id, (2, 0), THEIRS) is None
     await in_state(store, SEQUENCES[0], E.ENQUEUE)
-    await store.end_call(CALL.id, 1, CallStatus.ENDED)
-    assert await store.claim_call(CALL.id, 1, THEIRS) is None
+    await store.end_call(CALL.id, (1, 0), CallStatus.ENDED)
+    assert await store.claim_call(CALL.id, (1, 0), THEIRS) is None
     record = await store.get(SEQUENCES[0])
     assert record is not None
     assert record.attempt == 1
-
-
-# Owners
-
-
-async def test_calls_without_a_live_owner_are_orphans_oldest_first(store: StateStore) -> None:
-    others = [replace(CALL, id=RequestId(f"o{number}"), owner=OwnerId(f"r/{number % 2}")) for number in range(5)]
-    await store.renew_lease(OURS)
-    for call in (CALL, *others):
-        await store.open_call(call)
-    assert await store.list_orphans() == []
-    await store.release_lease(OwnerId("r/0"))
-    await store.release_lease(OwnerId("r/0"))
-    assert await store.list_orphans() == others[::2]
-    await store.release_lease(OwnerId("r/1"))
-    assert await store.list_orphans() == others
-    await store.end_call(others[0].id, 1, CallStatus.ENDED)
-    await store.end_call(others[1].id, 1, CallStatus.ABANDONED)
-    assert await store.claim_call(others[2].id, 1, OURS) is not None
-    assert await store.list_orphans() == others[3:]
-    await store.renew_lease(OwnerId("r/1"))
-    assert await store.list_orphans() == others[4:]
-
-
-async def test_orphans_are_listed_in_bounded_batches(open_store: OpenStore) -> None:
-    store = await open_store(replace(RARE, max_orphans=3))
-    calls = [replace(CALL, id=RequestId(f"{9 - number}"), owner=OwnerId(f"r/{number % 2}")) for number in range(8)]
-    for call in calls:
-        await store.open_call(call)
-    await store.renew_lease(THEIRS)
-    for number in range(2):
-        await store.release_lease(OwnerId(f"r/{number}"))
-    for taken in (calls[:3], calls[3:6], calls[6:]):
-        assert await store.list_orphans() == taken
-        for call in taken:
-            await store.claim_call(call.id, 1, THEIRS)
-    assert await store.list_orphans() == []
-
-
-async def test_a_lease_expires(open_store: OpenStore) -> None:
-    store = await open_store(LEAVES)
-    await store.open_call(CALL)
-    async with asyncio.timeout(DEADLINE_S):
-        while not await store.list_orphans():
-            await store.read_journal(SEQUENCES[0], 0, 0.01)  # lets time pass
-    assert await store.list_orphans() == [CALL]
 
 
 # Journals
@@ -282,18 +247,18 @@ async def test_an_empty_journal_can_end(store: StateStore) -> None:
 
 async def test_older_attempts_cannot_write_journals_and_newer_can(store: StateStore) -> None:
     assert await store.write_journal([entry(0, 2)]) == [WriteOutcome.GAP]  # the sequence is unknown
-    await store.open_call(CALL)
+    await store.put_call(CALL)
     for id in SEQUENCES:
         await in_state(store, id, E.ENQUEUE)
     assert await store.write_journal([entry(0, 2), entry(0, 1, id=SEQUENCES[1])]) == [WriteOutcome.DONE] * 2
-    await store.claim_call(CALL.id, 1, THEIRS)
+    await store.claim_call(CALL.id, (1, 0), THEIRS)
     newer = first_attempt(2)
     outcomes = await store.write_journal(
         [
             entry(2, 3),
-            entry(1, 3, attempt=newer),
+            entry(1, 3, attempt=newer, tag=THEIR_TAG),
             entry(1, 2, id=SEQUENCES[1]),
-            entry(0, 2, attempt=newer, id=SEQUENCES[1]),
+            entry(0, 2, attempt=newer, tag=THEIR_TAG, id=SEQUENCES[1]),
         ]
     )
     assert outcomes == [WriteOutcome.SUPERSEDED, WriteOutcome.DONE] * 2
@@ -331,23 +296,23 @@ async def test_a_cancelled_reader_leaves_the_others_waiting(store: StateStore) -
 async def test_calls_and_journals_expire(open_store: OpenStore) -> None:
     store = await open_store(StoreOptions(retention_s=0.1, owner_ttl_s=0.05, timeout_s=5.0))
     await store.create(sequence())
-    await store.open_call(CALL)
+    await store.put_call(CALL)
     await store.write_journal([entry(0, 1)])
     async with asyncio.timeout(DEADLINE_S):
         while await store.get_call(CALL.id) or (await store.read_journal(SEQUENCES[0], 0, 0.0)).tokens:
             await store.read_journal(RequestId("none"), 0, 0.01)  # lets time pass
     assert await store.list_orphans() == []
-    assert await store.open_call(CALL)
+    assert (await store.put_call(CALL)).status is CallStatus.OPEN
 
 
 async def test_a_closed_store_answers_no_call(store: StateStore) -> None:
     await store.close()
     calls = (
-        store.open_call(CALL),
-        store.end_call(CALL.id, 1, CallStatus.ENDED),
+        store.put_call(CALL),
+        store.end_call(CALL.id, (1, 0), CallStatus.ENDED),
         store.get_call(CALL.id),
-        store.claim_call(CALL.id, 1, THEIRS),
-        store.renew_lease(OURS),
+        store.claim_call(CALL.id, (1, 0), THEIRS),
+        store.hold_lease(OURS, 1),
         store.release_lease(OURS),
         store.list_orphans(),
         store.write_journal([entry(0, 1)]),
@@ -364,25 +329,28 @@ async def test_a_closed_store_answers_no_call(store: StateStore) -> None:
 async def test_every_call_in_redis_expires(redis_store: tuple[StateStore, RedisKeys, Redis]) -> None:
     store, keys, outside = redis_store
     await store.create(sequence())
-    await store.open_call(CALL)
+    await store.put_call(CALL)
     await store.write_journal([entry(0, 1)])
     assert await outside.pexpire(keys.journal(SEQUENCES[0]), 50_000)
     assert await outside.pexpire(keys.sequence(SEQUENCES[0]), 50_000)
     await store.write_journal([entry(1, 2)])
     for key in (keys.journal(SEQUENCES[0]), keys.sequence(SEQUENCES[0])):  # a live sequence is kept
         assert await outside.pttl(key) > 50_000
-    await store.claim_call(CALL.id, 1, THEIRS)
-    await store.renew_lease(THEIRS)
+    await store.claim_call(CALL.id, (1, 0), THEIRS)
+    await store.hold_lease(THEIRS, 1)
     names = [key async for key in outside.scan_iter(match=f"{keys.prefix}*")]
-    assert len(names) == 8  # the call, its two sequences, a journal, owners, the new owner's calls, and two leases
+    assert len(names) == 9  # call, two sequences, journal, owners, the new owner's calls, two leases, generation
     assert [name for name in names if await outside.pttl(name) == -1] == []
 
 
 async def test_an_unreadable_orphan_is_skipped(redis_store: tuple[StateStore, RedisKeys, Redis]) -> None:
     store, keys, outside = redis_store
-    await store.open_call(replace(CALL, id=RequestId("strange")))
-    await store.open_call(CALL)
+    await store.put_call(replace(CALL, id=RequestId("strange")))
+    await store.put_call(CALL)
     await outside.hset(keys.call(RequestId("strange")), "sealed", "many")
+    await store.put_call(replace(CALL, id=RequestId("strange")))
+    await store.put_call(CALL)
+    await outside.hset(keys.call(RequestId("strange")), "seed", "many")
     await store.release_lease(OURS)
     assert await store.list_orphans() == [CALL]
 

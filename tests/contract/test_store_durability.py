@@ -63,7 +63,7 @@ async def test_a_killed_durable_server_has_every_acknowledged_call(
     server, store, _ = durable
     for number in range(NUM_CALLS):
         id, owner = RequestId(f"call-{number}"), OwnerId("router-0/a1")
-        await store.open_call(CallRecord(id, owner, 1, CallStatus.OPEN, "/v1/completions", b"{}", "", 17, 5, ()))
+        await store.put_call(CallRecord(id, owner, 1, CallStatus.OPEN, "/v1/completions", b"{}", "", 17, 5, ()))
     server.kill()
     server.start()
     again = await connect(server.url, RARE)

@@ -75,8 +75,8 @@ async def small() -> AsyncIterator[SmallServer]:
 
 async def test_a_full_server_keeps_workers_leases_and_claims(small: SmallServer) -> None:
     store = small.store
-    await store.open_call(new_call("c"))
-    await store.open_call(new_call("d"))
+    await store.put_call(new_call("c"))
+    await store.put_call(new_call("d"))
     await store.create(new_request("c-0"))
     await store.announce(WORKER)
     await small.fill()
@@ -88,16 +88,16 @@ async def test_a_full_server_keeps_workers_leases_and_claims(small: SmallServer)
     await store.withdraw(WORKER.id, WORKER.incarnation)
     assert await store.workers() == newcomers
 
-    await store.renew_lease(OURS)
-    await store.renew_lease(THEIRS)
+    await store.hold_lease(OURS, 1)
+    await store.hold_lease(THEIRS, 1)
     assert await store.list_orphans() == []
     await store.release_lease(OURS)
     assert [call.id for call in await store.list_orphans()] == ["c", "d"]
-    assert await store.claim_call(RequestId("c"), 1, THEIRS) is not None
+    assert await store.claim_call(RequestId("c"), (1, 0), THEIRS) is not None
     record = await store.get(RequestId("c-0"))
     assert record is not None
     assert (record.state, record.attempt) == (RequestState.QUEUED, first_attempt(2))
-    assert await store.end_call(RequestId("d"), 1, CallStatus.ENDED)
+    assert await store.end_call(RequestId("d"), (1, 0), CallStatus.ENDED)
     assert await store.list_orphans() == []
 
 
@@ -108,7 +108,7 @@ async def test_a_full_server_refuses_new_records_atomically(small: SmallServer) 
     entries = [JournalEntry(AttemptId(RequestId("c-0"), 1), index, (5,)) for index in range(3)]
     for call in (
         store.create(new_request("new")),
-        store.open_call(new_call("new")),
+        store.put_call(new_call("new")),
         store.write_journal(entries),
     ):
         with pytest.raises(StoreUnavailable, match="maxmemory"):

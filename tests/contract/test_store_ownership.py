@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import replace
 
-from baton.domain.ids import OwnerId, RequestId
+from baton.domain.ids import OwnerId, RequestId, owner_tag
 from baton.store.ownership import OwnerLease
 from baton.store.store import CallRecord, CallStatus
 from tests.contract.stores import DEADLINE_S, RARE, OpenStore
@@ -20,15 +20,15 @@ async def test_calls_of_a_dead_owner_are_claimed_in_time(open_store: OpenStore) 
     claimed: asyncio.Queue[CallRecord] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(2 * DEADLINE_S), OwnerLease(store, OURS, claimed.put) as ours:
-        await store.renew_lease(THEIRS)
-        await store.open_call(CALL)
+        await store.hold_lease(THEIRS, 1)
+        await store.put_call(CALL)
         while not ours.may_claim:
-            await store.renew_lease(THEIRS)
+            await store.hold_lease(THEIRS, 1)
             await store.read_journal(CALL.id, 0, 0.05)  # lets time pass
         assert claimed.empty()
         last_sign_at = loop.time()  # the other owner is dead from here on
-        await store.renew_lease(THEIRS)
+        await store.hold_lease(THEIRS, 1)
         call = await claimed.get()
         took_s = loop.time() - last_sign_at
-    assert call == replace(CALL, owner=OURS, epoch=2)
+    assert call == replace(CALL, owner=OURS, epoch=2, owner_tag=owner_tag(OURS))
     assert 0.9 < took_s < 4.0

@@ -38,7 +38,7 @@ async def tampered(w: RouterCluster, id: RequestId, index: int) -> MemoryStore:
         await copy.announce(worker)
     call, record = await w.call(id), await w.store.get(id)
     assert record is not None
-    await copy.open_call(replace(call, status=CallStatus.OPEN))
+    await copy.put_call(replace(call, status=CallStatus.OPEN))
     await copy.create(replace(record, state=record.state.RECEIVED))
     tokens = list((await w.store.read_journal(id, 0, 0.0)).tokens)
     tokens[index] = replace(tokens[index], token=7)
@@ -78,7 +78,7 @@ async def test_unknown_calls_and_lost_journals_are_refused(tmp_path: Path) -> No
             await replay_call(RequestId("cmpl-unknown"), w.store, text, SETTINGS)
         id = await answered(w, max_tokens=2)
         lost = MemoryStore()
-        await lost.open_call(replace(await w.call(id), status=CallStatus.OPEN))
+        await lost.put_call(replace(await w.call(id), status=CallStatus.OPEN))
         with pytest.raises(NotReplayable, match="expired"):
             await replay_call(id, lost, text, SETTINGS)
 

@@ -11,7 +11,7 @@ import grpc
 
 from baton.domain.errors import WorkerLost
 from baton.domain.handoff import ExportEvent, ImportEvent, advance_import
-from baton.domain.ids import AttemptId, OwnerId, RequestId
+from baton.domain.ids import AttemptId, Ballot, OwnerId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import EngineRequest
 from baton.engine import step_metrics
@@ -23,7 +23,7 @@ from baton.rpc.request_metadata import Metadata
 from baton.store.memory_call_store import MemoryCallStore
 from baton.store.memory_store import MemoryStore
 from baton.store.ownership import OwnerLease
-from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, WriteOutcome
+from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, LeaseState, WriteOutcome
 from services.decode.commands import LeasesRenewed
 from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.handoff_client import HandoffClient
@@ -116,13 +116,13 @@ class EmitsTwice(DecodeScheduler):
 
 
 class _ClaimsAnyEpoch(MemoryCallStore):
-    def claim(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+    def claim(self, id: RequestId, ballot: Ballot, owner: OwnerId, **fields: Any) -> CallRecord | None:
         call = self.get(id)
-        return super().claim(id, call.epoch if call is not None else epoch, owner)
+        return super().claim(id, call.ballot if call is not None else ballot, owner, **fields)
 
 
 class ClaimsWithoutComparing(MemoryStore):
-    """Gives a call to any claimant, regardless of the epoch."""
+    """Gives a call to any claimant, regardless of the ballot."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -135,7 +135,7 @@ class JournalsWithoutFencing(MemoryStore):
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         records = [await self.get(entry.id.request_id) for entry in entries]
         newest = [
-            replace(entry, id=AttemptId(record.id, max(record.attempt, entry.id.attempt))) if record else entry
+            replace(entry, id=max(record.attempt_id, entry.id, key=lambda id: id.order)) if record else entry
             for entry, record in zip(entries, records, strict=True)
         ]
         return await super().write_journal(newest)
@@ -151,7 +151,7 @@ class ReadsOneTooFar(MemoryStore):
 class ForgetsToEndCalls(MemoryStore):
     """Leaves ended calls open."""
 
-    async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
+    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
         return True
 
 
@@ -160,15 +160,15 @@ class _RenewsOnce:
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self._is_held = False
+        self._state: LeaseState | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def renew_lease(self, owner: OwnerId) -> None:
-        if not self._is_held:
-            self._is_held = True
-            await self._store.renew_lease(owner)
+    async def hold_lease(self, owner: OwnerId, number: int) -> LeaseState:
+        if self._state is None:
+            self._state = await self._store.hold_lease(owner, number)
+        return LeaseState(self._state.generation, number)
 
 
 class NeverRenewsLease(OwnerLease):

@@ -1,6 +1,6 @@
 """Failures found by the simulation, each in its smallest form."""
 
-from baton.domain.ids import RequestId
+from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.store import transitions
 from baton.store.memory_store import MemoryStore
@@ -22,8 +22,8 @@ class _SlowToAnswer(MemoryStore):
         sync, self.sync = self.sync, None
         if sync is not None:
             for event in (RequestEvent.RESERVE, RequestEvent.INTERRUPT, RequestEvent.RETRY):
-                attempt = sync.desired.attempt + transitions.NUM_ATTEMPTS_OPENED[event]
-                sync.desired = transitions.apply_event(sync.desired, attempt, event)
+                due = AttemptId(NAME, sync.desired.attempt + transitions.NUM_ATTEMPTS_OPENED[event])
+                sync.desired = transitions.apply_event(sync.desired, due, event)
         return await super().get(id)
 
 

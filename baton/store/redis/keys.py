@@ -4,7 +4,8 @@
     <prefix>call:<id>                  hash    one CallRecord, and when it was opened; same retention
     <prefix>owners                     set     owners that may have open calls
     <prefix>calls:<owner>              zset    the owner's open calls -> when opened, in us on the server's clock
-    <prefix>lease:<owner>              string  exists while the owner lives; expires after its TTL
+    <prefix>lease:<owner>              string  number of its last renewal, while the owner lives; expires after its TTL
+    <prefix>generation                 string  random value of this store, drawn when it is empty; same retention
     <prefix>journal:<id>               stream  output tokens of a sequence (see write_journal.lua); same retention
     <prefix>worker:<id>                hash    incarnation, status, record (JSON); expires after its TTL
     <prefix>worker:<id>:incarnations   zset    incarnations in order of arrival, the current one last
@@ -40,6 +41,10 @@ class RedisKeys:
 
     def lease(self, owner: OwnerId) -> str:
         return f"{self.prefix}lease:{owner}"
+
+    @property
+    def generation(self) -> str:
+        return f"{self.prefix}generation"
 
     def calls_of(self, owner: OwnerId) -> str:
         return f"{self.prefix}calls:{owner}"

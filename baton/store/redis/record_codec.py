@@ -75,6 +75,7 @@ class RecordFormat:
             *("router_id", record.router_id),
             *("num_emitted", str(record.num_emitted)),
             *("failure_code", record.failure_code),
+            *("owner_tag", str(record.owner_tag)),
         ]
 
     def fingerprint(self, id: RequestId, fingerprint: str) -> bytes:
@@ -96,6 +97,7 @@ class RecordFormat:
                 num_emitted=int(fields[b"num_emitted"]),
                 failure_code=fields[b"failure_code"].decode(),
                 fingerprint=self._open(SealedKind.FINGERPRINT, id, fingerprint).decode(),
+                owner_tag=int(fields.get(b"owner_tag", b"0")),
             )
         except SealError as error:
             self._unsealed.record(SealedKind.SEQUENCE, id, error.fault)
@@ -112,6 +114,7 @@ class RecordFormat:
             *("id", record.id),
             *("owner", record.owner),
             *("epoch", record.epoch),
+            *("owner_tag", record.owner_tag),
             *("status", record.status.value),
             *("sequence_ids", msgspec.json.encode(record.sequence_ids)),
             *("sealed", self._seal.seal(SealedKind.CALL, record.id, msgspec.msgpack.encode(fixed))),
@@ -130,7 +133,8 @@ class RecordFormat:
         id = id or RequestId(fields.get(b"id", b"").decode(errors="replace"))
         try:
             fixed = _call_decoder.decode(self._open(SealedKind.CALL, id, fields[b"sealed"]))
-            if self._seal.active and self._clock() - fixed.created_s > self._max_age_s:
+            is_old = fixed.created_s > 0 and self._clock() - fixed.created_s > self._max_age_s  # 0: a tombstone
+            if self._seal.active and is_old:
                 raise SealError(SealFault.REPLAYED)
             return CallRecord(
                 id=id,
@@ -144,6 +148,7 @@ class RecordFormat:
                 seed=fixed.seed,
                 sequence_ids=tuple(map(RequestId, fixed.sequence_ids)),
                 trace=self._opened_trace(id, fields.get(b"trace", b"")),
+                owner_tag=int(fields.get(b"owner_tag", b"0")),
             )
         except SealError as error:
             self._unsealed.record(SealedKind.CALL, id, error.fault)

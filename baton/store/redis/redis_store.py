@@ -14,14 +14,24 @@ import asyncio
 import contextlib
 import functools
 import json
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import ResponseError
 
-from baton.domain.errors import Broken, Superseded
-from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId, first_attempt
+from baton.domain.errors import BatonError, Broken, Superseded
+from baton.domain.ids import (
+    ATTEMPTS_PER_EPOCH,
+    AttemptId,
+    Ballot,
+    Incarnation,
+    OwnerId,
+    RequestId,
+    WorkerId,
+    owner_tag,
+)
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import WorkerRecord
@@ -38,11 +48,14 @@ from baton.store.redis.subscription import ChannelSubscription
 from baton.store.redis.unsealed_log import UnsealedLog
 from baton.store.seal import StoreSeal
 from baton.store.store import (
+    CallOwner,
     CallRecord,
     CallStatus,
     Durability,
     JournalEntry,
     JournalPart,
+    LeaseState,
+    RecordLost,
     SequenceRecord,
     WriteOutcome,
 )
@@ -51,6 +64,7 @@ _Entries = list[tuple[bytes, dict[bytes, bytes]]]
 _Streams = list[tuple[bytes, _Entries]]
 _TARGETS = transitions.targets_by_event()
 _RESUME = json.dumps(_TARGETS[RequestEvent.RESUME])
+_TERMINAL = json.dumps({state.value: True for state in RequestState if state.terminal})
 MAX_AGE_RETENTIONS = 2
 """Oldest call in a cluster with a secret, in retentions: a copy that is put back later is not run."""
 
@@ -80,9 +94,10 @@ class RedisStore:
         self._create, self._advance, self._announce, self._withdraw = (
             self._client.script(name) for name in ("create_sequence", "advance_sequence", "announce", "withdraw")
         )
-        self._open, self._end, self._claim, self._renew_lease, self._list_orphans, self._write_journal = (
+        self._put_request = self._call_client.script("put_request")
+        self._put, self._end, self._claim, self._hold_lease, self._list_orphans, self._write_journal = (
             self._call_client.script(name)
-            for name in ("open_call", "end_call", "claim_call", "renew_lease", "list_orphans", "write_journal")
+            for name in ("put_call", "end_call", "claim_call", "hold_lease", "list_orphans", "write_journal")
         )
         self._notifier = ChangeNotifier(options.heartbeat_s)
         self._subscription = ChannelSubscription(
@@ -115,71 +130,98 @@ class RedisStore:
             failure_code,
             self._retention_ms,
             self._records.fingerprint(id.request_id, fingerprint),
+            *(id.owner_tag, ATTEMPTS_PER_EPOCH),
         ]
         async with self._client.operation("advance"):
             reply = await self._advance(keys=[self._keys.sequence(id.request_id)], args=args)
-        outcome, state, attempt, num_passed = reply
+        outcome, state, attempt, num_passed, tag = reply
         if outcome != "applied":
-            raise _refusal(id, events[int(num_passed)], outcome, state, int(attempt))
+            stored = AttemptId(id.request_id, int(attempt), int(tag))
+            raise _refusal(id, events[int(num_passed)], outcome, state, stored)
         return RequestState(state)
+
+    async def put_request(self, record: SequenceRecord) -> SequenceRecord:
+        args: list[str | int | bytes] = [
+            *(self._retention_ms, record.attempt, record.owner_tag, ATTEMPTS_PER_EPOCH, record.router_id),
+            *(record.num_emitted, _TERMINAL),
+            *self._records.sequence_fields(record),
+        ]
+        async with self._call_client.operation("put a request"):
+            flat = await self._put_request(keys=[self._keys.sequence(record.id)], args=args)
+        return self._records.sequence(record.id, _pairs(flat)) or record
 
     async def get(self, id: RequestId) -> SequenceRecord | None:
         async with self._call_client.operation("get"):
             fields = cast("dict[bytes, bytes]", await self._call_client.redis.hgetall(self._keys.sequence(id)))
         return self._records.sequence(id, fields) if fields else None
 
-    async def open_call(self, record: CallRecord) -> bool:
+    async def put_call(self, record: CallRecord) -> CallOwner:
         transitions.check_new_call(record)
-        keys, owner, fields = self._keys, record.owner, self._records.call_fields(record)
-        async with self._call_client.operation("open a call"):
-            opened = await self._open(
-                keys=[keys.call(record.id), keys.owners, keys.calls_of(owner), keys.lease(owner)],
-                args=[record.id, owner, self._retention_ms, self._lease_ms, *fields],
-            )
-        return bool(opened)
-
-    async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
-        transitions.check_call_end(id, status, trace)
+        keys, owner = self._keys, record.owner
         args: list[str | int | bytes] = [
-            id,
-            epoch,
-            status.value,
-            self._retention_ms,
-            self._keys.calls_of(OwnerId("")),
+            *(record.id, owner, record.epoch, record.owner_tag),
+            *(self._retention_ms, self._lease_ms, keys.calls_of(OwnerId(""))),
+            *self._records.call_fields(record),
+        ]
+        async with self._call_client.operation("put a call"):
+            stored_owner, epoch, tag, status = await self._put(
+                keys=[keys.call(record.id), keys.owners, keys.calls_of(owner), keys.lease(owner)], args=args
+            )
+        return CallOwner(OwnerId(stored_owner.decode()), (epoch, tag), CallStatus(status.decode()))
+
+    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
+        transitions.check_call_end(id, status, trace)
+        ended = status is CallStatus.ENDED
+        args: list[str | int | bytes] = [
+            *(id, *ballot, status.value, self._retention_ms, self._keys.calls_of(OwnerId(""))),
             self._records.trace(id, trace),
+            milliseconds(self._options.tombstone_s),
+            *(self._records.call_fields(transitions.tombstone(id, ballot)) if ended else ()),
         ]
         async with self._call_client.operation("end a call"):
-            ended = await self._end(keys=[self._keys.call(id)], args=args)
-        return bool(ended)
+            done = await self._end(keys=[self._keys.call(id)], args=args)
+        return bool(done)
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         async with self._call_client.operation("get a call"):
             fields = cast("dict[bytes, bytes]", await self._call_client.redis.hgetall(self._keys.call(id)))
         return self._records.call(fields, id) if fields else None
 
-    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
+    async def claim_call(
+        self,
+        id: RequestId,
+        ballot: Ballot,
+        owner: OwnerId,
+        *,
+        floor: int = 0,
+        seed: CallRecord | None = None,
+    ) -> CallRecord | None:
         keys, router_id = self._keys, transitions.router_of(owner)
-        first = first_attempt(epoch + 1)
-        missing = self._records.placeholder_fields(transitions.placeholder(RequestId(""), router_id, epoch + 1))
-        names = (keys.calls_of(OwnerId("")), keys.sequence(RequestId("")))
-        args: list[str | int] = [
-            id,
-            epoch,
-            owner,
-            router_id,
-            self._retention_ms,
-            *names,
-            _RESUME,
-            first,
-            json.dumps(missing),
+        missing = self._records.placeholder_fields(transitions.placeholder(RequestId(""), router_id, ballot))
+        args: list[str | int | bytes] = [
+            *(
+                id,
+                *ballot,
+                owner,
+                owner_tag(owner),
+                router_id,
+                max(floor, seed.epoch if seed else 0),
+                self._retention_ms,
+            ),
+            *(keys.calls_of(OwnerId("")), keys.sequence(RequestId(""))),
+            *(_RESUME, ATTEMPTS_PER_EPOCH, json.dumps(missing), json.dumps(seed.sequence_ids if seed else ())),
+            *(self._records.call_fields(seed) if seed else ()),
         ]
         async with self._call_client.operation("claim a call"):
             flat = await self._claim(keys=[keys.call(id), keys.owners], args=args)
         return self._records.call(_pairs(flat), id) if flat else None
 
-    async def renew_lease(self, owner: OwnerId) -> None:
+    async def hold_lease(self, owner: OwnerId, number: int) -> LeaseState:
+        keys = [self._keys.lease(owner), self._keys.generation]
+        args: list[str | int] = [self._lease_ms, number, secrets.token_hex(8), self._retention_ms]
         async with self._call_client.operation("renew a lease"):
-            await self._renew_lease(keys=[self._keys.lease(owner)], args=[self._lease_ms])
+            generation, before = await self._hold_lease(keys=keys, args=args)
+        return LeaseState(generation.decode(), before)
 
     async def release_lease(self, owner: OwnerId) -> None:
         async with self._call_client.operation("release a lease"):
@@ -196,13 +238,14 @@ class RedisStore:
         if not entries:
             return []
         keys: list[str] = []
-        args: list[int | bytes] = [self._retention_ms]
+        args: list[int | bytes] = [self._retention_ms, ATTEMPTS_PER_EPOCH]
         for entry in entries:
             id, end = entry.id.request_id, entry.first + len(entry.tokens)
             first, end = (entry.first, end) if entry.tokens else (0, 0)  # without tokens: in order anywhere
             keys += (self._keys.sequence(id), self._keys.journal(id))
             ends = entry.finish is not None or entry.failure_code != ""
-            args += (entry.id.attempt, first, end, int(ends), self._journals.payload(entry))
+            args += (entry.id.attempt, entry.id.owner_tag, first, end, int(ends))
+            args.append(self._journals.payload(entry))
         async with self._call_client.operation("write tokens"):
             outcomes = cast("list[int]", await self._write_journal(keys=keys, args=args))
         return list(map(_OUTCOMES.__getitem__, outcomes))
@@ -281,17 +324,15 @@ def _events_to_json(events: tuple[RequestEvent, ...]) -> str:
     return json.dumps([(transitions.NUM_ATTEMPTS_OPENED[event], _TARGETS[event]) for event in events])
 
 
-def _refusal(id: AttemptId, event: RequestEvent, outcome: str, state: str, attempt: int) -> Superseded | Broken:
+def _refusal(id: AttemptId, event: RequestEvent, outcome: str, state: str, stored: AttemptId) -> BatonError:
     """Returns the error that `transitions.apply_event` would have raised."""
     match outcome:
         case "superseded":
-            return Superseded(transitions.superseded_message(id, event, attempt))
+            return Superseded(transitions.superseded_message(id, event, stored.attempt), stored)
         case "unknown":
-            return Broken(f"{event.value} of {id}: no such request in the store")
+            return RecordLost(transitions.lost_message(id, event, None))
         case "ahead":
-            return Broken(
-                f"{event.value} of {id} must carry attempt {attempt + transitions.NUM_ATTEMPTS_OPENED[event]}"
-            )
+            return RecordLost(transitions.lost_message(id, event, stored.attempt))
         case _:
             return Broken(f"request in state {state} cannot {event.value}")
 

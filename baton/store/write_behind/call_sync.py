@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 
-from baton.domain.errors import Broken, Superseded
-from baton.domain.ids import RequestId
-from baton.store.store import CallRecord, CallStatus, CallStore
+from baton.domain.errors import Superseded
+from baton.domain.ids import AttemptId, RequestId, first_attempt
+from baton.store.store import CallRecord, CallStatus, CallStore, RecordLost
 from baton.store.write_behind.journal_buffer import JournalBuffer
 from baton.store.write_behind.sync_status import SyncPhase, SyncStatus
 
@@ -42,20 +42,18 @@ class CallSync:
         return SyncPhase.DONE if target is self.desired.status else SyncPhase.JOURNAL
 
     async def run(self, store: CallStore) -> None:
-        """Opens the call if need be, then ends it if it is over; look at `phase` afterwards.
+        """Puts the call if need be, then ends it if it is over; look at `phase` afterwards.
 
-        Raises `Superseded` or `Broken` for a call that cannot get there, and `StoreUnavailable`.
+        Raises `Superseded` for a call of another owner, `RecordLost`, and `StoreUnavailable`.
         """
-        if self.stored is None and await store.open_call(replace(self.desired, status=CallStatus.OPEN)):
-            self.stored = CallStatus.OPEN
-        elif self.stored is None or self.status.stale:
-            self.stored = await self._read_status(store)
+        if self.stored is None or self.status.stale:
+            self.stored = await self._put(store)
         self.status.stale = False
         self.durable.set()
         desired, target = self.desired, self._target
         if target is not CallStatus.OPEN and self.stored is not target:
-            if not await store.end_call(desired.id, desired.epoch, target, desired.trace):
-                raise Broken(f"call {desired.id} has vanished, or another router has claimed it")
+            if not await store.end_call(desired.id, desired.ballot, target, desired.trace):
+                raise RecordLost(f"call {desired.id} has vanished, or another router has claimed it")
             self.stored = target
 
     @property
@@ -66,11 +64,12 @@ class CallSync:
                 return CallStatus.OPEN
         return self.desired.status
 
-    async def _read_status(self, store: CallStore) -> CallStatus:
-        desired, found = self.desired, await store.get_call(self.desired.id)
-        if found is None:
-            self.stored = None
-            raise Broken(f"call {desired.id} has vanished")
-        if (found.owner, found.epoch) != (desired.owner, desired.epoch):
-            raise Superseded(f"call {desired.id} belongs to {found.owner}, epoch {found.epoch}")
+    async def _put(self, store: CallStore) -> CallStatus:
+        """Enters the call unless the store has it. Returns its stored status."""
+        desired = self.desired
+        found = await store.put_call(replace(desired, status=CallStatus.OPEN))
+        if (found.owner, found.ballot) != (desired.owner, desired.ballot):
+            epoch, owner_tag = found.ballot
+            seen = AttemptId(desired.id, first_attempt(epoch), owner_tag)
+            raise Superseded(f"call {desired.id} belongs to {found.owner}, epoch {epoch}", seen)
         return found.status

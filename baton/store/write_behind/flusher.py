@@ -182,7 +182,7 @@ class Flusher:
         self._queue.drop_journal(sequence)
         already_reported, sequence.superseded_reported = sequence.superseded_reported, True
         if not (already_reported or sequence.ended):
-            self._on_superseded(AttemptId(sequence.desired.id, sequence.desired.attempt))
+            self._on_superseded(sequence.desired.attempt_id)
 
     def _drop_journal(self, sync: RecordSync, reason: Exception) -> None:
         _log.warning("journal_abandoned", request_id=sync.desired.id, reason=str(reason))

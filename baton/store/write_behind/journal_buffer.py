@@ -92,6 +92,10 @@ class JournalBuffer:
         self.num_written = max(self.num_written, end - self.first)
         self.end_written = self.end_written or ends
 
+    def mark_end_stored(self) -> None:
+        """The store has the end of the sequence, which is written after its journal."""
+        self.num_written, self.end_written = len(self.tokens), True
+
     def rewind(self) -> bool:
         """The store has lost the journal: all is due again. Returns False when the first tokens are not known here."""
         self.num_written, self.end_written = 0, False

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from baton.domain.errors import Broken, Superseded
-from baton.domain.ids import AttemptId
-from baton.domain.lifecycle import RequestState
+from baton.domain.errors import Superseded
 from baton.store import transitions
 from baton.store.store import JournalEntry, SequenceRecord, SequenceStore
 from baton.store.write_behind.call_sync import CallSync
@@ -38,7 +36,7 @@ class RecordSync:
     def phase(self) -> SyncPhase:
         """Its next step; a given-up record has none but to close its journal."""
         stored, target = self.stored, self._target
-        same = stored is not None and (stored.state, stored.attempt) == (target.state, target.attempt)
+        same = stored is not None and _same_state(stored, target)
         if not self.status.given_up and (self.status.stale or not same):
             return SyncPhase.WRITE
         return SyncPhase.JOURNAL if self.journal.due else SyncPhase.DONE
@@ -52,18 +50,22 @@ class RecordSync:
     async def run(self, store: SequenceStore) -> None:
         """Reads the stored record if need be, then applies all missing events in one step; look at `phase` afterwards.
 
-        `desired` may change meanwhile: this run uses the one after the read, which is no older than what the read may
-        create. Raises `Superseded` or `Broken` for a record that cannot get there, and `StoreUnavailable`.
+        A record that is missing, or older than events lead, is put as a whole. `desired` may change meanwhile: this run
+        uses the one after the read, which is no older than what the read may put. Raises `Superseded` for a sequence of
+        another owner, `RecordLost` and `Broken` for a record that was changed meanwhile, and `StoreUnavailable`.
         """
-        stored = await self._ensure_stored(store)
+        stored = await self._read(store) if self.status.stale else self.stored
+        if self.ended and stored is not None and _same_state(stored, self.desired):
+            self.journal.mark_end_stored()
         desired = self._target
-        events = transitions.shortest_path(stored.state, desired.state, desired.attempt - stored.attempt)
-        if events is None:
-            before, after = f"{stored.state.value}/{stored.attempt}", f"{desired.state.value}/{desired.attempt}"
-            raise Superseded(f"no way from {before} to {after}")
-        if events:
+        events = None
+        if stored is not None and stored.attempt_id.ballot == desired.attempt_id.ballot:
+            events = transitions.shortest_path(stored.state, desired.state, desired.attempt - stored.attempt)
+        if stored is None or events is None:
+            await self._put(store)
+        elif events:
             await store.advance(
-                AttemptId(desired.id, stored.attempt + transitions.NUM_ATTEMPTS_OPENED[events[0]]),
+                replace(stored.attempt_id, attempt=stored.attempt + transitions.NUM_ATTEMPTS_OPENED[events[0]]),
                 *events,
                 num_emitted=desired.num_emitted,
                 failure_code=desired.failure_code,
@@ -72,6 +74,7 @@ class RecordSync:
             num_emitted = max(stored.num_emitted, desired.num_emitted)
             fingerprint = desired.fingerprint or stored.fingerprint
             self.stored = replace(desired, num_emitted=num_emitted, fingerprint=fingerprint)
+        self.status.stale = False
 
     def next_entry(self, max_tokens: int) -> JournalEntry | None:
         """The next journal entry, under the stored attempt.
@@ -82,29 +85,54 @@ class RecordSync:
         stored, desired, call = self.stored, self.desired, self.call
         if stored is None or self.status.stale or (call is not None and (call.stored is None or call.status.stale)):
             return None
-        same = (stored.state, stored.attempt) == (desired.state, desired.attempt)
-        if desired.fingerprint not in ("", stored.fingerprint) and not same:
+        if desired.fingerprint not in ("", stored.fingerprint) and not _same_state(stored, desired):
             return None
-        return self.journal.next_entry(AttemptId(desired.id, stored.attempt), max_tokens)
+        return self.journal.next_entry(stored.attempt_id, max_tokens)
+
+    def rewind(self) -> None:
+        """Writes the journal again, or closes it if its first tokens are not known here."""
+        journal = self.journal
+        if (journal.num_written or journal.end_written) and not journal.rewind():
+            journal.close()
 
     @property
     def _target(self) -> SequenceRecord:
         return self.last_live if self.last_live is not None and self.journal.due else self.desired
 
-    async def _ensure_stored(self, store: SequenceStore) -> SequenceRecord:
-        """Returns the stored record. Creates a lost one under the desired attempt; its journal is lost, too."""
-        desired = self.desired
-        if self.status.stale:
-            self.stored = await store.get(desired.id)
-        if self.stored is None:
-            journal = self.journal
-            if (journal.num_written or journal.end_written) and not journal.rewind():
-                journal.close()  # its first tokens are not known here
-            first = replace(self.desired, state=RequestState.RECEIVED, num_emitted=0, failure_code="")
-            self.stored = first if await store.create(first) else await store.get(first.id)
-        if self.stored is None:
-            raise Broken(f"request {desired.id} vanished between two calls")
-        if self.stored.router_id != desired.router_id:
-            raise Superseded(f"the id belongs to router {self.stored.router_id}")
-        self.status.stale = False
-        return self.stored
+    async def _read(self, store: SequenceStore) -> SequenceRecord | None:
+        """Reads the stored record. If it was lost, or an older one restored, its journal is written again."""
+        known, desired = self.stored, self.desired
+        found = self.stored = await store.get(desired.id)
+        if known is not None and (found is None or _leads_to(found, known)):
+            self.rewind()
+        if found is not None:
+            self._check_owner(found, desired)
+        return found
+
+    async def _put(self, store: SequenceStore) -> None:
+        desired = self._target
+        found = await store.put_request(desired)
+        self._check_owner(found, desired)
+        if not _same_state(found, desired):
+            raise Superseded(f"request {desired.id} has ended: {found.state.value}", found.attempt_id)
+        self.stored = found
+
+    @staticmethod
+    def _check_owner(found: SequenceRecord, desired: SequenceRecord) -> None:
+        """Raises `Superseded` for a record of another owner that is not older."""
+        newer = found.attempt_id.order > desired.attempt_id.order
+        others = found.attempt_id == desired.attempt_id and found.router_id != desired.router_id
+        if newer or others:
+            message = f"request {desired.id} is at attempt {found.attempt} of router {found.router_id}"
+            raise Superseded(message, found.attempt_id)
+
+
+def _same_state(one: SequenceRecord, other: SequenceRecord) -> bool:
+    return (one.state, one.attempt_id) == (other.state, other.attempt_id)
+
+
+def _leads_to(earlier: SequenceRecord, later: SequenceRecord) -> bool:
+    """True if events, or a claim, can make `later` of `earlier`."""
+    if earlier.attempt_id.ballot != later.attempt_id.ballot:
+        return earlier.attempt_id.order < later.attempt_id.order
+    return bool(transitions.shortest_path(earlier.state, later.state, later.attempt - earlier.attempt))

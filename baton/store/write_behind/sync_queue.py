@@ -150,6 +150,16 @@ class SyncQueue:
                 sync.status.stale = True
                 self.update(sync)
 
+    def mark_reset(self) -> None:
+        """The store may have lost all that it had: everything is put again."""
+        syncs: list[RecordSync | CallSync] = [*self.calls.values(), *self.sequences.values()]
+        for sync in syncs:
+            if not sync.status.given_up:
+                sync.status.stale = True
+                if isinstance(sync, RecordSync) and sync.journal.first == 0:
+                    sync.journal.rewind()
+                self.update(sync)
+
     def drop_oldest(self) -> RequestId:
         """Drops what ended first; returns its id."""
         sync = next(iter(self._ended))

@@ -9,6 +9,7 @@ import structlog
 
 from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import RequestId
+from baton.store.store import RecordLost
 
 _log = structlog.get_logger(__name__)
 _MAX_CONFLICTS = 3
@@ -38,7 +39,7 @@ class SyncStatus:
     def failed(self, id: RequestId, error: Exception) -> None:
         """Records a failed run: a conflict makes the sync stale, other errors and repeated conflicts give it up."""
         self.superseded = isinstance(error, Superseded)
-        if isinstance(error, Broken) and self.num_conflicts + 1 < _MAX_CONFLICTS:
+        if isinstance(error, (Broken, RecordLost)) and self.num_conflicts + 1 < _MAX_CONFLICTS:
             self.stale = True
             self.num_conflicts += 1
             return

@@ -162,7 +162,7 @@ class StoreWriter:
         if sync is None or sync.ended:
             raise Broken(f"{event.value} of {id}: no such request here, or it has ended")
         changes = {"failure_code": failure_code, "fingerprint": fingerprint}
-        sync.update(transitions.apply_event(sync.desired, id.attempt, event, num_emitted=num_emitted, **changes))
+        sync.update(transitions.apply_event(sync.desired, id, event, num_emitted=num_emitted, **changes))
         self._update(sync)
         return sync.desired.state
 
@@ -191,12 +191,12 @@ class StoreWriter:
         if num_unwritten >= MAX_UNWRITTEN_TOKENS:
             self._flusher.request_flush()
 
-    def recheck_live(self) -> None:
-        """Reads every live record again, after this router's lease had expired.
+    def put_again(self) -> None:
+        """Writes every call, sequence and journal again that is under way here, after a reset of the store.
 
         `on_superseded` then gets idle sequences, too.
         """
-        self._queue.mark_live_stale()
+        self._queue.mark_reset()
         self._flusher.on_queue_changed()
 
     def start(self) -> None:

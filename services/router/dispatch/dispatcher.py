@@ -148,6 +148,7 @@ class TokenDispatcher:
             num_tokens,
             len(sequence.emitted),
             fingerprint=sequence.fingerprint,
+            owner_tag=sequence.owner_tag,
         )
         tracked = TrackedRequest(fitted, slot, record, now + sequence.deadline_s, self._records, timer)
         self._admission.add(tracked)

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Sequence
 
 from baton.domain.errors import BatonError, Cancelled, IntegrityFailure, Interrupted, Superseded
-from baton.domain.ids import AttemptId
 from baton.domain.lifecycle import TABLE, TERMINAL, RequestEvent, RequestState, advance
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, finish_reason
 from baton.rpc.request_metadata import request_metadata
@@ -55,7 +54,7 @@ class TrackedRequest:
         self.last_error: Interrupted | None = None
         self.refused = False  # by a worker, with an error that the router has ruled out
         self.num_failures = 0  # counted failures since decode last computed a token
-        self.id = AttemptId(sequence.id, record.attempt)
+        self.id = record.attempt_id
         self.metadata = request_metadata(self.id, timer.request.context)
         self.state = record.state
         self._pair: Pair | None = None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from baton.domain.errors import BatonError, Cancelled, ContextOverflow, Refused, Superseded, WorkerLost, from_code
-from baton.domain.ids import RequestId, first_attempt
+from baton.domain.ids import AttemptId, Ballot, RequestId, first_attempt
 from baton.domain.lifecycle import RequestState
 from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord, StateStore, StoreUnavailable
 from baton.telemetry.metrics import TAKEOVERS_TOTAL
@@ -79,16 +79,18 @@ class _SequenceState:
             return ""
         return self.record.failure_code or WorkerLost.code  # its journal is lost
 
-    def is_superseded(self, epoch: int) -> bool:
-        """True if its call was claimed again after the claim that made `epoch`."""
-        return self.record is not None and self.record.attempt >= first_attempt(epoch + 1)
+    def is_superseded(self, ballot: Ballot) -> bool:
+        """True if its call was claimed again after the claim that made `ballot`."""
+        return self.record is not None and self.record.attempt_id.ballot > ballot
 
-    def resumed(self, epoch: int) -> SequenceSpec:
+    def resumed(self, ballot: Ballot) -> SequenceSpec:
         """The sequence as it runs here. One without a record may run elsewhere: its attempt number fences it off."""
-        attempt = first_attempt(epoch) if self.record is None else self.record.attempt
+        first = AttemptId(self.sequence.id, first_attempt(ballot[0]), ballot[1])
+        id = first if self.record is None else self.record.attempt_id
         return replace(
             self.sequence,
-            attempt=attempt,
+            attempt=id.attempt,
+            owner_tag=id.owner_tag,
             emitted=self.journal.tokens,
             num_cached_tokens=self.journal.num_cached_tokens,
             fingerprint="" if self.record is None else self.record.fingerprint,
@@ -156,7 +158,7 @@ class Takeovers:
 
     async def _claim(self, record: CallRecord) -> None:
         try:
-            claimed = await self._context.store.claim_call(record.id, record.epoch, self._context.call_ownership.owner)
+            claimed = await self._context.store.claim_call(record.id, record.ballot, self._context.call_ownership.owner)
         finally:
             del self._claims[record.id]
         if claimed is not None:
@@ -209,7 +211,7 @@ class Takeovers:
         parsed = await context.parser.parse(raw_request_of(record))
         if parsed.request.stream_options is None and not self._num_readers[record.id]:
             raise Cancelled("a client that does not stream cannot read the rest")
-        call, unfinished = await self._rebuild(parsed.request, record.epoch)
+        call, unfinished = await self._rebuild(parsed.request, record.ballot)
         timer = RequestTimer(RequestOrigin(record.endpoint, record.tenant), time.monotonic())
         timer.begin(record.id, len(call.sequences), call.num_prompt_tokens, stream=call.stream_options is not None)
         try:
@@ -224,7 +226,7 @@ class Takeovers:
                 while stream.num_running:
                     await stream.next(EVENT_WAIT_S)
 
-    async def _rebuild(self, call: ValidRequest, epoch: int) -> tuple[ValidRequest, list[int]]:
+    async def _rebuild(self, call: ValidRequest, ballot: Ballot) -> tuple[ValidRequest, list[int]]:
         """The call with its sequences as the store has them, and its unfinished choices.
 
         Raises the error of a failed choice, after recording the others as failed. Raises `Superseded` if the call has a
@@ -234,7 +236,7 @@ class Takeovers:
             states = [await self._load_state(sequence) for sequence in call.sequences]
         except StoreUnavailable as error:
             raise Cancelled(f"the store is unavailable: {error}") from None
-        if any(state.is_superseded(epoch) for state in states):
+        if any(state.is_superseded(ballot) for state in states):
             raise Superseded(f"call {call.id} has been claimed again")  # its attempts belong to another claim
         code = next((state.failure_code for state in states if state.failure_code), "")
         for state in states:
@@ -242,7 +244,7 @@ class Takeovers:
         if code:
             raise from_code(code, f"request {call.id} has failed before")
         unfinished = [choice for choice, state in enumerate(states) if state.journal.finish is None]
-        return replace(call, sequences=tuple(state.resumed(epoch) for state in states)), unfinished
+        return replace(call, sequences=tuple(state.resumed(ballot) for state in states)), unfinished
 
     async def _load_state(self, sequence: SequenceSpec) -> _SequenceState:
         journal = await self._context.store.read_journal(sequence.id, 0, 0.0)

@@ -7,11 +7,12 @@ import enum
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from baton.domain.ids import AttemptId, RequestId
+from baton.domain.ids import AttemptId, Ballot, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.store import (
+    CallOwner,
     CallRecord,
     CallStatus,
     Durability,
@@ -91,6 +92,9 @@ class FaultyStore:
     async def advance(self, id: AttemptId, *events: RequestEvent, **news: Any) -> RequestState:
         return await self._call(lambda store: store.advance(id, *events, **news))
 
+    async def put_request(self, record: SequenceRecord) -> SequenceRecord:
+        return await self._call(lambda store: store.put_request(record))
+
     async def get(self, id: RequestId) -> SequenceRecord | None:
         return await self._call(lambda store: store.get(id))
 
@@ -100,11 +104,11 @@ class FaultyStore:
     async def durability(self) -> Durability:
         return await self._call(lambda store: store.durability())
 
-    async def open_call(self, record: CallRecord) -> bool:
-        return await self._call(lambda store: store.open_call(record))
+    async def put_call(self, record: CallRecord) -> CallOwner:
+        return await self._call(lambda store: store.put_call(record))
 
-    async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
-        return await self._call(lambda store: store.end_call(id, epoch, status, trace))
+    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
+        return await self._call(lambda store: store.end_call(id, ballot, status, trace))
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         return await self._call(lambda store: store.get_call(id))

@@ -10,7 +10,7 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt
+from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt, owner_tag
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.store.connect import connect
@@ -50,6 +50,7 @@ class SequenceDriver:
     writer: StoreWriter
     id: RequestId
     attempt: int = 1
+    owner_tag: int = 0
     emitted: list[OutputToken] = field(default_factory=list)
     finish: FinishReason | None = None
     decoding: bool = False
@@ -82,7 +83,7 @@ class SequenceDriver:
 
     @property
     def _id(self) -> AttemptId:
-        return AttemptId(self.id, self.attempt)
+        return AttemptId(self.id, self.attempt, self.owner_tag)
 
 
 FAULTS = st.lists(st.sampled_from([Fault.NONE, Fault.NOT_RECEIVED, Fault.ANSWER_LOST]), max_size=20)
@@ -222,7 +223,7 @@ async def test_a_claimed_sequence_is_reported_once_and_not_written() -> None:
         sequence = await _decoding(store, writer)
         sequence.emit(2)
         assert await writer.flush(10) == 0
-        await store.inner.claim_call(RequestId("c"), 1, THEIRS)
+        await store.inner.claim_call(RequestId("c"), (1, 0), THEIRS)
         for _ in range(3):
             sequence.emit(2)
             assert await writer.flush(10) == 0
@@ -242,7 +243,7 @@ async def test_a_claimed_idle_sequence_is_noticed_after_an_outage() -> None:
     store, heard = FaultyStore(), list[AttemptId]()
     async with asyncio.timeout(10), new_writer(store, on_superseded=heard.append, idle_ping_s=0.001) as writer:
         await _decoding(store, writer)
-        await store.inner.claim_call(RequestId("c"), 1, THEIRS)
+        await store.inner.claim_call(RequestId("c"), (1, 0), THEIRS)
         degraded = asyncio.Event()
         writer._flusher._on_degraded = lambda now: degraded.set() if not now else None
         store.faults = [Fault.NOT_RECEIVED]
@@ -255,9 +256,9 @@ async def test_a_claimed_idle_sequence_is_noticed_after_a_lease_expired() -> Non
     store, heard = FaultyStore(), list[AttemptId]()
     async with asyncio.timeout(10), new_writer(store, on_superseded=heard.append) as writer:
         await _decoding(store, writer)
-        await store.inner.claim_call(RequestId("c"), 1, THEIRS)
+        await store.inner.claim_call(RequestId("c"), (1, 0), THEIRS)
         assert (await writer.flush(10), heard) == (0, [])
-        writer.recheck_live()
+        writer.put_again()
         assert (await writer.flush(10), heard) == (0, [AttemptId(RequestId("a"), 1)])
 
 
@@ -267,12 +268,12 @@ async def test_a_taken_over_sequence_continues_where_the_journal_ends() -> None:
         sequence = await _decoding(store, writer)
         sequence.emit(5)
         assert await writer.flush(10) == 0
-    claimed = await store.inner.claim_call(RequestId("c"), 1, THEIRS)
+    claimed = await store.inner.claim_call(RequestId("c"), (1, 0), THEIRS)
     record = await store.inner.get(RequestId("a"))
     assert claimed is not None
     assert record is not None
     async with asyncio.timeout(10), new_writer(store) as other:
-        carried = replace(sequence, writer=other, attempt=first_attempt(2), emitted=[])
+        carried = replace(sequence, writer=other, attempt=first_attempt(2), owner_tag=owner_tag(THEIRS), emitted=[])
         other.adopt_call(claimed)
         other.adopt(record)
         carried.emit(5)  # tokens of the first attempt

@@ -20,7 +20,7 @@ from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.redis.redis_store import RedisStore
-from baton.store.store import SequenceRecord
+from baton.store.store import RecordLost, SequenceRecord
 from services.cli.processes.local_redis import LocalRedis
 from tests.redis_server import running_redis
 
@@ -81,7 +81,7 @@ class Model:
                 attempt += position > 0 and event in OPENING
                 step = AttemptId(id.request_id, attempt)
                 state = await self._step(step, event, num_emitted, failure_code, fingerprint)
-        except (Broken, Superseded):
+        except (Broken, RecordLost, Superseded):
             self.requests[id.request_id] = before
             raise
         return state
@@ -91,11 +91,13 @@ class Model:
     ) -> RequestState:
         held = await self.get(id.request_id)
         if held is None:
-            raise Broken
+            raise RecordLost
         allowed = held.attempt + 1 if event in OPENING else held.attempt
         if id.attempt < allowed:
             raise Superseded("late")
-        if id.attempt > allowed or (held.state, event) not in TABLE:
+        if id.attempt > allowed:
+            raise RecordLost
+        if (held.state, event) not in TABLE:
             raise Broken
         after = replace(
             held,
@@ -147,7 +149,7 @@ class Comparison(RuleBasedStateMachine):
         async def outcome(store: Any) -> object:
             try:
                 return await call(store)
-            except (Broken, Superseded) as error:
+            except (Broken, RecordLost, Superseded) as error:
                 return type(error)
 
         assert self.runner.run(outcome(self.subject)) == self.runner.run(outcome(self.reference))

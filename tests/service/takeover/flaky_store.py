@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from baton.domain.ids import AttemptId, Incarnation, OwnerId, RequestId, WorkerId
+from baton.domain.ids import AttemptId, Ballot, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.worker import WorkerRecord
 from baton.store.store import (
+    CallOwner,
     CallRecord,
     CallStatus,
     Durability,
     JournalEntry,
     JournalPart,
+    LeaseState,
     SequenceRecord,
     StateStore,
     StoreUnavailable,
@@ -52,29 +54,35 @@ class PartitionedStore:
         news = {"failure_code": failure_code, "fingerprint": fingerprint}
         return await self._reachable().advance(id, *events, num_emitted=num_emitted, **news)
 
+    async def put_request(self, record: SequenceRecord) -> SequenceRecord:
+        self.num_writes_refused += self.away
+        return await self._reachable().put_request(record)
+
     async def get(self, id: RequestId) -> SequenceRecord | None:
         return await self._reachable().get(id)
 
-    async def open_call(self, record: CallRecord) -> bool:
+    async def put_call(self, record: CallRecord) -> CallOwner:
         self.num_writes_refused += self.away
-        return await self._reachable().open_call(record)
+        return await self._reachable().put_call(record)
 
-    async def end_call(self, id: RequestId, epoch: int, status: CallStatus, trace: bytes = b"") -> bool:
-        return await self._reachable().end_call(id, epoch, status, trace)
+    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
+        return await self._reachable().end_call(id, ballot, status, trace)
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         return await self._reachable().get_call(id)
 
-    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
-        claimed = await self._reachable().claim_call(id, epoch, owner)
+    async def claim_call(
+        self, id: RequestId, ballot: Ballot, owner: OwnerId, *, floor: int = 0, seed: CallRecord | None = None
+    ) -> CallRecord | None:
+        claimed = await self._reachable().claim_call(id, ballot, owner, floor=floor, seed=seed)
         await self.claims_answered.wait()
         if self.num_claims_lost > 0:
             self.num_claims_lost -= 1
             raise StoreUnavailable("the answer was lost by the test")
         return claimed
 
-    async def renew_lease(self, owner: OwnerId) -> None:
-        await self._reachable().renew_lease(owner)
+    async def hold_lease(self, owner: OwnerId, number: int) -> LeaseState:
+        return await self._reachable().hold_lease(owner, number)
 
     async def release_lease(self, owner: OwnerId) -> None:
         await self._reachable().release_lease(owner)

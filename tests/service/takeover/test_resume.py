@@ -172,8 +172,10 @@ async def test_a_resumed_client_may_hang_up_and_resume_again(tmp_path):
             id = stream.call_id
         async with resumed(w.routers[1], id, seen[-1].id) as stream:
             seen += await stream.take(2)
-        assert await w.decode.aborted(AttemptId(RequestId(id), first_attempt(2)), within_s=1.0) == "cancelled"
-        assert (await w.until(id, CallStatus.ABANDONED)).epoch == 2
+        abandoned = await w.until(id, CallStatus.ABANDONED)
+        assert abandoned.epoch == 2
+        second = AttemptId(RequestId(id), first_attempt(2), abandoned.owner_tag)
+        assert await w.decode.aborted(second, within_s=1.0) == "cancelled"
         async with resumed(w.routers[0], id, seen[-1].id) as stream:
             seen += await stream.rest()
         assert same(seen, await undisturbed(w.routers[0], max_tokens=8))

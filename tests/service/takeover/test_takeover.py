@@ -132,7 +132,7 @@ async def test_an_end_that_was_only_journalled_is_recorded_by_the_next_owner(tmp
                 await w.store.advance(AttemptId(sequence, 1), event)
         body = json.dumps({"model": "mock", "prompt": [1, 2, 3], "max_tokens": 2, "n": 2, "stream": True}).encode()
         owner = OwnerId("gone/1")
-        await w.store.open_call(
+        await w.store.put_call(
             CallRecord(sequences[0], owner, 1, CallStatus.OPEN, COMPLETIONS, body, "", 0, 7, sequences)
         )
         tokens = tuple(OutputToken(index, 1000 + index) for index in range(2))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import math
 from dataclasses import dataclass, field
 
-from baton.domain.ids import OwnerId, RequestId
+from baton.domain.ids import Ballot, OwnerId, RequestId
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
-from baton.store.ownership import RENEWALS_PER_TTL, OwnerLease
-from baton.store.store import CallRecord, CallStatus, StoreUnavailable
+from baton.store.ownership import RENEWALS_PER_TTL, OwnerLease, StoreReset, patience_s
+from baton.store.store import CallRecord, CallStatus, LeaseState, StoreUnavailable
 
 TTL_S = 1.0
 BEAT_S = TTL_S / RENEWALS_PER_TTL
+PATIENCE_BEATS = math.ceil(patience_s(TTL_S) / BEAT_S)
 OURS, THEIRS = OwnerId("router-0/a"), OwnerId("router-1/b")
 
 
@@ -24,18 +27,24 @@ class _Store(MemoryStore):
     """A store that can be unavailable, or lose the answer to a claim."""
 
     away = False
+    answer_delay = 0.0
+    world: World
     answers_claims = True
 
-    async def claim_call(self, id: RequestId, epoch: int, owner: OwnerId) -> CallRecord | None:
-        claimed = await super().claim_call(id, epoch, owner)
+    async def claim_call(
+        self, id: RequestId, ballot: Ballot, owner: OwnerId, *, floor: int = 0, seed: CallRecord | None = None
+    ) -> CallRecord | None:
+        claimed = await super().claim_call(id, ballot, owner, floor=floor, seed=seed)
         if not self.answers_claims:
             raise StoreUnavailable("the answer is lost")
         return claimed
 
-    async def renew_lease(self, owner: OwnerId) -> None:
+    async def hold_lease(self, owner: OwnerId, number: int) -> LeaseState:
         if self.away:
             raise StoreUnavailable("away")
-        await super().renew_lease(owner)
+        state = await super().hold_lease(owner, number)
+        self.world.now += self.answer_delay
+        return state
 
 
 @dataclass
@@ -44,17 +53,22 @@ class World:
 
     now: float = 1000.0
     claimed: list[CallRecord] = field(default_factory=list)
-    num_expiries: int = 0
+    resets: list[StoreReset] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.store = _Store(StoreOptions(owner_ttl_s=TTL_S), clock=lambda: self.now)
+        self.store.world = self
         self.ownership = self.owned_by(OURS)
 
     def owned_by(self, owner: OwnerId) -> OwnerLease:
-        expired = self._on_expired if owner == OURS else lambda: None
+        on_reset = self.resets.append if owner == OURS else lambda reset: None
         return OwnerLease(
-            self.store, owner, self._claimed, on_expired=expired, owner_ttl_s=TTL_S, clock=lambda: self.now
+            self.store, owner, self._claimed, on_reset=on_reset, owner_ttl_s=TTL_S, clock=lambda: self.now
         )
+
+    def replace_store(self, store: _Store) -> None:
+        store.world = self
+        self.store = self.ownership._store = store
 
     def holds(self) -> bool:
         return self.ownership.held
@@ -70,9 +84,6 @@ class World:
     async def _claimed(self, call: CallRecord) -> None:
         self.claimed.append(call)
 
-    def _on_expired(self) -> None:
-        self.num_expiries += 1
-
 
 async def test_the_lease_is_held_from_the_first_renewal_until_renewals_stop() -> None:
     world = World()
@@ -87,25 +98,27 @@ async def test_the_lease_is_held_from_the_first_renewal_until_renewals_stop() ->
     assert not world.holds()
 
 
-async def test_only_a_late_renewal_is_reported_and_once() -> None:
+async def test_a_late_renewal_is_a_reset_now_and_after_the_patience() -> None:
     world = World()
     await world.beats(8)
     world.store.away = True
     await world.beats(RENEWALS_PER_TTL - 2)
     world.store.away = False
-    await world.beats(8)
-    assert world.num_expiries == 0
+    await world.beats(PATIENCE_BEATS + 1)
+    assert world.resets == []
     world.store.away = True
     await world.beats(RENEWALS_PER_TTL)
     world.store.away = False
-    await world.beats(8)
-    assert world.num_expiries == 1
+    await world.beats(1)
+    assert world.resets == [StoreReset.LAPSED]
+    await world.beats(3 * PATIENCE_BEATS)
+    assert world.resets == [StoreReset.LAPSED] * 2
 
 
 async def test_orphans_are_claimed_once_after_one_full_lease_of_good_answers() -> None:
     world = World()
-    await world.store.open_call(new_call("c"))
-    await world.store.open_call(new_call("mine", OURS))
+    await world.store.put_call(new_call("c"))
+    await world.store.put_call(new_call("mine", OURS))
     await world.store.release_lease(THEIRS)
     await world.beats(RENEWALS_PER_TTL)
     assert world.claimed == []
@@ -115,9 +128,9 @@ async def test_orphans_are_claimed_once_after_one_full_lease_of_good_answers() -
 
 async def test_a_living_owner_keeps_its_calls() -> None:
     world = World()
-    await world.store.open_call(new_call("c"))
+    await world.store.put_call(new_call("c"))
     for _ in range(5 * RENEWALS_PER_TTL):
-        await world.store.renew_lease(THEIRS)
+        await world.store.hold_lease(THEIRS, 1)
         await world.beats(1)
     assert world.claimed == []
     await world.beats(RENEWALS_PER_TTL + 1)
@@ -129,11 +142,11 @@ async def test_a_store_outage_orphans_no_call() -> None:
     other = world.owned_by(THEIRS)
     await world.beats(2 * RENEWALS_PER_TTL)
     await other.renew_and_claim()
-    await world.store.open_call(new_call("c"))
+    await world.store.put_call(new_call("c"))
     world.store.away = True
     await world.beats(3 * RENEWALS_PER_TTL)  # all leases have expired
     world.store.away = False
-    await world.beats(RENEWALS_PER_TTL - 1)
+    await world.beats(PATIENCE_BEATS - 1)
     await other.renew_and_claim()  # the other owner renews in time
     await world.beats(2)
     assert world.may_claim()
@@ -154,14 +167,84 @@ async def test_one_missed_renewal_starts_the_wait_again() -> None:
     assert world.may_claim()
 
 
-async def test_a_suspended_process_waits_a_full_lease_too() -> None:
+async def test_a_suspended_process_waits_for_the_patience() -> None:
     world = World()
     await world.beats(RENEWALS_PER_TTL + 1)
     world.now += TTL_S
     assert not world.holds()
-    await world.ownership.renew_and_claim()
+    await world.beats(PATIENCE_BEATS - 1)
     assert world.holds()
     assert not world.may_claim()
+    await world.beats(1)
+    assert world.may_claim()
+
+
+async def test_a_lease_counts_from_before_the_renewal_is_sent() -> None:
+    world = World()
+    world.store.answer_delay = 0.4 * TTL_S
+    await world.ownership.renew_and_claim()
+    world.now += 0.55 * TTL_S
+    assert world.holds()
+    world.now += 0.1 * TTL_S
+    assert not world.holds()
+
+
+async def test_an_emptied_store_is_found_and_nobody_claims_before_the_patience() -> None:
+    world = World()
+    await world.beats(RENEWALS_PER_TTL + 1)
+    world.replace_store(_Store(StoreOptions(owner_ttl_s=TTL_S), clock=lambda: world.now))
+    await world.store.put_call(new_call("c"))
+    await world.store.release_lease(THEIRS)
+    await world.beats(PATIENCE_BEATS)
+    assert (world.resets, world.claimed) == ([StoreReset.EMPTIED], [])
+    await world.beats(2)
+    assert world.resets == [StoreReset.EMPTIED] * 2
+    assert [call.id for call in world.claimed] == ["c"]
+
+
+async def test_an_outage_does_not_shorten_the_patience() -> None:
+    world = World()
+    await world.beats(RENEWALS_PER_TTL + 1)
+    world.replace_store(_Store(StoreOptions(owner_ttl_s=TTL_S), clock=lambda: world.now))
+    await world.beats(1)
+    world.store.away = True
+    await world.beats(1)
+    world.store.away = False
+    await world.beats(PATIENCE_BEATS - 3)
+    assert not world.may_claim()
+    await world.beats(1)
+    assert world.may_claim()
+
+
+async def test_an_older_state_of_the_store_is_found() -> None:
+    world = World()
+    await world.beats(RENEWALS_PER_TTL + 1)
+    older = copy.deepcopy(world.store._calls._leases)
+    await world.beats(1)
+    world.store._calls._leases = older
+    await world.beats(1)
+    assert world.resets == [StoreReset.ROLLED_BACK]
+    await world.beats(PATIENCE_BEATS)
+    assert world.resets == [StoreReset.ROLLED_BACK] * 2
+
+
+async def test_a_lost_lease_that_should_hold_is_a_rollback() -> None:
+    world = World()
+    await world.beats(3)
+    await world.store.release_lease(OURS)
+    await world.beats(1)
+    assert world.resets == [StoreReset.ROLLED_BACK]
+
+
+async def test_a_renewal_whose_answer_was_lost_is_no_reset() -> None:
+    world = World()
+    await world.beats(2)
+    await world.store.hold_lease(OURS, 3)
+    world.store.away = True
+    await world.beats(1)
+    world.store.away = False
+    await world.beats(8)
+    assert world.resets == []
 
 
 async def test_a_refused_call_does_not_block_the_others() -> None:
@@ -174,7 +257,7 @@ async def test_a_refused_call_does_not_block_the_others() -> None:
 
     world.ownership = OwnerLease(world.store, OURS, refuse, owner_ttl_s=TTL_S, clock=lambda: world.now)
     for name in "ab":
-        await world.store.open_call(new_call(name))
+        await world.store.put_call(new_call(name))
     await world.store.release_lease(THEIRS)
     await world.beats(RENEWALS_PER_TTL + 2)
     assert seen == ["a", "b"]
@@ -183,7 +266,7 @@ async def test_a_refused_call_does_not_block_the_others() -> None:
 async def test_a_claim_whose_answer_is_lost_is_confirmed_later() -> None:
     """Our own lease would keep every router from the call, and we would not know that we own it."""
     world = World()
-    await world.store.open_call(new_call("c"))
+    await world.store.put_call(new_call("c"))
     await world.beats(RENEWALS_PER_TTL)
     world.store.answers_claims = False
     await world.beats(1)
@@ -200,7 +283,7 @@ async def test_a_clean_stop_releases_the_lease_at_once() -> None:
     async with asyncio.timeout(10), world.ownership:
         while not world.holds():
             await world.store.read_journal(RequestId("none"), 0, 0.001)  # lets time pass
-        await world.store.open_call(new_call("mine", OURS))
+        await world.store.put_call(new_call("mine", OURS))
         assert await world.store.list_orphans() == []
     assert [call.id for call in await world.store.list_orphans()] == ["mine"]
     assert not world.holds()

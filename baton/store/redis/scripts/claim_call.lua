@@ -1,37 +1,60 @@
--- Gives a call to a new owner under the next epoch. Resumes each of its sequences that the table allows, under the first
--- attempt of that epoch.
+-- Gives a call to a new owner under a higher epoch than those of the call, its sequences and a floor. Resumes each of its
+-- sequences that the table allows, under the first attempt of that epoch. May enter a call that is missing.
 -- KEYS: 1 call hash, 2 set of owners.
--- ARGV: 1 id, 2 required epoch, 3 new owner, 4 its router, 5 retention in ms, 6 key prefix of owners' open calls,
---       7 key prefix of sequence hashes, 8 RESUME column of the table as JSON {state: next state},
---       9 first attempt of the next epoch, 10 fields and values of a missing sequence, but its id, as a JSON list.
--- Returns the fields and values of the call after the claim; nothing, without effect, when it is unknown, has another
--- epoch or has ended.
-local held = redis.call('HMGET', KEYS[1], 'epoch', 'status', 'owner', 'opened', 'sequence_ids')
-if not held[1] or tonumber(held[1]) ~= tonumber(ARGV[2]) or held[2] == 'ended' then
+-- ARGV: 1 id, 2 required epoch, 3 required owner tag (both 0: the call is missing), 4 new owner, 5 its tag, 6 its router,
+--       7 floor, 8 retention in ms, 9 key prefix of owners' open calls, 10 key prefix of sequence hashes,
+--       11 RESUME column of the table as JSON {state: next state}, 12 attempts of an epoch,
+--       13 fields and values of a missing sequence, but its id and attempt, as a JSON list,
+--       14 ids of a missing call's sequences as JSON, then its fields and values (none: do not enter it).
+-- Returns the fields and values of the call after the claim; nothing, without effect, when it has another ballot or has
+-- ended, or is missing and may not be entered.
+local held = redis.call('HMGET', KEYS[1], 'epoch', 'owner_tag', 'status', 'owner', 'opened', 'sequence_ids')
+if tonumber(held[1] or 0) ~= tonumber(ARGV[2]) or tonumber(held[2] or 0) ~= tonumber(ARGV[3]) then
+  return {}
+elseif held[3] == 'ended' or not (held[1] or ARGV[15]) then
   return {}
 end
--- A full server checks memory only at the first write of a script: this one needs none.
-redis.call('PEXPIRE', KEYS[1], ARGV[5])
-redis.call('ZREM', ARGV[6] .. held[3], ARGV[1])
-redis.call('HSET', KEYS[1], 'owner', ARGV[3], 'epoch', tonumber(held[1]) + 1, 'status', 'open')
-redis.call('SADD', KEYS[2], ARGV[3])
-redis.call('ZADD', ARGV[6] .. ARGV[3], held[4], ARGV[1])
-redis.call('PEXPIRE', KEYS[2], ARGV[5])
-redis.call('PEXPIRE', ARGV[6] .. ARGV[3], ARGV[5])
 
-local column, placeholder = cjson.decode(ARGV[8]), cjson.decode(ARGV[10])
-for _, sequence in ipairs(cjson.decode(held[5])) do
-  local key = ARGV[7] .. sequence
-  local request = redis.call('HMGET', key, 'state', 'attempt')
-  local target = request[1] and column[request[1]]
-  if not request[1] then
-    redis.call('HSET', key, unpack(placeholder))
-    redis.call('HSET', key, 'id', sequence)
-    redis.call('PEXPIRE', key, ARGV[5])
-  elseif target then
-    local attempt = math.max(tonumber(request[2]) + 1, tonumber(ARGV[9]))
-    redis.call('HSET', key, 'state', target, 'attempt', attempt, 'failure_code', '', 'router_id', ARGV[4])
-    redis.call('PEXPIRE', key, ARGV[5])
+local per_epoch = tonumber(ARGV[12])
+local epoch = math.max(tonumber(held[1] or 0), tonumber(ARGV[7]))
+local requests = {}
+for _, sequence in ipairs(cjson.decode(held[6] or ARGV[14])) do
+  local request = redis.call('HMGET', ARGV[10] .. sequence, 'state', 'attempt')
+  requests[#requests + 1] = {sequence, request[1]}
+  if request[1] then
+    epoch = math.max(epoch, math.floor((tonumber(request[2]) - 1) / per_epoch) + 1)
+  end
+end
+epoch = epoch + 1
+
+-- A full server checks memory only at the first write of a script: the claim of a stored call needs none.
+local opened = held[5]
+if held[1] then
+  redis.call('PEXPIRE', KEYS[1], ARGV[8])
+  redis.call('ZREM', ARGV[9] .. held[4], ARGV[1])
+else
+  local time = redis.call('TIME')
+  opened = string.format('%.0f', time[1] * 1000000 + time[2])
+  redis.call('HSET', KEYS[1], 'opened', opened, unpack(ARGV, 15))
+  redis.call('PEXPIRE', KEYS[1], ARGV[8])
+end
+redis.call('HSET', KEYS[1], 'owner', ARGV[4], 'epoch', epoch, 'owner_tag', ARGV[5], 'status', 'open')
+redis.call('SADD', KEYS[2], ARGV[4])
+redis.call('ZADD', ARGV[9] .. ARGV[4], opened, ARGV[1])
+redis.call('PEXPIRE', KEYS[2], ARGV[8])
+redis.call('PEXPIRE', ARGV[9] .. ARGV[4], ARGV[8])
+
+local column, attempt = cjson.decode(ARGV[11]), (epoch - 1) * per_epoch + 1
+for _, request in ipairs(requests) do
+  local key, state = ARGV[10] .. request[1], request[2]
+  if not state then
+    redis.call('HSET', key, unpack(cjson.decode(ARGV[13])))
+    redis.call('HSET', key, 'id', request[1], 'attempt', attempt, 'owner_tag', ARGV[5])
+    redis.call('PEXPIRE', key, ARGV[8])
+  elseif column[state] then
+    redis.call('HSET', key, 'state', column[state], 'attempt', attempt, 'owner_tag', ARGV[5], 'failure_code', '',
+      'router_id', ARGV[6])
+    redis.call('PEXPIRE', key, ARGV[8])
   end
 end
 return redis.call('HGETALL', KEYS[1])

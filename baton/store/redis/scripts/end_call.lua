@@ -1,16 +1,26 @@
--- Marks a call ended or abandoned, unless a newer owner has claimed it.
+-- Marks a call ended or abandoned, unless the store has another ballot. Enters the end of a call that is lost.
 -- KEYS: 1 call hash.
--- ARGV: 1 id, 2 epoch, 3 status, 4 retention in ms, 5 key prefix of owners' open calls, 6 trace (empty: keep the stored).
--- Returns 1, or 0 when the call is unknown or has a newer epoch (nothing is changed).
-local held = redis.call('HMGET', KEYS[1], 'epoch', 'owner')
-if not held[1] or tonumber(held[1]) > tonumber(ARGV[2]) then
+-- ARGV: 1 id, 2 epoch, 3 owner tag, 4 status, 5 retention in ms, 6 key prefix of owners' open calls,
+--       7 trace (empty: keep the stored), 8 retention of the end of a lost call in ms, then its fields and values (none:
+--       do not enter it).
+-- Returns 1, or 0 when nothing is changed.
+local held = redis.call('HMGET', KEYS[1], 'epoch', 'owner_tag', 'owner')
+if not held[1] then
+  if not ARGV[9] then
+    return 0
+  end
+  redis.call('HSET', KEYS[1], unpack(ARGV, 9))
+  redis.call('PEXPIRE', KEYS[1], ARGV[8])
+  return 1
+end
+if tonumber(held[1]) ~= tonumber(ARGV[2]) or tonumber(held[2] or 0) ~= tonumber(ARGV[3]) then
   return 0
 end
 -- A full server checks memory only at the first write of a script: this one needs none.
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
-redis.call('HSET', KEYS[1], 'status', ARGV[3])
-redis.call('ZREM', ARGV[5] .. held[2], ARGV[1])
-if ARGV[6] ~= '' then
-  redis.call('HSET', KEYS[1], 'trace', ARGV[6])
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+redis.call('HSET', KEYS[1], 'status', ARGV[4])
+redis.call('ZREM', ARGV[6] .. held[3], ARGV[1])
+if ARGV[7] ~= '' then
+  redis.call('HSET', KEYS[1], 'trace', ARGV[7])
 end
 return 1

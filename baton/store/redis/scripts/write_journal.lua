@@ -1,15 +1,21 @@
 -- Appends to the journals of many sequences. The id of an entry is `<tokens so far>-<1 at the journal's end, else 0>`, so
 -- "from token n on" is "after n-0", and order is a comparison.
 -- KEYS: for each entry 1 sequence hash, 2 journal (stream).
--- ARGV: 1 retention in ms, then for each entry: attempt, index of its first token, number of tokens after it,
---       1 if it ends the journal else 0, payload.
--- Returns for each entry 0 written, 1 superseded, 2 not in order. A journal keeps the tokens that it has.
+-- ARGV: 1 retention in ms, 2 attempts of an epoch, then for each entry: attempt, owner tag, index of its first token,
+--       number of tokens after it, 1 if it ends the journal else 0, payload.
+-- Returns for each entry 0 written, 1 superseded, 2 not in order. A journal keeps the tokens that it has. A higher attempt
+-- than the stored one becomes the stored one.
 -- The first write needs memory, so a full server refuses all entries together.
-local function write(request, journal, attempt, first, last, ends, payload)
-  local stored = redis.call('HGET', request, 'attempt')
-  if not stored then
+local per_epoch = tonumber(ARGV[2])
+
+local function write(request, journal, attempt, tag, first, last, ends, payload)
+  local stored = redis.call('HMGET', request, 'attempt', 'owner_tag')
+  if not stored[1] then
     return 2
-  elseif tonumber(stored) > attempt then
+  end
+  local held_attempt, held_tag = tonumber(stored[1]), tonumber(stored[2] or 0)
+  local epoch, held_epoch = math.floor((attempt - 1) / per_epoch), math.floor((held_attempt - 1) / per_epoch)
+  if held_epoch > epoch or (held_epoch == epoch and (held_tag > tag or (held_tag == tag and held_attempt > attempt))) then
     return 1
   end
   local newest = redis.call('XREVRANGE', journal, '+', '-', 'COUNT', 1)[1]
@@ -20,7 +26,12 @@ local function write(request, journal, attempt, first, last, ends, payload)
   end
   if first > held then
     return 2
-  elseif ended == '0' and (last > held or ends == '1') then
+  end
+  if held_attempt ~= attempt or held_tag ~= tag then
+    redis.call('HSET', request, 'attempt', attempt, 'owner_tag', tag)
+    redis.call('PEXPIRE', request, ARGV[1])
+  end
+  if ended == '0' and (last > held or ends == '1') then
     redis.call('XADD', journal, string.format('%d-%s', math.max(last, held), ends), 'd', payload)
     redis.call('PEXPIRE', journal, ARGV[1])
     redis.call('PEXPIRE', request, ARGV[1])
@@ -30,8 +41,8 @@ end
 
 local outcomes = {}
 for entry = 1, #KEYS / 2 do
-  local at = 2 + (entry - 1) * 5
+  local at = 3 + (entry - 1) * 6
   outcomes[entry] = write(KEYS[2 * entry - 1], KEYS[2 * entry], tonumber(ARGV[at]), tonumber(ARGV[at + 1]),
-    tonumber(ARGV[at + 2]), ARGV[at + 3], ARGV[at + 4])
+    tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), ARGV[at + 4], ARGV[at + 5])
 end
 return outcomes
