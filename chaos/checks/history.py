@@ -31,6 +31,7 @@ class Rule(enum.Enum):
     JOURNAL_AGREES = "client and journal have the same token at every index both know"
     COUNTS_AGREE = "a finished sequence's record counts the tokens that its client received"
     ENDS_AGREE = "the client's end equals the store's"
+    DURABLE = "a call that was announced as durable is never lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,12 @@ class ClientHistory:
     call_id: str
     events: tuple[Event, ...]
     end: StreamEnd | None
+    durable: bool = False
 
     @classmethod
     def of(cls, transcript: Transcript) -> ClientHistory:
-        """Adds an event as received."""
-        return cls(transcript.call_id, tuple(transcript.events), transcript.end)
+        """The history that a client has written down."""
+        return cls(transcript.call_id, tuple(transcript.events), transcript.end, transcript.durable)
 
     def tokens(self, choice: int) -> tuple[int, ...]:
         """Events of one choice."""
@@ -77,7 +79,7 @@ class ClientHistory:
 
 def check(client: ClientHistory, sequences: Sequence[SequenceHistory]) -> list[Contradiction]:
     """All contradictions of one call."""
-    found = [*_ids(client), *_choice_ends(client)]
+    found = [*_ids(client), *_choice_ends(client), *_durable(client)]
     for sequence in sequences:
         found += [*_observations(sequence), *_journal(client, sequence), *_end(client, sequence)]
     return found
@@ -97,6 +99,11 @@ def _ids(client: ClientHistory) -> Iterator[Contradiction]:
             yield Contradiction(Rule.INDICES, f"{client.call_id}: {event.id} follows {before}, choice {event.choice}")
             return
         last = counts
+
+
+def _durable(client: ClientHistory) -> Iterator[Contradiction]:
+    if client.durable and client.end in (StreamEnd.LOST, StreamEnd.TIMED_OUT):
+        yield Contradiction(Rule.DURABLE, f"{client.call_id}: {client.end.value} after {len(client.events)} events")
 
 
 def _choice_ends(client: ClientHistory) -> Iterator[Contradiction]:

@@ -146,6 +146,18 @@ PLANTED: list[tuple[Rule, str, ClientHistory, SequenceHistory]] = [
         with_events(event(0, "1.0", 10)),
         replace(FIRST, journal=None),
     ),
+    (
+        Rule.DURABLE,
+        "durable, and lost",
+        ClientHistory(CALL, CLIENT.events[:1], StreamEnd.LOST, durable=True),
+        replace(FIRST, journal=None),
+    ),
+    (
+        Rule.DURABLE,
+        "durable, and silent",
+        ClientHistory(CALL, (), StreamEnd.TIMED_OUT, durable=True),
+        replace(FIRST, observations=(), journal=None),
+    ),
 ]
 
 
