@@ -25,9 +25,10 @@ from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
-from baton.transfer.digest import PoolHasher
+from baton.transfer.digest import PoolHasher, page_digest
 from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_table import ImportLimits, ImportTable
+from services.decode.page_faults import PageFaults
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.kv_export import ExportTable
 from services.prefill.scheduler import PrefillLimits, PrefillScheduler
@@ -63,6 +64,7 @@ class TinyDecode:
     """One decode worker without its loop. Tests may replace the classes."""
 
     memory: SimMemory
+    host_memory: SimMemory
     cache: PrefixCache
     imports: ImportTable
     host: HostTier
@@ -97,15 +99,17 @@ def tiny_decode(
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler,
     import_policy: type[ImportPolicy] = ImportPolicy,
     token_budget: int = 0,
+    page_faults: type[PageFaults] = PageFaults,
 ) -> TinyDecode:
-    memory = SimMemory(NUM_PAGES, PAGE_BYTES)
-    cache = PrefixCache(PagePool(NUM_PAGES))
+    memory, host_memory = SimMemory(NUM_PAGES, PAGE_BYTES), SimMemory(max(1, num_host_pages), PAGE_BYTES)
+    cache = PrefixCache(PagePool(NUM_PAGES), PoolHasher(memory) if digests else None)
     imports = import_table(cache, ImportLimits(PAGE_SIZE, max_rows, max_window_pages, pull_deadline_s=1.0))
-    host = HostTier(num_host_pages)
+    host = HostTier(num_host_pages, PoolHasher(host_memory) if digests else None)
     scheduler = decode_scheduler(imports, host, PAGE_SIZE, token_budget)
-    policy = import_policy(cache.pool, imports, scheduler, ImportRules(PAGE_SIZE, digests))
-    runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE, SimMemory(max(1, num_host_pages), PAGE_BYTES))
-    return TinyDecode(memory, cache, imports, host, scheduler, policy, runner)
+    faults = page_faults(cache, imports, scheduler, PageChecks(cache), PAGE_SIZE, PAGE_BYTES)
+    policy = import_policy(cache.pool, imports, scheduler, ImportRules(PAGE_SIZE, digests), faults)
+    runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE, host_memory)
+    return TinyDecode(memory, host_memory, cache, imports, host, scheduler, policy, runner)
 
 
 def engine_request(
@@ -145,6 +149,11 @@ def expected_output(request: EngineRequest) -> list[int]:
 def page_bytes(tokens: tuple[int, ...], page: int) -> bytes:
     """Tokens of the page with index `page`; fewer than a page at their end."""
     return b"".join(fake_slots(tokens)[page * PAGE_SIZE : (page + 1) * PAGE_SIZE])
+
+
+def true_digests(tokens: tuple[int, ...], first_page: int, end_page: int) -> tuple[int, ...]:
+    """Digests of pages [first_page, end_page) as the model writes them; of a partial page any number."""
+    return tuple(page_digest(memoryview(page_bytes(tokens, page))) for page in range(first_page, end_page))
 
 
 def num_pages(num_tokens: int) -> int:

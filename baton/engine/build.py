@@ -17,6 +17,7 @@ from baton.engine.runner import ModelRunner
 from baton.kv.geometry import KVGeometry
 from baton.kv.memory import MemoryKind, PageMemory, PoolMemory
 from baton.kv.page_checks import PageChecks
+from baton.kv.page_digests import PageHasher
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.model.cpu import configure_threads
@@ -56,6 +57,7 @@ class Engine:
     memory: PoolMemory
     cache: PrefixCache
     checks: PageChecks
+    host_hasher: PageHasher | None
     runner: ModelRunner
     vocab_size: int
     max_model_len: int
@@ -85,7 +87,10 @@ def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph
     fingerprint = model_fingerprint(directory, root.result(), text, model.geometry, quantization)
     log.info("model_identity", fingerprint=fingerprint.digest, **{part.name: part.digest for part in fingerprint.parts})
     vocab_size = model.config.vocab_size
-    return Engine(model.geometry, fingerprint, text, memory, cache, checks, runner, vocab_size, max_model_len)
+    host_hasher = PoolHasher(host) if settings.digests and host is not None else None
+    return Engine(
+        model.geometry, fingerprint, text, memory, cache, checks, host_hasher, runner, vocab_size, max_model_len
+    )
 
 
 def _sample(kind: PageCheckKind, memory: MemoryKind) -> int:

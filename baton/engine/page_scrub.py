@@ -32,8 +32,12 @@ class PageScrub:
         return min((time for time in (at, other) if time is not None), default=None)
 
     def run(self, now: float, *, busy: bool) -> list[PageId]:
-        """Checks a slice of pages if one is due; returns those that differ from their digests."""
-        return self._scrubber.run_slice(now, busy=busy)
+        """Checks a slice of pages if one is due; returns those that differ from their digests.
+
+        Also returns the damaged ones that the prefix cache met in this turn.
+        """
+        found = self._checks.take_wrong()
+        return found + [page for page in self._scrubber.run_slice(now, busy=busy) if page not in found]
 
     def report(self, quarantine: Quarantine, now: float) -> None:
         """Updates the metrics; logs new faults and reports an unfit worker."""

@@ -24,6 +24,7 @@ class PageChecks:
 
     def __init__(self, cache: PrefixCache, sample: int = 1) -> None:
         """`sample`: one of so many matched pages is checked, e.g. 16; 1: all; 0: none, and no scrubbing."""
+        self._cache = cache
         self._pool = cache.pool
         self._hasher = cache.hasher
         self._sample = sample
@@ -60,6 +61,10 @@ class PageChecks:
         self.num_checked += len(pages)
         found = self._hasher.digests(pages)
         return [page for page, one, wanted in zip(pages, found, digests, strict=True) if one != wanted]
+
+    def take_wrong(self) -> list[PageId]:
+        """Takes the damaged pages that the cache met when it entered their duplicates."""
+        return self._cache.take_wrong()
 
     def check_matched(self, pages: Sequence[PageId]) -> list[PageId]:
         """`mismatches` of those that `select` takes."""

@@ -87,11 +87,29 @@ class PageTable:
             return
         parent = self._keys[-1] if self._keys else None
         key = parent or root_key(self.salt)
+        keys: list[PageKey] = []
         for start in range(num_cached * self._page_size, num_full * self._page_size, self._page_size):
             key = next_key(key, tokens[start : start + self._page_size])
-            self._keys.append(key)
-        new = slice(num_cached, num_full)
-        self.pages[new] = self._cache.insert(parent, self._keys[new], self.pages[new], self._hold)
+            keys.append(key)
+        used = self._cache.insert(parent, keys, self.pages[num_cached:num_full], self._hold)
+        self.pages[num_cached : num_cached + len(used)] = used
+        self._keys += keys[: len(used)]
+
+    def digests(self, num_pages: int) -> list[int]:
+        """Digests of the first `num_pages` pages: the kept ones, and new ones of pages that are not full yet.
+
+        Empty if digests are off.
+        """
+        return self._cache.digests(self.pages[:num_pages])
+
+    def settle(self, digests: Sequence[int]) -> None:
+        """Settles the first pages, which are not cached and get their full bytes from a copy with `digests`."""
+        for page, digest in zip(self.pages, digests, strict=False):
+            self._cache.pool.digests.set(page, digest)
+
+    def holds_condemned(self) -> bool:
+        """True if any page is condemned, cached or not."""
+        return any(map(self._cache.pool.digests.is_condemned, self.pages))
 
     @property
     def is_tainted(self) -> bool:

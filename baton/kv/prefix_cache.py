@@ -40,6 +40,7 @@ class PrefixCache:
         self.hasher = hasher
         self._nodes: OrderedDict[PageKey, _Node] = OrderedDict()  # oldest first
         self._keys: list[PageKey | None] = [None] * pool.num_pages  # of the cached pages, by page
+        self._wrong: dict[PageId, None] = {}
 
     @property
     def num_available(self) -> int:
@@ -75,14 +76,22 @@ class PrefixCache:
 
         `pages[i]` has the KV that `keys[i]` names and is held for `hold`, like `parent`. Returns the pages to use from
         now on. A page that was cached already replaces its duplicate: the hold moves to it, and the duplicate is freed.
+        If that one was damaged, it and the pages behind it do not enter, and the result is shorter (`take_wrong`).
         """
         self.settle([page for key, page in zip(keys, pages, strict=True) if key not in self._nodes])
         used: list[PageId] = []
         for key, page in zip(keys, pages, strict=True):
+            if self._is_damaged(key, page):
+                break
             used.append(self._insert_one(key, parent, page, hold))
             parent = key
-        self.touch(keys)
+        self.touch(keys[: len(used)])
         return used
+
+    def take_wrong(self) -> list[PageId]:
+        """Takes the damaged pages that `insert` met, for the caller to quarantine."""
+        wrong, self._wrong = self._wrong, {}
+        return list(wrong)
 
     def settle(self, pages: Sequence[PageId]) -> None:
         """Takes the digests of those of `pages`, all completely written, that have none."""
@@ -90,6 +99,15 @@ class PrefixCache:
         if self.hasher is not None and (new := digests.unsettled(pages)):
             for page, digest in zip(new, self.hasher.digests(new), strict=True):
                 digests.set(page, digest)
+
+    def digests(self, pages: Sequence[PageId]) -> list[int]:
+        """Kept digests of `pages`; the bytes of those that have none are hashed now. Empty if digests are off."""
+        if self.hasher is None:
+            return []
+        digests = self.pool.digests
+        new = [page for page in pages if not digests.is_settled(page)]
+        found = dict(zip(new, self.hasher.digests(new), strict=True)) if new else {}
+        return [found[page] if page in found else digests.digest(page) for page in pages]
 
     def touch(self, keys: Sequence[PageKey]) -> None:
         """Makes the cached pages of a chain the most recently used; the first page becomes the youngest."""
@@ -172,6 +190,16 @@ class PrefixCache:
 
     def _is_held(self, key: PageKey) -> bool:
         return self.pool.owner(self._nodes[key].page) != Owner.CACHED
+
+    def _is_damaged(self, key: PageKey, page: PageId) -> bool:
+        """True if `key` is cached in another page whose bytes differ from its digest. Records that page."""
+        node = self._nodes.get(key)
+        if node is None or node.page == page or self.hasher is None:
+            return False
+        if self.hasher.digests([node.page])[0] == self.pool.digests.digest(node.page):
+            return False
+        self._wrong[node.page] = None
+        return True
 
     def _insert_one(self, key: PageKey, parent: PageKey | None, page: PageId, hold: Hold) -> PageId:
         node = self._nodes.get(key)

@@ -1,16 +1,26 @@
-"""Host memory slots for the pages of preempted rows. Bookkeeping only; `baton.model.storage` has the bytes."""
+"""Host memory slots for the pages of preempted rows. Bookkeeping only; `baton.model.storage` has the bytes.
+
+A page's digest moves with its bytes: `keep` takes it at the copy-out, and `is_intact` compares before the copy-in.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baton.domain.errors import Broken
+from baton.domain.ids import PageId
+from baton.kv.page_digests import PageDigests, PageHasher
 
 
 class HostTier:
     """Allocates page-sized slots."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, hasher: PageHasher | None = None) -> None:
+        """`hasher`: of the slots' bytes; None: digests are off."""
         self.num_slots = num_slots
         self._free = list(reversed(range(num_slots)))
+        self._digests = PageDigests(num_slots)
+        self._hasher = hasher
 
     @property
     def num_free(self) -> int:
@@ -22,9 +32,28 @@ class HostTier:
             return None
         return tuple(self._free.pop() for _ in range(num_slots))
 
+    def keep(self, slots: Sequence[int], digests: Sequence[int]) -> None:
+        """Sets the digests of the pages that are copied into `slots`. `digests` may be empty: digests are off."""
+        for slot, digest in zip(slots, digests, strict=bool(digests)):
+            self._digests.set(PageId(slot), digest)
+
+    def digests(self, slots: Sequence[int]) -> list[int]:
+        """Digests of `slots`, in order; none if digests are off."""
+        pages = [PageId(slot) for slot in slots]
+        return [self._digests.digest(page) for page in pages if self._digests.is_settled(page)]
+
+    def is_intact(self, slots: Sequence[int]) -> bool:
+        """True if the bytes in `slots` are those that were copied out, or digests are off."""
+        wanted = self.digests(slots)
+        if self._hasher is None or not wanted:
+            return True
+        return list(self._hasher.digests([PageId(slot) for slot in slots])) == wanted
+
     def free(self, slots: tuple[int, ...]) -> None:
         """Returns slots. Raises `Broken` for a slot that is not allocated."""
         free = set(self._free)
         if any(slot in free or not 0 <= slot < self.num_slots for slot in slots) or len(set(slots)) != len(slots):
             raise Broken(f"host slots {slots} are not allocated")
+        for slot in slots:
+            self._digests.on_freed(PageId(slot))
         self._free.extend(slots)

@@ -20,11 +20,13 @@ from baton.domain.errors import (
     Cancelled,
     DeadlineExceeded,
     Draining,
+    IntegrityFailure,
     Interrupted,
     LinkBroken,
     ModelNotFound,
     NoWorkers,
     Overloaded,
+    PageVerdict,
     Refused,
     Superseded,
     WorkerLost,
@@ -65,6 +67,12 @@ _FINISH_TO_PB = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
+_VERDICT_TO_PB = {
+    None: pb.PAGE_VERDICT_UNSPECIFIED,
+    PageVerdict.SOURCE: pb.PAGE_VERDICT_SOURCE,
+    PageVerdict.LINK: pb.PAGE_VERDICT_LINK,
+}
+_VERDICT_FROM_PB = {value: verdict for verdict, value in _VERDICT_TO_PB.items()}
 _FINISH_FROM_PB = {value: reason for reason, value in _FINISH_TO_PB.items()}
 
 
@@ -202,6 +210,8 @@ def encode_failure(error: BatonError) -> pb.Failure:
     failure = pb.Failure(code=error.code, message=str(error))
     if isinstance(error, Superseded) and error.seen is not None:
         failure.seen.CopyFrom(encode_id(error.seen))
+    if isinstance(error, IntegrityFailure):
+        failure.verdict = encode_verdict(error.verdict)
     return failure
 
 
@@ -210,7 +220,19 @@ def decode_failure(message: pb.Failure) -> BatonError:
     error = from_code(message.code, message.message)
     if isinstance(error, Superseded) and message.HasField("seen"):
         error.seen = decode_id(message.seen)
+    if isinstance(error, IntegrityFailure):
+        error.verdict = decode_verdict(message.verdict)
     return error
+
+
+def encode_verdict(verdict: PageVerdict | None) -> pb.PageVerdict:
+    """To the wire; None means not known."""
+    return _VERDICT_TO_PB[verdict]
+
+
+def decode_verdict(value: pb.PageVerdict) -> PageVerdict | None:
+    """From the wire; a verdict of a later version is not known."""
+    return _VERDICT_FROM_PB.get(value)
 
 
 def grpc_status(error: BatonError) -> grpc.StatusCode:

@@ -25,8 +25,10 @@ from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, SampledToken, StopParams
 from baton.domain.worker import WorkerRole
 from baton.engine.mailbox import Mailbox
+from baton.engine.page_scrub import PageScrub
 from baton.engine.runner import ModelRunner
 from baton.engine.turn import EngineTurn
+from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
@@ -42,6 +44,7 @@ from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.kv_import import Reserved, SealInfo
 from services.decode.loop import DecodeHooks, DecodeLoop
+from services.decode.page_faults import PageFaults
 from services.decode.scheduler import DecodeScheduler
 
 WARMUP_TURNS = 2
@@ -156,10 +159,12 @@ def make_decode_loop(
     cache = PrefixCache(PagePool(engine.num_pages))
     imports = ImportTable(cache, ImportLimits(page_size, num_rows, engine.num_pages, _DEADLINE_S))
     scheduler = DecodeScheduler(imports, HostTier(0), page_size)
-    import_policy = ImportPolicy(cache.pool, imports, scheduler, ImportRules(page_size, digests=True))
+    checks, page_bytes = PageChecks(cache), engine.model.geometry.page_bytes
+    faults = PageFaults(cache, imports, scheduler, checks, page_size, page_bytes)
+    import_policy = ImportPolicy(cache.pool, imports, scheduler, ImportRules(page_size, digests=True), faults)
     mailbox: Mailbox[DecodeCommand] = Mailbox(64)
     turn = EngineTurn(WorkerRole.DECODE, cache, mailbox, on_idle=lambda: None)
-    hooks = DecodeHooks(sink.emit, _refuse_pull, runner.start if overlaps else None)
+    hooks = DecodeHooks(sink.emit, _refuse_pull, PageScrub(checks, page_bytes), runner.start if overlaps else None)
     loop = DecodeLoop(turn, imports, scheduler, import_policy, runner, hooks)
     stop = StopParams(max_tokens=WARMUP_TURNS + num_turns + 2)
     rng = random.Random(engine.seed)

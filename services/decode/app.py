@@ -11,6 +11,7 @@ from baton.domain.ids import Incarnation, WorkerId, new_incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.mailbox import Mailbox
+from baton.engine.page_scrub import PageScrub
 from baton.engine.thread import EngineThread
 from baton.engine.turn import EngineTurn
 from baton.kv.memory import pool_extent
@@ -39,6 +40,7 @@ from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
 from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
+from services.decode.page_faults import PageFaults
 from services.decode.scheduler import DecodeScheduler
 from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
 from services.decode.settings import DecodeSettings
@@ -171,14 +173,18 @@ class _Worker:
         page_size = engine.geometry.page_size
         limits = ImportLimits(page_size, settings.max_rows, settings.pull_window_pages, settings.pull_deadline_s)
         imports = ImportTable(engine.cache, limits)
-        host = HostTier(settings.preemption_pages(engine.cache.pool.num_pages))
+        host = HostTier(settings.preemption_pages(engine.cache.pool.num_pages), engine.host_hasher)
         scheduler = DecodeScheduler(imports, host, page_size, settings.token_budget)
-        import_policy = ImportPolicy(engine.cache.pool, imports, scheduler, ImportRules(page_size, settings.digests))
+        page_bytes = engine.memory.page_bytes
+        faults = PageFaults(engine.cache, imports, scheduler, engine.checks, page_size, page_bytes)
+        rules = ImportRules(page_size, settings.digests)
+        import_policy = ImportPolicy(engine.cache.pool, imports, scheduler, rules, faults)
         turn = EngineTurn(
             WorkerRole.DECODE, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages
         )
         start = engine.runner.start if engine.runner.is_async else None
-        hooks = DecodeHooks(self._outbox.emit, self._puller.submit, start)
+        scrub = PageScrub(engine.checks, page_bytes, self._lifecycle.on_unfit)
+        hooks = DecodeHooks(self._outbox.emit, self._puller.submit, scrub, start)
         return DecodeLoop(turn, imports, scheduler, import_policy, engine.runner, hooks)
 
     def _pulled(self, event: PullEvent) -> None:

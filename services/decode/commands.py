@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.domain.errors import BatonError
+from baton.domain.errors import BatonError, PageVerdict
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, PageKey, ReservationId, WorkerId
 from baton.domain.request import EngineRequest
@@ -80,6 +80,22 @@ class CommitReplied:
 
 
 @dataclass(frozen=True, slots=True)
+class VerdictArrived:
+    """The source's answer about an attempt's suspects. None: no answer came."""
+
+    id: AttemptId
+    verdict: PageVerdict | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineArrived:
+    """Keys of pages that a source took out of use, because their bytes were wrong or computed from wrong ones."""
+
+    keys: tuple[PageKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AllocateProbePages:
     """Request for a probe's pages, held as draining until `FreeProbePages`. Reply None: too few are free."""
 
@@ -104,6 +120,8 @@ DecodeCommand = (
     | LeasesRenewed
     | PullEvent
     | CommitReplied
+    | VerdictArrived
+    | QuarantineArrived
     | Abort
     | AllocateProbePages
     | FreeProbePages

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.domain.attempt_times import DecodeTimes, ImportTimes
+from baton.domain.handoff import Suspect
 from baton.domain.ids import AttemptId, WorkerId
 from baton.domain.request import FinishReason, OutputToken
 from baton.engine.messages import Fail
@@ -36,6 +37,19 @@ class AbortHandoff:
 
 
 @dataclass(frozen=True, slots=True)
+class AskVerdict:
+    """Abort the handoff like `AbortHandoff`, and ask the source about pages that did not match in two reads.
+
+    `message` describes the failure of the attempt, which is reported with the verdict.
+    """
+
+    id: AttemptId
+    source: WorkerId
+    suspects: tuple[Suspect, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReportImported:
     """Report a committed import to the router and the metrics.
 
@@ -62,7 +76,7 @@ class EmitTokens:
     times: DecodeTimes | None = None
 
 
-OutwardEffect = AskCommit | ConfirmCommit | AbortHandoff | ReportImported | EmitTokens | Fail
+OutwardEffect = AskCommit | ConfirmCommit | AbortHandoff | AskVerdict | ReportImported | EmitTokens | Fail
 """Performed in the asyncio loop."""
 
 DecodeEffect = Pull | OutwardEffect

@@ -6,18 +6,20 @@ Runs in the asyncio loop and posts what it receives to the engine's mailbox. Mak
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
-from baton.domain.errors import BatonError, LinkBroken, WorkerLost
-from baton.domain.handoff import PublishedChunk
-from baton.domain.ids import AttemptId, PageId
+from baton.domain.errors import BatonError, LinkBroken, PageVerdict, WorkerLost
+from baton.domain.handoff import PublishedChunk, Suspect
+from baton.domain.ids import AttemptId, Incarnation, PageId, PageKey
 from baton.domain.request import SampledToken
 from baton.domain.trace_context import NO_TRACE_CONTEXT, TraceContext
 from baton.engine.mailbox import Mailbox
 from baton.engine.step_metrics import monotonic_s
+from baton.kv.keys import KEY_BYTES
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
 from baton.rpc.request_metadata import Metadata, request_metadata
@@ -29,8 +31,10 @@ from services.decode.commands import (
     CommitReplied,
     DecodeCommand,
     LeasesRenewed,
+    QuarantineArrived,
     SealArrived,
     SourceLost,
+    VerdictArrived,
 )
 from services.decode.kv_import import SealInfo
 from services.decode.links import PrefillLink, PrefillLinks
@@ -66,7 +70,9 @@ class HandoffClient:
         self._mailbox = mailbox
         self._renew_interval_s = renew_interval_s
         self._open: dict[AttemptId, _OpenHandoff] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._renewals: dict[PrefillLink, asyncio.Task[None]] = {}
+        self._quarantine_seen: dict[Incarnation, int] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -98,15 +104,41 @@ class HandoffClient:
         if handoff is not None:
             self._spawn(self._abort(id, handoff))
 
+    def ask_verdict(self, id: AttemptId, suspects: Sequence[Suspect], message: str) -> None:
+        """Aborts at the source like `abort`, and posts its answer about `suspects` to the engine."""
+        handoff = self._open.pop(id, None)
+        if handoff is None:
+            self._mailbox.put(VerdictArrived(id, None, message))
+        else:
+            self._spawn(self._ask_verdict(id, handoff, suspects, message))
+
     async def renew_forever(self) -> None:
-        """Renews all leases with one message per link, until cancelled."""
-        while True:
-            await asyncio.sleep(self._renew_interval_s)
-            by_link: dict[PrefillLink, list[AttemptId]] = {}
-            for id, handoff in self._open.items():
-                if handoff.leased:
-                    by_link.setdefault(handoff.link, []).append(id)
-            await asyncio.gather(*(self._renew(link, ids) for link, ids in by_link.items()))
+        """Renews all leases with one message per link, until cancelled. Links without leases get one as well.
+
+        Each reply brings the keys that the source has quarantined. A source that is slow to answer delays only its own.
+        """
+        try:
+            while True:
+                await asyncio.sleep(self._renew_interval_s)
+                self._start_renewals()
+        finally:
+            for task in self._renewals.values():
+                task.cancel()
+
+    def _start_renewals(self) -> None:
+        by_link: dict[PrefillLink, list[AttemptId]] = {link: [] for link in self._links.up()}
+        incarnations = {link.record.prefill_incarnation for link in by_link}
+        self._quarantine_seen = {one: seen for one, seen in self._quarantine_seen.items() if one in incarnations}
+        for id, handoff in self._open.items():
+            if handoff.leased:
+                by_link.setdefault(handoff.link, []).append(id)
+        for link, ids in by_link.items():
+            if link not in self._renewals:
+                task = self._renewals[link] = asyncio.create_task(self._renew(link, ids))
+                task.add_done_callback(partial(self._end_renewal, link))
+
+    def _end_renewal(self, link: PrefillLink, task: asyncio.Task[None]) -> None:
+        del self._renewals[link]
 
     async def close(self) -> None:
         """Waits up to `CALL_TIMEOUT_S` for commits and aborts in flight."""
@@ -140,8 +172,8 @@ class HandoffClient:
     def _report_lost(self, id: AttemptId, error: BatonError) -> None:
         self._mailbox.put(SourceLost(id, error))
 
-    def _spawn(self, call: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(call)
+    def _spawn(self, call: Coroutine[None, None, object]) -> None:
+        task: asyncio.Task[object] = asyncio.create_task(call)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -157,18 +189,39 @@ class HandoffClient:
         if wants_reply:
             self._mailbox.put(CommitReplied(id, valid))
 
-    async def _abort(self, id: AttemptId, handoff: _OpenHandoff) -> None:
-        request = common_pb2.AbortRequest(id=codec.encode_id(id), reason="decode aborted the import")
+    async def _abort(
+        self, id: AttemptId, handoff: _OpenHandoff, suspects: Sequence[Suspect] = ()
+    ) -> PageVerdict | None:
+        request = common_pb2.AbortRequest(
+            id=codec.encode_id(id),
+            reason="decode aborted the import",
+            suspects=[common_pb2.SuspectPage(index=one.index, page=one.page, digest=one.digest) for one in suspects],
+        )
+        stub = self._links.stub(handoff.link)
         try:
-            await self._links.stub(handoff.link).Abort(request, timeout=CALL_TIMEOUT_S, metadata=handoff.metadata)
+            reply = await stub.Abort(request, timeout=CALL_TIMEOUT_S, metadata=handoff.metadata)
         except grpc.aio.AioRpcError as error:
             log.info("abort_undelivered", id=str(id), why=str(codec.error_from_rpc(error)))
+            return None
+        return codec.decode_verdict(reply.verdict)
+
+    async def _ask_verdict(
+        self, id: AttemptId, handoff: _OpenHandoff, suspects: Sequence[Suspect], message: str
+    ) -> None:
+        verdict = await self._abort(id, handoff, suspects)
+        log.error(
+            "pages_damaged", id=str(id), prefill=handoff.link.record.prefill_id, pages=len(suspects),
+            verdict="unknown" if verdict is None else verdict.value,
+        )  # fmt: skip
+        self._mailbox.put(VerdictArrived(id, verdict, message))
 
     async def _renew(self, link: PrefillLink, ids: list[AttemptId]) -> None:
+        incarnation = link.record.prefill_incarnation
         request = handoff_pb2.RenewRequest(
             worker_id=link.record.prefill_id,
-            incarnation=link.record.prefill_incarnation,
+            incarnation=incarnation,
             ids=[codec.encode_id(id) for id in ids],
+            quarantine_seen=self._quarantine_seen.get(incarnation, 0),
         )
         sent_at = monotonic_s()
         try:
@@ -183,3 +236,7 @@ class HandoffClient:
         renewed = tuple(id for id in ids if id not in ended)
         if renewed and reply.HasField("lease_s"):
             self._mailbox.put(LeasesRenewed(renewed, sent_at + reply.lease_s))
+        if keys := tuple(PageKey(key) for key in reply.quarantined if len(key) == KEY_BYTES):
+            log.warning("pages_quarantined", prefill=link.record.prefill_id, keys=len(keys))
+            self._mailbox.put(QuarantineArrived(keys))
+        self._quarantine_seen[incarnation] = reply.quarantine_number

@@ -6,7 +6,7 @@ admitted, how an import fails, and which proof a commit needs. Called by the loo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from baton.domain.arithmetic import ceil_div
@@ -14,27 +14,32 @@ from baton.domain.errors import (
     BatonError,
     ContextOverflow,
     DeadlineExceeded,
+    IntegrityFailure,
     Interrupted,
     LeaseEnded,
     LinkBroken,
+    PageVerdict,
     Superseded,
     WorkerLost,
 )
 from baton.domain.handoff import PublishedChunk
-from baton.domain.ids import AttemptId, PageKey, ReservationId, WorkerId
+from baton.domain.ids import AttemptId, PageId, PageKey, ReservationId, WorkerId
 from baton.domain.request import EngineRequest, OutputToken
 from baton.engine.messages import Fail
 from baton.kv.pages import PagePool
+from baton.kv.quarantine import Quarantine
 from baton.transfer.base import PullEvent
 from services.decode.effects import (
     AbortHandoff,
     AskCommit,
+    AskVerdict,
     ConfirmCommit,
     DecodeEffect,
     ReportImported,
 )
 from services.decode.import_table import ImportTable
 from services.decode.kv_import import Busy, ProofKind, Reserved, SealInfo
+from services.decode.page_faults import PageFaults
 from services.decode.scheduler import DecodeScheduler
 
 
@@ -49,11 +54,19 @@ class ImportRules:
 class ImportPolicy:
     """Admission and validation of imports for one decode engine."""
 
-    def __init__(self, pool: PagePool, imports: ImportTable, scheduler: DecodeScheduler, rules: ImportRules) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        imports: ImportTable,
+        scheduler: DecodeScheduler,
+        rules: ImportRules,
+        faults: PageFaults,
+    ) -> None:
         self._pool = pool
         self._imports = imports
         self._scheduler = scheduler
         self._rules = rules
+        self._faults = faults
 
     def reserve(
         self, id: AttemptId, num_tokens: int, keys: Sequence[PageKey], now: float, deadline_s: float
@@ -68,6 +81,7 @@ class ImportPolicy:
             self._imports.fence(id)
             return Busy(self._imports.num_reserved_pages), effects
         reply = self._imports.reserve(id, num_tokens, keys, self._scheduler.num_rows, now, deadline_s)
+        self._faults.on_reserved(id)
         return reply, effects
 
     def claim(
@@ -87,12 +101,11 @@ class ImportPolicy:
         if num_pages > self._pool.num_pages:
             message = f"{num_tokens} tokens need {num_pages} pages, this worker has {self._pool.num_pages}"
             return self.fail(request.id, ContextOverflow(message))
-        if source is None and (prompt := self._imports.claim_local(reservation_id, request)) is not None:
-            self._scheduler.add_prompt(prompt)
+        if source is None:
+            return self._claim_local(reservation_id, request, received_at)
+        if self._imports.claim(reservation_id, request, source, deadline, received_at):
             return []
-        if source is not None and self._imports.claim(reservation_id, request, source, deadline, received_at):
-            return []
-        return self.fail(request.id, LeaseEnded(f"{request.id}: reservation {reservation_id} has ended"))
+        return self._fail_ended(reservation_id, request.id)
 
     def on_chunk(self, chunk: PublishedChunk, now: float) -> list[DecodeEffect]:
         """Starts the reads of published pages."""
@@ -126,9 +139,36 @@ class ImportPolicy:
         id = self._imports.attempt_of_pull(event.pull.id)
         try:
             effects: list[DecodeEffect] = [*self._imports.on_pull_event(event, now)]
+        except IntegrityFailure as error:
+            return [] if id is None else self._ask_verdict(id, str(error))
         except Interrupted as error:
             return [] if id is None else self.fail(id, error)
         return effects if id is None else effects + self._advance(id, now)
+
+    def on_verdict(self, id: AttemptId, verdict: PageVerdict | None, message: str) -> list[DecodeEffect]:
+        """Reports an attempt whose import ended with suspects."""
+        return [Fail(id, IntegrityFailure(message, verdict))]
+
+    def on_keys_quarantined(self, keys: Collection[PageKey]) -> list[DecodeEffect]:
+        """Takes a source's quarantined pages out of this pool as well, and fails the attempts that hold them."""
+        return self._fail_ruined(self._faults.on_keys_quarantined(keys))
+
+    def on_wrong_pages(self, pages: Sequence[PageId], now: float) -> list[DecodeEffect]:
+        """Quarantines pages of this pool that differ from their digests, and fails the attempts that hold them."""
+        return self._fail_ruined(self._faults.take_out(pages, now))
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """The pages that were taken out of this pool."""
+        return self._faults.quarantine
+
+    def check_pages(self, now: float) -> list[DecodeEffect]:
+        """Checks this turn's share of matched pages. Fails holders of a wrong one; commits those that waited."""
+        checked = self._faults.check(now)
+        effects = self._fail_ruined(checked.ruined)
+        for id in checked.ready:
+            effects += self._advance(id, now)
+        return effects
 
     def on_leases_renewed(self, ids: Sequence[AttemptId], lease_ends_at: float) -> None:
         """Extends the leases of `ids` to `lease_ends_at` on this worker's clock."""
@@ -169,8 +209,38 @@ class ImportPolicy:
             effects += self.fail(id, error)
         return effects
 
-    def next_wakeup(self) -> float | None:
-        return self._imports.next_deadline()
+    def next_wakeup(self, now: float) -> float | None:
+        """Time of the next deadline; `now` while matched pages wait for their check."""
+        return now if self._faults.is_waiting else self._imports.next_deadline()
+
+    def _claim_local(
+        self, reservation_id: ReservationId, request: EngineRequest, received_at: float
+    ) -> list[DecodeEffect]:
+        ruined = self._faults.check_at_once(request.id, received_at)
+        effects = self._fail_ruined(ruined)
+        if request.id in ruined:
+            return effects
+        prompt = self._imports.claim_local(reservation_id, request)
+        if prompt is None:
+            return effects + self._fail_ended(reservation_id, request.id)
+        self._scheduler.add_prompt(prompt)
+        return effects
+
+    def _fail_ended(self, reservation_id: ReservationId, id: AttemptId) -> list[DecodeEffect]:
+        return self.fail(id, LeaseEnded(f"{id}: reservation {reservation_id} has ended"))
+
+    def _fail_ruined(self, ids: Sequence[AttemptId]) -> list[DecodeEffect]:
+        """Ends attempts whose pages are wrong where they lie. The pages were taken out, so any worker may retry."""
+        why = "a page was damaged in a worker's memory"
+        return [e for id in ids for e in self.fail(id, IntegrityFailure(f"{id}: {why}", PageVerdict.SOURCE))]
+
+    def _ask_verdict(self, id: AttemptId, message: str) -> list[DecodeEffect]:
+        """Ends an import with suspects. Its failure is reported when the source has answered."""
+        kv_import = self._imports.get(id)
+        suspects = () if kv_import is None else tuple(kv_import.suspects)
+        source = self._imports.abort(id)
+        failure = Fail(id, IntegrityFailure(message))
+        return [failure] if source is None else [AskVerdict(id, source, suspects, message)]
 
     def _advance(self, id: AttemptId, now: float) -> list[DecodeEffect]:
         if not self._imports.is_ready(id):

@@ -7,8 +7,8 @@ An import's life (the table is `baton.domain.handoff.IMPORT_TRANSITIONS`):
 2. *allocated*: the first `on_chunk` allocates the missing pages.
 3. *pulling*: published pages are read into local ones, at most `max_window_pages` at a time. A page with a wrong
    digest is read once more; a second mismatch fails the import.
-4. *committed*: the seal has come, every page was read, and a proof (`ProofKind`) covers them. The row
-   may join the batch.
+4. *committed*: the seal has come, every page was read, a proof (`ProofKind`) covers them, and the matched pages were
+   checked. The row may join the batch.
 5. An import that ends earlier is *draining* until its last read ends; then its pages are released. Its proven leading
    pages stay in the prefix cache, so a replay moves only the rest.
 """
@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import Broken, ContextOverflow, IntegrityFailure, LinkBroken, Superseded
-from baton.domain.handoff import ImportEvent, ImportState, PublishedChunk
+from baton.domain.handoff import ImportEvent, ImportState, PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, PageId, PageKey, RequestId, ReservationId, WorkerId
 from baton.domain.request import EngineRequest
 from baton.kv.page_table import PageTable
@@ -206,7 +206,7 @@ class ImportTable:
         return self._start_pulls(kv_import, now)
 
     def is_ready(self, id: AttemptId) -> bool:
-        """True when the seal has come and every published page was read."""
+        """True when the seal has come, every published page was read and every matched one checked."""
         kv_import = self._imports.get(id)
         return bool(
             kv_import
@@ -214,6 +214,7 @@ class ImportTable:
             and kv_import.request
             and not kv_import.queued_pulls
             and not kv_import.in_flight
+            and not kv_import.unchecked
         )
 
     def on_leases_renewed(self, ids: Sequence[AttemptId], lease_ends_at: float) -> None:
@@ -331,23 +332,38 @@ class ImportTable:
         corrupt = set(event.corrupt)
         landed = [page for i, page in enumerate(event.pull.local_pages) if i not in corrupt]
         kv_import.proof.record_read(landed, now, matched=event.pull.digests is not None)
+        self._settle(kv_import, event.pull, corrupt)
         kv_import.num_pages += len(landed)
         if event.outcome is not PullOutcome.CORRUPT:
             return
         again = [i for i in range(len(event.pull.local_pages)) if i in corrupt]
         local = [event.pull.local_pages[i] for i in again]
         kv_import.num_re_reads += len(local)
-        if any(kv_import.num_tries[page] >= self._limits.max_pull_attempts for page in local):
-            raise IntegrityFailure(f"{kv_import.id}: {len(local)} pages did not match their digests, twice")
         assert event.pull.digests is not None
         remote = [event.pull.remote_pages[i] for i in again]
         digests = [event.pull.digests[i] for i in again]
+        if any(kv_import.num_tries[page] >= self._limits.max_pull_attempts for page in local):
+            indices = map(kv_import.table.pages.index, local)
+            kv_import.suspects += map(Suspect, indices, remote, digests)
+            raise IntegrityFailure(f"{kv_import.id}: {len(local)} pages did not match their digests, twice")
         kv_import.queued_pulls.appendleft(self._make_pull(kv_import, remote, local, digests))
+
+    def _settle(self, kv_import: KvImport, pull: Pull, corrupt: Collection[int]) -> None:
+        """Keeps the announced digests of the pages that matched them. The row goes on writing a partial last page."""
+        if pull.digests is None:
+            return
+        num_full = kv_import.num_tokens // self._limits.page_size
+        partial = kv_import.table.pages[num_full : self._num_prompt_pages(kv_import)]
+        for i, (page, digest) in enumerate(zip(pull.local_pages, pull.digests, strict=True)):
+            if i not in corrupt and page not in partial:
+                self._cache.pool.digests.set(page, digest)
 
     def _num_proven_tokens(self, kv_import: KvImport) -> int:
         num_tokens = 0
         for i, page in enumerate(kv_import.table.pages):
             if i * self._limits.page_size >= kv_import.prefix_len and not kv_import.proof.covers(page):
+                break
+            if self._cache.pool.digests.is_condemned(page):
                 break
             num_tokens += self._limits.page_size
         return min(num_tokens, kv_import.num_tokens)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from baton.domain.attempt_times import ImportTimes, to_us
-from baton.domain.handoff import ImportEvent, ImportState, advance_import
+from baton.domain.handoff import ImportEvent, ImportState, Suspect, advance_import
 from baton.domain.ids import AttemptId, PageId, ReservationId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken
 from baton.engine.transition_log import log_transition
@@ -130,6 +130,9 @@ class KvImport:
     num_bytes: int = 0
     num_pages: int = 0
     num_re_reads: int = 0
+    checks_queued: bool = False
+    unchecked: list[PageId] = field(default_factory=list)  # matched pages to check before the row may join
+    suspects: list[Suspect] = field(default_factory=list)  # pages that did not match in two reads
 
     @property
     def num_in_flight_pages(self) -> int:

@@ -104,6 +104,10 @@ class PrefillLinks:
         """Links for this worker's record."""
         return tuple(link.record for link in self._links.values())
 
+    def up(self) -> tuple[PrefillLink, ...]:
+        """All links."""
+        return tuple(self._links.values())
+
     def stub(self, link: PrefillLink) -> handoff_pb2_grpc.HandoffStub:
         """Stub of the peer's Handoff service."""
         return handoff_pb2_grpc.HandoffStub(self._channels.get(link.address, link.record.prefill_incarnation))

@@ -14,11 +14,12 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.worker import WorkerLoad
 from baton.engine.batch import Batch, Runner, StepInFlight, StepOutput
 from baton.engine.messages import Abort, Fail
+from baton.engine.page_scrub import PageScrub
 from baton.engine.step_metrics import monotonic_s
 from baton.engine.turn import Activity, EngineTurn
 from baton.kv.pages import Hold
 from baton.telemetry import metrics
-from baton.transfer.base import Pull, PullEvent, PullOutcome
+from baton.transfer.base import Pull, PullEvent
 from services.decode.commands import (
     AllocateProbePages,
     Claim,
@@ -26,10 +27,12 @@ from services.decode.commands import (
     DecodeCommand,
     FreeProbePages,
     LeasesRenewed,
+    QuarantineArrived,
     Reserve,
     SealArrived,
     SourceLost,
     SourceReplaced,
+    VerdictArrived,
 )
 from services.decode.effects import DecodeEffect, EmitTokens, OutwardEffect, ReportImported
 from services.decode.import_policy import ImportPolicy
@@ -41,11 +44,13 @@ from services.decode.scheduler import DecodeScheduler
 class DecodeHooks:
     """Outputs of the loop. `emit` takes effects for the asyncio loop, `submit` starts a read; neither blocks.
 
-    `start` begins a step and returns before it is done: effects of one turn are then emitted while the next step runs.
+    `scrub` checks idle pages and reports wrong ones. `start` begins a step and returns before it is done: effects of
+    one turn are then emitted while the next step runs.
     """
 
     emit: Callable[[list[OutwardEffect]], None]
     submit: Callable[[Pull], None]
+    scrub: PageScrub
     start: Callable[[Batch], StepInFlight] | None = None
 
 
@@ -68,18 +73,20 @@ class DecodeLoop:
         self._runner = runner
         self._hooks = hooks
         self._deferred: list[OutwardEffect] = []
+        self._num_damaged_copies = 0
         self._num_preemptions = self._num_local_prompt_tokens = self._num_local_cached_tokens = 0
         turn.publish(self._snapshot_load(), 0)
 
     def turn(self) -> bool:
         """Runs one turn; waits for commands when no row can step. False once the mailbox is closed."""
-        commands = self._turn.take_commands(self._import_policy.next_wakeup())
+        commands = self._turn.take_commands(self._next_wakeup(monotonic_s()))
         if self._turn.mailbox.closed:
             self._emit_effects(self._deferred)
             return False
         effects: list[DecodeEffect] = [*self._deferred, *(e for command in commands for e in self._handle(command))]
         self._deferred = []
         effects += self._import_policy.expire(monotonic_s())
+        effects += self._import_policy.check_pages(monotonic_s())
         batch = self._scheduler.schedule(monotonic_s())
         effects = [_joined(effect) for effect in effects]
         if batch is not None:
@@ -88,6 +95,7 @@ class DecodeLoop:
                 output, effects = self._run(batch, effects)
                 effects += self._scheduler.commit(batch, output, monotonic_s())
         effects += self._scheduler.take_pending_effects()
+        effects += self._scrub(monotonic_s())
         self._count_decisions()
         self._finish_turn(effects, stepped=batch is not None, idle=not commands and batch is None)
         return True
@@ -128,23 +136,37 @@ class DecodeLoop:
                 self._import_policy.on_leases_renewed(ids, lease_ends_at)
                 return []
             case PullEvent():
-                if command.outcome is PullOutcome.CORRUPT:
-                    metrics.INTEGRITY_FAILURES_TOTAL.labels("page_digest").inc(len(command.corrupt))
+                metrics.INTEGRITY_FAILURES_TOTAL.labels("page_digest").inc(len(command.corrupt))
                 return self._import_policy.on_pull_event(command, monotonic_s())
             case CommitReplied(id, valid):
                 effects = self._import_policy.on_commit_reply(id, valid, monotonic_s())
-                if any(isinstance(effect, Fail) for effect in effects):
-                    metrics.COMMIT_TOTAL.labels("invalid").inc()
+                metrics.COMMIT_TOTAL.labels("invalid").inc(sum(isinstance(effect, Fail) for effect in effects))
                 return effects
+            case VerdictArrived(id, verdict, message):
+                return self._import_policy.on_verdict(id, verdict, message)
+            case QuarantineArrived(keys):
+                return self._import_policy.on_keys_quarantined(keys)
             case Abort(id, reason):
                 return self._import_policy.fail(id, Cancelled(reason))
-            case AllocateProbePages(num_pages, reply):
-                room = num_pages <= self._imports.num_reservable_pages
-                reply.send(self._turn.cache.allocate(num_pages, Hold.DRAINING) if room else None)
+            case AllocateProbePages() | FreeProbePages():
+                self._lend_pages(command)
                 return []
-            case FreeProbePages(pages):
-                self._turn.cache.pool.drop(pages, Hold.DRAINING)
-                return []
+
+    def _next_wakeup(self, now: float) -> float | None:
+        return self._hooks.scrub.next_wakeup(self._import_policy.next_wakeup(now), now)
+
+    def _scrub(self, now: float) -> list[DecodeEffect]:
+        """Checks a slice of all pages if one is due, and reports what was wrong in this turn."""
+        busy = bool(len(self._imports) or self._scheduler.num_rows)
+        effects = self._import_policy.on_wrong_pages(self._hooks.scrub.run(now, busy=busy), now)
+        self._hooks.scrub.report(self._import_policy.quarantine, now)
+        return effects
+
+    def _lend_pages(self, command: AllocateProbePages | FreeProbePages) -> None:
+        if isinstance(command, FreeProbePages):
+            return self._turn.cache.pool.drop(command.pages, Hold.DRAINING)
+        room = command.num_pages <= self._imports.num_reservable_pages
+        command.reply.send(self._turn.cache.allocate(command.num_pages, Hold.DRAINING) if room else None)
 
     def _reserve(self, command: Reserve) -> list[DecodeEffect]:
         try:
@@ -208,6 +230,9 @@ class DecodeLoop:
         """Updates the metrics of preemptions and local prompts from the scheduler's totals."""
         scheduler = self._scheduler
         metrics.PREEMPTIONS_TOTAL.labels("pages").inc(scheduler.num_preemptions - self._num_preemptions)
+        num_damaged = scheduler.num_damaged_copies - self._num_damaged_copies
+        metrics.INTEGRITY_FAILURES_TOTAL.labels("host_copy").inc(num_damaged)
+        self._num_damaged_copies = scheduler.num_damaged_copies
         if scheduler.num_local_prompt_tokens != self._num_local_prompt_tokens:
             self._count_prompt(
                 scheduler.num_local_prompt_tokens - self._num_local_prompt_tokens,

@@ -10,7 +10,15 @@ from baton.engine.messages import Fail
 from baton.transfer.base import PullEvent, PullOutcome
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.streams import AttemptStreams
-from services.decode.effects import AbortHandoff, AskCommit, ConfirmCommit, EmitTokens, OutwardEffect, ReportImported
+from services.decode.effects import (
+    AbortHandoff,
+    AskCommit,
+    AskVerdict,
+    ConfirmCommit,
+    EmitTokens,
+    OutwardEffect,
+    ReportImported,
+)
 from services.decode.handoff_client import HandoffClient
 from services.decode.links import PrefillLinks
 from services.decode.server import DecodeStreamEvent
@@ -58,6 +66,8 @@ class DecodeOutbox:
                     self._handoffs.commit(id, wants_reply=False)
                 case AbortHandoff(id):
                     self._handoffs.abort(id)
+                case AskVerdict(id, _, suspects, message):
+                    self._handoffs.ask_verdict(id, suspects, message)
                 case ReportImported():
                     self._report(effect)
                 case Fail(id, error, times):

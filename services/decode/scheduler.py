@@ -8,7 +8,8 @@ A row's life here, queue by queue:
 2. *running*: every step computes one token for every row. A row that crosses a page edge takes a page first. If no
    unreserved page is left, the newest row is *preempted*: its pages are copied to host memory and released.
 3. *preempted*: the oldest row resumes first, and before later imports, when its pages fit and one page is left for
-   every running row. If host memory is full as well, the row fails with `SentBack` and the router retries it.
+   every running row. The digests of its pages move to host memory and back. If host memory is full as well, or the
+   copy was damaged there, the row fails with `SentBack` and the router retries it.
    Local prompts hold all their pages from the start and are never preempted.
 4. The row ends with its last token, by `abort` or by `SentBack`. Its full pages stay in the prefix cache.
 """
@@ -23,18 +24,19 @@ from dataclasses import dataclass
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import SentBack
-from baton.domain.ids import AttemptId
+from baton.domain.ids import AttemptId, PageKey
 from baton.domain.request import EngineRequest, OutputToken, SampledToken, banned_tokens, finish_reason
+from baton.domain.row_timer import RowTimer, StepTotals
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, StepOutput
 from baton.engine.chunking import cut
 from baton.engine.messages import Fail
 from baton.engine.transition_log import log_transition
+from baton.kv.keys import page_keys
 from baton.kv.page_table import PageTable
 from baton.kv.tiers import HostTier
 from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.import_table import ImportTable
 from services.decode.kv_import import ImportedPrompt, LocalPrompt
-from services.decode.row_timer import RowTimer, StepTotals
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ class DecodeScheduler:
         self._totals = StepTotals()
         self._scheduled_at = 0.0
         self.num_preemptions = 0
+        self.num_damaged_copies = 0
         self.num_local_prompt_tokens = 0
         self.num_local_cached_tokens = 0
 
@@ -103,6 +106,15 @@ class DecodeScheduler:
     def ids(self) -> Iterator[AttemptId]:
         """Attempts in any queue."""
         return (row.request.id for queue in self._queues for row in queue)
+
+    def ruined_ids(self, keys: frozenset[PageKey]) -> list[AttemptId]:
+        """Attempts that hold a condemned page, and preempted ones whose tokens lead through one of `keys`."""
+        holders = [row for queue in self._queues for row in queue if row.table.holds_condemned()]
+        lost = [row for row in self._preempted if keys and not keys.isdisjoint(self._keys(row))]
+        return [row.request.id for row in (*holders, *lost)]
+
+    def _keys(self, row: _Row) -> list[PageKey]:
+        return page_keys(row.tokens, self._page_size, row.request.salt)
 
     def add(self, imported: ImportedPrompt) -> None:
         """Adds a validated import: the prompt's KV is in place, and the first token was sent."""
@@ -178,10 +190,16 @@ class DecodeScheduler:
                 return
             if num_missing > self._imports.num_reservable_pages or not row.table.extend(len(row.tokens)):
                 return
+            self._preempted.pop(0)
+            if not self._host.is_intact(row.host_slots):
+                self.num_damaged_copies += 1
+                self._send_back(row, "its pages were damaged in host memory")
+                continue
             copies.append(HostCopy(tuple(row.table.pages[: len(row.host_slots)]), row.host_slots, to_host=False))
+            row.table.settle(self._host.digests(row.host_slots)[: row.num_filled // self._page_size])
             self._host.free(row.host_slots)
             row.host_slots = ()
-            self._join(self._preempted.pop(0), "resume", now)
+            self._join(row, "resume", now)
 
     def _join(self, row: _Row, event: str, now: float) -> None:
         bisect.insort(self._running, row, key=_arrival_number)
@@ -206,18 +224,23 @@ class DecodeScheduler:
         slots = self._host.allocate(len(pages))
         if slots is None:
             row.timer.leave(now)
-            self._release(row)
-            error = SentBack(f"{row.request.id}: no page and no host memory left")
-            self._pending.append(Fail(row.request.id, error, row.timer.times()))
-            log_transition("row", row.request.id, "send_back", "ended")
+            self._send_back(row, "no page and no host memory left")
             return
         row.timer.preempt(now)
         self.num_preemptions += 1
         copies.append(HostCopy(tuple(pages), slots, to_host=True))
+        self._host.keep(slots, row.table.digests(len(pages)))
         row.host_slots = slots
         row.table.release()
         bisect.insort(self._preempted, row, key=_arrival_number)
         log_transition("row", row.request.id, "preempt", "preempted")
+
+    def _send_back(self, row: _Row, why: str) -> None:
+        """Ends a row that is in no queue; the router retries it."""
+        self._release(row)
+        error = SentBack(f"{row.request.id}: {why}")
+        self._pending.append(Fail(row.request.id, error, row.timer.times()))
+        log_transition("row", row.request.id, "send_back", "ended")
 
     def _add_local_chunks(self, rows: list[Row]) -> None:
         budget = max(self._page_size, self._token_budget - len(rows))

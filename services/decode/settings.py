@@ -10,6 +10,7 @@ from baton.settings.groups import Count, Port, Seconds, WorkerSettings
 
 RENEWALS_PER_LEASE = 10
 """Renewals within one lease, so that a few may be lost."""
+MAX_RENEW_INTERVAL_S = 0.5
 
 
 class DecodeSettings(WorkerSettings):
@@ -54,8 +55,8 @@ class DecodeSettings(WorkerSettings):
 
     @property
     def renew_interval_s(self) -> float:
-        """Interval of lease renewals."""
-        return self.export_lease_s / RENEWALS_PER_LEASE
+        """Interval of lease renewals, which also bring the keys that a source has quarantined."""
+        return min(MAX_RENEW_INTERVAL_S, self.export_lease_s / RENEWALS_PER_LEASE)
 
     @property
     def prefills(self) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from baton.domain.errors import BatonError, Broken
+from baton.domain.errors import BatonError, Broken, IntegrityFailure
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, SamplingParams, StopParams
@@ -42,11 +42,12 @@ from baton.model.storage import PageStorage
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.digest import PoolHasher, mismatches
 from services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived
-from services.decode.effects import AbortHandoff, ConfirmCommit, EmitTokens, OutwardEffect
+from services.decode.effects import AbortHandoff, AskVerdict, ConfirmCommit, EmitTokens, OutwardEffect
 from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.kv_import import Busy, Reserved, SealInfo
 from services.decode.loop import DecodeHooks, DecodeLoop
+from services.decode.page_faults import PageFaults
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.commands import (
     AddPrompt,
@@ -198,6 +199,8 @@ class LocalPair:
                 self._prefill_mailbox.put(CommitExport(id, DirectReply()))
             case AbortHandoff(id):
                 self._prefill_mailbox.put(ReleaseExport(id, "the import ended"))
+            case AskVerdict(_, _, _, message):
+                raise IntegrityFailure(message)
             case Fail(_, error):
                 raise error
 
@@ -218,12 +221,16 @@ class LocalPair:
         return PrefillLoop(turn, scheduler, exports, runner, scrub, self._events.extend)
 
     def _make_decode(self, limits: PairLimits) -> DecodeLoop:
-        cache = PrefixCache(PagePool(limits.num_pages))
+        cache = PrefixCache(PagePool(limits.num_pages), PoolHasher(self.decode_memory))
         host = PageMemory(limits.num_pages, self.decode_memory.page_bytes)
         runner = ModelRunner(self._model, PageStorage.on_memory(self._model.geometry, self.decode_memory, host))
         imports = ImportTable(cache, ImportLimits(self._page_size, limits.max_rows, limits.num_pages, NO_DEADLINE_S))
-        scheduler = DecodeScheduler(imports, HostTier(limits.num_pages), self._page_size, limits.token_budget)
-        policy = ImportPolicy(cache.pool, imports, scheduler, ImportRules(self._page_size, digests=True))
+        tier = HostTier(limits.num_pages, PoolHasher(host))
+        scheduler = DecodeScheduler(imports, tier, self._page_size, limits.token_budget)
+        checks, page_bytes = PageChecks(cache), self.decode_memory.page_bytes
+        faults = PageFaults(cache, imports, scheduler, checks, self._page_size, page_bytes)
+        rules = ImportRules(self._page_size, digests=True)
+        policy = ImportPolicy(cache.pool, imports, scheduler, rules, faults)
         turn = EngineTurn(WorkerRole.DECODE, cache, self._decode_mailbox, on_idle=lambda: None)
-        hooks = DecodeHooks(self._effects.extend, self.copy_pages)
+        hooks = DecodeHooks(self._effects.extend, self.copy_pages, PageScrub(checks, page_bytes))
         return DecodeLoop(turn, imports, scheduler, policy, runner, hooks)

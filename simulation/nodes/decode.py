@@ -15,12 +15,15 @@ from typing import Any, cast
 from baton.domain.ids import WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.fake_runner import SLOT_BYTES
+from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
+from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
 from baton.rpc.gen import decode_pb2_grpc
 from baton.transfer.base import PullEvent
+from baton.transfer.digest import PoolHasher
 from baton.transfer.fake import TRANSPORT
 from baton.transfer.puller import ThreadedPuller
 from baton.worker.recent_attempts import RecentAttempts
@@ -33,6 +36,7 @@ from services.decode.import_table import ImportLimits
 from services.decode.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
 from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
+from services.decode.page_faults import PageFaults
 from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
 from simulation.checks.invariants import EmissionCheck, Violation, check_idle, check_pages
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
@@ -64,7 +68,9 @@ class SimDecode:
         self._lifecycle = policies.lifecycle(asyncio.Event())
         self._emission_check = EmissionCheck(process.name)
         self._memory = SimMemory(CONFIG.num_decode_pages, PAGE_BYTES)
-        self._cache = PrefixCache(PagePool(CONFIG.num_decode_pages))
+        self._cache = PrefixCache(
+            PagePool(CONFIG.num_decode_pages), PoolHasher(self._memory) if scenario.digests else None
+        )
         self._mailbox: SimMailbox[DecodeCommand] = SimMailbox(1024, self._on_command)
         self._streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams(on_empty=self._lifecycle.on_idle)
         self._puller = SimPuller(process, environment.page_network.add_reader(process), self._memory, self._pulled)
@@ -80,8 +86,8 @@ class SimDecode:
         )  # fmt: skip
         self._handoffs = policies.handoffs(self._links, self._mailbox, CONFIG.renew_s, INTAKE)
         self._outbox = DecodeOutbox(TRANSPORT, self._streams, self._handoffs, self._links, RecentAttempts())
-        host = SimMemory(max(1, num_host_pages), PAGE_BYTES)
-        runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, host, version)
+        self._host_memory = SimMemory(max(1, num_host_pages), PAGE_BYTES)
+        runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, self._host_memory, version)
         self._engine = SimEngine(
             process, runner, self._mailbox.end_wait, self._check, environment.on_crash, scenario.mean_step_s
         )
@@ -121,13 +127,15 @@ class SimDecode:
     def _make_loop(self, runner: SimRunner, policies: PolicyClasses, digests: bool, num_host_pages: int) -> DecodeLoop:
         limits = ImportLimits(CONFIG.page_size, CONFIG.max_rows, CONFIG.max_window_pages, CONFIG.pull_deadline_s)
         self._imports = policies.import_table(self._cache, limits)
-        self._host = HostTier(num_host_pages)
+        self._host = HostTier(num_host_pages, PoolHasher(self._host_memory) if digests else None)
         budget = CONFIG.token_budget if self._prefills else 0
         self._scheduler = policies.decode_scheduler(self._imports, self._host, CONFIG.page_size, budget)
         rules = ImportRules(CONFIG.page_size, digests)
-        import_policy = policies.import_policy(self._cache.pool, self._imports, self._scheduler, rules)
+        checks = PageChecks(self._cache)
+        faults = PageFaults(self._cache, self._imports, self._scheduler, checks, CONFIG.page_size, PAGE_BYTES)
+        import_policy = policies.import_policy(self._cache.pool, self._imports, self._scheduler, rules, faults)
         turn = EngineTurn(WorkerRole.DECODE, self._cache, self._mailbox, self._lifecycle.on_idle)
-        hooks = DecodeHooks(self._emit, self._puller.submit)
+        hooks = DecodeHooks(self._emit, self._puller.submit, PageScrub(checks, PAGE_BYTES))
         return DecodeLoop(turn, self._imports, self._scheduler, import_policy, runner, hooks)
 
     def _listen(self) -> None:

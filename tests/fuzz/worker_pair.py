@@ -54,6 +54,7 @@ from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.links import LinkIdentity, PrefillLinks
 from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
+from services.decode.page_faults import PageFaults
 from services.decode.scheduler import DecodeScheduler
 from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
 from services.prefill.commands import PrefillCommand
@@ -158,11 +159,13 @@ class DecodeWorker(_Worker):
         self._outbox = DecodeOutbox("stream", self.streams, self.handoffs, self.links, RecentAttempts())
         imports = ImportTable(self.cache, ImportLimits(PAGE_SIZE, 4, 4, pull_deadline_s=2.0))
         host = PageMemory(NUM_PAGES, PAGE_BYTES)
-        scheduler = DecodeScheduler(imports, HostTier(NUM_PAGES), PAGE_SIZE)
-        import_policy = ImportPolicy(self.cache.pool, imports, scheduler, ImportRules(PAGE_SIZE, digests=True))
+        scheduler = DecodeScheduler(imports, HostTier(NUM_PAGES, PoolHasher(host)), PAGE_SIZE)
+        checks, rules = PageChecks(self.cache), ImportRules(PAGE_SIZE, digests=True)
+        faults = PageFaults(self.cache, imports, scheduler, checks, PAGE_SIZE, PAGE_BYTES)
+        import_policy = ImportPolicy(self.cache.pool, imports, scheduler, rules, faults)
         runner = StrictRunner(self.memory, PAGE_SIZE, VOCAB_SIZE, host)
         turn = EngineTurn(WorkerRole.DECODE, self.cache, self.mailbox, on_idle=lambda: None)
-        hooks = DecodeHooks(self._outbox.emit, self.puller.submit)
+        hooks = DecodeHooks(self._outbox.emit, self.puller.submit, PageScrub(checks, PAGE_BYTES))
         self.loop = DecodeLoop(turn, imports, scheduler, import_policy, runner, hooks)
         self.thread = EngineThread(self.loop, "fuzzed-decode", self.crashed)
         config = ServicerConfig(validator, 2.0, lambda: False)

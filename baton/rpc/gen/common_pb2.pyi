@@ -112,16 +112,18 @@ class OutputToken(_message.Message):
     def __init__(self, index: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("code", "message", "decode", "seen")
+    __slots__ = ("code", "message", "decode", "seen", "verdict")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     decode: DecodeTimes
     seen: AttemptId
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., decode: _Optional[_Union[DecodeTimes, _Mapping]] = ..., seen: _Optional[_Union[AttemptId, _Mapping]] = ...) -> None: ...
+    verdict: PageVerdict
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., decode: _Optional[_Union[DecodeTimes, _Mapping]] = ..., seen: _Optional[_Union[AttemptId, _Mapping]] = ..., verdict: _Optional[_Union[PageVerdict, str]] = ...) -> None: ...
 
 class PrefillTimes(_message.Message):
     __slots__ = ("queue_us", "compute_us", "seal_us", "chunks", "computed_tokens", "cached_tokens")

@@ -15,12 +15,14 @@ from baton.domain.errors import (
     ContextOverflow,
     DeadlineExceeded,
     Draining,
+    IntegrityFailure,
     Interrupted,
     InvalidRequest,
     LeaseEnded,
     LinkBroken,
     ModelNotFound,
     Overloaded,
+    PageVerdict,
     SentBack,
     Superseded,
     WorkerLost,
@@ -128,4 +130,6 @@ def _source_of(error: Interrupted, role: WorkerRole) -> FaultSource:
         return FaultSource.NOTHING  # the same pair still has the pages of the prompt cached
     if isinstance(error, WorkerLost):
         return FaultSource.PREFILL if role is WorkerRole.DECODE else FaultSource.DECODE  # the peer of the reporter
+    if isinstance(error, IntegrityFailure) and error.verdict is PageVerdict.SOURCE:
+        return FaultSource.NOTHING  # the page was damaged in memory and taken out of use
     return FaultSource.LINK

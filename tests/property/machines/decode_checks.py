@@ -21,6 +21,7 @@ from baton.transfer.base import Pull, PullEvent, PullOutcome
 from services.decode.effects import (
     AbortHandoff,
     AskCommit,
+    AskVerdict,
     ConfirmCommit,
     DecodeEffect,
     EmitTokens,
@@ -107,6 +108,8 @@ class CheckedDecode(RuleBasedStateMachine):
         self.cases_by_pull: dict[int, Case] = {}
         self.late: set[int] = set()
         self.commits_asked: list[AttemptId] = []
+        self.damaged = False  # a byte was flipped, or the source quarantined a page
+        self.flipped: set[int] = set()  # pages of the pool
         self.names = itertools.count()
 
     # -- invariants
@@ -188,6 +191,10 @@ class CheckedDecode(RuleBasedStateMachine):
                     self.cases[id].imported = True
                 case AbortHandoff(id):
                     assert self.cases[id].claimed
+                case AskVerdict(id, _, suspects, message):
+                    assert suspects
+                    self.cases[id].ended = True
+                    self._on_effects(self.world.import_policy.on_verdict(id, None, message))
                 case EmitTokens():
                     self._on_tokens(effect)
                 case Fail(id, error):
@@ -226,7 +233,9 @@ class CheckedDecode(RuleBasedStateMachine):
             assert error.seen.order > id.order
             assert case.ended, "an attempt was superseded without a newer one"
             return
-        assert case.claimed or isinstance(error, WorkerLost)
-        assert not case.imported or isinstance(error, SentBack)
-        assert case.corrupted or not isinstance(error, IntegrityFailure), "reserved pages were not there"
+        assert case.claimed or isinstance(error, WorkerLost | IntegrityFailure)
+        assert not case.imported or isinstance(error, SentBack) or self.damaged
+        assert case.corrupted or self.damaged or not isinstance(error, IntegrityFailure), (
+            "reserved pages were not there"
+        )
         case.ended = True

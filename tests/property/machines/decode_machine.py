@@ -9,19 +9,23 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from baton.domain.errors import ContextOverflow, Superseded, WorkerLost
 from baton.domain.handoff import PublishedChunk
-from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
+from baton.domain.ids import AttemptId, PageId, PageKey, RequestId, WorkerId
 from baton.domain.request import EngineRequest, SampledToken, StopParams
 from baton.kv.keys import page_keys
+from baton.kv.pages import Owner
 from baton.transfer.base import Pull, PullOutcome
 from services.decode.kv_import import Busy, Reserved, SealInfo
+from simulation.runtime.page_memory import SimMemory
 from tests.property.machines.decode_checks import MAX_ROWS, TOKEN_BUDGET, Case, CheckedDecode, Client
 from tests.tiny_workers import (
     NUM_PAGES,
+    PAGE_BYTES,
     PAGE_SIZE,
     assert_idle,
     engine_request,
     next_token,
     page_bytes,
+    true_digests,
 )
 
 SOURCE = WorkerId("prefill-0")
@@ -112,7 +116,7 @@ class DecodeMachine(CheckedDecode):
         end = min(case.next_page + count, case.num_pages)
         first = max(0, case.next_page - again)
         pages = tuple(PageId(i) for i in range(first, end))
-        digests = (0,) * len(pages) if self.digests else None
+        digests = true_digests(case.request.tokens, first, end) if self.digests else None
         effects = self.world.import_policy.on_chunk(PublishedChunk(id, first, pages, digests), self.now)
         read = [page for effect in effects if isinstance(effect, Pull) for page in effect.remote_pages]
         assert all(page >= case.next_page for page in read)
@@ -183,6 +187,7 @@ class DecodeMachine(CheckedDecode):
         self._seal(id)
         while mine := [pull for pull in self.pulls if self.cases_by_pull[pull.id] is self.cases[id]]:
             self._end_pull(mine[0], PullOutcome.DONE)
+        self._check_pages()
         if id in self.commits_asked:
             self.commits_asked.remove(id)
             self._on_effects(self.world.import_policy.on_commit_reply(id, True, self.now))
@@ -219,6 +224,57 @@ class DecodeMachine(CheckedDecode):
     @rule(position=st.integers(0, MAX_ROWS))
     def abort_during_step(self, position: int) -> None:
         self._step(position)
+
+    @rule()
+    def check_pages(self) -> None:
+        self._check_pages()
+
+    @precondition(lambda self: self.digests and self._idle_pages())
+    @rule(data=st.data(), at=st.integers(0, PAGE_BYTES - 1))
+    def flip_an_idle_byte(self, data: st.DataObject, at: int) -> None:
+        """Damages a cached page that nothing uses, a matched one before its check, or a copy in host memory.
+
+        Each page once: the second time it would retire, and the pool become too small for a long row.
+        """
+        memory, page = data.draw(st.sampled_from(self._idle_pages()))
+        memory.page(page)[at] ^= 0x10
+        self.damaged = True
+        if memory is self.world.memory:
+            self.flipped.add(page)
+
+    @precondition(lambda self: self.digests and self._shared_keys())
+    @rule(data=st.data())
+    def quarantine_at_the_source(self, data: st.DataObject) -> None:
+        """The source takes out a page of some prompt, with all that was computed from it."""
+        key = data.draw(st.sampled_from(self._shared_keys()))
+        self.damaged = True
+        self._on_effects(self.world.import_policy.on_keys_quarantined([key]))
+        assert not self.world.cache.num_matching([key])
+        assert not self.world.scheduler.ruined_ids(frozenset([key]))
+        for id in self.world.imports.ids():
+            request = self.cases[id].request
+            assert not self.cases[id].claimed or key not in page_keys(request.tokens, PAGE_SIZE, request.salt)
+
+    def _shared_keys(self) -> list[PageKey]:
+        prompts = [case.request.tokens for case in self.cases.values() if not case.ended]
+        return sorted({key for tokens in prompts for key in page_keys(tokens, PAGE_SIZE, "")})
+
+    def _idle_pages(self) -> list[tuple[SimMemory, int]]:
+        """Pages whose damage a check can find before their use. The bytes under a running row are ECC's."""
+        world, scheduler = self.world, self.world.scheduler
+        imports = [one for id in world.imports.ids() if (one := world.imports.get(id)) is not None]
+        checked = {page for one in imports for page in one.table.pages if page not in one.unchecked}
+        idle = {page for page in map(PageId, range(NUM_PAGES)) if world.cache.pool.owner(page) is Owner.CACHED}
+        idle |= {page for one in imports for page in one.unchecked}
+        rows = {page for queue in scheduler._queues for row in queue for page in row.table.pages}
+        slots = [slot for row in scheduler._preempted for slot in row.host_slots]
+        free_to_flip = sorted(idle - checked - rows - self.flipped)
+        pages: list[tuple[SimMemory, int]] = [(world.memory, page) for page in free_to_flip]
+        return pages + [(world.host_memory, slot) for slot in slots]
+
+    def _check_pages(self) -> None:
+        self._on_effects(self.world.import_policy.check_pages(self.now))
+        self._on_effects(self.world.import_policy.on_wrong_pages(self.world.cache.take_wrong(), self.now))
 
     def _step(self, disturbed: int | None) -> None:
         num_rows = self.world.scheduler.num_rows
@@ -286,7 +342,7 @@ class DecodeMachine(CheckedDecode):
         assert answer.prefix_len < len(request.tokens)
         kv_import = self.world.imports.get(request.id)
         assert kv_import is not None
-        for index, page in enumerate(kv_import.table.pages):
+        for index, page in enumerate(kv_import.table.pages if not self.damaged else ()):
             assert bytes(self.world.memory.page(page)) == page_bytes(request.tokens, index)
         assert self.world.import_policy.reserve(request.id, len(request.tokens), keys, self.now, 9.0) in (
             (answer, []), (Busy(self.world.imports.num_reserved_pages), []),

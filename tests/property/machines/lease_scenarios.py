@@ -166,6 +166,7 @@ def _request_again(pair: SplitPair, name: RequestId, prompt: list[int]) -> None:
 
 def _decode_steps(pair: SplitPair) -> None:
     scheduler = pair.decode.scheduler
+    pair.on_decode_effects(pair.decode.import_policy.check_pages(pair.now))
     while (batch := scheduler.schedule(pair.now)) is not None:
         pair.on_decode_effects(scheduler.commit(batch, pair.decode.runner.run(batch), pair.now))
 

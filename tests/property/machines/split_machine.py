@@ -73,6 +73,7 @@ class SplitMachine(SplitPair, RuleBasedStateMachine):
     @rule(num_steps=st.integers(1, 4))
     def decode_steps(self, num_steps: int) -> None:
         for _ in range(num_steps):
+            self.on_decode_effects(self.decode.import_policy.check_pages(self.now))
             batch = self.decode.scheduler.schedule(self.now)
             if batch is not None:
                 output = self.decode.runner.run(batch)
@@ -122,6 +123,7 @@ class SplitMachine(SplitPair, RuleBasedStateMachine):
         self.now += dt
         self.on_prefill_effects(self.prefill.scheduler.expire(self.now))
         self.on_decode_effects(self.decode.import_policy.expire(self.now))
+        self.on_decode_effects(self.decode.import_policy.check_pages(self.now))
 
     # -- the end
 

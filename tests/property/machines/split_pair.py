@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from hypothesis.stateful import invariant
 
-from baton.domain.errors import BatonError, WorkerLost
+from baton.domain.errors import BatonError, PageVerdict, WorkerLost
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, StopParams
@@ -24,6 +24,7 @@ from baton.transfer.digest import mismatches
 from services.decode.effects import (
     AbortHandoff,
     AskCommit,
+    AskVerdict,
     ConfirmCommit,
     DecodeEffect,
     EmitTokens,
@@ -95,9 +96,16 @@ class LeaseGranted:
     ids: tuple[AttemptId, ...]
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Prefill -> decode: the answer about suspects. Reads are damaged on their way here, so it is LINK."""
+
+    question: AskVerdict
+
+
 FromPrefill = PublishedChunk | Seal | PrefillFail
-ToPrefill = AskCommit | ConfirmCommit | AbortHandoff | Renewal | AbortSent
-ToDecode = CommitReply | LeaseGranted | AbortSent
+ToPrefill = AskCommit | ConfirmCommit | AbortHandoff | AskVerdict | Renewal | AbortSent
+ToDecode = CommitReply | LeaseGranted | AbortSent | Verdict
 
 
 class SplitPair:
@@ -241,12 +249,17 @@ class SplitPair:
             self._obey(message)
         if isinstance(message, AskCommit):
             self.replies.append(CommitReply(message.id, None))
+        if isinstance(message, AskVerdict):
+            self.replies.append(Verdict(message))
 
     def _obey(self, message: ToPrefill) -> list[ToDecode]:
         exports = self.prefill.exports
         match message:
             case AbortHandoff(id):
                 self.prefill.scheduler.release(id)
+            case AskVerdict(id):
+                self.prefill.scheduler.release(id)
+                return [Verdict(message)]
             case AbortSent(id):
                 self.prefill.scheduler.abort(id)
             case AskCommit(id):
@@ -287,6 +300,8 @@ class SplitPair:
                     self.decode.import_policy.on_leases_renewed(ids, self.lease_ends_at(renewal))
             case AbortSent(id):
                 self.on_decode_effects(self.decode.import_policy.abort(id))
+            case Verdict(AskVerdict(id, _, _, text)):
+                self.on_decode_effects(self.decode.import_policy.on_verdict(id, PageVerdict.LINK, text))
 
     def end_pull(self, pull: Pull, broken: bool, damage: Callable[[Pull], None] = lambda pull: None) -> None:
         """Moves the bytes of a read, applies `damage` and reports the outcome to decode."""
@@ -306,7 +321,7 @@ class SplitPair:
             match effect:
                 case Pull():
                     self.pulls.append(effect)
-                case AskCommit(id) | ConfirmCommit(id) | AbortHandoff(id):
+                case AskCommit(id) | ConfirmCommit(id) | AbortHandoff(id) | AskVerdict(id):
                     self.leased.discard(id)
                     self.messages.append(effect)
                 case ReportImported():

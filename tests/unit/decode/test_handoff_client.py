@@ -9,16 +9,23 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from baton.domain.errors import WorkerLost
-from baton.domain.handoff import PublishedChunk
-from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
+from baton.domain.errors import PageVerdict, WorkerLost
+from baton.domain.handoff import PublishedChunk, Suspect
+from baton.domain.ids import AttemptId, Incarnation, PageId, PageKey, RequestId, WorkerId
 from baton.domain.worker import LinkRecord
 from baton.engine.mailbox import Mailbox
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
 from baton.rpc.request_metadata import Metadata
 from baton.worker.request_validator import EngineRequestValidator
-from services.decode.commands import CommitReplied, DecodeCommand, LeasesRenewed, SourceLost
+from services.decode.commands import (
+    CommitReplied,
+    DecodeCommand,
+    LeasesRenewed,
+    QuarantineArrived,
+    SourceLost,
+    VerdictArrived,
+)
 from services.decode.handoff_client import HandoffClient
 from services.decode.links import PrefillLink
 
@@ -41,8 +48,16 @@ class Prefill:
         self.lease_s: float | None = None
         self.delay_reply: Callable[[], Awaitable[None]] | None = None
         self.reachable = True
+        self.links: tuple[PrefillLink, ...] = ()
+        self.quarantined: list[bytes] = []
+        self.seen: list[int] = []
+        self.suspects: list[common_pb2.SuspectPage] = []
+        self.verdict = common_pb2.PAGE_VERDICT_UNSPECIFIED
         self.commits: asyncio.Queue[str] = asyncio.Queue()
         self.aborts: asyncio.Queue[str] = asyncio.Queue()
+
+    def up(self) -> tuple[PrefillLink, ...]:
+        return self.links
 
     def stub(self, link: PrefillLink) -> Prefill:
         return self
@@ -56,9 +71,15 @@ class Prefill:
 
     async def Renew(self, request: handoff_pb2.RenewRequest, timeout: float) -> handoff_pb2.RenewReply:
         await self.renewals.put((request.incarnation, [id.request_id for id in request.ids]))
+        self.seen.append(request.quarantine_seen)
         if self.delay_reply is not None:
             await self.delay_reply()
-        return handoff_pb2.RenewReply(ended=[codec.encode_id(id) for id in self.ended], lease_s=self.lease_s)
+        return handoff_pb2.RenewReply(
+            ended=[codec.encode_id(id) for id in self.ended],
+            lease_s=self.lease_s,
+            quarantined=self.quarantined[request.quarantine_seen :],
+            quarantine_number=len(self.quarantined),
+        )
 
     async def Commit(
         self, request: handoff_pb2.CommitRequest, timeout: float, metadata: Metadata
@@ -72,7 +93,10 @@ class Prefill:
         self, request: common_pb2.AbortRequest, timeout: float, metadata: Metadata
     ) -> common_pb2.AbortReply:
         await self.aborts.put(request.id.request_id)
-        return common_pb2.AbortReply()
+        self.suspects = list(request.suspects)
+        if not self.reachable:
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+        return common_pb2.AbortReply(verdict=self.verdict)
 
 
 class HandoffHarness:
@@ -214,3 +238,60 @@ async def test_a_stream_that_ends_without_a_seal_is_a_lost_source():
         (lost,) = await harness.next_commands()
         assert isinstance(lost, SourceLost)
         assert isinstance(lost.error, WorkerLost)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reachable", "verdict"),
+    [
+        (common_pb2.PAGE_VERDICT_SOURCE, True, PageVerdict.SOURCE),
+        (common_pb2.PAGE_VERDICT_LINK, True, PageVerdict.LINK),
+        (common_pb2.PAGE_VERDICT_UNSPECIFIED, True, None),
+        (7, True, None),
+        (common_pb2.PAGE_VERDICT_SOURCE, False, None),
+    ],
+)
+async def test_the_sources_verdict_on_suspects_reaches_the_engine(
+    answer: common_pb2.PageVerdict, reachable: bool, verdict: PageVerdict | None
+):
+    async with handoff_harness() as harness:
+        await harness.watch(ONE, link(1), CHUNK)
+        harness.prefill.verdict, harness.prefill.reachable = answer, reachable
+        harness.handoffs.ask_verdict(ONE, [Suspect(2, PageId(3), 7)], "twice")
+        assert await harness.next_commands() == [VerdictArrived(ONE, verdict, "twice")]
+        assert harness.prefill.suspects == [common_pb2.SuspectPage(index=2, page=3, digest=7)]
+        harness.handoffs.ask_verdict(ONE, [], "once more")
+        assert await harness.next_commands() == [VerdictArrived(ONE, None, "once more")]
+
+
+async def test_quarantined_keys_arrive_without_a_handoff_and_after_a_lost_reply():
+    async with handoff_harness() as harness:
+        failures = 2
+
+        async def lose() -> None:
+            nonlocal failures
+            failures -= 1
+            if failures >= 0:
+                raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+        harness.prefill.delay_reply = lose
+        harness.prefill.quarantined = [b"a" * 16, b"short", b"b" * 16]
+        harness.prefill.links = (link(1),)
+        assert await harness.next_commands() == [QuarantineArrived((PageKey(b"a" * 16), PageKey(b"b" * 16)))]
+        harness.prefill.quarantined.append(b"c" * 16)
+        assert await harness.next_commands() == [QuarantineArrived((PageKey(b"c" * 16),))]
+        assert harness.prefill.seen[:3] == [0, 0, 0]
+        assert 3 in harness.prefill.seen
+
+
+async def test_a_slow_source_does_not_delay_the_renewals_of_others():
+    async with handoff_harness() as harness:
+
+        async def hang() -> None:
+            harness.prefill.delay_reply = None
+            await asyncio.Event().wait()
+
+        harness.prefill.delay_reply = hang
+        harness.prefill.links = (link(1),)
+        await harness.renewal()
+        harness.prefill.links = (link(1), link(2))
+        assert [(await harness.renewal())[0] for _ in range(3)] == [2, 2, 2]

@@ -10,12 +10,14 @@ from baton.domain.request import StopParams
 from baton.domain.worker import WorkerRole
 from baton.engine.batch import Batch, StepOutput
 from baton.engine.mailbox import Mailbox
+from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
+from baton.kv.page_checks import PageChecks
 from services.decode.commands import Claim, DecodeCommand
 from services.decode.effects import EmitTokens, OutwardEffect
 from services.decode.kv_import import Reserved
 from services.decode.loop import DecodeHooks, DecodeLoop
-from tests.tiny_workers import TinyDecode, engine_request, expected_output, tiny_decode
+from tests.tiny_workers import PAGE_BYTES, TinyDecode, engine_request, expected_output, tiny_decode
 
 
 @dataclass
@@ -64,7 +66,9 @@ def make(overlaps: bool, max_tokens: int = 4) -> tuple[Bench, DecodeLoop, Mailbo
     bench = Bench(world)
     mailbox: Mailbox[DecodeCommand] = Mailbox(16)
     turn = EngineTurn(WorkerRole.DECODE, world.cache, mailbox, bench.rest)
-    hooks = DecodeHooks(bench.emit, lambda pull: None, bench.start if overlaps else None)
+    hooks = DecodeHooks(
+        bench.emit, lambda pull: None, PageScrub(PageChecks(world.cache), PAGE_BYTES), bench.start if overlaps else None
+    )
     loop = DecodeLoop(turn, world.imports, world.scheduler, world.import_policy, world.runner, hooks)
     request = engine_request("r", [0, 1, 1], stop=StopParams(max_tokens=max_tokens))
     answer, _ = world.import_policy.reserve(request.id, len(request.tokens), [], 0.0, 10.0)

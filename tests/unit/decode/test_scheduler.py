@@ -19,6 +19,7 @@ from tests.tiny_workers import (
     next_token,
     page_bytes,
     tiny_decode,
+    true_digests,
 )
 
 SOURCE = WorkerId("prefill-0")
@@ -32,7 +33,8 @@ def board(world: TinyDecode, request) -> None:
     assert isinstance(answer, Reserved)
     world.import_policy.claim(answer.id, request, SOURCE, 9.0)
     pages = tuple(PageId(i) for i in range(ceil_div(len(request.tokens), 2)))
-    effects = world.import_policy.on_chunk(PublishedChunk(request.id, 0, pages, (0,) * len(pages)), 0.0)
+    digests = true_digests(request.tokens, 0, len(pages))
+    effects = world.import_policy.on_chunk(PublishedChunk(request.id, 0, pages, digests), 0.0)
     token, _ = next_token(request, list(request.tokens))
     world.import_policy.on_seal(request.id, SealInfo(SampledToken(token), None, len(pages)), 0.0)
     while effects:

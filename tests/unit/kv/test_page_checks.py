@@ -78,13 +78,13 @@ def test_a_page_with_the_announced_digest_is_not_hashed_again():
     assert world.cache.pool.digests.digest(table.pages[0]) == 123
 
 
-def test_a_duplicate_is_not_hashed():
+def test_a_duplicate_gives_way_to_pages_that_are_checked():
     world = World()
     first, second = (PageTable(world.cache, 1, "", Hold.LIVE) for _ in range(2))
     for table in (first, second):
         assert table.extend(2)
         table.cache_full_pages([1, 2], 2)
-    assert len(world.hasher.hashed) == 2
+    assert world.hasher.hashed == [0, 1, 0, 1], "at their settling, and when the duplicates came"
     assert first.pages == second.pages
 
 

@@ -12,7 +12,6 @@ import baton
 from baton.domain.errors import ContextOverflow
 from baton.domain.request import FinishReason, SamplingParams, StopParams
 from baton.transfer.base import Pull
-from services.decode.loop import DecodeHooks
 from services.local.llm import LLM
 from services.local.pair import LocalPair, PairLimits
 
@@ -94,7 +93,7 @@ def test_decode_computes_on_pages_that_the_transfer_copied(monkeypatch: pytest.M
         pulls.append(pull)
         copy_pages(pull)
 
-    monkeypatch.setattr(llm.pair.decode, "_hooks", DecodeHooks(llm.pair._effects.extend, record))
+    monkeypatch.setattr(llm.pair.decode, "_hooks", replace(llm.pair.decode._hooks, submit=record))
     llm.generate(PROMPTS[2], GREEDY, stop=STOP)
     assert sum(len(pull.local_pages) for pull in pulls) == 8  # 61 tokens on pages of 8
     llm.generate(PROMPTS[2], GREEDY, stop=STOP)

@@ -1,4 +1,4 @@
-"""Time of a row in steps, between steps and while preempted. Pure; kept by the scheduler's rows.
+"""Time of a row in steps, between steps and while preempted. Kept by the rows of decode's scheduler.
 
 Every running row takes part in every step. So a row reads the scheduler's totals when it joins and when it leaves, and
 nothing is done per token.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.domain.attempt_times import DecodeTimes
-from services.decode.row_timer import RowTimer, StepTotals
+from baton.domain.row_timer import RowTimer, StepTotals
 
 
 def test_steps_waiting_and_preemption_add_up_to_the_whole_time():
