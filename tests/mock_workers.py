@@ -18,6 +18,7 @@ from baton.bundled import MODEL_DIR
 from baton.domain.ids import AttemptId, Incarnation, ReservationId, WorkerId, new_incarnation
 from baton.domain.request import EngineRequest, FinishReason, OutputToken
 from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
+from baton.rpc.auth_interceptor import AuthInterceptor
 from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
@@ -88,6 +89,20 @@ def token_at(index: int) -> int:
     return 1000 + index
 
 
+class MockAuth(ServerAuth):
+    """Authentication of a worker that becomes another incarnation without a restart."""
+
+    def interceptor(self) -> AuthInterceptor:
+        made: AuthInterceptor
+        made = self.__dict__["made"] = ServerAuth.interceptor(self)
+        return made
+
+    def change(self, incarnation: Incarnation) -> None:
+        made: AuthInterceptor = self.__dict__["made"]
+        made._verifier._incarnation = incarnation
+        made._rules = replace(made._rules, incarnation=incarnation)
+
+
 class MockWorker:
     """Common parts of both workers: a server, a record, a script, and the calls so far."""
 
@@ -112,7 +127,13 @@ class MockWorker:
         self._stopping: asyncio.Task[None] | None = None
 
     async def start(self, port: int = 0) -> None:
-        self._running = await start_server("127.0.0.1", port, self._register, ServerAuth(self.incarnation))
+        self._auth = MockAuth(self.incarnation)
+        self._running = await start_server("127.0.0.1", port, self._register, self._auth)
+
+    def change_incarnation(self) -> None:
+        """Becomes another incarnation; open calls stay open."""
+        self.incarnation = new_incarnation()
+        self._auth.change(self.incarnation)
 
     async def stop(self) -> None:
         """Ends every call at once; idempotent."""

@@ -1,11 +1,13 @@
 """Authenticates and parses every call of a worker's gRPC server before a servicer sees it; translates its errors.
 
-`start_server` creates it. It checks the call token over the request's raw bytes, then parses them. Every method of
-every service is guarded alike. Log lines of a servicer carry the ids from the call's metadata.
+`start_server` creates it. It checks the header of the call token before the request is read, the request against the
+token, and the incarnation that the request names. Every method of every service is guarded alike. Log lines of a
+servicer carry the ids from the call's metadata.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -15,12 +17,17 @@ from typing import Any
 import grpc
 import structlog
 
-from baton.domain.errors import BatonError
+from baton.domain.errors import BatonError, InvalidRequest, LinkBroken, Overloaded
+from baton.domain.ids import Incarnation
 from baton.rpc import codec
-from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, CallTokenFault, CallTokenVerifier
+from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, CallToken, CallTokenFault, CallTokenVerifier
+from baton.rpc.incarnation_check import check_incarnation
+from baton.rpc.request_budget import RequestBudget, max_request_bytes
 from baton.rpc.request_metadata import log_fields
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+BUDGET_RETRY_S = 1.0
 
 _REASONS = {
     CallTokenFault.MISSING: "the call carries no token: the caller has no cluster secret, this worker has one",
@@ -31,60 +38,113 @@ _REASONS = {
 
 
 class Malformed(enum.Enum):
-    """The bytes are not a message of the method's type."""
+    """The received request is not one that the method takes."""
 
     MALFORMED = "malformed"
+    DAMAGED = "damaged"
+    TOO_LARGE = "too_large"
+    NO_MEMORY = "no_memory"
+
+
+_ERRORS = {
+    Malformed.MALFORMED: LinkBroken("the request cannot be read"),
+    Malformed.DAMAGED: LinkBroken("the request is not the one that the call token was issued for"),
+    Malformed.TOO_LARGE: InvalidRequest("the request is larger than this method takes"),
+    Malformed.NO_MEMORY: Overloaded("too many bytes of requests are open here", retry_after_s=BUDGET_RETRY_S),
+}
+
+Fault = CallTokenFault | Malformed
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedCall:
     """A rejected call. `peer` is gRPC's name of the caller's address."""
 
-    fault: CallTokenFault | Malformed
+    fault: Fault
     method: str
     peer: str
 
     @property
     def why(self) -> str:
         """The status message that the caller gets."""
-        return "the request cannot be read" if isinstance(self.fault, Malformed) else _REASONS[self.fault]
+        return str(_ERRORS[self.fault]) if isinstance(self.fault, Malformed) else _REASONS[self.fault]
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """`open`: calls without a token are served, too, as in an open cluster."""
+
+    incarnation: Incarnation
+    keys: tuple[bytes, ...]
+    open: bool
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """`verifier` None: an open cluster, messages are only parsed. `on_rejected` gets every rejected call."""
+    """Owned by one event loop. `on_rejected` gets every rejected call."""
 
-    def __init__(self, verifier: CallTokenVerifier | None, on_rejected: Callable[[RejectedCall], None]) -> None:
-        self._verifier = verifier
+    def __init__(self, rules: CallRules, on_rejected: Callable[[RejectedCall], None]) -> None:
+        self._rules = rules
+        self._verifier = CallTokenVerifier(rules.keys, rules.incarnation)
         self._on_rejected = on_rejected
-        self._guarded: dict[str, Any] = {}
+        self._handlers: dict[str, Any] = {}
+        self.budget = RequestBudget()
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
-        """The method's guarded handler; None for a method that does not exist."""
+        """The handler of one call; None for a method that does not exist. The request is not read yet."""
         method = _text(details.method)
-        if method not in self._guarded:
+        handler = self._handlers.get(method)
+        if handler is None:
             handler = await continuation(details)
             if handler is None:  # not cached: names of missing methods are unbounded
                 return None
-            self._guarded[method] = self._guard(method, handler)
-        return self._guarded[method]
+            if handler.request_streaming:
+                raise NotImplementedError(f"{method}: a stream of requests cannot carry call tokens")
+            self._handlers[method] = handler
+        token = self._admit(method, details.invocation_metadata or ())
+        if isinstance(token, Fault):
+            return self._refusal(token, method)
+        return self._guard(method, handler, token)
 
-    def _guard(self, method: str, handler: Any) -> Any:
-        """Wraps `handler` so that it takes requests as raw bytes."""
-        if handler.request_streaming:
-            raise NotImplementedError(f"{method}: a stream of requests cannot carry call tokens")
-        parse, serialise = handler.request_deserializer, handler.response_serializer
+    def _admit(self, method: str, metadata: Any) -> CallToken | Fault | None:
+        """Checks a call by its metadata, and takes the request's bytes from the budget until the call has ended."""
+        token: CallToken | CallTokenFault | None = self._verifier.accept(method, _call_token(metadata))
+        if token is CallTokenFault.MISSING and self._rules.open:
+            token = None
+        if isinstance(token, CallTokenFault):
+            return token
+        num_bytes = max_request_bytes(method) if token is None else token.num_bytes
+        if num_bytes > max_request_bytes(method):
+            return Malformed.TOO_LARGE
+        if not self.budget.take(num_bytes):
+            return Malformed.NO_MEMORY
+        serving = asyncio.current_task()  # gRPC runs interceptors and handler in one task a call
+        assert serving is not None
+        serving.add_done_callback(lambda _: self.budget.release(num_bytes))
+        return token
+
+    def _refusal(self, fault: Fault, method: str) -> Any:
+        """A handler that refuses a call. It takes a stream, because gRPC reads a stream only when asked to."""
+
+        async def refuse(requests: object, context: Context) -> AsyncGenerator[bytes, None]:
+            await self._reject(fault, method, context)
+            yield b""
+
+        return grpc.stream_stream_rpc_method_handler(refuse, None, None)
+
+    def _guard(self, method: str, handler: Any, token: CallToken | None) -> Any:
+        """Wraps `handler` so that it takes one request as raw bytes."""
 
         async def unary(body: bytes, context: Context) -> Any:
             try:
-                return await handler.unary_unary(await self._admit(method, body, parse, context), context)
+                return await handler.unary_unary(await self._read(method, handler, body, token, context), context)
             except BatonError as error:
                 await codec.abort(context, error)
 
         async def stream(body: bytes, context: Context) -> AsyncGenerator[Any, None]:
             try:
-                request = await self._admit(method, body, parse, context)
+                request = await self._read(method, handler, body, token, context)
                 async with aclosing(handler.unary_stream(request, context)) as events:
                     async for event in events:
                         yield event
@@ -92,31 +152,35 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 await codec.abort(context, error)
 
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(stream, None, serialise)
-        return grpc.unary_unary_rpc_method_handler(unary, None, serialise)
+            return grpc.unary_stream_rpc_method_handler(stream, None, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(unary, None, handler.response_serializer)
 
-    async def _admit(self, method: str, body: bytes, parse: Callable[[bytes], Any], context: Context) -> Any:
-        """The parsed request. Aborts the call without a valid token; raises `LinkBroken` for unreadable bytes."""
-        if self._verifier is not None:
-            fault = self._verifier.check(method, body, _call_token(context))
-            if fault is not None:
-                rejected = self._reject(fault, method, context)
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, rejected.why)
+    async def _read(self, method: str, handler: Any, body: bytes, token: CallToken | None, context: Context) -> Any:
+        """The parsed request. Aborts the call or raises `BatonError` for a request that is not served."""
+        if token is not None and not token.covers(body):
+            await self._reject(Malformed.DAMAGED, method, context)
         structlog.contextvars.bind_contextvars(**log_fields(context.invocation_metadata() or ()))
-        request = codec.read(parse, body)
+        request = codec.read(handler.request_deserializer, body)
         if isinstance(request, codec.Unreadable):
-            self._reject(Malformed.MALFORMED, method, context)
-            raise request.error
+            await self._reject(Malformed.MALFORMED, method, context)
+        try:
+            check_incarnation(request, self._rules.incarnation)
+        except BatonError:
+            self._on_rejected(RejectedCall(CallTokenFault.OTHER_INCARNATION, method, context.peer()))
+            raise
         return request
 
-    def _reject(self, fault: CallTokenFault | Malformed, method: str, context: Context) -> RejectedCall:
+    async def _reject(self, fault: Fault, method: str, context: Context) -> None:
+        """Reports the call and ends it. Never returns."""
         rejected = RejectedCall(fault, method, context.peer())
         self._on_rejected(rejected)
-        return rejected
+        if isinstance(fault, Malformed):
+            await codec.abort(context, _ERRORS[fault])
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, rejected.why)
 
 
-def _call_token(context: Context) -> bytes | None:
-    for key, value in context.invocation_metadata() or ():
+def _call_token(metadata: Any) -> bytes | None:
+    for key, value in metadata:
         if key == CALL_TOKEN_METADATA_KEY:
             return value if isinstance(value, bytes) else None
     return None

@@ -1,4 +1,4 @@
-"""Opens channels: plain or with TLS, and with a call token on every call if there is a secret.
+"""Opens channels: plain or with TLS, and with a call token on every call.
 
 Called by `baton.rpc.channel_pool` (asyncio) and by the `stream` transport (threads). A channel class of our own adds
 the token, not an interceptor, because the token covers the sent bytes: protobuf does not promise that a second
@@ -14,7 +14,7 @@ import grpc
 
 from baton.domain.ids import Incarnation
 from baton.domain.trust import ClusterTrust
-from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, CallTokenIssuer
+from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, OPEN_CLUSTER_KEY, CallTokenIssuer
 from baton.rpc.request_metadata import Metadata
 
 Options = Sequence[tuple[str, Any]]
@@ -77,19 +77,17 @@ class AuthenticatedChannel:
         return self._with_token(method, request_serializer, call)
 
     def _with_token(
-        self, method: str, serialise: Callable[[Any], bytes], call: Callable[..., Any]
+        self, method: str, serialise: Callable[[Any], bytes] | None, call: Callable[..., Any]
     ) -> Callable[..., Any]:
         def start(request: Any, timeout: float | None = None, metadata: Metadata = (), **options: Any) -> Any:
-            body = serialise(request)
+            body = request if serialise is None else serialise(request)
             token = (CALL_TOKEN_METADATA_KEY, self._issuer.issue(method, body))
             return call(body, timeout=timeout, metadata=(token, *metadata), **options)
 
         return start
 
 
-def with_call_tokens(
-    channel: AnyChannel, trust: ClusterTrust, incarnation: Incarnation
-) -> AnyChannel | AuthenticatedChannel:
-    """`channel` with call tokens for one worker incarnation; unchanged in an open cluster."""
-    key = trust.key("call-token")
-    return channel if key is None else AuthenticatedChannel(channel, CallTokenIssuer(key, incarnation))
+def with_call_tokens(channel: AnyChannel, trust: ClusterTrust, incarnation: Incarnation) -> AuthenticatedChannel:
+    """`channel` with call tokens for one worker incarnation."""
+    key = trust.key("call-token") or OPEN_CLUSTER_KEY
+    return AuthenticatedChannel(channel, CallTokenIssuer(key, incarnation))

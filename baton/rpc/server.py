@@ -10,22 +10,29 @@ import grpc
 
 from baton.domain.ids import Incarnation
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.rpc.auth_interceptor import AuthInterceptor, RejectedCall
-from baton.rpc.call_token import CallTokenVerifier
+from baton.rpc.auth_interceptor import AuthInterceptor, CallRules, RejectedCall
+from baton.rpc.call_token import OPEN_CLUSTER_KEY
 from baton.rpc.channel import server_credentials
 from baton.rpc.channel_pool import MAX_MESSAGE_BYTES, PING_INTERVAL_S, PING_TIMEOUT_S
+from baton.rpc.request_budget import MAX_PROMPT_BYTES
 
-MAX_REQUEST_BYTES = 16 * 1024 * 1024
-"""Three times a prompt of a million tokens. A larger request is refused before it is read into memory."""
-MAX_CALLS_PER_CONNECTION = 4096
+MAX_CALLS_PER_CONNECTION = 1024
 """Calls open at once; further ones wait in the caller."""
+MAX_CONNECTIONS = 1024
+MAX_METADATA_BYTES = 16 * 1024
+HANDSHAKE_TIMEOUT_S = 5.0
 
-# Ports are not shared: a second process on the same port is a mistake and must fail.
+# Ports are not shared: a second process on the same port is a mistake and must fail. Without bdp_probe a connection
+# buffers 64 KiB of a request that nobody reads, else megabytes.
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_receive_message_length", MAX_PROMPT_BYTES),
     ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_TIMEOUT_S)),
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.keepalive_time_ms", int(1000 * PING_INTERVAL_S)),
     ("grpc.keepalive_timeout_ms", int(1000 * PING_TIMEOUT_S)),
     ("grpc.http2.ping_timeout_ms", int(1000 * PING_TIMEOUT_S)),
@@ -61,8 +68,9 @@ class ServerAuth:
 
     def interceptor(self) -> AuthInterceptor:
         """The interceptor of one server."""
-        key = self.trust.key("call-token")
-        return AuthInterceptor(None if key is None else CallTokenVerifier(key, self.incarnation), self.on_rejected)
+        keys = self.trust.keys("call-token")
+        rules = CallRules(self.incarnation, keys or (OPEN_CLUSTER_KEY,), open=not keys)
+        return AuthInterceptor(rules, self.on_rejected)
 
 
 async def start_server(

@@ -52,8 +52,7 @@ def _worker_series(role: str) -> Iterable[tuple[Counter, tuple[str, ...]]]:
     yield metrics.PROMPT_TOKENS_TOTAL, (role,)
     yield metrics.GENERATED_TOKENS_TOTAL, (role,)
     yield metrics.CACHED_TOKENS_TOTAL, (role, "device")
-    stale = ("prefill", "watch", "commit", "renew") if role == "prefill" else ("renew",)
-    for kind in stale:
+    for kind in ("incarnation", "prefill" if role == "prefill" else "renew"):
         yield metrics.STALE_MESSAGES_TOTAL, (kind,)
     yield metrics.INTEGRITY_FAILURES_TOTAL, ("pool_page",)
     if role == "decode":

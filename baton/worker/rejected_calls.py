@@ -29,6 +29,8 @@ class RejectedCallLog:
         """Counts a rejected call; logs it unless one of its kind was logged within `LOG_INTERVAL_S`."""
         kind = call.fault.value
         metrics.REJECTED_CALLS_TOTAL.labels(kind).inc()
+        if call.fault is CallTokenFault.OTHER_INCARNATION:
+            metrics.STALE_MESSAGES_TOTAL.labels("incarnation").inc()
         now = self._clock()
         if now - self._logged_at.get(kind, now - LOG_INTERVAL_S) >= LOG_INTERVAL_S:
             self._logged_at[kind] = now

@@ -22,7 +22,6 @@ from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.token_check import set_check
 from baton.rpc.version import PROTOCOL_VERSION
-from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.transfer.factory import choose_transport
 from baton.worker.request_validator import MAX_NAME_CHARS, validate_id
@@ -104,9 +103,6 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
         self, request: handoff_pb2.WatchRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncGenerator[handoff_pb2.HandoffEvent, None]:
         """See handoff.proto."""
-        if request.incarnation != self._terms.incarnation:
-            yield handoff_pb2.HandoffEvent(failed=codec.encode_failure(self._stale_message("watch")))
-            return
         async for event in self._handoffs.watch(validate_id(request.id), self._terms.watch_timeout_s):
             yield _encode(event)
 
@@ -114,8 +110,6 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
         self, request: handoff_pb2.CommitRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> handoff_pb2.CommitReply:
         """See handoff.proto."""
-        if request.incarnation != self._terms.incarnation:
-            return handoff_pb2.CommitReply(valid=False, reason=self._stale_message("commit").code)
         reply: Reply[bool] = Reply()
         self._mailbox.put(CommitExport(codec.decode_id(request.id), reply))
         valid = await reply.wait(ENGINE_TIMEOUT_S)
@@ -125,9 +119,6 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
         self, request: handoff_pb2.RenewRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> handoff_pb2.RenewReply:
         """See handoff.proto."""
-        if request.incarnation != self._terms.incarnation:
-            self._stale_message("renew")
-            return handoff_pb2.RenewReply(ended=request.ids)
         reply: Reply[RenewalAnswer] = Reply()
         ids = tuple(codec.decode_id(id) for id in request.ids)
         self._mailbox.put(RenewLeases(ids, reply, request.quarantine_seen))
@@ -162,10 +153,6 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
             await codec.abort(context, refusal)
         async for data in self._read_pages(request, context):
             yield data
-
-    def _stale_message(self, kind: str) -> LinkBroken:
-        metrics.STALE_MESSAGES_TOTAL.labels(kind).inc()
-        return LinkBroken(f"{self._terms.worker_id} has restarted: the message is for an older incarnation")
 
     def _check_peer(self, request: handoff_pb2.HelloRequest) -> None:
         """Raises `LinkBroken` for an incompatible peer; the message names the first field that differs."""

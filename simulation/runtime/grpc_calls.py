@@ -18,6 +18,8 @@ import grpc
 from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, Incarnation
 from baton.rpc.channel_pool import ChannelPool
+from baton.rpc.codec import rpc_error
+from baton.rpc.incarnation_check import check_incarnation
 from baton.rpc.reply_channel import ReplyChannel
 from baton.rpc.request_metadata import Metadata
 from simulation.runtime.attempt_ids import attempt_of
@@ -232,6 +234,7 @@ class SimCall:
         handler = host.handlers[self._method]
         message = handler.request_deserializer(self._request)
         try:
+            check_incarnation(message, host.process.incarnation)
             if handler.response_streaming:
                 async with aclosing(handler.unary_stream(message, self._context)) as events:
                     async for event in events:
@@ -239,8 +242,8 @@ class SimCall:
             else:
                 send(handler.response_serializer(await handler.unary_unary(message, self._context)))
             send(None)
-        except BatonError as error:  # what grpc.aio makes of an exception in a handler
-            send(_error(grpc.StatusCode.UNKNOWN, str(error)))
+        except BatonError as error:  # what `AuthInterceptor` makes of it
+            send(rpc_error(error))
 
     def _send(self, host: Endpoint, item: bytes | grpc.aio.AioRpcError | None) -> None:
         if self._ended or not host.process.alive:

@@ -179,7 +179,7 @@ async def test_a_restarted_worker_ends_its_earlier_attempts():
     async with world(decode=[(ScriptedAction(Phase.DECODE, Hold(), index=2),)]) as w:
         run = asyncio.create_task(w.generate(sequence()))
         await w.decode.reached(Phase.DECODE, times=2)
-        w.decode.incarnation = new_incarnation()
+        w.decode.change_incarnation()
         await w.cluster.announce()
         assert tokens(await run) == scripted(5)
         assert [request.id.attempt for request in w.decode.requests] == [1, 2]
@@ -189,7 +189,7 @@ async def test_a_worker_restarted_during_reserve_is_tried_again():
     async with world(decode=[(ScriptedAction(Phase.RESERVE, Hold()),)]) as w:
         run = asyncio.create_task(w.generate(sequence()))
         await w.decode.reached(Phase.RESERVE)
-        w.decode.incarnation = new_incarnation()
+        w.decode.change_incarnation()
         await w.cluster.announce()
         assert tokens(await run) == scripted(5)
         assert [promise.id.attempt for promise in w.decode.reservations] == [1, 2]

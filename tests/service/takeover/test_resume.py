@@ -247,6 +247,7 @@ async def test_a_failure_is_shown_to_a_later_reader(tmp_path):
     script = [
         ScriptedAction(Phase.DECODE, Hold(), index=2),
         ScriptedAction(Phase.DECODE, Fail("context_length_exceeded"), index=3),
+        ScriptedAction(Phase.DECODE, Fail("context_length_exceeded"), index=4),  # the next attempt confirms it
     ]
     async with router_cluster(tmp_path, decode=script) as w:
         async with opened(w.routers[0], max_tokens=8) as stream:

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import pkgutil
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,16 +15,17 @@ import pytest
 import structlog
 from google.protobuf.message_factory import GetMessageClass
 
-from baton.domain.errors import LinkBroken, Superseded, WorkerLost
+from baton.domain.errors import LinkBroken, Overloaded, Superseded, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, RequestId
 from baton.domain.trace_context import TraceContext
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.rpc import codec, gen
+from baton.rpc import codec, gen, request_budget
 from baton.rpc.auth_interceptor import AuthInterceptor, Malformed, RejectedCall
-from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, CallTokenFault, CallTokenIssuer
+from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, OPEN_CLUSTER_KEY, CallTokenFault, CallTokenIssuer
 from baton.rpc.channel import AuthenticatedChannel, with_call_tokens
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import common_pb2, prefill_pb2, prefill_pb2_grpc
+from baton.rpc.request_budget import RequestBudget
 from baton.rpc.request_metadata import request_metadata
 from baton.rpc.server import ServerAuth, start_server
 
@@ -44,6 +45,14 @@ METHODS = {f"/{service.full_name}/{method.name}": method for service in SERVICES
 ADD = {name: getattr(MODULES[f"{name.lower()}_pb2_grpc"], f"add_{name}Servicer_to_server") for name in SERVICES}
 
 
+def request_of(method: str) -> bytes:
+    """A request that names nothing but the worker's incarnation."""
+    request: Any = GetMessageClass(METHODS[method].input_type)()
+    if "incarnation" in request.DESCRIPTOR.fields_by_name:
+        request.incarnation = WORKER
+    return request.SerializeToString()
+
+
 class RecordingServicers:
     """Serves all methods of all services and records their requests."""
 
@@ -51,6 +60,7 @@ class RecordingServicers:
         self.seen: list[Any] = []
         self.error: Exception | None = None
         self.log_context: dict[str, Any] = {}
+        self.hold: asyncio.Event | None = None
 
     def servicer(self, service: str) -> Any:
         methods = {name: self._serve(m) for name, m in SERVICES[service].methods_by_name.items()}
@@ -65,6 +75,8 @@ class RecordingServicers:
 
         async def stream(_: object, request: Any, context: Any) -> AsyncIterator[Any]:
             self._see(request)
+            if self.hold is not None:
+                await self.hold.wait()
             yield reply()
 
         return stream if method.server_streaming else unary
@@ -79,19 +91,23 @@ class RecordingServicers:
 class Rig:
     """A server with an interceptor, and the calls that it rejected."""
 
-    def __init__(self, servicers: RecordingServicers, address: str, rejected: list[RejectedCall]) -> None:
+    def __init__(
+        self, servicers: RecordingServicers, address: str, rejected: list[RejectedCall], interceptor: AuthInterceptor
+    ) -> None:
+        self.interceptor = interceptor
         self.servicers = servicers
         self.address = address
         self.rejected = rejected
 
     async def call(self, method: str, trust: ClusterTrust, incarnation: Incarnation = WORKER) -> grpc.StatusCode:
-        """The status of a call of `method` with an empty request."""
+        """The status of a call of `method` with a request that names nothing but the worker's incarnation."""
         async with grpc.aio.insecure_channel(self.address) as plain:
             return await self.ask(with_call_tokens(plain, trust, incarnation), method)
 
     async def ask(
-        self, channel: grpc.aio.Channel | AuthenticatedChannel, method: str, body: bytes = b"", **options: Any
+        self, channel: grpc.aio.Channel | AuthenticatedChannel, method: str, body: bytes | None = None, **options: Any
     ) -> grpc.StatusCode:
+        body = request_of(method) if body is None else body
         reply = GetMessageClass(METHODS[method].output_type).FromString
         try:
             if METHODS[method].server_streaming:
@@ -113,11 +129,23 @@ async def rig(trust: ClusterTrust) -> AsyncIterator[Rig]:
         for name, add in ADD.items():
             add(servicers.servicer(name), server)
 
-    server = await start_server("127.0.0.1", 0, register, ServerAuth(WORKER, trust, rejected.append))
+    auth = ServerAuth(WORKER, trust, rejected.append)
+    interceptor = auth.interceptor()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServerAuth, "interceptor", lambda self: interceptor)
+        server = await start_server("127.0.0.1", 0, register, auth)
     try:
-        yield Rig(servicers, f"127.0.0.1:{server.port}", rejected)
+        yield Rig(servicers, f"127.0.0.1:{server.port}", rejected, interceptor)
     finally:
         await server.stop()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    for _ in range(4000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("not within 20 s")
 
 
 def test_every_service_is_under_test():
@@ -146,7 +174,7 @@ async def test_a_replayed_call_is_rejected():
     method = "/baton.v1.Handoff/ReadPages"
     key = CLUSTER.key("call-token")
     assert key is not None
-    metadata = ((CALL_TOKEN_METADATA_KEY, CallTokenIssuer(key, WORKER).issue(method, b"")),)
+    metadata = ((CALL_TOKEN_METADATA_KEY, CallTokenIssuer(key, WORKER).issue(method, request_of(method))),)
     async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
         assert await worker.ask(plain, method, metadata=metadata) is grpc.StatusCode.OK
         assert await worker.ask(plain, method, metadata=metadata) is grpc.StatusCode.UNAUTHENTICATED
@@ -160,11 +188,48 @@ async def test_concurrent_calls_are_all_accepted():
         assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.OK}
 
 
-async def test_an_open_cluster_accepts_every_call_and_ignores_tokens():
-    async with rig(OPEN_CLUSTER) as worker:
+async def test_an_open_cluster_serves_calls_without_a_token():
+    async with rig(OPEN_CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
+        assert await worker.ask(plain, "/baton.v1.Decode/Abort") is grpc.StatusCode.OK
         assert await worker.call("/baton.v1.Decode/Abort", OPEN_CLUSTER) is grpc.StatusCode.OK
-        assert await worker.call("/baton.v1.Decode/Abort", CLUSTER) is grpc.StatusCode.OK
         assert worker.rejected == []
+        assert await worker.call("/baton.v1.Decode/Abort", OPEN_CLUSTER, SUCCESSOR) is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("trust", [OPEN_CLUSTER, CLUSTER], ids=["open", "secret"])
+async def test_a_damaged_request_is_a_broken_link(trust: ClusterTrust):
+    async with rig(trust) as worker, grpc.aio.insecure_channel(worker.address) as plain:
+        for method in METHODS:
+            key = trust.key("call-token") or OPEN_CLUSTER_KEY
+            token = CallTokenIssuer(key, WORKER).issue(method, common_pb2.AbortRequest(reason="a").SerializeToString())
+            damaged = common_pb2.AbortRequest(reason="b").SerializeToString()
+            status = await worker.ask(plain, method, damaged, metadata=((CALL_TOKEN_METADATA_KEY, token),))
+            assert status is grpc.StatusCode.ABORTED
+            assert type(codec.error_from_rpc(worker.error)) is LinkBroken
+        assert worker.servicers.seen == []
+        assert {rejected.fault for rejected in worker.rejected} == {Malformed.DAMAGED}
+
+
+NAMED = [name for name, m in METHODS.items() if "incarnation" in m.input_type.fields_by_name and m.name != "Hello"]
+
+
+@pytest.mark.parametrize("method", NAMED)
+async def test_a_request_for_another_incarnation_is_refused(method: str):
+    """The field counts even where the token does not name an incarnation."""
+    request = GetMessageClass(METHODS[method].input_type)
+    async with rig(OPEN_CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
+        stale = request(incarnation=SUCCESSOR).SerializeToString()
+        assert await worker.ask(plain, method, stale) is grpc.StatusCode.ABORTED
+        assert type(codec.error_from_rpc(worker.error)) is WorkerLost
+        assert await worker.ask(plain, method, b"") is grpc.StatusCode.ABORTED
+        assert worker.servicers.seen == []
+        meant = request(incarnation=WORKER).SerializeToString()
+        assert await worker.ask(plain, method, meant) is grpc.StatusCode.OK
+        assert [rejected.fault for rejected in worker.rejected] == [CallTokenFault.OTHER_INCARNATION] * 2
+
+
+def test_the_methods_that_name_an_incarnation_are_known():
+    assert {name.rpartition("/")[2] for name in NAMED} == {"Watch", "Commit", "Renew", "ReadPages", "Drain"}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -207,13 +272,52 @@ async def test_log_lines_of_a_servicer_carry_the_ids_of_the_call():
             assert worker.servicers.log_context == {}
 
 
-async def test_a_message_that_is_too_large_is_not_read():
+async def test_a_request_that_is_too_large_is_not_read():
+    large = {method: request_budget.max_request_bytes(method) for method in METHODS}
+    assert {name for name, size in large.items() if size > 1 << 20} == {
+        "/baton.v1.Prefill/Prefill", "/baton.v1.Decode/Generate", "/baton.v1.Decode/Reserve",
+    }  # fmt: skip
     async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
-        body = common_pb2.AbortRequest(reason="x" * 17_000_000).SerializeToString()
-        status = await worker.ask(with_call_tokens(plain, CLUSTER, WORKER), "/baton.v1.Prefill/Abort", body)
-        assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for method, size in large.items():
+            status = await worker.ask(with_call_tokens(plain, CLUSTER, WORKER), method, bytes(size + 1))
+            assert status is grpc.StatusCode.INVALID_ARGUMENT
         assert worker.servicers.seen == []
+        assert {rejected.fault for rejected in worker.rejected} == {Malformed.TOO_LARGE}
         assert await worker.call("/baton.v1.Prefill/Abort", CLUSTER) is grpc.StatusCode.OK
+
+
+async def test_requests_beyond_the_budget_are_refused_until_calls_end():
+    method, size = "/baton.v1.Prefill/Prefill", 1 << 20
+    body = prefill_pb2.PrefillRequest(request=common_pb2.EngineRequest(salt="x" * size)).SerializeToString()
+    async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
+        budget = RequestBudget(3 * size + size // 2)
+        worker.interceptor.budget = budget
+        worker.servicers.hold = asyncio.Event()
+        channel = with_call_tokens(plain, CLUSTER, WORKER)
+        held = [asyncio.create_task(worker.ask(channel, method, body)) for _ in range(3)]
+        await eventually(lambda: len(worker.servicers.seen) == 3)
+        assert await worker.ask(channel, method, body) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert type(codec.error_from_rpc(worker.error)) is Overloaded
+        held[0].cancel()  # a caller that goes
+        await eventually(lambda: budget.num_bytes < 3 * size)
+        worker.servicers.hold.set()
+        assert await worker.ask(channel, method, body) is grpc.StatusCode.OK
+        assert await asyncio.gather(*held[1:]) == [grpc.StatusCode.OK] * 2
+        await eventually(lambda: budget.num_bytes == 0)
+
+
+async def test_a_call_whose_request_never_comes_gives_its_bytes_back():
+    method = "/baton.v1.Prefill/Prefill"
+    key = CLUSTER.key("call-token")
+    assert key is not None
+    async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
+        token = CallTokenIssuer(key, WORKER).issue(method, bytes(1 << 20))
+        call: Any = plain.stream_stream(method)(metadata=((CALL_TOKEN_METADATA_KEY, token),), timeout=DEADLINE_S)
+        await call.wait_for_connection()
+        await eventually(lambda: worker.interceptor.budget.num_bytes == 1 << 20)
+        call.cancel()
+        await eventually(lambda: worker.interceptor.budget.num_bytes == 0)
+        assert worker.servicers.seen == []
 
 
 async def test_calls_with_another_secret_or_incarnation_are_worker_lost():
@@ -246,5 +350,6 @@ async def test_request_streams_are_not_supported():
     class Details:
         method = "/x/Y"
 
+    interceptor = ServerAuth(WORKER, OPEN_CLUSTER).interceptor()
     with pytest.raises(NotImplementedError):
-        await AuthInterceptor(None, lambda rejected: None).intercept_service(continuation, Details())  # type: ignore[arg-type]
+        await interceptor.intercept_service(continuation, Details())  # type: ignore[arg-type]
