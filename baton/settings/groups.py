@@ -17,7 +17,7 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0.0, le=86400.0)]
 
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
-_ANY_ADDRESS = frozenset({"0.0.0.0", "::", "[::]", ""})
+ANY_ADDRESS = frozenset({"0.0.0.0", "::", "[::]", ""})
 
 
 def _is_redis(url: str) -> str:
@@ -168,10 +168,10 @@ DEFAULT_IDLE_CHECK_PAGES = 512
 
 
 class WorkerSettings(ServiceSettings):
-    """Settings of prefill and decode. Each sets its own defaults of `worker_id`, `port` and `metrics_port`."""
+    """Settings of prefill and decode. Each sets its own defaults of `port` and `metrics_port`."""
 
-    worker_id: str
-    """Stable name of this worker; survives a restart."""
+    worker_id: Annotated[str, Field(min_length=1)] | None = None
+    """Stable name of this worker, which survives a restart; default: role, host name, and the port if unusual."""
 
     port: Port
     """gRPC port; 0 takes a free one."""
@@ -180,7 +180,8 @@ class WorkerSettings(ServiceSettings):
     """Port of Prometheus' /metrics; 0 takes a free one."""
 
     advertise_address: str | None = None
-    """host:port of this worker for other machines; default: host and the bound port."""
+    """host:port of this worker for other machines; default: host and the bound port. For a host that means every
+    interface, the default is the one that leads to Redis."""
 
     dtype: Dtype = Dtype.AUTO
     """Number format of weights and KV: auto, float32 or bfloat16."""
@@ -233,7 +234,8 @@ class WorkerSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
-        if self.host in _ANY_ADDRESS and self.advertise_address is None:
+        has_route = self.redis_url.startswith(("redis://", "rediss://"))
+        if self.host in ANY_ADDRESS and self.advertise_address is None and not has_route:
             raise ValueError(f"host {self.host!r} is not an address that others can call: set advertise_address")
         return self
 
@@ -249,8 +251,9 @@ class WorkerSettings(ServiceSettings):
         return self.idle_check_pages or None
 
     def advertised(self, bound_port: int) -> str:
-        """The host:port to announce once the gRPC server is bound."""
-        return self.advertise_address or f"{self.host}:{bound_port}"
+        """The host:port to announce once the gRPC server is bound, unless `host` means every interface."""
+        host = f"[{self.host}]" if ":" in self.host and not self.host.startswith("[") else self.host
+        return self.advertise_address or f"{host}:{bound_port}"
 
     def pool_pages(self, page_bytes: int) -> int:
         """Number of pages of `page_bytes` in the pool. Raises `SettingsError` if not one fits."""

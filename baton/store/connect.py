@@ -12,8 +12,12 @@ from baton.store.store import StateStore, StoreUnavailable
 _SCHEMES = ("redis", "rediss", "unix")
 
 
-async def connect(url: str, options: StoreOptions | None = None, trust: ClusterTrust = OPEN_CLUSTER) -> StateStore:
+async def connect(
+    url: str, options: StoreOptions | None = None, trust: ClusterTrust = OPEN_CLUSTER, *, check: bool = True
+) -> StateStore:
     """Opens the store at `url` and checks that it answers. The secrets of `trust` seal what Redis keeps of calls.
+
+    Without `check` it may answer later: services start while Redis does.
 
     `memory://` is a fresh store in this process. `redis://[user:password@]host:port[/db]`, `rediss://...` and
     `unix:///path/to/socket` are a Redis server. Raises `StoreUnavailable`, with a fix hint, when the server does not
@@ -25,6 +29,8 @@ async def connect(url: str, options: StoreOptions | None = None, trust: ClusterT
     if scheme not in _SCHEMES:
         raise ValueError(f"{without_password(url)!r} is no state url: use memory://, redis://, rediss:// or unix://")
     store = RedisStore(url, options, trust)
+    if not check:
+        return store
     try:
         await store.ping()
     except StoreUnavailable as error:

@@ -27,6 +27,7 @@ from baton.store.store import (
     RecordLost,
     SequenceRecord,
     StoreUnavailable,
+    WorkerIdInUse,
     WriteOutcome,
 )
 
@@ -140,9 +141,11 @@ class MemoryStore:
         stored = self._workers.setdefault(record.id, _StoredWorker())
         if record.incarnation in stored.incarnations[:-1]:
             return False
+        before = stored.live(now)
+        if before is not None and before.incarnation != record.incarnation:
+            raise WorkerIdInUse(record.id)
         if record.incarnation not in stored.incarnations:
             stored.incarnations = [*stored.incarnations, record.incarnation][-self._options.max_incarnations :]
-        before = stored.live(now)
         stored.record, stored.expires_at = record, now + self._options.worker_ttl_s
         stored.forget_at = now + self._options.retention_s
         if before is None or (before.incarnation, before.status) != (record.incarnation, record.status):

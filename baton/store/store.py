@@ -29,6 +29,12 @@ class RecordLost(BatonError):
     code = "record_lost"
 
 
+class WorkerIdInUse(BatonError):
+    """Another live process holds this worker id."""
+
+    code = "worker_id_taken"
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceRecord:
     """Stored state of one sequence. Its attempt fences: a write under a lower one raises `Superseded`.
@@ -308,9 +314,10 @@ class WorkerRegistry(Protocol):
     """Live workers. A record disappears when it is not announced again within its TTL."""
 
     async def announce(self, record: WorkerRecord) -> bool:
-        """Creates or refreshes a record; False, without effect, from a replaced incarnation.
+        """Creates or refreshes a record; False, without effect, from a replaced incarnation, which should exit.
 
-        A new incarnation replaces an older one, which should exit.
+        A live record is never displaced: raises `WorkerIdInUse` for another incarnation until it is withdrawn or
+        expires. The next incarnation that is announced then replaces it for good.
         """
         ...
 

@@ -13,8 +13,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from baton.domain.ids import WorkerId
 from baton.domain.trust import ClusterTrust
-from baton.domain.worker import WorkerStatus
+from baton.domain.worker import WorkerRole, WorkerStatus
 from baton.rpc.shutdown import shutdown_event
 from baton.settings.groups import WorkerSettings
 from baton.settings.process import freeze_gc
@@ -24,17 +25,23 @@ from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.store import StateStore
 from baton.telemetry.logs import get_logger
-from baton.worker.registration import Registration
+from baton.worker.registration import Registration, RegistrationLoss
+from baton.worker.worker_id import default_worker_id, require_free_id
 
 log = get_logger()
 
 EngineT = TypeVar("EngineT")
+T = TypeVar("T")
+EXIT_ID_TAKEN = 3
+WATCHED_HEARTBEATS = 3
+"""Heartbeats in which the live holder of a worker id announces itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
     """Shared parts of a worker. `stack` closes resources in reverse order of their creation."""
 
+    worker_id: WorkerId
     trust: ClusterTrust
     store: StateStore
     lifecycle: WorkerLifecycle
@@ -61,6 +68,17 @@ class WorkerLifecycle:
         """Requests a drain and an exit, as SIGTERM does; idempotent."""
         self._stop.set()
 
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`; None if the process is asked to stop first. Propagates its exception."""
+        running, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            running.cancel()
+            stopping.cancel()
+            await asyncio.gather(running, stopping, return_exceptions=True)
+        return None if running.cancelled() else running.result()
+
     def on_crash(self, error: BaseException) -> None:
         """Ends the process with exit code 1: a thread or task failed."""
         self._from_any_thread(self._request_exit, 1)
@@ -69,9 +87,9 @@ class WorkerLifecycle:
         """Drains, then ends the process with exit code 1: its memory is faulty. New work goes elsewhere at once."""
         self._from_any_thread(self._drain_unfit)
 
-    def on_replaced(self) -> None:
-        """Ends the process with exit code 1: another process has registered under this worker's id."""
-        self._request_exit(1)
+    def on_registration_lost(self, loss: RegistrationLoss) -> None:
+        """Ends the process: another one has its worker id. The exit code tells a configuration error from a fault."""
+        self._request_exit(EXIT_ID_TAKEN if loss is RegistrationLoss.TAKEN else 1)
 
     def on_idle(self) -> None:
         """Wakes a waiting drain: the worker holds no request now."""
@@ -157,24 +175,32 @@ class WorkerLifecycle:
 
 async def run_worker(
     settings: WorkerSettings,
+    role: WorkerRole,
     build_engine: Callable[[], EngineT],
     serve: Callable[[EngineT, WorkerContext], Awaitable[None]],
 ) -> int:
-    """Runs one worker process: reads credentials, builds the engine (slow), connects to the store, serves.
+    """Runs one worker process: reads credentials, looks for its id, builds the engine (slow), serves.
 
-    Returns the exit code. Raises `BatonError` or `OSError` if it cannot start.
+    Returns the exit code. Raises `BatonError` or `OSError` if it cannot start. A store that does not answer yet is
+    waited for: the worker serves, and is announced once the store answers.
     """
     prepare_environment({})
     trust = read_trust(settings)
     if (why := open_cluster_warning(settings)) is not None:
         log.warning("cluster_unauthenticated", why=why)
+    usual_port = type(settings).model_fields["port"].default
+    worker_id = WorkerId(settings.worker_id or default_worker_id(role, settings.port, usual_port))
+    options = StoreOptions(worker_ttl_s=settings.worker_ttl_s, heartbeat_s=settings.heartbeat_interval_s)
     with shutdown_event() as stop:
+        async with AsyncExitStack() as before:
+            registry = await connect(settings.redis_url, options, check=False)
+            before.push_async_callback(registry.close)
+            await require_free_id(registry, worker_id, WATCHED_HEARTBEATS * settings.heartbeat_interval_s)
         engine = build_engine()
         freeze_gc()
         async with AsyncExitStack() as stack:
-            options = StoreOptions(worker_ttl_s=settings.worker_ttl_s, heartbeat_s=settings.heartbeat_interval_s)
-            store = await connect(settings.redis_url, options)
+            store = await connect(settings.redis_url, options, check=False)
             stack.push_async_callback(store.close)
             lifecycle = WorkerLifecycle(stop)
-            await serve(engine, WorkerContext(trust, store, lifecycle, stack))
+            await serve(engine, WorkerContext(worker_id, trust, store, lifecycle, stack))
             return lifecycle.exit_code

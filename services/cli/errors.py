@@ -13,9 +13,11 @@ import pydantic
 
 from baton.domain.errors import BatonError, Broken
 from baton.settings.base import env_name
+from baton.store.store import WorkerIdInUse
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
+EXIT_ID_TAKEN = 3
 
 _HINT_BY_ERRNO = {
     errno.EADDRINUSE: "Stop the process that holds it, or choose another port.",
@@ -52,6 +54,8 @@ def explain(error: ExpectedError) -> tuple[str, int]:
         return "\n".join(_problems(error)), EXIT_REFUSED
     if isinstance(error, OSError):
         return _explain_os(error), EXIT_REFUSED
+    if isinstance(error, WorkerIdInUse):
+        return str(error), EXIT_ID_TAKEN
     return str(error), EXIT_FAILED if isinstance(error, StartFailed | NotDrained) else EXIT_REFUSED
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import grpc
 
 from baton import __version__
-from baton.domain.ids import Incarnation, WorkerId, new_incarnation
+from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.mailbox import Mailbox
@@ -25,9 +25,10 @@ from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.transfer.base import PullEvent
 from baton.transfer.factory import make_puller, usable_transports
+from baton.worker.address import advertised_address
 from baton.worker.lifecycle import WorkerContext, run_worker
 from baton.worker.recent_attempts import RecentAttempts
-from baton.worker.registration import Registration
+from baton.worker.registration import PATIENCE_TTLS, Registration
 from baton.worker.rejected_calls import RejectedCallLog
 from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.server import WorkerServicer
@@ -55,7 +56,9 @@ async def serve(settings: DecodeSettings) -> int:
     """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
     max_graph_rows = settings.max_rows if settings.cuda_graphs else 0
     make_engine = partial(build_engine, settings, settings.host_pages, max_graph_rows)
-    return await run_worker(settings, make_engine, lambda engine, context: _Worker(settings, engine, context).run())
+    return await run_worker(
+        settings, WorkerRole.DECODE, make_engine, lambda engine, context: _Worker(settings, engine, context).run()
+    )
 
 
 class _Worker:
@@ -68,13 +71,18 @@ class _Worker:
         self._store = context.store
         self._lifecycle = lifecycle = context.lifecycle
         self._stack = stack = context.stack
-        self._id = WorkerId(settings.worker_id)
+        self._id = context.worker_id
         self._incarnation: Incarnation = new_incarnation()
         self._model = model_name(settings.model)
         self._mailbox: Mailbox[DecodeCommand] = Mailbox(4 * settings.max_rows + 64)
         self._streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams(on_empty=lifecycle.on_idle)
         self._registration = Registration(
-            context.store, self._record, settings.heartbeat_interval_s, lifecycle.on_replaced, context.trust
+            context.store,
+            self._record,
+            settings.heartbeat_interval_s,
+            lifecycle.on_registration_lost,
+            context.trust,
+            PATIENCE_TTLS * settings.worker_ttl_s,
         )
         transport = usable_transports(settings.transport.value)[0]
         memory = engine.memory
@@ -98,7 +106,11 @@ class _Worker:
         stack.callback(thread.stop, ENGINE_STOP_S)
         auth = ServerAuth(self._incarnation, self._trust, RejectedCallLog().record)
         server = await start_server(settings.host, settings.port, self._register, auth)
-        self._address = settings.advertised(server.port)
+        address = await self._lifecycle.unless_stopped(advertised_address(settings, server.port))
+        if address is None:
+            await server.stop(0.0)
+            return
+        self._address = address
         log.info(
             "decode_serving",
             address=self._address,

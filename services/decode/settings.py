@@ -16,9 +16,6 @@ MAX_RENEW_INTERVAL_S = 0.5
 class DecodeSettings(WorkerSettings):
     """Settings of a worker that imports KV and decodes."""
 
-    worker_id: Annotated[str, Field(min_length=1)] = "decode-0"
-    """Stable name of this worker; survives a restart."""
-
     port: Port = 50052
     """gRPC port; 0 takes a free one."""
 

@@ -7,7 +7,7 @@ from functools import partial
 import grpc
 
 from baton import __version__
-from baton.domain.ids import Incarnation, WorkerId, new_incarnation
+from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.mailbox import Mailbox
@@ -23,9 +23,10 @@ from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream import StreamSource
+from baton.worker.address import advertised_address
 from baton.worker.lifecycle import WorkerContext, run_worker
 from baton.worker.recent_attempts import RecentAttempts
-from baton.worker.registration import Registration
+from baton.worker.registration import PATIENCE_TTLS, Registration
 from baton.worker.rejected_calls import RejectedCallLog
 from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.server import WorkerServicer
@@ -53,6 +54,7 @@ async def serve(settings: PrefillSettings) -> int:
     """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
     return await run_worker(
         settings,
+        WorkerRole.PREFILL,
         lambda: build_engine(settings, num_host_pages=0),
         lambda engine, context: _Worker(settings, engine, context).run(),
     )
@@ -67,7 +69,7 @@ class _Worker:
         self._engine = engine
         self._lifecycle = lifecycle = context.lifecycle
         self._stack = stack = context.stack
-        self._id = WorkerId(settings.worker_id)
+        self._id = context.worker_id
         self._incarnation: Incarnation = new_incarnation()
         self._model = model_name(settings.model)
         self._mailbox: Mailbox[PrefillCommand] = Mailbox(1024)
@@ -76,7 +78,12 @@ class _Worker:
         self._recent = RecentAttempts()
         self._outbox = PrefillOutbox(self._handoffs, self._streams, self._recent)
         self._registration = Registration(
-            context.store, self._record, settings.heartbeat_interval_s, lifecycle.on_replaced, context.trust
+            context.store,
+            self._record,
+            settings.heartbeat_interval_s,
+            lifecycle.on_registration_lost,
+            context.trust,
+            PATIENCE_TTLS * settings.worker_ttl_s,
         )
         names = usable_transports(settings.transport.value)
         made_of = (self._id, self._incarnation, engine.memory, context.trust)
@@ -96,7 +103,11 @@ class _Worker:
         stack.callback(thread.stop, ENGINE_STOP_S)
         auth = ServerAuth(self._incarnation, self._trust, RejectedCallLog().record)
         server = await start_server(settings.host, settings.port, self._register, auth)
-        self._address = settings.advertised(server.port)
+        address = await self._lifecycle.unless_stopped(advertised_address(settings, server.port))
+        if address is None:
+            await server.stop(0.0)
+            return
+        self._address = address
         log.info(
             "prefill_serving",
             address=self._address,

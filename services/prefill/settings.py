@@ -12,9 +12,6 @@ from baton.settings.groups import Count, Port, WorkerSettings
 class PrefillSettings(WorkerSettings):
     """Settings of a worker that computes prompts and exports their KV."""
 
-    worker_id: Annotated[str, Field(min_length=1)] = "prefill-0"
-    """Stable name of this worker; survives a restart."""
-
     port: Port = 50051
     """gRPC port; 0 takes a free one."""
 

@@ -129,7 +129,7 @@ async def serve(settings: RouterSettings) -> int:
         directory = await asyncio.to_thread(resolve_model, settings.model, ModelFiles.TEXT)
         text = await asyncio.to_thread(TextModel.load, directory)
         freeze_gc()
-        store = await connect(settings.redis_url, store_options(settings), read_trust(settings))
+        store = await connect(settings.redis_url, store_options(settings), read_trust(settings), check=False)
         with shutdown_event() as stop:
             return await run(settings, text, store, sock, stop)
     finally:

@@ -75,7 +75,7 @@ class SimDecode:
         self._streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams(on_empty=self._lifecycle.on_idle)
         self._puller = SimPuller(process, environment.page_network.add_reader(process), self._memory, self._pulled)
         sim_store = SimStore(environment.store_server, network, process, CONFIG.heartbeat_s)
-        self._registration = Registration(sim_store, self._record, CONFIG.heartbeat_s, process.kill)
+        self._registration = Registration(sim_store, self._record, CONFIG.heartbeat_s, lambda _: process.kill())
         identity = LinkIdentity(
             WorkerId(process.name), process.incarnation, MODEL, self._fingerprint, PAGE_BYTES,
             LINK_GRACE_TTLS * CONFIG.worker_ttl_s,

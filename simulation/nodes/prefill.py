@@ -79,7 +79,7 @@ class SimPrefill:
         self._mailbox.on_arrival = self._engine.wake
         self._listen(environment.page_network.add_source(process, self._memory), None if digests else CONFIG.lease_s)
         sim_store = SimStore(environment.store_server, network, process, CONFIG.heartbeat_s)
-        self._registration = Registration(sim_store, self._record, CONFIG.heartbeat_s, process.kill)
+        self._registration = Registration(sim_store, self._record, CONFIG.heartbeat_s, lambda _: process.kill())
         self._engine.begin(self._loop)
         process.spawn(self._registration.run(), "background")
 

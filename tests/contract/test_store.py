@@ -204,6 +204,7 @@ async def test_workers_come_back_as_announced_and_in_order(store: StateStore) ->
 async def test_a_new_incarnation_replaces_the_old_one_for_good(store: StateStore) -> None:
     older, newer = replace(WORKER, incarnation=Incarnation(2**62 + 1)), replace(WORKER, incarnation=Incarnation(2**62))
     assert await store.announce(older)
+    await store.withdraw(older.id, older.incarnation)
     assert await store.announce(newer)
     assert not await store.announce(older)
     await store.withdraw(older.id, older.incarnation)
@@ -218,11 +219,12 @@ async def test_silent_workers_expire_but_replaced_incarnations_stay_fenced(open_
     store = await open_store(replace(BRISK, retention_s=60.0))
     older, newer = replace(WORKER, incarnation=Incarnation(1)), replace(WORKER, incarnation=Incarnation(2))
     await store.announce(older)
-    await store.announce(newer)
 
     async def empty() -> bool:
         return await store.workers() == []
 
+    await until(store, empty)
+    assert await store.announce(newer)
     await until(store, empty)
     assert not await store.announce(older)
     assert await store.announce(newer)

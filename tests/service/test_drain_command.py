@@ -58,7 +58,7 @@ class OnlyDrains:
         store = await connect(self._redis_url)
         try:
             self.lifecycle = WorkerLifecycle(asyncio.Event())
-            registration = Registration(store, self._record, 0.1, self.lifecycle.on_replaced)
+            registration = Registration(store, self._record, 0.1, self.lifecycle.on_registration_lost)
             servicer = WorkerServicer(INCARNATION, self.lifecycle, self._report, RecentAttempts())
             async with self._server(servicer):
                 await registration.announce()

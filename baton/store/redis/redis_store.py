@@ -57,6 +57,7 @@ from baton.store.store import (
     LeaseState,
     RecordLost,
     SequenceRecord,
+    WorkerIdInUse,
     WriteOutcome,
 )
 
@@ -67,6 +68,9 @@ _RESUME = json.dumps(_TARGETS[RequestEvent.RESUME])
 _TERMINAL = json.dumps({state.value: True for state in RequestState if state.terminal})
 MAX_AGE_RETENTIONS = 2
 """Oldest call in a cluster with a secret, in retentions: a copy that is put back later is not run."""
+
+_TAKEN = -1
+"""Answer of the announcement script when another incarnation holds the id."""
 
 _OUTCOMES = (WriteOutcome.DONE, WriteOutcome.SUPERSEDED, WriteOutcome.GAP)
 
@@ -275,8 +279,10 @@ class RedisStore:
             *(self._options.max_incarnations, self._keys.changes),
         ]
         async with self._client.operation("announce"):
-            is_newest = await self._announce(keys=keys, args=args)
-        return bool(is_newest)
+            answer = await self._announce(keys=keys, args=args)
+        if answer == _TAKEN:
+            raise WorkerIdInUse(record.id)
+        return bool(answer)
 
     async def withdraw(self, id: WorkerId, incarnation: Incarnation) -> None:
         keys = [self._keys.worker(id), self._keys.workers]

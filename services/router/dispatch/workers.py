@@ -94,6 +94,7 @@ class WorkerSet:
         self._now = clock
         self._records: dict[Incarnation, WorkerRecord] = {}
         self._liveness = Liveness(limits.worker_ttl_s)
+        self._unread = "starting: the state store has not answered yet"
         self._refused: dict[WorkerId, str] = {}  # reasons of the records that the last reading refused
         self._suspected_until: dict[Incarnation, float] = {}
         self._watchers: dict[Incarnation, set[Callable[[], None]]] = {}
@@ -141,7 +142,8 @@ class WorkerSet:
         texts = [record.id for record in records if record.model == model and not self._filter.serves(record)]
         others += f"; {', '.join(texts)} have another tokenizer or chat template than this router" if texts else ""
         refused = "".join(f"; {why}" for _, why in sorted(self._refused.items()))
-        return False, f"no linked prefill/decode pair ({counts} ready{others}{refused})"
+        unread = f"; {self._unread}" if self._unread else ""
+        return False, f"no linked prefill/decode pair ({counts} ready{others}{refused}{unread})"
 
     def num_ready(self) -> int:
         """Counts the workers that take requests."""
@@ -258,6 +260,7 @@ class WorkerSet:
                 self._on_registry_unavailable(error)
             else:
                 self._on_degraded(False)
+                self._unread = ""
                 await self._update(announced)
                 self._read_once.set()
             for on_refresh in self._listeners:
@@ -271,6 +274,7 @@ class WorkerSet:
     def _on_registry_unavailable(self, error: StoreUnavailable) -> None:
         """An outage of the store proves nothing about workers. They get a new TTL to announce themselves after it."""
         self._on_degraded(True)
+        self._unread = f"waiting for the state store: {error}"
         log.warning("registry_unavailable", reason=str(error))
         self._liveness.observe_outage(self._now())
 

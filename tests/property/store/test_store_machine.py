@@ -20,7 +20,7 @@ from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.redis.redis_store import RedisStore
-from baton.store.store import RecordLost, SequenceRecord
+from baton.store.store import RecordLost, SequenceRecord, WorkerIdInUse
 from services.cli.processes.local_redis import LocalRedis
 from tests.redis_server import running_redis
 
@@ -116,6 +116,8 @@ class Model:
             lines.clear()
         if record.incarnation in [seen for _, seen in lines if seen != lines[-1][1]]:
             return False
+        if any(live.id == record.id and live.incarnation != record.incarnation for live in await self.workers()):
+            raise WorkerIdInUse(record.id)
         lines.append((self.clock(), record.incarnation))
         self.announced[record.id] = (self.clock(), record)
         return True
@@ -149,7 +151,7 @@ class Comparison(RuleBasedStateMachine):
         async def outcome(store: Any) -> object:
             try:
                 return await call(store)
-            except (Broken, RecordLost, Superseded) as error:
+            except (Broken, RecordLost, Superseded, WorkerIdInUse) as error:
                 return type(error)
 
         assert self.runner.run(outcome(self.subject)) == self.runner.run(outcome(self.reference))

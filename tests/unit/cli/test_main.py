@@ -69,7 +69,7 @@ def test_variables_alone_configure_a_service(service, monkeypatch):
         (["serve", "decode", "--page-sise", "1"], "Did you mean --page-size?"),
         (["serve", "decode", "--page-size", "0"], "--page-size '0': Input should be greater than or equal to 1"),
         (["serve", "router", "--redis-url", "ftp://x"], "redis://"),
-        (["serve", "prefill", "--host", "0.0.0.0"], "advertise_address"),
+        (["serve", "prefill", "--host", "0.0.0.0", "--redis-url", "unix:///x"], "advertise_address"),
         (["srve"], "srve"),
         (["up", "/no/such/model"], "there is no such directory. Give 'bundled'"),
         (["up", "--redis-url", "redis://127.0.0.1:1/0"], "127.0.0.1:1"),

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from baton.settings.base import known_variables, refuse_unknown_variables
-from baton.settings.groups import ServiceSettings, WorkerSettings
+from baton.settings.groups import ANY_ADDRESS, ServiceSettings, WorkerSettings
 from services.cli.settings import COMMANDS, SERVICES
 from tests.unit.docker.stack import COMPOSE, DOCKER, PROMETHEUS, SECRET, SHARED, environment, seconds
 
@@ -42,9 +42,11 @@ def test_the_stop_grace_period_outlasts_the_drain(settings, service):
 
 
 @pytest.mark.parametrize(("settings", "service"), [(name, name) for name in WORKERS], indirect=["settings"])
-def test_a_worker_is_reached_by_its_service_name(settings, service):
+def test_replicas_of_a_worker_take_name_and_address_from_their_container(settings, service):
     assert isinstance(settings, WorkerSettings)
-    assert settings.advertised(settings.port) == f"{service}:{settings.port}"
+    assert settings.worker_id is None, "`--scale` would give replicas one id"
+    assert settings.advertise_address is None, "`--scale` would give replicas one address"
+    assert settings.host in ANY_ADDRESS
     assert settings.threads == 1
 
 
@@ -59,10 +61,11 @@ def test_health_checks_use_the_services_port(settings, service):
 
 
 @pytest.mark.parametrize("settings", WORKERS, indirect=True)
-def test_prometheus_scrapes_every_worker(settings):
-    jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in PROMETHEUS["scrape_configs"]}
-    host, _, _ = settings.advertised(settings.port).partition(":")
-    assert jobs[host] == [f"{host}:{settings.metrics_port}"]
+def test_prometheus_scrapes_every_replica_of_a_worker(settings):
+    jobs = {job["job_name"]: job for job in PROMETHEUS["scrape_configs"]}
+    [service] = [name for name in WORKERS if SERVICES[name] is type(settings)]
+    [found] = jobs[service]["dns_sd_configs"]
+    assert (found["names"], found["type"], found["port"]) == ([service], "A", settings.metrics_port)
     assert jobs.keys() == set(SERVICES)
 
 

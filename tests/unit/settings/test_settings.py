@@ -19,9 +19,9 @@ def no_variables(monkeypatch):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_field_is_documented_and_there_are_fewer_than_forty(model):
+def test_every_field_is_documented_and_there_are_fewer_than_50(model):
     assert all(field.description for field in model.model_fields.values())
-    assert len(model.model_fields) < 40
+    assert len(model.model_fields) < 50
 
 
 def test_explicit_values_beat_variables_which_beat_defaults(monkeypatch):
@@ -58,7 +58,7 @@ def test_an_unknown_flag_is_refused():
         (RouterSettings, {"port": 70000}, "65535"),
         (RouterSettings, {"redis_url": "http://x"}, "redis://"),
         (RouterSettings, {"worker_ttl_s": 0.6}, "twice"),
-        (PrefillSettings, {"host": "0.0.0.0"}, "advertise_address"),
+        (PrefillSettings, {"host": "0.0.0.0", "redis_url": "unix:///x"}, "advertise_address"),
         (PrefillSettings, {"token_budget": 8}, "page_size"),
         (PrefillSettings, {"pin_fraction": 0.0}, "greater than 0"),
         (PrefillSettings, {"cpu_affinity": "a-b"}, "0-3,8"),

@@ -10,7 +10,7 @@ import pytest
 
 from baton.domain.worker import WorkerStatus
 from baton.worker.lifecycle import WorkerLifecycle
-from baton.worker.registration import Registration
+from baton.worker.registration import Registration, RegistrationLoss
 
 SOON_S = 10.0
 NEVER_S = 600.0
@@ -88,7 +88,10 @@ async def test_a_drain_ends_at_its_timeout():
     assert worker.lifecycle.exit_code == 0
 
 
-FAULTS = [lambda one: one.on_crash(RuntimeError("engine")), lambda one: one.on_replaced()]
+FAULTS = [
+    lambda one: one.on_crash(RuntimeError("engine")),
+    lambda one: one.on_registration_lost(RegistrationLoss.REPLACED),
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=["crashed", "replaced"])

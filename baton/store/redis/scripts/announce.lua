@@ -1,13 +1,18 @@
--- Creates or refreshes a worker, unless a newer incarnation of it has been announced.
+-- Creates or refreshes a worker, unless another incarnation holds its id or a newer one has been announced.
+-- A live record is never displaced: who announces in time keeps the id.
 -- Incarnations are random: their order is that of arrival, the current one last in the sorted set.
 -- They are compared as strings: a Lua number cannot hold 64 bits.
 -- KEYS: 1 worker hash, 2 its incarnations (sorted set), 3 index of workers (sorted set: id -> expiry in ms).
 -- ARGV: 1 id, 2 incarnation, 3 status, 4 record, 5 ttl in ms, 6 retention in ms, 7 most incarnations remembered,
 --       8 channel of changes.
--- Returns 1, or 0 when this incarnation has been replaced (nothing is changed).
+-- Returns 1. Changes nothing and returns 0 when this incarnation has been replaced, -1 when another one holds the id.
 local newest = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 if newest[1] ~= ARGV[2] and redis.call('ZSCORE', KEYS[2], ARGV[2]) then
   return 0
+end
+local held = redis.call('HMGET', KEYS[1], 'incarnation', 'status')
+if held[1] and held[1] ~= ARGV[2] then
+  return -1
 end
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -19,7 +24,6 @@ if newest[1] ~= ARGV[2] then
 end
 redis.call('PEXPIRE', KEYS[2], ARGV[6])
 
-local held = redis.call('HMGET', KEYS[1], 'incarnation', 'status')
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'status', ARGV[3], 'record', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('ZADD', KEYS[3], now_ms + tonumber(ARGV[5]), ARGV[1])
