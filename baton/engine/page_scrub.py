@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from baton.domain.ids import PageId
 from baton.kv.page_checks import PageChecks, Scrubber
-from baton.kv.quarantine import MAX_FAULTS, Quarantine
+from baton.kv.quarantine import MAX_INCIDENTS, Quarantine
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 
@@ -40,7 +40,7 @@ class PageScrub:
         return found + [page for page in self._scrubber.run_slice(now, busy=busy) if page not in found]
 
     def report(self, quarantine: Quarantine, now: float) -> None:
-        """Updates the metrics; logs new faults and reports an unfit worker."""
+        """Updates the metrics. New faults are logged, and make the scrubber look for more; reports an unfit worker."""
         metrics.PAGE_CHECKS_TOTAL.inc(self._checks.num_checked - self._num_checked)
         self._num_checked = self._checks.num_checked
         num_new = quarantine.num_faults - self._num_faults
@@ -51,10 +51,11 @@ class PageScrub:
         metrics.QUARANTINED_PAGES_TOTAL.inc(num_pages)
         self._num_faults, self._num_quarantined = quarantine.num_faults, quarantine.num_pages
         if num_new:
+            self._scrubber.hurry()
             log.error("pages_wrong", pages=num_new, quarantined=num_pages, total=quarantine.num_faults)
         if quarantine.is_unfit(now) and not self._unfit:
             self._unfit = True
             log.error(
-                "memory_unfit", faults=MAX_FAULTS, hint="Check the machine's memory; this worker drains and ends."
+                "memory_unfit", incidents=MAX_INCIDENTS, hint="Check the machine's memory; this worker drains and ends."
             )
             self._on_unfit()

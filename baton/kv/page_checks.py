@@ -1,8 +1,9 @@
 """Compares pages with the digests that they settled with: matched pages before their use, idle ones slowly. Pure.
 
 `PageChecks` selects and compares. `Scrubber` paces the comparison of all settled pages: one slice of `SLICE_BYTES` at a
-time, a round in `ROUND_S` on an idle worker, at most one slice a `BUSY_INTERVAL_S` on a busy one. The caller
-quarantines what differs (`baton.kv.quarantine`).
+time, a round in `ROUND_S` on an idle worker, at most one slice a `BUSY_INTERVAL_S` on a busy one. After a fault one
+round runs at once, a slice a turn: a burst rarely hits one page. The caller quarantines what differs
+(`baton.kv.quarantine`).
 """
 
 from __future__ import annotations
@@ -80,7 +81,13 @@ class Scrubber:
         self._interval_s = ROUND_S * self._slice_pages / checks.num_pages
         self._next_page = 0
         self._last_slice_at: float | None = None
+        self._num_hurried = 0  # pages left of a round that runs at once
         self.num_rounds = 0
+
+    def hurry(self) -> None:
+        """Makes one whole round due now."""
+        if self._checks.enabled:
+            self._num_hurried = self._checks.num_pages
 
     def next_slice_at(self, now: float) -> float | None:
         """Time of the next slice on an idle worker; None if nothing is scrubbed."""
@@ -88,16 +95,19 @@ class Scrubber:
             return None
         if self._last_slice_at is None:
             self._last_slice_at = now
-        return self._last_slice_at + self._interval_s
+        return now if self._num_hurried else self._last_slice_at + self._interval_s
 
     def run_slice(self, now: float, *, busy: bool) -> list[PageId]:
         """Checks the next slice if it is due; returns the pages that differ from their digests."""
         due_at = self.next_slice_at(now)
-        if due_at is None or now < due_at or (busy and now < due_at - self._interval_s + BUSY_INTERVAL_S):
+        if due_at is None or self._last_slice_at is None or now < due_at:
+            return []
+        if busy and not self._num_hurried and now < self._last_slice_at + BUSY_INTERVAL_S:
             return []
         self._last_slice_at = now
         stop = min(self._checks.num_pages, self._next_page + self._slice_pages)
         pages = [PageId(page) for page in range(self._next_page, stop)]
+        self._num_hurried = max(0, self._num_hurried - len(pages))
         self._next_page = stop % self._checks.num_pages
         self.num_rounds += self._next_page == 0
         return self._checks.mismatches(pages)

@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from baton.domain.ids import PageId, PageKey
 from baton.kv.prefix_cache import PrefixCache
 
-MAX_FAULTS = 3
-FAULTS_WINDOW_S = 600.0
-"""`MAX_FAULTS` within this time make the worker unfit: its memory is not to be trusted."""
+MAX_INCIDENTS = 3
+INCIDENTS_WINDOW_S = 600.0
+"""`MAX_INCIDENTS` within this time make the worker unfit: its memory is not to be trusted."""
+INCIDENT_S = 10.0
+"""Faults found within this time of the first belong to one incident. One burst may hit many pages."""
 MAX_KEPT_KEYS = 4096
-"""Keys kept for peers. A worker with three faults in ten minutes leaves, so a linked peer misses none."""
+"""Keys kept for peers. A worker with three incidents in ten minutes leaves, so a linked peer misses none."""
 
 
 class Quarantine:
@@ -25,7 +27,7 @@ class Quarantine:
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._keys: deque[PageKey] = deque(maxlen=MAX_KEPT_KEYS)  # the roots of the subtrees, numbered from 1
-        self._fault_times: deque[float] = deque(maxlen=MAX_FAULTS)
+        self._incidents: deque[float] = deque(maxlen=MAX_INCIDENTS)  # times of their first faults
         self.number = 0
         self.num_faults = 0
         self.num_pages = 0
@@ -34,7 +36,8 @@ class Quarantine:
         """Quarantines pages whose bytes differ from their digests. Unheld ones are freed, held ones condemned."""
         for page in pages:
             self.num_faults += 1
-            self._fault_times.append(now)
+            if not self._incidents or now - self._incidents[-1] > INCIDENT_S:
+                self._incidents.append(now)
             self._cache.pool.digests.record_fault(page, now)
             key = self._cache.key_of(page)
             if key is None:
@@ -59,8 +62,8 @@ class Quarantine:
         return tuple(self._keys)[first:], self.number
 
     def is_unfit(self, now: float) -> bool:
-        """True after `MAX_FAULTS` faults within `FAULTS_WINDOW_S`."""
-        return len(self._fault_times) == MAX_FAULTS and now - self._fault_times[0] <= FAULTS_WINDOW_S
+        """True after `MAX_INCIDENTS` within `INCIDENTS_WINDOW_S`."""
+        return len(self._incidents) == MAX_INCIDENTS and now - self._incidents[0] <= INCIDENTS_WINDOW_S
 
     def _add(self, key: PageKey) -> None:
         taken = self._cache.quarantine(key)

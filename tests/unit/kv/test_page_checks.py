@@ -13,7 +13,7 @@ from baton.kv.page_digests import PageState
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.kv.quarantine import FAULTS_WINDOW_S, Quarantine
+from baton.kv.quarantine import INCIDENT_S, INCIDENTS_WINDOW_S, Quarantine
 
 NUM_PAGES = 64
 TOKENS = list(range(40))
@@ -212,15 +212,36 @@ def test_quarantined_keys_are_numbered_so_that_a_lost_reply_loses_nothing():
     assert world.quarantine.since(99) == (tuple(keys), 3), "a number of an earlier incarnation"
 
 
-def test_three_faults_in_ten_minutes_make_a_worker_unfit():
+@pytest.mark.parametrize(
+    ("times", "unfit"),
+    [
+        ((0.0, 20.0, INCIDENTS_WINDOW_S), True),
+        ((0.0, 20.0, INCIDENTS_WINDOW_S + 1.0), False),
+        ((0.0, 1.0, 2.0, INCIDENT_S), False),
+        ((0.0, 20.0), False),
+        ((0.0, 300.0, 700.0, 800.0), True),
+    ],
+)
+def test_three_incidents_in_ten_minutes_make_a_worker_unfit(times: tuple[float, ...], unfit: bool):
     world = World()
-    for number, now in enumerate((0.0, FAULTS_WINDOW_S, FAULTS_WINDOW_S + 1.0)):
+    for number, now in enumerate(times):
         world.fill([number])
         world.quarantine.add_pages([world.pages([number])[0]], now)
-    assert not world.quarantine.is_unfit(FAULTS_WINDOW_S + 1.0)
-    world.fill([9])
-    world.quarantine.add_pages([world.pages([9])[0]], FAULTS_WINDOW_S + 2.0)
-    assert world.quarantine.is_unfit(FAULTS_WINDOW_S + 2.0)
+    assert world.quarantine.is_unfit(times[-1]) == unfit
+
+
+def test_a_hurried_round_runs_at_once_even_on_a_busy_worker():
+    world = World()
+    world.fill(TOKENS)
+    world.hasher.hashed.clear()
+    scrubber = Scrubber(world.checks, SLICE_BYTES // 16)
+    assert not scrubber.run_slice(1.0, busy=True)
+    scrubber.hurry()
+    for _ in range(NUM_PAGES // 16):
+        assert scrubber.next_slice_at(1.0) == 1.0
+        scrubber.run_slice(1.0, busy=True)
+    assert sorted(world.hasher.hashed) == sorted(world.pages(TOKENS))
+    assert scrubber.next_slice_at(1.0) == 1.0 + ROUND_S * 16 / NUM_PAGES
 
 
 def test_a_page_that_is_held_and_not_cached_is_condemned_alone():

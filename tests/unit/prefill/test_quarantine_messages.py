@@ -18,9 +18,10 @@ from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
 from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
-from baton.kv.quarantine import MAX_FAULTS
+from baton.kv.quarantine import INCIDENT_S, MAX_INCIDENTS
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
+from services.prefill import loop as prefill_loop
 from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
 from services.prefill.handoff_log import HandoffLog
 from services.prefill.handoff_server import HandoffServicer, LinkConfig
@@ -137,12 +138,28 @@ async def test_renewals_carry_quarantined_keys_until_they_are_seen():
     assert not (await worker.renew(1)).quarantined
 
 
-@pytest.mark.parametrize("num_faults", [MAX_FAULTS - 1, MAX_FAULTS])
-async def test_a_worker_with_three_faults_is_unfit(num_faults: int):
+@pytest.mark.parametrize("num_incidents", [MAX_INCIDENTS - 1, MAX_INCIDENTS])
+async def test_a_worker_with_three_incidents_is_unfit(num_incidents: int, monkeypatch: pytest.MonkeyPatch):
     worker = Worker()
-    for number in range(num_faults):
+    for number in range(num_incidents):
+        monkeypatch.setattr(prefill_loop, "monotonic_s", lambda now=number * 2 * INCIDENT_S: now)
         suspects = worker.seal(f"r{number}", [number % 2, number // 2])
         worker.flip(suspects[0])
         await worker.abort(f"r{number}", suspects)
     worker.loop.turn()
-    assert worker.num_unfit == (num_faults == MAX_FAULTS)
+    assert worker.num_unfit == (num_incidents == MAX_INCIDENTS)
+
+
+async def test_a_burst_is_one_incident_and_is_found_as_a_whole():
+    """One wrong page makes the scrubber look at all others at once."""
+    worker = Worker()
+    prompts = {f"r{number}": [number % 2, number // 2, 1, 1] for number in range(3)}
+    first, *others = [worker.seal(name, prompt) for name, prompt in prompts.items()]
+    for suspects in (first, *others):
+        worker.flip(suspects[-1])
+    assert await worker.abort("r0", first) == common_pb2.PAGE_VERDICT_SOURCE
+    for _ in range(3):
+        worker.loop.turn()
+    assert worker.world.scheduler.quarantine.num_faults == 3
+    assert len(worker.world.exports) == 0
+    assert worker.num_unfit == 0
