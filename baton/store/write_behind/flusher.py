@@ -13,7 +13,7 @@ import structlog
 
 from baton.domain.ids import AttemptId
 from baton.store.notifier import wait_for_event
-from baton.store.store import StateStore, StoreUnavailable, WriteOutcome
+from baton.store.store import RecordLost, StateStore, StoreUnavailable, WriteOutcome
 from baton.store.write_behind.call_sync import CallSync
 from baton.store.write_behind.flush_pacer import FlushPacer
 from baton.store.write_behind.record_sync import RecordSync
@@ -137,6 +137,8 @@ class Flusher:
             sync.status.failed(sync.desired.id, error)
             if sync.status.given_up:
                 self._on_given_up(sync)
+            elif isinstance(error, RecordLost) and isinstance(sync, RecordSync):
+                self._queue.mark_stale(sync)
         self._queue.update(sync)
         self._update_status(complete=not self._queue.due_journals)
 
