@@ -18,6 +18,7 @@ from services.prefill.kv_export import ExportTable
 from services.prefill.scheduler import PrefillScheduler
 from services.router.dispatch.dispatcher import TokenDispatcher
 from services.router.takeover.supersede_listener import SupersedeListener
+from simulation.nodes.lua_store import LuaStore
 from simulation.scenario import VOCAB_SIZE
 
 
@@ -33,7 +34,7 @@ class PolicyClasses:
     handoffs: type[HandoffClient] = HandoffClient
     lifecycle: type[WorkerLifecycle] = WorkerLifecycle
     dispatcher: type[TokenDispatcher] = TokenDispatcher
-    store: type[MemoryStore] = MemoryStore
+    store: type[MemoryStore] | type[LuaStore] = MemoryStore
     writer: type[StoreWriter] = StoreWriter
     ownership: type[OwnerLease] = OwnerLease
     supersede_listener: type[SupersedeListener] = SupersedeListener

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from baton.domain.ids import AttemptId, Ballot, Incarnation, OwnerId, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
@@ -26,6 +26,8 @@ from baton.store.store import (
     StoreUnavailable,
     WriteOutcome,
 )
+from simulation.nodes.lua_store import LuaStore
+from simulation.runtime.lua_redis import Snapshot
 from simulation.runtime.network import SimNetwork
 from simulation.runtime.process import SimProcess
 from simulation.scenario import STORE
@@ -48,6 +50,15 @@ class StoreServer:
         lost, self.store = self.store, self._make()
         self.wiped_at_s = asyncio.get_running_loop().time()
         await lost.close()
+
+    def snapshot(self) -> Snapshot:
+        """Returns a copy of its data, for `roll_back`. Only of a `LuaStore`."""
+        return cast(LuaStore, self.store).server.snapshot()
+
+    def roll_back(self, snapshot: Snapshot) -> None:
+        """Replaces its data by an earlier copy, as a Redis that loads an old file."""
+        self.wiped_at_s = asyncio.get_running_loop().time()
+        cast(LuaStore, self.store).server.restore(snapshot)
 
 
 class SimStore:

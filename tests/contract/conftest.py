@@ -1,4 +1,5 @@
-"""Stores for the contract tests: memory, and a real Redis in clear and sealed, each under a key prefix of its own."""
+"""Stores for the contract tests: memory, the Lua scripts in this process, a real Redis in clear and sealed. Each has a
+key prefix of its own."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from baton.store.options import StoreOptions
 from baton.store.redis.keys import RedisKeys
 from baton.store.store import StateStore
 from services.cli.processes.local_redis import LocalRedis
+from simulation.nodes.lua_store import LuaStore
 from tests.contract.stores import RARE, TRUST, OpenStore
 from tests.redis_server import running_redis
 
@@ -26,14 +28,17 @@ def server() -> Iterator[LocalRedis]:
         yield server
 
 
-@pytest.fixture(params=["memory", "redis", "sealed"])
+@pytest.fixture(params=["memory", "lua", "redis", "sealed"])
 async def open_store(request: pytest.FixtureRequest) -> AsyncIterator[OpenStore]:
-    url = "memory://" if request.param == "memory" else request.getfixturevalue("server").url
+    in_process = request.param in ("memory", "lua")
+    url = "memory://" if in_process else request.getfixturevalue("server").url
     trust = TRUST if request.param == "sealed" else OPEN_CLUSTER
     async with contextlib.AsyncExitStack() as stack:
 
         async def open_it(options: StoreOptions) -> StateStore:
-            store = await connect(url, replace(options, prefix=f"test:{uuid.uuid4().hex}:"), trust)
+            options = replace(options, prefix=f"test:{uuid.uuid4().hex}:")
+            is_lua = request.param == "lua"
+            store = LuaStore(options) if is_lua else await connect(url, options, trust)
             stack.push_async_callback(store.close)
             return store
 

@@ -91,10 +91,9 @@ class RedisStore:
         self._keys = RedisKeys(options.prefix)
         self._retention_ms = milliseconds(options.retention_s)
         self._lease_ms = milliseconds(options.owner_ttl_s)
-        clients = functools.partial(RedisClient, url, timeout_s=options.timeout_s)
-        self._client = clients(max_connections=options.max_connections)
-        self._call_client = clients(max_connections=options.max_connections, binary=True)
-        self._reader_client = clients(max_connections=options.max_waiting_readers, binary=True)
+        self._client = self._make_client(url, options.max_connections)
+        self._call_client = self._make_client(url, options.max_connections, binary=True)
+        self._reader_client = self._make_client(url, options.max_waiting_readers, binary=True)
         self._create, self._advance, self._announce, self._withdraw = (
             self._client.script(name) for name in ("create_sequence", "advance_sequence", "announce", "withdraw")
         )
@@ -104,13 +103,7 @@ class RedisStore:
             for name in ("put_call", "end_call", "claim_call", "hold_lease", "list_orphans", "write_journal")
         )
         self._notifier = ChangeNotifier(options.heartbeat_s)
-        self._subscription = ChannelSubscription(
-            Redis.from_pool(ConnectionPool.from_url(url, **connection_options())),
-            self._keys.changes,
-            on_message=self._notifier.notify,
-            heartbeat_s=options.heartbeat_s,
-            timeout_s=options.timeout_s,
-        )
+        self._subscription = self._make_subscription(url)
 
     async def create(self, record: SequenceRecord) -> bool:
         transitions.check_new_sequence(record)
@@ -322,6 +315,18 @@ class RedisStore:
         await self._subscription.close()
         for client in (self._client, self._call_client, self._reader_client):
             await client.close()
+
+    def _make_client(self, url: str, max_connections: int, *, binary: bool = False) -> RedisClient:
+        return RedisClient(url, max_connections=max_connections, timeout_s=self._options.timeout_s, binary=binary)
+
+    def _make_subscription(self, url: str) -> ChannelSubscription:
+        return ChannelSubscription(
+            Redis.from_pool(ConnectionPool.from_url(url, **connection_options())),
+            self._keys.changes,
+            on_message=self._notifier.notify,
+            heartbeat_s=self._options.heartbeat_s,
+            timeout_s=self._options.timeout_s,
+        )
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""Any series of operations on calls, owners and journals: Redis answers like memory."""
+"""Any series of operations on calls, owners and journals: Redis and its scripts answer like memory."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from baton.store.options import StoreOptions
 from baton.store.redis.redis_store import RedisStore
 from baton.store.store import NO_BALLOT, CallRecord, CallStatus, JournalEntry, RecordLost, SequenceRecord, StateStore
 from services.cli.processes.local_redis import LocalRedis
+from simulation.nodes.lua_store import LuaStore
 from tests.redis_server import running_redis
 
 OPTIONS = StoreOptions(retention_s=60.0, owner_ttl_s=60.0, timeout_s=10.0, max_orphans=2)
@@ -37,18 +38,12 @@ def new_call(id: RequestId, owner: OwnerId, ballot: Ballot, sequences: list[Requ
     return CallRecord(id, owner, epoch, CallStatus.OPEN, "/x", b"\x00{}", "", 5, 7, tuple(sequences), owner_tag=tag)
 
 
-class RedisAndMemory(RuleBasedStateMachine):
+class TwoStores(RuleBasedStateMachine):
     """Two stores with equal inputs must give equal answers, errors included."""
 
-    url = ""
-
-    def __init__(self) -> None:
+    def __init__(self, first: StateStore) -> None:
         super().__init__()
-        prefix = f"test:{uuid.uuid4().hex}:"
-        self.stores: tuple[StateStore, StateStore] = (
-            RedisStore(self.url, replace(OPTIONS, prefix=prefix)),
-            MemoryStore(OPTIONS),
-        )
+        self.stores: tuple[StateStore, StateStore] = (first, MemoryStore(OPTIONS))
         self.runner = asyncio.Runner()
 
     def teardown(self) -> None:
@@ -173,7 +168,18 @@ def server() -> Iterator[LocalRedis]:
 
 
 def test_redis_answers_like_memory(server: LocalRedis) -> None:
-    class OnServer(RedisAndMemory):
-        url = server.url
+    class RedisAndMemory(TwoStores):
+        def __init__(self) -> None:
+            super().__init__(RedisStore(server.url, replace(OPTIONS, prefix=f"test:{uuid.uuid4().hex}:")))
 
-    run_state_machine_as_test(OnServer, settings=settings(max_examples=25, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(RedisAndMemory, settings=settings(max_examples=10, stateful_step_count=30, deadline=None))
+
+
+def test_the_scripts_answer_like_memory() -> None:
+    class ScriptsAndMemory(TwoStores):
+        def __init__(self) -> None:
+            super().__init__(LuaStore(OPTIONS))
+
+    run_state_machine_as_test(
+        ScriptsAndMemory, settings=settings(max_examples=60, stateful_step_count=30, deadline=None)
+    )
