@@ -80,6 +80,7 @@ class CallRecord:
     owner's process; both together are the ballot, which fences. `body` is the client's JSON, posted to `endpoint`.
     `seed` applies where the client gave none. `sequence_ids` are in the order of the choices. `tenant` is "" without
     API keys. `trace` is the encoded `RequestTrace` of the last end, of at most `MAX_TRACE_BYTES`.
+    A `private` call is kept by `PrivateStore` only.
     """
 
     id: RequestId
@@ -94,6 +95,7 @@ class CallRecord:
     sequence_ids: tuple[RequestId, ...]
     trace: bytes = b""
     owner_tag: int = 0
+    private: bool = False
 
     @property
     def ballot(self) -> Ballot:

@@ -29,6 +29,7 @@ from baton.store.connect import connect
 from baton.store.durability import DurabilityWatcher
 from baton.store.options import StoreOptions
 from baton.store.ownership import OwnerLease
+from baton.store.private_store import PrivateStore
 from baton.store.store import StateStore
 from baton.store.tenants.pseudonym import pseudonyms
 from baton.store.tenants.redis_tenant_store import connect_tenants
@@ -99,7 +100,13 @@ class RunningBackend:
     traces: RequestTraces
     watching: asyncio.Task[None]
     writer: StoreWriter
+    durability: DurabilityWatcher
     store_access: StoreAccess
+
+    def on_store_reset(self) -> None:
+        """The store has lost what it had: writes it again, and reads again what the store keeps."""
+        self.writer.put_again()
+        self.durability.recheck()
 
     def readiness(self) -> tuple[bool, str]:
         """True if new requests are accepted, and the reason."""
@@ -191,6 +198,7 @@ async def open_backend(
             spans = _span_sink(settings.otlp_endpoint, settings.otlp_sample_ratio)
             stack.push_async_callback(asyncio.to_thread, spans.close)
             traces.add_sink(spans)
+        store = PrivateStore(store, store_options(settings))
         owner, supersede_listener = owner_id(settings.router_id), SupersedeListener()
         durability = await stack.enter_async_context(DurabilityWatcher(store))
         report_writer = health.reporter("writer")
@@ -219,6 +227,7 @@ async def open_backend(
             traces,
             workers.start(),
             writer,
+            durability,
             StoreAccess(store, writer, owner, supersede_listener, lambda: durability.level),
         )
 
@@ -237,7 +246,7 @@ async def open_frontend(
         store_access.store,
         store_access.owner,
         frontend.takeovers.take_over,
-        on_reset=lambda reset: backend.writer.put_again(),
+        on_reset=lambda reset: backend.on_store_reset(),
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(ownership.close)
@@ -290,6 +299,7 @@ def api_limits(settings: RouterSettings, text: TextModel) -> ApiLimits:
         max_body_bytes=settings.max_body_bytes,
         request_deadline_s=settings.request_deadline_s,
         always_ids=settings.event_ids is EventIds.ALWAYS,
+        store_prompts=settings.store_prompts,
     )
 
 

@@ -28,7 +28,8 @@ FINGERPRINT = f"baton-{baton.__version__}"
 class ApiLimits:
     """Settings of the HTTP side. `max_model_len`: prompt and answer together, in tokens.
 
-    `always_ids`: every streamed event has an id, not only those for SSE clients.
+    `always_ids`: every streamed event has an id, not only those for SSE clients. `store_prompts` False: every call is
+    private.
     """
 
     model_name: str
@@ -37,6 +38,7 @@ class ApiLimits:
     request_deadline_s: float = 600.0
     ping_interval_s: float = 15.0
     always_ids: bool = False
+    store_prompts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,9 @@ def _parameters(path: str, answered: _Operation) -> Iterator[Schema]:
     if _EMPTY in answered.other_statuses:
         description = "The id of the last event that the client has: it gets what follows."
         yield {"name": "Last-Event-ID", "in": "header", "schema": string, "description": description}
+    if path in _POSTS:
+        description = "`none`: the state store gets nothing of the request; only the router that got it can resume it."
+        yield {"name": "x-baton-store", "in": "header", "schema": {"enum": ["none"]}, "description": description}
     if path.endswith("/stream"):
         description = "The same, for clients that cannot set headers."
         yield {"name": "last_event_id", "in": "query", "schema": string, "description": description}

@@ -75,12 +75,13 @@ class Resumer:
         if endpoint not in (None, record.endpoint):
             raise InvalidRequest(f"the request {short_repr(id)} was not posted to {endpoint}", param="last_event_id")
         parsed = await self.parser.parse(raw_request_of(record))
+        durability = Durability.NONE if record.private else self.durability()
         after = _checked(after, parsed.request)
         if after.num_tail >= num_tail_events(parsed.request.stream_options):
-            return Response(status_code=204, headers=response_headers(id, self.durability()))
+            return Response(status_code=204, headers=response_headers(id, durability))
         if self.takeovers.draining and record.status is not CallStatus.ENDED:
             raise Draining("this router is shutting down", retry_after_s=RETRY_AFTER_S)
-        return ResumedResponse(self, parsed, after)
+        return ResumedResponse(self, parsed, after, durability)
 
     async def status(self, id: RequestId, tenant: str) -> RequestStatus:
         """The status of the request. Raises as `find`."""
@@ -98,8 +99,9 @@ class Resumer:
 class ResumedResponse(Response):
     """The events of a request after a cursor, live, always with ids."""
 
-    def __init__(self, resumer: Resumer, parsed: ParsedRequest, after: Cursor) -> None:
+    def __init__(self, resumer: Resumer, parsed: ParsedRequest, after: Cursor, durability: Durability) -> None:
         self._resumer = resumer
+        self._durability = durability
         self._parsed = parsed
         self._after = after
 
@@ -121,7 +123,7 @@ class ResumedResponse(Response):
                 await events.fail(scope, error)
 
     async def _call_headers(self) -> dict[str, str]:
-        return response_headers(self._parsed.request.id, self._resumer.durability())
+        return response_headers(self._parsed.request.id, self._durability)
 
 
 def _lookup_unavailable() -> LookupUnavailable:

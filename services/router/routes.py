@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import baton
-from baton.domain.errors import BatonError, Cancelled, ModelNotFound
+from baton.domain.errors import BatonError, Cancelled, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
 from baton.telemetry import metrics
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
@@ -47,6 +47,8 @@ ReadinessCheck = Callable[[], tuple[bool, str]]
 """Returns whether requests can be served, and the reason."""
 
 LAST_EVENT_ID = "last-event-id"
+STORE = "x-baton-store"
+"""Request header; `none`: the call is private."""
 
 MAX_BODIES = 16
 """Bodies of the largest size that may be read and parsed at once; more if they are smaller."""
@@ -152,9 +154,10 @@ class _Endpoints:
         """Reads and parses the body. Ends the timer if the request is refused."""
         origin = timer.origin
         id = RequestId(f"{ID_PREFIXES[origin.endpoint]}-{secrets.token_hex(12)}")
-        metadata = RequestMetadata(id, int(time.time()), secrets.randbits(63), origin.tenant)
         timer.id = id
         try:
+            private = not self._limits.store_prompts or _wants_no_store(request)
+            metadata = RequestMetadata(id, int(time.time()), secrets.randbits(63), origin.tenant, private)
             # Before the body: while the queue is full, nothing is read, parsed or tokenized.
             self._frontend.response_context.dispatcher.refuse_if_full(self._limits.request_deadline_s, origin.tenant)
             with self._bodies.track() as count_bytes:
@@ -171,6 +174,14 @@ class _Endpoints:
         timer.begin(id, len(valid.sequences), valid.num_prompt_tokens, stream=valid.stream_options is not None)
         self._frontend.traces.begin(timer)
         return raw, parsed
+
+
+def _wants_no_store(request: Request) -> bool:
+    """True for `x-baton-store: none`. Raises `InvalidRequest` for any other value, which no one would notice."""
+    value = request.headers.get(STORE)
+    if value not in (None, "none"):
+        raise InvalidRequest(f"{STORE} can only be `none`, not {short_repr(value)}", param=STORE)
+    return value is not None
 
 
 async def _send_json(content: bytes, request: Request) -> Response:

@@ -54,6 +54,10 @@ class RouterSettings(ServiceSettings):
     max_step_age_s: Seconds = 30.0
     """A worker whose engine stays in one step for longer counts as lost."""
 
+    store_prompts: bool = True
+    """Keep calls in the state store, so that any router can continue them. Otherwise only their own router can, from
+    its memory; a client has the same for one request with `x-baton-store: none`."""
+
     api_keys_file: Path | None = None
     """File of API keys: one line each, as `baton key` prints it. Default: no key is required."""
 

@@ -30,13 +30,15 @@ Body = Mapping[str, object]
 class RequestMetadata:
     """The part of a request beside its body; body and metadata determine the request.
 
-    `seed` is used if the client gives none. `tenant` is "" without API keys.
+    `seed` is used if the client gives none. `tenant` is "" without API keys. `private`: the state store gets nothing
+    of the request.
     """
 
     id: RequestId
     created_s: int
     seed: int
     tenant: str = ""
+    private: bool = False
 
 
 class RequestValidator:

@@ -93,15 +93,17 @@ class CallOwnership:
             created_s=metadata.created_s,
             seed=metadata.seed,
             sequence_ids=sequence_ids,
+            private=metadata.private,
         )
-        return OwnershipHandle(self._writer, call.id, self._writer.open_call(record), self._durability)
+        stored = self._writer.open_call(record)
+        return OwnershipHandle(self._writer, call.id, None if record.private else stored, self._durability)
 
     def adopt(self, record: CallRecord) -> OwnershipHandle:
         """Takes a call that this router has claimed in the store."""
         self._writer.adopt_call(record)
         stored = asyncio.Event()
         stored.set()
-        return OwnershipHandle(self._writer, record.id, stored, self._durability)
+        return OwnershipHandle(self._writer, record.id, None if record.private else stored, self._durability)
 
     def record_end(self, record: SequenceRecord, end: RequestState, num_emitted: int, failure_code: str = "") -> None:
         """Records the end of a sequence that the previous owner of its call did not record."""
@@ -114,6 +116,5 @@ class CallOwnership:
 
 def raw_request_of(record: CallRecord) -> RawRequest:
     """The raw request of a stored call."""
-    return RawRequest(
-        record.endpoint, record.body, RequestMetadata(record.id, record.created_s, record.seed, record.tenant)
-    )
+    metadata = RequestMetadata(record.id, record.created_s, record.seed, record.tenant, record.private)
+    return RawRequest(record.endpoint, record.body, metadata)

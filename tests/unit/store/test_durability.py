@@ -88,5 +88,9 @@ async def test_a_doubt_during_a_reading_makes_it_void():
         await asyncio.sleep(0)  # the first reading is under way
         watcher.recheck()
         source.readings.put_nowait(Durability.HOST)
+        for _ in range(10):
+            await asyncio.sleep(0)
+            assert watcher.level is Durability.ROUTER
+        assert source.readings.empty()
         source.readings.put_nowait(Durability.RESTART)
         await until(watcher, Durability.RESTART)
