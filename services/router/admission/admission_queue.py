@@ -19,7 +19,7 @@ from baton.domain.errors import Overloaded
 from services.router.admission.fair_queue import FairQueue, TenantQueue
 from services.router.admission.slot import OUTPUT_CHARGE, Slot, SlotSpec, order_of
 from services.router.admission.tenants import TenantTable
-from services.router.admission.wait_estimate import RetryAfterSpread, WaitEstimator, work_ahead
+from services.router.admission.wait_estimate import RetryAfterSpread, WaitEstimator, fair_wait_s
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 120.0
@@ -111,7 +111,7 @@ class AdmissionQueue:
         if not force:
             self.refuse_if_full(spec, now, deadline_s)
         slot = Slot(spec, order_of(spec.priority, now), force)
-        self._fair_queue.push(slot)
+        self._fair_queue.push(slot, now)
         self._start_next(now)
         return slot
 
@@ -141,6 +141,9 @@ class AdmissionQueue:
             slot.has_first_token = True
             self._wait_estimator.on_first_token(slot.started_at, now)
             charge -= min(num_cached_tokens, slot.spec.num_tokens)
+        else:
+            self._wait_estimator.on_tokens(num_tokens, now - slot.last_tokens_at)
+        slot.last_tokens_at = now
         slot.num_output_tokens += num_tokens
         self._fair_queue.charge(slot, charge)
 
@@ -149,7 +152,7 @@ class AdmissionQueue:
         if slot in self._running and slot.started_at is not None:
             self._running.remove(slot)
             self._fair_queue.leave(slot)
-            self._wait_estimator.on_release(slot.started_at, slot.charged, now)
+            self._wait_estimator.on_release(slot.started_at, slot.expected_charge, now)
             return self._start_next(now)
         self._fair_queue.discard(slot)
         return []
@@ -167,18 +170,20 @@ class AdmissionQueue:
         while len(self._running) < self._num_places and (slot := self._fair_queue.pop()) is not None:
             slot.started_at = now
             self._running.add(slot)
-            self._wait_estimator.on_start(now)
+            expected_output = (slot.expected_charge - slot.spec.num_tokens) / OUTPUT_CHARGE
+            self._wait_estimator.on_start(now, expected_output)
             started.append(slot)
         return started
 
     def _wait_s(self, spec: SlotSpec, now: float) -> float:
         """Time until the request gets its slot, which it must wait for."""
         estimator, expected = self._wait_estimator, self._fair_queue.expected_charge(spec)
-        own, others = self._fair_queue.backlogs(spec, order_of(spec.priority, now))
-        wait_s = estimator.wait_s(work_ahead(own, others), len(self._running), expected, now)
+        own, others = self._fair_queue.backlogs(spec, order_of(spec.priority, now), now)
+        next_slot = estimator.mean_charge(expected)
+        wait_s = fair_wait_s(own, others, estimator.rate(len(self._running), expected, now), next_slot)
         max_slots = self.tenant(spec.tenant).limits.max_slots
         if max_slots is not None:  # its own places bound its rate
-            wait_s = max(wait_s, estimator.wait_s(own.work, max_slots, expected, now))
+            wait_s = max(wait_s, fair_wait_s(own, (), estimator.rate(max_slots, expected, now), next_slot))
         return wait_s
 
     def _retry_after_s(self, spec: SlotSpec, excess_s: float, now: float) -> float:

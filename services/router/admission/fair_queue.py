@@ -11,6 +11,7 @@ capacity is not owed. Within a tenant `Slot.order` decides.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -20,6 +21,15 @@ from services.router.admission.wait_estimate import Backlog
 
 DEFAULT_OUTPUT_TOKENS = 128.0
 """Expected output of a request while no request has ended."""
+
+ARRIVAL_WINDOW_S = 20.0
+"""Time over which a tenant's arrivals are averaged."""
+
+MIN_ARRIVAL_S = 5.0
+"""Least such time: a single request is no rate."""
+
+IDLE_WINDOWS = 3.0
+"""A tenant without a request for so many windows begins anew."""
 
 OUTPUT_SMOOTHING = 0.1
 """Weight of the newest request in a tenant's mean output."""
@@ -39,8 +49,26 @@ class TenantQueue:
     num_tokens: int = 0
     work: float = 0.0
     mean_output_tokens: float | None = None
+    arrived_charge: float = 0.0  # decaying sum of expected charges, as of `arrived_at`
+    arrived_at: float = 0.0
+    first_arrived_at: float = 0.0  # since it was idle
     waiting: list[tuple[float, int, Slot]] = field(default_factory=list)
     running: set[Slot] = field(default_factory=set)
+
+    def add_arrival(self, charge: float, now: float) -> None:
+        """Counts a request that was admitted."""
+        if now - self.arrived_at > IDLE_WINDOWS * ARRIVAL_WINDOW_S or not self.arrived_charge:
+            self.first_arrived_at, self.arrived_charge = now, 0.0
+        self.arrived_charge = self._decayed(now) + charge
+        self.arrived_at = now
+
+    def arrival_rate(self, now: float) -> float:
+        """Expected charges a second of the requests admitted lately, also while it has come for less than a window."""
+        seen_s = max(MIN_ARRIVAL_S, now - self.first_arrived_at)
+        return self._decayed(now) / (ARRIVAL_WINDOW_S * -math.expm1(-seen_s / ARRIVAL_WINDOW_S))
+
+    def _decayed(self, now: float) -> float:
+        return self.arrived_charge * math.exp((self.arrived_at - now) / ARRIVAL_WINDOW_S)
 
     @property
     def is_capped(self) -> bool:
@@ -79,7 +107,7 @@ class FairQueue:
         """Every tenant that has asked for a slot."""
         return self._by_name.items()
 
-    def push(self, slot: Slot) -> None:
+    def push(self, slot: Slot, now: float) -> None:
         """Adds a waiting slot, and lifts a tenant that had none."""
         tenant = self.tenant(slot.spec.tenant)
         if not tenant.waiting:
@@ -88,6 +116,7 @@ class FairQueue:
         entry = self._entries[slot] = (slot.order, self._num_pushed, slot)
         bisect.insort(tenant.waiting, entry)
         slot.expected_charge = self.expected_charge(slot.spec)
+        tenant.add_arrival(slot.expected_charge, now)
         self._waiting[slot.spec.tenant] = tenant
         self._add(tenant, slot, 1)
 
@@ -141,11 +170,11 @@ class FairQueue:
         mean = self.tenant(spec.tenant).mean_output_tokens or self._mean_output_tokens or DEFAULT_OUTPUT_TOKENS
         return spec.num_tokens + OUTPUT_CHARGE * min(spec.max_tokens, mean)
 
-    def backlogs(self, spec: SlotSpec, order: float) -> tuple[Backlog, list[Backlog]]:
-        """Work before a newcomer of its own tenant, and the work of every other tenant that waits."""
+    def backlogs(self, spec: SlotSpec, order: float, now: float) -> tuple[Backlog, list[Backlog]]:
+        """Work before a newcomer of its own tenant, and the work of every other tenant that waits or may come."""
         others = [
-            self._backlog(tenant, tenant.work)
-            for name, tenant in self._waiting.items()
+            self._backlog(tenant, tenant.work, tenant.arrival_rate(now))
+            for name, tenant in self._by_name.items()
             if name != spec.tenant and not tenant.is_capped
         ]
         own = self.tenant(spec.tenant)
@@ -171,10 +200,13 @@ class FairQueue:
         mine = (own.num_bytes + spec.num_bytes) / own.limits.weight
         return all(_weighted_bytes(tenant) <= mine for tenant in self._waiting.values() if tenant is not own)
 
-    def _backlog(self, tenant: TenantQueue, work: float) -> Backlog:
+    def _backlog(self, tenant: TenantQueue, work: float, arrival_rate: float = 0.0) -> Backlog:
         """Counts what its running requests have still to get as served: it comes before the work that waits."""
         unserved = sum(max(0.0, slot.expected_charge - slot.charged) for slot in tenant.running)
-        return Backlog(work, tenant.limits.weight, tenant.service + unserved / tenant.limits.weight)
+        service = tenant.service + unserved / tenant.limits.weight
+        if not tenant.waiting and arrival_rate:
+            service = max(service, self._least_service())  # its next request lifts it
+        return Backlog(work, tenant.limits.weight, service, arrival_rate)
 
     def _least_service(self) -> float:
         startable = (tenant.service for tenant in self._waiting.values() if not tenant.is_capped)

@@ -1,20 +1,26 @@
 """Estimates how long a request waits for a slot. Owned by `AdmissionQueue`; pure, time is an argument.
 
-`wait_s` is the work that will start before the request, over the rate at which the slots do work. Work is in charged
-tokens (`slot`). For requests that are all alike, this is Little's law: the n-th departure comes after n * S / c, with c
-slots that are always taken and S the mean time that a request keeps its slot.
+`fair_wait_s` is the work that will start before the request, over the rate at which the slots do work. Work is in
+charged tokens (`slot`). For requests that are all alike, this is Little's law: the n-th departure comes after n * S / c
+seconds, with c slots that are always taken and S the mean time that a request keeps its slot.
 
 S covers the last `WINDOW` requests, so it outlives an idle hour. S is at least half the mean age of the running
-requests, so it grows when none leaves.
+requests, so it grows when none leaves. The first requests to leave are the short ones: until `NUM_WARM` have left, S is
+at least what the pace of the tokens promises.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 WINDOW = 128
+
+MAX_ITERATIONS = 16
+
+NUM_WARM = 32
 
 FIRST_SERVICE_TIME_S = 1.0
 """Least assumed time in a slot until the first request has left."""
@@ -25,25 +31,48 @@ SPREAD_FACTOR = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Expected charges of a tenant's waiting requests, and the service that it has and gets from running ones."""
+    """Expected charges of a tenant's waiting requests, and the service that it has and gets from running ones.
+
+    `arrival_rate`: expected charges a second of the requests that it sends.
+    """
 
     work: float
     weight: float
     service: float
+    arrival_rate: float = 0.0
 
     def lifted(self, service: float) -> Backlog:
         """The backlog of a tenant that comes back from idle: its service is at least `service`."""
         return replace(self, service=max(self.service, service))
 
 
-def work_ahead(own: Backlog, others: Iterable[Backlog]) -> float:
-    """Work that starts before a newcomer behind `own`. The fair queue starts the tenant with the least service.
+def work_ahead(own: Backlog, others: Iterable[Backlog], wait_s: float = 0.0, mean_charge: float = 0.0) -> float:
+    """Work that starts before a newcomer behind `own`, if it waits for `wait_s`.
 
-    By then the newcomer's tenant has the service of its backlog. Another tenant gets at most the work that raises it to
-    the same service, and at most its own backlog.
+    The fair queue starts the tenant with the least service. By then the newcomer's tenant has the service of its
+    backlog. Another tenant gets at most the work that raises it to the same service, and at most its own backlog with
+    what it sends meanwhile: the mean, and one standard deviation of Poisson arrivals of `mean_charge` each.
     """
     reached = own.service + own.work / own.weight
-    return own.work + sum(min(other.work, max(0.0, reached - other.service) * other.weight) for other in others)
+    work = own.work
+    for other in others:
+        sent = other.arrival_rate * wait_s
+        sent += math.sqrt(sent * mean_charge)
+        work += min(other.work + sent, max(0.0, reached - other.service) * other.weight)
+    return work
+
+
+def fair_wait_s(own: Backlog, others: Sequence[Backlog], rate: float, next_slot: float) -> float:
+    """Time until a newcomer behind `own` starts: its work ahead and `next_slot`, at `rate` charged tokens a second.
+
+    Solved by iteration from below, since others send more while it waits.
+    """
+    wait_s = 0.0
+    for _ in range(MAX_ITERATIONS):
+        before, wait_s = wait_s, (work_ahead(own, others, wait_s, next_slot) + next_slot) / rate
+        if wait_s - before <= 0.01 * wait_s:
+            break
+    return wait_s
 
 
 class WaitEstimator:
@@ -55,18 +84,29 @@ class WaitEstimator:
         self._first_tokens: deque[float] = deque(maxlen=WINDOW)
         self._num_running = 0
         self._started_sum = 0.0  # of the start times of the running ones
+        self._num_started = 0
+        self._expected_output_sum = 0.0
+        self._num_paced_tokens = 0
+        self._pace_sum_s = 0.0
 
-    def on_start(self, now: float) -> None:
+    def on_start(self, now: float, expected_output_tokens: float = 0.0) -> None:
         """A request took its slot."""
         self._num_running += 1
         self._started_sum += now
+        self._num_started += 1
+        self._expected_output_sum += expected_output_tokens
+
+    def on_tokens(self, num_tokens: int, after_s: float) -> None:
+        """A request gave tokens, `after_s` after its last ones."""
+        self._num_paced_tokens += num_tokens
+        self._pace_sum_s += after_s
 
     def on_first_token(self, started_at: float, now: float) -> None:
         """A request that took its slot at `started_at` gave its first token."""
         self._first_tokens.append(now - started_at)
 
     def on_release(self, started_at: float, charge: float, now: float) -> None:
-        """A request that took its slot at `started_at` left it after a service of `charge`."""
+        """A request that took its slot at `started_at` left it. `charge`: the expected one, so a bias cancels out."""
         self._service_times.append(now - started_at)
         self._charges.append(charge)
         self._num_running -= 1
@@ -76,8 +116,16 @@ class WaitEstimator:
         """Mean time that a request keeps its slot; before the first has left, the mean age of the running ones."""
         age_s = now - self._started_sum / self._num_running if self._num_running else 0.0
         if not self._service_times:
-            return max(age_s, FIRST_SERVICE_TIME_S)
-        return max(sum(self._service_times) / len(self._service_times), age_s / 2)
+            return max(age_s, FIRST_SERVICE_TIME_S, self._paced_s())
+        mean_s = max(sum(self._service_times) / len(self._service_times), age_s / 2)
+        return mean_s if len(self._service_times) >= NUM_WARM else max(mean_s, self._paced_s())
+
+    def _paced_s(self) -> float:
+        """Time in a slot by the pace of the tokens so far; 0 before there are two."""
+        if not self._num_paced_tokens:
+            return 0.0
+        token_s = self._pace_sum_s / self._num_paced_tokens
+        return self.first_token_s() + token_s * self._expected_output_sum / self._num_started
 
     def mean_charge(self, expected: float) -> float:
         """Mean charge of a request; `expected` before the first has left. At least 1."""
@@ -86,11 +134,6 @@ class WaitEstimator:
     def rate(self, num_slots: int, expected_charge: float, now: float) -> float:
         """Charged tokens a second of `num_slots` slots that are always taken."""
         return max(1, num_slots) * self.mean_charge(expected_charge) / max(self.service_time_s(now), 1e-6)
-
-    def wait_s(self, ahead: float, num_slots: int, expected_charge: float, now: float) -> float:
-        """Time until requests of `ahead` charged tokens have started, and the next slot is free."""
-        mean = self.mean_charge(expected_charge)
-        return (ahead + mean) / self.rate(num_slots, expected_charge, now)
 
     def first_token_s(self) -> float:
         """Mean time from a slot to the first token; 0 before the first one."""

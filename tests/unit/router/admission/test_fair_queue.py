@@ -12,7 +12,7 @@ from services.router.admission.wait_estimate import Backlog, work_ahead
 
 def pushed(queue: FairQueue, tenant: str, at: float = 0.0, priority: int = 0, num_tokens: int = 10) -> Slot:
     slot = Slot(SlotSpec(tenant, num_tokens, 1, priority), order_of(priority, at))
-    queue.push(slot)
+    queue.push(slot, at)
     return slot
 
 
