@@ -166,7 +166,7 @@ def resolve_device(device: Device) -> str:
 def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
     report = model.report
     if report.huge_fraction is not None:
-        metrics.WEIGHTS_HUGE_FRACTION.set(report.huge_fraction)
+        metrics.WEIGHTS_HUGE_FRACTION.labels(report.weights.layout.value).set(report.huge_fraction)
     log.info(
         "model_loaded",
         model_type=model.config.model_type,

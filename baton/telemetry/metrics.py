@@ -112,7 +112,8 @@ TOKENS_RECOMPUTED_TOTAL = Counter(
 )
 WEIGHTS_HUGE_FRACTION = Gauge(
     "baton_weights_huge_fraction",
-    "Share of the weights' bytes on huge pages, measured after loading.",
+    "Share of the weights' bytes on huge pages, measured after loading; absent where it cannot be measured.",
+    ["layout"],
     registry=REGISTRY,
 )
 KV_PAGES = Gauge("baton_kv_pages", "Pages of the pool by owner.", ["owner"], registry=REGISTRY)

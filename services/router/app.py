@@ -11,7 +11,7 @@ import errno
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -241,7 +241,8 @@ async def open_frontend(
     Calls that are cut off are released after all their records are written.
     """
     store_access = backend.store_access
-    frontend = build_frontend(text, backend.dispatcher, api_limits(settings, text), backend.traces, store_access)
+    built = build_frontend(text, backend.dispatcher, api_limits(settings, text), backend.traces, store_access)
+    frontend = replace(built, held_tokens=backend.workers.max_request_tokens)
     ownership = OwnerLease(
         store_access.store,
         store_access.owner,

@@ -57,7 +57,10 @@ class StoreAccess:
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """Everything between HTTP and the dispatcher. The caller drains and closes `takeovers`."""
+    """Everything between HTTP and the dispatcher. The caller drains and closes `takeovers`.
+
+    `held_tokens`: most tokens of a request that the workers can hold now; None without workers.
+    """
 
     text: TextModel
     limits: ApiLimits
@@ -67,6 +70,12 @@ class Frontend:
     response_context: ResponseContext
     resumer: Resumer
     takeovers: Takeovers
+    held_tokens: Callable[[], int | None] = lambda: None
+
+    def max_model_len(self) -> int:
+        """Most tokens of a request, as the model and the workers allow."""
+        held = self.held_tokens()
+        return self.limits.max_model_len if held is None else min(held, self.limits.max_model_len)
 
 
 def build_frontend(

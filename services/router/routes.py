@@ -94,7 +94,7 @@ class _Endpoints:
         self._readiness = readiness
         limits = self._limits = frontend.limits
         self._bodies = BodyBudget(MAX_BODIES * limits.max_body_bytes)
-        self._model = Model(id=limits.model_name, created=int(time.time()), max_model_len=limits.max_model_len)
+        self._started_s = int(time.time())
 
     async def generate(self, request: Request) -> Response:
         """POST /v1/chat/completions, POST /v1/completions. With a `Last-Event-ID`: the rest of an earlier response."""
@@ -120,15 +120,20 @@ class _Endpoints:
         id = RequestId(request.path_params["id"])
         return await self._frontend.resumer.respond(id, last_event_id, tenant_of(request))
 
+    def _model(self) -> Model:
+        """The model, with the length that the workers hold now."""
+        length = self._frontend.max_model_len()
+        return Model(id=self._limits.model_name, created=self._started_s, max_model_len=length)
+
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return _json(ModelList([self._model]))
+        return _json(ModelList([self._model()]))
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
-        if request.path_params["id"] != self._model.id:
+        if request.path_params["id"] != self._limits.model_name:
             raise ModelNotFound(f"the model {short_repr(request.path_params['id'])} does not exist here", param="model")
-        return _json(self._model)
+        return _json(self._model())
 
     async def health(self, request: Request) -> Response:
         """GET /health: the process runs."""

@@ -86,7 +86,11 @@ def test_a_failure_on_the_cpu_is_no_capture_error(monkeypatch: pytest.MonkeyPatc
 
 def test_the_measured_share_of_huge_pages_is_a_metric():
     model = load_model(MODEL_DIR)
+    labels = {"layout": model.report.weights.layout.value}
+    metrics.WEIGHTS_HUGE_FRACTION.clear()
+    build._report(replace(model, report=replace(model.report, huge_fraction=None)), num_pages=8, max_model_len=64)
+    assert metrics.REGISTRY.get_sample_value("baton_weights_huge_fraction", labels) is None, "absent, not 0"
     for share in (0.25, 1.0):
         report = replace(model.report, huge_fraction=share)
         build._report(replace(model, report=report), num_pages=8, max_model_len=64)
-        assert metrics.REGISTRY.get_sample_value("baton_weights_huge_fraction") == share
+        assert metrics.REGISTRY.get_sample_value("baton_weights_huge_fraction", labels) == share

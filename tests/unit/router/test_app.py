@@ -122,6 +122,16 @@ async def test_a_router_that_starts_refuses_nobody_before_it_knows_workers(text,
         assert (await running.complete(max_tokens=4)).status_code == 200
 
 
+async def test_the_announced_context_is_what_the_workers_hold(text):
+    """The model allows more than the workers: a client that trusts /v1/models would be refused."""
+    text.max_position_tokens = 4096
+    async with router(text) as running:
+        await ready(running)
+        [model] = (await running.client.get("/v1/models")).json()["data"]
+        assert model["max_model_len"] == 200
+        assert (await running.client.get(f"/v1/models/{model['id']}")).json()["max_model_len"] == 200
+
+
 async def test_the_spans_of_a_request_reach_the_collector(text, monkeypatch: pytest.MonkeyPatch):
     exporter = InMemorySpanExporter()
     monkeypatch.setattr("baton.telemetry.spans.otlp_exporter", lambda endpoint: exporter)
