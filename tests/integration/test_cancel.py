@@ -109,6 +109,18 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield cluster
 
 
+def test_one_token_moves_no_pages(cluster: Cluster) -> None:
+    prompt = [7 + position % 50 for position in range(120)]
+    num_bytes = cluster.bytes_moved
+    answer = cluster.complete(prompt, max_tokens=1, ignore_eos=True)
+    assert answer["usage"]["completion_tokens"] == 1
+    cluster.wait_pages_free(PAGES_FREE_WITHIN_S)
+    assert cluster.bytes_moved == num_bytes
+    longer = cluster.complete(prompt, max_tokens=4, ignore_eos=True)
+    assert longer["choices"][0]["text"].startswith(answer["choices"][0]["text"])
+    assert cluster.bytes_moved > num_bytes
+
+
 def test_hang_ups_leave_nothing_behind(cluster: Cluster) -> None:
     rng = random.Random(1)
     before, num_bytes = open_requests(cluster), cluster.bytes_moved

@@ -6,8 +6,9 @@ reads Generate:
     next() --(before the seal)--> waits for Sealed and holds what Generate sends meanwhile; returns the sealed token
        `----(after the seal)----> the held events, then Generate: Imported, Tokens, Tokens, ...
 
-A passed deadline and a lost worker interrupt the current read. After the seal a lost prefill worker does not matter.
-Both workers get an abort, unless decode sent the last token.
+A sequence that ends with its first token has no Generate: prefill alone serves it. A passed deadline and a lost worker
+interrupt the current read. After the seal a lost prefill worker does not matter. Both workers get an abort, unless
+decode sent the last token.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Attempt:
         self._tracked = tracked
         self._reservation = reservation
         self._pair = reservation.pair
+        self._prefill_only = reservation.prefill_only
         self._workers = workers
         self._aborts = aborts
         self._request = tracked.engine_request()
@@ -92,7 +94,7 @@ class Attempt:
         elif isinstance(error, BatonError):
             self._abort_reason = error.code
         if self._abort_reason is not None:
-            for worker in self._pair.workers:
+            for worker in (self._pair.prefill,) if self._prefill_only else self._pair.workers:
                 self._aborts.send(self._request.id, worker, self._abort_reason)
         for undo in self._undo:
             undo()
@@ -108,17 +110,18 @@ class Attempt:
         loop, pair, deadline = asyncio.get_running_loop(), self._pair, self._tracked.deadline
         timeout_s = max(0.0, deadline - loop.time())
         request, metadata = encode_request(self._request), self._tracked.metadata
-        generate = decode_pb2.GenerateRequest(
-            request=request,
-            reservation_id=self._reservation.reservation_id,
-            prefill_id=pair.prefill.id,
-            prefill_incarnation=pair.prefill.incarnation,
-            deadline_s=timeout_s,
-        )
         timeouts = {"timeout": timeout_s + GRACE_S, "metadata": metadata}
-        self._generate = self._workers.decode_stub(pair.decode).Generate(generate, **timeouts)
-        on_lost = partial(self._on_worker_lost, DECODE)
-        self._undo = [self._generate.cancel, self._workers.watch(pair.decode.incarnation, on_lost)]
+        if not self._prefill_only:
+            generate = decode_pb2.GenerateRequest(
+                request=request,
+                reservation_id=self._reservation.reservation_id,
+                prefill_id=pair.prefill.id,
+                prefill_incarnation=pair.prefill.incarnation,
+                deadline_s=timeout_s,
+            )
+            self._generate = self._workers.decode_stub(pair.decode).Generate(generate, **timeouts)
+            on_lost = partial(self._on_worker_lost, DECODE)
+            self._undo = [self._generate.cancel, self._workers.watch(pair.decode.incarnation, on_lost)]
         if not pair.local:
             prefill = prefill_pb2.PrefillRequest(
                 request=request, decode_prefix_len=self._reservation.decode_prefix_len, deadline_s=timeout_s
@@ -157,7 +160,8 @@ class Attempt:
 
         A failure after such an event is held, too: the seal is on its way.
         """
-        self._read_task = asyncio.create_task(self._read_decode())
+        if not self._prefill_only:
+            self._read_task = asyncio.create_task(self._read_decode())
         while not self._sealed.done():
             waiting: set[asyncio.Future[Any]] = {self._sealed}
             if self._read_task is not None:
@@ -211,6 +215,8 @@ class Attempt:
         self._workers.add_cached_pages(self._pair.prefill, self._reservation.keys)
         _verify(sealed)
         token, finish = decode_token(sealed.first_token), decode_finish(sealed.finish_reason)
+        if finish is None and self._prefill_only:
+            raise _damaged("a seal without an end, where the first token is the last")
         self._first = token.index, token.token
         chunk = self._tracked.on_sealed(token, sealed.num_cached_tokens, finish)
         if chunk.finish is not None:
@@ -258,7 +264,8 @@ class Attempt:
         """Makes the current read raise `cause`."""
         self._cause = self._cause or cause
         self._fail_seal(self._cause)
-        self._generate.cancel()
+        if not self._prefill_only:
+            self._generate.cancel()
 
     def _fail_seal(self, error: AttemptFailure | BatonError) -> None:
         if not self._sealed.done():

@@ -47,7 +47,8 @@ MAX_ASKING = 8
 class PairReservation:
     """Room on `pair.decode` until the reservation ends; decode has the first `decode_prefix_len` tokens cached.
 
-    `num_busy_replies`: of the workers tried before.
+    `num_busy_replies`: of the workers tried before. `prefill_only`: the first token is the last, so that nothing was
+    reserved and decode takes no part.
     """
 
     pair: Pair
@@ -55,6 +56,7 @@ class PairReservation:
     decode_prefix_len: int
     keys: tuple[PageKey, ...]
     num_busy_replies: int = 0
+    prefill_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +189,14 @@ class Reserver:
         return None
 
     async def _reserve_on(self, pair: Pair, search: _Search) -> PairReservation | DecodeBusy:
-        """Sends `Reserve` to one decode worker. Without a reply the worker gets an abort."""
+        """Sends `Reserve` to one decode worker. Without a reply the worker gets an abort.
+
+        Prefill alone computes a single token: no decode worker is called, and no page moves.
+        """
         request, keys = search.request, tuple(search.query.keys.get(pair.decode.page_size, ()))
+        if request.num_emitted + 1 >= request.stop.max_tokens and not pair.local:
+            self._workers.on_placed(request.id, pair, len(request.tokens))
+            return PairReservation(pair, "", 0, keys, search.num_busy_replies, prefill_only=True)
         message = decode_pb2.ReserveRequest(
             id=encode_id(request.id),
             num_tokens=len(request.tokens),

@@ -156,5 +156,5 @@ async def test_the_next_turn_goes_to_the_decode_worker_of_the_last():
         first = next(decode for decode in w.cluster.decodes if decode.requests)
         for number in range(3):
             turn = (1, 2, 3, *(token for _, token in tokens(answer)), 77 + number)
-            await w.generate(sequence(f"turn-2-{number}", prompt=turn, max_tokens=1))
+            await w.generate(sequence(f"turn-2-{number}", prompt=turn, max_tokens=2))
         assert len(first.reservations) == 4

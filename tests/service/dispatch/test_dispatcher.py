@@ -17,6 +17,9 @@ from baton.rpc.request_metadata import ATTEMPT_KEY, HTTP_REQUEST_ID_KEY, REQUEST
 from services.router.generation import TokenChunk
 from tests.mock_workers import (
     PAGE_SIZE,
+    Busy,
+    Crash,
+    Fail,
     Hold,
     Phase,
     ScriptedAction,
@@ -28,6 +31,7 @@ from tests.service.dispatch.dispatch_world import (
     scripted,
     sequence,
     tokens,
+    two_refreshes,
     world,
 )
 
@@ -93,13 +97,29 @@ async def test_the_timer_gets_the_times_of_both_workers():
         assert attempt.import_times.pages == 1
 
 
-async def test_a_sequence_that_ends_at_the_seal_frees_its_reservation():
-    async with world() as w:
+async def test_one_token_needs_no_decode_worker():
+    async with world(decode=[(ScriptedAction(Phase.RESERVE, Busy(), times=99),)]) as w:
         chunks = await w.generate(sequence(max_tokens=1))
         assert tokens(chunks) == scripted(1)
         assert chunks[0].finish is FinishReason.LENGTH
-        assert await w.decode.aborted(AttemptId(RequestId("r"), 1)) == "finished"
+        assert await w.prefill.aborted(AttemptId(RequestId("r"), 1)) == "finished"  # unpins its pages
         assert await w.state(sequence()) is RequestState.FINISHED
+        assert (w.decode.reservations, w.decode.requests, w.decode.aborts) == ([], [], [])
+
+
+async def test_the_last_token_of_a_retried_sequence_needs_no_decode_worker():
+    async with world(decode=[(ScriptedAction(Phase.DECODE, Fail("link_broken"), index=2),)]) as w:
+        assert tokens(await w.generate(sequence(max_tokens=3))) == scripted(3)
+        assert [request.id.attempt for request in w.decode.requests] == [1]
+        assert [request.num_emitted for request in w.prefill.requests] == [0, 2]
+
+
+async def test_a_prefill_worker_lost_before_its_only_token_is_replaced():
+    async with world(prefill=[(ScriptedAction(Phase.SEAL, Crash()),), ()]) as w:
+        await w.cluster.change_load(w.cluster.prefills[1], waiting_tokens=100)
+        await two_refreshes(w)
+        assert tokens(await w.generate(sequence(max_tokens=1))) == scripted(1)
+        assert w.decode.requests == []
 
 
 @pytest.mark.parametrize(
