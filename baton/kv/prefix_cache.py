@@ -76,7 +76,8 @@ class PrefixCache:
 
         `pages[i]` has the KV that `keys[i]` names and is held for `hold`, like `parent`. Returns the pages to use from
         now on. A page that was cached already replaces its duplicate: the hold moves to it, and the duplicate is freed.
-        If that one was damaged, it and the pages behind it do not enter, and the result is shorter (`take_wrong`).
+        If that one was damaged, its duplicate and the pages behind it settle, do not enter, and the result is shorter
+        (`take_wrong`).
         """
         self.settle([page for key, page in zip(keys, pages, strict=True) if key not in self._nodes])
         used: list[PageId] = []
@@ -85,6 +86,7 @@ class PrefixCache:
                 break
             used.append(self._insert_one(key, parent, page, hold))
             parent = key
+        self.settle(pages[len(used) :])
         self.touch(keys[: len(used)])
         return used
 

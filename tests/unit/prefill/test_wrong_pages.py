@@ -14,7 +14,16 @@ from baton.kv.memory import PoolMemory
 from baton.transfer.digest import PoolHasher, page_digest
 from services.prefill.scheduler import PrefillEffect, Seal
 from tests import tiny_workers
-from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, TinyPrefill, assert_idle, engine_request, page_bytes, tiny_prefill
+from tests.tiny_workers import (
+    NUM_PAGES,
+    PAGE_SIZE,
+    TinyPrefill,
+    assert_idle,
+    check_invariants,
+    engine_request,
+    page_bytes,
+    tiny_prefill,
+)
 
 LEASE_S = 3.0
 PROMPT = [0, 1, 1, 0, 1, 0, 1]  # 3 pages and a partial tail
@@ -252,3 +261,27 @@ def test_a_page_is_hashed_when_it_settles_and_when_it_is_matched(monkeypatch: py
     world.scheduler.add(engine_request("b", PROMPT), 2 * PAGE_SIZE, 99.0)
     assert isinstance(run(world)[-1], Seal)
     assert hashed == [3, 1], "three matched pages, of which decode has two, and the tail"
+
+
+def test_a_prompt_keeps_its_own_page_when_the_cached_duplicate_is_wrong():
+    """b computes what a has cached meanwhile, and a's page rots in between: b announces and caches its own."""
+    world = tiny_prefill(LEASE_S, token_budget=8, max_pinned_pages=NUM_PAGES)
+    b = engine_request("b", [*PROMPT, 1, 1])
+    world.scheduler.add(engine_request("a", PROMPT[:-1]), 0, 99.0)
+    world.scheduler.add(b, 0, 99.0)
+    first = announced(run(world, max_steps=1))
+    rotten = list(first)[1]
+    assert sorted(world.exports.announced(b.id)) == [next(iter(first))], "b is one page into the prompt"
+    batch = world.scheduler.schedule(0.0)
+    assert batch is not None
+    output = world.runner.run(batch)
+    flip(world, rotten)
+    digests = announced(world.scheduler.commit(batch, output, 0.0))
+    assert rotten not in digests
+    for page, digest in digests.items():
+        assert digest == page_digest(world.memory.page(page))
+    wrong = world.cache.take_wrong()
+    assert wrong == [rotten]
+    assert failures(world.scheduler.on_wrong_pages(wrong, 0.0)) == [engine_request("a", PROMPT).id]
+    assert list(world.exports.announced(b.id)) == [next(iter(first)), *digests]
+    check_invariants(world.cache)
