@@ -58,7 +58,7 @@ class ClusterFault(enum.Enum):
     ROLL_BACK_REDIS = "Redis rolled back"
     FILL_DISK = "Redis cannot save"
     CORRUPT_SOURCE = "a prefill pool rots"
-    CORRUPT_CACHES = "all idle pools rot"
+    CORRUPT_CACHES = "idle pools rot"
     SILENT_CLIENTS = "clients that do not read"
     JUMP_FORWARD = "clocks jump ahead"
     JUMP_BACK = "clocks jump back"
@@ -184,18 +184,25 @@ async def _roll_back_redis(harness: ChaosHarness, context: PhaseContext) -> None
 
 
 async def _corrupt(harness: ChaosHarness, names: Sequence[str]) -> None:
-    """Raises `PoolLocationError` or `CorruptionError`: such a cell would prove nothing."""
+    """Changes pages of these workers, which may leave as unfit and are restarted.
+
+    Raises `PoolLocationError` or `CorruptionError`: such a cell would prove nothing."""
     processes = [harness.cluster.processes[name] for name in names]
+    for process in processes:
+        process.may_leave()
     num_pages = sum(corrupt_pages(process.pid, find_pool(process.log)) for process in processes)
     if not num_pages:
         raise CorruptionError(f"no page of {', '.join(names)} has content")
 
 
 async def _corrupt_caches(harness: ChaosHarness, context: PhaseContext) -> None:
-    """Corrupts every pool when nothing is held, then asks again for all that is cached there."""
+    """Corrupts the idle pools of the pair that answered, then asks again for all that is cached there.
+
+    The other pair stays intact: workers whose memory rots leave, and someone has to answer.
+    """
     await asyncio.gather(*(run.task for run in context.runs))
     await harness.cluster.wait_idle(REST_TIMEOUT_S)
-    await _corrupt(harness, harness.cluster.names("prefill", "decode"))
+    await _corrupt(harness, [context.prefill, context.decode])
     for run in list(context.runs):
         context.runs.append(harness.ask(run.transcript.request, context.router, context.other_router))
 

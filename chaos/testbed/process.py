@@ -66,6 +66,10 @@ class ChildProcess:
         self.popen.kill()
         self.popen.wait()
 
+    def may_leave(self) -> None:
+        """Expects the process to end by itself from now on, perhaps; it is restarted then."""
+        self.expected_running = self.was_ready = False
+
     def stop(self) -> None:
         """Sends SIGSTOP."""
         self.stopped = True

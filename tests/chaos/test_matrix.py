@@ -32,6 +32,9 @@ CELLS = (
     Cell(RequestPhase.DECODING, ClusterFault.STOP_DECODE),
     Cell(RequestPhase.DECODING, ClusterFault.KILL_ROUTER),
     Cell(RequestPhase.DECODING, ClusterFault.KILL_DECODE),
+    Cell(RequestPhase.SEALED, ClusterFault.CORRUPT_SOURCE),
+    Cell(RequestPhase.DECODING, ClusterFault.SILENT_CLIENTS),
+    Cell(RequestPhase.STREAMING, ClusterFault.STOP_ROUTER, ClusterFault.EMPTY_REDIS),
 )
 
 
