@@ -98,8 +98,8 @@ class ImportPolicy:
         """
         num_tokens = request.num_prompt_tokens + request.stop.max_tokens
         num_pages = ceil_div(num_tokens, self._rules.page_size)
-        if num_pages > self._pool.num_pages:
-            message = f"{num_tokens} tokens need {num_pages} pages, this worker has {self._pool.num_pages}"
+        if num_pages > self._pool.num_usable:
+            message = f"{num_tokens} tokens need {num_pages} pages, this worker has {self._pool.num_usable}"
             return self.fail(request.id, ContextOverflow(message))
         if source is None:
             return self._claim_local(reservation_id, request, received_at)

@@ -95,7 +95,7 @@ class ImportTable:
         if known is not None:
             return Reserved(known.reservation_id, known.prefix_len)
         self.fence(id)
-        size, total = self._limits.page_size, self._cache.pool.num_pages
+        size, total = self._limits.page_size, self._cache.pool.num_usable
         if ceil_div(num_tokens + 1, size) > total:
             raise ContextOverflow(f"{num_tokens} tokens do not fit a pool of {total} pages of {size}")
         table = PageTable(self._cache, size, "", Hold.RESERVED)

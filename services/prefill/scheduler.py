@@ -299,7 +299,7 @@ class PrefillScheduler:
             self._condemned.append(id)
             message = f"{id}: a page of this worker differed from its digest"
             effects.append(Fail(id, IntegrityFailure(message, PageVerdict.SOURCE)))
-        for prompt in reversed([one for one in self._chunking if one.table.is_tainted]):
+        for prompt in reversed([one for one in self._chunking if one.table.holds_condemned()]):
             self._chunking.remove(prompt)
             prompt.table.release()
             prompt.num_cached = prompt.num_filled = 0
