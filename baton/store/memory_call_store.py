@@ -177,7 +177,7 @@ class MemoryCallStore:
         now = self._clock()
         self._expire()
         self._leases = {owner: lease for owner, lease in self._leases.items() if now < lease.expires_at}
-        calls = (self._calls[id] for id in self._open)
+        calls = (self._calls[id] for id in self._open if self._options.may_claim(self._calls[id].record.text_digest))
         orphans = sorted((c for c in calls if c.record.owner not in self._leases), key=lambda call: call.opened)
         return [call.record for call in orphans[: self._options.max_orphans]]
 

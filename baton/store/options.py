@@ -13,7 +13,8 @@ class StoreOptions:
     must exceed the longest life of a request; replaced incarnations of workers are remembered as long. `owner_ttl_s` is
     an owner's lease, `tombstone_s` the retention of the end of a call that the store has lost. `timeout_s` bounds every
     operation; a wait for tokens is added. `max_waiting_readers` bounds the connections that wait for tokens, and
-    `max_orphans` the calls of one `list_orphans`.
+    `max_orphans` the calls of one `list_orphans`. Unless `text_digest` is "", calls of other tokenizers are not
+    listed as orphans: another router must continue them.
     """
 
     prefix: str = "baton:"
@@ -27,6 +28,11 @@ class StoreOptions:
     max_incarnations: int = 64
     max_waiting_readers: int = 1024
     max_orphans: int = 64
+    text_digest: str = ""
+
+    def may_claim(self, text_digest: str) -> bool:
+        """True if orphans with this digest are listed."""
+        return "" in (text_digest, self.text_digest) or text_digest == self.text_digest
 
     def __post_init__(self) -> None:
         lifetimes = (

@@ -81,6 +81,7 @@ class CallRecord:
     `seed` applies where the client gave none. `sequence_ids` are in the order of the choices. `tenant` is "" without
     API keys. `trace` is the encoded `RequestTrace` of the last end, of at most `MAX_TRACE_BYTES`.
     A `private` call is kept by `PrivateStore` only.
+    `text_digest` identifies tokenizer and chat template of the first owner's model ("": unknown).
     """
 
     id: RequestId
@@ -96,6 +97,7 @@ class CallRecord:
     trace: bytes = b""
     owner_tag: int = 0
     private: bool = False
+    text_digest: str = ""
 
     @property
     def ballot(self) -> Ballot:

@@ -136,7 +136,8 @@ async def serve(settings: RouterSettings) -> int:
         directory = await asyncio.to_thread(resolve_model, settings.model, ModelFiles.TEXT)
         text = await asyncio.to_thread(TextModel.load, directory)
         freeze_gc()
-        store = await connect(settings.redis_url, store_options(settings), read_trust(settings), check=False)
+        options = replace(store_options(settings), text_digest=text.digest)
+        store = await connect(settings.redis_url, options, read_trust(settings), check=False)
         with shutdown_event() as stop:
             return await run(settings, text, store, sock, stop)
     finally:

@@ -84,7 +84,7 @@ def build_frontend(
     """Must be called on the event loop that uses it."""
     validator = RequestValidator(text, limits.model_name, limits.max_model_len, limits.request_deadline_s)
     parser = RequestParser(validator, text, FINGERPRINT)
-    call_ownership = CallOwnership(store_access.writer, store_access.owner, store_access.durability)
+    call_ownership = CallOwnership(store_access.writer, store_access.owner, store_access.durability, text.digest)
     takeovers = Takeovers(
         TakeoverContext(store_access.store, parser, dispatcher, text, call_ownership, store_access.supersede_listener)
     )

@@ -186,6 +186,21 @@ async def test_orphans_are_listed_in_bounded_batches(open_store: OpenStore) -> N
     assert await store.list_orphans() == []
 
 
+async def test_calls_of_another_tokenizer_are_no_orphans_here(open_store: OpenStore) -> None:
+    options = replace(RARE, text_digest="ours", max_orphans=4)
+    store = await open_store(options)
+    for number in range(3 * options.max_orphans):
+        await store.put_call(replace(CALL, id=RequestId(f"foreign-{number}"), text_digest="theirs"))
+    mine = [replace(CALL, id=RequestId(f"mine-{digest}"), text_digest=digest) for digest in ("ours", "")]
+    for call in mine:
+        await store.put_call(call)
+    await store.release_lease(OURS)
+    for _ in range(6):  # each list reaches past the foreign calls of the one before
+        orphans = await store.list_orphans()
+    assert orphans == mine
+    assert await store.get_call(mine[0].id) == mine[0]
+
+
 async def test_a_lease_expires(open_store: OpenStore) -> None:
     store = await open_store(LEAVES)
     await store.put_call(CALL)

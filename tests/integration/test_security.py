@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import httpx2
 import pytest
+from redis import Redis
 
 from baton.domain.ids import Incarnation
 from baton.domain.trust import ClusterTrust
@@ -97,6 +98,28 @@ def test_workers_with_secret_and_certificate_move_pages_over_tls(secured: Secure
     for process in cluster.workers():
         assert cluster.metric(process.name, "baton_rejected_calls_total") == 0
     cluster.wait_pages_free(5.0)
+
+
+def test_redis_and_the_logs_hold_no_prompt_in_clear(secured: SecuredCluster) -> None:
+    cluster, prompt = secured.cluster, "The heron keeps its diary in the reeds"
+    answer = cluster.complete(prompt, max_tokens=16, ignore_eos=True)
+    text = answer["choices"][0]["text"]
+    with Redis(unix_socket_path=cluster.redis.url.removeprefix("unix://")) as redis:
+        keys, held = list(redis.scan_iter()), b""
+        for key in keys:
+            match redis.type(key):
+                case b"hash":
+                    held += repr(redis.hgetall(key)).encode()
+                case b"stream":
+                    held += repr(redis.xrange(key)).encode()
+    assert b"sealed" in held
+    assert b"journal" in b"".join(keys)
+    for process in cluster.processes.values():
+        held += process.log.read_bytes()
+    for secret in (prompt, "heron", text):
+        assert secret.encode() not in held
+        assert repr(secret)[1:-1].encode() not in held
+    assert cluster.metric("router-0", "baton_store_unsealed_total") == 0
 
 
 def test_a_foreign_certificate_gets_no_connection(secured: SecuredCluster, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_up_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
         )
         assert response.status_code == 200
         assert response.text.rstrip().endswith("data: [DONE]")
+        assert response.headers["x-baton-durable-scope"] == "restart", "its own Redis has an append-only file"
         endpoints = [line.split()[1] for line in lines if line.startswith("metrics")]
         assert len(endpoints) == 3
         for endpoint in endpoints:

@@ -32,6 +32,7 @@ class _SealedCall(msgspec.Struct, array_like=True, frozen=True):
     created_s: int
     seed: int
     sequence_ids: tuple[str, ...]
+    text_digest: str = ""
 
 
 class _SealedSequence(msgspec.Struct, array_like=True, frozen=True):
@@ -108,7 +109,8 @@ class RecordFormat:
     def call_fields(self, record: CallRecord) -> list[str | bytes | int]:
         """Returns the hash fields and values of a record, alternating."""
         fixed = _SealedCall(
-            record.endpoint, record.body, record.tenant, record.created_s, record.seed, record.sequence_ids
+            *(record.endpoint, record.body, record.tenant, record.created_s, record.seed),
+            *(record.sequence_ids, record.text_digest),
         )
         return [
             *("id", record.id),
@@ -149,6 +151,7 @@ class RecordFormat:
                 sequence_ids=tuple(map(RequestId, fixed.sequence_ids)),
                 trace=self._opened_trace(id, fields.get(b"trace", b"")),
                 owner_tag=int(fields.get(b"owner_tag", b"0")),
+                text_digest=fixed.text_digest,
             )
         except SealError as error:
             self._unsealed.record(SealedKind.CALL, id, error.fault)

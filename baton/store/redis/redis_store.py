@@ -84,6 +84,7 @@ class RedisStore:
         `trust`: its secrets seal what is stored of calls.
         """
         options = options or StoreOptions()
+        self._num_foreign = 0  # orphans of other tokenizers in the last list
         seal, self._unsealed = StoreSeal(options.prefix, trust), UnsealedLog()
         self._records = RecordFormat(seal, self._unsealed, MAX_AGE_RETENTIONS * options.retention_s)
         self._journals = JournalFormat(seal, self._unsealed)
@@ -226,10 +227,15 @@ class RedisStore:
 
     async def list_orphans(self) -> list[CallRecord]:
         names = [self._keys.lease(OwnerId("")), self._keys.calls_of(OwnerId("")), self._keys.call(RequestId(""))]
-        most = self._options.max_orphans + self._unsealed.num_calls  # those must not hide the others
+        most = (
+            self._options.max_orphans + self._unsealed.num_calls + self._num_foreign
+        )  # these must not hide the others
         async with self._call_client.operation("list orphans"):
             found = await self._list_orphans(keys=[self._keys.owners], args=[*names, most])
-        return [call for flat in found if (call := self._records.call(_pairs(flat)))][: self._options.max_orphans]
+        calls = [call for flat in found if (call := self._records.call(_pairs(flat)))]
+        ours = [call for call in calls if self._options.may_claim(call.text_digest)]
+        self._num_foreign = len(calls) - len(ours)
+        return ours[: self._options.max_orphans]
 
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         if not entries:

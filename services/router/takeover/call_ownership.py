@@ -67,12 +67,17 @@ class CallOwnership:
     """Owned by one event loop."""
 
     def __init__(
-        self, writer: StoreWriter, owner: OwnerId, durability: Callable[[], Durability] = lambda: Durability.NONE
+        self,
+        writer: StoreWriter,
+        owner: OwnerId,
+        durability: Callable[[], Durability] = lambda: Durability.NONE,
+        text_digest: str = "",
     ) -> None:
-        """`durability`: of what the store acknowledges now."""
+        """`durability`: of what the store acknowledges now. `text_digest`: of this router's model."""
         self._writer = writer
         self._owner = owner
         self._durability = durability
+        self._text_digest = text_digest
 
     @property
     def owner(self) -> OwnerId:
@@ -94,6 +99,7 @@ class CallOwnership:
             seed=metadata.seed,
             sequence_ids=sequence_ids,
             private=metadata.private,
+            text_digest=self._text_digest,
         )
         stored = self._writer.open_call(record)
         return OwnershipHandle(self._writer, call.id, None if record.private else stored, self._durability)
