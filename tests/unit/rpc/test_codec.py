@@ -141,3 +141,10 @@ def test_a_status_without_our_code_is_worker_lost():
     back = codec.error_from_rpc(failed)
     assert type(back) is errors.WorkerLost
     assert "connection refused" in str(back)
+
+
+@pytest.mark.parametrize("verdict", [None, *errors.PageVerdict])
+def test_a_verdict_survives_the_wire(verdict: errors.PageVerdict | None):
+    error = codec.decode_failure(codec.encode_failure(errors.IntegrityFailure("wrong", verdict)))
+    assert isinstance(error, errors.IntegrityFailure)
+    assert error.verdict is verdict

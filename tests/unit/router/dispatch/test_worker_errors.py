@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from baton.domain.errors import LeaseEnded, LinkBroken, WorkerLost, from_code
+from baton.domain.errors import IntegrityFailure, LeaseEnded, LinkBroken, PageVerdict, WorkerLost, from_code
 from baton.domain.worker import WorkerRole
 from baton.rpc.codec import CODE_METADATA_KEY
 from services.router.dispatch.worker_errors import (
@@ -83,3 +83,16 @@ def test_a_worker_that_makes_room_costs_no_attempt(code, counted):
     failure = classify_reported(from_code(code, "said so"), WorkerRole.DECODE)
     assert isinstance(failure, AttemptFailure)
     assert failure.counted is counted
+
+
+@pytest.mark.parametrize("role", [WorkerRole.PREFILL, WorkerRole.DECODE])
+@pytest.mark.parametrize(
+    ("verdict", "blames_link"), [(None, True), (PageVerdict.LINK, True), (PageVerdict.SOURCE, False)]
+)
+def test_damage_in_memory_does_not_count_against_the_link(
+    role: WorkerRole, verdict: PageVerdict | None, blames_link: bool
+):
+    failure = classify_reported(IntegrityFailure("a page is wrong", verdict), role)
+    assert isinstance(failure, AttemptFailure)
+    assert failure.blames_link == blames_link
+    assert failure.fault_source is (FaultSource.LINK if blames_link else FaultSource.PREFILL)

@@ -1,0 +1,91 @@
+"""Pages that change at their source right after they settled: no answer is wrong, and the worker leaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.cluster import Cluster, Process, completion_tokens, eventually
+from tests.fork_server import ForkedProcess
+
+pytestmark = pytest.mark.integration
+
+NUM_PROMPTS, NUM_ROUNDS = 20, 10
+NUM_TOKENS = 12
+NUM_CLIENTS = 4
+LEAVE_TIMEOUT_S = 60.0
+
+
+@dataclass
+class RottingCluster(Cluster):
+    """A cluster whose `prefill-0` has faulty memory once the file `trigger` exists."""
+
+    mode: str = "after"
+
+    @property
+    def trigger(self) -> Path:
+        return self.directory / "rot"
+
+    def start(self, role: str, name: str, flags: dict[str, Any] | None = None) -> Process:
+        process = super().start(role, name, flags)
+        if name == "prefill-0":
+            process.popen.kill()
+            process.popen.wait(10.0)
+            command = [sys.executable, "-m", "tests.rotting_prefill", self.mode, str(self.trigger), "serve", role]
+            with process.log.open("wb") as log:
+                popen = subprocess.Popen([*command, *process.flags], stdout=log, stderr=subprocess.STDOUT)
+            process.popen = cast(ForkedProcess, popen)
+        return process
+
+
+def prompt_of(number: int) -> list[int]:
+    return [5 + (13 * i + 7 * number + i * i * number) % 500 for i in range(40 + number)]
+
+
+def ask(cluster: Cluster, number: int, salt: str) -> list[int]:
+    options = {"max_tokens": NUM_TOKENS, "return_token_ids": True, "ignore_eos": True, "cache_salt": salt}
+    return completion_tokens(cluster.complete(prompt_of(number), **options))
+
+
+def answers(cluster: Cluster, num_rounds: int, name: str) -> list[list[list[int]]]:
+    """The tokens of every prompt, round by round. Each round has prefix caches of its own."""
+    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        return [
+            list(pool.map(lambda number, salt=f"{name}-{i}": ask(cluster, number, salt), range(NUM_PROMPTS)))
+            for i in range(num_rounds)
+        ]
+
+
+def num_wrong(found: list[list[list[int]]], wanted: list[list[int]]) -> int:
+    return sum(tokens != right for one in found for tokens, right in zip(one, wanted, strict=True))
+
+
+def test_none_of_200_answers_is_wrong_while_a_source_rots(tmp_path: Path):
+    with RottingCluster(tmp_path, num_prefill=2) as cluster:
+        cluster.wait_links(2)
+        (wanted,) = answers(cluster, 1, "good")
+        cluster.trigger.touch()
+        cluster.processes["prefill-0"].expected_running = False  # it leaves after three faults
+        found = answers(cluster, NUM_ROUNDS, "rotting")
+        assert num_wrong(found, wanted) == 0
+        assert cluster.metric("decode-0", "baton_integrity_failures_total", kind="page_digest") > 0
+        rotting = cluster.processes["prefill-0"].popen
+        assert eventually(lambda: rotting.poll() is not None, LEAVE_TIMEOUT_S, "the worker has left")
+        assert rotting.returncode == 1
+        assert "verdict=source" in cluster.processes["decode-0"].log.read_text()
+        assert num_wrong(answers(cluster, 1, "rotting-0"), wanted) == 0, "the caches hold no wrong page"
+
+
+@pytest.mark.slow
+def test_the_damage_changes_answers_where_no_digest_can_show_it(tmp_path: Path):
+    """The control: without it the test above could pass over damage that no answer depends on."""
+    with RottingCluster(tmp_path, mode="before") as cluster:
+        (wanted,) = answers(cluster, 1, "good")
+        cluster.trigger.touch()
+        assert num_wrong(answers(cluster, 1, "rotting"), wanted) > 0

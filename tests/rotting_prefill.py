@@ -1,0 +1,56 @@
+"""A prefill worker whose memory is faulty: 64 bytes of a page change right after, or before, its digest was taken.
+
+`python -m tests.rotting_prefill MODE FILE serve prefill ...` runs the worker. Once FILE exists, every `PERIOD`th page
+is damaged when it settles. MODE `after` is a fault that digests find; `before` is the control: nothing can find it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from baton.domain.ids import PageId
+from baton.kv.prefix_cache import PrefixCache
+from baton.transfer.digest import PoolHasher
+from services.cli.main import run
+
+PERIOD = 3
+NUM_BYTES = 64
+
+
+class RottingMemory:
+    """Replaces `PrefixCache.settle`."""
+
+    def __init__(self, mode: str, trigger: Path) -> None:
+        self._before = mode == "before"
+        self._trigger = trigger
+        self._settle = PrefixCache.settle
+        self._num_settled = 0
+
+    def settle(self, cache: PrefixCache, pages: Sequence[PageId]) -> None:
+        """Settles `pages` like the cache, and damages some of the new ones."""
+        new = [page for page in pages if not cache.pool.digests.is_settled(page)]
+        if self._before:
+            self._damage(cache, new)
+        self._settle(cache, pages)
+        if not self._before:
+            self._damage(cache, new)
+
+    def _damage(self, cache: PrefixCache, pages: Sequence[PageId]) -> None:
+        hasher = cache.hasher
+        assert isinstance(hasher, PoolHasher)
+        for page in pages if self._trigger.exists() else ():
+            self._num_settled += 1
+            if self._num_settled % PERIOD == 0:
+                (content,) = hasher._memory.read([page])
+                middle = len(content) // 2
+                content[middle : middle + NUM_BYTES] = bytes(
+                    byte ^ 0x55 for byte in content[middle : middle + NUM_BYTES]
+                )
+
+
+if __name__ == "__main__":
+    memory = RottingMemory(sys.argv[1], Path(sys.argv[2]))
+    PrefixCache.settle = lambda cache, pages: memory.settle(cache, pages)  # type: ignore[method-assign]
+    sys.exit(run(sys.argv[3:]))
