@@ -52,5 +52,5 @@ class RottingMemory:
 
 if __name__ == "__main__":
     memory = RottingMemory(sys.argv[1], Path(sys.argv[2]))
-    PrefixCache.settle = lambda cache, pages: memory.settle(cache, pages)  # type: ignore[method-assign]
+    setattr(PrefixCache, "settle", lambda cache, pages: memory.settle(cache, pages))  # noqa: B010
     sys.exit(run(sys.argv[3:]))

@@ -110,10 +110,14 @@ class LeaseEnded(Interrupted):
 
 
 class PageVerdict(enum.Enum):
-    """Where a page with wrong bytes was damaged: in a worker's memory, which took it out of use, or on its way."""
+    """Where a page with wrong bytes was damaged: in the memory of prefill or of decode, or on its way.
+
+    A worker takes a page that is wrong in its memory out of use.
+    """
 
     SOURCE = "source"
     LINK = "link"
+    PULLER = "puller"
 
 
 class IntegrityFailure(Interrupted):

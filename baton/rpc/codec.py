@@ -71,6 +71,7 @@ _VERDICT_TO_PB = {
     None: pb.PAGE_VERDICT_UNSPECIFIED,
     PageVerdict.SOURCE: pb.PAGE_VERDICT_SOURCE,
     PageVerdict.LINK: pb.PAGE_VERDICT_LINK,
+    PageVerdict.PULLER: pb.PAGE_VERDICT_PULLER,
 }
 _VERDICT_FROM_PB = {value: verdict for verdict, value in _VERDICT_TO_PB.items()}
 _FINISH_FROM_PB = {value: reason for reason, value in _FINISH_TO_PB.items()}

@@ -92,6 +92,7 @@ class VerdictArrived:
 class QuarantineArrived:
     """Keys of pages that a source took out of use, because their bytes were wrong or computed from wrong ones."""
 
+    source: WorkerId
     keys: tuple[PageKey, ...]
 
 

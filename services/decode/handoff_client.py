@@ -238,5 +238,5 @@ class HandoffClient:
             self._mailbox.put(LeasesRenewed(renewed, sent_at + reply.lease_s))
         if keys := tuple(PageKey(key) for key in reply.quarantined if len(key) == KEY_BYTES):
             log.warning("pages_quarantined", prefill=link.record.prefill_id, keys=len(keys))
-            self._mailbox.put(QuarantineArrived(keys))
+            self._mailbox.put(QuarantineArrived(link.record.prefill_id, keys))
         self._quarantine_seen[incarnation] = reply.quarantine_number

@@ -149,9 +149,9 @@ class ImportPolicy:
         """Reports an attempt whose import ended with suspects."""
         return [Fail(id, IntegrityFailure(message, verdict))]
 
-    def on_keys_quarantined(self, keys: Collection[PageKey]) -> list[DecodeEffect]:
+    def on_keys_quarantined(self, source: WorkerId, keys: Collection[PageKey]) -> list[DecodeEffect]:
         """Takes a source's quarantined pages out of this pool as well, and fails the attempts that hold them."""
-        return self._fail_ruined(self._faults.on_keys_quarantined(keys))
+        return self._fail_ruined(self._faults.on_keys_quarantined(source, keys))
 
     def on_wrong_pages(self, pages: Sequence[PageId], now: float) -> list[DecodeEffect]:
         """Quarantines pages of this pool that differ from their digests, and fails the attempts that hold them."""
@@ -231,8 +231,8 @@ class ImportPolicy:
 
     def _fail_ruined(self, ids: Sequence[AttemptId]) -> list[DecodeEffect]:
         """Ends attempts whose pages are wrong where they lie. The pages were taken out, so any worker may retry."""
-        why = "a page was damaged in a worker's memory"
-        return [e for id in ids for e in self.fail(id, IntegrityFailure(f"{id}: {why}", PageVerdict.SOURCE))]
+        why = "a page that it held was damaged in memory"
+        return [e for id in ids for e in self.fail(id, IntegrityFailure(f"{id}: {why}", PageVerdict.PULLER))]
 
     def _ask_verdict(self, id: AttemptId, message: str) -> list[DecodeEffect]:
         """Ends an import with suspects. Its failure is reported when the source has answered."""

@@ -144,8 +144,8 @@ class DecodeLoop:
                 return effects
             case VerdictArrived(id, verdict, message):
                 return self._import_policy.on_verdict(id, verdict, message)
-            case QuarantineArrived(keys):
-                return self._import_policy.on_keys_quarantined(keys)
+            case QuarantineArrived(source, keys):
+                return self._import_policy.on_keys_quarantined(source, keys)
             case Abort(id, reason):
                 return self._import_policy.fail(id, Cancelled(reason))
             case AllocateProbePages() | FreeProbePages():

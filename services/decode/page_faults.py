@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from baton.domain.ids import AttemptId, PageId, PageKey
+from baton.domain.ids import AttemptId, PageId, PageKey, WorkerId
 from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
 from baton.kv.prefix_cache import PrefixCache
@@ -86,13 +86,14 @@ class PageFaults:
         pages, kv_import.unchecked = kv_import.unchecked, []
         return self.take_out(self._checks.mismatches(pages), now)
 
-    def on_keys_quarantined(self, keys: Collection[PageKey]) -> list[AttemptId]:
+    def on_keys_quarantined(self, source: WorkerId, keys: Collection[PageKey]) -> list[AttemptId]:
         """Takes out what a source quarantined. Returns the ruined attempts.
 
-        Pages of an import in progress and of a preempted row are not cached, so their tokens' keys decide.
+        Pages of an import in progress and of a preempted row are not cached, so their tokens' keys decide. An import
+        from another source is not touched, unless it holds a page that was taken out.
         """
         self.quarantine.add_keys(keys)
-        return self._ruined(frozenset(keys))
+        return self._ruined(frozenset(keys), source)
 
     @property
     def is_waiting(self) -> bool:
@@ -104,17 +105,15 @@ class PageFaults:
         if not wrong:
             return []
         self.quarantine.add_pages(wrong, now)
-        return self._ruined(frozenset())
+        return self._ruined()
 
-    def _ruined(self, keys: frozenset[PageKey]) -> list[AttemptId]:
+    def _ruined(self, keys: frozenset[PageKey] = frozenset(), source: WorkerId | None = None) -> list[AttemptId]:
         imports = [one for id in self._imports.ids() if (one := self._imports.get(id)) is not None]
-        ruined = [one.id for one in imports if one.table.holds_condemned() or self._leads_through(one, keys)]
+        ruined = [one.id for one in imports if one.table.holds_condemned() or self._leads_through(one, keys, source)]
         return ruined + self._scheduler.ruined_ids(keys)
 
-    def _leads_through(self, kv_import: KvImport, keys: frozenset[PageKey]) -> bool:
+    def _leads_through(self, kv_import: KvImport, keys: frozenset[PageKey], source: WorkerId | None) -> bool:
         request = kv_import.request
-        return bool(
-            keys
-            and request is not None
-            and not keys.isdisjoint(page_keys(request.tokens, self._page_size, request.salt))
-        )
+        if request is None or source is None or kv_import.source != source:
+            return False
+        return not keys.isdisjoint(page_keys(request.tokens, self._page_size, request.salt))

@@ -17,12 +17,14 @@ class PageVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PAGE_VERDICT_UNSPECIFIED: _ClassVar[PageVerdict]
     PAGE_VERDICT_SOURCE: _ClassVar[PageVerdict]
     PAGE_VERDICT_LINK: _ClassVar[PageVerdict]
+    PAGE_VERDICT_PULLER: _ClassVar[PageVerdict]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 PAGE_VERDICT_UNSPECIFIED: PageVerdict
 PAGE_VERDICT_SOURCE: PageVerdict
 PAGE_VERDICT_LINK: PageVerdict
+PAGE_VERDICT_PULLER: PageVerdict
 
 class AttemptId(_message.Message):
     __slots__ = ("request_id", "attempt", "owner_tag")

@@ -131,5 +131,7 @@ def _source_of(error: Interrupted, role: WorkerRole) -> FaultSource:
     if isinstance(error, WorkerLost):
         return FaultSource.PREFILL if role is WorkerRole.DECODE else FaultSource.DECODE  # the peer of the reporter
     if isinstance(error, IntegrityFailure) and error.verdict is PageVerdict.SOURCE:
-        return FaultSource.PREFILL  # the page was damaged in memory, most likely in prefill's; the link is fine
+        return FaultSource.PREFILL
+    if isinstance(error, IntegrityFailure) and error.verdict is PageVerdict.PULLER:
+        return FaultSource.NOTHING  # decode has taken the page out of use
     return FaultSource.LINK

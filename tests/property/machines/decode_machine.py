@@ -248,7 +248,7 @@ class DecodeMachine(CheckedDecode):
         """The source takes out a page of some prompt, with all that was computed from it."""
         key = data.draw(st.sampled_from(self._shared_keys()))
         self.damaged = True
-        self._on_effects(self.world.import_policy.on_keys_quarantined([key]))
+        self._on_effects(self.world.import_policy.on_keys_quarantined(SOURCE, [key]))
         assert not self.world.cache.num_matching([key])
         assert not self.world.scheduler.ruined_ids(frozenset([key]))
         for id in self.world.imports.ids():

@@ -276,9 +276,11 @@ async def test_quarantined_keys_arrive_without_a_handoff_and_after_a_lost_reply(
         harness.prefill.delay_reply = lose
         harness.prefill.quarantined = [b"a" * 16, b"short", b"b" * 16]
         harness.prefill.links = (link(1),)
-        assert await harness.next_commands() == [QuarantineArrived((PageKey(b"a" * 16), PageKey(b"b" * 16)))]
+        assert await harness.next_commands() == [
+            QuarantineArrived(WorkerId("prefill-0"), (PageKey(b"a" * 16), PageKey(b"b" * 16)))
+        ]
         harness.prefill.quarantined.append(b"c" * 16)
-        assert await harness.next_commands() == [QuarantineArrived((PageKey(b"c" * 16),))]
+        assert await harness.next_commands() == [QuarantineArrived(WorkerId("prefill-0"), (PageKey(b"c" * 16),))]
         assert harness.prefill.seen[:3] == [0, 0, 0]
         assert 3 in harness.prefill.seen
 

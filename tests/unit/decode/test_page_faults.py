@@ -137,7 +137,7 @@ def test_no_row_starts_over_a_matched_page_that_was_damaged(index: int):
     read_all(world, again, start(world, again))
     error = failures(world.import_policy.check_pages(0.0))[again.id]
     assert isinstance(error, IntegrityFailure)
-    assert error.verdict is PageVerdict.SOURCE
+    assert error.verdict is PageVerdict.PULLER
     assert world.cache.num_matching(keys_of(first)) == index, "the page left with its descendants"
     retry = engine_request("again", PROMPT, attempt=2, stop=STOP)
     board(world, retry)
@@ -221,7 +221,7 @@ def test_keys_from_a_source_end_running_rows_and_leave_the_cache():
     world = tiny_decode(digests=True, num_host_pages=8)
     request = engine_request("r", PROMPT, stop=STOP)
     board(world, request)
-    error = failures(world.import_policy.on_keys_quarantined(keys_of(request)[:1]))[request.id]
+    error = failures(world.import_policy.on_keys_quarantined(SOURCE, keys_of(request)[:1]))[request.id]
     assert isinstance(error, IntegrityFailure)
     assert not len(world.cache)
     assert_idle(world.cache)
@@ -231,12 +231,20 @@ def test_keys_from_a_source_end_imports_that_read_their_descendants():
     world = tiny_decode(digests=True, num_host_pages=8)
     request = engine_request("r", PROMPT, stop=STOP)
     start(world, request)
-    assert request.id in failures(world.import_policy.on_keys_quarantined(keys_of(request)[:1]))
+    assert request.id in failures(world.import_policy.on_keys_quarantined(SOURCE, keys_of(request)[:1]))
+
+
+def test_keys_from_a_source_spare_imports_from_another():
+    world = tiny_decode(digests=True, num_host_pages=8)
+    request = engine_request("r", PROMPT, stop=STOP)
+    effects = start(world, request)
+    assert not world.import_policy.on_keys_quarantined(WorkerId("prefill-1"), keys_of(request)[:1])
+    assert any(isinstance(effect, ConfirmCommit) for effect in read_all(world, request, effects))
 
 
 def test_keys_from_a_source_end_preempted_rows():
     world, _, new = preempted()
-    assert new.id in failures(world.import_policy.on_keys_quarantined(keys_of(new)[:1]))
+    assert new.id in failures(world.import_policy.on_keys_quarantined(SOURCE, keys_of(new)[:1]))
     assert world.host.num_free == 8
 
 

@@ -87,12 +87,18 @@ def test_a_worker_that_makes_room_costs_no_attempt(code, counted):
 
 @pytest.mark.parametrize("role", [WorkerRole.PREFILL, WorkerRole.DECODE])
 @pytest.mark.parametrize(
-    ("verdict", "blames_link"), [(None, True), (PageVerdict.LINK, True), (PageVerdict.SOURCE, False)]
+    ("verdict", "fault_source"),
+    [
+        (None, FaultSource.LINK),
+        (PageVerdict.LINK, FaultSource.LINK),
+        (PageVerdict.SOURCE, FaultSource.PREFILL),
+        (PageVerdict.PULLER, FaultSource.NOTHING),
+    ],
 )
 def test_damage_in_memory_does_not_count_against_the_link(
-    role: WorkerRole, verdict: PageVerdict | None, blames_link: bool
+    role: WorkerRole, verdict: PageVerdict | None, fault_source: FaultSource
 ):
     failure = classify_reported(IntegrityFailure("a page is wrong", verdict), role)
     assert isinstance(failure, AttemptFailure)
-    assert failure.blames_link == blames_link
-    assert failure.fault_source is (FaultSource.LINK if blames_link else FaultSource.PREFILL)
+    assert failure.fault_source is fault_source
+    assert failure.blames_link == (fault_source is FaultSource.LINK)
