@@ -47,6 +47,18 @@ async def test_the_header_follows_what_redis_keeps(tmp_path):
             await until(router, ("false", "router"))
 
 
+async def test_a_store_that_was_emptied_is_read_again_at_once(tmp_path):
+    """The router reads it once a minute otherwise."""
+    with running_redis(durable=True) as server:
+        store = await connect(server.url, StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
+        async with router_cluster(tmp_path, num_routers=1, store=store) as w, Redis.from_url(server.url) as redis:
+            await until(w.routers[0], ("true", "restart"))
+            await redis.config_set("appendonly", "no")
+            assert await headers(w.routers[0]) == ("true", "restart")
+            await redis.flushall()
+            await until(w.routers[0], ("false", "router"))
+
+
 async def test_a_server_without_a_file_makes_no_call_durable(tmp_path):
     with running_redis() as server:
         store = await connect(server.url, StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
