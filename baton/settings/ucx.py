@@ -5,6 +5,7 @@ Called before NIXL is imported. The rest of NIXL's use is in `baton.transfer`.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ DEFAULTS: Mapping[str, str] = {
     "UCX_TCP_TX_SEG_SIZE": "256k",
     "UCX_TCP_RX_SEG_SIZE": "256k",
 }
+_LOG_FILE = "UCX_LOG_FILE"
+_OWN_FILES = "/proc/self/fd/"
 _LIBRARIES = ("nixl_cu12", "nixl_cu13")
 
 
@@ -33,3 +36,32 @@ def prepare_environment(overrides: Mapping[str, str]) -> None:
     if changed and loaded:
         raise Broken(f"{loaded[0]} was loaded before {', '.join(sorted(changed))} could be set")
     os.environ.update(changed)
+
+
+def open_report() -> None:
+    """Has UCX report its protocols into a file in memory, unless the operator chose a log file. Call it before loading.
+
+    The file belongs to this process and ends with it. An inherited name is that of another process's file.
+    """
+    inherited = os.environ.get(_LOG_FILE, _OWN_FILES).startswith(_OWN_FILES)
+    if inherited and not any(library in sys.modules for library in _LIBRARIES):
+        file = os.memfd_create(_report_name())
+        os.environ.update({_LOG_FILE: f"{_OWN_FILES}{file}", "UCX_PROTO_INFO": "y"})
+
+
+def read_report(max_bytes: int) -> str:
+    """The end of UCX's report in this process; "" if there is none."""
+    path = os.environ.get(_LOG_FILE, "")
+    try:
+        if not path.startswith(_OWN_FILES) or _report_name() not in os.readlink(path):
+            return ""
+        ctypes.CDLL(None).fflush(None)  # UCX writes through a buffered stream
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
+            return file.read(max_bytes).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _report_name() -> str:
+    return f"ucx-report-{os.getpid()}-"

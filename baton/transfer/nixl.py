@@ -69,9 +69,8 @@ class NixlPuller(ThreadedPuller):
         super().__init__(TRANSPORT, memory.page_bytes, make_mover, on_event)
 
     def path(self, source: WorkerId) -> str:
-        """`nixl/ucx (cma)` if the last large read was complete when its post returned, else `nixl/ucx`.
+        """`nixl/ucx (cma)`, `nixl/ucx (tcp)` and so on, from UCX's report after the first read.
 
-        UCX does not report the transport that it took. Of its transports for host memory only CMA, a kernel copy on
-        one host, ends inside the post.
+        `nixl/ucx (unknown)` before it, and where the report names several transports.
         """
         return self._paths.get(source, UNKNOWN_PATH)

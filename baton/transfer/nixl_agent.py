@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from baton.domain.errors import LinkBroken
-from baton.settings.ucx import prepare_environment
+from baton.settings.ucx import open_report, prepare_environment, read_report
 from baton.transfer.region import MemoryRegion
+from baton.transfer.ucx_report import MAX_REPORT_BYTES, read_transport
 
 PROGRESS_DELAY_US = 1000
 _BACKEND = "UCX"
@@ -42,6 +43,7 @@ def load_nixl() -> Any:
     Raises `ImportError`. Imported on first use, because UCX reads its environment then.
     """
     prepare_environment({})
+    open_report()
     torch = sys.modules.get("torch")
     cuda_13 = torch is not None and str(torch.version.cuda).startswith("13")
     problems: list[str] = []
@@ -125,6 +127,10 @@ class NixlAgent:
     def poll(self, read: Any) -> ReadState:
         """State of a read. Polling also drives its progress."""
         return self._state(self._agent.check_xfer_state, read)
+
+    def transport(self) -> str | None:
+        """The transport of reads, from UCX's own report; None if it is not known."""
+        return read_transport(read_report(MAX_REPORT_BYTES))
 
     def release(self, handle: Any) -> None:
         """Frees a read or a prepared list. Does *not* cancel a read that is moving."""

@@ -34,8 +34,8 @@ MIN_POLL_S = 0.0001
 MAX_POLL_S = 0.0005
 LATE_POLL_S = 0.01
 CLOSE_DRAIN_S = 1.0
-UNKNOWN_PATH = "nixl/ucx"
-CMA_PATH = "nixl/ucx (cma)"
+PATH = "nixl/ucx ({})"
+UNKNOWN_PATH = PATH.format("unknown")
 
 _log = structlog.get_logger(__name__)
 
@@ -51,6 +51,7 @@ class _Link:
     num_reads: int = 0
     num_active_pulls: int = 0
     broken: str | None = None
+    has_path: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -245,7 +246,6 @@ class NixlMover:
         transfer.link.num_reads += 1
         read = _Read(transfer, handle, start, stop)
         state = self._agent.post(handle)
-        self._update_path(read, state)
         if not self._finish_read(read, state):
             self._reads.append(read)
 
@@ -263,6 +263,7 @@ class NixlMover:
             self._break(transfer.link, transfer.failure)
         else:
             self._record_read(read)
+            self._update_path(transfer.link)
         transfer.num_reads -= 1
         transfer.link.num_reads -= 1
         self._agent.release(read.handle)
@@ -276,11 +277,12 @@ class NixlMover:
             wrong = mismatches(self._memory, pull.local_pages[part], pull.digests[part])
             transfer.corrupt += [read.start + position for position in wrong]
 
-    def _update_path(self, read: _Read, state: ReadState) -> None:
-        if (read.stop - read.start) * self._region.page_bytes >= 1024 * 1024:
-            link = read.transfer.link
-            on_hosts = self._region.kind is link.kind is MemoryKind.DRAM  # the kernel never copies GPU memory
-            self._paths[link.info.worker_id] = CMA_PATH if on_hosts and state is ReadState.DONE else UNKNOWN_PATH
+    def _update_path(self, link: _Link) -> None:
+        """Records the path of a link's bytes after its first read: UCX has chosen its protocol then."""
+        if not link.has_path:
+            link.has_path = True
+            transport = self._agent.transport()
+            self._paths[link.info.worker_id] = UNKNOWN_PATH if transport is None else PATH.format(transport)
 
     def _end_finished(self) -> None:
         for transfer in list(self._finished()):

@@ -122,7 +122,7 @@ def test_pages_behind_staging_copies_are_read_where_they_lie():
         puller.submit(pull)
         assert events.terminal(pull).outcome is PullOutcome.DONE
         assert local.read([3, 2, 1, 0]) == remote.read(range(4))
-        assert puller.path(PREFILL) == "nixl/ucx"  # too few bytes to tell
+        assert puller.path(PREFILL).startswith("nixl/ucx (")
     finally:
         puller.close()
         source.close()
