@@ -41,6 +41,10 @@ class CallSync:
             return SyncPhase.WRITE
         return SyncPhase.DONE if target is self.desired.status else SyncPhase.JOURNAL
 
+    def mark_reset(self) -> None:
+        """The store may have lost the call."""
+        self.status.stale = True
+
     async def run(self, store: CallStore) -> None:
         """Puts the call if need be, then ends it if it is over; look at `phase` afterwards.
 

@@ -89,6 +89,14 @@ class RecordSync:
             return None
         return self.journal.next_entry(stored.attempt_id, max_tokens)
 
+    def mark_reset(self) -> None:
+        """The store may have lost the record and its journal. A live record is put again without a read."""
+        if not self.ended:
+            self.stored = None
+        self.status.stale = self.ended
+        if self.journal.first == 0:
+            self.journal.rewind()
+
     def rewind(self) -> None:
         """Writes the journal again, or closes it if its first tokens are not known here."""
         journal = self.journal

@@ -155,9 +155,7 @@ class SyncQueue:
         syncs: list[RecordSync | CallSync] = [*self.calls.values(), *self.sequences.values()]
         for sync in syncs:
             if not sync.status.given_up:
-                sync.status.stale = True
-                if isinstance(sync, RecordSync) and sync.journal.first == 0:
-                    sync.journal.rewind()
+                sync.mark_reset()
                 self.update(sync)
 
     def drop_oldest(self) -> RequestId:

@@ -373,3 +373,37 @@ class _Open:
 
     inner: StateStore
     shut: bool = False
+
+
+async def test_after_a_reset_everything_is_put_again_without_further_tokens() -> None:
+    store = FaultyStore()
+    async with asyncio.timeout(10), new_writer(store) as writer:
+        sequence = await _decoding(store, writer)
+        sequence.emit(5)
+        assert await writer.flush(10) == 0
+        store.inner = MemoryStore(OPTIONS)  # the server loses everything, and nobody notices
+        num_calls = store.num_calls
+        writer.put_again()
+        assert await writer.flush(10) == 0
+        assert store.num_calls == num_calls + 3  # the call, the sequence, its journal
+        await _check(store, sequence, may_forget=False)
+        call = await store.inner.get_call(RequestId("c"))
+        assert call is not None
+        assert (call.status, call.body) == (CallStatus.OPEN, b"{}")
+
+
+async def test_after_a_reset_an_end_whose_answer_was_lost_stays() -> None:
+    store = FaultyStore()
+    async with asyncio.timeout(10), new_writer(store) as writer:
+        sequence = await _decoding(store, writer)
+        sequence.emit(2)
+        assert await writer.flush(10) == 0
+        store.shut = True
+        sequence.end()
+        await store.release_one()  # the end of the journal
+        store.faults = [Fault.ANSWER_LOST]
+        await store.release_one()  # the end of the record
+        writer.put_again()
+        store.open()
+        assert await writer.flush(10) == 0
+        await _check(store, sequence, may_forget=False)
