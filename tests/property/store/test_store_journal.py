@@ -126,7 +126,7 @@ async def _run_script(script: list[tuple[int, str, int] | None], faults: list[Fa
                 sequence.emit(1)  # the next token of a live sequence finds out what was lost
         assert await writer.flush(timeout_s=20) == 0
         for sequence in sequences:
-            await _check(store, sequence, may_forget=Fault.RECORDS_LOST in faults)
+            await check(store, sequence, may_forget=Fault.RECORDS_LOST in faults)
     assert not writer.degraded
 
 
@@ -157,7 +157,7 @@ async def _seen(store: FaultyStore, sequence: SequenceDriver) -> tuple[JournalPa
     return await store.inner.read_journal(sequence.id, 0, 0.0), await store.inner.get(sequence.id)
 
 
-async def _check(store: FaultyStore, sequence: SequenceDriver, *, may_forget: bool) -> None:
+async def check(store: FaultyStore, sequence: SequenceDriver, *, may_forget: bool) -> None:
     part, record = await _seen(store, sequence)
     if record is None and sequence.finish is not None and may_forget:
         return
@@ -180,13 +180,13 @@ async def test_tokens_of_all_sequences_are_written_in_one_round_trip() -> None:
         assert await writer.flush(10) == 0
         assert store.num_calls == num_calls + 1
         for sequence in sequences:
-            await _check(store, sequence, may_forget=False)
+            await check(store, sequence, may_forget=False)
 
 
 async def test_a_call_and_its_sequences_end_after_their_tokens() -> None:
     store = FaultyStore()
     async with asyncio.timeout(10), new_writer(store, journal_interval_s=3600.0) as writer:
-        sequence = await _decoding(store, writer)
+        sequence = await decoding(store, writer)
         sequence.emit(1)  # the first flush is immediate, the next one in an hour
         await store.inner.read_journal(sequence.id, 0, 10.0)
         sequence.emit(2)
@@ -202,11 +202,11 @@ async def test_a_call_and_its_sequences_end_after_their_tokens() -> None:
         assert call is not None
         assert (len(part.tokens), record.state, call.status) == (1, RequestState.DECODING, CallStatus.OPEN)
         assert await writer.flush(10) == 0
-        await _check(store, sequence, may_forget=False)
+        await check(store, sequence, may_forget=False)
         assert await store.inner.get_call(RequestId("c")) == replace(new_call("a"), status=CallStatus.ENDED)
 
 
-async def _decoding(store: FaultyStore, writer: StoreWriter, **call: Any) -> SequenceDriver:
+async def decoding(store: FaultyStore, writer: StoreWriter, **call: Any) -> SequenceDriver:
     """A decoding sequence of an open call; the store has both."""
     writer.open_call(new_call("a", **call))
     sequence = SequenceDriver(writer, RequestId("a"))
@@ -220,7 +220,7 @@ async def _decoding(store: FaultyStore, writer: StoreWriter, **call: Any) -> Seq
 async def test_a_claimed_sequence_is_reported_once_and_not_written() -> None:
     store, heard = FaultyStore(), list[AttemptId]()
     async with asyncio.timeout(10), new_writer(store, on_superseded=heard.append) as writer:
-        sequence = await _decoding(store, writer)
+        sequence = await decoding(store, writer)
         sequence.emit(2)
         assert await writer.flush(10) == 0
         await store.inner.claim_call(RequestId("c"), (1, 0), THEIRS)
@@ -242,7 +242,7 @@ async def test_a_claimed_sequence_is_reported_once_and_not_written() -> None:
 async def test_a_claimed_idle_sequence_is_noticed_after_an_outage() -> None:
     store, heard = FaultyStore(), list[AttemptId]()
     async with asyncio.timeout(10), new_writer(store, on_superseded=heard.append, idle_ping_s=0.001) as writer:
-        await _decoding(store, writer)
+        await decoding(store, writer)
         await store.inner.claim_call(RequestId("c"), (1, 0), THEIRS)
         degraded = asyncio.Event()
         writer._flusher._on_degraded = lambda now: degraded.set() if not now else None
@@ -255,7 +255,7 @@ async def test_a_claimed_idle_sequence_is_noticed_after_a_lease_expired() -> Non
     """The store never failed for the writer; the owner lease reports the expiry."""
     store, heard = FaultyStore(), list[AttemptId]()
     async with asyncio.timeout(10), new_writer(store, on_superseded=heard.append) as writer:
-        await _decoding(store, writer)
+        await decoding(store, writer)
         await store.inner.claim_call(RequestId("c"), (1, 0), THEIRS)
         assert (await writer.flush(10), heard) == (0, [])
         writer.put_again()
@@ -265,7 +265,7 @@ async def test_a_claimed_idle_sequence_is_noticed_after_a_lease_expired() -> Non
 async def test_a_taken_over_sequence_continues_where_the_journal_ends() -> None:
     store = FaultyStore()
     async with asyncio.timeout(10), new_writer(store) as writer:
-        sequence = await _decoding(store, writer)
+        sequence = await decoding(store, writer)
         sequence.emit(5)
         assert await writer.flush(10) == 0
     claimed = await store.inner.claim_call(RequestId("c"), (1, 0), THEIRS)
@@ -285,7 +285,7 @@ async def test_a_taken_over_sequence_continues_where_the_journal_ends() -> None:
         carried.end()
         other.end_call(RequestId("c"), CallStatus.ENDED)
         assert await other.flush(10) == 0
-    await _check(store, carried, may_forget=False)
+    await check(store, carried, may_forget=False)
     call = await store.inner.get_call(RequestId("c"))
     assert call == replace(claimed, status=CallStatus.ENDED)
 
@@ -293,7 +293,7 @@ async def test_a_taken_over_sequence_continues_where_the_journal_ends() -> None:
 async def test_a_lost_journal_without_its_first_tokens_is_given_up() -> None:
     store = FaultyStore()
     async with asyncio.timeout(10), new_writer(store) as writer:
-        sequence = await _decoding(store, writer)
+        sequence = await decoding(store, writer)
         sequence.emitted = [token(index) for index in range(7)]  # by another router; this one begins at token 7
         sequence.emit(1)
         assert await writer.flush(10) == 0
@@ -323,7 +323,7 @@ async def test_a_call_over_the_size_limit_is_not_written() -> None:
 async def test_many_tokens_of_one_sequence_skip_the_interval() -> None:
     store = FaultyStore()
     async with asyncio.timeout(10), new_writer(store, journal_interval_s=3600.0) as writer:
-        sequence = await _decoding(store, writer)
+        sequence = await decoding(store, writer)
         sequence.emit(1)  # the first flush is immediate, the next one in an hour
         await store.inner.read_journal(sequence.id, 0, 10.0)
         sequence.emit(MAX_UNWRITTEN_TOKENS)
@@ -352,7 +352,7 @@ async def test_all_tokens_are_rewritten_to_a_restarted_server() -> None:
         heard: asyncio.Queue[bool] = asyncio.Queue()
         writer = StoreWriter(store, WriterOptions(retry_s=0.02, idle_ping_s=0.02), on_degraded=heard.put_nowait)
         async with asyncio.timeout(20), writer:
-            sequence = await _decoding(cast(FaultyStore, _Open(store)), writer)
+            sequence = await decoding(cast(FaultyStore, _Open(store)), writer)
             sequence.emit(100)
             assert await writer.flush(10) == 0
             server.kill()
@@ -373,37 +373,3 @@ class _Open:
 
     inner: StateStore
     shut: bool = False
-
-
-async def test_after_a_reset_everything_is_put_again_without_further_tokens() -> None:
-    store = FaultyStore()
-    async with asyncio.timeout(10), new_writer(store) as writer:
-        sequence = await _decoding(store, writer)
-        sequence.emit(5)
-        assert await writer.flush(10) == 0
-        store.inner = MemoryStore(OPTIONS)  # the server loses everything, and nobody notices
-        num_calls = store.num_calls
-        writer.put_again()
-        assert await writer.flush(10) == 0
-        assert store.num_calls == num_calls + 3  # the call, the sequence, its journal
-        await _check(store, sequence, may_forget=False)
-        call = await store.inner.get_call(RequestId("c"))
-        assert call is not None
-        assert (call.status, call.body) == (CallStatus.OPEN, b"{}")
-
-
-async def test_after_a_reset_an_end_whose_answer_was_lost_stays() -> None:
-    store = FaultyStore()
-    async with asyncio.timeout(10), new_writer(store) as writer:
-        sequence = await _decoding(store, writer)
-        sequence.emit(2)
-        assert await writer.flush(10) == 0
-        store.shut = True
-        sequence.end()
-        await store.release_one()  # the end of the journal
-        store.faults = [Fault.ANSWER_LOST]
-        await store.release_one()  # the end of the record
-        writer.put_again()
-        store.open()
-        assert await writer.flush(10) == 0
-        await _check(store, sequence, may_forget=False)
