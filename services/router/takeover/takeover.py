@@ -116,12 +116,15 @@ class Takeovers:
         """Claims a call that no router runs, and runs it here. `record`: the call as a reader found it in the store.
 
         A call is unattended when it is abandoned, or when this router owns it without knowing (the reply to its claim
-        was lost). No effect if another router is quicker, or while this router drains. Raises `StoreUnavailable`.
+        was lost). No effect if another router is quicker, while this router drains, or on a call of another tokenizer:
+        its text would be wrong here. Raises `StoreUnavailable`.
         """
         call_ownership = self._context.call_ownership
         forgotten = record.owner == call_ownership.owner and not call_ownership.holds(record.id)
         unattended = record.status is CallStatus.ABANDONED or (record.status is CallStatus.OPEN and forgotten)
-        if self._draining or not unattended or record.id in self._takeovers:
+        digests = {record.text_digest, self._context.text.digest}
+        foreign = len(digests) > 1 and "" not in digests
+        if self._draining or not unattended or foreign or record.id in self._takeovers:
             return
         if record.id not in self._claims:
             self._claims[record.id] = asyncio.create_task(self._claim(record), name=f"claim-{record.id}")
