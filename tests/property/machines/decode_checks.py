@@ -29,6 +29,7 @@ from services.decode.effects import (
 )
 from services.decode.import_policy import ImportPolicy
 from services.decode.import_table import ImportTable
+from services.decode.page_faults import PageFaults
 from services.decode.scheduler import DecodeScheduler
 from tests.tiny_workers import (
     PAGE_BYTES,
@@ -96,6 +97,7 @@ class CheckedDecode(RuleBasedStateMachine):
     import_table: type[ImportTable] = ImportTable
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler
     import_policy: type[ImportPolicy] = ImportPolicy
+    page_faults: type[PageFaults] = PageFaults
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,6 +153,7 @@ class CheckedDecode(RuleBasedStateMachine):
             self.decode_scheduler,
             self.import_policy,
             TOKEN_BUDGET,
+            self.page_faults,
         )
 
     def _end_pull(self, pull: Pull, outcome: PullOutcome) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from baton.domain.errors import IntegrityFailure, PageVerdict, SentBack
+from baton.domain.errors import Broken, IntegrityFailure, PageVerdict, SentBack
 from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, PageId, WorkerId
 from baton.domain.request import EngineRequest, SampledToken, StopParams
 from baton.engine.messages import Fail
 from baton.kv.keys import page_keys
 from baton.kv.pages import Hold
+from baton.kv.tiers import HostTier
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.digest import PoolHasher
 from services.decode.effects import AskVerdict, ConfirmCommit, DecodeEffect, EmitTokens
@@ -181,6 +182,17 @@ def test_a_copy_that_was_damaged_in_host_memory_is_never_used(slot: int):
     assert tokens == expected_output(old)[-len(tokens) :]
     assert world.host.num_free == 8
     assert_idle(world.cache)
+
+
+@pytest.mark.parametrize("slot", [0, 3])
+def test_an_unchecked_copy_would_be_used(slot: int, monkeypatch: pytest.MonkeyPatch):
+    """The planted bug of the test above."""
+    monkeypatch.setattr(HostTier, "is_intact", lambda *_: True)
+    world, *_ = preempted()
+    (row,) = world.scheduler._preempted
+    world.host_memory.page(row.host_slots[slot])[0] ^= 1
+    with pytest.raises(Broken):
+        run_to_the_end(world)
 
 
 def test_digests_move_to_host_memory_and_back():
