@@ -112,6 +112,11 @@ class ImportTable:
         self.num_reserved_pages += num_missing
         return Reserved(reservation_id, prefix_len)
 
+    def settle(self, pages: Sequence[PageId]) -> None:
+        """Takes the digests of those of `pages`, all completely written, that have none."""
+        if pages:
+            self._cache.settle(pages)
+
     @property
     def num_reservable_pages(self) -> int:
         """Available pages that are not reserved."""

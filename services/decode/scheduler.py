@@ -19,12 +19,12 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import SentBack
-from baton.domain.ids import AttemptId, PageKey
+from baton.domain.ids import AttemptId, PageId, PageKey
 from baton.domain.request import EngineRequest, OutputToken, SampledToken, banned_tokens, finish_reason
 from baton.domain.row_timer import RowTimer, StepTotals
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, StepOutput
@@ -160,6 +160,7 @@ class DecodeScheduler:
         self._totals.seconds += now - self._scheduled_at
         by_id = {row.request.id: row for queue in (self._running, self._local) for row in queue}
         effects = self.take_pending_effects()
+        self._settle(batch, by_id)
         for batch_row, sampled in zip(batch.rows, output.sampled, strict=True):
             row = by_id.get(batch_row.id)
             if row is None:  # aborted while the step ran
@@ -258,6 +259,15 @@ class DecodeScheduler:
             banned = banned_tokens(request.stop, row.num_output_tokens)
             spec = SampleSpec(request.sampling, row.tokens, request.num_prompt_tokens, banned)
         return Row(request.id, row.tokens[start:end], start, row.table.pages, spec)
+
+    def _settle(self, batch: Batch, by_id: Mapping[AttemptId, _Row]) -> None:
+        """Hashes the pages that a step has filled, in one batch: on a GPU each call copies to the host."""
+        full: list[PageId] = []
+        for batch_row in batch.rows:
+            if (row := by_id.get(batch_row.id)) is not None:
+                end = (batch_row.start + len(batch_row.tokens)) // self._page_size
+                full += row.table.pages[row.num_filled // self._page_size : end]
+        self._imports.settle(full)
 
     def _advance_row(self, row: _Row, num_filled: int) -> None:
         crosses_edge = num_filled // self._page_size > row.num_filled // self._page_size

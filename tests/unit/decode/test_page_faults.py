@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from baton.domain.errors import Broken, IntegrityFailure, PageVerdict, SentBack
@@ -117,6 +119,22 @@ def test_a_rows_own_page_is_hashed_when_it_is_full():
     (_, _, own, *_) = page_keys((*PROMPT, *expected_output(request)), PAGE_SIZE, "")
     page = world.cache.page_of(own)
     assert [world.cache.pool.digests.digest(page)] == list(PoolHasher(world.memory).digests([page]))
+
+
+def test_the_pages_that_a_step_fills_are_hashed_in_one_batch(monkeypatch: pytest.MonkeyPatch):
+    world = tiny_decode(digests=True, num_host_pages=0)
+    for name in ("one", "two"):
+        board(world, engine_request(name, [*PROMPT[:2], int(name == "two")], stop=StopParams(max_tokens=3)))
+    calls: list[int] = []
+    hash_pages = PoolHasher.digests
+
+    def record(self: PoolHasher, pages: Sequence[PageId]) -> tuple[int, ...]:
+        calls.append(len(pages))
+        return hash_pages(self, pages)
+
+    monkeypatch.setattr(PoolHasher, "digests", record)
+    run_to_the_end(world)
+    assert calls == [2]
 
 
 def test_a_row_joins_only_when_its_matched_pages_were_checked():
