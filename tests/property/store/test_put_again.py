@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
-from baton.domain.ids import RequestId
+from baton.domain.ids import AttemptId, OwnerId, RequestId
 from baton.store.memory_store import MemoryStore
 from baton.store.store import CallStatus
 from tests.property.store.faulty_store import OPTIONS, Fault, FaultyStore
-from tests.property.store.test_store_journal import check, decoding, new_writer
+from tests.property.store.test_store_journal import check, decoding, new_call, new_writer
 
 
 async def test_after_a_reset_everything_is_put_again_without_further_tokens() -> None:
@@ -43,3 +44,16 @@ async def test_after_a_reset_an_end_whose_answer_was_lost_stays() -> None:
         store.open()
         assert await writer.flush(10) == 0
         await check(store, sequence, may_forget=False)
+
+
+async def test_a_call_of_a_higher_ballot_is_left_to_its_owner() -> None:
+    store, heard = FaultyStore(), list[AttemptId]()
+    async with asyncio.timeout(10), new_writer(store, on_superseded=heard.append) as writer:
+        await decoding(store, writer)
+        store.inner = MemoryStore(OPTIONS)  # the server loses everything, and another router enters its copy first
+        theirs = replace(new_call("a"), owner=OwnerId("other/1"), epoch=2, owner_tag=9)
+        await store.inner.put_call(theirs)
+        writer.put_again()
+        assert await writer.flush(10) == 0
+    assert heard == [AttemptId(RequestId("a"), 1)]
+    assert await store.inner.get_call(RequestId("c")) == theirs

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
+import time
 from dataclasses import dataclass, field
+
+import pytest
 
 from baton.domain.ids import Ballot, OwnerId, RequestId
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
-from baton.store.ownership import RENEWALS_PER_TTL, OwnerLease, StoreReset, patience_s
+from baton.store.ownership import RENEWALS_PER_TTL, OwnerLease, StoreReset, boot_time, patience_s
 from baton.store.store import CallRecord, CallStatus, LeaseState, StoreUnavailable
 
 TTL_S = 1.0
@@ -288,3 +291,9 @@ async def test_a_clean_stop_releases_the_lease_at_once() -> None:
     assert [call.id for call in await world.store.list_orphans()] == ["mine"]
     assert not world.holds()
     await world.ownership.close()
+
+
+def test_leases_run_on_the_clock_that_counts_suspensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = {time.CLOCK_BOOTTIME: 7.0}
+    monkeypatch.setattr(time, "clock_gettime", readings.__getitem__)
+    assert boot_time() == 7.0
