@@ -13,7 +13,7 @@ export TORCH PYTHON
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev up test test-fast lint format proto lock model kernels docs promtool sim sim-nightly chaos soak clean
+.PHONY: help install install-dev up test test-fast lint format proto lock model kernels docs promtool sim sim-nightly chaos planted soak clean
 
 # One thread a worker, no download, no fork warnings: the same results on every machine.
 test test-fast: export OMP_NUM_THREADS := 1
@@ -53,6 +53,9 @@ sim-nightly: install-dev ## Many more seeds, one process a core (SEEDS=10000 FIR
 
 chaos: install-dev ## Every phase of a request with every fault, on real processes (ARGS="...")
 	@$(BIN)/python -m chaos matrix $(ARGS)
+
+planted: install-dev ## Plant each known bug into a copy of the tree: its tests must notice (ARGS="words")
+	@$(BIN)/python -m tests.planted $(ARGS)
 
 soak: install-dev ## Mixed load under random faults, and what grows (MINUTES=20)
 	@$(BIN)/python -m chaos soak --minutes $(MINUTES) $(ARGS)

@@ -99,6 +99,14 @@ def test_a_capped_tenant_holds_up_no_other():
     assert tenants_in_order(queue, 1) == "a"
 
 
+def test_tokens_that_other_routers_served_are_charged_once_by_weight():
+    queue = FairQueue(TenantTable(by_name={"a": TenantLimits(weight=2.0)}))
+    queue.add_remote("a", 40.0)
+    queue.add_remote("b", 40.0)
+    assert (queue.tenant("a").service, queue.tenant("b").service) == (20.0, 40.0)
+    assert queue.tenant("a").total_charge == 0.0  # our own tokens only: others would count them again
+
+
 def test_service_of_other_routers_counts():
     queue = FairQueue(TenantTable())
     for n in range(8):

@@ -1,0 +1,196 @@
+"""The planted bugs, by promise. Each removes one rule that a promise of the README or docs/protocol.md rests on."""
+
+from __future__ import annotations
+
+from tests.planted.runner import PlantedBug
+
+PAGES, OWNERSHIP, MESSAGES, IDENTITY = "right pages", "one owner", "messages", "identity"
+SEAL, FAIRNESS, READERS = "sealed store", "fairness", "readers"
+
+KV, DECODE, PREFILL = "tests/unit/kv", "tests/unit/decode", "tests/unit/prefill"
+STORE_CALLS = "tests/contract/test_store_ballots.py tests/contract/test_store_calls.py"
+
+
+def bug(promise: str, name: str, file: str, before: str, after: str, tests: str) -> PlantedBug:
+    """One row of the table."""
+    return PlantedBug(promise, name, file, before, after, tests)
+
+
+BUGS = (
+    bug(
+        PAGES, "matched pages are not checked", "baton/kv/page_table.py",
+        "wrong = checks.check_matched(self.pages)", "wrong = []",
+        f"{PREFILL}/test_wrong_pages.py {KV}/test_page_checks.py",
+    ),
+    bug(
+        PAGES, "quarantine keeps the descendants", "baton/kv/prefix_cache.py",
+        "taken = self._subtree(key)", "taken = self._subtree(key)[:1]",
+        f"{KV}/test_page_checks.py",
+    ),
+    bug(
+        PAGES, "a settled page may be hashed anew", "baton/kv/page_digests.py",
+        'if self._states[page]:\n            raise Broken(f"page {page} is {self.state(page).name} and cannot settle")',
+        "if False:\n            raise Broken()",
+        f"{KV}/test_page_digests.py",
+    ),
+    bug(
+        PAGES, "a condemned page has a digest to publish", "baton/kv/page_digests.py",
+        '!= _SETTLED:\n            raise Broken(f"page {page} is {self.state(page).name} and has',
+        '== 0:\n            raise Broken(f"page {page} is {self.state(page).name} and has',
+        f"{KV}/test_page_digests.py",
+    ),
+    bug(
+        PAGES, "a row joins with unchecked pages", "services/decode/import_table.py",
+        "and not kv_import.unchecked", "and True",
+        f"{DECODE}/test_page_faults.py",
+    ),
+    bug(
+        PAGES, "a source's quarantine is not obeyed", "services/decode/page_faults.py",
+        "self.quarantine.add_keys(keys)", "self.quarantine.add_keys(())",
+        f"{DECODE}/test_page_faults.py",
+    ),
+    bug(
+        PAGES, "a tainted table enters its pages", "baton/kv/page_table.py",
+        "        if self.is_tainted:\n            return\n", "",
+        f"{KV} {PREFILL}/test_wrong_pages.py tests/property/test_pages.py tests/property/test_prefill_scheduler.py",
+    ),
+    bug(
+        OWNERSHIP, "the epoch alone decides", "baton/domain/ids.py",
+        "return self.epoch, self.owner_tag, self.attempt", "return self.epoch, 0, self.attempt",
+        f"tests/unit/domain/test_request.py {DECODE}/test_import_policy.py",
+    ),
+    bug(
+        OWNERSHIP, "nobody waits after a reset", "baton/store/ownership.py",
+        "self._claims_from = now + patience_s(self._ttl_s)", "self._claims_from = now",
+        "tests/unit/store/test_ownership.py",
+    ),
+    bug(
+        OWNERSHIP, "a lease counts from its answer", "baton/store/ownership.py",
+        "now, self._held_until = self._clock(), began + self._ttl_s",
+        "now, self._held_until = self._clock(), self._clock() + self._ttl_s",
+        "tests/unit/store/test_ownership.py",
+    ),
+    bug(
+        OWNERSHIP, "an emptied store goes unnoticed", "baton/store/ownership.py",
+        "if state.generation != self._generation:", "if False:",
+        "tests/unit/store/test_ownership.py",
+    ),
+    bug(
+        OWNERSHIP, "a rolled-back store goes unnoticed", "baton/store/ownership.py",
+        "if state.number < self._last_number else None", "if False else None",
+        "tests/unit/store/test_ownership.py",
+    ),
+    bug(
+        OWNERSHIP, "a lower ballot overwrites a call", "baton/store/redis/scripts/put_call.lua",
+        "if held_epoch > epoch or (held_epoch == epoch and held_tag >= tag) then", "if false then",
+        STORE_CALLS,
+    ),
+    bug(
+        OWNERSHIP, "a claim ignores its floor", "baton/store/redis/scripts/claim_call.lua",
+        "local epoch = math.max(tonumber(held[1] or 0), tonumber(ARGV[7]))", "local epoch = tonumber(held[1] or 0)",
+        STORE_CALLS,
+    ),
+    bug(
+        OWNERSHIP, "an old owner writes the journal", "baton/store/redis/scripts/write_journal.lua",
+        "(held_tag > tag or (held_tag == tag and held_attempt > attempt))", "false",
+        STORE_CALLS,
+    ),
+    bug(
+        OWNERSHIP, "a live worker id is displaced", "baton/store/redis/scripts/announce.lua",
+        "if held[1] and held[1] ~= ARGV[2] then", "if false then",
+        "tests/contract/test_store_worker_ids.py",
+    ),
+    bug(
+        MESSAGES, "the incarnation is not checked", "baton/rpc/auth_interceptor.py",
+        "            check_incarnation(request, self._rules.incarnation)\n", "            pass\n",
+        "tests/unit/rpc/test_auth_interceptor.py",
+    ),
+    bug(
+        MESSAGES, "a body that its token does not cover is served", "baton/rpc/auth_interceptor.py",
+        "if token is not None and not token.covers(body):", "if False:",
+        "tests/unit/rpc/test_auth_interceptor.py tests/unit/rpc/test_call_token.py",
+    ),
+    bug(
+        MESSAGES, "bytes are read without a budget", "baton/rpc/auth_interceptor.py",
+        "if not self.budget.take(num_bytes):", "if False:",
+        "tests/unit/rpc/test_auth_interceptor.py",
+    ),
+    bug(
+        MESSAGES, "methods have no bound of their own", "baton/rpc/auth_interceptor.py",
+        "if num_bytes > max_request_bytes(method):", "if False:",
+        "tests/unit/rpc/test_auth_interceptor.py",
+    ),
+    bug(
+        IDENTITY, "one tensor is left out", "baton/model/loading/identity.py",
+        'if name != "__metadata__":', 'if name != "__metadata__" and "layers.1." not in name:',
+        "tests/unit/model/loading/test_identity.py",
+    ),
+    bug(
+        IDENTITY, "the tokenizer is no part of a model", "baton/model/loading/identity.py",
+        '"tokenizer": tokenizer,', '"tokenizer": "",',
+        "tests/unit/model/loading/test_identity.py",
+    ),
+    bug(
+        IDENTITY, "parts that do not give the digest are believed", "baton/domain/fingerprint.py",
+        'return None if digest == self.digest else "fingerprint: differs from its own parts"', "return None",
+        "tests/unit/domain/test_fingerprint.py",
+    ),
+    bug(
+        IDENTITY, "a replayed registration is believed", "baton/domain/trust.py",
+        "or record.announcement < self._newest.get(record.incarnation, 0)", "",
+        "tests/unit/domain/test_trust.py",
+    ),
+    bug(
+        IDENTITY, "the signature leaves out the links", "baton/domain/trust.py",
+        'replace(record, signature="")', 'replace(record, signature="", links=())',
+        "tests/unit/domain/test_trust.py",
+    ),
+    bug(
+        SEAL, "a blob is not bound to its call", "baton/store/seal.py",
+        "encode((kind.value, self._prefix, id))", 'encode((kind.value, self._prefix, ""))',
+        "tests/unit/store/test_seal.py tests/contract/test_store_adversary.py",
+    ),
+    bug(
+        SEAL, "a blob is not bound to its kind", "baton/store/seal.py",
+        "msgspec.msgpack.encode((kind.value, self._prefix, id))", 'msgspec.msgpack.encode(("", self._prefix, id))',
+        "tests/unit/store/test_seal.py",
+    ),
+    bug(
+        SEAL, "clear bytes are accepted under a secret", "baton/store/seal.py",
+        "if self.active:\n                raise SealError(SealFault.CLEAR)", "pass",
+        "tests/unit/store/test_seal.py",
+    ),
+    bug(
+        SEAL, "a removed key still opens", "baton/store/seal.py",
+        "if key_id not in self._store_keys:\n            raise SealError(SealFault.UNKNOWN_KEY)",
+        "key_id = key_id if key_id in self._store_keys else next(iter(self._store_keys), key_id)",
+        "tests/unit/store/test_seal.py",
+    ),
+    bug(
+        FAIRNESS, "an idle tenant is owed what it did not use", "services/router/admission/fair_queue.py",
+        "tenant.service = max(tenant.service, self._least_service())", "pass",
+        "tests/unit/router/admission/test_fair_queue.py",
+    ),
+    bug(
+        FAIRNESS, "weights do not count", "services/router/admission/fair_queue.py",
+        "        tenant.total_charge += charge\n        tenant.service += charge / tenant.limits.weight",
+        "        tenant.total_charge += charge\n        tenant.service += charge",
+        "tests/unit/router/admission/test_fair_queue.py",
+    ),
+    bug(
+        FAIRNESS, "prompts cost nothing", "services/router/admission/fair_queue.py",
+        "self.charge(slot, slot.spec.num_tokens)", "pass",
+        "tests/unit/router/admission/test_fair_queue.py tests/unit/router/admission/test_admission_queue.py",
+    ),
+    bug(
+        FAIRNESS, "a tenant's places are not bounded", "services/router/admission/fair_queue.py",
+        "return self.limits.max_slots is not None and len(self.running) >= self.limits.max_slots", "return False",
+        "tests/unit/router/admission",
+    ),
+    bug(
+        FAIRNESS, "other routers' service is counted twice", "services/router/admission/fair_queue.py",
+        "        tenant = self.tenant(name)\n        tenant.service += charge / tenant.limits.weight",
+        "        tenant = self.tenant(name)\n        tenant.service += 2 * charge / tenant.limits.weight",
+        "tests/unit/router/admission/test_fair_queue.py",
+    ),
+)  # fmt: skip
