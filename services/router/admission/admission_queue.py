@@ -141,8 +141,7 @@ class AdmissionQueue:
             slot.has_first_token = True
             self._wait_estimator.on_first_token(slot.started_at, now)
             charge -= min(num_cached_tokens, slot.spec.num_tokens)
-        else:
-            self._wait_estimator.on_tokens(num_tokens, now - slot.last_tokens_at)
+            slot.first_token_at = now
         slot.last_tokens_at = now
         slot.num_output_tokens += num_tokens
         self._fair_queue.charge(slot, charge)
@@ -177,6 +176,8 @@ class AdmissionQueue:
 
     def _wait_s(self, spec: SlotSpec, now: float) -> float:
         """Time until the request gets its slot, which it must wait for."""
+        if self._wait_estimator.is_cold:
+            self._wait_estimator.token_s = self._token_s()
         estimator, expected = self._wait_estimator, self._fair_queue.expected_charge(spec)
         own, others = self._fair_queue.backlogs(spec, order_of(spec.priority, now), now)
         next_slot = estimator.mean_charge(expected)
@@ -185,6 +186,12 @@ class AdmissionQueue:
         if max_slots is not None:  # its own places bound its rate
             wait_s = max(wait_s, fair_wait_s(own, (), estimator.rate(max_slots, expected, now), next_slot))
         return wait_s
+
+    def _token_s(self) -> float:
+        """Mean time between tokens of the running requests; 0 before there is one."""
+        streaming = [slot for slot in self._running if slot.has_first_token]
+        num_tokens = sum(slot.num_output_tokens - 1 for slot in streaming)
+        return sum(slot.last_tokens_at - slot.first_token_at for slot in streaming) / num_tokens if num_tokens else 0.0
 
     def _retry_after_s(self, spec: SlotSpec, excess_s: float, now: float) -> float:
         """Spread over the departures of the tenant's share."""

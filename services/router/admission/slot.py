@@ -48,6 +48,7 @@ class Slot:
     forced: bool = False
     started_at: float | None = None
     has_first_token: bool = False
+    first_token_at: float = 0.0
     last_tokens_at: float = 0.0
     num_output_tokens: int = 0
     expected_charge: float = 0.0

@@ -86,8 +86,7 @@ class WaitEstimator:
         self._started_sum = 0.0  # of the start times of the running ones
         self._num_started = 0
         self._expected_output_sum = 0.0
-        self._num_paced_tokens = 0
-        self._pace_sum_s = 0.0
+        self.token_s = 0.0  # pace of the running ones; set by the caller while `is_cold`
 
     def on_start(self, now: float, expected_output_tokens: float = 0.0) -> None:
         """A request took its slot."""
@@ -96,10 +95,10 @@ class WaitEstimator:
         self._num_started += 1
         self._expected_output_sum += expected_output_tokens
 
-    def on_tokens(self, num_tokens: int, after_s: float) -> None:
-        """A request gave tokens, `after_s` after its last ones."""
-        self._num_paced_tokens += num_tokens
-        self._pace_sum_s += after_s
+    @property
+    def is_cold(self) -> bool:
+        """True until enough requests have left."""
+        return len(self._service_times) < NUM_WARM
 
     def on_first_token(self, started_at: float, now: float) -> None:
         """A request that took its slot at `started_at` gave its first token."""
@@ -118,14 +117,13 @@ class WaitEstimator:
         if not self._service_times:
             return max(age_s, FIRST_SERVICE_TIME_S, self._paced_s())
         mean_s = max(sum(self._service_times) / len(self._service_times), age_s / 2)
-        return mean_s if len(self._service_times) >= NUM_WARM else max(mean_s, self._paced_s())
+        return max(mean_s, self._paced_s()) if self.is_cold else mean_s
 
     def _paced_s(self) -> float:
-        """Time in a slot by the pace of the tokens so far; 0 before there are two."""
-        if not self._num_paced_tokens:
+        """Time in a slot by the pace of the tokens so far; 0 before there is one."""
+        if not self.token_s:
             return 0.0
-        token_s = self._pace_sum_s / self._num_paced_tokens
-        return self.first_token_s() + token_s * self._expected_output_sum / self._num_started
+        return self.first_token_s() + self.token_s * self._expected_output_sum / self._num_started
 
     def mean_charge(self, expected: float) -> float:
         """Mean charge of a request; `expected` before the first has left. At least 1."""

@@ -205,7 +205,7 @@ class TokenDispatcher:
 
     def _release(self, tracked: TrackedRequest) -> None:
         self._admission.release(tracked)
-        if self._rates is not None:
+        if self._rates is not None and self._rates.limits_any:
             self._rates.settle(tracked.sequence, tracked.slot.num_served_tokens)
 
     def _fit_to_workers(self, sequence: SequenceSpec, is_takeover: bool) -> SequenceSpec:

@@ -130,3 +130,13 @@ def test_service_of_other_routers_counts():
 )
 def test_work_ahead_is_the_own_queue_and_what_others_get_meanwhile(own, others, ahead):
     assert work_ahead(Backlog(*own), [Backlog(*other) for other in others]) == ahead
+
+
+def test_who_comes_back_starts_at_the_least_service_of_those_that_wait():
+    queue = FairQueue(TenantTable())
+    pushed(queue, "behind")
+    pushed(queue, "ahead")
+    queue.add_remote("behind", 30.0)
+    queue.add_remote("ahead", 100.0)
+    pushed(queue, "back")
+    assert queue.tenant("back").service == 30.0
