@@ -22,6 +22,7 @@ from baton.rpc.auth_interceptor import AuthInterceptor
 from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
+from baton.rpc.token_check import set_check
 from baton.settings.text_digest import text_digest
 from baton.store.store import WorkerRegistry
 
@@ -107,6 +108,7 @@ class MockWorker:
     """Common parts of both workers: a server, a record, a script, and the calls so far."""
 
     role: WorkerRole
+    proxy_port: int | None = None  # announced instead of the server's own
     prefills = False  # a decode worker may prefill for itself
     fingerprint = "mock"
     text_digest = TEXT_DIGEST
@@ -154,7 +156,7 @@ class MockWorker:
             id=self.id,
             role=self.role,
             incarnation=self.incarnation,
-            address=f"127.0.0.1:{self.port}",
+            address=f"127.0.0.1:{self.proxy_port or self.port}",
             model=MODEL,
             fingerprint=self.fingerprint,
             page_size=PAGE_SIZE,
@@ -239,11 +241,13 @@ class MockPrefill(MockWorker, prefill_pb2_grpc.PrefillServicer):
 
     def _sealed(self, request: EngineRequest) -> prefill_pb2.Sealed:
         index = request.num_emitted
-        return prefill_pb2.Sealed(
+        sealed = prefill_pb2.Sealed(
             first_token=encode_token(OutputToken(index, token_at(index))),
             finish_reason=encode_finish(finish_at(request, index)),
             num_cached_tokens=self.num_cached_tokens,
         )
+        set_check(sealed)
+        return sealed
 
 
 class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
@@ -287,7 +291,9 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
             return
         local = message.prefill_incarnation == self.incarnation
         if not local:
-            yield decode_pb2.GenerateEvent(imported=decode_pb2.Imported(times=common_pb2.ImportTimes(bytes=1, pages=1)))
+            first = encode_token(OutputToken(request.num_emitted, token_at(request.num_emitted)))
+            times = common_pb2.ImportTimes(bytes=1, pages=1)
+            yield decode_pb2.GenerateEvent(imported=decode_pb2.Imported(times=times, first_token=first))
         for index in range(request.num_emitted + (not local), request.stop.max_tokens):
             action = await self._run_action(Phase.DECODE, index)
             if isinstance(action, Fail):
@@ -299,7 +305,9 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
     def _tokens(self, request: EngineRequest, index: int) -> decode_pb2.GenerateEvent:
         token = encode_token(OutputToken(index, token_at(index)))
         finish = encode_finish(finish_at(request, index))
-        return decode_pb2.GenerateEvent(tokens=decode_pb2.Tokens(tokens=[token], finish_reason=finish))
+        message = decode_pb2.Tokens(tokens=[token], finish_reason=finish)
+        set_check(message)
+        return decode_pb2.GenerateEvent(tokens=message)
 
 
 def finish_at(request: EngineRequest, index: int) -> FinishReason | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -142,8 +142,12 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             except BatonError as error:
                 await codec.abort(context, error)
 
-        async def stream(body: bytes, context: Context) -> AsyncGenerator[Any, None]:
+        async def stream(bodies: AsyncIterable[bytes], context: Context) -> AsyncGenerator[Any, None]:
             try:
+                body = await anext(aiter(bodies), None)
+                if body is None:  # cut short: gRPC would leave the caller without an answer until its deadline
+                    await self._reject(Malformed.MALFORMED, method, context)
+                    return
                 request = await self._read(method, handler, body, token, context)
                 async with aclosing(handler.unary_stream(request, context)) as events:
                     async for event in events:
@@ -152,7 +156,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 await codec.abort(context, error)
 
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(stream, None, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
         return grpc.unary_unary_rpc_method_handler(unary, None, handler.response_serializer)
 
     async def _read(self, method: str, handler: Any, body: bytes, token: CallToken | None, context: Context) -> Any:

@@ -89,8 +89,13 @@ class Unreadable:
         return LinkBroken(f"a message of {self.num_bytes} bytes cannot be read")
 
 
-def read(parse: Callable[[bytes], Message], data: bytes) -> Message | Unreadable:
-    """Parses a received message. gRPC itself would answer INTERNAL or pass on None for bytes that do not parse."""
+def read(parse: Callable[[bytes], Message], data: bytes | None) -> Message | Unreadable:
+    """Parses a received message. gRPC itself would answer INTERNAL or pass on None for bytes that do not parse.
+
+    `data` None: the call ended well without its message.
+    """
+    if data is None:
+        return Unreadable(0)
     try:
         return parse(data)
     except DecodeError:

@@ -26,7 +26,12 @@ def set_check(message: Checked) -> None:
 
 
 def verify_check(message: Checked) -> None:
-    """Raises `LinkBroken` if the tokens are not those that were sent. Accepts a message without a number."""
+    """Raises `LinkBroken` if the tokens are not those that were sent. Accepts a message without a number.
+
+    A message without a token is another one: a flipped bit turns `Accepted` into an empty `Sealed`.
+    """
+    if not (message.tokens if isinstance(message, decode_pb2.Tokens) else message.HasField("first_token")):
+        raise LinkBroken("a message of tokens came without a token")
     if message.HasField("check") and message.check != _check_number(message):
         raise LinkBroken("tokens were damaged on their way: their check number differs")
 

@@ -306,6 +306,22 @@ async def test_requests_beyond_the_budget_are_refused_until_calls_end():
         await eventually(lambda: budget.num_bytes == 0)
 
 
+@pytest.mark.parametrize(
+    "method", ["/baton.v1.Prefill/Prefill", "/baton.v1.Decode/Generate", "/baton.v1.Handoff/Watch"]
+)
+async def test_a_stream_whose_request_is_cut_short_is_answered(method: str):
+    """gRPC itself answers nothing, so the caller would wait until its deadline."""
+    key = CLUSTER.key("call-token")
+    assert key is not None
+    async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
+        token = CallTokenIssuer(key, WORKER).issue(method, b"")
+        call: Any = plain.stream_stream(method)(metadata=((CALL_TOKEN_METADATA_KEY, token),), timeout=DEADLINE_S)
+        await call.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call.read()
+        assert type(codec.error_from_rpc(failed.value)) is LinkBroken
+
+
 async def test_a_call_whose_request_never_comes_gives_its_bytes_back():
     method = "/baton.v1.Prefill/Prefill"
     key = CLUSTER.key("call-token")

@@ -92,6 +92,10 @@ async def test_replies_before_the_unreadable_one_are_delivered():
             await anext(events)
 
 
+async def test_a_reply_that_never_came_is_a_broken_link():
+    assert isinstance(codec.read(decode_pb2.ReserveReply.FromString, None), codec.Unreadable)
+
+
 async def test_readable_replies_pass_unchanged():
     busy = decode_pb2.ReserveReply(busy=decode_pb2.Busy(retry_after_s=0.5))
     async with answering([busy.SerializeToString()]) as channel:

@@ -46,6 +46,21 @@ def test_no_flipped_bit_changes_a_token_unnoticed(message: Checked):
     assert num_detected > 4 * len(sent)
 
 
+@pytest.mark.parametrize("empty", [prefill_pb2.Sealed(), handoff_pb2.Seal(num_pages=3), decode_pb2.Tokens()])
+def test_a_message_without_a_token_is_damaged(empty: Checked):
+    with pytest.raises(LinkBroken, match="without a token"):
+        verify_check(empty)
+
+
+def test_an_accepted_that_became_a_seal_is_damaged():
+    sent = bytearray(prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted()).SerializeToString())
+    sent[0] ^= 0x10
+    received = prefill_pb2.PrefillEvent.FromString(bytes(sent))
+    assert received.WhichOneof("event") == "sealed"
+    with pytest.raises(LinkBroken):
+        verify_check(received.sealed)
+
+
 def test_a_message_without_a_number_is_accepted():
     for message in MESSAGES:
         message.ClearField("check")

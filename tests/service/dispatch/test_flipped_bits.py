@@ -1,0 +1,46 @@
+"""Bits flipped in the messages between router and workers: every answer is right, none fails."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.frame_flipper import FlippingProxy, FlipPlan
+from tests.service.dispatch.dispatch_world import World, scripted, sequence, tokens, two_refreshes, world
+
+NUM_TOKENS = 5
+NUM_SEEDS = 60
+TWO = ((), ())
+
+
+async def put_proxies(w: World, plan: FlipPlan) -> list[FlippingProxy]:
+    """Registers every worker under the address of a proxy."""
+    proxies = []
+    for worker in w.cluster.workers:
+        proxy = FlippingProxy(lambda worker=worker: worker.port, plan)  # type: ignore[misc]
+        worker.proxy_port = await proxy.start()
+        proxies.append(proxy)
+    await w.cluster.announce()
+    await two_refreshes(w)
+    return proxies
+
+
+async def answer_with_one_flip(seed: int) -> bool:
+    """Generates behind proxies of which one flips a bit; True if it did. The answer has to be right."""
+    rng = random.Random(seed)
+    plan = FlipPlan(rng, skip=rng.randrange(14))
+    async with world(prefill=TWO, decode=TWO) as w:
+        proxies = await put_proxies(w, plan)
+        try:
+            assert tokens(await w.generate(sequence(max_tokens=NUM_TOKENS))) == scripted(NUM_TOKENS), f"seed {seed}"
+        finally:
+            for proxy in proxies:
+                await proxy.stop()
+    return plan.flipped
+
+
+@pytest.mark.timeout(120)
+async def test_a_flipped_bit_in_any_message_changes_no_answer():
+    flipped = [await answer_with_one_flip(seed) for seed in range(NUM_SEEDS)]
+    assert sum(flipped) > NUM_SEEDS // 2
