@@ -328,6 +328,7 @@ class MockCluster:
     decodes: list[MockDecode] = field(default_factory=list)
     num_probe_bytes: int = 4096
     text_digest: str = TEXT_DIGEST
+    announced: dict[WorkerId, Incarnation] = field(default_factory=dict)
 
     @property
     def workers(self) -> list[MockWorker]:
@@ -349,6 +350,11 @@ class MockCluster:
         ]
         for worker in self.workers:
             worker.text_digest = self.text_digest
+        for worker in self.workers:
+            before = self.announced.get(worker.id, worker.incarnation)
+            if before != worker.incarnation:  # restarted: the store keeps the id for the earlier process
+                await self.registry.withdraw(worker.id, before)
+            self.announced[worker.id] = worker.incarnation
         for prefill in self.prefills:
             await self.registry.announce(prefill.record())
         for decode in self.decodes:
