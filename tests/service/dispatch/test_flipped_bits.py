@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tests.frame_flipper import FlippingProxy, FlipPlan
 from tests.service.dispatch.dispatch_world import World, scripted, sequence, tokens, two_refreshes, world
+from tests.service.dispatch.frame_flipper import FlippingProxy, FlipPlan
 
 NUM_TOKENS = 5
 NUM_SEEDS = 60
