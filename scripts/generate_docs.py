@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from baton.domain.handoff import EXPORT_TRANSITIONS, IMPORT_TRANSITIONS, ExportState, ImportState
 from baton.domain.lifecycle import TABLE, TERMINAL, RequestState
+from baton.domain.ownership import ROLES, CallRole
 from baton.settings.base import Settings, env_name
 from baton.telemetry.metrics import declared
 from services.cli.settings import COMMANDS
@@ -67,6 +68,7 @@ def protocol(page: str) -> str:
     diagrams = {
         "request": diagram(TABLE, RequestState.RECEIVED, TERMINAL),
         "export": diagram(EXPORT_TRANSITIONS, ExportState.PINNED, _ends(EXPORT_TRANSITIONS, ExportState)),
+        "roles": diagram(ROLES, CallRole.OWNER, frozenset({CallRole.OVER})),
         "import": diagram(IMPORT_TRANSITIONS, ImportState.RESERVED, _ends(IMPORT_TRANSITIONS, ImportState)),
     }
     return SECTION.sub(lambda found: f"{found[1]}{diagrams[found[2]]}{found[3]}", page)

@@ -19,7 +19,7 @@ from baton.domain.ids import AttemptId, Incarnation, ReservationId, WorkerId, ne
 from baton.domain.request import EngineRequest, FinishReason, OutputToken
 from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
 from baton.rpc.auth_interceptor import AuthInterceptor
-from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_token
+from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_id, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.rpc.token_check import set_check
@@ -50,9 +50,10 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Report a failure by its code."""
+    """Report a failure by its code. `seen`: the newer attempt of a `superseded`; its request does not matter."""
 
     code: str
+    seen: AttemptId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +317,8 @@ def finish_at(request: EngineRequest, index: int) -> FinishReason | None:
 
 
 def failure(action: Fail) -> common_pb2.Failure:
-    return common_pb2.Failure(code=action.code, message="scripted")
+    seen = None if action.seen is None else encode_id(action.seen)
+    return common_pb2.Failure(code=action.code, message="scripted", seen=seen)
 
 
 @dataclass(slots=True)

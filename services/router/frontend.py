@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import baton
 from baton.domain.ids import OwnerId
+from baton.store.options import StoreOptions
+from baton.store.ownership import patience_s
 from baton.store.store import Durability, StateStore
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_traces import RequestTraces
@@ -53,6 +55,7 @@ class StoreAccess:
     owner: OwnerId
     supersede_listener: SupersedeListener
     durability: Callable[[], Durability] = lambda: Durability.NONE
+    owner_ttl_s: float = StoreOptions().owner_ttl_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,15 @@ def build_frontend(
     parser = RequestParser(validator, text, FINGERPRINT)
     call_ownership = CallOwnership(store_access.writer, store_access.owner, store_access.durability, text.digest)
     takeovers = Takeovers(
-        TakeoverContext(store_access.store, parser, dispatcher, text, call_ownership, store_access.supersede_listener)
+        TakeoverContext(
+            store_access.store,
+            parser,
+            dispatcher,
+            text,
+            call_ownership,
+            store_access.supersede_listener,
+            patience_s(store_access.owner_ttl_s),
+        )
     )
     unread = UnreadBudget()
     resumer = Resumer(

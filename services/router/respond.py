@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from baton.domain.errors import Cancelled, Superseded
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason
-from baton.store.store import Durability
+from baton.store.store import CallRecord, Durability
 from baton.telemetry.request_timer import RequestTimer
 from baton.telemetry.request_trace import Outcome, encode_trace
 from services.router.edge import sse
@@ -51,7 +51,7 @@ class ResponseContext:
     text: TextModel
     call_ownership: CallOwnership
     supersede_listener: SupersedeListener
-    follow: Callable[[ValidRequest], ChunkSource]
+    follow: Callable[[ValidRequest, CallRecord | None, Superseded], ChunkSource]
     ping_interval_s: float
     always_ids: bool
     unread: UnreadBudget
@@ -128,7 +128,7 @@ class GenerationResponse(Response):
         request = self._parsed.request
         self._ownership.end(error)
         log.warning("call_superseded", request_id=request.id, reason=str(error))
-        return self._context.follow(request)
+        return self._context.follow(request, self._ownership.seed, error)
 
     async def _call_headers(self) -> dict[str, str]:
         durability = await self._ownership.durability()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.domain.errors import Cancelled, Draining, InvalidRequest, Refused
+from baton.domain.errors import Cancelled, Draining, InvalidRequest, Refused, Superseded
 from baton.domain.ids import RequestId
 from baton.store.store import CallRecord, CallStatus, Durability, StateStore, StoreUnavailable
 from baton.telemetry.metrics import STREAMS_RESUMED_TOTAL
@@ -81,7 +81,7 @@ class Resumer:
             return Response(status_code=204, headers=response_headers(id, durability))
         if self.takeovers.draining and record.status is not CallStatus.ENDED:
             raise Draining("this router is shutting down", retry_after_s=RETRY_AFTER_S)
-        return ResumedResponse(self, parsed, after, durability)
+        return ResumedResponse(self, parsed, after, record, durability)
 
     async def status(self, id: RequestId, tenant: str) -> RequestStatus:
         """The status of the request. Raises as `find`."""
@@ -91,15 +91,20 @@ class Resumer:
         except StoreUnavailable:
             raise _lookup_unavailable() from None
 
-    def follow(self, request: ValidRequest) -> JournalReader:
-        """The tokens of the request, from the first one on."""
-        return JournalReader(self.store, request, self.takeovers)
+    def follow(
+        self, request: ValidRequest, seed: CallRecord | None, superseded: Superseded | None = None
+    ) -> JournalReader:
+        """The tokens of the request, from the first one on. `superseded`: how its run on this router ended."""
+        return JournalReader(self.store, request, self.takeovers, seed, superseded)
 
 
 class ResumedResponse(Response):
     """The events of a request after a cursor, live, always with ids."""
 
-    def __init__(self, resumer: Resumer, parsed: ParsedRequest, after: Cursor, durability: Durability) -> None:
+    def __init__(
+        self, resumer: Resumer, parsed: ParsedRequest, after: Cursor, record: CallRecord, durability: Durability
+    ) -> None:
+        self._record = record
         self._resumer = resumer
         self._durability = durability
         self._parsed = parsed
@@ -109,7 +114,7 @@ class ResumedResponse(Response):
         """Sends the events. Raises no error after the first byte."""
         STREAMS_RESUMED_TOTAL.inc()
         request = self._parsed.request
-        source = self._resumer.follow(request)
+        source = self._resumer.follow(request, self._record)
         stream = TokenStream(self._resumer.text, request, source, unread=self._resumer.unread)
         events = SseStream(send, self._parsed, stream, with_ids=True, after=self._after)
         try:

@@ -139,7 +139,7 @@ class SimRouter:
     ) -> None:
         owner = OwnerId(f"{self.process.name}/{self.process.incarnation:x}")
         limits = ApiLimits(MODEL, CONFIG.max_model_len, request_deadline_s=deadline_s)
-        store_access = StoreAccess(store, self.writer, owner, supersede_listener)
+        store_access = StoreAccess(store, self.writer, owner, supersede_listener, owner_ttl_s=CONFIG.owner_ttl_s)
         self._deadline_s = deadline_s
         traces = RequestTraces(self.process.name, MODEL, RequestLog.OFF)
         self._frontend = build_frontend(text_model(), self.dispatcher, limits, traces, store_access)

@@ -191,6 +191,16 @@ class StoreWriter:
         if num_unwritten >= MAX_UNWRITTEN_TOKENS:
             self._flusher.request_flush()
 
+    def give_up(self, id: RequestId) -> None:
+        """Writes nothing more of a live sequence: another owner continues it. Its record and journal stay as they are.
+
+        Call it before the `advance` that ends the sequence here.
+        """
+        sync = self._queue.sequences.get(id)
+        if sync is not None and not sync.ended:
+            sync.status.given_up = sync.superseded_reported = True
+            self._queue.drop_journal(sync)
+
     def put_again(self) -> None:
         """Writes every call, sequence and journal again that is under way here, after a reset of the store.
 

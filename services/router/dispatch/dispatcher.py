@@ -21,6 +21,7 @@ from baton.domain.errors import (
     Draining,
     NoWorkers,
     Refused,
+    Superseded,
     WorkerLost,
 )
 from baton.domain.lifecycle import RequestState
@@ -188,6 +189,8 @@ class TokenDispatcher:
                     return
                 except AttemptFailure as failure:
                     self._on_attempt_failure(tracked, failure)
+                except Superseded as error:
+                    tracked.on_superseded(error)
         except BatonError as error:
             tracked.fail(error)
             raise

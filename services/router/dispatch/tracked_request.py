@@ -147,6 +147,26 @@ class TrackedRequest:
             self.avoided = failure.avoid(self.avoided, self._pair)
         self.last_error = failure.error
 
+    def on_superseded(self, error: Superseded) -> None:
+        """Starts the attempt after the one that a worker has seen, if that is this owner's. Raises `error` otherwise.
+
+        A worker remembers it when the store has lost the attempts that this router made before.
+        """
+        seen = error.seen
+        if seen is None or seen.ballot != self.id.ballot or seen.attempt < self.id.attempt:
+            raise error
+        if seen.next().ballot != seen.ballot:
+            raise error
+        self.timer.lost(error.code, self.state.value)
+        RETRIES_TOTAL.labels(self.state.value, error.code, "retried").inc()
+        while self.id.attempt <= seen.attempt:
+            if self.state is RequestState.QUEUED:
+                self._advance(RequestEvent.RESERVE)
+            self._advance(RequestEvent.INTERRUPT, error.code)
+            self.id = self.id.next()
+            self._advance(RequestEvent.RETRY)
+        self.metadata = request_metadata(self.id, self.timer.request.context)
+
     def complete(self) -> None:
         """See `AdmittedRequest.complete`. Cancels a sequence without an attempt here; its journal is complete."""
         if self.state not in TERMINAL:
@@ -165,9 +185,14 @@ class TrackedRequest:
         return TokenChunk((), self._num_cached_tokens, finish)
 
     def fail(self, error: BatonError) -> None:
-        """Ends the sequence with an error. No effect after the end."""
+        """Ends the sequence with an error. No effect after the end.
+
+        `Superseded` ends it here only: the store keeps it as it is, for the owner that continues it.
+        """
         if self.state not in TERMINAL:
-            if not isinstance(error, Superseded):  # another router writes the journal now
+            if isinstance(error, Superseded):
+                self._records.give_up(self.sequence.id)
+            else:
                 self._write_journal((), failure_code=error.code)
             self._advance(RequestEvent.FAIL, error.code)
 

@@ -82,6 +82,12 @@ class RequestNotFound(InvalidRequest):
     code = "request_not_found"
 
 
+class AnswerLost(InvalidRequest):
+    """No router and no store has the request any more."""
+
+    code = "answer_lost"
+
+
 class NotReady(NoWorkers):
     """`GET /ready` before a pair of workers is linked."""
 
@@ -129,6 +135,7 @@ _ERROR_KINDS: dict[type[BatonError], _ErrorKind] = {
     InvalidApiKey: _ErrorKind(401, "invalid_request_error", wants_key=True),
     ModelNotFound: _ErrorKind(404, "invalid_request_error"),
     RequestNotFound: _ErrorKind(404, "invalid_request_error"),
+    AnswerLost: _ErrorKind(404, "invalid_request_error"),
     Overloaded: _ErrorKind(429, "rate_limit_error", can_retry=True),
     NoWorkers: _ErrorKind(503, "service_unavailable_error", can_retry=True),
     Draining: _ErrorKind(503, "service_unavailable_error", can_retry=True),

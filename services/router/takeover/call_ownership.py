@@ -32,13 +32,15 @@ class OwnershipHandle:
     def __init__(
         self,
         writer: StoreWriter,
-        id: RequestId,
+        record: CallRecord,
         stored: asyncio.Event | None,
         durability: Callable[[], Durability],
     ) -> None:
         """`stored` is set when the store has the call; None: it never will. `durability`: that of the store now."""
         self._writer = writer
-        self._id = id
+        self._id = record.id
+        stored = None if record.private else stored
+        self.seed = None if stored is None else record  # to enter the call again in a store that has lost it
         self._durability = durability
         self._ended = False
         self._stored = stored
@@ -101,15 +103,14 @@ class CallOwnership:
             private=metadata.private,
             text_digest=self._text_digest,
         )
-        stored = self._writer.open_call(record)
-        return OwnershipHandle(self._writer, call.id, None if record.private else stored, self._durability)
+        return OwnershipHandle(self._writer, record, self._writer.open_call(record), self._durability)
 
     def adopt(self, record: CallRecord) -> OwnershipHandle:
         """Takes a call that this router has claimed in the store."""
         self._writer.adopt_call(record)
         stored = asyncio.Event()
         stored.set()
-        return OwnershipHandle(self._writer, record.id, None if record.private else stored, self._durability)
+        return OwnershipHandle(self._writer, record, stored, self._durability)
 
     def record_end(self, record: SequenceRecord, end: RequestState, num_emitted: int, failure_code: str = "") -> None:
         """Records the end of a sequence that the previous owner of its call did not record."""

@@ -1,8 +1,9 @@
 """Reads the tokens of a request from the journal, while another router runs it or after it has ended.
 
 Used by `resume`, for a client that came back, and by `respond` after a takeover by another router. After
-`JOURNAL_WAIT_S` without new tokens the reader checks the call: an abandoned call is claimed and taken over here. (A
-call whose router died is claimed by the next router that looks for orphans.) Store outages are waited out; the deadline
+`JOURNAL_WAIT_S` without new tokens the reader checks the call: one that is abandoned, or that the store has lost, is
+claimed and taken over here (`Takeovers.attend`). A call whose router died is claimed by the next router that looks for
+orphans. Store outages are waited out; the deadline
 of the request bounds every wait. Knows neither workers nor HTTP.
 """
 
@@ -13,10 +14,10 @@ from collections.abc import AsyncGenerator
 
 import structlog
 
-from baton.domain.errors import WorkerLost, from_code
+from baton.domain.errors import Superseded, WorkerLost, from_code
 from baton.domain.ids import RequestId
 from baton.store.notifier import wait_for_event
-from baton.store.store import CallStatus, CallStore, JournalPart, StoreUnavailable
+from baton.store.store import CallRecord, CallStore, JournalPart, StoreUnavailable
 from services.router.generation import TokenChunk
 from services.router.openai.valid_request import ValidRequest
 from services.router.takeover.takeover import Takeovers
@@ -38,13 +39,21 @@ class JournalReader:
 
     holds_workers = False
 
-    def __init__(self, store: CallStore, request: ValidRequest, takeovers: Takeovers) -> None:
+    def __init__(
+        self,
+        store: CallStore,
+        request: ValidRequest,
+        takeovers: Takeovers,
+        seed: CallRecord | None,
+        superseded: Superseded | None = None,
+    ) -> None:
+        """`seed`: a copy of the call. `superseded`: how its run on this router ended."""
         self.choices = range(len(request.sequences))
         self._store = store
         self._request = request
         self._takeovers = takeovers
         self._closed = asyncio.Event()
-        takeovers.add_reader(request.id)
+        takeovers.add_reader(request.id, seed, superseded)
 
     async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
         """The journal of one choice. Raises the error that it ends with."""
@@ -81,16 +90,14 @@ class JournalReader:
                 await self._wait_for_store(error)
 
     async def _is_over(self) -> bool:
-        """True if the journal cannot grow any more. Claims a call that no router runs."""
+        """True if the journal cannot grow any more. Claims a call that no router runs. Raises `AnswerLost`."""
         try:
-            record = await self._store.get_call(self._request.id)
-            if record is not None:
-                await self._takeovers.claim_if_unattended(record)
-            return record is None or record.status is CallStatus.ENDED
+            return await self._takeovers.attend(self._request.id, await self._store.get_call(self._request.id))
         except StoreUnavailable as error:
             await self._wait_for_store(error)
             return False
 
     async def _wait_for_store(self, error: StoreUnavailable) -> None:
+        self._takeovers.on_outage(self._request.id)
         log.info("journal_reader_waits_for_store", request_id=self._request.id, reason=str(error))
         await wait_for_event(self._closed, RETRY_S)

@@ -22,12 +22,14 @@ from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecor
 from baton.telemetry.metrics import TAKEOVERS_TOTAL
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from services.router.edge.disconnect import join_tasks
+from services.router.edge.http_errors import AnswerLost
 from services.router.generation import Dispatcher, SequenceSpec
 from services.router.openai.request_parser import RequestParser
 from services.router.openai.valid_request import ValidRequest
 from services.router.streaming.generation_source import GenerationSource
 from services.router.streaming.token_stream import TokenStream
 from services.router.takeover.call_ownership import CallOwnership, OwnershipHandle, raw_request_of
+from services.router.takeover.claim_policy import Claim, ClaimPolicy, ClaimStep
 from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.text.text_model import TextModel
 
@@ -47,6 +49,7 @@ class TakeoverContext:
     text: TextModel
     call_ownership: CallOwnership
     supersede_listener: SupersedeListener
+    patience_s: float
 
 
 @dataclass(slots=True)
@@ -73,11 +76,10 @@ class _SequenceState:
         """The code that it failed with; "" if it did not fail."""
         if self.journal.finish is not None:
             return ""
-        if self.journal.failure_code:
-            return self.journal.failure_code
-        if self.record is None or not self.record.state.terminal:
-            return ""
-        return self.record.failure_code or WorkerLost.code  # its journal is lost
+        code = self.journal.failure_code
+        if not code and self.record is not None and self.record.state.terminal:
+            code = self.record.failure_code or WorkerLost.code  # its journal is lost
+        return "" if code == Superseded.code else code  # no end: an older router wrote it
 
     def is_superseded(self, ballot: Ballot) -> bool:
         """True if its call was claimed again after the claim that made `ballot`."""
@@ -86,7 +88,7 @@ class _SequenceState:
     def resumed(self, ballot: Ballot) -> SequenceSpec:
         """The sequence as it runs here. One without a record may run elsewhere: its attempt number fences it off."""
         first = AttemptId(self.sequence.id, first_attempt(ballot[0]), ballot[1])
-        id = first if self.record is None else self.record.attempt_id
+        id = first if self.record is None else max(first, self.record.attempt_id, key=lambda attempt: attempt.order)
         return replace(
             self.sequence,
             attempt=id.attempt,
@@ -105,6 +107,7 @@ class Takeovers:
         self._takeovers: dict[RequestId, _Takeover] = {}
         self._claims: dict[RequestId, asyncio.Task[None]] = {}
         self._num_readers: Counter[RequestId] = Counter()
+        self._policies: dict[RequestId, ClaimPolicy] = {}  # of the calls with readers
         self._draining = False
 
     @property
@@ -112,37 +115,51 @@ class Takeovers:
         """True if no further call is taken over."""
         return self._draining
 
-    async def claim_if_unattended(self, record: CallRecord) -> None:
-        """Claims a call that no router runs, and runs it here. `record`: the call as a reader found it in the store.
+    async def attend(self, id: RequestId, record: CallRecord | None) -> bool:
+        """Takes the next step for a call that a client follows: claims it if no router answers it (`ClaimPolicy`).
 
-        A call is unattended when it is abandoned, or when this router owns it without knowing (the reply to its claim
-        was lost). No effect if another router is quicker, while this router drains, or on a call of another tokenizer:
-        its text would be wrong here. Raises `StoreUnavailable`.
+        `record`: the call as the reader found it; None: the store does not have it. Returns True when its journal
+        cannot grow any more. Claims nothing while this router drains, and no call of another tokenizer: its text would
+        be wrong here. Raises `AnswerLost` and `StoreUnavailable`.
         """
-        call_ownership = self._context.call_ownership
-        forgotten = record.owner == call_ownership.owner and not call_ownership.holds(record.id)
-        unattended = record.status is CallStatus.ABANDONED or (record.status is CallStatus.OPEN and forgotten)
-        digests = {record.text_digest, self._context.text.digest}
-        foreign = len(digests) > 1 and "" not in digests
-        if self._draining or not unattended or foreign or record.id in self._takeovers:
-            return
-        if record.id not in self._claims:
-            self._claims[record.id] = asyncio.create_task(self._claim(record), name=f"claim-{record.id}")
-        await asyncio.shield(self._claims[record.id])  # a claim must be followed by a takeover, even without a reader
+        digests = {"" if record is None else record.text_digest, self._context.text.digest}
+        is_foreign = len(digests) > 1 and "" not in digests
+        if self._draining or is_foreign:
+            return record is not None and record.status is CallStatus.ENDED
+        policy, call_ownership = self._policies[id], self._context.call_ownership
+        held = record is not None and record.owner == call_ownership.owner and call_ownership.holds(id)
+        runs_here = held or id in self._takeovers or id in self._claims
+        step = policy.decide(record, runs_here=runs_here, now=_now())
+        if step is ClaimStep.GIVE_UP:
+            raise AnswerLost(f"the answer to {id} is lost: send the request again")
+        if step is ClaimStep.CLAIM:
+            claiming = self._claim(id, policy, policy.claim(record))
+            self._claims[id] = asyncio.create_task(claiming, name=f"claim-{id}")
+        if id in self._claims:
+            await asyncio.shield(self._claims[id])  # a claim must be followed by a takeover, even without a reader
+        return step is ClaimStep.FINISH
+
+    def on_outage(self, id: RequestId) -> None:
+        """The store did not answer a reader of the call: its absence is not known."""
+        self._policies[id].on_outage()
 
     async def take_over(self, record: CallRecord) -> None:
         """Starts an orphan that this router has claimed; returns at once."""
         self._start(record, "orphan")
 
-    def add_reader(self, id: RequestId) -> None:
-        """Adds a client that reads the call."""
+    def add_reader(self, id: RequestId, seed: CallRecord | None, superseded: Superseded | None) -> None:
+        """Adds a client that reads the call. `seed`: a copy of the call. `superseded`: how its run here ended."""
         self._num_readers[id] += 1
+        owner = self._context.call_ownership.owner
+        policy = self._policies.setdefault(id, ClaimPolicy(owner, self._context.patience_s, seed))
+        if superseded is not None:
+            policy.on_superseded(_seen(superseded), _now())
 
     def remove_reader(self, id: RequestId, *, finished: bool) -> None:
         """Removes a client. The last one to leave an unfinished call aborts it."""
         self._num_readers[id] -= 1
         if self._num_readers[id] == 0:
-            del self._num_readers[id]
+            del self._num_readers[id], self._policies[id]
             if not finished:
                 self._abandon(id)
 
@@ -159,15 +176,17 @@ class Takeovers:
             task.cancel()
         await join_tasks(tasks)
 
-    async def _claim(self, record: CallRecord) -> None:
+    async def _claim(self, id: RequestId, policy: ClaimPolicy, claim: Claim) -> None:
+        granted, owner = None, self._context.call_ownership.owner
         try:
-            claimed = await self._context.store.claim_call(record.id, record.ballot, self._context.call_ownership.owner)
+            granted = await self._context.store.claim_call(id, claim.ballot, owner, floor=claim.floor, seed=claim.seed)
         finally:
-            del self._claims[record.id]
-        if claimed is not None:
-            self._start(claimed, "client")
-            if not self._num_readers[record.id]:
-                self._abandon(record.id)
+            del self._claims[id]
+            policy.on_answer(None if granted is None else granted.ballot, _now())
+        if granted is not None:
+            self._start(granted, "client")
+            if not self._num_readers[id]:
+                self._abandon(id)
 
     def _start(self, record: CallRecord, cause: str) -> None:
         if record.id in self._takeovers:
@@ -190,6 +209,8 @@ class Takeovers:
         takeover = self._takeovers.pop(id)
         if not task.cancelled():
             handle.end(task.result())
+            if isinstance(error := task.result(), Superseded) and id in self._policies:
+                self._policies[id].on_superseded(_seen(error), _now())
         else:
             handle.end(Cancelled("its last reader disconnected") if takeover.abandoned else asyncio.CancelledError())
         if takeover.reclaimed is not None and not self._draining:  # otherwise the call would never end
@@ -262,3 +283,11 @@ class Takeovers:
             self._context.call_ownership.record_end(record, RequestState.FINISHED, len(journal.tokens))
         elif failure_code:
             self._context.call_ownership.record_end(record, RequestState.FAILED, len(journal.tokens), failure_code)
+
+
+def _seen(error: Superseded) -> Ballot | None:
+    return None if error.seen is None else error.seen.ballot
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
