@@ -39,11 +39,10 @@ class OwnershipHandle:
         """`stored` is set when the store has the call; None: it never will. `durability`: that of the store now."""
         self._writer = writer
         self._id = record.id
-        stored = None if record.private else stored
         self.seed = None if stored is None else record  # to enter the call again in a store that has lost it
         self._durability = durability
         self._ended = False
-        self._stored = stored
+        self._stored = None if record.private else stored
 
     async def durability(self) -> Durability:
         """What the call survives. Waits up to `STORE_WAIT_S` for the store to acknowledge it; NONE without."""
