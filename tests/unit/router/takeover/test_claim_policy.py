@@ -88,7 +88,7 @@ def test_the_owner_of_a_seen_ballot_is_followed_once_the_store_shows_it() -> Non
 
 def test_denied_claims_and_lost_duels_back_off() -> None:
     found = replace(CALL, status=CallStatus.ABANDONED)
-    reader, claims, now = policy(), [], 0.0
+    reader, claims, now = policy(), list[float](), 0.0
     while len(claims) < 6:
         if steps(reader, found, now) == [ClaimStep.CLAIM]:
             claims.append(now)
