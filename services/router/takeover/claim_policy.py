@@ -27,7 +27,7 @@ class ClaimStep(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class CallClaim:
     """Arguments of `CallStore.claim_call`."""
 
     ballot: Ballot
@@ -91,11 +91,11 @@ class ClaimPolicy:
             return ClaimStep.GIVE_UP
         return self._claim(RoleEvent.PATIENCE, now)
 
-    def claim(self, record: CallRecord | None) -> Claim:
+    def claim(self, record: CallRecord | None) -> CallClaim:
         """The claim that `decide` asked for, of the same record."""
         if record is None:
-            return Claim(NO_BALLOT, self._seen[0], self.seed)
-        return Claim(record.ballot, self._seen[0], None)
+            return CallClaim(NO_BALLOT, self._seen[0], self.seed)
+        return CallClaim(record.ballot, self._seen[0], None)
 
     def on_answer(self, granted: Ballot | None, now: float) -> None:
         """The answer to a claim; None: denied, or none came."""

@@ -29,7 +29,7 @@ from services.router.openai.valid_request import ValidRequest
 from services.router.streaming.generation_source import GenerationSource
 from services.router.streaming.token_stream import TokenStream
 from services.router.takeover.call_ownership import CallOwnership, OwnershipHandle, raw_request_of
-from services.router.takeover.claim_policy import Claim, ClaimPolicy, ClaimStep
+from services.router.takeover.claim_policy import CallClaim, ClaimPolicy, ClaimStep
 from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.text.text_model import TextModel
 
@@ -176,7 +176,7 @@ class Takeovers:
             task.cancel()
         await join_tasks(tasks)
 
-    async def _claim(self, id: RequestId, policy: ClaimPolicy, claim: Claim) -> None:
+    async def _claim(self, id: RequestId, policy: ClaimPolicy, claim: CallClaim) -> None:
         granted, owner = None, self._context.call_ownership.owner
         try:
             granted = await self._context.store.claim_call(id, claim.ballot, owner, floor=claim.floor, seed=claim.seed)

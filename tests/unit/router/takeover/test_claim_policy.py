@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baton.domain.ids import OwnerId, RequestId
 from baton.domain.ownership import CallRole
 from baton.store.store import NO_BALLOT, CallRecord, CallStatus
-from services.router.takeover.claim_policy import CLAIM_BACKOFF_S, Claim, ClaimPolicy, ClaimStep
+from services.router.takeover.claim_policy import CLAIM_BACKOFF_S, CallClaim, ClaimPolicy, ClaimStep
 
 P = 2.0
 ME, OTHER = OwnerId("me/1"), OwnerId("other/1")
@@ -34,7 +34,7 @@ def test_an_abandoned_call_is_claimed_at_once() -> None:
     found = replace(CALL, status=CallStatus.ABANDONED, epoch=3)
     reader = policy()
     assert steps(reader, found, 1.0) == [ClaimStep.CLAIM]
-    assert reader.claim(found) == Claim((3, 0), 0, None)
+    assert reader.claim(found) == CallClaim((3, 0), 0, None)
     reader.on_answer((4, 9), 1.1)
     assert reader.role is CallRole.OWNER
 
@@ -43,7 +43,7 @@ def test_a_lost_call_is_entered_again_after_the_patience() -> None:
     reader = policy()
     assert steps(reader, None, 1.0, 2.0, 2.9) == [ClaimStep.FOLLOW] * 3
     assert steps(reader, None, 3.0) == [ClaimStep.CLAIM]
-    assert reader.claim(None) == Claim(NO_BALLOT, 0, CALL)
+    assert reader.claim(None) == CallClaim(NO_BALLOT, 0, CALL)
 
 
 def test_a_lost_call_without_a_copy_is_given_up_after_the_patience() -> None:
@@ -75,7 +75,7 @@ def test_a_ballot_that_workers_have_seen_gets_the_patience_then_a_floor() -> Non
     reader.on_superseded((5, 7), 0.0)
     assert reader.role is CallRole.DOUBTFUL
     assert steps(reader, mine, 0.5, 1.5, 2.5) == [ClaimStep.FOLLOW, ClaimStep.FOLLOW, ClaimStep.CLAIM]
-    assert reader.claim(mine) == Claim((1, 0), 5, None)
+    assert reader.claim(mine) == CallClaim((1, 0), 5, None)
 
 
 def test_the_owner_of_a_seen_ballot_is_followed_once_the_store_shows_it() -> None:
@@ -131,7 +131,7 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS)
-def test_no_history_breaks_the_table_and_every_claim_is_above_what_was_seen(actions) -> None:
+def test_every_claim_is_above_what_was_seen_in_any_history(actions) -> None:
     reader, now, claiming, seen = policy(), 0.0, False, NO_BALLOT
     for action, record, wait_s in actions:
         now += wait_s
