@@ -25,10 +25,19 @@ def test_only_calls_of_the_own_tokenizer_are_claimed(ours: str, theirs: str, cla
 
     ownership = SimpleNamespace(owner=OwnerId("r/1"), owner_tag=1, holds=lambda id: False)
     context: Any = SimpleNamespace(
-        store=SimpleNamespace(claim_call=claim_call), call_ownership=ownership, text=SimpleNamespace(digest=ours)
+        store=SimpleNamespace(claim_call=claim_call),
+        call_ownership=ownership,
+        text=SimpleNamespace(digest=ours),
+        patience_s=2.0,
     )
     record = CallRecord(
         RequestId("c"), OwnerId("r/0"), 1, CallStatus.ABANDONED, "/", b"{}", "", 0, 0, (), text_digest=theirs
     )
-    asyncio.run(Takeovers(cast(TakeoverContext, context)).claim_if_unattended(record))
+    takeovers = Takeovers(cast(TakeoverContext, context))
+
+    async def follow() -> None:
+        takeovers.add_reader(record.id, record, None)
+        assert not await takeovers.attend(record.id, record)
+
+    asyncio.run(follow())
     assert claims == ([record.id] if claimed else [])
