@@ -37,7 +37,7 @@ def test_sizes_are_written_in_tens():
 
 def test_every_diagram_is_in_the_protocol_page():
     page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
-    assert {found[2] for found in GENERATOR["SECTION"].finditer(page)} == {"request", "export", "import"}
+    assert {found[2] for found in GENERATOR["SECTION"].finditer(page)} == {"request", "roles", "export", "import"}
 
 
 def test_a_diagram_joins_events_between_the_same_states():
