@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ import httpx2
 
 from baton.domain.errors import BatonError
 from baton.domain.ids import Incarnation
+from baton.domain.trust import ClusterTrust
 from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
 from baton.store.connect import connect
 from baton.store.store import StateStore
@@ -30,6 +32,7 @@ from services.cli.processes.local_redis import LocalRedis
 LOCALHOST = "127.0.0.1"
 REDIS = "redis"
 START_TIMEOUT_S = 180.0
+SECRET_BYTES = 32
 STOP_TIMEOUT_S = 20.0
 ASK_INTERVAL_S = 0.03
 SCRAPE_TIMEOUT_S = 10.0
@@ -73,6 +76,7 @@ class ChaosCluster:
         self.shape = shape
         self.processes: dict[str, ChildProcess] = {}
         self._redis_address = (LOCALHOST, free_ports(1)[0])
+        self._secret = secrets.token_bytes(SECRET_BYTES).hex().encode()
         self.clocks = ClockController(folder)
         self.redis = LocalRedis(tcp_port=self._redis_address[1], environment=self.clocks.environment(REDIS))
         self.network = ProxyNetwork(lambda: {p.name: p.pid for p in self.processes.values() if p.running})
@@ -85,11 +89,12 @@ class ChaosCluster:
 
     async def start(self) -> None:
         """Returns when every process is in service."""
+        await asyncio.to_thread(self._write_secret)
         await self.start_redis()
         for name in self.shape.names:
             await self._spawn(name)
         assert self.redis.tcp_url is not None
-        self._store = await connect(self.redis.tcp_url)
+        self._store = await connect(self.redis.tcp_url, trust=ClusterTrust(self._secret))
         await self.wait_in_service(START_TIMEOUT_S)
 
     async def close(self) -> None:
@@ -227,12 +232,22 @@ class ChaosCluster:
         num_pairs = self.shape.num_prefill * self.shape.num_decode
         return answer.status_code == httpx2.codes.OK and f"{num_pairs} linked" in answer.text
 
+    def _write_secret(self) -> None:
+        """All processes share a secret, so that calls are authenticated and Redis keeps nothing in clear."""
+        self._secret_file.touch(0o600)
+        self._secret_file.write_bytes(self._secret)
+
+    @property
+    def _secret_file(self) -> Path:
+        return self._folder / "cluster.secret"
+
     async def _spawn(self, name: str) -> None:
         """Starts a process at new ports, since others may have taken the old ones; its proxy's address stays."""
         role = self.shape.names[name]
         port, metrics_port = free_ports(2)
         flags: dict[str, object] = {"host": LOCALHOST, "port": port, "model": self.shape.model}
         flags["redis-url"] = f"redis://{await self.network.serve(REDIS, self._redis_address, client=name)}/0"
+        flags["cluster-secret-file"] = self._secret_file
         if role == "router":
             flags |= {"router-id": name, **self.shape.router_flags}
             metrics_port = port
