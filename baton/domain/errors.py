@@ -33,9 +33,15 @@ from baton.domain.ids import AttemptId
 
 
 class BatonError(Exception):
-    """Base of the tree."""
+    """Base of the tree. `detail`: the cause in the words of a library, for logs only; "" if there is none."""
 
     code: ClassVar[str] = "error"
+    detail: str = ""
+
+    @property
+    def log_text(self) -> str:
+        """The message and the detail."""
+        return f"{self} ({self.detail})" if self.detail else str(self)
 
 
 class Refused(BatonError):

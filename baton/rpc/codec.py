@@ -261,9 +261,12 @@ def rpc_error(error: BatonError) -> grpc.aio.AioRpcError:
 def error_from_rpc(error: grpc.aio.AioRpcError) -> BatonError:
     """The error of a failed call: the one that the peer named, otherwise `WorkerLost`.
 
-    A status without our code means that the peer or the path to it is down, or that the call timed out.
+    A status without our code means that the peer or the path to it is down, or that the call timed out. gRPC's
+    text names addresses, so it is the `detail` of the error, for logs, and not in its message.
     """
     for key, value in error.trailing_metadata() or ():
         if key == CODE_METADATA_KEY and isinstance(value, str):
             return from_code(value, error.details() or "")
-    return WorkerLost(f"{error.code().name}: {error.details() or 'no details'}")
+    lost = WorkerLost("a worker cannot be reached, or did not answer")
+    lost.detail = f"{error.code().name}: {error.details() or 'no details'}"
+    return lost

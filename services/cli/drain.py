@@ -88,7 +88,7 @@ async def _report_progress(channels: ChannelPool, record: WorkerRecord) -> int:
             num_left = progress.num_requests
     except grpc.aio.AioRpcError as error:
         if num_left is None:
-            why = codec.error_from_rpc(error)
+            why = codec.error_from_rpc(error).log_text
             raise WorkerLost(f"{record.id} cannot be reached at {record.address}: {why}") from None
     return num_left or 0
 

@@ -88,7 +88,9 @@ class HandoffClient:
                     return
             self._report_lost(id, WorkerLost(f"{link.record.prefill_id} ended the handoff's stream without a seal"))
         except grpc.aio.AioRpcError as error:
-            self._report_lost(id, codec.error_from_rpc(error))
+            lost = codec.error_from_rpc(error)
+            log.info("handoff_stream_lost", id=str(id), prefill=link.record.prefill_id, why=lost.log_text)
+            self._report_lost(id, lost)
 
     def commit(self, id: AttemptId, wants_reply: bool) -> None:
         """Commits at the source: all pages were read. `wants_reply`: post the source's answer (V1) to the engine."""
@@ -185,7 +187,7 @@ class HandoffClient:
             reply = await self._links.stub(link).Commit(request, timeout=COMMIT_TIMEOUT_S, metadata=handoff.metadata)
             valid = reply.valid
         except grpc.aio.AioRpcError as error:
-            log.warning("commit_failed", id=str(id), why=str(codec.error_from_rpc(error)))
+            log.warning("commit_failed", id=str(id), why=codec.error_from_rpc(error).log_text)
         if wants_reply:
             self._mailbox.put(CommitReplied(id, valid))
 
@@ -201,7 +203,7 @@ class HandoffClient:
         try:
             reply = await stub.Abort(request, timeout=CALL_TIMEOUT_S, metadata=handoff.metadata)
         except grpc.aio.AioRpcError as error:
-            log.info("abort_undelivered", id=str(id), why=str(codec.error_from_rpc(error)))
+            log.info("abort_undelivered", id=str(id), why=codec.error_from_rpc(error).log_text)
             return None
         return codec.decode_verdict(reply.verdict)
 
@@ -227,7 +229,9 @@ class HandoffClient:
         try:
             reply = await self._links.stub(link).Renew(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            log.warning("lease_renewal_failed", prefill=link.record.prefill_id, why=str(codec.error_from_rpc(error)))
+            log.warning(
+                "lease_renewal_failed", prefill=link.record.prefill_id, why=codec.error_from_rpc(error).log_text
+            )
             return
         ended = {codec.decode_id(id) for id in reply.ended}
         for id in ended:

@@ -189,7 +189,7 @@ class PrefillLinks:
             await asyncio.to_thread(self._puller.connect, source)
             num_bytes, seconds = await self._probe(source)
         except BatonError as error:
-            self._fail(worker.id, str(error))
+            self._fail(worker.id, error.log_text)
             return
         bandwidth = num_bytes / seconds if seconds else 0.0
         record = LinkRecord(worker.id, source.incarnation, source.transport, bandwidth, num_bytes)

@@ -281,7 +281,7 @@ class TokenDispatcher:
             attempt=tracked.id.attempt,
             phase=tracked.state.value,
             code=failure.error.code,
-            reason=str(failure.error),
+            reason=failure.error.log_text,
             retried=may_retry,
         )
         tracked.on_attempt_failure(failure, may_retry)

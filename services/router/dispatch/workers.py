@@ -226,7 +226,7 @@ class WorkerSet:
     def suspect(self, record: WorkerRecord, reason: Interrupted, id: AttemptId) -> None:
         """Gives no new requests to a worker whose call failed, until its announcement had time to expire."""
         self._suspected_until[record.incarnation] = self._now() + self._limits.worker_ttl_s
-        log.warning("worker_suspected", worker=record.id, code=reason.code, reason=str(reason), **_log_fields(id))
+        log.warning("worker_suspected", worker=record.id, code=reason.code, reason=reason.log_text, **_log_fields(id))
 
     def watch(self, incarnation: Incarnation, on_lost: Callable[[], None]) -> Callable[[], None]:
         """Calls `on_lost` once when this worker process is lost. Returns a function that ends the watch."""

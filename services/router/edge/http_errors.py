@@ -21,12 +21,19 @@ from baton.domain.errors import (
     ContextOverflow,
     DeadlineExceeded,
     Draining,
+    IntegrityFailure,
     Interrupted,
     InvalidRequest,
+    LeaseEnded,
+    LinkBroken,
     ModelNotFound,
+    ModelReplaced,
     NoWorkers,
     Overloaded,
     Refused,
+    SentBack,
+    Superseded,
+    WorkerLost,
 )
 from services.router.openai.schemas import ErrorBody, ErrorEnvelope
 
@@ -148,6 +155,19 @@ _ERROR_KINDS: dict[type[BatonError], _ErrorKind] = {
     Broken: _INTERNAL,
 }
 
+# What clients read of a lost attempt. Its own message names workers, and is for logs. The nearest base class decides.
+_MESSAGES: dict[type[BatonError], str] = {
+    Interrupted: "the answer was interrupted: send the request again",
+    WorkerLost: "a worker was lost or missing before the answer was complete: send the request again",
+    LinkBroken: "the connection between two workers failed: send the request again",
+    LeaseEnded: "a worker did not get its data in time: send the request again",
+    IntegrityFailure: "data that a worker received was damaged: send the request again",
+    Superseded: "the request is continued elsewhere: resume it, or send it again",
+    SentBack: "the workers ran out of memory: send the request again",
+    ModelReplaced: "the workers that began the answer are gone, and those present have another model: "
+    "send the request again",
+}
+
 
 def error_response(error: BaseException) -> ErrorResponse:
     """The response to `error`."""
@@ -157,7 +177,7 @@ def error_response(error: BaseException) -> ErrorResponse:
     if kind is _INTERNAL or not isinstance(error, BatonError):
         return ErrorResponse(500, ErrorBody("internal error", "server_error", None, "internal_error"))
     param = error.param if isinstance(error, Refused) else None
-    body = ErrorBody(_bounded(str(error)) or error.code, kind.type, param, error.code)
+    body = ErrorBody(_bounded(_message(error)) or error.code, kind.type, param, error.code)
     return ErrorResponse(kind.status, body, _headers(kind, error))
 
 
@@ -174,6 +194,10 @@ def _headers(kind: _ErrorKind, error: BatonError) -> dict[str, str]:
         after_s = error.retry_after_s if isinstance(error, Refused) else None
         headers["retry-after"] = str(_clamped(after_s))
     return headers
+
+
+def _message(error: BatonError) -> str:
+    return next((_MESSAGES[base] for base in type(error).__mro__ if base in _MESSAGES), str(error))
 
 
 def _bounded(message: str) -> str:

@@ -19,6 +19,8 @@ from baton.domain.errors import (
 from tests.fake_dispatcher import RaiseError, WaitForGate, failing, one_token_chunks
 from tests.service.http.http_server import MODEL, error_of, events_of, router, says, tokens_of
 
+LOST = "a worker was lost or missing before the answer was complete: send the request again"
+
 
 # --- disconnects ---
 @pytest.mark.parametrize("stream", [False, True])
@@ -96,11 +98,11 @@ async def test_a_failure_after_the_first_token_is_the_last_event():
     ) as world:
         events = events_of((await world.chat(stream=True)).text)
         assert events[-1] == {
-            "error": {"message": "gone", "type": "service_unavailable_error", "param": None, "code": "worker_lost"}
+            "error": {"message": LOST, "type": "service_unavailable_error", "param": None, "code": "worker_lost"}
         }
         assert "[DONE]" not in events
         stream = await world.openai.completions.create(model=MODEL, prompt="x", stream=True)
-        with pytest.raises(openai.APIError, match="gone"):
+        with pytest.raises(openai.APIError, match="a worker was lost"):
             _ = [chunk async for chunk in stream]
 
 

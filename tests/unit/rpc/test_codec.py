@@ -140,7 +140,25 @@ def test_a_status_without_our_code_is_worker_lost():
     failed = AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), details="connection refused")
     back = codec.error_from_rpc(failed)
     assert type(back) is errors.WorkerLost
-    assert "connection refused" in str(back)
+    assert back.detail == "UNAVAILABLE: connection refused"
+    assert back.log_text == f"{back} (UNAVAILABLE: connection refused)"
+
+
+DETAILS = (
+    "",
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.7:50052: Failed to connect to remote host",
+    "DNS resolution failed for prefill-0.internal:50052: C-ares status is not ARES_SUCCESS",
+)
+
+
+@pytest.mark.parametrize("status", grpc.StatusCode)
+@pytest.mark.parametrize("details", DETAILS)
+def test_messages_of_failed_calls_have_no_text_of_grpc(status: grpc.StatusCode, details: str):
+    """Also after another process has passed the error on."""
+    back = codec.error_from_rpc(AioRpcError(status, Metadata(), Metadata(), details=details))
+    for error in (back, codec.decode_failure(codec.encode_failure(back))):
+        for leak in (status.name, "grpc", "ipv4:", "10.0.0.7", "50052", "prefill-0", "details", "last error", "DNS"):
+            assert leak not in str(error)
 
 
 @pytest.mark.parametrize("verdict", [None, *errors.PageVerdict])

@@ -268,7 +268,7 @@ async def test_a_failure_before_an_import_does_not_wait_for_the_seal():
 async def test_a_broken_stream_before_the_seal_does_not_wait_for_it():
     async with running() as r:
         r.workers.decode.send(IMPORTED, UNAVAILABLE)
-        with pytest.raises(AttemptFailure, match="gone"):
+        with pytest.raises(AttemptFailure, match="cannot be reached"):
             await r.chunks(1)
         assert r.workers.suspected == ["decode"]
 
@@ -324,7 +324,7 @@ async def test_after_the_seal_the_end_of_prefill_does_not_matter():
             await r.chunks(1)
 
 
-@pytest.mark.parametrize(("last", "why"), [(None, "prefill ended"), (UNAVAILABLE, "gone")])
+@pytest.mark.parametrize(("last", "why"), [(None, "prefill ended"), (UNAVAILABLE, "cannot be reached")])
 async def test_prefill_that_ends_without_a_seal_fails_the_attempt(last, why):
     async with running() as r:
         r.workers.prefill.send(ACCEPTED, last)
