@@ -1,4 +1,4 @@
-"""Channels to other processes, one for each address. Stubs are built on `ChannelPool.get(address, incarnation)`.
+"""Channels to other processes, one for each address, and the stubs on them.
 
 Owned by one asyncio loop.
 """
@@ -6,7 +6,9 @@ Owned by one asyncio loop.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 import grpc
 
@@ -14,6 +16,8 @@ from baton.domain.ids import Incarnation
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.rpc.channel import open_channel, with_call_tokens
 from baton.rpc.reply_channel import ReplyChannel
+
+Stub = TypeVar("Stub")
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -44,11 +48,12 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
 
 @dataclass(slots=True)
 class _PooledChannel:
-    """A channel and `for_stubs`, its form for calls to the worker's current incarnation."""
+    """A channel and `for_stubs`, its form for calls to the worker's current incarnation. `stubs` by class."""
 
     channel: grpc.aio.Channel
     incarnation: Incarnation
     for_stubs: ReplyChannel
+    stubs: dict[Callable[[Any], Any], Any] = field(default_factory=dict)
 
 
 class ChannelPool:
@@ -63,13 +68,24 @@ class ChannelPool:
 
         With a cluster secret, other incarnations reject its calls as `WorkerLost`.
         """
+        return self._pooled(address, incarnation).for_stubs
+
+    def stub(self, kind: Callable[[Any], Stub], address: str, incarnation: Incarnation) -> Stub:
+        """The stub of class `kind` on that channel, built once: it has callables for every method of its service."""
+        pooled = self._pooled(address, incarnation)
+        found = pooled.stubs.get(kind)
+        if found is None:
+            found = pooled.stubs[kind] = kind(pooled.for_stubs)
+        return cast("Stub", found)
+
+    def _pooled(self, address: str, incarnation: Incarnation) -> _PooledChannel:
         pooled = self._open.get(address)
         if pooled is None or pooled.incarnation != incarnation:
             channel = open_channel(address, self.trust, CLIENT_OPTIONS) if pooled is None else pooled.channel
             pooled = self._open[address] = _PooledChannel(
                 channel, incarnation, ReplyChannel(with_call_tokens(channel, self.trust, incarnation))
             )
-        return pooled.for_stubs
+        return pooled
 
     async def forget(self, address: str) -> None:
         """Closes the channel to a peer that is gone, ending its calls; idempotent."""

@@ -218,10 +218,10 @@ class WorkerSet:
         self._index.add(record.incarnation, keys)
 
     def prefill_stub(self, record: WorkerRecord) -> PrefillStub:
-        return PrefillStub(self._channels.get(record.address, record.incarnation))
+        return self._channels.stub(PrefillStub, record.address, record.incarnation)
 
     def decode_stub(self, record: WorkerRecord) -> DecodeStub:
-        return DecodeStub(self._channels.get(record.address, record.incarnation))
+        return self._channels.stub(DecodeStub, record.address, record.incarnation)
 
     def suspect(self, record: WorkerRecord, reason: Interrupted, id: AttemptId) -> None:
         """Gives no new requests to a worker whose call failed, until its announcement had time to expire."""

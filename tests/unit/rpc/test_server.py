@@ -76,3 +76,16 @@ async def test_channels_are_kept_by_address_until_forgotten():
     finally:
         await channels.close()
         await channels.close()
+
+
+async def test_a_stub_is_built_once_for_each_incarnation():
+    channels = ChannelPool()
+    try:
+        first = channels.stub(prefill_pb2_grpc.PrefillStub, "127.0.0.1:1", WORKER)
+        assert channels.stub(prefill_pb2_grpc.PrefillStub, "127.0.0.1:1", WORKER) is first
+        successor = channels.stub(prefill_pb2_grpc.PrefillStub, "127.0.0.1:1", Incarnation(WORKER + 1))
+        assert successor is not first
+        await channels.forget("127.0.0.1:1")
+        assert channels.stub(prefill_pb2_grpc.PrefillStub, "127.0.0.1:1", Incarnation(WORKER + 1)) is not successor
+    finally:
+        await channels.close()
