@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from baton.rpc import codec
 from baton.rpc.codec import Unreadable
@@ -41,7 +41,10 @@ class UnaryReply:
         self._call = call
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return _readable((yield from self._call.__await__()))
+        reply = yield from self._call.__await__()
+        if isinstance(reply, Unreadable):
+            raise codec.rpc_error(reply.error)
+        return reply
 
 
 class ReplyStream:
@@ -53,23 +56,21 @@ class ReplyStream:
 
     async def read(self) -> Any:
         """The next reply; `grpc.aio.EOF` at the end. Raises `AioRpcError`."""
-        return self._checked(await self._call.read())
+        reply = await self._call.read()
+        if isinstance(reply, Unreadable):
+            self._fail(reply)
+        return reply
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async for reply in self._call:
-            yield self._checked(reply)
+            if isinstance(reply, Unreadable):
+                self._fail(reply)
+            yield reply
 
-    def _checked(self, reply: Any) -> Any:
-        if isinstance(reply, Unreadable):
-            self.cancel()
-        return _readable(reply)
+    def _fail(self, reply: Unreadable) -> NoReturn:
+        self.cancel()
+        raise codec.rpc_error(reply.error)
 
 
 def _reader(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
     return None if parse is None else partial(codec.read, parse)
-
-
-def _readable(reply: Any) -> Any:
-    if isinstance(reply, Unreadable):
-        raise codec.rpc_error(reply.error)
-    return reply

@@ -117,6 +117,8 @@ class PrivateStore:
 
     async def write_journal(self, entries: Sequence[JournalEntry]) -> list[WriteOutcome]:
         """See `CallStore`. Private entries are written first: they do not depend on the other store."""
+        if not self._stores:
+            return await self._shared.write_journal(entries)
         outcomes: dict[int, WriteOutcome] = {}
         for index, entry in enumerate(entries):
             if (store := self._stores.get(entry.id.request_id)) is not None:

@@ -136,7 +136,8 @@ class RecordSync:
 
 
 def _same_state(one: SequenceRecord, other: SequenceRecord) -> bool:
-    return (one.state, one.attempt_id) == (other.state, other.attempt_id)
+    """True if two records of one sequence are in the same state of the same attempt."""
+    return one.state is other.state and one.attempt == other.attempt and one.owner_tag == other.owner_tag
 
 
 def _leads_to(earlier: SequenceRecord, later: SequenceRecord) -> bool:

@@ -23,14 +23,11 @@ class LingeringTransport:
     def __init__(self, transport: asyncio.Transport, is_read: Callable[[], bool]) -> None:
         """`is_read`: True when all bytes of the requests were read, so that a close sends no reset."""
         self.lingering = False
+        self.write = transport.write  # called for every token
         self._transport = transport
         self._is_read = is_read
         self._num_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-
-    def write(self, data: bytes) -> None:
-        """Sends bytes."""
-        self._transport.write(data)
 
     def close(self) -> None:
         """Closes at once, or ends the response and waits up to `LINGER_S` for the client. Idempotent."""

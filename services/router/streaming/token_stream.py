@@ -155,7 +155,7 @@ class TokenStream:
         now = self._loop.time()
         if now >= self._deadline:
             raise DeadlineExceeded("the answer was not complete at the deadline")
-        if not self._queue and len(self._unread):
+        if not self._queue and self._unread.num_events:
             self._queue.extend(self._unread.pop(MAX_QUEUED_EVENTS))
         if not self._has_next:
             self._read_until = min(now + timeout_s, self._deadline)
@@ -269,7 +269,7 @@ class TokenStream:
         """Queues an event. Drops one after an error: the second source brings it again."""
         if self._error is not None:
             return
-        if len(self._queue) < MAX_QUEUED_EVENTS and not len(self._unread):
+        if len(self._queue) < MAX_QUEUED_EVENTS and not self._unread.num_events:
             self._queue.append(event)
             self._wake()
         else:

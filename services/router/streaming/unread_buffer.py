@@ -53,7 +53,7 @@ class UnreadBudget:
     def shrink(self, buffer: UnreadBuffer, num_bytes: int) -> None:
         """Counts bytes of `buffer` that were read or dropped."""
         self._buffers.pop(buffer, None)
-        if len(buffer):
+        if buffer.num_events:
             self._buffers[buffer] = None
         self._count(-num_bytes)
 
@@ -70,12 +70,9 @@ class UnreadBuffer:
         self._on_overflow = on_overflow
         self._data = bytearray()
         self._start = 0
-        self._num_events = 0
+        self.num_events = 0  # read for every token
         self._num_logprob_bytes = 0
         self._overflowed = False
-
-    def __len__(self) -> int:
-        return self._num_events
 
     def push(self, event: TokenEvent) -> None:
         """Adds an event. No effect after an overflow."""
@@ -92,7 +89,7 @@ class UnreadBuffer:
             self._data += _LOGPROB.pack(logprobs.logprob)
             for alternative in logprobs.top:
                 self._data += _ALTERNATIVE.pack(*alternative)
-        self._num_events += 1
+        self.num_events += 1
         self._num_logprob_bytes += _logprob_bytes(num_top)
         self._budget.grow(self, len(self._data) - before)
         if self._num_logprob_bytes > MAX_UNREAD_LOGPROB_BYTES:
@@ -102,10 +99,10 @@ class UnreadBuffer:
         """Removes and returns the oldest events."""
         events: list[TokenEvent] = []
         before = self._start
-        while self._num_events and len(events) < max_events:
+        while self.num_events and len(events) < max_events:
             events.append(self._pop())
         num_bytes = self._start - before
-        if not self._num_events or self._start >= _COMPACT_BYTES:
+        if not self.num_events or self._start >= _COMPACT_BYTES:
             del self._data[: self._start]
             self._start = 0
         self._budget.shrink(self, num_bytes)
@@ -113,8 +110,10 @@ class UnreadBuffer:
 
     def clear(self) -> None:
         """Drops all events."""
+        if not self.num_events:
+            return
         num_bytes = len(self._data) - self._start
-        self._data, self._start, self._num_events, self._num_logprob_bytes = bytearray(), 0, 0, 0
+        self._data, self._start, self.num_events, self._num_logprob_bytes = bytearray(), 0, 0, 0
         self._budget.shrink(self, num_bytes)
 
     def overflow(self) -> None:
@@ -137,7 +136,7 @@ class UnreadBuffer:
             at += num_top * _ALTERNATIVE.size
             logprobs = TokenLogprobs(logprob, tuple(top))
         self._start = at
-        self._num_events -= 1
+        self.num_events -= 1
         self._num_logprob_bytes -= _logprob_bytes(num_top)
         token = OutputToken(index, id, logprobs) if flags & _HAS_TOKEN else None
         return TokenEvent(choice, token, text, num_cached, _FINISHES[flags >> 1])

@@ -44,7 +44,7 @@ def test_events_come_back_in_order_and_bytes_are_counted(steps: list[tuple[Token
         popped += buffer.pop(num_popped)
     popped += buffer.pop(len(steps))
     assert popped == [step for step, _ in steps]
-    assert (len(buffer), budget.num_bytes) == (0, num_other)
+    assert (buffer.num_events, budget.num_bytes) == (0, num_other)
 
 
 def test_a_token_without_logprobs_waits_in_few_bytes() -> None:
@@ -67,9 +67,9 @@ def test_the_least_recent_reader_is_hung_up_for_the_budget() -> None:
     first.pop(1)  # it reads: second has waited longest now
     first.push(event("x" * 4000))
     assert hung_up == ["second"]
-    assert (len(first), len(second), len(third)) == (2, 0, 2)
+    assert (first.num_events, second.num_events, third.num_events) == (2, 0, 2)
     second.push(event())
-    assert (len(second), hung_up) == (0, ["second"])
+    assert (second.num_events, hung_up) == (0, ["second"])
     assert budget.num_bytes <= 10_000
 
 
