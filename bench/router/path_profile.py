@@ -9,7 +9,8 @@ gRPC, and a real Redis keeps the records. Only the project's own functions count
   journal is flushed, so a flush does not count.
 - *Request*: every function called from the connection to the end of the response. What an idle router calls as well
   (heartbeats, the worker registry) is reported apart.
-- *Value type*: a frozen dataclass, msgspec struct or protobuf message that is an argument or a result.
+- *Value type*: a frozen dataclass, msgspec struct or protobuf message that is an argument or a result. A token's value
+  types are those of its functions: the values of a flush, which several functions take, do not count either.
 """
 
 from __future__ import annotations
@@ -59,10 +60,18 @@ MAX_LISTED_ITEMS = 4
 
 @dataclass(slots=True)
 class Window:
-    """Calls and value types seen while the window was open."""
+    """Calls seen while the window was open, and the value types of each function."""
 
     calls: Counter[CodeType] = field(default_factory=Counter)
-    values: Counter[str] = field(default_factory=Counter)
+    values: Counter[tuple[CodeType, str]] = field(default_factory=Counter)
+
+    def value_types(self, functions: list[CodeType]) -> Counter[str]:
+        """Counts the value types that these functions took and returned."""
+        counts: Counter[str] = Counter()
+        for (code, name), count in self.values.items():
+            if code in functions:
+                counts[name] += count
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +110,21 @@ class ProfileHook:
         if not code.co_filename.startswith(OWN_SOURCES) or code.co_filename.startswith(GENERATED_SOURCES):
             return
         if event == "return":
-            _count_value(window, arg)
+            _count_value(window, code, arg)
             return
         window.calls[code] += 1
         for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            _count_value(window, frame.f_locals.get(name))
+            _count_value(window, code, frame.f_locals.get(name))
 
 
-def _count_value(window: Window, value: object) -> None:
+def _count_value(window: Window, code: CodeType, value: object) -> None:
     items = value if isinstance(value, tuple | list) and len(value) <= MAX_LISTED_ITEMS else (value,)
     for item in items:
         kind = type(item)
         own = kind.__module__.startswith(("baton.", "services."))
         frozen = own and dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
         if frozen or isinstance(item, Message) or (own and isinstance(item, msgspec.Struct)):
-            window.values[kind.__name__] += 1
+            window.values[code, kind.__name__] += 1
 
 
 async def stream_chat(port: int, num_tokens: int, on_event: Callable[[int], None] = lambda seen: None) -> None:
@@ -185,13 +194,14 @@ async def _profile(port: int, num_tokens: int) -> PathProfile:
 
 
 def _summarize(idle: Window, request: Window, token: Window, num_tokens: int) -> PathProfile:
-    per_token = [code for code, count in token.calls.items() if count >= EVERY_TOKEN * num_tokens]
+    enough = EVERY_TOKEN * num_tokens
+    per_token = [code for code, count in token.calls.items() if count >= enough]
     return PathProfile(
         request_functions=_names([code for code in request.calls if code not in idle.calls]),
         idle_functions=_names([code for code in request.calls if code in idle.calls]),
         token_calls=sum(token.calls.values()) / num_tokens,
         token_functions=_names(per_token),
-        token_value_types=tuple(sorted(k for k, n in token.values.items() if n >= EVERY_TOKEN * num_tokens)),
+        token_value_types=tuple(sorted(name for name, n in token.value_types(per_token).items() if n >= enough)),
         token_generators=_names([code for code in per_token if code.co_flags & inspect.CO_ASYNC_GENERATOR]),
     )
 

@@ -15,9 +15,9 @@ from services.cli.processes import local_redis
 REQUEST = PlannedRequest(0, 0.0, (1,), 1)
 ANSWER = MeasuredAnswer(0.0, 1.0, (), 0)
 NUM_TOKENS = 96
-MAX_REQUEST_FUNCTIONS = 300
+MAX_REQUEST_FUNCTIONS = 400
 MAX_TOKEN_FUNCTIONS = 40
-MAX_TOKEN_FILES = 15
+MAX_TOKEN_FILES = 18
 MAX_TOKEN_VALUE_TYPES = 6
 MAX_TOKEN_GENERATORS = 3
 
@@ -52,7 +52,7 @@ def test_only_own_functions_in_an_open_window_count():
 def test_frozen_values_of_own_functions_count():
     window = Window()
     profiled(window)
-    assert {"PlannedRequest", "MeasuredAnswer", "RequestRow"} <= set(window.values)
+    assert {"PlannedRequest", "MeasuredAnswer", "RequestRow"} <= set(window.value_types(list(window.calls)))
 
 
 def test_a_function_of_most_tokens_is_on_the_token_path():
@@ -64,6 +64,14 @@ def test_a_function_of_most_tokens_is_on_the_token_path():
     assert profile.token_calls == 1.7
     assert [name.split(":")[1] for name in profile.request_functions] == ["ceil_div"]
     assert [name.split(":")[1] for name in profile.idle_functions] == ["rescale"]
+
+
+def test_values_of_a_flush_are_not_on_the_token_path():
+    token = Window()
+    token.calls.update({ceil_div.__code__: 10, rescale.__code__: 1, row_of.__code__: 1})
+    token.values.update({(ceil_div.__code__, "TokenChunk"): 10, (ceil_div.__code__, "Rare"): 1})
+    token.values.update({(rescale.__code__, "JournalEntry"): 5, (row_of.__code__, "JournalEntry"): 5})
+    assert _summarize(Window(), token, token, 10).token_value_types == ("TokenChunk",)
 
 
 @pytest.mark.integration
