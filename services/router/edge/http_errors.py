@@ -95,6 +95,12 @@ class AnswerLost(InvalidRequest):
     code = "answer_lost"
 
 
+class ForeignCall(NoWorkers):
+    """No router answers the call, and this one has another tokenizer or chat template than the call."""
+
+    code = "other_tokenizer"
+
+
 class NotReady(NoWorkers):
     """`GET /ready` before a pair of workers is linked."""
 

@@ -22,7 +22,7 @@ from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecor
 from baton.telemetry.metrics import TAKEOVERS_TOTAL
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from services.router.edge.disconnect import join_tasks
-from services.router.edge.http_errors import AnswerLost
+from services.router.edge.http_errors import AnswerLost, ForeignCall
 from services.router.generation import Dispatcher, SequenceSpec
 from services.router.openai.request_parser import RequestParser
 from services.router.openai.valid_request import ValidRequest
@@ -32,6 +32,12 @@ from services.router.takeover.call_ownership import CallOwnership, OwnershipHand
 from services.router.takeover.claim_policy import CallClaim, ClaimPolicy, ClaimStep
 from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.text.text_model import TextModel
+
+FOREIGN_WAIT_S = 0.4
+"""How long a call of another tokenizer may stay abandoned. Below the grace of headers: its client gets a status."""
+
+FOREIGN_RETRY_S = 1.0
+"""Retry-After of such a call: the next try may reach a router of its tokenizer."""
 
 EVENT_WAIT_S = 60.0
 """Longest wait for one event; a timeout has no effect."""
@@ -120,11 +126,12 @@ class Takeovers:
 
         `record`: the call as the reader found it; None: the store does not have it. Returns True when its journal
         cannot grow any more. Claims nothing while this router drains, and no call of another tokenizer: its text would
-        be wrong here. Raises `AnswerLost` and `StoreUnavailable`.
+        be wrong here. Raises `AnswerLost`, `ForeignCall` and `StoreUnavailable`.
         """
-        digests = {"" if record is None else record.text_digest, self._context.text.digest}
-        is_foreign = len(digests) > 1 and "" not in digests
-        if self._draining or is_foreign:
+        if record is not None and record.text_digest and self._context.text.digest not in ("", record.text_digest):
+            await self._check_attended(record)
+            return record.status is CallStatus.ENDED
+        if self._draining:
             return record is not None and record.status is CallStatus.ENDED
         policy, call_ownership = self._policies[id], self._context.call_ownership
         held = record is not None and record.owner == call_ownership.owner and call_ownership.holds(id)
@@ -175,6 +182,15 @@ class Takeovers:
         for task in tasks:
             task.cancel()
         await join_tasks(tasks)
+
+    async def _check_attended(self, record: CallRecord) -> None:
+        """Raises `ForeignCall` if a call is abandoned, and no router claims it within `FOREIGN_WAIT_S`."""
+        if record.status is CallStatus.ABANDONED:
+            await asyncio.sleep(FOREIGN_WAIT_S)
+            later = await self._context.store.get_call(record.id)
+            if later is not None and later.status is CallStatus.ABANDONED:
+                why = f"request {record.id} began on routers with another tokenizer or chat template"
+                raise ForeignCall(f"{why}, and none continues it: try again", retry_after_s=FOREIGN_RETRY_S)
 
     async def _claim(self, id: RequestId, policy: ClaimPolicy, claim: CallClaim) -> None:
         granted, owner = None, self._context.call_ownership.owner

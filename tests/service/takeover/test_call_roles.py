@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,3 +113,19 @@ async def test_a_call_that_nobody_has_is_answer_lost(tmp_path) -> None:
             events = await stream.rest()
         assert json.loads(events[-1].data)["error"]["code"] == "answer_lost"
         assert time.monotonic() - began >= PATIENCE_S - 0.5
+
+
+async def test_an_abandoned_call_of_another_tokenizer_is_503(tmp_path) -> None:
+    """Also when it has tokens; its client would otherwise wait to the deadline."""
+    async with router_cluster(tmp_path, num_routers=1, decode=[ScriptedAction(Phase.DECODE, Hold(), index=4)]) as w:
+        async with opened(w.routers[0], **BODY) as stream:
+            await stream.take(4)
+            id = stream.call_id
+            await w.until_emitted(id, 4)
+        record = await w.until(id, CallStatus.ABANDONED)
+        foreign = replace(record, epoch=2, text_digest="other", status=CallStatus.OPEN)
+        await w.store.put_call(foreign)
+        assert await w.store.end_call(record.id, foreign.ballot, CallStatus.ABANDONED)
+        response = await w.routers[0].http.get(f"/v1/requests/{id}/stream")
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "other_tokenizer")
+        assert response.headers["retry-after"] == "1"
