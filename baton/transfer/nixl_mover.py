@@ -36,6 +36,8 @@ LATE_POLL_S = 0.01
 CLOSE_DRAIN_S = 1.0
 PATH = "nixl/ucx ({})"
 UNKNOWN_PATH = PATH.format("unknown")
+TCP_PATH = PATH.format("tcp")
+"""UCX may abort a source when a reader of it is killed: docs/results/killed-peers.md."""
 
 _log = structlog.get_logger(__name__)
 

@@ -31,6 +31,7 @@ from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
 from baton.telemetry.peer_series import PeerSeries
 from baton.transfer.base import PullEvent, SourceInfo
+from baton.transfer.nixl_mover import TCP_PATH
 from baton.transfer.probe import probe_bandwidth
 from baton.transfer.puller import ThreadedPuller
 from services.decode.commands import AllocateProbePages, DecodeCommand, FreeProbePages, SourceReplaced
@@ -286,6 +287,8 @@ class PrefillLinks:
             bandwidth_gb_per_s=round(record.bandwidth_bytes_per_s / 1e9, 2),
             probe_bytes=record.num_probe_bytes,
         )
+        if link.path == TCP_PATH:
+            log.warning("link_over_tcp", prefill=peer, why="a killed decode worker may end prefill; see --transport")
 
 
 def _prefill_workers(workers: list[WorkerRecord]) -> list[WorkerRecord]:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+import structlog.testing
 from prometheus_client.metrics import MetricWrapperBase
 
 from baton.domain.ids import Incarnation, PageId, WorkerId
@@ -13,6 +14,7 @@ from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
 from baton.engine.mailbox import Mailbox
 from baton.telemetry import metrics
 from baton.transfer.base import Pull, PullEvent, PullOutcome
+from baton.transfer.nixl_mover import TCP_PATH
 from services.decode.commands import DecodeCommand
 from services.decode.links import PrefillLinks
 from tests.unit.decode.test_replaced_source import Puller, Registry, make_links, prefill_record
@@ -98,3 +100,12 @@ def test_a_late_pull_event_creates_no_series():
 
 async def _made() -> tuple[PrefillLinks, Registry]:
     return links_and_registry(grace_s=0.0)
+
+
+@pytest.mark.parametrize(("path", "warned"), [(TCP_PATH, True), ("nixl/ucx (cma)", False), ("stream", False)])
+def test_a_link_of_nixl_over_tcp_is_logged_as_a_danger(path: str, warned: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Puller, "transport", path)
+    links, registry = links_and_registry(grace_s=3600.0)
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(look(links, registry, prefill_record(1)))
+    assert ("link_over_tcp" in [entry["event"] for entry in logs]) == warned

@@ -112,3 +112,9 @@ def test_the_secret_belongs_to_the_image_user_and_is_not_in_git():
     assert f"chown {user} docker/cluster.secret" in (DOCKER / "compose.secret.yaml").read_text(encoding="utf-8")
     assert SECRET["secrets"]["cluster"]["file"].endswith(".secret")
     assert "*.secret" in (DOCKER.parent / ".gitignore").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("service", WORKERS)
+def test_nixl_is_only_used_where_containers_need_no_tcp(service):
+    assert environment(service)["BATON_TRANSPORT"] == "stream"
+    assert SHARED["services"][service]["environment"]["BATON_TRANSPORT"] == "auto"
