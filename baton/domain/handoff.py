@@ -16,13 +16,15 @@ from baton.domain.ids import AttemptId, PageId
 class PublishedChunk:
     """Pages [first_page, first_page + len(pages)) of a request's page table, final and pinned in prefill's pool.
 
-    `digests` are those of the pages' bytes, in order; None if digests are off or not computed yet.
+    `digests` are those of the pages' bytes, in order; None if digests are off or not computed yet. `tags` authenticate
+    the bytes (`baton.transfer.page_tags`); None if they are off.
     """
 
     id: AttemptId
     first_page: int
     pages: tuple[PageId, ...]
     digests: tuple[int, ...] | None = None
+    tags: tuple[bytes, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

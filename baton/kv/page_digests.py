@@ -33,6 +33,14 @@ class PageHasher(Protocol):
         ...
 
 
+class PageTagger(Protocol):
+    """Makes tags of pages of one pool. `baton.transfer.page_tags` has the implementation."""
+
+    def tags(self, pages: Sequence[PageId], identities: Sequence[bytes]) -> Sequence[bytes]:
+        """Tags of the bytes of `pages` as they are now, each bound to its identity."""
+        ...
+
+
 class PageState(enum.IntEnum):
     """State of a page's digest."""
 
@@ -54,6 +62,7 @@ class PageDigests:
         self._states = bytearray(num_pages)  # PageState.NONE == 0
         self._checked_at = array("Q", bytes(8 * num_pages))  # number of the last check or of `set`
         self._num_checks = 0
+        self._tags: dict[PageId, bytes] = {}
         self._faulted_at: dict[PageId, float] = {}
         self._worn: set[PageId] = set()  # retired when they are freed
 
@@ -95,6 +104,15 @@ class PageDigests:
             raise Broken(f"page {page} is {self.state(page).name} and has no digest")
         return self._digests[page]
 
+    def keep_tag(self, page: PageId, tag: bytes) -> None:
+        """Keeps the tag of a settled page until it is freed. Raises `Broken` for any other page."""
+        self.digest(page)
+        self._tags[page] = tag
+
+    def tag(self, page: PageId) -> bytes | None:
+        """The kept tag of a page; None if it has none."""
+        return self._tags.get(page)
+
     def condemn(self, page: PageId) -> None:
         """Forbids the use of a page until it is freed. Idempotent. Only the prefix cache and tests call this."""
         if self._states[page] == _RETIRED:
@@ -121,6 +139,8 @@ class PageDigests:
 
     def on_freed(self, page: PageId) -> bool:
         """Forgets the digest of a page without holds. True if the page is retired. Only the pool calls this."""
+        if self._tags:
+            self._tags.pop(page, None)
         if page in self._worn:
             self._states[page] = _RETIRED
             return True

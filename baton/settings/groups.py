@@ -98,6 +98,14 @@ class PageCheckKind(StrEnum):
     OFF = "off"
 
 
+class PageTagKind(StrEnum):
+    """Tags of pages. AUTO: with a cluster secret, for pools in host memory whose bytes travel in clear."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
 class ClusterTrustSettings(Settings):
     """Credentials of a process of the cluster."""
 
@@ -216,6 +224,10 @@ class WorkerSettings(ServiceSettings):
     page_checks: PageCheckKind = PageCheckKind.AUTO
     """Check cached pages again when a prompt matches them: all, sampled (one in 16), off, or auto; needs digests.
     Unless off, idle pages are checked too, within 10 minutes."""
+
+    page_tags: PageTagKind = PageTagKind.AUTO
+    """Authenticate imported pages with tags under the cluster secret: on, off, or auto, which is on where a pool in
+    host memory travels in clear (NIXL, or stream without TLS); needs a secret and digests; the same on all workers."""
 
     threads: Count = 1
     """Compute threads. Give each worker its own cores."""

@@ -52,7 +52,8 @@ class ActivePull:
         if self._late:
             self._end(PullOutcome.FAILED, "completed after its deadline")
         elif corrupt:
-            self._end(PullOutcome.CORRUPT, f"{len(corrupt)} pages do not match their digest", tuple(sorted(corrupt)))
+            reason = f"{len(corrupt)} pages do not match their digest or tag"
+            self._end(PullOutcome.CORRUPT, reason, tuple(sorted(corrupt)))
         else:
             self._end(PullOutcome.DONE, "")
 
@@ -78,6 +79,8 @@ def pull_problem(pull: Pull, num_local_pages: int, source: SourceInfo) -> str | 
         return f"{len(pull.remote_pages)} remote pages for {num_pages} local ones"
     if pull.digests is not None and len(pull.digests) != num_pages:
         return f"{len(pull.digests)} digests for {num_pages} pages"
+    if pull.tags is not None and len(pull.tags) != num_pages:
+        return f"{len(pull.tags)} tags for {num_pages} pages"
     if not all(0 <= page < num_local_pages for page in pull.local_pages):
         return f"a local page is outside the pool of {num_local_pages}"
     if not all(0 <= page < source.num_pages for page in pull.remote_pages):

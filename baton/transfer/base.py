@@ -7,7 +7,7 @@ Every transport keeps this contract, which `tests/contract/test_transfer.py` che
   can arrive, and its local pages may be reused.
 * A pull past its deadline first gets one `LATE`. Its data must not be used, and its pages not reused before the
   terminal event; a late `DONE` is reported as `FAILED`. NIXL cannot cancel a read, so only waiting proves its end.
-* `DONE` means that all bytes arrived and that every page matched its digest, where digests were given.
+* `DONE` means that all bytes arrived and that every page matched its digest and its tag, where they were given.
 * Events come from the transfer thread, through the callback given at construction.
 """
 
@@ -35,8 +35,19 @@ class SourceInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PageTag:
+    """A page's announced tag, and the identity that the puller expects it to bind (`baton.transfer.page_tags`)."""
+
+    identity: bytes
+    tag: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
-    """A read of `remote_pages` of a connected source into `local_pages`, pairwise. `digests` are xxh3-64, or None."""
+    """A read of `remote_pages` of a connected source into `local_pages`, pairwise.
+
+    `digests` are xxh3-64, or None. `tags` None: the bytes are not authenticated.
+    """
 
     id: int
     source: WorkerId
@@ -44,6 +55,7 @@ class Pull:
     local_pages: Sequence[PageId]
     digests: Sequence[int] | None
     deadline_s: float
+    tags: Sequence[PageTag] | None = None
 
 
 class PullOutcome(enum.Enum):

@@ -9,15 +9,16 @@ from __future__ import annotations
 import enum
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, PageId, WorkerId
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import PoolMemory
 from baton.transfer.active_pull import ActivePull, ClockFn, pull_problem
 from baton.transfer.base import OnPullEvent, SourceInfo
-from baton.transfer.digest import mismatches
+from baton.transfer.page_tags import TagVerifier
 from baton.transfer.puller import ThreadedPuller
 
 TRANSPORT = "fake"
@@ -93,7 +94,14 @@ class _Copy:
 class FakeMover:
     """Copies pages when they are due. See `baton.transfer.puller.Mover`."""
 
-    def __init__(self, fabric: FakeFabric, memory: PoolMemory, clock: ClockFn = time.monotonic) -> None:
+    def __init__(
+        self,
+        fabric: FakeFabric,
+        memory: PoolMemory,
+        clock: ClockFn = time.monotonic,
+        trust: ClusterTrust = OPEN_CLUSTER,
+    ) -> None:
+        self._verifier = TagVerifier(trust)
         self._fabric = fabric
         self._memory = memory
         self._clock = clock
@@ -147,7 +155,7 @@ class FakeMover:
         if copy.fault.kind is PullFaultKind.CORRUPT:
             self._flip_bit(pull.local_pages[copy.fault.position])
         copy.active.num_bytes = len(pull.local_pages) * self._memory.page_bytes
-        copy.active.complete([] if pull.digests is None else mismatches(self._memory, pull.local_pages, pull.digests))
+        copy.active.complete(self._verifier.mismatches(self._memory, pull, slice(0, len(pull.local_pages))))
 
     def _flip_bit(self, page: PageId) -> None:
         content = bytearray(self._memory.read([page])[0])
@@ -158,5 +166,10 @@ class FakeMover:
 class FakePuller(ThreadedPuller):
     """A `FakeMover` in its own transfer thread, on the real clock."""
 
-    def __init__(self, fabric: FakeFabric, memory: PoolMemory, on_event: OnPullEvent) -> None:
-        super().__init__(TRANSPORT, memory.page_bytes, lambda wake: FakeMover(fabric, memory), on_event)
+    def __init__(
+        self, fabric: FakeFabric, memory: PoolMemory, on_event: OnPullEvent, trust: ClusterTrust = OPEN_CLUSTER
+    ) -> None:
+        def make_mover(wake: Callable[[], None]) -> FakeMover:
+            return FakeMover(fabric, memory, trust=trust)
+
+        super().__init__(TRANSPORT, memory.page_bytes, make_mover, on_event)

@@ -22,9 +22,9 @@ from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import MemoryKind, PoolMemory
 from baton.transfer.active_pull import ActivePull, pull_problem
 from baton.transfer.base import SourceInfo
-from baton.transfer.digest import mismatches
 from baton.transfer.nixl_agent import NixlAgent, ReadState
 from baton.transfer.nixl_metadata import NixlMetadata, agent_name, decode_metadata
+from baton.transfer.page_tags import TagVerifier
 from baton.transfer.region import MemoryRegion, region_of
 
 MAX_POST_BYTES = 16 * 1024 * 1024
@@ -102,6 +102,7 @@ class NixlMover:
     ) -> None:
         """`paths` gets the path of each source's bytes, for the puller to read."""
         self._trust = trust
+        self._verifier = TagVerifier(trust)
         self._memory = memory
         self._region = region_of(memory)
         self._paths = paths
@@ -274,10 +275,8 @@ class NixlMover:
     def _record_read(self, read: _Read) -> None:
         transfer, pull = read.transfer, read.transfer.active.pull
         transfer.active.num_bytes += (read.stop - read.start) * self._region.page_bytes
-        if pull.digests is not None and not transfer.active.late:
-            part = slice(read.start, read.stop)
-            wrong = mismatches(self._memory, pull.local_pages[part], pull.digests[part])
-            transfer.corrupt += [read.start + position for position in wrong]
+        if not transfer.active.late:
+            transfer.corrupt += self._verifier.mismatches(self._memory, pull, slice(read.start, read.stop))
 
     def _update_path(self, link: _Link) -> None:
         """Records the path of a link's bytes after its first read: UCX has chosen its protocol then."""

@@ -22,7 +22,7 @@ from baton.rpc.channel import open_sync_channel, with_call_tokens
 from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
 from baton.transfer.active_pull import ActivePull, pull_problem
 from baton.transfer.base import OnPullEvent, SourceInfo
-from baton.transfer.digest import mismatches
+from baton.transfer.page_tags import TagVerifier
 from baton.transfer.puller import ThreadedPuller
 
 TRANSPORT = "stream"
@@ -127,6 +127,7 @@ class StreamMover:
         self._memory = memory
         self._wake = wake
         self._trust = trust
+        self._verifier = TagVerifier(trust)
         self._links: dict[WorkerId, _Link] = {}
         self._retired: list[_Link] = []
         self._transfers: list[_Transfer] = []
@@ -149,7 +150,7 @@ class StreamMover:
             active.fail(reason)
         else:
             link.num_active_pulls += 1
-            outcome = link.executor.submit(_read, link, active, self._memory)
+            outcome = link.executor.submit(_read, link, active, self._memory, self._verifier)
             self._transfers.append(_Transfer(active, link, outcome))
             outcome.add_done_callback(lambda _: self._wake())
 
@@ -188,7 +189,7 @@ class StreamMover:
             link.close()
 
 
-def _read(link: _Link, active: ActivePull, memory: PoolMemory) -> _ReadResult:
+def _read(link: _Link, active: ActivePull, memory: PoolMemory, verifier: TagVerifier) -> _ReadResult:
     """Reads the pages of a pull in a reader thread, until all have come, the deadline passes or the source fails."""
     pull, num_pages = active.pull, 0
     corrupt: list[int] = []
@@ -199,9 +200,7 @@ def _read(link: _Link, active: ActivePull, memory: PoolMemory) -> _ReadResult:
         for message in call:
             landed = slice(num_pages, num_pages + _write_pages(message.data, pull.local_pages[num_pages:], memory))
             num_pages = landed.stop
-            if pull.digests is not None:
-                wrong = mismatches(memory, pull.local_pages[landed], pull.digests[landed])
-                corrupt += [landed.start + position for position in wrong]
+            corrupt += verifier.mismatches(memory, pull, landed)
         failure = None if num_pages == len(pull.local_pages) else f"the stream ended after {num_pages} pages"
     except grpc.RpcError as error:
         failure = _error_text(error)

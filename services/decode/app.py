@@ -27,6 +27,7 @@ from baton.transfer.base import PullEvent
 from baton.transfer.factory import make_puller, usable_transports
 from baton.worker.address import advertised_address
 from baton.worker.lifecycle import WorkerContext, run_worker
+from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import PATIENCE_TTLS, Registration
 from baton.worker.rejected_calls import RejectedCallLog
@@ -93,6 +94,7 @@ class _Worker:
         self._handoffs = HandoffClient(self._links, self._mailbox, settings.renew_interval_s, self._validator)
         self._recent = RecentAttempts()
         self._outbox = DecodeOutbox(transport, self._streams, self._handoffs, self._links, self._recent)
+        self._checks_tags = uses_tags(settings, context.trust, [transport], memory.kind)
         self._loop = self._make_loop()
         self._address = ""
 
@@ -116,6 +118,7 @@ class _Worker:
             address=self._address,
             worker=self._id,
             transport=self._puller.transport,
+            page_tags=self._checks_tags,
             pool=pool_extent(self._engine.memory),
         )
         await self._lifecycle.run(
@@ -189,7 +192,8 @@ class _Worker:
         scheduler = DecodeScheduler(imports, host, page_size, settings.token_budget)
         page_bytes = engine.memory.page_bytes
         faults = PageFaults(engine.cache, imports, scheduler, engine.checks, page_size, page_bytes)
-        rules = ImportRules(page_size, settings.digests)
+        tagged = engine.fingerprint.digest if self._checks_tags else None
+        rules = ImportRules(page_size, settings.digests, tagged)
         import_policy = ImportPolicy(engine.cache.pool, imports, scheduler, rules, faults)
         turn = EngineTurn(
             WorkerRole.DECODE, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages

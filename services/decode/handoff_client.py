@@ -154,7 +154,8 @@ class HandoffClient:
                     self._open[id].leased = True
                 pages = tuple(PageId(page) for page in event.chunk.pages)
                 digests = tuple(event.chunk.digests) or None
-                self._mailbox.put(PublishedChunk(id, event.chunk.first_page, pages, digests))
+                tags = tuple(event.chunk.tags) or None
+                self._mailbox.put(PublishedChunk(id, event.chunk.first_page, pages, digests, tags))
             case "seal":
                 try:
                     verify_check(event.seal)

@@ -45,10 +45,14 @@ from services.decode.scheduler import DecodeScheduler
 
 @dataclass(frozen=True, slots=True)
 class ImportRules:
-    """`digests`: pages are checked here (V3). Otherwise a commit needs the source's answer (V1) or a lease (V2)."""
+    """`digests`: pages are checked here (V3). Otherwise a commit needs the source's answer (V1) or a lease (V2).
+
+    `tagged`: the fingerprint that pages' tags have to bind; None: tags are not checked.
+    """
 
     page_size: int
     digests: bool
+    tagged: str | None = None
 
 
 class ImportPolicy:
@@ -113,7 +117,8 @@ class ImportPolicy:
         if self._rules.digests and chunk.digests is None and self._imports.get(id) is not None:
             return self.fail(id, LinkBroken(f"{id}: pages came without digests, which are checked here"))
         try:
-            return [*self._imports.on_chunk(chunk, now, check_digests=self._rules.digests)]
+            rules = self._rules
+            return [*self._imports.on_chunk(chunk, now, check_digests=rules.digests, tagged=rules.tagged)]
         except Interrupted as error:
             return self.fail(id, error)
 

@@ -28,7 +28,7 @@ from baton.domain.request import EngineRequest
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold
 from baton.kv.prefix_cache import PrefixCache
-from baton.transfer.base import Pull, PullEvent, PullOutcome
+from baton.transfer.base import PageTag, Pull, PullEvent, PullOutcome
 from services.decode.kv_import import Busy, ImportedPrompt, KvImport, LocalPrompt, ProofKind, Reserved, SealInfo
 
 _MAX_REMEMBERED = 4096
@@ -152,8 +152,12 @@ class ImportTable:
         kv_import.table.change_hold(Hold.LIVE)
         return LocalPrompt(request, kv_import.table, kv_import.prefix_len)
 
-    def on_chunk(self, chunk: PublishedChunk, now: float, *, check_digests: bool = True) -> list[Pull]:
+    def on_chunk(
+        self, chunk: PublishedChunk, now: float, *, check_digests: bool = True, tagged: str | None = None
+    ) -> list[Pull]:
         """Allocates pages for published ones and returns the reads to start now.
+
+        `tagged`: the fingerprint that the pages' tags have to bind; None: tags are not checked.
 
         Ignores chunks of unknown imports, and pages that are cached here or were published before. Raises
         `LinkBroken` for a chunk that leaves a gap."""
@@ -170,12 +174,16 @@ class ImportTable:
             raise LinkBroken(f"{id}: pages [{first_page}, {end}) do not continue the first {kv_import.num_published}")
         if digests is not None and len(digests) != len(pages):
             raise LinkBroken(f"{id}: {len(digests)} digests came with {len(pages)} pages")
+        tags = None if tagged is None else kv_import.tags_of(chunk, self._limits.page_size, tagged)
         local, window = kv_import.table.pages[first_page:end], self._limits.max_window_pages
         for at in range(kv_import.num_published - first_page, len(pages), window):
             part = slice(at, at + window)
             kv_import.queued_pulls.append(
-                self._make_pull(kv_import, pages[part], local[part], digests[part] if digests else None)
-            )
+                self._make_pull(
+                    kv_import, pages[part], local[part],
+                    digests[part] if digests else None, tags[part] if tags else None,
+                )
+            )  # fmt: skip
         kv_import.num_published = max(kv_import.num_published, end)
         return self._start_pulls(kv_import, now)
 
@@ -308,14 +316,19 @@ class ImportTable:
         return ceil_div(kv_import.num_tokens, self._limits.page_size)
 
     def _make_pull(
-        self, kv_import: KvImport, remote: Sequence[PageId], local: Sequence[PageId], digests: Sequence[int] | None
+        self,
+        kv_import: KvImport,
+        remote: Sequence[PageId],
+        local: Sequence[PageId],
+        digests: Sequence[int] | None,
+        tags: Sequence[PageTag] | None,
     ) -> Pull:
         assert kv_import.source is not None
         for page in local:
             kv_import.num_tries[page] = kv_import.num_tries.get(page, 0) + 1
         return Pull(
             next(self._numbers), kv_import.source, tuple(remote), tuple(local),
-            None if digests is None else tuple(digests), self._limits.pull_deadline_s,
+            None if digests is None else tuple(digests), self._limits.pull_deadline_s, tags,
         )  # fmt: skip
 
     def _start_pulls(self, kv_import: KvImport, now: float) -> list[Pull]:
@@ -347,11 +360,12 @@ class ImportTable:
         assert event.pull.digests is not None
         remote = [event.pull.remote_pages[i] for i in again]
         digests = [event.pull.digests[i] for i in again]
+        tags = None if event.pull.tags is None else [event.pull.tags[i] for i in again]
         if any(kv_import.num_tries[page] >= self._limits.max_pull_attempts for page in local):
             indices = map(kv_import.table.pages.index, local)
             kv_import.suspects += map(Suspect, indices, remote, digests)
-            raise IntegrityFailure(f"{kv_import.id}: {len(local)} pages did not match their digests, twice")
-        kv_import.queued_pulls.appendleft(self._make_pull(kv_import, remote, local, digests))
+            raise IntegrityFailure(f"{kv_import.id}: {len(local)} pages did not match their digests or tags, twice")
+        kv_import.queued_pulls.appendleft(self._make_pull(kv_import, remote, local, digests, tags))
 
     def _settle(self, kv_import: KvImport, pull: Pull, corrupt: Collection[int]) -> None:
         """Keeps the announced digests of the pages that matched them. The row goes on writing a partial last page."""

@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from baton.domain.attempt_times import ImportTimes, to_us
-from baton.domain.handoff import ImportEvent, ImportState, Suspect, advance_import
+from baton.domain.errors import LinkBroken
+from baton.domain.handoff import ImportEvent, ImportState, PublishedChunk, Suspect, advance_import
 from baton.domain.ids import AttemptId, PageId, ReservationId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken
 from baton.engine.transition_log import log_transition
 from baton.kv.page_table import PageTable
-from baton.transfer.base import Pull
+from baton.transfer.base import PageTag, Pull
+from baton.transfer.page_tags import TAG_BYTES, page_identities
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class KvImport:
     source: WorkerId | None = None
     queued_pulls: deque[Pull] = field(default_factory=deque)
     in_flight: dict[int, Pull] = field(default_factory=dict)
+    identities: list[bytes] = field(default_factory=list)  # of the prompt's pages, where tags are checked
     num_tries: dict[PageId, int] = field(default_factory=dict)  # local page -> reads started
     proof: ImportProof = field(default_factory=ImportProof)
     num_published: int = 0  # leading pages that are cached here or were published
@@ -143,6 +146,17 @@ class KvImport:
         before, self.state = self.state, advance_import(self.state, event)
         if self.state is not before:
             log_transition("import", self.id, event.value, self.state)
+
+    def tags_of(self, chunk: PublishedChunk, page_size: int, fingerprint: str) -> tuple[PageTag, ...]:
+        """Tags of a chunk's pages with the identities of this prompt. Raises `LinkBroken` unless each page has one."""
+        if chunk.tags is None:
+            raise LinkBroken(f"{self.id}: pages came without tags, which are checked here (--page-tags)")
+        if len(chunk.tags) != len(chunk.pages) or any(len(tag) != TAG_BYTES for tag in chunk.tags):
+            raise LinkBroken(f"{self.id}: {len(chunk.pages)} pages need as many tags of {TAG_BYTES} bytes")
+        if not self.identities and self.request is not None:
+            self.identities = page_identities(self.request.tokens, page_size, self.request.salt, fingerprint)
+        identities = self.identities[chunk.first_page : chunk.first_page + len(chunk.pages)]
+        return tuple([PageTag(*pair) for pair in zip(identities, chunk.tags, strict=True)])
 
     def times(self, proof: ProofKind, now: float) -> ImportTimes:
         """Times of an import that commits at `now`. `ReportImported` names the fields that are filled in later."""

@@ -22,9 +22,11 @@ from baton.telemetry import metrics
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.transfer.factory import make_source, usable_transports
+from baton.transfer.page_tags import PURPOSE, PoolTagger
 from baton.transfer.stream import StreamSource
 from baton.worker.address import advertised_address
 from baton.worker.lifecycle import WorkerContext, run_worker
+from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import PATIENCE_TTLS, Registration
 from baton.worker.rejected_calls import RejectedCallLog
@@ -38,6 +40,7 @@ from services.prefill.handoff_server import HandoffServicer, LinkConfig
 from services.prefill.kv_export import ExportTable
 from services.prefill.loop import PrefillLoop
 from services.prefill.outbox import PrefillOutbox
+from services.prefill.prompt_tags import PromptTags
 from services.prefill.scheduler import PrefillLimits, PrefillScheduler
 from services.prefill.server import PrefillServicer, PrefillStreamEvent
 from services.prefill.settings import PrefillSettings
@@ -90,6 +93,7 @@ class _Worker:
         self._sources = {name: make_source(name, *made_of) for name in names}
         for source in self._sources.values():
             stack.callback(source.close)
+        self._tags = self._make_tags()
         self._loop = self._make_loop()
         self._address = ""
 
@@ -113,6 +117,7 @@ class _Worker:
             address=self._address,
             worker=self._id,
             transports=list(self._sources),
+            page_tags=self._tags is not None,
             pool=pool_extent(self._engine.memory),
         )
         await self._lifecycle.run(
@@ -168,6 +173,13 @@ class _Worker:
             text_digest=self._engine.text_digest,
         )
 
+    def _make_tags(self) -> PromptTags | None:
+        engine, key = self._engine, self._trust.key(PURPOSE)
+        if not uses_tags(self._settings, self._trust, self._sources, engine.memory.kind) or key is None:
+            return None
+        tagger = PoolTagger(engine.memory, key, self._incarnation)
+        return PromptTags(engine.cache.pool.digests, tagger, engine.geometry.page_size, engine.fingerprint.digest)
+
     def _make_loop(self) -> PrefillLoop:
         settings, engine = self._settings, self._engine
         num_pages = engine.cache.pool.num_pages
@@ -178,7 +190,7 @@ class _Worker:
             max_pinned_pages=max(1, int(settings.pin_fraction * num_pages)),
         )
         exports = ExportTable(engine.cache.pool, settings.export_lease_s, grants_leases=not settings.digests)
-        scheduler = PrefillScheduler(engine.cache, exports, limits, engine.checks)
+        scheduler = PrefillScheduler(engine.cache, exports, limits, engine.checks, self._tags)
         scrub = PageScrub(engine.checks, engine.memory.page_bytes, self._lifecycle.on_unfit)
         turn = EngineTurn(
             WorkerRole.PREFILL, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages

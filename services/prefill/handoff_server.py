@@ -168,8 +168,8 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
 
 def _encode(event: HandoffEvent) -> handoff_pb2.HandoffEvent:
     match event:
-        case PublishedChunk(_, first_page, pages, digests):
-            chunk = handoff_pb2.ChunkReady(first_page=first_page, pages=pages, digests=digests)
+        case PublishedChunk(_, first_page, pages, digests, tags):
+            chunk = handoff_pb2.ChunkReady(first_page=first_page, pages=pages, digests=digests, tags=tags)
             return handoff_pb2.HandoffEvent(chunk=chunk)
         case Seal():
             token = OutputToken(event.index, event.first_token.token, event.first_token.logprobs)

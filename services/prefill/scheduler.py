@@ -45,6 +45,7 @@ from baton.kv.pages import Hold, Owner
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
 from services.prefill.kv_export import ExportTable
+from services.prefill.prompt_tags import PromptTags
 
 _MAX_REMEMBERED = 256
 """Exports that ended with a wrong page, for suspects that are reported while they drain."""
@@ -107,6 +108,7 @@ class _Prompt:
     num_filled: int = 0
     num_published: int = 0  # pages, with those that decode has already
     num_pinned: int = 0
+    identities: list[bytes] = field(default_factory=list)  # of all pages, where pages are tagged
 
     @property
     def num_remaining(self) -> int:
@@ -134,7 +136,16 @@ class _Prompt:
 class PrefillScheduler:
     """Queues *waiting -> chunking -> sealed* over one page pool."""
 
-    def __init__(self, cache: PrefixCache, exports: ExportTable, limits: PrefillLimits, checks: PageChecks) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        exports: ExportTable,
+        limits: PrefillLimits,
+        checks: PageChecks,
+        tags: PromptTags | None = None,
+    ) -> None:
+        """`tags` None: pages are published without tags."""
+        self._tags = tags
         self.quarantine = Quarantine(cache)
         self._checks = checks
         self._pending: list[PrefillEffect] = []
@@ -179,7 +190,10 @@ class PrefillScheduler:
             return [*effects, Fail(request.id, ContextOverflow(message))]
         table = PageTable(self._cache, size, request.salt, Hold.LIVE)
         num_decode_pages = min(decode_prefix_len, len(request.tokens) - 1) // size  # the last page is always published
-        self._waiting.append(_Prompt(request, table, deadline, received_at, num_published=num_decode_pages))
+        prompt = _Prompt(request, table, deadline, received_at, num_published=num_decode_pages)
+        if self._tags is not None:
+            prompt.identities = self._tags.identities(request)
+        self._waiting.append(prompt)
         log_transition("prompt", request.id, "add", "waiting")
         return effects
 
@@ -328,6 +342,9 @@ class PrefillScheduler:
         done = prompt.num_remaining == 0
         end = len(prompt.table.pages) if done else prompt.num_filled // self._limits.page_size
         first = prompt.num_published
+        if self._tags is not None:
+            new = slice(prompt.num_pinned, end)
+            self._tags.settle(prompt.table.pages[new], prompt.identities[new])
         if end <= first:
             return []
         pages = prompt.table.pages[first:end]
@@ -336,7 +353,8 @@ class PrefillScheduler:
         # From the root on, even pages that decode has: holds are closed towards the root (`baton.kv.prefix_cache`).
         self._exports.publish(prompt.request.id, prompt.table.pages[prompt.num_pinned : end], now, announced)
         prompt.num_published = prompt.num_pinned = end
-        return [PublishedChunk(prompt.request.id, first, tuple(pages), digests)]
+        tags = None if self._tags is None else self._tags.announced(pages, prompt.identities[first:end])
+        return [PublishedChunk(prompt.request.id, first, tuple(pages), digests, tags)]
 
     def _digests(self, pages: Sequence[PageId]) -> tuple[int, ...] | None:
         """Digests to announce: the kept ones. Only a partial tail, which never settles, is hashed here."""

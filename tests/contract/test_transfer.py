@@ -17,12 +17,13 @@ import pytest
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
 from baton.kv.memory import PageMemory, PoolMemory
-from baton.transfer.base import Pull, PullOutcome
+from baton.transfer.base import PageTag, Pull, PullOutcome
 from baton.transfer.digest import digest_pages
 from baton.transfer.nixl_agent import nixl_available
+from baton.transfer.page_tags import PURPOSE, PoolTagger
 from baton.transfer.probe import probe_bandwidth
 from baton.transfer.puller import ThreadedPuller
-from tests.unit.transfer.rigs import ENVIRONMENTS, WAIT_S, EventLog, Rig, RunningSource, page_ids
+from tests.unit.transfer.rigs import ENVIRONMENTS, TRUST, WAIT_S, EventLog, Rig, RunningSource, page_ids
 from tests.unit.transfer.source_process import SourceSpec, filled_memory
 
 pytestmark = pytest.mark.slow
@@ -45,8 +46,8 @@ class Side:
     events: EventLog
     pulls: list[Pull] = field(default_factory=list)
 
-    def pull(self, remote, local, digests=None, deadline_s=LONG_S, source=PREFILL) -> Pull:
-        pull = Pull(len(self.pulls), source, page_ids(remote), page_ids(local), digests, deadline_s)
+    def pull(self, remote, local, digests=None, deadline_s=LONG_S, source=PREFILL, tags=None) -> Pull:
+        pull = Pull(len(self.pulls), source, page_ids(remote), page_ids(local), digests, deadline_s, tags)
         self.pulls.append(pull)
         self.puller.submit(pull)
         return pull
@@ -171,6 +172,29 @@ def test_a_flipped_bit_is_found_and_named(shared, side, expected):
         source.flip(remote[33], PAGE_BYTES - 1)
     assert (event.outcome, event.corrupt) == (PullOutcome.CORRUPT, (33,))
     assert side.events.terminal(side.pull(remote, range(40), digests)).outcome is PullOutcome.DONE
+
+
+def test_a_tag_authenticates_bytes_and_identity(shared, side, expected):
+    """A forger who can compute digests cannot make a tag, and a valid tag fits its own page only."""
+    _, source = shared
+    pages, identities = page_ids(range(20)), [bytes([page]) for page in range(20)]
+    key = TRUST.key(PURPOSE)
+    assert key is not None
+    made = PoolTagger(expected, key, Incarnation(1)).tags(pages, identities)
+    tags = [PageTag(*one) for one in zip(identities, made, strict=True)]
+    assert side.events.terminal(side.pull(pages, pages, None, tags=tags)).outcome is PullOutcome.DONE
+    replayed = [*tags[:7], replace(tags[7], identity=identities[8]), *tags[8:]]
+    event = side.events.terminal(side.pull(pages, pages, digest_pages(expected, pages), tags=replayed))
+    assert (event.outcome, event.corrupt) == (PullOutcome.CORRUPT, (7,))
+    forged = PageMemory(NUM_PAGES, PAGE_BYTES)
+    forged.buffer[:] = expected.buffer
+    forged.page(11)[5] ^= 1
+    source.flip(11, 5)
+    try:
+        event = side.events.terminal(side.pull(pages, pages, digest_pages(forged, pages), tags=tags))
+    finally:
+        source.flip(11, 5)
+    assert (event.outcome, event.corrupt) == (PullOutcome.CORRUPT, (11,))
 
 
 def test_an_unknown_source_is_a_failure(side):

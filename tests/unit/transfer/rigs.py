@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from baton.domain.ids import Incarnation, PageId, WorkerId
+from baton.domain.trust import ClusterTrust
 from baton.kv.memory import PageMemory, PoolMemory
 from baton.transfer.base import OnPullEvent, Pull, PullEvent, PullOutcome, SourceInfo
 from baton.transfer.factory import make_puller
@@ -16,6 +17,7 @@ from baton.transfer.puller import ThreadedPuller
 from tests.staged_memory import staged_memory
 from tests.unit.transfer.source_process import SourceProcess, SourceSpec, filled_memory, source_info
 
+TRUST = ClusterTrust(b"the secret of the contract suite")
 WAIT_S = 30.0
 """Longest wait for an expected event."""
 
@@ -74,7 +76,7 @@ class Rig:
         self._closers: list[Callable[[], None]] = []
 
     def source(self, spec: SourceSpec) -> RunningSource:
-        spec = replace(spec, transport=self.transport, environment=ENVIRONMENTS.get(self.name, {}))
+        spec = replace(spec, transport=self.transport, environment=ENVIRONMENTS.get(self.name, {}), trust=TRUST)
         fake = self.transport == TRANSPORT
         source: RunningSource = FakeRunningSource(self._fabric, spec) if fake else SourceProcess(spec)
         self._closers.append(source.close)
@@ -86,9 +88,9 @@ class Rig:
 
     def puller(self, memory: PoolMemory, on_event: OnPullEvent) -> ThreadedPuller:
         if self.transport == TRANSPORT:
-            puller: ThreadedPuller = FakePuller(self._fabric, memory, on_event)
+            puller: ThreadedPuller = FakePuller(self._fabric, memory, on_event, TRUST)
         else:
-            puller = make_puller(self.transport, WorkerId("decode-0"), Incarnation(0xD), memory, on_event)
+            puller = make_puller(self.transport, WorkerId("decode-0"), Incarnation(0xD), memory, on_event, TRUST)
         self._closers.append(puller.close)
         return puller
 

@@ -20,6 +20,7 @@ from typing import Any
 import grpc.aio
 
 from baton.domain.ids import Incarnation, WorkerId
+from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import PageMemory
 from baton.rpc.gen import handoff_pb2_grpc
 from baton.settings.ucx import prepare_environment
@@ -41,6 +42,7 @@ class SourceSpec:
     page_bytes: int
     seed: int
     environment: Mapping[str, str]
+    trust: ClusterTrust = OPEN_CLUSTER
 
 
 def filled_memory(num_pages: int, page_bytes: int, seed: int) -> PageMemory:
@@ -113,7 +115,7 @@ def source_main(pipe: Connection, spec: SourceSpec) -> None:
     """Serves until the parent sends a stop or is gone. Runs in the child."""
     prepare_environment(spec.environment)
     memory = filled_memory(spec.num_pages, spec.page_bytes, spec.seed)
-    source = make_source(spec.transport, spec.worker_id, spec.incarnation, memory)
+    source = make_source(spec.transport, spec.worker_id, spec.incarnation, memory, spec.trust)
     info = source_info(spec, memory, "", source.metadata())
     if isinstance(source, StreamSource):
         asyncio.run(_serve_stream(pipe, source, memory, info))
