@@ -34,7 +34,7 @@ class PageHasher(Protocol):
 
 
 class PageTagger(Protocol):
-    """Makes tags of pages of one pool. `baton.transfer.page_tags` has the implementation."""
+    """Makes tags of pages of one pool. `baton.kv.page_tags` has the implementation."""
 
     def tags(self, pages: Sequence[PageId], identities: Sequence[bytes]) -> Sequence[bytes]:
         """Tags of the bytes of `pages` as they are now, each bound to its identity."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.domain.ids import Incarnation, PageId, WorkerId
+from baton.kv.page_tags import PageTag
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,6 @@ class SourceInfo:
     base_address: int
     num_pages: int
     page_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class PageTag:
-    """A page's announced tag, and the identity that the puller expects it to bind (`baton.transfer.page_tags`)."""
-
-    identity: bytes
-    tag: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Page digests: computed once, when a page settles (`baton.kv.page_digests`); the puller and later checks compare.
 
-64 bits of xxh3 detect flipped bits, torn reads and layout bugs. They do not protect against forgery.
+64 bits of xxh3 detect flipped bits, torn reads and layout bugs. They do not protect against forgery;
+page tags do (`baton.kv.page_tags`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import xxhash
 
 from baton.domain.ids import PageId
 from baton.kv.memory import PoolMemory
+from baton.kv.page_tags import TagVerifier
+from baton.transfer.base import Pull
 
 READ_BYTES = 16 * 1024 * 1024
 """Most bytes read at once, or one page if that is more. Device memory is copied to be read."""
@@ -41,6 +44,15 @@ def mismatches(memory: PoolMemory, pages: Sequence[PageId], digests: Sequence[in
     """Positions in `pages` whose digest differs from the given one."""
     pairs = zip(_digests(memory, pages), digests, strict=True)
     return [position for position, (found, wanted) in enumerate(pairs) if found != wanted]
+
+
+def wrong_positions(memory: PoolMemory, pull: Pull, part: slice, verifier: TagVerifier) -> list[int]:
+    """Positions in `pull`, of those in `part`, whose local bytes differ from their digest or do not fit their tag."""
+    pages = pull.local_pages[part]
+    wrong = set() if pull.digests is None else set(mismatches(memory, pages, pull.digests[part]))
+    if pull.tags is not None:
+        wrong |= set(verifier.mismatches(memory, pages, pull.tags[part]))
+    return [part.start + at for at in sorted(wrong)]
 
 
 def _digests(memory: PoolMemory, pages: Sequence[PageId]) -> Iterator[int]:

@@ -16,9 +16,10 @@ from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import PoolMemory
+from baton.kv.page_tags import TagVerifier
 from baton.transfer.active_pull import ActivePull, ClockFn, pull_problem
 from baton.transfer.base import OnPullEvent, SourceInfo
-from baton.transfer.page_tags import TagVerifier
+from baton.transfer.digest import wrong_positions
 from baton.transfer.puller import ThreadedPuller
 
 TRANSPORT = "fake"
@@ -155,7 +156,7 @@ class FakeMover:
         if copy.fault.kind is PullFaultKind.CORRUPT:
             self._flip_bit(pull.local_pages[copy.fault.position])
         copy.active.num_bytes = len(pull.local_pages) * self._memory.page_bytes
-        copy.active.complete(self._verifier.mismatches(self._memory, pull, slice(0, len(pull.local_pages))))
+        copy.active.complete(wrong_positions(self._memory, pull, slice(0, len(pull.local_pages)), self._verifier))
 
     def _flip_bit(self, page: PageId) -> None:
         content = bytearray(self._memory.read([page])[0])

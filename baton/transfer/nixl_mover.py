@@ -20,11 +20,12 @@ from baton.domain.errors import LinkBroken
 from baton.domain.ids import WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import MemoryKind, PoolMemory
+from baton.kv.page_tags import TagVerifier
 from baton.transfer.active_pull import ActivePull, pull_problem
 from baton.transfer.base import SourceInfo
+from baton.transfer.digest import wrong_positions
 from baton.transfer.nixl_agent import NixlAgent, ReadState
 from baton.transfer.nixl_metadata import NixlMetadata, agent_name, decode_metadata
-from baton.transfer.page_tags import TagVerifier
 from baton.transfer.region import MemoryRegion, region_of
 
 MAX_POST_BYTES = 16 * 1024 * 1024
@@ -276,7 +277,7 @@ class NixlMover:
         transfer, pull = read.transfer, read.transfer.active.pull
         transfer.active.num_bytes += (read.stop - read.start) * self._region.page_bytes
         if not transfer.active.late:
-            transfer.corrupt += self._verifier.mismatches(self._memory, pull, slice(read.start, read.stop))
+            transfer.corrupt += wrong_positions(self._memory, pull, slice(read.start, read.stop), self._verifier)
 
     def _update_path(self, link: _Link) -> None:
         """Records the path of a link's bytes after its first read: UCX has chosen its protocol then."""

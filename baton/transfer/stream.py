@@ -18,11 +18,12 @@ import grpc.aio
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import PoolMemory
+from baton.kv.page_tags import TagVerifier
 from baton.rpc.channel import open_sync_channel, with_call_tokens
 from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
 from baton.transfer.active_pull import ActivePull, pull_problem
 from baton.transfer.base import OnPullEvent, SourceInfo
-from baton.transfer.page_tags import TagVerifier
+from baton.transfer.digest import wrong_positions
 from baton.transfer.puller import ThreadedPuller
 
 TRANSPORT = "stream"
@@ -200,7 +201,7 @@ def _read(link: _Link, active: ActivePull, memory: PoolMemory, verifier: TagVeri
         for message in call:
             landed = slice(num_pages, num_pages + _write_pages(message.data, pull.local_pages[num_pages:], memory))
             num_pages = landed.stop
-            corrupt += verifier.mismatches(memory, pull, landed)
+            corrupt += wrong_positions(memory, pull, landed, verifier)
         failure = None if num_pages == len(pull.local_pages) else f"the stream ended after {num_pages} pages"
     except grpc.RpcError as error:
         failure = _error_text(error)

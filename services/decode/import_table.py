@@ -26,9 +26,10 @@ from baton.domain.handoff import ImportEvent, ImportState, PublishedChunk, Suspe
 from baton.domain.ids import AttemptId, PageId, PageKey, RequestId, ReservationId, WorkerId
 from baton.domain.request import EngineRequest
 from baton.kv.page_table import PageTable
+from baton.kv.page_tags import PageTag
 from baton.kv.pages import Hold
 from baton.kv.prefix_cache import PrefixCache
-from baton.transfer.base import PageTag, Pull, PullEvent, PullOutcome
+from baton.transfer.base import Pull, PullEvent, PullOutcome
 from services.decode.kv_import import Busy, ImportedPrompt, KvImport, LocalPrompt, ProofKind, Reserved, SealInfo
 
 _MAX_REMEMBERED = 4096

@@ -14,8 +14,8 @@ from baton.domain.ids import AttemptId, PageId, ReservationId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken
 from baton.engine.transition_log import log_transition
 from baton.kv.page_table import PageTable
-from baton.transfer.base import PageTag, Pull
-from baton.transfer.page_tags import TAG_BYTES, page_identities
+from baton.kv.page_tags import TAG_BYTES, PageTag, page_identities
+from baton.transfer.base import Pull
 
 
 @dataclass(frozen=True, slots=True)

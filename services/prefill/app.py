@@ -15,6 +15,7 @@ from baton.engine.page_scrub import PageScrub
 from baton.engine.thread import EngineThread
 from baton.engine.turn import EngineTurn
 from baton.kv.memory import pool_extent
+from baton.kv.page_tags import PURPOSE, PoolTagger
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import ServerAuth, start_server
 from baton.settings.model_source import model_name
@@ -22,7 +23,6 @@ from baton.telemetry import metrics
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.transfer.factory import make_source, usable_transports
-from baton.transfer.page_tags import PURPOSE, PoolTagger
 from baton.transfer.stream import StreamSource
 from baton.worker.address import advertised_address
 from baton.worker.lifecycle import WorkerContext, run_worker

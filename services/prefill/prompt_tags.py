@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from baton.domain.ids import PageId
 from baton.domain.request import EngineRequest
 from baton.kv.page_digests import PageDigests, PageTagger
-from baton.transfer.page_tags import page_identities
+from baton.kv.page_tags import page_identities
 
 
 class PromptTags:

@@ -17,10 +17,10 @@ import pytest
 from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
 from baton.kv.memory import PageMemory, PoolMemory
-from baton.transfer.base import PageTag, Pull, PullOutcome
+from baton.kv.page_tags import PURPOSE, PageTag, PoolTagger
+from baton.transfer.base import Pull, PullOutcome
 from baton.transfer.digest import digest_pages
 from baton.transfer.nixl_agent import nixl_available
-from baton.transfer.page_tags import PURPOSE, PoolTagger
 from baton.transfer.probe import probe_bandwidth
 from baton.transfer.puller import ThreadedPuller
 from tests.unit.transfer.rigs import ENVIRONMENTS, TRUST, WAIT_S, EventLog, Rig, RunningSource, page_ids

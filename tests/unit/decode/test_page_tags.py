@@ -11,8 +11,8 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import PageId, WorkerId
 from baton.engine.messages import Fail
 from baton.kv.keys import page_keys
+from baton.kv.page_tags import TAG_BYTES, page_identities
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from baton.transfer.page_tags import TAG_BYTES, page_identities
 from services.decode.effects import AskVerdict, DecodeEffect
 from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.kv_import import Reserved

@@ -7,8 +7,7 @@ from baton.domain.ids import Incarnation
 from baton.domain.request import EngineRequest
 from baton.domain.trust import ClusterTrust
 from baton.kv.page_checks import PageChecks
-from baton.transfer.base import PageTag
-from baton.transfer.page_tags import PURPOSE, PoolTagger, TagVerifier, page_identities
+from baton.kv.page_tags import PURPOSE, PageTag, PoolTagger, TagVerifier, page_identities
 from services.prefill.prompt_tags import PromptTags
 from services.prefill.scheduler import PrefillLimits, PrefillScheduler
 from tests.tiny_workers import PAGE_SIZE, TinyPrefill, engine_request, tiny_prefill

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -16,14 +17,20 @@ from baton.domain.ids import Incarnation, PageId, new_incarnation
 from baton.domain.trust import ClusterTrust
 from baton.kv.keys import next_key, page_keys, root_key
 from baton.kv.memory import PoolMemory
-from baton.transfer.base import PageTag, Pull
-from baton.transfer.digest import mismatches
 
 NONCE_BYTES = 12
 TAG_BYTES = NONCE_BYTES + 16
 PURPOSE = "page"
 _COUNTER_BYTES = 4
 _MAX_COUNT = 1 << (8 * _COUNTER_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class PageTag:
+    """A page's announced tag, and the identity that the puller expects it to bind."""
+
+    identity: bytes
+    tag: bytes
 
 
 def page_identities(tokens: Sequence[int], page_size: int, salt: str, fingerprint: str) -> list[bytes]:
@@ -75,14 +82,10 @@ class TagVerifier:
             hmac.compare_digest(_authenticator(cipher, nonce, content, tag.identity), given) for cipher in self._ciphers
         )
 
-    def mismatches(self, memory: PoolMemory, pull: Pull, part: slice) -> list[int]:
-        """Positions in `pull`, of those in `part`, whose local bytes differ from their digest or their tag."""
-        pages = pull.local_pages[part]
-        wrong = set() if pull.digests is None else set(mismatches(memory, pages, pull.digests[part]))
-        if pull.tags is not None:
-            pairs = enumerate(zip(pages, pull.tags[part], strict=True))
-            wrong |= {at for at, (page, tag) in pairs if at not in wrong and not self.fits(memory.read([page])[0], tag)}
-        return [part.start + at for at in sorted(wrong)]
+    def mismatches(self, memory: PoolMemory, pages: Sequence[PageId], tags: Sequence[PageTag]) -> list[int]:
+        """Positions in `pages` whose bytes do not fit their tag."""
+        pairs = enumerate(zip(pages, tags, strict=True))
+        return [at for at, (page, tag) in pairs if not self.fits(memory.read([page])[0], tag)]
 
 
 def _authenticator(cipher: AESGCM, nonce: bytes, content: memoryview, identity: bytes) -> bytes:

@@ -8,9 +8,9 @@ from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.keys import page_keys
 from baton.kv.memory import PageMemory
-from baton.transfer.base import PageTag, Pull
-from baton.transfer.digest import digest_pages
-from baton.transfer.page_tags import NONCE_BYTES, PURPOSE, TAG_BYTES, PoolTagger, TagVerifier, page_identities
+from baton.kv.page_tags import NONCE_BYTES, PURPOSE, TAG_BYTES, PageTag, PoolTagger, TagVerifier, page_identities
+from baton.transfer.base import Pull
+from baton.transfer.digest import digest_pages, wrong_positions
 
 OLD, NEW, FOREIGN = (name * 32 for name in (b"o", b"n", b"f"))
 TRUST = ClusterTrust(OLD)
@@ -34,7 +34,7 @@ def wrong(memory: PageMemory, tags: list[bytes], identities: list[bytes], trust:
     """Positions that do not fit; the digests are recomputed, as a forger would."""
     pairs = [PageTag(*pair) for pair in zip(identities, tags, strict=True)]
     pull = Pull(1, WorkerId("p"), PAGES, PAGES, digest_pages(memory, PAGES), 1.0, pairs)
-    return TagVerifier(trust).mismatches(memory, pull, slice(0, 3))
+    return wrong_positions(memory, pull, slice(0, 3), TagVerifier(trust))
 
 
 def identities(tokens: tuple[int, ...] = TOKENS, salt: str = "", model: str = "m") -> list[bytes]:
