@@ -10,7 +10,7 @@ from collections.abc import Callable
 from random import Random
 from typing import cast
 
-from baton.domain.ids import Incarnation, OwnerId
+from baton.domain.ids import Incarnation, OwnerId, RequestId
 from baton.store.options import StoreOptions
 from baton.store.store import StateStore
 from simulation.checks.checked_store import BrokenRule, CheckedStore
@@ -21,12 +21,16 @@ from simulation.nodes.environment import SimEnvironment
 from simulation.nodes.prefill import SimPrefill
 from simulation.nodes.router import SimRouter
 from simulation.nodes.state_store import StoreServer
+from simulation.nodes.store_snapshot import Snapshot
 from simulation.policies import CONFIG, PolicyClasses
 from simulation.runtime.network import SimNetwork
 from simulation.runtime.page_reads import PageNetwork
 from simulation.runtime.process import SimProcess
 from simulation.runtime.trace import Trace
 from simulation.scenario import STORE, VERSIONS, FaultPlan, Scenario, SimFaultKind
+
+ROT_INTERVAL_S = 0.02
+"""Pause between two looks for settled pages."""
 
 SimNode = SimPrefill | SimDecode | SimRouter
 
@@ -60,6 +64,8 @@ class SimCluster:
         self._broken_rule = broken_rule
         self._versions = dict.fromkeys([*scenario.prefills, *scenario.decodes], VERSIONS[0])
         self.nodes: dict[str, SimNode] = {}
+        self.owners: dict[RequestId, tuple[OwnerId, float]] = {}
+        self._rot_rng = Random(f"rot of {scenario.seed}")
         self.store_server = StoreServer(self._make_store)
         for name in self._names:
             self._start(name)
@@ -105,10 +111,21 @@ class SimCluster:
             self._inject_link_fault(fault, fault.target, fault.peer)
 
     def _inject_store_fault(self, fault: FaultPlan) -> None:
-        self._network.isolate(STORE, self._names, fault.duration_s)
+        match fault.kind:
+            case SimFaultKind.WIPE:
+                self.store_server.empty()
+            case SimFaultKind.ROLL_BACK:
+                kept = self.store_server.snapshot()
+                asyncio.get_running_loop().call_later(fault.duration_s, self._roll_back, kept)
+            case _:
+                self._network.isolate(STORE, self._names, fault.duration_s)
         if fault.kind is SimFaultKind.KILL:
             wiping = asyncio.ensure_future(self.store_server.wipe())
             wiping.add_done_callback(lambda lost: lost.result())
+
+    def _roll_back(self, kept: Snapshot) -> None:
+        self._trace.note("fault", "the store is rolled back")
+        self.store_server.roll_back(kept)
 
     def _inject_process_fault(self, fault: FaultPlan, process: SimProcess) -> None:
         until_s = asyncio.get_running_loop().time() + fault.duration_s
@@ -124,6 +141,17 @@ class SimCluster:
                 self._network.isolate(fault.target, [*self._names, STORE], fault.duration_s)
             case SimFaultKind.HANG:
                 process.hang(until_s)
+            case SimFaultKind.ROT:
+                self._rot(process.name, until_s)
+
+    def _rot(self, name: str, until_s: float) -> None:
+        """Flips bytes of settled pages, as soon as there are any."""
+        loop, node = asyncio.get_running_loop(), self.nodes[name]
+        assert not isinstance(node, SimRouter)
+        if flipped := node.rot(self._rot_rng):
+            self._trace.note(name, f"pages rot: {flipped}")
+        elif loop.time() < until_s:
+            loop.call_later(ROT_INTERVAL_S, self._rot, name, until_s)
 
     def _inject_link_fault(self, fault: FaultPlan, one: str, other: str) -> None:
         match fault.kind:
@@ -184,11 +212,19 @@ class SimCluster:
             worker_ttl_s=config.worker_ttl_s, owner_ttl_s=config.owner_ttl_s, heartbeat_s=config.heartbeat_s
         )
         store = self._policies.store(options, clock=clock)
-        return cast(StateStore, CheckedStore(store, self._is_healthy, self._broken_rule, self._on_violation))
+        return cast(
+            StateStore, CheckedStore(store, self._is_healthy, self._broken_rule, self._on_violation, self.owners)
+        )
+
+    def was_well(self, owner: OwnerId, at_s: float) -> bool:
+        """True if this life of a router has not ended, and no fault hit it or the store for a while before `at_s`."""
+        return self._is_alive(owner) and self._router_health.is_healthy(owner.partition("/")[0], at_s)
+
+    def _is_alive(self, owner: OwnerId) -> bool:
+        name, _, incarnation = owner.partition("/")
+        process = self._processes[name]
+        return process.alive and f"{process.incarnation:x}" == incarnation
 
     def _is_healthy(self, owner: OwnerId) -> bool:
         """True if a router has had no reason to lose its lease."""
-        name, _, incarnation = owner.partition("/")
-        process = self._processes[name]
-        is_current = process.alive and f"{process.incarnation:x}" == incarnation
-        return is_current and self._router_health.is_healthy(name, asyncio.get_running_loop().time())
+        return self.was_well(owner, asyncio.get_running_loop().time())

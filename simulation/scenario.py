@@ -39,6 +39,9 @@ class SimFaultKind(enum.Enum):
     """Kinds of faults of a process or, with a peer, of a link."""
 
     KILL = "kill"  # and restarted after `duration_s`; the store comes back empty
+    WIPE = "wipe"  # the store loses all data and lives on
+    ROLL_BACK = "roll back"  # after `duration_s` the store has the data of the begin again
+    ROT = "rot"  # within `duration_s`, bytes of settled pages of a worker flip once
     FREEZE = "freeze"  # SIGSTOP, then SIGCONT
     HANG = "hang"  # the engine hangs in a step, the process lives
     DRAIN = "drain"  # SIGTERM; restarted `duration_s` after it has left

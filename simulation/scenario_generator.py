@@ -22,6 +22,8 @@ from simulation.scenario import (
 )
 
 MAX_FAULT_S = 3.0
+OWNER_TTL_S = 1.5
+"""Lease of a router, as in `policies`, which imports the product."""
 MAX_RESTART_S = 1.0
 """Longest between a drained process's end and its restart: shorter than a request's patience for workers."""
 
@@ -30,6 +32,7 @@ Draw = Callable[[Random, Scenario], FaultPlan]
 WORKER_FAULTS = (SimFaultKind.KILL, SimFaultKind.FREEZE, SimFaultKind.HANG, SimFaultKind.DRAIN)
 ROUTER_FAULTS = (SimFaultKind.KILL, SimFaultKind.FREEZE, SimFaultKind.DRAIN)
 STORE_FAULTS = (SimFaultKind.KILL, SimFaultKind.FREEZE)
+STORE_LOSSES = (SimFaultKind.WIPE, SimFaultKind.ROLL_BACK)
 LINK_FAULTS = (SimFaultKind.CUT, SimFaultKind.CUT_ONE_WAY, SimFaultKind.SLOW)
 MAX_DURATION_S = {
     SimFaultKind.DRAIN: MAX_RESTART_S,
@@ -42,11 +45,20 @@ MAX_DURATION_S = {
 
 def generate_scenario(seed: int) -> Scenario:
     """Of ten seeds, one is undisturbed, one only drains processes, one begins with a burst, three mostly fail routers
-    and their links to the store during long answers, and one upgrades all workers."""
+    and their links to the store during long answers (in two of them the store also loses data), one upgrades all
+    workers, and in one the workers' memory rots."""
     scenario = _scenario(seed)
-    if seed % 10 == 6:
-        scenario = replace(scenario, faults=(*scenario.faults, *_rollout(Random(f"rollout {seed}"), scenario)))
-    return scenario
+    match seed % 10:
+        case 3:
+            scenario = replace(scenario, digests=True)
+            more = _rotting(Random(f"rot {seed}"), scenario)
+        case 4 | 8:
+            more = _losses(Random(f"losses {seed}"), scenario)
+        case 6:
+            more = _rollout(Random(f"rollout {seed}"), scenario)
+        case _:
+            more = []
+    return replace(scenario, faults=(*scenario.faults, *more))
 
 
 def _scenario(seed: int) -> Scenario:
@@ -152,10 +164,40 @@ def _rollout(rng: Random, scenario: Scenario) -> list[FaultPlan]:
     return [_plan(rng, SimFaultKind.UPGRADE, worker) for worker in (*scenario.prefills, *scenario.decodes)]
 
 
+def _rotting(rng: Random, scenario: Scenario) -> list[FaultPlan]:
+    """Memory of some workers rots, perhaps of one twice."""
+    workers = [*scenario.prefills, *scenario.decodes]
+    return [_plan(rng, SimFaultKind.ROT, rng.choice(workers)) for _ in range(rng.randint(1, 4))]
+
+
+def _losses(rng: Random, scenario: Scenario) -> list[FaultPlan]:
+    """The store loses data once or twice, each time near a router's long pause, its end, or a cut from the store."""
+    plans = []
+    for _ in range(rng.randint(1, 2)):
+        away = replace(rng.choice([_long_pause, _killed, _cut_from_store])(rng, scenario), at_s=_early(rng))
+        loss = _plan(rng, rng.choice(STORE_LOSSES), STORE)
+        plans += [away, replace(loss, at_s=max(BEGIN_S, away.at_s + rng.uniform(-0.5, 2.5)))]
+    return plans
+
+
+def _early(rng: Random) -> float:
+    return rng.uniform(BEGIN_S, BEGIN_S + 1.5)
+
+
+def _long_pause(rng: Random, scenario: Scenario) -> FaultPlan:
+    """A freeze of more than two leases."""
+    plan = _plan(rng, SimFaultKind.FREEZE, rng.choice(scenario.routers))
+    return replace(plan, duration_s=rng.uniform(2 * OWNER_TTL_S, MAX_PARTITION_S))
+
+
+def _killed(rng: Random, scenario: Scenario) -> FaultPlan:
+    return _plan(rng, SimFaultKind.KILL, rng.choice(scenario.routers))
+
+
 def _router_fault(rng: Random, scenario: Scenario) -> FaultPlan:
     """A fault that makes one router consider another one dead, rightly or not, while clients are served."""
     fault = rng.choices([_to_a_router, _cut_from_store, _fault], [4, 4, 2])[0](rng, scenario)
-    return replace(fault, at_s=rng.uniform(BEGIN_S, BEGIN_S + 1.5))
+    return replace(fault, at_s=_early(rng))
 
 
 def _cut_from_store(rng: Random, scenario: Scenario) -> FaultPlan:

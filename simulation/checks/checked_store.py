@@ -6,11 +6,12 @@ writes nothing (I3), and a journal holds the tokens of one model (I2, I4, I10).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from baton.domain.ids import AttemptId, Ballot, OwnerId, RequestId
-from baton.store.store import NO_BALLOT, CallRecord, CallStatus, JournalEntry, StateStore, WriteOutcome
+from baton.store.store import NO_BALLOT, CallOwner, CallRecord, CallStatus, JournalEntry, StateStore, WriteOutcome
 from simulation.checks.invariants import Violation
 
 BrokenRule = Callable[[RequestId, Sequence[int]], str]
@@ -27,15 +28,28 @@ class CheckedStore:
         is_healthy: Callable[[OwnerId], bool],
         broken_rule: BrokenRule,
         on_violation: Callable[[Violation], None],
+        owners: dict[RequestId, tuple[OwnerId, float]],
     ) -> None:
+        """`owners`: receives the latest owner of every call, and when the call was first entered."""
         self._store = store
         self._is_healthy = is_healthy
         self._broken_rule = broken_rule
         self._on_violation = on_violation
+        self._owners = owners
         self._ballots: dict[RequestId, Ballot] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+    def on_data_lost(self) -> None:
+        """Forgets ballots that the store no longer has."""
+        self._ballots.clear()
+
+    async def put_call(self, record: CallRecord) -> CallOwner:
+        """See `CallStore.put_call`."""
+        answer = await self._store.put_call(record)
+        self._add_owner(record.id, answer.owner)
+        return answer
 
     async def claim_call(
         self, id: RequestId, ballot: Ballot, owner: OwnerId, *, floor: int = 0, seed: CallRecord | None = None
@@ -43,6 +57,8 @@ class CheckedStore:
         """See `CallStore.claim_call`."""
         before = await self._store.get_call(id)
         claimed = await self._store.claim_call(id, ballot, owner, floor=floor, seed=seed)
+        if claimed is not None:
+            self._add_owner(id, claimed.owner)
         if claimed is not None and before is not None:
             self._check_claim(before, claimed, ballot)
         return claimed
@@ -57,6 +73,10 @@ class CheckedStore:
             if what is WriteOutcome.DONE:
                 await self._check_tokens(entry)
         return written
+
+    def _add_owner(self, id: RequestId, owner: OwnerId) -> None:
+        now = asyncio.get_running_loop().time()
+        self._owners[id] = owner, self._owners.get(id, (owner, now))[1]
 
     def _check_claim(self, before: CallRecord, claimed: CallRecord, ballot: Ballot) -> None:
         newest = max(before.ballot, self._ballots.get(before.id, NO_BALLOT))

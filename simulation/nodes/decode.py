@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
+from random import Random
 from typing import Any, cast
 
 from baton.domain.ids import WorkerId
@@ -18,7 +19,7 @@ from baton.engine.fake_runner import SLOT_BYTES
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
 from baton.kv.page_checks import PageChecks
-from baton.kv.pages import PagePool
+from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
 from baton.rpc.gen import decode_pb2_grpc
@@ -47,6 +48,7 @@ from simulation.runtime.grpc_calls import SimChannels, SimServer
 from simulation.runtime.network import Endpoint
 from simulation.runtime.page_memory import SimMemory
 from simulation.runtime.page_reads import SimPuller
+from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
 from simulation.scenario import VOCAB_SIZE
 
@@ -123,6 +125,12 @@ class SimDecode:
             "handoffs": len(self._handoffs),
         }
         check_idle(self.process.name, self._cache.pool, left)
+
+    def rot(self, rng: Random) -> list[int]:
+        """Flips bits of settled pages that nothing holds and of pages in host memory; returns the former."""
+        host = [slot for slot in range(self._host.num_slots) if self._host.digests([slot])]
+        flip_bits(rng, self._host_memory, host)
+        return flip_bits(rng, self._memory, settled_pages(self._cache.pool, (Owner.CACHED,)))
 
     def _make_loop(self, runner: SimRunner, policies: PolicyClasses, digests: bool, num_host_pages: int) -> DecodeLoop:
         limits = ImportLimits(CONFIG.page_size, CONFIG.max_rows, CONFIG.max_window_pages, CONFIG.pull_deadline_s)

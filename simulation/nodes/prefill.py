@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
+from random import Random
 from typing import Any, cast
 
 from baton.domain.ids import WorkerId
@@ -17,7 +18,7 @@ from baton.engine.fake_runner import SLOT_BYTES
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
 from baton.kv.page_checks import PageChecks
-from baton.kv.pages import PagePool
+from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
 from baton.transfer.digest import PoolHasher
@@ -40,6 +41,7 @@ from simulation.policies import CONFIG, INTAKE, MODEL, model_fingerprint
 from simulation.runtime.grpc_calls import SimServer
 from simulation.runtime.network import Endpoint
 from simulation.runtime.page_memory import SimMemory
+from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
 from simulation.scenario import VOCAB_SIZE
 
@@ -99,6 +101,10 @@ class SimPrefill:
         """Raises `Violation` if anything is left behind."""
         left = {"exports": len(self._exports), "handoffs": len(self._handoffs), "streams": len(self._streams)}
         check_idle(self.process.name, self._cache.pool, left)
+
+    def rot(self, rng: Random) -> list[int]:
+        """Flips bits of settled pages that no prompt holds; returns the pages."""
+        return flip_bits(rng, self._memory, settled_pages(self._cache.pool, (Owner.CACHED, Owner.PINNED)))
 
     def _listen(self, metadata: bytes, granted_lease_s: float | None) -> None:
         worker_id, memory = WorkerId(self.process.name), self._memory

@@ -26,8 +26,8 @@ from baton.store.store import (
     StoreUnavailable,
     WriteOutcome,
 )
-from simulation.nodes.lua_store import LuaStore
-from simulation.runtime.lua_redis import Snapshot
+from simulation.checks.checked_store import CheckedStore
+from simulation.nodes.store_snapshot import Snapshot, restore, take_snapshot
 from simulation.runtime.network import SimNetwork
 from simulation.runtime.process import SimProcess
 from simulation.scenario import STORE
@@ -38,12 +38,13 @@ Reply = TypeVar("Reply")
 
 
 class StoreServer:
-    """The process of the store. `wiped_at_s`: when it last lost all data."""
+    """The process of the store. `wiped_at_s`: when it last lost data. `rolled_back_at_s`: when it last got old ones."""
 
     def __init__(self, make: Callable[[], StateStore]) -> None:
         self._make = make
         self.store = make()
         self.wiped_at_s = 0.0
+        self.rolled_back_at_s = 0.0
 
     async def wipe(self) -> None:
         """Kills the process; its successor starts empty."""
@@ -51,14 +52,23 @@ class StoreServer:
         self.wiped_at_s = asyncio.get_running_loop().time()
         await lost.close()
 
+    def empty(self) -> None:
+        """Loses all data while its connections stay."""
+        self._restore(take_snapshot(self._make()))
+
     def snapshot(self) -> Snapshot:
-        """Returns a copy of its data, for `roll_back`. Only of a `LuaStore`."""
-        return cast(LuaStore, self.store).server.snapshot()
+        """Returns a copy of its data, for `roll_back`."""
+        return take_snapshot(self.store)
 
     def roll_back(self, snapshot: Snapshot) -> None:
         """Replaces its data by an earlier copy, as a Redis that loads an old file."""
+        self.rolled_back_at_s = asyncio.get_running_loop().time()
+        self._restore(snapshot)
+
+    def _restore(self, snapshot: Snapshot) -> None:
         self.wiped_at_s = asyncio.get_running_loop().time()
-        cast(LuaStore, self.store).server.restore(snapshot)
+        restore(self.store, snapshot)
+        cast(CheckedStore, self.store).on_data_lost()
 
 
 class SimStore:

@@ -17,7 +17,7 @@ import grpc
 
 from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId, Incarnation
-from baton.rpc.channel_pool import ChannelPool
+from baton.rpc.channel_pool import ChannelPool, Stub
 from baton.rpc.codec import rpc_error
 from baton.rpc.incarnation_check import check_incarnation
 from baton.rpc.reply_channel import ReplyChannel
@@ -58,6 +58,9 @@ class SimChannels(ChannelPool):
         if channel is None:
             channel = self._channels[address] = _Channel(self._network, self._process, address)
         return ReplyChannel(channel)
+
+    def stub(self, kind: Callable[[Any], Stub], address: str, incarnation: Incarnation) -> Stub:
+        return kind(self.get(address, incarnation))
 
     async def forget(self, address: str) -> None:
         channel = self._channels.pop(address, None)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton.kv.page_checks import PageChecks
 from simulation.policies import PolicyClasses
 from simulation.report import describe
 from simulation.run import RunResult, run
@@ -145,6 +146,14 @@ def test_a_lease_measured_from_the_reply_is_found():
     found = next((seed for seed in seeds if run(slow_link_scenario(seed), policies).violation is not None), None)
     assert found is not None
     assert run(slow_link_scenario(found)).violation is None
+
+
+def test_memory_that_is_never_checked_is_found(monkeypatch: pytest.MonkeyPatch):
+    assert run(generate_scenario(23)).violation is None
+    monkeypatch.setattr(PageChecks, "mismatches", lambda self, pages: [])
+    violation = run(generate_scenario(23)).violation
+    assert violation is not None
+    assert "does not hold the KV" in str(violation)
 
 
 def test_a_failure_is_shrunk_and_reported():

@@ -17,6 +17,7 @@ NUM_SHARDS = 4
 EXPECTED_PREFIXES = (
     *("kill", "freeze", "hang", "drain", "cut", "one-way cut", "slow", "kill store", "freeze store", "kill router"),
     *("log attempt_failed", "hangs up", "loses its connection", "comes back", "has left", "Preempted", "ExportExpired"),
+    *("wipe store", "roll back store", "the store is rolled back", "log store_reset", "pages rot", "log pages_wrong"),
     *("log link_down", "log link_breaker_opened", "log call_claimed", "log takeover_started"),
 )
 RARE_SEEDS = (109,)
