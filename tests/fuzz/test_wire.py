@@ -76,6 +76,16 @@ class Socket(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closing
 
+    def get_write_buffer_size(self) -> int:
+        return 0  # the client reads at once
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """Ends writing; the client reads all of it and closes."""
+        self.close()
+
     def pause_reading(self) -> None:
         """Does nothing."""
 

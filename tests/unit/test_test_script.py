@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +14,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 20.0
+INTERRUPTIBLE = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Starts a script that an interrupt ends, even where this process ignores interrupts, as in a shell's background."""
 
 
 @pytest.fixture
@@ -48,7 +55,8 @@ def test_an_interrupt_ends_the_linters_too(tree: Path):
     script(tree / ".venv" / "bin" / "python", f"cat {child} > {ready}", "exec sleep 60")
     os.mkfifo(child)
     script(tree / "scripts" / "lint.sh", "sleep 60 &", f"echo $! > {child}", "wait")
-    with subprocess.Popen([tree / "scripts" / "test.sh"], stdout=subprocess.DEVNULL, start_new_session=True) as running:
+    command = [sys.executable, "-c", INTERRUPTIBLE, str(tree / "scripts" / "test.sh")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as running:
         linter = int(ready.read_text())
         os.killpg(running.pid, signal.SIGINT)
         assert running.wait(TIMEOUT_S) == 128 + signal.SIGINT

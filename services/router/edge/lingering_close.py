@@ -40,6 +40,10 @@ class LingeringTransport:
         self._transport.write_eof()
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
 
+    def is_closing(self) -> bool:
+        """True once nothing can be written any more."""
+        return self.lingering or self._transport.is_closing()
+
     def drop(self, num_bytes: int) -> None:
         """Counts bytes that were read and dropped while it lingers."""
         self._num_bytes += num_bytes
