@@ -71,6 +71,11 @@ BUGS = (
         "tests/unit/store/test_ownership.py",
     ),
     bug(
+        PAGES, "pins are trusted from the answer to a renewal", "services/decode/handoff_client.py",
+        "LeasesRenewed(renewed, sent_at + reply.lease_s)", "LeasesRenewed(renewed, monotonic_s() + reply.lease_s)",
+        f"{DECODE}/test_handoff_client.py",
+    ),
+    bug(
         OWNERSHIP, "an emptied store goes unnoticed", "baton/store/ownership.py",
         "if state.generation != self._generation:", "if False:",
         "tests/unit/store/test_ownership.py",

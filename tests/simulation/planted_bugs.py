@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-
-import grpc
 
 from baton.domain.errors import WorkerLost
 from baton.domain.handoff import ExportEvent, ImportEvent, advance_import
 from baton.domain.ids import AttemptId, Ballot, OwnerId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import EngineRequest
-from baton.engine import step_metrics
 from baton.engine.batch import Batch, StepOutput
 from baton.kv.pages import Hold
-from baton.rpc import codec
-from baton.rpc.gen import handoff_pb2
 from baton.rpc.request_metadata import Metadata
 from baton.store.memory_call_store import MemoryCallStore
 from baton.store.memory_store import MemoryStore
 from baton.store.ownership import OwnerLease
 from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, LeaseState, WriteOutcome
-from services.decode.commands import LeasesRenewed
 from services.decode.effects import DecodeEffect, EmitTokens
-from services.decode.handoff_client import HandoffClient
 from services.decode.import_table import ImportTable
 from services.decode.kv_import import KvImport, SealInfo
-from services.decode.links import PrefillLink
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.kv_export import ExportTable, KvExport
 from services.router.dispatch.dispatcher import TokenDispatcher
@@ -212,16 +203,3 @@ class DropsFingerprint(MemoryStore):
 
     async def advance(self, id: AttemptId, *events: RequestEvent, **changed: Any) -> RequestState:
         return await super().advance(id, *events, **{**changed, "fingerprint": ""})
-
-
-class MeasuresLeaseFromReply(HandoffClient):
-    """Measures a lease from the reply to its renewal."""
-
-    async def _renew(self, link: PrefillLink, ids: list[AttemptId]) -> None:
-        incarnation = link.record.prefill_incarnation
-        names = [codec.encode_id(id) for id in ids]
-        request = handoff_pb2.RenewRequest(worker_id=link.record.prefill_id, incarnation=incarnation, ids=names)
-        with suppress(grpc.aio.AioRpcError):
-            reply = await self._links.stub(link).Renew(request)
-            if reply.HasField("lease_s"):
-                self._mailbox.put(LeasesRenewed(tuple(ids), step_metrics.monotonic_s() + reply.lease_s))

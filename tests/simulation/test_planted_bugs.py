@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from baton.kv.page_checks import PageChecks
 from simulation.policies import PolicyClasses
 from simulation.report import describe
 from simulation.run import RunResult, run
-from simulation.scenario import BEGIN_S, FaultPlan, Noise, Scenario, SimFaultKind
+from simulation.scenario import BEGIN_S, FaultPlan, Scenario, SimFaultKind
 from simulation.scenario_generator import generate_scenario
 from simulation.shrink import shrink
 from tests.simulation import planted_bugs
@@ -130,30 +129,6 @@ def test_a_takeover_without_the_pinned_model_is_found():
     assert found.violation is not None
     assert found.violation.rule == "I10"
     assert run(found.scenario).violation is None
-
-
-def slow_link_scenario(seed: int) -> Scenario:
-    """No digests; messages between prefill and decode are late or lost, and reads are slow."""
-    quiet = generate_scenario(seed)
-    pairs = [(prefill, decode) for prefill in quiet.prefills for decode in quiet.decodes]
-    slow = tuple(FaultPlan(SimFaultKind.SLOW, BEGIN_S, 4.0, prefill, decode) for prefill, decode in pairs)
-    noise = Noise(mean_delay_s=0.02, loss=0.1, slow=0.2, read_lateness=0.6)
-    return replace(quiet, digests=False, noise=noise, faults=slow)
-
-
-def test_a_lease_measured_from_the_reply_is_found():
-    seeds, policies = range(150, 150 + MAX_SEEDS), PolicyClasses(handoffs=planted_bugs.MeasuresLeaseFromReply)
-    found = next((seed for seed in seeds if run(slow_link_scenario(seed), policies).violation is not None), None)
-    assert found is not None
-    assert run(slow_link_scenario(found)).violation is None
-
-
-def test_memory_that_is_never_checked_is_found(monkeypatch: pytest.MonkeyPatch):
-    assert run(generate_scenario(23)).violation is None
-    monkeypatch.setattr(PageChecks, "mismatches", lambda self, pages: [])
-    violation = run(generate_scenario(23)).violation
-    assert violation is not None
-    assert "does not hold the KV" in str(violation)
 
 
 def test_a_failure_is_shrunk_and_reported():
