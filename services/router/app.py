@@ -105,6 +105,7 @@ class RunningBackend:
 
     def on_store_reset(self) -> None:
         """The store has lost what it had: writes it again, and reads again what the store keeps."""
+        self.store_access.losses.note()
         self.writer.put_again()
         self.durability.recheck()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import baton
 from baton.domain.ids import OwnerId
@@ -19,6 +19,7 @@ from services.router.respond import ResponseContext
 from services.router.resume import Resumer
 from services.router.streaming.unread_buffer import UnreadBudget
 from services.router.takeover.call_ownership import CallOwnership
+from services.router.takeover.loss_watcher import LossWatcher
 from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.takeover.takeover import TakeoverContext, Takeovers
 from services.router.text.text_model import TextModel
@@ -56,6 +57,7 @@ class StoreAccess:
     supersede_listener: SupersedeListener
     durability: Callable[[], Durability] = lambda: Durability.NONE
     owner_ttl_s: float = StoreOptions().owner_ttl_s
+    losses: LossWatcher = field(default_factory=lambda: LossWatcher(patience_s(StoreOptions().owner_ttl_s)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,15 @@ def build_frontend(
     )
     unread = UnreadBudget()
     resumer = Resumer(
-        store_access.store, parser, text, takeovers, traces, limits.ping_interval_s, store_access.durability, unread
+        store_access.store,
+        parser,
+        text,
+        takeovers,
+        traces,
+        limits.ping_interval_s,
+        store_access.durability,
+        unread,
+        lambda id: store_access.losses.recent or call_ownership.holds(id),
     )
     response_context = ResponseContext(
         dispatcher,

@@ -54,13 +54,19 @@ class Resumer:
     ping_interval_s: float
     durability: Callable[[], Durability]
     unread: UnreadBudget
+    may_return: Callable[[RequestId], bool]
 
     async def find(self, id: RequestId, tenant: str) -> CallRecord:
-        """The call. Raises `RequestNotFound`, also for a call of another tenant, or `LookupUnavailable`."""
+        """The call. Raises `RequestNotFound`, also for a call of another tenant, or `LookupUnavailable`.
+
+        A missing call that `may_return`, because the store has just lost data or this router runs it, is unavailable.
+        """
         try:
             record = await self.store.get_call(id)
         except StoreUnavailable:
             raise _lookup_unavailable() from None
+        if record is None and self.may_return(id):
+            raise _lookup_unavailable()
         if record is None or record.tenant != tenant:
             raise RequestNotFound(f"the request {short_repr(id)} does not exist here, or is forgotten", param="id")
         return record

@@ -56,7 +56,7 @@ def _check_sequences_ended(records: list[SequenceRecord | None]) -> None:
 def _check_lost(cluster: SimCluster, client: SimClient) -> None:
     """A call is lost only if its owner has ended, and the store has lost its data or never had them.
 
-    Known gap: whoever resumes soon after the store's loss gets `request_not_found` before the owner has put it again.
+    Known gap: whoever resumes at another router between the loss and its next renewal gets `request_not_found`.
     """
     if client.outcome is not ClientOutcome.NOT_FOUND and client.code != AnswerLost.code:
         return

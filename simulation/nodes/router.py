@@ -16,6 +16,7 @@ from typing import Any
 from starlette.responses import Response
 
 from baton.domain.ids import Incarnation, OwnerId, RequestId
+from baton.store.ownership import StoreReset, patience_s
 from baton.telemetry.request_timer import RequestOrigin
 from baton.telemetry.request_traces import RequestLog, RequestTraces
 from services.router.admission.admission_queue import AdmissionLimits
@@ -27,6 +28,7 @@ from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerS
 from services.router.frontend import ApiLimits, StoreAccess, build_frontend
 from services.router.openai.request_parser import RawRequest
 from services.router.respond import GenerationResponse
+from services.router.takeover.loss_watcher import LossWatcher
 from services.router.takeover.supersede_listener import SupersedeListener
 from simulation.checks.invariants import Violation
 from simulation.clients.text_model import text_model
@@ -139,7 +141,15 @@ class SimRouter:
     ) -> None:
         owner = OwnerId(f"{self.process.name}/{self.process.incarnation:x}")
         limits = ApiLimits(MODEL, CONFIG.max_model_len, request_deadline_s=deadline_s)
-        store_access = StoreAccess(store, self.writer, owner, supersede_listener, owner_ttl_s=CONFIG.owner_ttl_s)
+        losses = LossWatcher(patience_s(CONFIG.owner_ttl_s), asyncio.get_running_loop().time)
+        store_access = StoreAccess(
+            store, self.writer, owner, supersede_listener, owner_ttl_s=CONFIG.owner_ttl_s, losses=losses
+        )
+
+        def on_reset(reset: StoreReset) -> None:
+            losses.note()
+            self.writer.put_again()
+
         self._deadline_s = deadline_s
         traces = RequestTraces(self.process.name, MODEL, RequestLog.OFF)
         self._frontend = build_frontend(text_model(), self.dispatcher, limits, traces, store_access)
@@ -147,7 +157,7 @@ class SimRouter:
             store,
             owner,
             self._frontend.takeovers.take_over,
-            on_reset=lambda reset: self.writer.put_again(),
+            on_reset=on_reset,
             owner_ttl_s=CONFIG.owner_ttl_s,
             clock=asyncio.get_running_loop().time,
         )

@@ -103,6 +103,22 @@ async def test_a_reader_enters_a_call_that_store_and_owner_have_lost(tmp_path) -
         assert same(seen + rest, await undisturbed(there, **BODY))
 
 
+async def test_a_call_that_the_store_has_just_lost_is_unavailable(tmp_path) -> None:
+    store = WipedStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
+    async with router_cluster(
+        tmp_path, num_routers=1, store=store, decode=[ScriptedAction(Phase.DECODE, Hold(), index=4)]
+    ) as w:
+        http = w.routers[0].http
+        assert (await http.get("/v1/requests/cmpl-unknown/stream")).status_code == 404
+        async with opened(w.routers[0], **BODY) as stream:
+            await stream.take(4)
+            await w.until_emitted(stream.call_id, 4)
+            store.wipe()
+            response = await http.get(f"/v1/requests/{stream.call_id}/stream")
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "store_unavailable")
+            assert "retry-after" in response.headers
+
+
 async def test_a_call_that_nobody_has_is_answer_lost(tmp_path) -> None:
     """Its copy is not known to the router that reads it: the body was too large for the store."""
     script = [*overruled(first_attempt(3), 9), ScriptedAction(Phase.DECODE, Hold(), index=7)]
