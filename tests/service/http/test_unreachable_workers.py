@@ -40,5 +40,4 @@ async def test_an_error_event_of_a_lost_worker_is_in_our_words(tmp_path: Path):
     async with router_cluster(tmp_path, num_routers=1, decode=[ScriptedAction(Phase.DECODE, Crash(), index=3)]) as w:
         response = await w.routers[0].http.post("/v1/completions", json={**BODY, "stream": True}, headers=SSE)
         assert response.status_code == 200
-        assert "w1002" in response.text
         checked_error(response.text)

@@ -351,7 +351,7 @@ async def test_calls_with_another_secret_or_incarnation_are_worker_lost():
                 await stub.Abort(common_pb2.AbortRequest(), timeout=DEADLINE_S)
             error = codec.error_from_rpc(refused.value)
             assert isinstance(error, WorkerLost)
-            assert "cluster secrets of caller and worker differ" in str(error)
+            assert "cluster secrets of caller and worker differ" in error.log_text
             stub = prefill_pb2_grpc.PrefillStub(ours.get(worker.address, SUCCESSOR))
             with pytest.raises(grpc.aio.AioRpcError, match="earlier incarnation"):
                 await stub.Abort(common_pb2.AbortRequest(), timeout=DEADLINE_S)

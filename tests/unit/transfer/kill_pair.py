@@ -173,4 +173,5 @@ def count_outcomes(case: Case, transport: str, number: int, seconds: float) -> d
 
 if __name__ == "__main__":
     seconds = float(sys.argv[4]) if len(sys.argv) > 4 else 600.0
-    json.dump(count_outcomes(Case(sys.argv[1]), sys.argv[2], int(sys.argv[3]), seconds), sys.stdout)
+    counts = count_outcomes(Case(sys.argv[1]), sys.argv[2], int(sys.argv[3]), seconds)
+    sys.stdout.write(f"\n{json.dumps(counts)}\n")  # a line of its own: UCX may write as well

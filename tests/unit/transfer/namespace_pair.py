@@ -11,6 +11,7 @@ import contextlib
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from baton.domain.ids import Incarnation, PageId, WorkerId
@@ -23,6 +24,7 @@ from baton.transfer.probe import probe_bandwidth
 ID, NUM_PAGES, PAGE_BYTES = WorkerId("prefill-0"), 64, 65536
 MOUNT = 'mount -t sysfs none /sys && exec "$@"'
 """UCX lists network devices from /sys."""
+UP_TIMEOUT_S = 10.0
 DEVICES = {"source": "btn0", "reader": "btn1"}
 UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -46,6 +48,17 @@ def join_by_cable(first: subprocess.Popen[str], second: subprocess.Popen[str]) -
         run(*inside, "address", "add", f"10.77.0.{number + 1}/24", "dev", device)
         run(*inside, "link", "set", device, "up")
         run(*inside, "link", "set", "lo", "up")
+    for device, process in zip(DEVICES.values(), (first, second), strict=True):
+        wait_until_up(device, process.pid)
+
+
+def wait_until_up(device: str, pid: int) -> None:
+    """UCX uses no device whose carrier is not there yet, and the kernel reports it late."""
+    deadline = time.monotonic() + UP_TIMEOUT_S
+    show = ("nsenter", "--net", f"--target={pid}", "ip", "-o", "link", "show", "dev", device)
+    while "state UP" not in subprocess.run(show, check=True, capture_output=True, text=True).stdout:
+        assert time.monotonic() < deadline, f"{device} did not come up"
+        time.sleep(0.02)  # between two looks
 
 
 def run(*command: str) -> None:
