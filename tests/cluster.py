@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.cli.plan import free_ports
 from tests import fork_server
+from tests.lateness import Late
 from tests.redis_server import running_redis
 
 START_TIMEOUT_S = 120.0
@@ -38,7 +39,7 @@ def eventually(condition: Callable[[], Any], timeout_s: float, what: str) -> Any
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s} s: {what}")
+            raise Late(f"not within {timeout_s} s: {what}")
         time.sleep(POLL_S)  # poll interval
     return value
 

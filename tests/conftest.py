@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.lateness import LatenessPlugin
+
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.register_profile("explore", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
@@ -39,6 +41,10 @@ def with_timeout(test: Callable[..., Awaitable[object]], timeout_s: float) -> Ca
             await test(*args, **kwargs)
 
     return run
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(LatenessPlugin(TESTS))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

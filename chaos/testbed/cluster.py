@@ -38,7 +38,7 @@ ASK_INTERVAL_S = 0.03
 SCRAPE_TIMEOUT_S = 10.0
 
 
-class WaitTimeout(Exception):
+class WaitTimeout(TimeoutError):
     """An expected state was not reached before its deadline."""
 
 

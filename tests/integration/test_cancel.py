@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.domain.lifecycle import TERMINAL, RequestState
 from tests.cluster import Cluster, eventually
+from tests.lateness import in_time
 
 pytestmark = pytest.mark.integration
 
@@ -126,7 +127,7 @@ def test_hang_ups_leave_nothing_behind(cluster: Cluster) -> None:
     before, num_bytes = open_requests(cluster), cluster.bytes_moved
     url = httpx2.URL(cluster.url)
     asyncio.run(hang_up_all(url, cluster.model_name, [random_hang_up(rng) for _ in range(NUM_HANG_UPS)]))
-    assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
+    in_time(cluster.page_hold_time_s(time.monotonic()), PAGES_FREE_WITHIN_S, "pages are free")
     eventually(lambda: open_requests(cluster) == before, SETTLE_TIMEOUT_S, "no request is counted that has ended")
     phases = aborts_by_phase(cluster)
     assert all(phases.get(phase, 0) > 0 for phase in ("queued", "prefilling", "sealed", "decoding")), phases
@@ -144,7 +145,7 @@ def test_pages_are_free_a_second_after_a_hang_up(cluster: Cluster, num_prompt_to
     for number in range(NUM_IN_A_ROW):
         prompt = [5 + (number * 31 + i * 7 + i * i * num_events) % 490 for i in range(num_prompt_tokens)]
         asyncio.run(hang_up_in_time(cluster, url, model, HangUpPlan(prompt, num_events, PATIENCE_S)))
-        assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
+        in_time(cluster.page_hold_time_s(time.monotonic()), PAGES_FREE_WITHIN_S, "pages are free")
 
 
 async def hang_up_in_time(cluster: Cluster, url: httpx2.URL, model: str, client: HangUpPlan) -> None:
@@ -153,6 +154,6 @@ async def hang_up_in_time(cluster: Cluster, url: httpx2.URL, model: str, client:
         await hang_up(url, model, client)
         return
     asking = asyncio.create_task(hang_up(url, model, replace(client, num_events=None)))
-    await asyncio.to_thread(eventually, cluster.busy_pages, SETTLE_TIMEOUT_S, "a worker holds pages")
+    await asyncio.to_thread(eventually, cluster.busy_pages, PATIENCE_S, "a worker holds pages")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)

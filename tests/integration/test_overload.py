@@ -12,6 +12,7 @@ import pytest
 
 from baton.domain.lifecycle import TERMINAL, RequestState
 from tests.cluster import Cluster, eventually
+from tests.lateness import in_time
 
 pytestmark = pytest.mark.integration
 
@@ -73,7 +74,7 @@ def test_two_hundred_hang_ups_block_nothing(tmp_path: Path) -> None:
         began_s = time.monotonic()
         answer = cluster.client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
-        assert time.monotonic() - began_s < ANSWERS_WITHIN_S
+        in_time(time.monotonic() - began_s, ANSWERS_WITHIN_S, "a short request is answered")
         cluster.wait_pages_free(10.0)
         eventually(lambda: open_requests(cluster) == before, 10.0, f"every request is out: {open_requests(cluster)}")
         assert cluster.tokens_recomputed == 0

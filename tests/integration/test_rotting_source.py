@@ -19,6 +19,7 @@ pytestmark = pytest.mark.integration
 NUM_PROMPTS, NUM_ROUNDS = 20, 10
 NUM_TOKENS = 12
 NUM_CLIENTS = 4
+PROGRAM = "tests.integration.rotting_prefill"
 
 
 @dataclass
@@ -36,7 +37,7 @@ class RottingCluster(Cluster):
         if name == "prefill-0":
             process.popen.kill()
             process.popen.wait(10.0)
-            command = [sys.executable, "-m", "tests.rotting_prefill", self.mode, str(self.trigger), "serve", role]
+            command = [sys.executable, "-m", PROGRAM, self.mode, str(self.trigger), "serve", role]
             with process.log.open("wb") as log:
                 popen = subprocess.Popen([*command, *process.flags], stdout=log, stderr=subprocess.STDOUT)
             process.popen = cast(ForkedProcess, popen)

@@ -23,6 +23,7 @@ from baton.store.redis.keys import RedisKeys
 from baton.store.store import JournalEntry
 from tests.cluster import Cluster, Process, eventually
 from tests.exactness.reference import Reference
+from tests.lateness import in_time
 from tests.stream_client import Event, ask, call_id, resume, tokens
 
 pytestmark = pytest.mark.integration
@@ -88,7 +89,8 @@ def assert_claimed_in_time(cluster: Cluster, event: Event, lost_at: datetime) ->
         for line in log.read_text().splitlines()
         if "call_lease_renewal_failed" in line and logged_at(line) > lost_at
     ]
-    assert (logged_at(line) - lost_at).total_seconds() <= TAKEOVER_WITHIN_S + len(missed) * MISSED_RENEWAL_S
+    limit_s = TAKEOVER_WITHIN_S + len(missed) * MISSED_RENEWAL_S
+    in_time((logged_at(line) - lost_at).total_seconds(), limit_s, "the call is taken over")
 
 
 def test_a_client_resumes_at_another_router_after_a_kill(cluster: Cluster, victim: Process) -> None:
@@ -105,7 +107,7 @@ def test_a_client_resumes_at_another_router_after_a_kill(cluster: Cluster, victi
     assert tokens(seen) == expected
     assert [event.id.partition(":")[2] for event in seen[-2:]] == [f"{NUM_TOKENS}+1", f"{NUM_TOKENS}+2"]
     assert (record["num_owners"], record["owner"].split("/")[0]) == (2, SURVIVOR)
-    assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
+    in_time(cluster.page_hold_time_s(time.monotonic()), PAGES_FREE_WITHIN_S, "pages are free")
 
 
 def test_an_orphan_is_taken_over_in_time_with_the_same_samples(cluster: Cluster, victim: Process) -> None:
@@ -123,7 +125,7 @@ def test_an_orphan_is_taken_over_in_time_with_the_same_samples(cluster: Cluster,
     for choice in range(2):
         assert tokens(seen, choice) == tokens(expected, choice)
     assert tokens(seen, 0) != tokens(seen, 1)
-    assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
+    in_time(cluster.page_hold_time_s(time.monotonic()), PAGES_FREE_WITHIN_S, "pages are free")
 
 
 def test_a_stopped_router_follows_its_successor(cluster: Cluster, victim: Process) -> None:
@@ -140,7 +142,7 @@ def test_a_stopped_router_follows_its_successor(cluster: Cluster, victim: Proces
         seen += events
     assert tokens(seen) == expected
     assert status(cluster, seen[0])["owner"].startswith(SURVIVOR)
-    assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
+    in_time(cluster.page_hold_time_s(time.monotonic()), PAGES_FREE_WITHIN_S, "pages are free")
 
 
 def num_journalled_after_hang_up(cluster: Cluster, event: Event) -> int:
@@ -154,19 +156,19 @@ def test_a_hang_up_frees_all_pages_and_the_call_can_resume(cluster: Cluster) -> 
     expected = Reference(MODEL_DIR).generate(request_body(cluster)["prompt"], NUM_TOKENS)
     with ask(survivor.url, request_body(cluster, temperature=0)) as events:
         seen = list(itertools.islice(events, 20))
-    assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
+    in_time(cluster.page_hold_time_s(time.monotonic()), PAGES_FREE_WITHIN_S, "pages are free")
     for _ in range(2):
         num_more = num_journalled_after_hang_up(cluster, seen[0]) - len(seen) + 2  # so that a takeover is needed
         with resume(cluster.url, seen[-1]) as events:
             seen += itertools.islice(events, num_more)
-        assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
+        in_time(cluster.page_hold_time_s(time.monotonic()), PAGES_FREE_WITHIN_S, "pages are free")
     num_journalled_after_hang_up(cluster, seen[0])
     with resume(cluster.url, seen[-1]) as events:
         seen += events
     assert tokens(seen) == expected
     assert len({event.id for event in seen}) == len(seen) == NUM_TOKENS + 2
     assert status(cluster, seen[0])["num_owners"] == 4
-    assert cluster.page_hold_time_s(time.monotonic()) <= PAGES_FREE_WITHIN_S
+    in_time(cluster.page_hold_time_s(time.monotonic()), PAGES_FREE_WITHIN_S, "pages are free")
 
 
 def replay(cluster: Cluster, id: str) -> subprocess.CompletedProcess[str]:

@@ -49,6 +49,21 @@ def test_the_status_is_zero_only_if_tests_and_linters_pass(tree: Path, tests: in
     assert status(tree) == expected
 
 
+@pytest.mark.parametrize(("alone", "expected"), [(0, 0), (1, 1)])
+def test_late_tests_run_once_more_and_their_result_counts(tree: Path, alone: int, expected: int):
+    """The stand-in for pytest writes what `tests/lateness.py` would write, and is called with it."""
+    late = "tests/integration/test_a.py::test_b[x y]"
+    first = f'[ $# -eq 2 ] && {{ echo "{late}" > "$LATE_TESTS_FILE"; exit 1; }}'
+    script(tree / ".venv" / "bin" / "python", first, f'[ "$3" = "{late}" ] && exit {alone}', "exit 3")
+    assert status(tree) == expected
+
+
+def test_a_failure_that_is_not_late_is_final(tree: Path):
+    script(tree / ".venv" / "bin" / "python", 'echo run >> runs; : > "$LATE_TESTS_FILE"; exit 1')
+    assert status(tree) == 1
+    assert (tree / "runs").read_text() == "run\n"
+
+
 def test_an_interrupt_ends_the_linters_too(tree: Path):
     ready, child = tree / "ready", tree / "linter"
     os.mkfifo(ready)

@@ -1,7 +1,8 @@
 """A prefill worker whose memory is faulty: 64 bytes of a page change right after, or before, its digest was taken.
 
-`python -m tests.rotting_prefill MODE FILE serve prefill ...` runs the worker. Once FILE exists, every `PERIOD`th page
-is damaged when it settles. MODE `after` is a fault that digests find; `before` is the control: nothing can find it.
+`python -m tests.integration.rotting_prefill MODE FILE serve prefill ...` runs the worker. Once FILE exists, every
+`PERIOD`th page is damaged when it settles. MODE `after` is a fault that digests find; `before` is the control:
+nothing can find it.
 """
 
 from __future__ import annotations

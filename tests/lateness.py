@@ -1,0 +1,80 @@
+"""What makes a failure a late one: the test waited in vain, and saw nothing that was wrong.
+
+A test of real processes may be late because two other test processes share its cores. `scripts/test.sh` runs such tests
+once more, alone, and names them; any other failure is final. Hooks for pytest are at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+LATE_FILE_VARIABLE = "LATE_TESTS_FILE"
+MAX_LATE_TESTS = 6
+"""More late tests than these are no accident of a busy machine."""
+PROCESS_FOLDERS = ("chaos", "exactness", "integration", "service")
+"""Folders whose tests wait for real processes or real time."""
+PROPERTY = "late"
+
+
+class Late(AssertionError):
+    """A condition was not met in time."""
+
+
+LATE_ERRORS = (Late, TimeoutError, subprocess.TimeoutExpired, httpx2.TimeoutException)
+
+
+def in_time(measured_s: float, limit_s: float, what: str) -> None:
+    """Raises `Late` if `measured_s` is more than `limit_s`."""
+    if measured_s > limit_s:
+        raise Late(f"{measured_s:.2f} s instead of {limit_s:g} s: {what}")
+
+
+def is_late(error: BaseException) -> bool:
+    """True if every exception in `error`, which may be a group, is one of `LATE_ERRORS`."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_late, error.exceptions))
+    return isinstance(error, LATE_ERRORS)
+
+
+class LatenessPlugin:
+    """Marks late failures in reports, and writes their node ids to `LATE_TESTS_FILE` if no other test failed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._late: list[str] = []
+        self._num_others = 0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        folder = item.path.relative_to(self._root).parts[0]
+        if call.excinfo is not None and folder in PROCESS_FOLDERS and is_late(call.excinfo.value):
+            report.user_properties.append((PROPERTY, True))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.failed:
+            return
+        if (PROPERTY, True) in [tuple(entry) for entry in report.user_properties]:
+            if report.nodeid not in self._late:
+                self._late.append(report.nodeid)
+        else:
+            self._num_others += 1
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._num_others += report.failed
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        path = os.environ.get(LATE_FILE_VARIABLE)
+        if not path or hasattr(session.config, "workerinput"):
+            return
+        rerun = self._late if not self._num_others and len(self._late) <= MAX_LATE_TESTS else []
+        Path(path).write_text("".join(f"{nodeid}\n" for nodeid in rerun))
