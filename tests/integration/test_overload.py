@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -58,6 +59,12 @@ def open_requests(cluster: Cluster) -> dict[str, float]:
     return inside | {name: cluster.metric("router-0", name) for name in queued}
 
 
+def answer_or_none(cluster: Cluster, body: dict[str, Any]) -> httpx2.Response | None:
+    """None for 429: the router may not have noticed every hang-up yet."""
+    answer = cluster.client.post("/v1/completions", json=body)
+    return None if answer.status_code == 429 else answer
+
+
 def test_two_hundred_hang_ups_block_nothing(tmp_path: Path) -> None:
     with Cluster(tmp_path, router_flags=FLAGS) as cluster:
         model = cluster.model_name
@@ -72,7 +79,7 @@ def test_two_hundred_hang_ups_block_nothing(tmp_path: Path) -> None:
 
         body = {"model": model, "prompt": [7, 8, 9], "max_tokens": 2}
         began_s = time.monotonic()
-        answer = cluster.client.post("/v1/completions", json=body)
+        answer = eventually(lambda: answer_or_none(cluster, body), ANSWERS_WITHIN_S, "the queue is empty again")
         assert answer.status_code == 200, answer.text
         in_time(time.monotonic() - began_s, ANSWERS_WITHIN_S, "a short request is answered")
         cluster.wait_pages_free(10.0)
