@@ -8,17 +8,56 @@ serialisation gives the same ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
+from baton.domain.errors import from_code
 from baton.domain.ids import Incarnation
 from baton.domain.trust import ClusterTrust
+from baton.rpc import codec
 from baton.rpc.call_token import CALL_TOKEN_METADATA_KEY, OPEN_CLUSTER_KEY, CallTokenIssuer
 from baton.rpc.request_metadata import Metadata
 
 Options = Sequence[tuple[str, Any]]
 AnyChannel = TypeVar("AnyChannel", grpc.aio.Channel, grpc.Channel)
+
+
+# Workers send these without a code of ours, for pages that they cannot serve. UNAVAILABLE: gRPC reconnects by itself.
+_MEANT_WITHOUT_CODE = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.OUT_OF_RANGE,
+)
+
+
+class FailedCall(Protocol):
+    """The part of a gRPC error, of asyncio or of threads, that tells whose it is."""
+
+    def code(self) -> grpc.StatusCode:
+        """Its status."""
+        ...
+
+    def trailing_metadata(self) -> Any:
+        """Pairs of name and value; None for none."""
+        ...
+
+
+def may_be_damaged(failed: FailedCall, *, out_of_time: bool) -> bool:
+    """True for a status that no worker of ours means: its connection may fail every later call in the same way.
+
+    HPACK keeps a table of headers for the life of a connection, and without TLS one flipped bit in it is never noticed.
+    A worker that refuses a call token counts as well: the token covers the method's name. `out_of_time`: the call's own
+    time limit has passed.
+    """
+    status = failed.code()
+    for key, value in failed.trailing_metadata() or ():
+        if key == codec.CODE_METADATA_KEY and isinstance(value, str):
+            named = from_code(value, "")
+            return named.code != value or codec.grpc_status(named) is not status
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return not out_of_time
+    return status not in _MEANT_WITHOUT_CODE
 
 
 def open_channel(address: str, trust: ClusterTrust, options: Options) -> grpc.aio.Channel:

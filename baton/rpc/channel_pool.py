@@ -1,6 +1,7 @@
 """Channels to other processes, one for each address, and the stubs on them.
 
-Owned by one asyncio loop.
+A channel whose connection may be damaged is replaced: later calls get a new connection, those under way end on the old
+one. Owned by one asyncio loop.
 """
 
 from __future__ import annotations
@@ -8,14 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import grpc
+import structlog
 
 from baton.domain.ids import Incarnation
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.rpc.channel import open_channel, with_call_tokens
 from baton.rpc.reply_channel import ReplyChannel
+
+log = structlog.get_logger(__name__)
 
 Stub = TypeVar("Stub")
 
@@ -46,11 +51,19 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A channel, which has one connection of its own. `num_calls`: those under way."""
+
+    channel: grpc.aio.Channel
+    num_calls: int = 0
+
+
 @dataclass(slots=True)
 class _PooledChannel:
     """A channel and `for_stubs`, its form for calls to the worker's current incarnation. `stubs` by class."""
 
-    channel: grpc.aio.Channel
+    connection: _Connection
     incarnation: Incarnation
     for_stubs: ReplyChannel
     stubs: dict[Callable[[Any], Any], Any] = field(default_factory=dict)
@@ -62,6 +75,8 @@ class ChannelPool:
     def __init__(self, trust: ClusterTrust = OPEN_CLUSTER) -> None:
         self.trust = trust
         self._open: dict[str, _PooledChannel] = {}
+        self._replaced: dict[_Connection, str] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def get(self, address: str, incarnation: Incarnation) -> ReplyChannel:
         """The channel to one worker incarnation at host:port `address`. Connects when first used.
@@ -80,20 +95,55 @@ class ChannelPool:
 
     def _pooled(self, address: str, incarnation: Incarnation) -> _PooledChannel:
         pooled = self._open.get(address)
-        if pooled is None or pooled.incarnation != incarnation:
-            channel = open_channel(address, self.trust, CLIENT_OPTIONS) if pooled is None else pooled.channel
-            pooled = self._open[address] = _PooledChannel(
-                channel, incarnation, ReplyChannel(with_call_tokens(channel, self.trust, incarnation))
-            )
+        if pooled is None:
+            connection = _Connection(open_channel(address, self.trust, CLIENT_OPTIONS))
+        elif pooled.incarnation == incarnation:
+            return pooled
+        else:
+            connection = pooled.connection
+        for_stubs = ReplyChannel(
+            with_call_tokens(connection.channel, self.trust, incarnation),
+            partial(self._on_open, connection),
+            partial(self._replace, address, connection),
+        )
+        pooled = self._open[address] = _PooledChannel(connection, incarnation, for_stubs)
         return pooled
 
     async def forget(self, address: str) -> None:
-        """Closes the channel to a peer that is gone, ending its calls; idempotent."""
+        """Closes the channels to a peer that is gone, ending their calls; idempotent."""
         pooled = self._open.pop(address, None)
+        connections = [one for one, of in self._replaced.items() if of == address]
+        for connection in connections:
+            del self._replaced[connection]
         if pooled is not None:
-            await pooled.channel.close()
+            connections.append(pooled.connection)
+        await asyncio.gather(*(connection.channel.close() for connection in connections))
 
     async def close(self) -> None:
         """Closes all channels, ending their calls; idempotent."""
-        opened, self._open = list(self._open.values()), {}
-        await asyncio.gather(*(pooled.channel.close() for pooled in opened))
+        await asyncio.gather(*(self.forget(address) for address in {*self._open, *self._replaced.values()}))
+        await asyncio.gather(*self._closing)
+
+    def _on_open(self, connection: _Connection, call: Any) -> None:
+        connection.num_calls += 1
+        call.add_done_callback(partial(self._on_done, connection))
+
+    def _on_done(self, connection: _Connection, call: Any) -> None:
+        connection.num_calls -= 1
+        self._close_if_unused(connection)
+
+    def _replace(self, address: str, connection: _Connection) -> None:
+        """Gives later calls a new connection, if they would still get this one."""
+        pooled = self._open.get(address)
+        if pooled is None or pooled.connection is not connection:
+            return
+        del self._open[address]
+        self._replaced[connection] = address
+        log.warning("connection_replaced", address=address, why="a call failed with a status that no worker means")
+        self._close_if_unused(connection)
+
+    def _close_if_unused(self, connection: _Connection) -> None:
+        if connection.num_calls == 0 and self._replaced.pop(connection, None) is not None:
+            closing = asyncio.get_running_loop().create_task(connection.channel.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)

@@ -1,75 +1,141 @@
 """Reads the replies of calls: a reply that cannot be read fails its call with `link_broken`.
 
-`ChannelPool` puts it around every channel. gRPC Python would pass on None instead of a message.
+`ChannelPool` puts it around every channel, and learns of failures that point to a damaged connection. gRPC Python would
+pass on None instead of a message.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Generator
 from functools import partial
 from typing import Any, NoReturn
 
+import grpc
+
 from baton.rpc import codec
+from baton.rpc.channel import may_be_damaged
 from baton.rpc.codec import Unreadable
+
+TIMER_SLACK_S = 0.05
+"""A call's time limit may fire this much before this clock shows it."""
 
 
 class ReplyChannel:
-    """The part of a `grpc.aio.Channel` that stubs use. `channel` opens the calls; its opener closes it."""
+    """The part of a `grpc.aio.Channel` that stubs use. `channel` opens the calls; its opener closes it.
 
-    def __init__(self, channel: Any) -> None:
+    `on_open` gets every call. `on_damaged` runs after a failure that the connection may be the cause of.
+    """
+
+    def __init__(
+        self,
+        channel: Any,
+        on_open: Callable[[Any], None] = lambda call: None,
+        on_damaged: Callable[[], None] = lambda: None,
+    ) -> None:
         self._channel = channel
+        self._on_open = on_open
+        self._on_damaged = on_damaged
 
     def unary_unary(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **options: Any
     ) -> Callable[..., Any]:
         """As in `grpc.aio.Channel`."""
         call = self._channel.unary_unary(method, request_serializer, _reader(response_deserializer), **options)
-        return lambda *arguments, **named: UnaryReply(call(*arguments, **named))
+        return partial(self._start, UnaryReply, call)
 
     def unary_stream(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **options: Any
     ) -> Callable[..., Any]:
         """As in `grpc.aio.Channel`."""
         call = self._channel.unary_stream(method, request_serializer, _reader(response_deserializer), **options)
-        return lambda *arguments, **named: ReplyStream(call(*arguments, **named))
+        return partial(self._start, ReplyStream, call)
+
+    def _start(
+        self,
+        kind: Callable[[Any, _FailureCheck], Any],
+        call: Callable[..., Any],
+        request: Any,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Any:
+        started = call(request, timeout=timeout, **options)
+        self._on_open(started)
+        return kind(started, _FailureCheck(timeout, self._on_damaged))
+
+
+class _FailureCheck:
+    """Reports the failure of one call if its connection may be damaged. `timeout` None: the call has no time limit."""
+
+    __slots__ = ("_on_damaged", "_over_at_s")
+
+    def __init__(self, timeout: float | None, on_damaged: Callable[[], None]) -> None:
+        self._over_at_s = None if timeout is None else asyncio.get_running_loop().time() + timeout - TIMER_SLACK_S
+        self._on_damaged = on_damaged
+
+    def failed(self, error: grpc.aio.AioRpcError) -> None:
+        """Looks at the status of the call."""
+        now = asyncio.get_running_loop().time()
+        if may_be_damaged(error, out_of_time=self._over_at_s is not None and now >= self._over_at_s):
+            self._on_damaged()
+
+    def unreadable(self, reply: Unreadable) -> NoReturn:
+        """Raises the error of a reply that cannot be read. Wrong headers can hide that there is none."""
+        if reply.num_bytes == 0:
+            self._on_damaged()
+        raise codec.rpc_error(reply.error)
 
 
 class UnaryReply:
     """A call with one reply, which `await` returns."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, check: _FailureCheck) -> None:
         self._call = call
+        self._check = check
 
     def __await__(self) -> Generator[Any, None, Any]:
-        reply = yield from self._call.__await__()
+        try:
+            reply = yield from self._call.__await__()
+        except grpc.aio.AioRpcError as error:
+            self._check.failed(error)
+            raise
         if isinstance(reply, Unreadable):
-            raise codec.rpc_error(reply.error)
+            self._check.unreadable(reply)
         return reply
 
 
 class ReplyStream:
     """A call with a stream of replies, for `read` or for iteration. An unreadable reply cancels it."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, check: _FailureCheck) -> None:
         self._call = call
+        self._check = check
         self.cancel = call.cancel
 
     async def read(self) -> Any:
         """The next reply; `grpc.aio.EOF` at the end. Raises `AioRpcError`."""
-        reply = await self._call.read()
+        try:
+            reply = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            self._check.failed(error)
+            raise
         if isinstance(reply, Unreadable):
             self._fail(reply)
         return reply
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        async for reply in self._call:
-            if isinstance(reply, Unreadable):
-                self._fail(reply)
-            yield reply
+        try:
+            async for reply in self._call:
+                if isinstance(reply, Unreadable):
+                    self._fail(reply)
+                yield reply
+        except grpc.aio.AioRpcError as error:
+            self._check.failed(error)
+            raise
 
     def _fail(self, reply: Unreadable) -> NoReturn:
         self.cancel()
-        raise codec.rpc_error(reply.error)
+        self._check.unreadable(reply)
 
 
 def _reader(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

@@ -1,12 +1,18 @@
-"""A worker's gRPC server: options, TLS and the authentication of callers."""
+"""A worker's gRPC server: options, TLS, the authentication of callers, and a restart when grpc.aio stops serving.
+
+One call whose method's name is not UTF-8 ends the loop of a grpc.aio server (1.85) and closes its port: one flipped bit
+is enough. Its callers see broken connections and retry.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
+import structlog
 
 from baton.domain.ids import Incarnation
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
@@ -21,6 +27,10 @@ MAX_CALLS_PER_CONNECTION = 1024
 MAX_CONNECTIONS = 1024
 MAX_METADATA_BYTES = 16 * 1024
 HANDSHAKE_TIMEOUT_S = 5.0
+REBIND_S = 0.1
+"""Pause before a crashed server's port is bound again, if that failed."""
+
+log = structlog.get_logger(__name__)
 
 # Ports are not shared: a second process on the same port is a mistake and must fail. Without bdp_probe a connection
 # buffers 64 KiB of a request that nobody reads, else megabytes.
@@ -44,18 +54,6 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class RunningServer:
-    """A running server; `port` is the bound one."""
-
-    server: grpc.aio.Server
-    port: int
-
-    async def stop(self, grace_s: float = 0.0) -> None:
-        """Accepts no new calls, gives running ones `grace_s`, then cancels them. Idempotent."""
-        await self.server.stop(grace_s)
-
-
-@dataclass(frozen=True, slots=True)
 class ServerAuth:
     """Accepts callers that hold the secrets of `trust` and address this `incarnation`.
 
@@ -73,21 +71,68 @@ class ServerAuth:
         return AuthInterceptor(rules, self.on_rejected)
 
 
+class RunningServer:
+    """A running server; `port` is the bound one. Made by `start_server`."""
+
+    def __init__(self, server: grpc.aio.Server, port: int, build: Callable[[int], tuple[grpc.aio.Server, int]]) -> None:
+        """`build` makes a server on a port: (server, bound port; 0 on failure)."""
+        self.server = server
+        self.port = port
+        self._build = build
+        self._task = asyncio.get_running_loop().create_task(self._keep_serving(), name="grpc-server")
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Accepts no new calls, gives running ones `grace_s`, then cancels them. Idempotent."""
+        server = self.server
+        await server.stop(grace_s)  # before the task is cancelled: its wait is a part of the server
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if self.server is not server:
+            await self.server.stop(0.0)  # it was replaced meanwhile
+
+    async def _keep_serving(self) -> None:
+        """Replaces a server that has crashed, on the same port."""
+        while True:
+            try:
+                await self.server.wait_for_termination()
+            except Exception as error:  # the root of the crashed server
+                log.error("grpc_server_crashed", port=self.port, reason=f"{type(error).__name__}: {error}")
+            else:
+                return
+            await self.server.stop(None)
+            await self._start_again()
+
+    async def _start_again(self) -> None:
+        while True:
+            self.server, bound = self._build(self.port)
+            if bound:
+                return await self.server.start()
+            log.error("grpc_port_taken", port=self.port, retry_s=REBIND_S)
+            await self.server.stop(None)
+            await asyncio.sleep(REBIND_S)
+
+
 async def start_server(
     host: str, port: int, register: Callable[[grpc.aio.Server], None], auth: ServerAuth
 ) -> RunningServer:
     """Binds host:port (0: a free one), calls `register` to add servicers, and serves callers that `auth` accepts.
 
-    Raises `OSError` with the address if it cannot be bound.
+    Calls `register` again for each server that replaces a crashed one. Raises `OSError` with the address if it cannot
+    be bound.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(auth.interceptor(),))
-    register(server)
-    bound = _bind(server, f"{host}:{port}", auth.trust)
+    interceptor = auth.interceptor()  # one for all: it knows which tokens were used
+
+    def build(port: int) -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(interceptor,))
+        register(server)
+        return server, _bind(server, f"{host}:{port}", auth.trust)
+
+    server, bound = build(port)
     if bound == 0:
         await server.stop(None)
         raise OSError(errno.EADDRINUSE, f"gRPC port {port} on {host} is in use or not an address of this machine")
     await server.start()
-    return RunningServer(server, bound)
+    return RunningServer(server, bound, build)
 
 
 def _bind(server: grpc.aio.Server, address: str, trust: ClusterTrust) -> int:

@@ -2,15 +2,17 @@
 
 `StreamSource.read_pages` serves `ReadPages` of the Handoff service; `StreamPuller` is decode's side. Each link has a
 channel and two reader threads; pulls end in the transfer thread. A cancelled call writes nothing more, so a late pull
-ends at once.
+ends at once. A connection that may be damaged is replaced.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 
 import grpc
 import grpc.aio
@@ -19,7 +21,7 @@ from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import PoolMemory
 from baton.kv.page_tags import TagVerifier
-from baton.rpc.channel import open_sync_channel, with_call_tokens
+from baton.rpc.channel import may_be_damaged, open_sync_channel, with_call_tokens
 from baton.rpc.gen import handoff_pb2, handoff_pb2_grpc
 from baton.transfer.active_pull import ActivePull, pull_problem
 from baton.transfer.base import OnPullEvent, SourceInfo
@@ -89,20 +91,64 @@ class StreamPuller(ThreadedPuller):
         super().__init__(TRANSPORT, memory.page_bytes, make_mover, on_event)
 
 
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A channel, which has one connection of its own. `num_calls`: those under way."""
+
+    channel: grpc.Channel
+    stub: handoff_pb2_grpc.HandoffStub
+    num_calls: int = 0
+
+
 class _Link:
-    """One incarnation of one source."""
+    """One incarnation of one source. Both reader threads use its newest connection."""
 
     def __init__(self, info: SourceInfo, trust: ClusterTrust) -> None:
         self.info = info
         self.num_active_pulls = 0
-        self._channel = open_sync_channel(info.address, trust, _CHANNEL_OPTIONS)
-        self.stub = handoff_pb2_grpc.HandoffStub(with_call_tokens(self._channel, trust, info.incarnation))
+        self._trust = trust
+        self._lock = Lock()
+        self._newest = self._connect()
+        self._replaced: set[_Connection] = set()
         self.executor = ThreadPoolExecutor(THREADS_PER_LINK, thread_name_prefix=f"baton-read-{info.worker_id}")
+
+    @contextmanager
+    def connection(self) -> Iterator[_Connection]:
+        """The connection for one call. A replaced one closes after the last of its calls."""
+        with self._lock:
+            connection = self._newest
+            connection.num_calls += 1
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                connection.num_calls -= 1
+                unused = connection.num_calls == 0 and connection in self._replaced
+                if unused:
+                    self._replaced.remove(connection)
+            if unused:
+                connection.channel.close()
+
+    def replace(self, connection: _Connection) -> None:
+        """Gives later calls a new connection, if they would still get this one."""
+        with self._lock:
+            if connection is self._newest:
+                self._replaced.add(connection)
+                self._newest = self._connect()
 
     def close(self) -> None:
         """Cancels calls in progress; returns when none of them can write any more."""
-        self._channel.close()
+        with self._lock:
+            connections = [self._newest, *self._replaced]
+        for connection in connections:
+            connection.channel.close()
         self.executor.shutdown(cancel_futures=True)
+        self._newest.channel.close()  # a reader may have replaced it meanwhile
+
+    def _connect(self) -> _Connection:
+        channel = open_sync_channel(self.info.address, self._trust, _CHANNEL_OPTIONS)
+        stub = handoff_pb2_grpc.HandoffStub(with_call_tokens(channel, self._trust, self.info.incarnation))
+        return _Connection(channel, stub)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,20 +242,23 @@ def _read(link: _Link, active: ActivePull, memory: PoolMemory, verifier: TagVeri
     corrupt: list[int] = []
     request = handoff_pb2.ReadPagesRequest(incarnation=link.info.incarnation, pages=pull.remote_pages)
     call = None
-    try:
-        call = link.stub.ReadPages(request, timeout=max(0.0, active.deadline + GRACE_S - time.monotonic()))
-        for message in call:
-            landed = slice(num_pages, num_pages + _write_pages(message.data, pull.local_pages[num_pages:], memory))
-            num_pages = landed.stop
-            corrupt += wrong_positions(memory, pull, landed, verifier)
-        failure = None if num_pages == len(pull.local_pages) else f"the stream ended after {num_pages} pages"
-    except grpc.RpcError as error:
-        failure = _error_text(error)
-    except ValueError as error:  # bytes that fit no page, or a closed channel
-        failure = str(error)
-    finally:
-        if call is not None:
-            call.cancel()
+    with link.connection() as connection:
+        try:
+            call = connection.stub.ReadPages(request, timeout=max(0.0, active.deadline + GRACE_S - time.monotonic()))
+            for message in call:
+                landed = slice(num_pages, num_pages + _write_pages(message.data, pull.local_pages[num_pages:], memory))
+                num_pages = landed.stop
+                corrupt += wrong_positions(memory, pull, landed, verifier)
+            failure = None if num_pages == len(pull.local_pages) else f"the stream ended after {num_pages} pages"
+        except grpc.RpcError as error:
+            failure = _error_text(error)
+            if _blames_connection(error, active.deadline):
+                link.replace(connection)
+        except ValueError as error:  # bytes that fit no page, or a closed channel
+            failure = str(error)
+        finally:
+            if call is not None:
+                call.cancel()
     return _ReadResult(num_pages * memory.page_bytes, tuple(corrupt), failure)
 
 
@@ -222,6 +271,11 @@ def _write_pages(data: bytes, pages: Sequence[PageId], memory: PoolMemory) -> in
         edges = range(0, len(data), memory.page_bytes)
         memory.write(pages[:num_pages], [view[start : start + memory.page_bytes] for start in edges])
     return num_pages
+
+
+def _blames_connection(error: object, deadline: float) -> bool:
+    out_of_time = time.monotonic() >= deadline
+    return isinstance(error, grpc.Call) and may_be_damaged(error, out_of_time=out_of_time)
 
 
 def _error_text(error: object) -> str:

@@ -106,6 +106,21 @@ BUGS = (
         "tests/contract/test_store_worker_ids.py",
     ),
     bug(
+        MESSAGES, "a damaged connection stays in use", "baton/rpc/channel.py",
+        "return status not in _MEANT_WITHOUT_CODE", "return False",
+        "tests/unit/rpc/test_damaged_connections.py tests/unit/transfer/test_stream.py",
+    ),
+    bug(
+        MESSAGES, "a replaced connection cuts the calls under way", "baton/rpc/channel_pool.py",
+        "if connection.num_calls == 0 and self._replaced", "if self._replaced",
+        "tests/unit/rpc/test_damaged_connections.py",
+    ),
+    bug(
+        MESSAGES, "a crashed gRPC server stays down", "baton/rpc/server.py",
+        "            await self._start_again()\n", "            return\n",
+        "tests/unit/rpc/test_damaged_connections.py",
+    ),
+    bug(
         MESSAGES, "the incarnation is not checked", "baton/rpc/auth_interceptor.py",
         "            check_incarnation(request, self._rules.incarnation)\n", "            pass\n",
         "tests/unit/rpc/test_auth_interceptor.py",

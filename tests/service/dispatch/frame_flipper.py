@@ -1,4 +1,4 @@
-"""A TCP proxy that flips one bit in a chosen HTTP/2 DATA frame: damage that TCP's checksum did not notice."""
+"""A TCP proxy that flips one bit in a chosen HTTP/2 frame: damage that TCP's checksum did not notice."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from contextlib import suppress
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER_BYTES = 9
-DATA = 0
+DATA, HEADERS = 0, 1
 
 
 class FlipPlan:
-    """Flips one bit in the `skip`-th DATA frame that passes any proxy of the plan, once."""
+    """Flips one bit in the `skip`-th frame of `kind` that passes any proxy of the plan, once."""
 
-    def __init__(self, rng: random.Random, skip: int) -> None:
+    def __init__(self, rng: random.Random, skip: int, kind: int = DATA) -> None:
+        self.kind = kind
         self._rng = rng
         self._skip = skip
         self.num_frames = 0
         self.flipped = False
 
     def apply(self, payload: bytes) -> bytes:
-        """The payload of a DATA frame, with or without damage."""
+        """The payload of a frame of `kind`, with or without damage."""
         self.num_frames += 1
         if self.flipped or self.num_frames <= self._skip or not payload:
             return payload
@@ -74,7 +75,7 @@ class FlippingProxy:
                 while True:
                     header = await source.readexactly(HEADER_BYTES)
                     payload = await source.readexactly(int.from_bytes(header[:3]))
-                    sink.write(header + (self.plan.apply(payload) if header[3] == DATA else payload))
+                    sink.write(header + (self.plan.apply(payload) if header[3] == self.plan.kind else payload))
                     await sink.drain()
         finally:
             sink.close()

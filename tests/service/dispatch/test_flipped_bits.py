@@ -7,10 +7,11 @@ import random
 import pytest
 
 from tests.service.dispatch.dispatch_world import World, scripted, sequence, tokens, two_refreshes, world
-from tests.service.dispatch.frame_flipper import FlippingProxy, FlipPlan
+from tests.service.dispatch.frame_flipper import HEADERS, FlippingProxy, FlipPlan
 
 NUM_TOKENS = 5
 NUM_SEEDS = 60
+NUM_HEADER_SEEDS = 25
 TWO = ((), ())
 
 
@@ -44,3 +45,29 @@ async def answer_with_one_flip(seed: int) -> bool:
 async def test_a_flipped_bit_in_any_message_changes_no_answer():
     flipped = [await answer_with_one_flip(seed) for seed in range(NUM_SEEDS)]
     assert sum(flipped) > NUM_SEEDS // 2
+
+
+async def answers_after_one_flip(seed: int) -> bool:
+    """Generates three times behind proxies of which one flips a bit of a header; True if it did.
+
+    Every answer has to be right: the damage may last as long as its connection.
+    """
+    rng = random.Random(seed)
+    plan = FlipPlan(rng, skip=rng.randrange(12), kind=HEADERS)
+    async with world() as w:
+        w.workers.suspect = lambda *_: None  # type: ignore[method-assign]  # its only workers are tried again at once
+        proxies = await put_proxies(w, plan)
+        try:
+            for number in range(3):
+                answer = await w.generate(sequence(f"r{number}", max_tokens=NUM_TOKENS))
+                assert tokens(answer) == scripted(NUM_TOKENS), f"seed {seed}"
+        finally:
+            for proxy in proxies:
+                await proxy.stop()
+    return plan.flipped
+
+
+@pytest.mark.timeout(240)
+async def test_a_flipped_bit_in_any_header_harms_no_later_call():
+    flipped = [await answers_after_one_flip(seed) for seed in range(NUM_HEADER_SEEDS)]
+    assert sum(flipped) > NUM_HEADER_SEEDS // 2

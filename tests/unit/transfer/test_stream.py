@@ -81,11 +81,11 @@ class WrongServicer(handoff_pb2_grpc.HandoffServicer):
 
 
 @contextmanager
-def served(answers: list[bytes]) -> Iterator[str]:
-    """Address of a server of wrong bytes."""
+def served(answers: list[bytes], servicer: handoff_pb2_grpc.HandoffServicer | None = None) -> Iterator[str]:
+    """Address of a server of wrong bytes, or of `servicer`."""
     with ThreadPoolExecutor(1) as threads:
         server = grpc.server(threads)
-        handoff_pb2_grpc.add_HandoffServicer_to_server(WrongServicer(answers), server)
+        handoff_pb2_grpc.add_HandoffServicer_to_server(servicer or WrongServicer(answers), server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:
@@ -128,6 +128,38 @@ def test_right_bytes_are_written():
     with served([b"a" * 64, b"b" * 64]) as address:
         assert pull_from(address, memory).outcome is PullOutcome.DONE
     assert memory.buffer == b"a" * 64 + b"b" * 64 + bytes(128)
+
+
+class DamagedServicer(handoff_pb2_grpc.HandoffServicer):
+    """Fails every read on its first connection, as damaged headers do; answers with two pages on any other."""
+
+    def __init__(self) -> None:
+        self.peers: list[str] = []
+
+    def ReadPages(self, request: Any, context: Any) -> Iterator[handoff_pb2.PageBytes]:
+        if context.peer() not in self.peers:
+            self.peers.append(context.peer())
+        if context.peer() == self.peers[0]:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        yield handoff_pb2.PageBytes(data=b"a" * 128)
+
+
+def test_a_damaged_connection_fails_one_pull_and_not_the_next():
+    servicer, memory = DamagedServicer(), PageMemory(4, 64)
+    with served([], servicer) as address:
+        events, prefill = EventLog(), WorkerId("p")
+        puller = StreamPuller(memory, events)
+        try:
+            puller.connect(SourceInfo(prefill, INCARNATION, address, "stream", b"", 0, 4, 64))
+            outcomes = []
+            for number in (1, 2, 3):
+                pull = Pull(number, prefill, page_ids([0, 1]), page_ids([0, 1]), None, 10.0)
+                puller.submit(pull)
+                outcomes.append(events.terminal(pull).outcome)
+        finally:
+            puller.close()
+    assert outcomes == [PullOutcome.FAILED, PullOutcome.DONE, PullOutcome.DONE]
+    assert len(servicer.peers) == 2
 
 
 def test_an_unreachable_source_is_a_failure():
