@@ -86,6 +86,36 @@ BUGS = (
         "tests/unit/store/test_ownership.py",
     ),
     bug(
+        OWNERSHIP, "a write under way during a reset counts as written", "baton/store/write_behind/flusher.py",
+        "        if self._queue.num_resets != num_resets:\n            self._queue.reset(sync)\n        else:",
+        "        if False:\n            self._queue.reset(sync)\n        else:",
+        "tests/unit/store/write_behind/test_writes_after_reset.py",
+    ),
+    bug(
+        OWNERSHIP, "a rolled-back store keeps calls open that are over", "baton/store/write_behind/sync_queue.py",
+        'for written in reversed(list(self._written)):',
+        'for written in ():',
+        "tests/unit/store/write_behind/test_writes_after_reset.py",
+    ),
+    bug(
+        OWNERSHIP, "a call ends before its sequences", "baton/store/write_behind/call_sync.py",
+        'if sequence.phase is not SyncPhase.DONE:',
+        'if False:',
+        "tests/unit/store/write_behind/test_writes_after_reset.py",
+    ),
+    bug(
+        OWNERSHIP, "a sequence is put before its call", "baton/store/write_behind/sync_queue.py",
+        'if isinstance(sync, RecordSync) and sync.call in self._waiting:',
+        'if False:',
+        "tests/unit/store/write_behind/test_writes_after_reset.py",
+    ),
+    bug(
+        OWNERSHIP, "a tombstone refuses its own call", "baton/store/write_behind/call_sync.py",
+        'if found.ballot != desired.ballot:',
+        'if (found.owner, found.ballot) != (desired.owner, desired.ballot):',
+        "tests/unit/store/write_behind/test_writes_after_reset.py",
+    ),
+    bug(
         OWNERSHIP, "a lower ballot overwrites a call", "baton/store/redis/scripts/put_call.lua",
         "if held_epoch > epoch or (held_epoch == epoch and held_tag >= tag) then", "if false then",
         STORE_CALLS,

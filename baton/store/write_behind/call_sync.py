@@ -1,32 +1,43 @@
 """Brings the stored record of one call to its desired status.
 
-A call is opened before the tokens of its sequences are written, and ended after them. `StoreWriter` runs it as it runs
-the syncs of sequences; a sync knows nothing of queues, outages or time.
+A call is opened before its sequences are written, and ended after them. `StoreWriter` runs it as it runs the syncs of
+sequences; a sync knows nothing of queues, outages or time.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from baton.domain.errors import Superseded
 from baton.domain.ids import AttemptId, RequestId, first_attempt
 from baton.store.store import CallRecord, CallStatus, CallStore, RecordLost
-from baton.store.write_behind.journal_buffer import JournalBuffer
 from baton.store.write_behind.sync_status import SyncPhase, SyncStatus
+
+
+class SequenceSync(Protocol):
+    """The sync of one of the call's sequences."""
+
+    @property
+    def phase(self) -> SyncPhase:
+        """Its next step."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
 class CallSync:
     """`stored` is the status that the store has under our epoch, as far as known; None: it has no such call.
 
-    `durable` is set for good once the store has had the call.
+    `durable` is set for good once the store has had the call. `was_written`: the store has had its end; only a store
+    that was rolled back needs it again.
     """
 
     desired: CallRecord
     stored: CallStatus | None = None
     ended: bool = False
-    journals: dict[RequestId, JournalBuffer] = field(default_factory=dict)
+    was_written: bool = False
+    sequences: dict[RequestId, SequenceSync] = field(default_factory=dict)
     status: SyncStatus = field(default_factory=SyncStatus)
     durable: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -36,14 +47,18 @@ class CallSync:
         status, target = self.status, self._target
         if status.given_up:
             return SyncPhase.DONE
-        never_began = self.ended and self.stored is None and not self.journals and bool(self.desired.sequence_ids)
-        if status.stale or (self.stored is not target and not never_began):
+        never_began = self.ended and self.stored is None and not self.sequences and bool(self.desired.sequence_ids)
+        ends = target is not CallStatus.OPEN and self.stored is not target
+        if status.stale or ((self.stored is None or ends) and not never_began):
             return SyncPhase.WRITE
         return SyncPhase.DONE if target is self.desired.status else SyncPhase.JOURNAL
 
     def mark_reset(self) -> None:
-        """The store may have lost the call."""
-        self.status.stale = True
+        """The store may have lost the call, or its end."""
+        if self.was_written:
+            self.stored = CallStatus.OPEN
+        else:
+            self.status.stale = True
 
     async def run(self, store: CallStore) -> None:
         """Puts the call if need be, then ends it if it is over; look at `phase` afterwards.
@@ -56,15 +71,16 @@ class CallSync:
         self.durable.set()
         desired, target = self.desired, self._target
         if target is not CallStatus.OPEN and self.stored is not target:
-            if not await store.end_call(desired.id, desired.ballot, target, desired.trace):
+            found = await store.end_call(desired.id, desired.ballot, target, desired.trace)
+            if not found and not self.was_written:
                 raise RecordLost(f"call {desired.id} has vanished, or another router has claimed it")
             self.stored = target
 
     @property
     def _target(self) -> CallStatus:
-        """A call does not end before its tokens are written."""
-        for journal in self.journals.values():
-            if journal.due:
+        """A call does not end before its sequences are written."""
+        for sequence in self.sequences.values():
+            if sequence.phase is not SyncPhase.DONE:
                 return CallStatus.OPEN
         return self.desired.status
 
@@ -72,7 +88,7 @@ class CallSync:
         """Enters the call unless the store has it. Returns its stored status."""
         desired = self.desired
         found = await store.put_call(replace(desired, status=CallStatus.OPEN))
-        if (found.owner, found.ballot) != (desired.owner, desired.ballot):
+        if found.ballot != desired.ballot:  # a tombstone of ours has no owner
             epoch, owner_tag = found.ballot
             seen = AttemptId(desired.id, first_attempt(epoch), owner_tag)
             raise Superseded(f"call {desired.id} belongs to {found.owner}, epoch {epoch}", seen)

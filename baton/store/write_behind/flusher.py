@@ -126,7 +126,11 @@ class Flusher:
             await self._wait_for_work(wait_s)
 
     async def _run_sync(self, sync: RecordSync | CallSync) -> None:
-        """Runs a sync as far as it goes. An unforeseen failure must not stop the others."""
+        """Runs a sync as far as it goes. An unforeseen failure must not stop the others.
+
+        A reset that was noticed meanwhile may have come after the write: the sync begins again.
+        """
+        num_resets = self._queue.num_resets
         try:
             await sync.run(self._store)
             sync.status.num_conflicts = 0
@@ -139,11 +143,14 @@ class Flusher:
                 self._on_given_up(sync)
             elif isinstance(error, RecordLost) and isinstance(sync, RecordSync):
                 self._queue.mark_stale(sync)
-        self._queue.update(sync)
+        if self._queue.num_resets != num_resets:
+            self._queue.reset(sync)
+        else:
+            self._queue.update(sync)
         self._update_status(complete=not self._queue.due_journals)
 
     async def _write(self, batch: JournalBatch) -> None:
-        began = _now()
+        began, num_resets = _now(), self._queue.num_resets
         self._flush_requested = False
         try:
             outcomes = await self._store.write_journal(batch.entries)
@@ -154,7 +161,9 @@ class Flusher:
                 self._drop_journal(sync, error)
         else:
             for sync, entry, outcome in zip(batch.syncs, batch.entries, outcomes, strict=True):
-                if outcome is WriteOutcome.DONE:
+                if self._queue.num_resets != num_resets and outcome is not WriteOutcome.SUPERSEDED:
+                    self._queue.reset(sync)
+                elif outcome is WriteOutcome.DONE:
                     self._queue.journal_written(sync, entry)
                 else:
                     self._on_refused(sync, outcome)

@@ -21,11 +21,13 @@ class RecordSync:
     """`stored` is the record that the store has, as far as known; `last_live` the last one before the end.
 
     `ended`: no change follows. `superseded_reported`: the router knows that another one has taken the sequence over.
+    `was_written`: the store has had its end; only a store that was rolled back needs it again.
     """
 
     desired: SequenceRecord
     stored: SequenceRecord | None = None
     ended: bool = False
+    was_written: bool = False
     last_live: SequenceRecord | None = None
     call: CallSync | None = None
     journal: JournalBuffer = field(default_factory=JournalBuffer)
@@ -55,6 +57,9 @@ class RecordSync:
         another owner, `RecordLost` and `Broken` for a record that was changed meanwhile, and `StoreUnavailable`.
         """
         stored = await self._read(store) if self.status.stale else self.stored
+        if stored is None and self.was_written:
+            self._forget()
+            return
         if self.ended and stored is not None and _same_state(stored, self.desired):
             self.journal.mark_end_stored()
         desired = self._target
@@ -75,6 +80,11 @@ class RecordSync:
             fingerprint = desired.fingerprint or stored.fingerprint
             self.stored = replace(desired, num_emitted=num_emitted, fingerprint=fingerprint)
         self.status.stale = False
+
+    def _forget(self) -> None:
+        """The store has lost a sequence whose answer is complete: nobody needs it."""
+        self.status.given_up = True
+        self.journal.close()
 
     def next_entry(self, max_tokens: int) -> JournalEntry | None:
         """The next journal entry, under the stored attempt.

@@ -1,12 +1,13 @@
 """Pending syncs and due journals, indexed by sequence id and call id, and their bounds. Pure bookkeeping.
 
-Never drops a live sequence. Drops the oldest ended sequences and calls when they, or their tokens, are too many. Owned
-by `StoreWriter`; knows no store and no time.
+Never drops a live sequence. Drops the oldest ended sequences and calls when they, or their tokens, are too many. Keeps
+the last ones that are written as well: a store that is rolled back shows them as live again. Owned by `StoreWriter`;
+knows no store and no time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.domain.ids import RequestId
 from baton.store.store import JournalEntry
@@ -17,6 +18,9 @@ from baton.store.write_behind.sync_status import SyncPhase
 MAX_ENTRIES = 512
 MAX_ENTRY_TOKENS = 4096
 MAX_BATCH_TOKENS = 32_768
+MAX_WRITTEN = 10_000
+"""Most sequences and calls whose end is written that are kept for a store that is rolled back."""
+MAX_WRITTEN_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,9 @@ class SyncQueue:
         self._waiting: dict[RecordSync | CallSync, None] = {}  # records to write, in order
         self._ended: dict[RecordSync | CallSync, int] = {}  # ended, and not written to the end -> tokens kept for it
         self._num_ended_tokens = 0
+        self._written: dict[RecordSync | CallSync, int] = {}  # written to the end -> tokens kept for it
+        self._num_written_tokens = 0
+        self.num_resets = 0
 
     @property
     def num_pending(self) -> int:
@@ -58,8 +65,11 @@ class SyncQueue:
         return len(self._ended) > self._max_ended or self._num_ended_tokens > self._max_ended_tokens
 
     def next_sync(self) -> RecordSync | CallSync | None:
-        """The sync that has waited longest; it stays first until its record is written."""
-        return next(iter(self._waiting), None)
+        """The sync that has waited longest; it stays first until its record is written. A call goes before its own."""
+        sync = next(iter(self._waiting), None)
+        if isinstance(sync, RecordSync) and sync.call in self._waiting:
+            return sync.call
+        return sync
 
     def add_call(self, call: CallSync) -> None:
         """Adds an open call. Sequences that are added later belong to it by their ids."""
@@ -72,7 +82,7 @@ class SyncQueue:
         id = sync.desired.id
         sync.call = self._call_of.get(id)
         if sync.call is not None:
-            sync.call.journals[id] = sync.journal
+            sync.call.sequences[id] = sync
             if sync.call.status.given_up:
                 sync.journal.close()
         self.sequences[id] = sync
@@ -151,12 +161,19 @@ class SyncQueue:
                 self.update(sync)
 
     def mark_reset(self) -> None:
-        """The store may have lost all that it had: everything is put again."""
+        """The store may have lost all that it had: everything, and the last ends, are put again."""
+        self.num_resets += 1
+        for written in reversed(list(self._written)):
+            self._revive(written)
         syncs: list[RecordSync | CallSync] = [*self.calls.values(), *self.sequences.values()]
         for sync in syncs:
-            if not sync.status.given_up:
-                sync.mark_reset()
-                self.update(sync)
+            self.reset(sync)
+
+    def reset(self, sync: RecordSync | CallSync) -> None:
+        """The store may have lost what it had of this sync."""
+        if not sync.status.given_up:
+            sync.mark_reset()
+        self.update(sync)
 
     def drop_oldest(self) -> RequestId:
         """Drops what ended first; returns its id."""
@@ -175,3 +192,33 @@ class SyncQueue:
         if self.calls.get(id) is sync:
             for sequence_id in self.calls.pop(id).desired.sequence_ids:
                 self._call_of.pop(sequence_id, None)
+        if not sync.status.given_up:
+            self._keep_written(sync)
+        elif isinstance(sync, CallSync):
+            sync.sequences.clear()
+
+    def _keep_written(self, sync: RecordSync | CallSync) -> None:
+        """Keeps a sync whose end is written; forgets the oldest ones over the bounds."""
+        sync.was_written = True
+        if isinstance(sync, CallSync):
+            if sync.desired.private:
+                return
+            sync.desired = replace(sync.desired, body=b"")  # its end needs none
+        elif sync.call is not None and sync.call.desired.private:
+            return
+        self._written[sync] = sync.journal.num_buffered if isinstance(sync, RecordSync) else 0
+        self._num_written_tokens += self._written[sync]
+        while len(self._written) > MAX_WRITTEN or self._num_written_tokens > MAX_WRITTEN_TOKENS:
+            oldest = next(iter(self._written))
+            self._num_written_tokens -= self._written.pop(oldest)
+            if isinstance(oldest, CallSync):
+                oldest.sequences.clear()
+
+    def _revive(self, sync: RecordSync | CallSync) -> None:
+        """Tracks a written sync again, unless its id was used again."""
+        id = sync.desired.id
+        self._num_written_tokens -= self._written.pop(sync)
+        if isinstance(sync, RecordSync):
+            self.sequences.setdefault(id, sync)
+        else:
+            self.calls.setdefault(id, sync)

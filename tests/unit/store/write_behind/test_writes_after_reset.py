@@ -1,0 +1,191 @@
+"""Writes that a reset of the store undoes: those under way, and the ends of calls that are over here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from baton.domain.ids import AttemptId, OwnerId, RequestId, owner_tag
+from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.request import OutputToken
+from baton.store.store import CallRecord, CallStatus, SequenceRecord, StateStore
+from baton.store.write_behind import sync_queue
+from baton.store.write_behind.flusher import WriterOptions
+from baton.store.write_behind.writer import StoreWriter
+from simulation.nodes.lua_store import LuaStore
+from simulation.runtime.lua_redis import LuaRedis
+
+OWNER = OwnerId("router-0/1")
+TAG = owner_tag(OWNER)
+CALL, SEQUENCES = RequestId("c"), (RequestId("s0"), RequestId("s1"))
+WAIT_S = 30.0
+TOKENS = [OutputToken(index, 40 + index) for index in range(3)]
+
+
+class Writes:
+    """The store as the writer sees it: logs its writes, and acts after one of them, before its answer."""
+
+    def __init__(self, store: LuaStore) -> None:
+        self.log: list[str] = []
+        self.after: tuple[str, Callable[[], None]] | None = None
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._store, name)
+
+        async def call(*args: Any, **fields: Any) -> Any:
+            self.log.append(name)
+            answer = await operation(*args, **fields)
+            if self.after is not None and self.after[0] == name:
+                act, self.after = self.after[1], None
+                act()
+            return answer
+
+        return call
+
+
+class World:
+    """A writer and its server."""
+
+    def __init__(self) -> None:
+        self.server = LuaRedis(lambda: 1000.0)
+        self.store = LuaStore(server=self.server)
+        self.writes = Writes(self.store)
+        options = WriterOptions(retry_s=0.001, journal_interval_s=0.0, idle_ping_s=60.0)
+        self.writer = StoreWriter(cast(StateStore, self.writes), options)
+
+    def open(self) -> None:
+        call = CallRecord(CALL, OWNER, 1, CallStatus.OPEN, "/x", b"{}", "", 0, 7, SEQUENCES, owner_tag=TAG)
+        self.writer.open_call(call)
+        for id in SEQUENCES:
+            self.writer.create(SequenceRecord(id, 1, RequestState.RECEIVED, "router-0", "m", 3, owner_tag=TAG))
+            self.writer.advance(AttemptId(id, 1, TAG), RequestEvent.ENQUEUE)
+
+    def finish(self) -> None:
+        for id in SEQUENCES:
+            attempt = AttemptId(id, 1, TAG)
+            self.writer.write_tokens(attempt, TOKENS, num_cached_tokens=0, failure_code="worker_lost")
+            self.writer.advance(attempt, RequestEvent.FAIL, num_emitted=3, failure_code="worker_lost")
+        self.writer.end_call(CALL, CallStatus.ENDED)
+
+    def empty(self) -> None:
+        self.server.restore(({}, {}))
+
+    async def flush(self) -> None:
+        self.writer.start()
+        assert await self.writer.flush(WAIT_S) == 0
+
+    async def check_ended(self) -> None:
+        call = await self.store.get_call(CALL)
+        assert call is not None
+        assert call.status is CallStatus.ENDED
+        for id in SEQUENCES:
+            record = await self.store.get(id)
+            assert record is not None
+            assert record.state is RequestState.FAILED
+            journal = await self.store.read_journal(id, 0, 0.0)
+            assert [token.token for token in journal.tokens] == [40, 41, 42]
+            assert journal.failure_code == "worker_lost"
+
+
+@pytest.fixture
+async def world():
+    made = World()
+    yield made
+    await made.writer.close()
+
+
+@pytest.mark.parametrize("write", ["put_call", "put_request", "write_journal"])
+async def test_a_write_under_way_during_a_reset_is_put_again(world: World, write: str):
+    def reset() -> None:  # the store answers for what it has lost since, and the reset is noticed before the answer
+        world.empty()
+        world.writer.put_again()
+
+    world.writes.after = (write, reset)
+    world.open()
+    world.writer.write_tokens(AttemptId(SEQUENCES[0], 1, TAG), TOKENS, num_cached_tokens=0)
+    await world.flush()
+    assert world.writes.log.count(write) >= 2
+    call = await world.store.get_call(CALL)
+    assert call is not None
+    assert call.status is CallStatus.OPEN
+    assert [await world.store.get(id) is not None for id in SEQUENCES] == [True, True]
+    assert len((await world.store.read_journal(SEQUENCES[0], 0, 0.0)).tokens) == 3
+
+
+@pytest.mark.parametrize("num_written_before", [0, 3])
+async def test_a_call_that_is_over_ends_again_after_a_rollback(world: World, num_written_before: int):
+    world.open()
+    for id in SEQUENCES:
+        world.writer.write_tokens(AttemptId(id, 1, TAG), TOKENS[:num_written_before], num_cached_tokens=0)
+    await world.flush()
+    before = world.server.snapshot()
+    world.finish()
+    await world.flush()
+    await world.check_ended()
+    world.server.restore(before)
+    world.writer.put_again()
+    await world.flush()
+    await world.check_ended()
+    world.writer.put_again()  # once more after the patience
+    await world.flush()
+    await world.check_ended()
+
+
+async def test_a_call_that_is_over_is_not_entered_in_an_emptied_store(world: World):
+    world.open()
+    world.finish()
+    await world.flush()
+    world.empty()
+    world.writer.put_again()
+    await world.flush()
+    assert [await world.store.get(id) for id in SEQUENCES] == [None, None]
+    call = await world.store.get_call(CALL)
+    assert call is None or call.status is CallStatus.ENDED
+
+
+async def test_a_call_ends_after_its_sequences_when_the_store_loses_one(world: World):
+    """The journals are written already; only the record of a sequence is missing."""
+    world.open()
+    await world.flush()
+    world.writes.log.clear()
+    world.finish()
+    world.writes.after = ("write_journal", world.writer.put_again)
+    await world.flush()
+    await world.check_ended()
+    assert world.writes.log[-1] == "end_call"
+    assert world.writes.log.count("end_call") == 1
+
+
+async def test_a_call_is_put_before_its_sequences_after_a_reset(world: World):
+    world.open()
+    await world.flush()
+    for id in SEQUENCES:  # the records wait, the call does not
+        world.writer.advance(AttemptId(id, 1, TAG), RequestEvent.RESERVE)
+    world.empty()
+    world.writes.log.clear()
+    world.writer.put_again()
+    await world.flush()
+    assert world.writes.log[:3] == ["put_call", "put_request", "put_request"]
+
+
+async def test_the_tombstone_of_its_own_end_does_not_refuse_a_call(world: World):
+    world.open()
+    world.finish()
+    tag = owner_tag(OWNER)
+    await world.store.end_call(CALL, (1, tag), CallStatus.ENDED)
+    await world.flush()
+    await world.check_ended()
+
+
+async def test_only_the_last_ended_calls_are_kept_for_a_rollback(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sync_queue, "MAX_WRITTEN", 2)
+    world.open()
+    world.finish()
+    await world.flush()
+    world.writes.log.clear()
+    world.writer.put_again()
+    await world.flush()
+    assert len(world.writes.log) <= 3
