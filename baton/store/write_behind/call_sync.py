@@ -63,9 +63,13 @@ class CallSync:
     async def run(self, store: CallStore) -> None:
         """Puts the call if need be, then ends it if it is over; look at `phase` afterwards.
 
+        Does not put a call whose end was written: its body is gone.
+
         Raises `Superseded` for a call of another owner, `RecordLost`, and `StoreUnavailable`.
         """
-        if self.stored is None or self.status.stale:
+        if self.was_written and self.status.stale:
+            self.stored = CallStatus.OPEN
+        elif self.stored is None or self.status.stale:
             self.stored = await self._put(store)
         self.status.stale = False
         self.durable.set()

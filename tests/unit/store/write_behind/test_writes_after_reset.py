@@ -10,7 +10,7 @@ import pytest
 from baton.domain.ids import AttemptId, OwnerId, RequestId, owner_tag
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import OutputToken
-from baton.store.store import CallRecord, CallStatus, SequenceRecord, StateStore
+from baton.store.store import CallRecord, CallStatus, SequenceRecord, StateStore, StoreUnavailable
 from baton.store.write_behind import sync_queue
 from baton.store.write_behind.flusher import WriterOptions
 from baton.store.write_behind.writer import StoreWriter
@@ -29,6 +29,7 @@ class Writes:
 
     def __init__(self, store: LuaStore) -> None:
         self.log: list[str] = []
+        self.unanswered: list[str] = []
         self.after: tuple[str, Callable[[], None]] | None = None
         self._store = store
 
@@ -37,6 +38,9 @@ class Writes:
 
         async def call(*args: Any, **fields: Any) -> Any:
             self.log.append(name)
+            if name in self.unanswered:
+                self.unanswered.remove(name)
+                raise StoreUnavailable("not received")
             answer = await operation(*args, **fields)
             if self.after is not None and self.after[0] == name:
                 act, self.after = self.after[1], None
@@ -144,6 +148,19 @@ async def test_a_call_that_is_over_is_not_entered_in_an_emptied_store(world: Wor
     assert [await world.store.get(id) for id in SEQUENCES] == [None, None]
     call = await world.store.get_call(CALL)
     assert call is None or call.status is CallStatus.ENDED
+
+
+async def test_a_call_that_is_over_is_not_entered_after_an_outage_either(world: World):
+    world.open()
+    world.finish()
+    await world.flush()
+    world.empty()
+    world.writes.log.clear()
+    world.writes.unanswered = ["end_call", "get"]
+    world.writer.put_again()
+    await world.flush()
+    assert world.writes.unanswered == []
+    assert not {"put_call", "put_request"} & set(world.writes.log)
 
 
 async def test_a_call_ends_after_its_sequences_when_the_store_loses_one(world: World):
