@@ -39,6 +39,9 @@ FOREIGN_WAIT_S = 0.4
 FOREIGN_RETRY_S = 1.0
 """Retry-After of such a call: the next try may reach a router of its tokenizer."""
 
+STORE_RETRY_S = 0.25
+"""Pause before a store that is unavailable is read again."""
+
 EVENT_WAIT_S = 60.0
 """Longest wait for one event; a timeout has no effect."""
 
@@ -269,13 +272,13 @@ class Takeovers:
     async def _rebuild(self, call: ValidRequest, ballot: Ballot) -> tuple[ValidRequest, list[int]]:
         """The call with its sequences as the store has them, and its unfinished choices.
 
+        A store that does not answer is read again until the deadline of the call.
+
         Raises the error of a failed choice, after recording the others as failed. Raises `Superseded` if the call has a
         new owner.
         """
-        try:
-            states = [await self._load_state(sequence) for sequence in call.sequences]
-        except StoreUnavailable as error:
-            raise Cancelled(f"the store is unavailable: {error}") from None
+        deadline = _now() + max((sequence.deadline_s for sequence in call.sequences), default=0.0)
+        states = [await self._load_state(sequence, deadline) for sequence in call.sequences]
         if any(state.is_superseded(ballot) for state in states):
             raise Superseded(f"call {call.id} has been claimed again")  # its attempts belong to another claim
         code = next((state.failure_code for state in states if state.failure_code), "")
@@ -286,9 +289,17 @@ class Takeovers:
         unfinished = [choice for choice, state in enumerate(states) if state.journal.finish is None]
         return replace(call, sequences=tuple(state.resumed(ballot) for state in states)), unfinished
 
-    async def _load_state(self, sequence: SequenceSpec) -> _SequenceState:
-        journal = await self._context.store.read_journal(sequence.id, 0, 0.0)
-        return _SequenceState(sequence, journal, await self._context.store.get(sequence.id))
+    async def _load_state(self, sequence: SequenceSpec, deadline: float) -> _SequenceState:
+        """The sequence as the store has it. Raises `Cancelled` if the store does not answer until `deadline`."""
+        while True:
+            try:
+                journal = await self._context.store.read_journal(sequence.id, 0, 0.0)
+                return _SequenceState(sequence, journal, await self._context.store.get(sequence.id))
+            except StoreUnavailable as error:
+                if _now() >= deadline:
+                    raise Cancelled(f"the store is unavailable: {error}") from None
+                log.info("takeover_waits_for_store", request_id=sequence.id, reason=str(error))
+            await asyncio.sleep(STORE_RETRY_S)
 
     def _settle(self, state: _SequenceState, failure_code: str) -> None:
         """Records the end of a sequence that the previous owner did not record."""

@@ -26,7 +26,8 @@ from baton.store.store import (
 class PartitionedStore:
     """One user's view of a shared `StateStore`; closing the view leaves the store open.
 
-    While `away`, every operation fails; `num_writes_refused` counts failed writes. The answers to the next
+    While `away`, every operation fails; `num_writes_refused` counts failed writes. The next `num_reads_lost` reads of a
+    sequence fail. The answers to the next
     `num_claims_lost` claims are lost, but not the claims; while `claims_answered` is not set, answers to claims are
     delayed.
     """
@@ -35,6 +36,7 @@ class PartitionedStore:
         self.shared = store
         self.away = False
         self.num_claims_lost = 0
+        self.num_reads_lost = 0
         self.num_writes_refused = 0
         self.claims_answered = asyncio.Event()
         self.claims_answered.set()
@@ -59,6 +61,9 @@ class PartitionedStore:
         return await self._reachable().put_request(record)
 
     async def get(self, id: RequestId) -> SequenceRecord | None:
+        if self.num_reads_lost > 0:
+            self.num_reads_lost -= 1
+            raise StoreUnavailable("the read was lost by the test")
         return await self._reachable().get(id)
 
     async def put_call(self, record: CallRecord) -> CallOwner:

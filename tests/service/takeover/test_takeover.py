@@ -168,6 +168,21 @@ async def test_an_orphan_whose_claim_got_no_reply_is_claimed_again(tmp_path):
         assert (ended.epoch, ended.owner.partition("/")[0]) == (2, "router-1")
 
 
+async def test_a_takeover_waits_for_a_store_that_does_not_answer_a_read(tmp_path):
+    async with router_cluster(tmp_path, decode=held()) as w:
+        here, there = w.routers
+        async with opened(here, max_tokens=8) as stream:
+            seen = await stream.take(4)
+            await w.until_emitted(stream.call_id, 4)
+            there.store.num_reads_lost = 2
+            here.store.away = True
+            ended = await w.until(stream.call_id, CallStatus.ENDED)
+        assert there.store.num_reads_lost == 0
+        assert (ended.epoch, ended.owner.partition("/")[0]) == (2, "router-1")
+        rest = await _rest(there, stream.call_id, seen[-1].id)
+        assert same(seen + rest, await undisturbed(there, max_tokens=8))
+
+
 async def test_a_call_claimed_again_before_the_first_reply_still_ends(tmp_path):
     """A client asks for a call that the store assigns to this router, before the router knows of its claim."""
     async with router_cluster(tmp_path, decode=held()) as w:
