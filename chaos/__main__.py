@@ -1,9 +1,10 @@
-"""`python -m chaos`: the matrix of faults, and the soak.
+"""`python -m chaos`: the matrix of faults, the soak, and kills at a rate.
 
 python -m chaos matrix                                  every cell once
 python -m chaos matrix --cells 'decoding x kill' --repeat 3
 python -m chaos matrix --write docs/reliability.md      writes the table there
 python -m chaos soak --minutes 20 --seed 1 --json soak.json
+python -m chaos storm --minutes 20 --kills-per-minute 20
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from chaos.harness import ChaosHarness
 from chaos.matrix import Cell, CellResult, all_cells, prepare, run_cell
 from chaos.report import as_json, markdown_table, soak_markdown, soak_summary, soak_table, terminal_table, write_into
 from chaos.soak import Soak
+from chaos.storm import run_storm
 from chaos.testbed.cluster import ClusterShape, running_cluster
 
 
@@ -35,7 +37,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="baton-chaos-") as folder:
         logs = Path(options.logs or folder)
         logs.mkdir(parents=True, exist_ok=True)
-        command = _matrix if options.command == "matrix" else _soak
+        command = {"matrix": _matrix, "soak": _soak, "storm": _storm}[options.command]
         return asyncio.run(command(options, logs, console))
 
 
@@ -63,7 +65,8 @@ async def _matrix(options: argparse.Namespace, logs: Path, console: Console) -> 
 
 
 async def _soak(options: argparse.Namespace, logs: Path, console: Console) -> int:
-    shape = ClusterShape(transport=options.transport, prefill_flags={}, router_flags={"request-deadline-s": 60})
+    flags = {"request-deadline-s": 60}
+    shape = ClusterShape(transport=options.transport, prefill_flags={}, router_flags=flags, forks=options.forks)
     async with running_cluster(shape, logs) as cluster:
         harness = ChaosHarness(cluster, ChaosClient(cluster.http, shape.model), Oracle())
         await prepare(harness)
@@ -74,6 +77,22 @@ async def _soak(options: argparse.Namespace, logs: Path, console: Console) -> in
         options.json.write_text(report.as_json())
     if options.write is not None:
         write_into(options.write, "soak", f"{soak_summary(report)}\n\n{soak_markdown(report)}")
+    for problem in report.problems:
+        console.print(problem, markup=False, highlight=False)
+    return int(bool(report.problems))
+
+
+async def _storm(options: argparse.Namespace, logs: Path, console: Console) -> int:
+    flags = {"request-deadline-s": 60}
+    shape = ClusterShape(transport=options.transport, prefill_flags={}, router_flags=flags, forks=options.forks)
+    async with running_cluster(shape, logs) as cluster:
+        harness = ChaosHarness(cluster, ChaosClient(cluster.http, shape.model), Oracle())
+        await prepare(harness)
+        report = await run_storm(
+            harness, options.seed, options.clients,
+            minutes=options.minutes, kills_per_minute=options.kills_per_minute, rest_s=options.rest_s,
+        )  # fmt: skip
+    console.print(report.summary(), markup=False, highlight=False)
     for problem in report.problems:
         console.print(problem, markup=False, highlight=False)
     return int(bool(report.problems))
@@ -102,6 +121,18 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     soak.add_argument("--seed", type=int, default=1, help="of the load and of the faults")
     soak.add_argument("--clients", type=int, default=6, help="how many ask at once")
     soak.add_argument("--pairs", action="store_true", help="most faults come with one of the state store")
+    soak.add_argument("--forks", action="store_true", help="start services as forks of one process: less CPU a start")
+    storm = commands.add_parser("storm", help="kills of processes at a rate, under mixed load")
+    storm.add_argument("--minutes", type=float, default=20.0)
+    storm.add_argument("--seed", type=int, default=1, help="of the load and of the kills")
+    storm.add_argument("--clients", type=int, default=6, help="how many ask at once")
+    storm.add_argument(
+        "--kills-per-minute", type=float, default=20.0, help="at most; a kill waits for the last restart"
+    )
+    storm.add_argument("--rest-s", type=float, default=1.0, help="load without kills before each round of a minute")
+    storm.add_argument("--forks", action=argparse.BooleanOptionalAction, default=True, help="start services as forks")
+    storm.add_argument("--logs", type=Path, help="where the processes' logs stay; default: nowhere")
+    storm.add_argument("--transport", choices=["stream", "nixl"], default="stream")
     for command in (matrix, soak):
         command.add_argument("--transport", choices=["stream", "nixl"], default="stream")
         command.add_argument("--json", type=Path, help="where to write everything that was measured")

@@ -23,6 +23,7 @@ from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
 from baton.store.connect import connect
 from baton.store.store import StateStore
 from chaos.testbed.clocks import ClockController
+from chaos.testbed.fork_server import ForkServer
 from chaos.testbed.metrics import ProcessMetrics, parse_metrics
 from chaos.testbed.network import ProxyNetwork
 from chaos.testbed.process import ChildProcess, end_all, spawn
@@ -44,13 +45,17 @@ class WaitTimeout(TimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """Number and flags of each role. The defaults make every phase of a request long enough for a fault."""
+    """Number and flags of each role. The defaults make every phase of a request long enough for a fault.
+
+    `forks`: services are forks of a process that has imported everything. Their clocks cannot be moved.
+    """
 
     num_prefill: int = 2
     num_decode: int = 2
     num_routers: int = 2
     transport: str = "stream"
     model: str = "bundled"
+    forks: bool = False
     prefill_flags: Mapping[str, object] = field(
         default_factory=lambda: {"token-budget": 32, "max-chunking-requests": 1}
     )
@@ -86,10 +91,13 @@ class ChaosCluster:
         self._killed_incarnations: set[Incarnation] = set()
         self._exit_reports: list[str] = []
         self._store: StateStore | None = None
+        self._fork_server: ForkServer | None = None
 
     async def start(self) -> None:
         """Returns when every process is in service."""
         await asyncio.to_thread(self._write_secret)
+        if self.shape.forks:
+            self._fork_server = await asyncio.to_thread(ForkServer)
         await self.start_redis()
         for name in self.shape.names:
             await self._spawn(name)
@@ -105,6 +113,8 @@ class ChaosCluster:
             await self._store.close()
         await self.network.close()
         self.redis.stop()
+        if self._fork_server is not None:
+            await asyncio.to_thread(self._fork_server.close)
 
     @property
     def store(self) -> StateStore:
@@ -257,7 +267,8 @@ class ChaosCluster:
             flags |= {"dtype": "float32", "kv-memory-mib": 64, "transport": self.shape.transport}
             flags |= self.shape.prefill_flags if role == "prefill" else self.shape.decode_flags
         addresses = (LOCALHOST, port), (LOCALHOST, metrics_port)
-        self.processes[name] = spawn(name, role, flags, addresses, self._folder, self.clocks.environment(name))
+        environment = self.clocks.environment(name)
+        self.processes[name] = spawn(name, role, flags, addresses, self._folder, environment, self._fork_server)
 
 
 @contextlib.asynccontextmanager

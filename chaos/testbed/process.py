@@ -1,4 +1,4 @@
-"""One `baton serve` as a child process: started from the command line, killed, stopped, continued, measured.
+"""One `baton serve` as a child process: started from the command line or forked, killed, stopped, continued, measured.
 
 `cluster` owns them. A process dies with its parent. Linux only: resources are read from /proc.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.settings.process import child_environment, thread_variables
+from chaos.testbed.fork_server import ForkedProcess, ForkServer
 from services.cli.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +43,7 @@ class ChildProcess:
     address: tuple[str, int]
     metrics_address: tuple[str, int]
     log: Path
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | ForkedProcess
     expected_running: bool = True
     stopped: bool = False
     was_ready: bool = False
@@ -104,13 +105,17 @@ def spawn(
     addresses: tuple[tuple[str, int], tuple[str, int]],
     folder: Path,
     environment: Mapping[str, str],
+    fork_server: ForkServer | None = None,
 ) -> ChildProcess:
     """Starts `baton serve ROLE` with `flags`; its output goes to a new file in `folder`.
 
-    `addresses`: where it serves, and where it is scraped. `environment`: further variables.
+    `addresses`: where it serves, and where it is scraped. `environment`: further variables; a fork of `fork_server`
+    does not get them.
     """
     arguments = [f"--{key}={value}" for key, value in flags.items()]
     log = folder / f"{name}-{time.monotonic_ns()}.log"
+    if fork_server is not None:
+        return ChildProcess(name, role, *addresses, log, fork_server.spawn(name, ["serve", role, *arguments], log))
     wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
     command = [*wrapper, sys.executable, "-m", "services.cli.main", "serve", role, *arguments]
     with log.open("wb") as out:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -9,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from chaos.testbed.fork_server import ForkServer
 from tests.cluster import eventually
-from tests.fork_server import ForkServer
 
 pytestmark = pytest.mark.integration
 
@@ -31,6 +33,14 @@ def test_a_child_has_a_log_and_an_exit_code(fork_server: ForkServer, tmp_path: P
     assert good.read_text().strip().replace(".", "").isdigit()
     assert fork_server.spawn("bad", ["serve", "router", "--nonsense=1"], bad).wait(TIMEOUT_S) == 2
     assert "--nonsense" in bad.read_text()
+
+
+def test_a_forgotten_child_leaves_no_descriptor_open(fork_server: ForkServer, tmp_path: Path) -> None:
+    fork_server.spawn("first", ["--version"], tmp_path / "first").wait(TIMEOUT_S)
+    before = len(os.listdir("/proc/self/fd"))
+    fork_server.spawn("second", ["--version"], tmp_path / "second")
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_children_get_signals_and_end_with_their_server(fork_server: ForkServer, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
+from chaos.testbed.fork_server import ForkedProcess
 from tests.cluster import Cluster, Process, completion_tokens
-from tests.fork_server import ForkedProcess
 
 pytestmark = pytest.mark.integration
 

@@ -1,9 +1,10 @@
 """A fork server of service processes: one process imports everything once and forks each service.
 
-`python -m tests.fork_server FD MODULE...` is that process; `ForkServer` starts it and requests children. A child runs a
-`baton` command from its first line to the interpreter's end, with its own pid and log. It saves five seconds of
-importing torch and transformers. No thread may run before a fork, and no library may be active (grpc, NIXL and uvloop
-start with their first use): a child would inherit half of its work.
+`python -m chaos.testbed.fork_server FD MODULE...` is that process; `ForkServer` starts it and asks for children. A
+child runs a `baton` command from its first line to the interpreter's end, with its own pid and log. It saves five
+seconds of importing torch and transformers. The tests and the storms of kills use it. No thread may run before a fork,
+and no library may be active (grpc, NIXL and uvloop start with their first use): a child would inherit half of its
+work.
 
 The fork server ends with the process that started it, and its children end with it.
 """
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SERVICES = ("services.router.app", "services.prefill.app", "services.decode.app")
+ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 30.0
 MAX_REQUEST_BYTES = 65536
@@ -35,11 +37,11 @@ MAX_REQUEST_BYTES = 65536
 
 @dataclass
 class ForkedProcess:
-    """The part of `subprocess.Popen` that tests use, for a process whose parent is the fork server."""
+    """The part of `subprocess.Popen` that is used, for a process whose parent is the fork server."""
 
     pid: int
-    _exit_socket: socket.socket = field(repr=False)
-    """Receives the exit code, once."""
+    _exit_fd: int = field(repr=False)
+    """Receives the exit code, once. A raw descriptor: a socket that is collected unclosed warns."""
     returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -49,16 +51,18 @@ class ForkedProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """The exit code. Raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
-            if not select.select([self._exit_socket], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(f"child {self.pid}", timeout)
-            self.returncode = int(
-                self._exit_socket.recv(64) or -signal.SIGKILL
-            )  # nothing: it ended with its fork server
-            self._exit_socket.close()
+            if not select.select([self._exit_fd], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"child {self.pid}", timeout or 0.0)
+            self.returncode = int(os.read(self._exit_fd, 64) or -signal.SIGKILL)  # nothing: ended with its fork server
+            os.close(self._exit_fd)
         return self.returncode
+
+    def __del__(self) -> None:
+        if self.returncode is None:
+            os.close(self._exit_fd)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Does nothing if the process has ended."""
@@ -80,14 +84,14 @@ class ForkServer:
         command = [
             sys.executable,
             "-m",
-            "tests.fork_server",
+            "chaos.testbed.fork_server",
             str(child_socket.fileno()),
             "services.cli.main",
             *preloaded,
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=[child_socket.fileno()], env=environment
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[child_socket.fileno()], env=environment
         )
         child_socket.close()
         self._requests.settimeout(START_TIMEOUT_S)
@@ -100,7 +104,7 @@ class ForkServer:
         with log.open("wb") as out, child_socket:
             request = json.dumps({"name": name, "tokens": list(tokens)}).encode()
             socket.send_fds(self._requests, [request], [out.fileno(), child_socket.fileno()])
-        return ForkedProcess(int(self._requests.recv(64)), exit_socket)
+        return ForkedProcess(int(self._requests.recv(64)), exit_socket.detach())
 
     def close(self) -> None:
         """Ends the fork server and all children. Idempotent."""
