@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from baton.domain.errors import DeadlineExceeded, Draining, NoWorkers, Overloaded
 from baton.domain.ids import RequestId
+from baton.kv.eviction import EvictionPolicy
 
 BEGIN_S, END_S = 1.5, 5.5
 """Times between which clients arrive and faults begin."""
@@ -118,6 +119,7 @@ class Scenario:
     clients: tuple[ClientPlan, ...]
     faults: tuple[FaultPlan, ...]
     num_local_prefill: int = 0
+    eviction: EvictionPolicy = EvictionPolicy.LRU
 
     @property
     def routers(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from baton.domain.ids import RequestId
+from baton.kv.eviction import EvictionPolicy
 from simulation.scenario import (
     BEGIN_S,
     END_S,
@@ -58,7 +59,8 @@ def generate_scenario(seed: int) -> Scenario:
             more = _rollout(Random(f"rollout {seed}"), scenario)
         case _:
             more = []
-    return replace(scenario, faults=(*scenario.faults, *more))
+    eviction = Random(f"eviction {seed}").choice(list(EvictionPolicy))
+    return replace(scenario, faults=(*scenario.faults, *more), eviction=eviction)
 
 
 def _scenario(seed: int) -> Scenario:

@@ -44,7 +44,7 @@ REPEATABLE_SETTINGS = settings(
 )
 """Draws the same examples in every run, so a red build is the change's fault."""
 
-PLANTED_BUG_SETTINGS = settings(REPEATABLE_SETTINGS, max_examples=600, phases=(Phase.generate,), print_blob=False)
+PLANTED_BUG_SETTINGS = settings(REPEATABLE_SETTINGS, max_examples=2000, phases=(Phase.generate,), print_blob=False)
 """For planted bugs, which need not be shrunk."""
 
 

@@ -14,6 +14,7 @@ import torch
 from baton.domain.fingerprint import Fingerprint
 from baton.engine.progress import loading_progress
 from baton.engine.runner import ModelRunner
+from baton.kv.eviction import EvictionPolicy
 from baton.kv.geometry import KVGeometry
 from baton.kv.memory import MemoryKind, PageMemory, PoolMemory
 from baton.kv.page_checks import PageChecks
@@ -81,7 +82,8 @@ def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph
     runner = _runner(model, storage, max_graph_rows)
     max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
     _report(model, num_pages, max_model_len)
-    cache = PrefixCache(PagePool(num_pages), PoolHasher(memory) if settings.digests else None)
+    hasher = PoolHasher(memory) if settings.digests else None
+    cache = PrefixCache(PagePool(num_pages), hasher, EvictionPolicy(settings.eviction_policy.value))
     checks = PageChecks(cache, _sample(settings.page_checks, memory.kind))
     text, quantization = text_digest(directory), Quantization(settings.quantization.value)
     fingerprint = model_fingerprint(directory, root.result(), text, model.geometry, quantization)

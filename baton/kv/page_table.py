@@ -26,6 +26,7 @@ class PageTable:
         self._hold = hold
         self.salt = salt  # may be set until the first page is cached
         self._keys: list[PageKey] = []  # of the cached pages
+        self._counts_hits = False  # the matched pages are still to be counted as hits
 
     @property
     def num_slots(self) -> int:
@@ -36,6 +37,7 @@ class PageTable:
         """Fills an empty table with the cached pages of the longest prefix of `keys`; returns the number of tokens."""
         self.pages = self._cache.match(keys, self._hold)
         self._keys = list(keys[: len(self.pages)])
+        self._counts_hits = bool(self._keys)
         return self.num_slots
 
     def match_tokens(self, tokens: Sequence[int]) -> int:
@@ -72,6 +74,9 @@ class PageTable:
         if pages is None:
             return False
         self.pages += pages
+        if self._counts_hits:  # now, not at the match: a request without room matches again every turn
+            self._cache.count_hits(self._keys)
+            self._counts_hits = False
         return True
 
     def cache_full_pages(self, tokens: Sequence[int], num_filled: int) -> None:

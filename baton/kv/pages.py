@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId
@@ -61,6 +61,8 @@ class PagePool:
         self._owners = bytearray(num_pages)  # Owner.FREE == 0
         self._num_owned = [num_pages] + [0] * (len(Owner) - 1)
         self.digests = PageDigests(num_pages)
+        self.on_evictable: Callable[[PageId], None] | None = None
+        """Called with a page whose last hold was dropped and that is cached. Only the prefix cache sets it."""
 
     @property
     def num_free(self) -> int:
@@ -178,3 +180,5 @@ class PagePool:
         if now == Owner.FREE:
             self._free_index[page] = len(self._free)
             self._free.append(page)
+        elif now == Owner.CACHED and self.on_evictable is not None:
+            self.on_evictable(page)

@@ -1,4 +1,4 @@
-"""The prefix cache: pages kept after use, found by their tokens, evicted least recently used first.
+"""The prefix cache: pages kept after use, found by their tokens, evicted leaf by leaf in the order of a policy.
 
 A node is exactly one page, and its key is the chained digest of its whole prefix (`baton.kv.keys`). So the tree lies
 flat in one dictionary and no edge is ever split. Sharing KV along a token tree is SGLang's RadixAttention; chained page
@@ -14,12 +14,12 @@ a page with all that was computed from it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId, PageKey
+from baton.kv.eviction import EvictionPolicy, EvictionQueue, PageUse
 from baton.kv.page_digests import PageHasher, PageState
 from baton.kv.pages import Hold, Owner, PagePool
 
@@ -29,16 +29,22 @@ class _Node:
     page: PageId
     parent: PageKey | None
     num_children: int = 0
+    use: PageUse = field(default_factory=PageUse)
 
 
 class PrefixCache:
     """Prefix cache over one pool, and the only allocator that evicts."""
 
-    def __init__(self, pool: PagePool, hasher: PageHasher | None = None) -> None:
+    def __init__(
+        self, pool: PagePool, hasher: PageHasher | None = None, policy: EvictionPolicy = EvictionPolicy.LRU
+    ) -> None:
         """`hasher` None: digests are off."""
         self.pool = pool
         self.hasher = hasher
-        self._nodes: OrderedDict[PageKey, _Node] = OrderedDict()  # oldest first
+        self._nodes: dict[PageKey, _Node] = {}
+        self._leaves = EvictionQueue(policy)
+        self._num_uses = 0
+        pool.on_evictable = self._add_leaf
         self._keys: list[PageKey | None] = [None] * pool.num_pages  # of the cached pages, by page
         self._wrong: dict[PageId, None] = {}
 
@@ -114,8 +120,17 @@ class PrefixCache:
     def touch(self, keys: Sequence[PageKey]) -> None:
         """Makes the cached pages of a chain the most recently used; the first page becomes the youngest."""
         for key in reversed(keys):
-            if key in self._nodes:  # not quarantined meanwhile
-                self._nodes.move_to_end(key)
+            node = self._nodes.get(key)
+            if node is not None:  # not quarantined meanwhile
+                self._num_uses += 1
+                node.use.last_use = self._num_uses
+
+    def count_hits(self, keys: Sequence[PageKey]) -> None:
+        """Counts a request that uses the cached pages of a chain, for the eviction policy."""
+        for key in keys:
+            node = self._nodes.get(key)
+            if node is not None:
+                node.use.num_hits += 1
 
     def page_of(self, key: PageKey) -> PageId:
         """Page of a cached key. Raises `KeyError` for any other."""
@@ -163,6 +178,8 @@ class PrefixCache:
         for key, node in self._nodes.items():
             if node.num_children != children.get(key, 0):
                 raise Broken(f"page {node.page} counts {node.num_children} children, has {children.get(key, 0)}")
+            if self._use_of_leaf(key) is not None and key not in self._leaves:
+                raise Broken(f"page {node.page} can be evicted and is in no order of eviction")
 
     def check_pages(self, start: int, stop: int) -> None:
         """The part of `check` that concerns single pages, for pages [start, stop). Children are not counted."""
@@ -218,21 +235,35 @@ class PrefixCache:
         return node.page
 
     def _evict(self, num_pages: int) -> None:
-        """Frees `num_pages` pages, oldest leaves first. A held page counts as used now and moves to the young end."""
-        while num_pages > 0:
-            key, node = next(iter(self._nodes.items()))
-            if node.num_children or self.pool.owner(node.page) != Owner.CACHED:
-                self._nodes.move_to_end(key)
-                continue
+        """Frees `num_pages` unheld pages, leaves first. Raises `Broken` if there are too few."""
+        for _ in range(num_pages):
+            key = self._leaves.pop(self._use_of_leaf)
+            if key is None:
+                raise Broken("a page can be evicted and is in no order of eviction")
             self._remove(key)
-            num_pages -= 1
+
+    def _use_of_leaf(self, key: PageKey) -> PageUse | None:
+        """Use of a page that can be evicted now; None for any other."""
+        node = self._nodes.get(key)
+        if node is None or node.num_children or self.pool.owner(node.page) != Owner.CACHED:
+            return None
+        return node.use
+
+    def _add_leaf(self, page: PageId) -> None:
+        """Ranks an unheld page for eviction, if no page depends on it."""
+        key = self._keys[page]
+        if key is not None and (use := self._use_of_leaf(key)) is not None:
+            self._leaves.push(key, use)
 
     def _remove(self, key: PageKey) -> None:
         """Removes a node without children."""
         node = self._nodes.pop(key)
+        self._leaves.forget(key)
         self._keys[node.page] = None
         if node.parent is not None:
-            self._nodes[node.parent].num_children -= 1
+            parent = self._nodes[node.parent]
+            parent.num_children -= 1
+            self._add_leaf(parent.page)
         self.pool.set_cached(node.page, False)
 
     def _subtree(self, key: PageKey) -> list[PageKey]:

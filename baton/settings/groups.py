@@ -98,6 +98,14 @@ class PageCheckKind(StrEnum):
     OFF = "off"
 
 
+class EvictionPolicyKind(StrEnum):
+    """Order in which cached pages are evicted."""
+
+    LRU = "lru"
+    LFU = "lfu"
+    SLRU = "slru"
+
+
 class PageTagKind(StrEnum):
     """Tags of pages. AUTO: with a cluster secret, for pools in host memory whose bytes travel in clear."""
 
@@ -224,6 +232,10 @@ class WorkerSettings(ServiceSettings):
     page_checks: PageCheckKind = PageCheckKind.AUTO
     """Check cached pages again when a prompt matches them: all, sampled (one in 16), off, or auto; needs digests.
     Unless off, idle pages are checked too, within 10 minutes."""
+
+    eviction_policy: EvictionPolicyKind = EvictionPolicyKind.LRU
+    """Order in which cached pages are evicted: least recently used (lru), least often matched (lfu), or segmented LRU
+    (slru), which evicts pages that no second request has matched first."""
 
     page_tags: PageTagKind = PageTagKind.AUTO
     """Authenticate imported pages with tags under the cluster secret: on, off, or auto, which is on where a pool in

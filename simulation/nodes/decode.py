@@ -70,9 +70,8 @@ class SimDecode:
         self._lifecycle = policies.lifecycle(asyncio.Event())
         self._emission_check = EmissionCheck(process.name)
         self._memory = SimMemory(CONFIG.num_decode_pages, PAGE_BYTES)
-        self._cache = PrefixCache(
-            PagePool(CONFIG.num_decode_pages), PoolHasher(self._memory) if scenario.digests else None
-        )
+        hasher = PoolHasher(self._memory) if scenario.digests else None
+        self._cache = PrefixCache(PagePool(CONFIG.num_decode_pages), hasher, scenario.eviction)
         self._mailbox: SimMailbox[DecodeCommand] = SimMailbox(1024, self._on_command)
         self._streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams(on_empty=self._lifecycle.on_idle)
         self._puller = SimPuller(process, environment.page_network.add_reader(process), self._memory, self._pulled)

@@ -62,7 +62,8 @@ class SimPrefill:
         self._lifecycle = policies.lifecycle(asyncio.Event())
         self._emission_check = EmissionCheck(process.name)
         self._memory = SimMemory(CONFIG.num_prefill_pages, CONFIG.page_size * SLOT_BYTES)
-        self._cache = PrefixCache(PagePool(CONFIG.num_prefill_pages), PoolHasher(self._memory) if digests else None)
+        hasher = PoolHasher(self._memory) if digests else None
+        self._cache = PrefixCache(PagePool(CONFIG.num_prefill_pages), hasher, scenario.eviction)
         checks = PageChecks(self._cache)
         self._exports = policies.export_table(self._cache.pool, CONFIG.lease_s, grants_leases=not digests)
         limits = PrefillLimits(CONFIG.page_size, CONFIG.token_budget, CONFIG.max_chunking, CONFIG.max_pinned_pages)

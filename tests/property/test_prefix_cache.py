@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId, PageKey
+from baton.kv.eviction import EvictionPolicy
 from baton.kv.keys import page_keys
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, Owner, PagePool
@@ -39,9 +40,11 @@ class User:
 class CacheMachine(RuleBasedStateMachine):
     """Rules start, advance and end requests. A cached page must be found under its exact prefix or be evicted."""
 
+    policy = EvictionPolicy.LRU
+
     def __init__(self) -> None:
         super().__init__()
-        self.cache = PrefixCache(PagePool(NUM_PAGES))
+        self.cache = PrefixCache(PagePool(NUM_PAGES), policy=self.policy)
         self.users: list[User] = []
         self.cached: dict[Prefix, PageId] = {}
 
@@ -132,8 +135,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.cached = kept
 
 
-def test_prefix_cache():
-    run_state_machine_as_test(CacheMachine, settings=REPEATABLE_SETTINGS)
+@pytest.mark.parametrize("policy", EvictionPolicy)
+def test_prefix_cache(policy: EvictionPolicy):
+    machine = type(f"{policy.name}CacheMachine", (CacheMachine,), {"policy": policy})
+    run_state_machine_as_test(machine, settings=REPEATABLE_SETTINGS)
 
 
 def fill(cache: PrefixCache, tokens: list[int]) -> bool:
@@ -147,23 +152,67 @@ def fill(cache: PrefixCache, tokens: list[int]) -> bool:
     return filled
 
 
+RANKS: dict[EvictionPolicy, Callable[[int, int], tuple[int, ...]]] = {
+    EvictionPolicy.LRU: lambda last_use, num_hits: (last_use,),
+    EvictionPolicy.LFU: lambda last_use, num_hits: (num_hits, last_use),
+    EvictionPolicy.SLRU: lambda last_use, num_hits: (num_hits > 0, last_use),
+}
+
+
+@pytest.mark.parametrize("policy", EvictionPolicy)
 @REPEATABLE_SETTINGS
-@given(st.lists(TOKENS, min_size=1, max_size=6))
-def test_eviction_takes_the_least_recently_used_leaf(prompts: list[list[int]]):
-    cache = PrefixCache(PagePool(6 * (4 + 1)))  # room for all pages: nothing is evicted meanwhile
+@given(prompts=st.lists(TOKENS, min_size=1, max_size=8))
+def test_eviction_takes_the_leaf_that_ranks_first(policy: EvictionPolicy, prompts: list[list[int]]):
+    cache = PrefixCache(PagePool(8 * (4 + 1)), policy=policy)  # room for all pages: nothing is evicted meanwhile
     last_used: dict[tuple[int, ...], int] = {}
+    num_hits: dict[tuple[int, ...], int] = {}
     for now, tokens in enumerate(prompts):
         assert fill(cache, tokens)
-        last_used |= {tuple(tokens[:end]): now for end in range(PAGE_SIZE, len(tokens) + 1, PAGE_SIZE)}
+        for prefix in (tuple(tokens[:end]) for end in range(PAGE_SIZE, len(tokens) + 1, PAGE_SIZE)):
+            num_hits[prefix] = num_hits[prefix] + 1 if prefix in last_used else 0
+            last_used[prefix] = now
     while last_used:
         leaves = [one for one in last_used if not any(one == other[: len(one)] != other for other in last_used)]
-        oldest = min(leaves, key=lambda leaf: last_used[leaf])
+        first = min(leaves, key=lambda leaf: RANKS[policy](last_used[leaf], num_hits[leaf]))
         taken = cache.allocate(cache.pool.num_free + 1, Hold.LIVE)
         assert taken is not None
-        assert cache.num_matching(page_keys(oldest, PAGE_SIZE, "")) == len(oldest) // PAGE_SIZE - 1
-        del last_used[oldest]
+        assert cache.num_matching(page_keys(first, PAGE_SIZE, "")) == len(first) // PAGE_SIZE - 1
+        del last_used[first]
         assert len(cache) == len(last_used)
         cache.pool.drop(taken, Hold.LIVE)
+
+
+@pytest.mark.parametrize(("policy", "survives"), [("lru", False), ("lfu", True), ("slru", True)])
+def test_a_shared_prefix_survives_a_scan_of_unique_prompts(policy: str, survives: bool):
+    """What `lfu` and `slru` are for: two requests share a prefix, then more unique pages pass than the pool has."""
+    cache = PrefixCache(PagePool(NUM_PAGES), policy=EvictionPolicy(policy))
+    shared = [1] * PAGE_SIZE
+    fill(cache, shared)
+    fill(cache, shared)
+    for number in range(2 * NUM_PAGES):
+        fill(cache, [2 + number] * PAGE_SIZE)
+    assert cache.num_matching(page_keys(shared, PAGE_SIZE, "")) == survives
+
+
+def test_a_request_without_room_counts_no_hit_however_often_it_tries():
+    cache = PrefixCache(PagePool(NUM_PAGES), policy=EvictionPolicy.LFU)
+    fill(cache, [0] * PAGE_SIZE)
+    (key,) = page_keys([0] * PAGE_SIZE, PAGE_SIZE, "")
+    for _ in range(5):
+        table = PageTable(cache, PAGE_SIZE, "", Hold.LIVE)
+        table.match([key])
+        assert not table.extend((NUM_PAGES + 1) * PAGE_SIZE)
+        table.release()
+    assert cache._nodes[key].use.num_hits == 0
+    fill(cache, [0] * PAGE_SIZE)
+    assert cache._nodes[key].use.num_hits == 1
+
+
+def test_stale_entries_do_not_pile_up():
+    cache = PrefixCache(PagePool(NUM_PAGES))
+    for _ in range(100):
+        fill(cache, [0] * PAGE_SIZE)
+    assert len(cache._leaves._heap) <= 2 * len(cache._leaves) + 8
 
 
 def check_in_slices(cache: PrefixCache) -> None:
@@ -210,6 +259,12 @@ class TestCheckCanFail:
         cache = self.cache()
         cache._nodes[page_keys([0, 1], PAGE_SIZE, "")[0]].num_children += 1
         with pytest.raises(Broken, match="counts 2 children, has 1"):
+            cache.check()
+
+    def test_a_page_that_no_order_of_eviction_has(self):
+        cache = self.cache()
+        cache._leaves.forget(page_keys([0, 1, 1, 0], PAGE_SIZE, "")[1])
+        with pytest.raises(Broken, match="in no order of eviction"):
             cache.check()
 
     def test_one_page_under_two_keys(self):

@@ -12,12 +12,13 @@ from hypothesis.stateful import invariant, precondition, rule
 from baton.domain.errors import PageVerdict
 from baton.domain.handoff import Suspect
 from baton.domain.ids import AttemptId, PageId
+from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks, Scrubber
 from baton.kv.page_digests import PageState
 from baton.kv.pages import Owner
 from baton.transfer.digest import page_digest
 from tests.property.machines.prefill_machine import PrefillMachine
-from tests.tiny_workers import NUM_PAGES, PAGE_BYTES, page_bytes
+from tests.tiny_workers import NUM_PAGES, PAGE_BYTES, PAGE_SIZE, engine_request, page_bytes
 
 
 class DamagedPrefillMachine(PrefillMachine):
@@ -34,6 +35,17 @@ class DamagedPrefillMachine(PrefillMachine):
         page = data.draw(st.sampled_from(pinned or self._idle_pages()))
         self.world.memory.page(page)[offset] ^= 0x80
 
+    @precondition(lambda self: self.cases)
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        """A prompt comes again, and one of its cached pages has been damaged."""
+        request = self.cases[data.draw(st.sampled_from(list(self.cases)))].request
+        keys = page_keys(request.tokens, PAGE_SIZE, request.salt)
+        cached = {self.world.cache.page_of(key) for key in keys[: self.world.cache.num_matching(keys)]}
+        if damaged := cached.intersection(self._idle_pages()):
+            self.world.memory.page(max(damaged))[0] ^= 0x80
+        self._add(engine_request(f"r{next(self.names)}", list(request.tokens), salt=request.salt), 0, 20)
+
     @rule()
     def scrub(self) -> None:
         self.now += 600.0
@@ -42,10 +54,13 @@ class DamagedPrefillMachine(PrefillMachine):
         self.wait(0.0)
 
     @precondition(lambda self: any(map(self.world.exports.announced, self.cases)))
-    @rule(data=st.data())
-    def report(self, data: st.DataObject) -> None:
-        """Decode reports all announced pages of a handoff."""
+    @rule(data=st.data(), damaged=st.booleans())
+    def report(self, data: st.DataObject, damaged: bool) -> None:
+        """Decode reports all announced pages of a handoff, perhaps one that has just been damaged among them."""
         id = data.draw(st.sampled_from([one for one in self.cases if self.world.exports.announced(one)]))
+        idle = set(self._idle_pages()).intersection(self.world.exports.announced(id))
+        if damaged and idle:
+            self.world.memory.page(min(idle))[0] ^= 0x80
         suspects = [Suspect(0, page, digest) for page, digest in self.world.exports.announced(id).items()]
         wrong = [one.page for one in suspects if page_digest(self.world.memory.page(one.page)) != one.digest]
         verdict, effects = self.world.scheduler.examine(id, suspects, self.now)
