@@ -48,7 +48,7 @@ class SimConfig:
     num_prefill_pages: int = 14
     num_decode_pages: int = 12
     token_budget: int = 4
-    max_chunking: int = 2
+    max_partial_prompts: int = 2
     max_pinned_pages: int = 7
     max_rows: int = 4
     max_window_pages: int = 2

@@ -77,7 +77,7 @@ def tiny_prefill(
     lease_s: float,
     token_budget: int = 2 * PAGE_SIZE,
     max_pinned_pages: int = NUM_PAGES // 2,
-    max_chunking: int = 2,
+    max_partial_prompts: int = 2,
     export_table: type[ExportTable] = ExportTable,
     prefill_scheduler: type[PrefillScheduler] = PrefillScheduler,
     grants_leases: bool = False,
@@ -85,7 +85,7 @@ def tiny_prefill(
     memory = SimMemory(NUM_PAGES, PAGE_BYTES)
     cache = PrefixCache(PagePool(NUM_PAGES), None if grants_leases else PoolHasher(memory))
     exports = export_table(cache.pool, lease_s, grants_leases)
-    limits = PrefillLimits(PAGE_SIZE, token_budget, max_chunking, max_pinned_pages)
+    limits = PrefillLimits(PAGE_SIZE, token_budget, max_partial_prompts, max_pinned_pages)
     runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE)
     return TinyPrefill(memory, cache, exports, prefill_scheduler(cache, exports, limits, PageChecks(cache)), runner)
 

@@ -56,9 +56,7 @@ class ClusterShape:
     transport: str = "stream"
     model: str = "bundled"
     forks: bool = False
-    prefill_flags: Mapping[str, object] = field(
-        default_factory=lambda: {"token-budget": 32, "max-chunking-requests": 1}
-    )
+    prefill_flags: Mapping[str, object] = field(default_factory=lambda: {"token-budget": 32, "max-partial-prompts": 1})
     decode_flags: Mapping[str, object] = field(default_factory=lambda: {"pull-deadline-s": 20})
     router_flags: Mapping[str, object] = field(
         default_factory=lambda: {"max-running-requests": 6, "request-deadline-s": 60, "max-attempts": 6}

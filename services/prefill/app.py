@@ -186,7 +186,7 @@ class _Worker:
         limits = PrefillLimits(
             page_size=engine.geometry.page_size,
             token_budget=settings.token_budget,
-            max_chunking=settings.max_chunking_requests,
+            max_partial_prompts=settings.max_partial_prompts,
             max_pinned_pages=max(1, int(settings.pin_fraction * num_pages)),
         )
         exports = ExportTable(engine.cache.pool, settings.export_lease_s, grants_leases=not settings.digests)

@@ -57,7 +57,7 @@ class PrefillLimits:
 
     page_size: int
     token_budget: int
-    max_chunking: int
+    max_partial_prompts: int
     max_pinned_pages: int
 
     def __post_init__(self) -> None:
@@ -281,7 +281,7 @@ class PrefillScheduler:
 
         Removes the rows of prompts that end because a matched page is wrong.
         """
-        if not self._waiting or len(self._chunking) >= self._limits.max_chunking:
+        if not self._waiting or self._num_left_partial(rows) >= self._limits.max_partial_prompts:
             return False
         if self._cache.pool.num_owned(Owner.PINNED) >= self._limits.max_pinned_pages:  # ends: commit, abort or lease
             return False
@@ -294,6 +294,10 @@ class PrefillScheduler:
         self._chunking.append(self._waiting.popleft())
         log_transition("prompt", prompt.request.id, "admit", "chunking")
         return True
+
+    def _num_left_partial(self, rows: list[Row]) -> int:
+        """Number of prompts in progress that the step of `rows` does not end; one that ends in it holds no slot."""
+        return len(self._chunking) - sum(row.sample is not None for row in rows)
 
     def _match(self, prompt: _Prompt, rows: list[Row], now: float) -> int:
         """Fills the table of a waiting prompt with checked pages; returns the number of their tokens."""

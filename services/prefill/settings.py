@@ -21,8 +21,8 @@ class PrefillSettings(WorkerSettings):
     token_budget: Count = 512
     """Most prompt tokens computed in one step."""
 
-    max_chunking_requests: Count = 8
-    """Most prompts in progress at once."""
+    max_partial_prompts: Count = 4
+    """Most prompts that a step may leave half-done. Those that end in it do not count."""
 
     pin_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Share of the pool that handoffs may pin. Beyond it no new prompt starts."""

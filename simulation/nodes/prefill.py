@@ -66,7 +66,9 @@ class SimPrefill:
         self._cache = PrefixCache(PagePool(CONFIG.num_prefill_pages), hasher, scenario.eviction)
         checks = PageChecks(self._cache)
         self._exports = policies.export_table(self._cache.pool, CONFIG.lease_s, grants_leases=not digests)
-        limits = PrefillLimits(CONFIG.page_size, CONFIG.token_budget, CONFIG.max_chunking, CONFIG.max_pinned_pages)
+        limits = PrefillLimits(
+            CONFIG.page_size, CONFIG.token_budget, CONFIG.max_partial_prompts, CONFIG.max_pinned_pages
+        )
         scheduler = policies.prefill_scheduler(self._cache, self._exports, limits, checks)
         runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, version=version)
         self._mailbox: SimMailbox[PrefillCommand] = SimMailbox(1024, self._on_command)
