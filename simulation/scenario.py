@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from baton.domain.errors import DeadlineExceeded, Draining, NoWorkers, Overloaded
 from baton.domain.ids import RequestId
 from baton.kv.eviction import EvictionPolicy
+from baton.kv.growth import GrowthPolicy
 
 BEGIN_S, END_S = 1.5, 5.5
 """Times between which clients arrive and faults begin."""
@@ -120,6 +121,7 @@ class Scenario:
     faults: tuple[FaultPlan, ...]
     num_local_prefill: int = 0
     eviction: EvictionPolicy = EvictionPolicy.LRU
+    growth: GrowthPolicy = GrowthPolicy.NONE
 
     @property
     def routers(self) -> tuple[str, ...]:

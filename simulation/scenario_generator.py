@@ -8,6 +8,7 @@ from random import Random
 
 from baton.domain.ids import RequestId
 from baton.kv.eviction import EvictionPolicy
+from baton.kv.growth import GrowthPolicy
 from simulation.scenario import (
     BEGIN_S,
     END_S,
@@ -34,6 +35,7 @@ WORKER_FAULTS = (SimFaultKind.KILL, SimFaultKind.FREEZE, SimFaultKind.HANG, SimF
 ROUTER_FAULTS = (SimFaultKind.KILL, SimFaultKind.FREEZE, SimFaultKind.DRAIN)
 STORE_FAULTS = (SimFaultKind.KILL, SimFaultKind.FREEZE)
 STORE_LOSSES = (SimFaultKind.WIPE, SimFaultKind.ROLL_BACK)
+GROWTH_MODES = tuple(GrowthPolicy)
 LINK_FAULTS = (SimFaultKind.CUT, SimFaultKind.CUT_ONE_WAY, SimFaultKind.SLOW)
 MAX_DURATION_S = {
     SimFaultKind.DRAIN: MAX_RESTART_S,
@@ -102,6 +104,7 @@ def _fault_free(rng: Random, seed: int, num_routers: int | None = None) -> Scena
         noise=Noise(),
         clients=(),
         faults=(),
+        growth=GROWTH_MODES[seed // 4 % len(GROWTH_MODES)],
     )
     if seed % 4 == 1:
         scenario = _with_local_prefill(rng, scenario)

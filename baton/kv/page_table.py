@@ -33,6 +33,11 @@ class PageTable:
         """Token slots that the pages cover."""
         return len(self.pages) * self._page_size
 
+    @property
+    def num_own_pages(self) -> int:
+        """Pages that nothing else holds."""
+        return self._cache.pool.num_held_once(self.pages)
+
     def match(self, keys: Sequence[PageKey]) -> int:
         """Fills an empty table with the cached pages of the longest prefix of `keys`; returns the number of tokens."""
         self.pages = self._cache.match(keys, self._hold)

@@ -89,6 +89,11 @@ class PagePool:
     def owner(self, page: PageId) -> Owner:
         return Owner(self._owners[page])
 
+    def num_held_once(self, pages: Iterable[PageId]) -> int:
+        """Number of `pages` that have exactly one hold."""
+        counts = tuple(self._holds.values())
+        return sum(sum([count[page] for count in counts]) == 1 for page in pages)
+
     def allocate(self, num_pages: int, hold: Hold) -> list[PageId] | None:
         """Takes `num_pages` free pages, held once for `hold`. None, without a change, if there are too few."""
         if num_pages > len(self._free):

@@ -189,12 +189,13 @@ class _Worker:
         limits = ImportLimits(page_size, settings.max_rows, settings.pull_window_pages, settings.pull_deadline_s)
         imports = ImportTable(engine.cache, limits)
         host = HostTier(settings.preemption_pages(engine.cache.pool.num_pages), engine.host_hasher)
-        scheduler = DecodeScheduler(imports, host, page_size, settings.token_budget)
+        growth = settings.growth(page_size)
+        scheduler = DecodeScheduler(imports, host, page_size, settings.token_budget, growth)
         page_bytes = engine.memory.page_bytes
         faults = PageFaults(engine.cache, imports, scheduler, engine.checks, page_size, page_bytes)
         tagged = engine.fingerprint.digest if self._checks_tags else None
         rules = ImportRules(page_size, settings.digests, tagged)
-        import_policy = ImportPolicy(engine.cache.pool, imports, scheduler, rules, faults)
+        import_policy = ImportPolicy(engine.cache.pool, imports, scheduler, rules, faults, growth)
         turn = EngineTurn(
             WorkerRole.DECODE, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages
         )

@@ -23,6 +23,7 @@ class Reserve:
     keys: tuple[PageKey, ...]
     deadline_s: float
     reply: Reply[Reserved | Busy]
+    max_new_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

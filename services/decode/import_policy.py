@@ -26,6 +26,7 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, PageKey, ReservationId, WorkerId
 from baton.domain.request import EngineRequest, OutputToken
 from baton.engine.messages import Fail
+from baton.kv.growth import GrowthReserve
 from baton.kv.pages import PagePool
 from baton.kv.quarantine import Quarantine
 from baton.transfer.base import PullEvent
@@ -65,17 +66,27 @@ class ImportPolicy:
         scheduler: DecodeScheduler,
         rules: ImportRules,
         faults: PageFaults,
+        growth: GrowthReserve | None = None,
     ) -> None:
         self._pool = pool
         self._imports = imports
         self._scheduler = scheduler
         self._rules = rules
         self._faults = faults
+        self._growth = growth
 
     def reserve(
-        self, id: AttemptId, num_tokens: int, keys: Sequence[PageKey], now: float, deadline_s: float
+        self,
+        id: AttemptId,
+        num_tokens: int,
+        keys: Sequence[PageKey],
+        now: float,
+        deadline_s: float,
+        max_new_tokens: int = 0,
     ) -> tuple[Reserved | Busy, list[DecodeEffect]]:
         """Reserves pages and a row for one attempt, and fails older attempts of the same request.
+
+        `max_new_tokens`: most output tokens of the attempt; the growth reserve counts on them.
 
         Raises `Superseded` for an older attempt and for one that is decoding already."""
         if id in self._scheduler.ids():
@@ -85,6 +96,9 @@ class ImportPolicy:
             self._imports.fence(id)
             return Busy(self._imports.num_reserved_pages), effects
         reply = self._imports.reserve(id, num_tokens, keys, self._scheduler.num_rows, now, deadline_s)
+        if isinstance(reply, Reserved) and not self._can_grow(id, max_new_tokens):
+            self._imports.abort(id)
+            reply = Busy(self._imports.num_reserved_pages)
         self._faults.on_reserved(id)
         return reply, effects
 
@@ -217,6 +231,16 @@ class ImportPolicy:
     def next_wakeup(self, now: float) -> float | None:
         """Time of the next deadline; `now` while matched pages wait for their check."""
         return now if self._faults.is_waiting else self._imports.next_deadline()
+
+    def _can_grow(self, id: AttemptId, max_new_tokens: int) -> bool:
+        """True if the rows and imports can grow beside a new reservation. One that was made before stays."""
+        reserved = self._imports.get(id)
+        if self._growth is None or reserved is None or reserved.max_new_tokens or reserved.request is not None:
+            return True
+        reserved.max_new_tokens = max(1, max_new_tokens)
+        imports = [kv_import for one in self._imports.ids() if (kv_import := self._imports.get(one)) is not None]
+        growths = [*self._scheduler.growths(), *(kv_import.growth for kv_import in imports)]
+        return self._growth.fits(growths, self._imports.num_reservable_pages)
 
     def _claim_local(
         self, reservation_id: ReservationId, request: EngineRequest, received_at: float

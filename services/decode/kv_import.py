@@ -13,6 +13,7 @@ from baton.domain.handoff import ImportEvent, ImportState, PublishedChunk, Suspe
 from baton.domain.ids import AttemptId, PageId, ReservationId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken
 from baton.engine.transition_log import log_transition
+from baton.kv.growth import RowGrowth
 from baton.kv.page_table import PageTable
 from baton.kv.page_tags import TAG_BYTES, PageTag, page_identities
 from baton.transfer.base import Pull
@@ -115,6 +116,7 @@ class KvImport:
     table: PageTable
     num_reserved: int  # pages reserved and not yet allocated
     deadline: float
+    max_new_tokens: int = 0  # of the reservation
     state: ImportState = ImportState.RESERVED
     request: EngineRequest | None = None
     source: WorkerId | None = None
@@ -140,6 +142,14 @@ class KvImport:
     @property
     def num_in_flight_pages(self) -> int:
         return sum(len(pull.local_pages) for pull in self.in_flight.values())
+
+    @property
+    def growth(self) -> RowGrowth:
+        """The row that this import becomes, as the growth reserve sees it."""
+        num_pages = len(self.table.pages) + self.num_reserved
+        num_own_pages = self.table.num_own_pages + self.num_reserved
+        num_output = 1 if self.request is None else self.request.num_emitted + 1
+        return RowGrowth(self.num_tokens + 1, num_output, max(0, self.max_new_tokens - 1), num_pages, num_own_pages)
 
     def advance(self, event: ImportEvent) -> None:
         """Changes the state. Raises `Broken` for an event that the state does not allow."""

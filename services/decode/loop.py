@@ -171,7 +171,7 @@ class DecodeLoop:
     def _reserve(self, command: Reserve) -> list[DecodeEffect]:
         try:
             answer, effects = self._import_policy.reserve(
-                command.id, command.num_tokens, command.keys, monotonic_s(), command.deadline_s
+                command.id, command.num_tokens, command.keys, monotonic_s(), command.deadline_s, command.max_new_tokens
             )
         except BatonError as error:
             command.reply.send(error)

@@ -31,6 +31,7 @@ from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, StepOutput
 from baton.engine.chunking import cut
 from baton.engine.messages import Fail
 from baton.engine.transition_log import log_transition
+from baton.kv.growth import GrowthReserve, RowGrowth
 from baton.kv.keys import page_keys
 from baton.kv.page_table import PageTable
 from baton.kv.tiers import HostTier
@@ -61,8 +62,19 @@ def _arrival_number(row: _Row) -> int:
 class DecodeScheduler:
     """Queues *imported | local -> running <-> preempted* over one page pool and one host tier."""
 
-    def __init__(self, imports: ImportTable, host: HostTier, page_size: int, token_budget: int = 0) -> None:
-        """`token_budget`: most tokens of a step, rows and local chunks together. Chunks get at least a page."""
+    def __init__(
+        self,
+        imports: ImportTable,
+        host: HostTier,
+        page_size: int,
+        token_budget: int = 0,
+        growth: GrowthReserve | None = None,
+    ) -> None:
+        """`token_budget`: most tokens of a step, rows and local chunks together. Chunks get at least a page.
+
+        `growth` learns from the rows; None: nothing learns.
+        """
+        self._growth = growth
         self._imports = imports
         self._token_budget = token_budget
         self._local: deque[_Row] = deque()
@@ -103,6 +115,10 @@ class DecodeScheduler:
         local = {row.request.id for row in self._local}
         return sum(row.num_prompt_tokens for row in batch.rows if row.id not in local)
 
+    def growths(self) -> list[RowGrowth]:
+        """All rows, as the growth reserve sees them."""
+        return list(map(self._growth_of, itertools.chain(*self._queues)))
+
     def ids(self) -> Iterator[AttemptId]:
         """Attempts in any queue."""
         return (row.request.id for queue in self._queues for row in queue)
@@ -137,6 +153,7 @@ class DecodeScheduler:
                 if row.request.id == id:
                     queue.remove(row)
                     self._release(row)
+                    self._learn_length(row)
                     log_transition("row", id, "abort", "ended")
                     return True
         return False
@@ -157,6 +174,8 @@ class DecodeScheduler:
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[DecodeEffect]:
         """Applies a finished step: one token per running row, and the progress of local prompts."""
         self._totals.num_steps += 1
+        if self._growth is not None:
+            self._growth.on_step()
         self._totals.seconds += now - self._scheduled_at
         by_id = {row.request.id: row for queue in (self._running, self._local) for row in queue}
         effects = self.take_pending_effects()
@@ -229,6 +248,8 @@ class DecodeScheduler:
             return
         row.timer.preempt(now)
         self.num_preemptions += 1
+        if self._growth is not None:
+            self._growth.on_preempted(list(map(self._growth_of, self._running)))
         copies.append(HostCopy(tuple(pages), slots, to_host=True))
         self._host.keep(slots, row.table.digests(len(pages)))
         row.host_slots = slots
@@ -287,11 +308,22 @@ class DecodeScheduler:
         self._running.remove(row)
         row.timer.leave(now)
         self._release(row)
+        self._learn_length(row)
         log_transition("row", row.request.id, finish.value, "ended")
         return EmitTokens(row.request.id, (token,), finish, row.timer.times())
 
     def _row(self, request: EngineRequest, table: PageTable, tokens: list[int], num_filled: int) -> _Row:
         return _Row(next(self._arrival_numbers), request, table, tokens, num_filled, RowTimer(self._totals))
+
+    def _growth_of(self, row: _Row) -> RowGrowth:
+        num_output, pages = row.num_output_tokens, row.table.pages
+        max_rest = row.request.stop.max_tokens - num_output
+        return RowGrowth(len(row.tokens), num_output, max_rest, len(pages), row.table.num_own_pages)
+
+    def _learn_length(self, row: _Row) -> None:
+        """Learns from an ended output; the router aborts one that ends with a stop string."""
+        if self._growth is not None and row.num_output_tokens:
+            self._growth.on_ended(row.num_output_tokens)
 
     def _release(self, row: _Row) -> None:
         row.table.release()

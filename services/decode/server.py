@@ -127,7 +127,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         reply: Reply[Reserved | Busy] = Reply()
         keys = tuple(PageKey(key) for key in request.page_keys)
         deadline_s = min(clamp_duration(request.deadline_s, "deadline_s"), self._config.max_reservation_s)
-        command = Reserve(id, request.num_tokens, keys, deadline_s, reply)
+        command = Reserve(id, request.num_tokens, keys, deadline_s, reply, request.max_new_tokens)
         if not self._mailbox.try_put(command):
             raise Overloaded("this decode worker's mailbox is full", retry_after_s=1.0)
         return await reply.wait(ENGINE_TIMEOUT_S)

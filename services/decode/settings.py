@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from baton.kv.growth import GrowthPolicy, GrowthReserve
 from baton.settings.groups import Count, Port, Seconds, WorkerSettings
 
 RENEWALS_PER_LEASE = 10
@@ -44,6 +45,13 @@ class DecodeSettings(WorkerSettings):
     host_pages: Annotated[int, Field(ge=0)] | None = None
     """Pages of host memory for preempted sequences; default: as many as the pool has."""
 
+    growth_reserve: GrowthPolicy = GrowthPolicy.NONE
+    """Pages kept free for running sequences to grow when a new one asks for room: none, ratio (of the longest outputs,
+    adaptive), peak (of use under the output lengths seen here) or full (the longest outputs)."""
+
+    growth_clip_tokens: Count = 4096
+    """Longest further output of a sequence that the growth reserve counts on; never limits an output."""
+
     @model_validator(mode="after")
     def _budget_reaches_a_page_edge(self) -> Self:
         if 0 < self.token_budget < self.page_size:
@@ -59,6 +67,10 @@ class DecodeSettings(WorkerSettings):
     def prefills(self) -> bool:
         """True if this worker computes prompts as well."""
         return self.token_budget > 0
+
+    def growth(self, page_size: int) -> GrowthReserve:
+        """The growth reserve of one engine."""
+        return GrowthReserve(self.growth_reserve, page_size, self.growth_clip_tokens)
 
     def preemption_pages(self, num_pages: int) -> int:
         """Size of the host tier beside a pool of `num_pages`."""

@@ -18,6 +18,7 @@ from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.fake_runner import SLOT_BYTES
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
+from baton.kv.growth import GrowthReserve
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
@@ -57,6 +58,9 @@ SERVER_GRACE_S = 1.0
 
 PAGE_BYTES = CONFIG.page_size * SLOT_BYTES
 
+MAX_GROWTH_TOKENS = 8
+"""Longest rest of a row that the growth reserve counts on; answers may be longer."""
+
 
 class SimDecode:
     """One life of one decode worker. Created inside its own process."""
@@ -94,6 +98,7 @@ class SimDecode:
         )
         self._prefills = process.name in scenario.local_prefill_workers
         self._num_preemptions = 0
+        self._growth_mode = scenario.growth
         self._loop = self._make_loop(runner, policies, scenario.digests, num_host_pages)
         self._mailbox.on_arrival = self._engine.wake
         self._listen()
@@ -135,12 +140,13 @@ class SimDecode:
         limits = ImportLimits(CONFIG.page_size, CONFIG.max_rows, CONFIG.max_window_pages, CONFIG.pull_deadline_s)
         self._imports = policies.import_table(self._cache, limits)
         self._host = HostTier(num_host_pages, PoolHasher(self._host_memory) if digests else None)
+        growth = GrowthReserve(self._growth_mode, CONFIG.page_size, MAX_GROWTH_TOKENS)
         budget = CONFIG.token_budget if self._prefills else 0
-        self._scheduler = policies.decode_scheduler(self._imports, self._host, CONFIG.page_size, budget)
+        self._scheduler = policies.decode_scheduler(self._imports, self._host, CONFIG.page_size, budget, growth)
         rules = ImportRules(CONFIG.page_size, digests)
         checks = PageChecks(self._cache)
         faults = PageFaults(self._cache, self._imports, self._scheduler, checks, CONFIG.page_size, PAGE_BYTES)
-        import_policy = policies.import_policy(self._cache.pool, self._imports, self._scheduler, rules, faults)
+        import_policy = policies.import_policy(self._cache.pool, self._imports, self._scheduler, rules, faults, growth)
         turn = EngineTurn(WorkerRole.DECODE, self._cache, self._mailbox, self._lifecycle.on_idle)
         hooks = DecodeHooks(self._emit, self._puller.submit, PageScrub(checks, PAGE_BYTES))
         return DecodeLoop(turn, self._imports, self._scheduler, import_policy, runner, hooks)

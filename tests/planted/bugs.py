@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted.runner import PlantedBug
 
 PAGES, OWNERSHIP, MESSAGES, IDENTITY = "right pages", "one owner", "messages", "identity"
-SEAL, FAIRNESS, READERS = "sealed store", "fairness", "readers"
+SEAL, FAIRNESS, READERS, ROOM = "sealed store", "fairness", "readers", "room to grow"
 
 KV, DECODE, PREFILL = "tests/unit/kv", "tests/unit/decode", "tests/unit/prefill"
 STORE_CALLS = "tests/contract/test_store_ballots.py tests/contract/test_store_calls.py"
@@ -17,6 +17,26 @@ def bug(promise: str, name: str, file: str, before: str, after: str, tests: str)
 
 
 BUGS = (
+    bug(
+        ROOM, "rows are admitted without room to grow", "services/decode/import_policy.py",
+        "not self._can_grow(id, max_new_tokens)", "False",
+        f"{DECODE}/test_growth.py",
+    ),
+    bug(
+        ROOM, "shared pages count as coming back", "baton/kv/growth.py",
+        "num_returned = sum(row.num_own_pages for row in rows)", "num_returned = sum(row.num_pages for row in rows)",
+        f"{DECODE}/test_growth.py",
+    ),
+    bug(
+        ROOM, "the peak learns from no output", "baton/kv/growth.py",
+        "self._lengths.append(num_output_tokens)", "pass",
+        f"{DECODE}/test_growth.py",
+    ),
+    bug(
+        ROOM, "the ratio does not rise by a preemption", "baton/kv/growth.py",
+        "self._ratio = max(self._ratio, min(1.0, num_used / (num_most + 1)))", "pass",
+        f"{DECODE}/test_growth.py",
+    ),
     bug(
         PAGES, "matched pages are not checked", "baton/kv/page_table.py",
         "wrong = checks.check_matched(self.pages)", "wrong = []",

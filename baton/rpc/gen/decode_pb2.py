@@ -25,29 +25,29 @@ _sym_db = _symbol_database.Default()
 from baton.rpc.gen import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/decode.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"l\n\x0eReserveRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tpage_keys\x18\x03 \x03(\x0c\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\"\x85\x01\n\x0cReserveReply\x12&\n\x08reserved\x18\x01 \x01(\x0b\x32\x12.baton.v1.ReservedH\x00\x12\x1e\n\x04\x62usy\x18\x02 \x01(\x0b\x32\x0e.baton.v1.BusyH\x00\x12$\n\x07refused\x18\x03 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x42\x07\n\x05reply\"=\n\x08Reserved\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x19\n\x11\x64\x65\x63ode_prefix_len\x18\x02 \x01(\r\"3\n\x04\x42usy\x12\x15\n\rretry_after_s\x18\x01 \x01(\x01\x12\x14\n\x0cqueued_pages\x18\x02 \x01(\r\"\x98\x01\n\x0fGenerateRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.baton.v1.EngineRequest\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12\x12\n\nprefill_id\x18\x03 \x01(\t\x12\x1b\n\x13prefill_incarnation\x18\x04 \x01(\x04\x12\x12\n\ndeadline_s\x18\x05 \x01(\x01\"\x89\x01\n\rGenerateEvent\x12&\n\x08imported\x18\x01 \x01(\x0b\x32\x12.baton.v1.ImportedH\x00\x12\"\n\x06tokens\x18\x02 \x01(\x0b\x32\x10.baton.v1.TokensH\x00\x12#\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x42\x07\n\x05\x65vent\"\\\n\x08Imported\x12$\n\x05times\x18\x01 \x01(\x0b\x32\x15.baton.v1.ImportTimes\x12*\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x15.baton.v1.OutputToken\"\xa2\x01\n\x06Tokens\x12%\n\x06tokens\x18\x01 \x03(\x0b\x32\x15.baton.v1.OutputToken\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12$\n\x05times\x18\x03 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12\x12\n\x05\x63heck\x18\x04 \x01(\x07H\x00\x88\x01\x01\x42\x08\n\x06_check2\xbe\x01\n\x06\x44\x65\x63ode\x12;\n\x07Reserve\x12\x18.baton.v1.ReserveRequest\x1a\x16.baton.v1.ReserveReply\x12@\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateEvent0\x01\x12\x35\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x14.baton.v1.AbortReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/decode.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\x84\x01\n\x0eReserveRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tpage_keys\x18\x03 \x03(\x0c\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\"\x85\x01\n\x0cReserveReply\x12&\n\x08reserved\x18\x01 \x01(\x0b\x32\x12.baton.v1.ReservedH\x00\x12\x1e\n\x04\x62usy\x18\x02 \x01(\x0b\x32\x0e.baton.v1.BusyH\x00\x12$\n\x07refused\x18\x03 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x42\x07\n\x05reply\"=\n\x08Reserved\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x19\n\x11\x64\x65\x63ode_prefix_len\x18\x02 \x01(\r\"3\n\x04\x42usy\x12\x15\n\rretry_after_s\x18\x01 \x01(\x01\x12\x14\n\x0cqueued_pages\x18\x02 \x01(\r\"\x98\x01\n\x0fGenerateRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.baton.v1.EngineRequest\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12\x12\n\nprefill_id\x18\x03 \x01(\t\x12\x1b\n\x13prefill_incarnation\x18\x04 \x01(\x04\x12\x12\n\ndeadline_s\x18\x05 \x01(\x01\"\x89\x01\n\rGenerateEvent\x12&\n\x08imported\x18\x01 \x01(\x0b\x32\x12.baton.v1.ImportedH\x00\x12\"\n\x06tokens\x18\x02 \x01(\x0b\x32\x10.baton.v1.TokensH\x00\x12#\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x42\x07\n\x05\x65vent\"\\\n\x08Imported\x12$\n\x05times\x18\x01 \x01(\x0b\x32\x15.baton.v1.ImportTimes\x12*\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x15.baton.v1.OutputToken\"\xa2\x01\n\x06Tokens\x12%\n\x06tokens\x18\x01 \x03(\x0b\x32\x15.baton.v1.OutputToken\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12$\n\x05times\x18\x03 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12\x12\n\x05\x63heck\x18\x04 \x01(\x07H\x00\x88\x01\x01\x42\x08\n\x06_check2\xbe\x01\n\x06\x44\x65\x63ode\x12;\n\x07Reserve\x12\x18.baton.v1.ReserveRequest\x1a\x16.baton.v1.ReserveReply\x12@\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateEvent0\x01\x12\x35\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x14.baton.v1.AbortReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.decode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RESERVEREQUEST']._serialized_start=58
-  _globals['_RESERVEREQUEST']._serialized_end=166
-  _globals['_RESERVEREPLY']._serialized_start=169
-  _globals['_RESERVEREPLY']._serialized_end=302
-  _globals['_RESERVED']._serialized_start=304
-  _globals['_RESERVED']._serialized_end=365
-  _globals['_BUSY']._serialized_start=367
-  _globals['_BUSY']._serialized_end=418
-  _globals['_GENERATEREQUEST']._serialized_start=421
-  _globals['_GENERATEREQUEST']._serialized_end=573
-  _globals['_GENERATEEVENT']._serialized_start=576
-  _globals['_GENERATEEVENT']._serialized_end=713
-  _globals['_IMPORTED']._serialized_start=715
-  _globals['_IMPORTED']._serialized_end=807
-  _globals['_TOKENS']._serialized_start=810
-  _globals['_TOKENS']._serialized_end=972
-  _globals['_DECODE']._serialized_start=975
-  _globals['_DECODE']._serialized_end=1165
+  _globals['_RESERVEREQUEST']._serialized_start=59
+  _globals['_RESERVEREQUEST']._serialized_end=191
+  _globals['_RESERVEREPLY']._serialized_start=194
+  _globals['_RESERVEREPLY']._serialized_end=327
+  _globals['_RESERVED']._serialized_start=329
+  _globals['_RESERVED']._serialized_end=390
+  _globals['_BUSY']._serialized_start=392
+  _globals['_BUSY']._serialized_end=443
+  _globals['_GENERATEREQUEST']._serialized_start=446
+  _globals['_GENERATEREQUEST']._serialized_end=598
+  _globals['_GENERATEEVENT']._serialized_start=601
+  _globals['_GENERATEEVENT']._serialized_end=738
+  _globals['_IMPORTED']._serialized_start=740
+  _globals['_IMPORTED']._serialized_end=832
+  _globals['_TOKENS']._serialized_start=835
+  _globals['_TOKENS']._serialized_end=997
+  _globals['_DECODE']._serialized_start=1000
+  _globals['_DECODE']._serialized_end=1190
 # @@protoc_insertion_point(module_scope)

@@ -7,16 +7,18 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("id", "num_tokens", "page_keys", "deadline_s")
+    __slots__ = ("id", "num_tokens", "page_keys", "deadline_s", "max_new_tokens")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGE_KEYS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     id: _common_pb2.AttemptId
     num_tokens: int
     page_keys: _containers.RepeatedScalarFieldContainer[bytes]
     deadline_s: float
-    def __init__(self, id: _Optional[_Union[_common_pb2.AttemptId, _Mapping]] = ..., num_tokens: _Optional[int] = ..., page_keys: _Optional[_Iterable[bytes]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    max_new_tokens: int
+    def __init__(self, id: _Optional[_Union[_common_pb2.AttemptId, _Mapping]] = ..., num_tokens: _Optional[int] = ..., page_keys: _Optional[_Iterable[bytes]] = ..., deadline_s: _Optional[float] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
 
 class ReserveReply(_message.Message):
     __slots__ = ("reserved", "busy", "refused")

@@ -202,6 +202,7 @@ class Reserver:
             num_tokens=len(request.tokens),
             page_keys=keys,
             deadline_s=self._limits.reserve_timeout_s,
+            max_new_tokens=max(1, request.stop.max_tokens - request.num_emitted),
         )
         self._workers.on_placed(request.id, pair, len(request.tokens))
         reply = None

@@ -16,6 +16,7 @@ from baton.domain.ids import AttemptId, RequestId, ReservationId
 from baton.domain.request import EngineRequest, StopParams
 from baton.engine.fake_runner import SLOT_BYTES
 from baton.engine.messages import Fail
+from baton.kv.growth import GrowthPolicy, GrowthReserve
 from baton.kv.pages import Owner
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from services.decode.effects import (
@@ -143,7 +144,7 @@ class CheckedDecode(RuleBasedStateMachine):
 
     # -- effects
 
-    def _new_world(self, digests: bool, num_host_pages: int) -> TinyDecode:
+    def _new_world(self, digests: bool, num_host_pages: int, mode: GrowthPolicy = GrowthPolicy.NONE) -> TinyDecode:
         return tiny_decode(
             digests,
             num_host_pages,
@@ -154,6 +155,7 @@ class CheckedDecode(RuleBasedStateMachine):
             self.import_policy,
             TOKEN_BUDGET,
             self.page_faults,
+            GrowthReserve(mode, PAGE_SIZE, 6),
         )
 
     def _end_pull(self, pull: Pull, outcome: PullOutcome) -> None:

@@ -11,6 +11,7 @@ from baton.domain.errors import ContextOverflow, Superseded, WorkerLost
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, PageKey, RequestId, WorkerId
 from baton.domain.request import EngineRequest, SampledToken, StopParams
+from baton.kv.growth import GrowthPolicy
 from baton.kv.keys import page_keys
 from baton.kv.pages import Owner
 from baton.transfer.base import Pull, PullOutcome
@@ -41,10 +42,10 @@ PROMPTS = st.builds(
 class DecodeMachine(CheckedDecode):
     """Rules are actions of routers, prefill, the transfer and the clock."""
 
-    @initialize(digests=st.booleans(), num_host_pages=st.sampled_from([0, 3, 8]))
-    def begin(self, digests: bool, num_host_pages: int) -> None:
+    @initialize(digests=st.booleans(), num_host_pages=st.sampled_from([0, 3, 8]), mode=st.sampled_from(GrowthPolicy))
+    def begin(self, digests: bool, num_host_pages: int, mode: GrowthPolicy) -> None:
         self.digests = digests
-        self.world = self._new_world(digests, num_host_pages)
+        self.world = self._new_world(digests, num_host_pages, mode)
 
     # -- the router
 
@@ -328,7 +329,9 @@ class DecodeMachine(CheckedDecode):
                 case.ended = True
         keys = page_keys(request.tokens, PAGE_SIZE, request.salt)
         try:
-            answer, effects = self.world.import_policy.reserve(request.id, len(request.tokens), keys, self.now, 5.0)
+            answer, effects = self.world.import_policy.reserve(
+                request.id, len(request.tokens), keys, self.now, 5.0, client.stop.max_tokens - len(client.received)
+            )
         except ContextOverflow:
             assert len(request.tokens) >= PAGE_SIZE * NUM_PAGES
             return

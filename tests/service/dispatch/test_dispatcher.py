@@ -55,6 +55,7 @@ async def test_reserve_prefill_and_generate_carry_the_request():
         promise, generate = w.decode.reservations[0], w.decode.generates[0]
         assert list(promise.page_keys) == page_keys(PROMPT, PAGE_SIZE, "")
         assert promise.num_tokens == len(PROMPT)
+        assert promise.max_new_tokens == sequence().stop.max_tokens
         assert generate.reservation_id == "decode-0-1"
         assert (generate.prefill_id, generate.prefill_incarnation) == (w.prefill.id, w.prefill.incarnation)
         assert w.prefill.requests == w.decode.requests

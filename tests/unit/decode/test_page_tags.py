@@ -25,8 +25,8 @@ CHUNK = PublishedChunk(REQUEST.id, 0, (PageId(5), PageId(6)), (1, 2), TAGS)
 
 
 class TaggedPolicy(ImportPolicy):
-    def __init__(self, pool, imports, scheduler, rules: ImportRules, faults) -> None:
-        super().__init__(pool, imports, scheduler, replace(rules, tagged="m"), faults)
+    def __init__(self, pool, imports, scheduler, rules: ImportRules, faults, growth) -> None:
+        super().__init__(pool, imports, scheduler, replace(rules, tagged="m"), faults, growth)
 
 
 def claimed(import_policy: type[ImportPolicy] = TaggedPolicy) -> TinyDecode:

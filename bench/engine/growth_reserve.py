@@ -1,0 +1,184 @@
+"""What each growth reserve costs and buys: tokens, preemptions and gaps, in a model of a decode worker.
+
+    python -m bench.engine.growth_reserve [--steps 1000] [--warmup 2000] [--markdown FILE]
+
+Runs decode's import policy, import table, scheduler, page pool and host tier as they are, in steps. Requests never
+run out: before each step new ones are reserved until the worker is busy. Imports are whole at once. The runner computes
+nothing: it ends each row at a length drawn before. So the figures do not depend on the machine. The warm-up is not
+counted; without one, `peak` still reserves by `max_tokens`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.domain.arithmetic import ceil_div
+from baton.domain.handoff import PublishedChunk
+from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
+from baton.domain.request import EngineRequest, SampledToken, SamplingParams, StopParams
+from baton.engine.batch import Batch, StepOutput
+from baton.kv.growth import GrowthPolicy, GrowthReserve
+from baton.kv.page_checks import PageChecks
+from baton.kv.pages import PagePool
+from baton.kv.prefix_cache import PrefixCache
+from baton.kv.tiers import HostTier
+from baton.transfer.base import Pull, PullEvent, PullOutcome
+from services.decode.effects import DecodeEffect, EmitTokens
+from services.decode.import_policy import ImportPolicy, ImportRules
+from services.decode.import_table import ImportLimits, ImportTable
+from services.decode.kv_import import Reserved, SealInfo
+from services.decode.page_faults import PageFaults
+from services.decode.scheduler import DecodeScheduler
+
+PAGE_SIZE, NUM_PAGES, MAX_ROWS, MAX_TOKENS = 16, 2_000, 512, 2_048
+CLIP_TOKENS = 4_096
+TEXT, END = 5, 2
+_SOURCE = WorkerId("prefill-0")
+_DEADLINE_S = 1e9
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class GrowthLoad:
+    """Prompts of one length, and outputs whose lengths `draw` draws."""
+
+    name: str
+    prompt_len: int
+    draw: Callable[[random.Random], float]
+
+
+WORKLOADS = (
+    GrowthLoad("prompt 64, output 512 +- 128", 64, lambda rng: rng.gauss(512, 128)),
+    GrowthLoad("prompt 128, output 256 +- 64", 128, lambda rng: rng.gauss(256, 64)),
+    GrowthLoad("prompt 64, output lognormal, median 200", 64, lambda rng: rng.lognormvariate(5.3, 1.0)),
+)
+
+
+@dataclass(frozen=True)
+class GrowthTotals:
+    """Totals of one run. Gaps are in steps, between two tokens of a row."""
+
+    num_tokens: int
+    num_finished: int
+    num_preemptions: int
+    num_failed: int
+    gaps: tuple[int, ...]
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Cells of the table."""
+        gaps = sorted(self.gaps)
+        return (
+            f"{self.num_tokens:,}",
+            f"{self.num_finished:,}",
+            f"{self.num_preemptions / max(1, self.num_finished):.2f}",
+            str(gaps[int(0.999 * len(gaps))]),
+            str(gaps[-1]),
+        )
+
+
+class _Worker:
+    """One decode worker without a model."""
+
+    def __init__(self, mode: GrowthPolicy, workload: GrowthLoad, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._workload = workload
+        self._lengths: dict[AttemptId, int] = {}
+        self._token_steps: dict[AttemptId, int] = {}
+        self._gaps: list[int] = []
+        self._num_failed = self._num_finished = 0
+        cache = PrefixCache(PagePool(NUM_PAGES))
+        imports = ImportTable(cache, ImportLimits(PAGE_SIZE, MAX_ROWS, NUM_PAGES, _DEADLINE_S))
+        growth = GrowthReserve(mode, PAGE_SIZE, CLIP_TOKENS)
+        self._scheduler = DecodeScheduler(imports, HostTier(NUM_PAGES), PAGE_SIZE, 0, growth)
+        faults = PageFaults(cache, imports, self._scheduler, PageChecks(cache), PAGE_SIZE, 1)
+        rules = ImportRules(PAGE_SIZE, digests=True)
+        self._policy = ImportPolicy(cache.pool, imports, self._scheduler, rules, faults, growth)
+
+    def run(self, num_steps: int, num_warmup: int) -> GrowthTotals:
+        """Runs `num_warmup` steps and `num_steps` counted ones under endless arrivals."""
+        num_earlier = 0
+        for step in range(num_warmup + num_steps):
+            if step == num_warmup:
+                self._gaps.clear()
+                self._num_finished, num_earlier = 0, self._scheduler.num_preemptions
+            while self._admit(step):
+                pass
+            batch = self._scheduler.schedule(float(step))
+            if batch is None:
+                raise RuntimeError(f"step {step}: a worker with endless arrivals had nothing to run")
+            for effect in self._scheduler.commit(batch, self._output(batch), float(step)):
+                self._record(effect, step)
+        gaps = (*self._gaps, *(num_warmup + num_steps - last for last in self._token_steps.values()))
+        preemptions = self._scheduler.num_preemptions - num_earlier
+        return GrowthTotals(len(self._gaps), self._num_finished, preemptions, self._num_failed, gaps)
+
+    def _admit(self, step: int) -> bool:
+        rng, workload = self._rng, self._workload
+        length = min(MAX_TOKENS, max(2, round(workload.draw(rng))))
+        id = AttemptId(RequestId(f"r{len(self._lengths)}"), 1)
+        answer, _ = self._policy.reserve(id, workload.prompt_len, [], 0.0, _DEADLINE_S, MAX_TOKENS)
+        if not isinstance(answer, Reserved):
+            return False
+        tokens = tuple(rng.choices(range(10, 30_000), k=workload.prompt_len))
+        stop = StopParams(MAX_TOKENS, stop_token_ids=frozenset({END}))
+        self._policy.claim(answer.id, EngineRequest(id, tokens, len(tokens), _GREEDY, stop), _SOURCE, _DEADLINE_S)
+        pages = tuple(map(PageId, range(ceil_div(len(tokens), PAGE_SIZE))))
+        effects = self._policy.on_chunk(PublishedChunk(id, 0, pages, (0,) * len(pages)), 0.0)
+        self._policy.on_seal(id, SealInfo(SampledToken(TEXT), None, len(pages)), 0.0)
+        while effects:
+            if isinstance(effect := effects.pop(), Pull):
+                effects += self._policy.on_pull_event(PullEvent(effect, PullOutcome.DONE, 1, 0.0), 0.0)
+        self._lengths[id] = length
+        self._token_steps[id] = step - 1
+        return True
+
+    def _output(self, batch: Batch) -> StepOutput:
+        ends = (
+            row.sample is not None and row.start + 2 - self._workload.prompt_len >= self._lengths[row.id]
+            for row in batch.rows
+        )
+        return StepOutput(tuple(SampledToken(END if end else TEXT) for end in ends))
+
+    def _record(self, effect: DecodeEffect, step: int) -> None:
+        if not isinstance(effect, EmitTokens):
+            self._num_failed += 1
+            return
+        self._gaps.append(step - self._token_steps[effect.id])
+        self._token_steps[effect.id] = step
+        if effect.finish is not None:
+            self._num_finished += 1
+            del self._token_steps[effect.id]
+
+
+def simulate(
+    mode: GrowthPolicy, workload: GrowthLoad, num_steps: int, num_warmup: int = 0, seed: int = 0
+) -> GrowthTotals:
+    """Runs one workload under one growth reserve."""
+    return _Worker(mode, workload, seed).run(num_steps, num_warmup)
+
+
+def main() -> None:
+    """Prints one table per workload."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--warmup", type=int, default=2000)
+    parser.add_argument("--markdown", type=Path)
+    args = parser.parse_args()
+    lines = ["| workload | reserve | tokens | finished | preemptions each | p99.9 gap | longest gap |"]
+    lines.append("|---" * 7 + "|")
+    for workload in WORKLOADS:
+        for mode in GrowthPolicy:
+            totals = simulate(mode, workload, args.steps, args.warmup)
+            lines.append(f"| {workload.name} | {mode.value} | {' | '.join(totals.row)} |")
+            print(lines[-1], flush=True)
+    if args.markdown is not None:
+        args.markdown.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
