@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ class ForkedProcess:
     _exit_fd: int = field(repr=False)
     """Receives the exit code, once. A raw descriptor: a socket that is collected unclosed warns."""
     returncode: int | None = None
+    _reading: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs; signals are negative."""
@@ -52,17 +54,16 @@ class ForkedProcess:
             return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code. Raises `subprocess.TimeoutExpired`."""
-        if self.returncode is None:
-            if not select.select([self._exit_fd], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(f"child {self.pid}", timeout or 0.0)
-            self.returncode = int(os.read(self._exit_fd, 64) or -signal.SIGKILL)  # nothing: ended with its fork server
-            os.close(self._exit_fd)
+        """The exit code. Raises `subprocess.TimeoutExpired`. Several threads may wait."""
+        if self.returncode is None and not select.select([self._exit_fd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(f"child {self.pid}", timeout or 0.0)
+        with self._reading:
+            if self.returncode is None:  # nothing is read if it ended with its fork server
+                self.returncode = int(os.read(self._exit_fd, 64) or -signal.SIGKILL)
         return self.returncode
 
     def __del__(self) -> None:
-        if self.returncode is None:
-            os.close(self._exit_fd)
+        os.close(self._exit_fd)  # not earlier: another thread may be about to wait on it
 
     def send_signal(self, number: signal.Signals) -> None:
         """Does nothing if the process has ended."""

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_a_forgotten_child_leaves_no_descriptor_open(fork_server: ForkServer, tm
     fork_server.spawn("second", ["--version"], tmp_path / "second")
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_many_threads_hear_of_the_same_end(fork_server: ForkServer, tmp_path: Path) -> None:
+    """A monitor polls a process that another thread kills. All get one exit code, however they interleave."""
+    child = fork_server.spawn("child", WAITS_FOR_EVER, tmp_path / "log")
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(child.wait, TIMEOUT_S) for _ in range(8)]
+        child.kill()
+        assert {one.result() for one in waiting} == {-signal.SIGKILL}
 
 
 def test_children_get_signals_and_end_with_their_server(fork_server: ForkServer, tmp_path: Path) -> None:
