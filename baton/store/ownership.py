@@ -82,6 +82,7 @@ class OwnerLease:
         self._put_again: tuple[float, StoreReset] | None = None  # when, and why
         self._claiming = True
         self._unconfirmed: dict[RequestId, CallRecord] = {}  # claims whose answer was lost
+        self._renewed_now = asyncio.Event()  # replaced with every answer
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -132,6 +133,20 @@ class OwnerLease:
         except (StoreUnavailable, TimeoutError):
             _log.warning("call_release_failed", owner=self._owner)
 
+    async def wait_for_renewal(self) -> bool:
+        """Waits for the answer to a renewal that is sent after this call: it finds any reset before now.
+
+        False if there is none within a lease's time: the store does not answer, or the task does not run.
+        """
+        number = self._number
+        try:
+            async with asyncio.timeout(self._ttl_s):
+                while self._last_number <= number:
+                    await self._renewed_now.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def renew_and_claim(self) -> None:
         """Renews the lease once and claims orphans once; logs an outage."""
         began = self._clock()
@@ -170,6 +185,8 @@ class OwnerLease:
         if self._put_again is not None and now >= self._put_again[0]:
             (_, again), self._put_again = self._put_again, None
             self._on_reset(again)
+        renewed, self._renewed_now = self._renewed_now, asyncio.Event()
+        renewed.set()
 
     def _find_reset(self, began: float, state: LeaseState) -> StoreReset | None:
         if not self._generation:

@@ -251,6 +251,7 @@ async def open_frontend(
         frontend.takeovers.take_over,
         on_reset=lambda reset: backend.on_store_reset(),
     )
+    store_access.losses.follow(ownership.wait_for_renewal)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(ownership.close)
         stack.push_async_callback(backend.writer.flush, SHUTDOWN_GRACE_S)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import baton
-from baton.domain.ids import OwnerId
+from baton.domain.ids import OwnerId, RequestId
 from baton.store.options import StoreOptions
 from baton.store.ownership import patience_s
 from baton.store.store import Durability, StateStore
@@ -102,6 +102,10 @@ def build_frontend(
         )
     )
     unread = UnreadBudget()
+
+    async def may_return(id: RequestId) -> bool:
+        return call_ownership.holds(id) or await store_access.losses.excuses_missing()
+
     resumer = Resumer(
         store_access.store,
         parser,
@@ -111,7 +115,7 @@ def build_frontend(
         limits.ping_interval_s,
         store_access.durability,
         unread,
-        lambda id: store_access.losses.recent or call_ownership.holds(id),
+        may_return,
     )
     response_context = ResponseContext(
         dispatcher,

@@ -6,7 +6,7 @@ events before the cursor of the client are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -54,7 +54,7 @@ class Resumer:
     ping_interval_s: float
     durability: Callable[[], Durability]
     unread: UnreadBudget
-    may_return: Callable[[RequestId], bool]
+    may_return: Callable[[RequestId], Awaitable[bool]]
 
     async def find(self, id: RequestId, tenant: str) -> CallRecord:
         """The call. Raises `RequestNotFound`, also for a call of another tenant, or `LookupUnavailable`.
@@ -65,7 +65,7 @@ class Resumer:
             record = await self.store.get_call(id)
         except StoreUnavailable:
             raise _lookup_unavailable() from None
-        if record is None and self.may_return(id):
+        if record is None and await self.may_return(id):
             raise _lookup_unavailable()
         if record is None or record.tenant != tenant:
             raise RequestNotFound(f"the request {short_repr(id)} does not exist here, or is forgotten", param="id")

@@ -54,7 +54,8 @@ def _check_sequences_ended(records: list[SequenceRecord | None]) -> None:
 def _check_lost(cluster: SimCluster, client: SimClient) -> None:
     """A call is lost only if its owner has ended, and the store has lost its data or never had them.
 
-    Known gap: whoever resumes at another router between the loss and its next renewal gets `request_not_found`.
+    Does not see a call that an unharmed owner runs and another router calls unknown, right after the store's loss:
+    `tests/unit/store/test_ownership.py` and `tests/unit/router/takeover/test_loss_watcher.py` do.
     """
     if client.outcome is not ClientOutcome.NOT_FOUND and client.code != AnswerLost.code:
         return

@@ -161,6 +161,7 @@ class SimRouter:
             owner_ttl_s=CONFIG.owner_ttl_s,
             clock=asyncio.get_running_loop().time,
         )
+        losses.follow(self._ownership.wait_for_renewal)
         self._ownership.start()
 
     async def _until_empty(self, timeout_s: float) -> None:

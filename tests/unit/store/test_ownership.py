@@ -101,6 +101,29 @@ async def test_the_lease_is_held_from_the_first_renewal_until_renewals_stop() ->
     assert not world.holds()
 
 
+async def test_the_next_renewal_finds_what_the_store_lost_before() -> None:
+    """A renewal that was under way may have been answered by the store before its loss: it does not count."""
+    world = World()
+    await world.beats(2)
+    world.replace_store(_Store(StoreOptions(owner_ttl_s=TTL_S), clock=lambda: world.now))
+    waiting = asyncio.create_task(world.ownership.wait_for_renewal())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await world.beats(1)
+    assert await waiting
+    assert world.resets == [StoreReset.EMPTIED]
+
+
+async def test_no_renewal_is_found_while_the_store_is_away() -> None:
+    world = World()
+    world.ownership._ttl_s = 0.05  # real time
+    world.store.away = True
+    waiting = asyncio.create_task(world.ownership.wait_for_renewal())
+    await asyncio.sleep(0)
+    await world.beats(1)
+    assert not await waiting
+
+
 async def test_a_late_renewal_is_a_reset_now_and_after_the_patience() -> None:
     world = World()
     await world.beats(8)
