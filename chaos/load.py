@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import httpx2
@@ -55,8 +55,10 @@ class MixedLoadReport:
 class MixedLoad:
     """`num_clients` clients that send one request after another to alternating routers, until paused or stopped."""
 
-    def __init__(self, client: ChaosClient, oracle: Oracle, routers: Callable[[], list[str]], num_clients: int) -> None:
-        """`routers`: their present addresses."""
+    def __init__(
+        self, client: ChaosClient, oracle: Oracle, routers: Callable[[], Sequence[object]], num_clients: int
+    ) -> None:
+        """`routers`: their addresses as text, which follow a router that restarts at another one."""
         self.report = MixedLoadReport()
         self._client = client
         self._oracle = oracle
@@ -119,7 +121,7 @@ class MixedLoad:
                     self._quiet.set()
 
     async def _send_one(self, rng: random.Random) -> None:
-        routers = self._routers()
+        routers = list(self._routers())
         rng.shuffle(routers)
         kind = rng.random()
         if kind < BAD_SHARE:
@@ -131,16 +133,18 @@ class MixedLoad:
         else:
             self._record(await self._client.ask(request, routers))
 
-    async def _hang_up(self, request: ClientRequest, url: str, num_tokens: int) -> None:
+    async def _hang_up(self, request: ClientRequest, url: object, num_tokens: int) -> None:
         transcript = Transcript(request)
         await self._client.ask_and_hang_up(request, url, num_tokens, transcript)
         if transcript.end is not StreamEnd.LOST:  # its router died before it could hang up
             self._record(transcript)
 
-    async def _send_bad_body(self, rng: random.Random, url: str) -> None:
+    async def _send_bad_body(self, rng: random.Random, url: object) -> None:
         headers = {"content-type": "application/json"}
         try:
-            answer = await self._client.http.post(url + COMPLETIONS, content=rng.choice(BAD_BODIES), headers=headers)
+            answer = await self._client.http.post(
+                f"{url}{COMPLETIONS}", content=rng.choice(BAD_BODIES), headers=headers
+            )
         except httpx2.TransportError:
             self.report.ends["bad, nobody there"] += 1
             await asyncio.sleep(RETRY_S)  # spares a router that is just starting

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from chaos.checks.resource_monitor import ResourceGrowth, ResourceSample, resource_growths
 from chaos.checks.store_watcher import StoreWatcher
 from chaos.faults import ClusterFault, inject_fault, restore_redis_memory
-from chaos.harness import ChaosHarness, PhaseContext
+from chaos.harness import ChaosHarness, PhaseContext, RouterUrl
 from chaos.load import MixedLoad, MixedLoadReport
 from chaos.testbed.cluster import REDIS, ChaosCluster, WaitTimeout
 from chaos.testbed.process import resources_of
@@ -172,5 +172,5 @@ class Soak:
             )
 
 
-def _urls(cluster: ChaosCluster) -> list[str]:
-    return [cluster.processes[name].url for name in cluster.names("router")]
+def _urls(cluster: ChaosCluster) -> list[RouterUrl]:
+    return [RouterUrl(cluster, name) for name in cluster.names("router")]

@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from chaos.checks.store_watcher import StoreWatcher
-from chaos.harness import ChaosHarness
+from chaos.harness import ChaosHarness, RouterUrl
 from chaos.load import MixedLoad, MixedLoadReport
 from chaos.testbed.cluster import WaitTimeout
 
@@ -55,7 +55,10 @@ async def run_storm(
     """Kills for `minutes`, in rounds. `rest_s`: load without kills before each round."""
     cluster = harness.cluster
     load = MixedLoad(
-        harness.client, harness.oracle, lambda: [cluster.processes[n].url for n in cluster.names("router")], num_clients
+        harness.client,
+        harness.oracle,
+        lambda: [RouterUrl(cluster, name) for name in cluster.names("router")],
+        num_clients,
     )
     report = StormReport(seed, load=load.report)
     rng, began_s = random.Random(f"storm {seed}"), time.monotonic()

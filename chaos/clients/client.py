@@ -153,7 +153,9 @@ class ChaosClient:
             transcript.finish(StreamEnd.TIMED_OUT)
         return transcript
 
-    async def ask_and_hang_up(self, request: ClientRequest, url: str, num_tokens: int, transcript: Transcript) -> None:
+    async def ask_and_hang_up(
+        self, request: ClientRequest, url: object, num_tokens: int, transcript: Transcript
+    ) -> None:
         """Closes the connection after `num_tokens` tokens; with 0 when the task is cancelled."""
         ask_task = asyncio.create_task(self.ask(request, [url], transcript))
         try:

@@ -53,5 +53,5 @@ class AnyAnswer(Oracle):
         return []
 
 
-async def _no_bad_body(rng: Random, url: str) -> None:
+async def _no_bad_body(rng: Random, url: object) -> None:
     await asyncio.sleep(0)
