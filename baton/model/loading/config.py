@@ -19,6 +19,7 @@ from transformers import AutoConfig
 from baton.model.cpu import has_bfloat16_arithmetic
 from baton.model.errors import UnreadableModel, UnsupportedModel
 from baton.model.loading.allow_list import TOKEN_EXACT
+from baton.model.loading.stored_weights import refuse_quantized_config
 
 ATTENTION_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -74,6 +75,7 @@ def read_config(
             f"model type {model_type or 'unknown'!r} has not been seen to give the stock model's tokens on paged "
             "attention, so it is not served; use one of: " + ", ".join(sorted(allowed))
         )
+    refuse_quantized_config(raw)
     config = AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config()
     _refuse_what_pages_cannot_hold(raw, config.to_dict())
     return ModelConfig(

@@ -13,6 +13,7 @@ from transformers.utils import logging as hf_logging
 
 from baton.model.errors import UnreadableModel
 from baton.model.loading.config import ModelConfig
+from baton.model.loading.stored_weights import refuse_packed_tensors, refuse_unused_tensors
 
 OnProgress = Callable[[int, int], None]
 """Called with (tensors read, total tensors) while weights are read."""
@@ -21,8 +22,10 @@ OnProgress = Callable[[int, int], None]
 def load_weights(config: ModelConfig, device: str = "cpu", on_progress: OnProgress | None = None) -> torch.nn.Module:
     """The stock model with eager attention, in eval mode, frozen, on `device`, in `config.dtype`.
 
-    Raises `UnreadableModel` where files are missing, truncated, or do not fill the architecture.
+    Raises `UnreadableModel` where files are missing, truncated, or do not fill the architecture, `UnsupportedModel`
+    where they hold other numbers than it computes with.
     """
+    refuse_packed_tensors(config.directory)
     try:
         with _progress(on_progress):
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -40,6 +43,7 @@ def load_weights(config: ModelConfig, device: str = "cpu", on_progress: OnProgre
             f"{len(missing)} tensors are missing from {config.directory}, first {missing[0]}; download the model again"
         )
     assert isinstance(model, torch.nn.Module)
+    refuse_unused_tensors(model, report["unexpected_keys"])
     return model.to(device).eval().requires_grad_(False)
 
 
