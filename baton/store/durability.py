@@ -31,12 +31,15 @@ class DurabilitySource(Protocol):
 def redis_durability(info: Mapping[str, Any], config: Mapping[Any, Any]) -> Durability:
     """The durability of a Redis server, from `INFO` and `CONFIG GET`; an empty `config`: it may not be read.
 
-    RESTART needs an append-only file whose last write succeeded, and no eviction. HOST also needs an fsync a write, or
-    replicas without which the server refuses writes.
+    RESTART needs an append-only file that is written before each answer, whose last write succeeded, and no eviction.
+    `appendfsync everysec` does not do that: while an fsync is slow, the server answers first and writes up to 2 s later
+    (`flushAppendOnlyFile` of Redis). HOST also needs an fsync a write, or replicas without which the server refuses
+    writes.
     """
     writes_file = info.get("aof_enabled") == 1 and info.get("aof_last_write_status") == "ok"
     evicts = info.get("maxmemory", 0) != 0 and info.get("maxmemory_policy") != "noeviction"
-    if not writes_file or evicts or info.get("loading") != 0:
+    writes_first = config.get("appendfsync") in ("always", "no")
+    if not (writes_file and writes_first) or evicts or info.get("loading") != 0:
         return Durability.ROUTER
     if config.get("appendfsync") == "always" or int(config.get("min-replicas-to-write", 0)) > 0:
         return Durability.HOST

@@ -22,7 +22,7 @@ class ClockController:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._library = _compile(folder)
+        self._library = compile_preloaded(SOURCE, folder)
         self._names: set[str] = set()
 
     @property
@@ -56,11 +56,12 @@ class ClockController:
         return self._folder / f"clock-{name}"
 
 
-def _compile(folder: Path) -> Path | None:
+def compile_preloaded(source: Path, folder: Path) -> Path | None:
+    """Compiles a C++ file to a library for LD_PRELOAD in `folder`; None without a compiler."""
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         return None
-    library = folder / "clock_shim.so"
-    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
+    library = folder / f"{source.stem}.so"
+    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     return library

@@ -155,7 +155,7 @@ class LocalRedis:
             "dir": str(self._folder),
             "save": "",
             "appendonly": "yes" if self._durable else "no",
-            "appendfsync": "everysec",
+            "appendfsync": "no",  # writes before it answers; `everysec` answers first while an fsync runs
             "daemonize": "no",
         }
         flags = [part for name, value in options.items() for part in (f"--{name}", value)]
