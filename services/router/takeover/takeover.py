@@ -15,7 +15,16 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from baton.domain.errors import BatonError, Cancelled, ContextOverflow, Refused, Superseded, WorkerLost, from_code
+from baton.domain.errors import (
+    BatonError,
+    Broken,
+    Cancelled,
+    ContextOverflow,
+    Refused,
+    Superseded,
+    WorkerLost,
+    from_code,
+)
 from baton.domain.ids import AttemptId, Ballot, RequestId, first_attempt
 from baton.domain.lifecycle import RequestState
 from baton.store.store import CallRecord, CallStatus, JournalPart, SequenceRecord, StateStore, StoreUnavailable
@@ -41,6 +50,9 @@ FOREIGN_RETRY_S = 1.0
 
 STORE_RETRY_S = 0.25
 """Pause before a store that is unavailable is read again."""
+
+FAIL_WAIT_S = 10.0
+"""How long a call that cannot be resumed waits for its sequences to be read."""
 
 EVENT_WAIT_S = 60.0
 """Longest wait for one event; a timeout has no effect."""
@@ -240,7 +252,8 @@ class Takeovers:
     async def _run(self, record: CallRecord) -> BaseException | None:
         """Root task of a takeover. Returns the error that it ended with."""
         try:
-            await self._generate_rest(record)
+            call, source, unfinished = await self._resume(record)
+            await self._generate_rest(call, source, unfinished)
         except BatonError as failure:
             log.warning("takeover_failed", request_id=record.id, code=failure.code, reason=str(failure))
             return failure
@@ -249,7 +262,21 @@ class Takeovers:
             return failure
         return None
 
-    async def _generate_rest(self, record: CallRecord) -> None:
+    async def _resume(self, record: CallRecord) -> tuple[ValidRequest, GenerationSource, list[int]]:
+        """The call, a source of its tokens, and its unfinished choices.
+
+        An error that ends the call is recorded at its sequences, which no dispatcher knows yet.
+        """
+        try:
+            return await self._admit(record)
+        except (Cancelled, Superseded):
+            raise  # another router may continue it
+        except Exception as failure:
+            code = failure.code if isinstance(failure, BatonError) else Broken.code
+            await self._fail_sequences(record, code)
+            raise
+
+    async def _admit(self, record: CallRecord) -> tuple[ValidRequest, GenerationSource, list[int]]:
         context = self._context
         parsed = await context.parser.parse(raw_request_of(record))
         if parsed.request.stream_options is None and not self._num_readers[record.id]:
@@ -263,6 +290,10 @@ class Takeovers:
             raise
         except Refused as refusal:
             raise Cancelled(f"not admitted: {refusal}") from None
+        return call, source, unfinished
+
+    async def _generate_rest(self, call: ValidRequest, source: GenerationSource, unfinished: list[int]) -> None:
+        context = self._context
         stream = TokenStream(context.text, call, source)
         with context.supersede_listener.listening([call.sequences[choice] for choice in unfinished], stream.abort):
             async with stream:
@@ -300,6 +331,22 @@ class Takeovers:
                     raise Cancelled(f"the store is unavailable: {error}") from None
                 log.info("takeover_waits_for_store", request_id=sequence.id, reason=str(error))
             await asyncio.sleep(STORE_RETRY_S)
+
+    async def _fail_sequences(self, record: CallRecord, code: str) -> None:
+        """Records the failure of a call at those of its sequences that the store has open. Reads for `FAIL_WAIT_S`."""
+        deadline, unread = _now() + FAIL_WAIT_S, list(record.sequence_ids)
+        while unread:
+            try:
+                sequence = await self._context.store.get(unread[0])
+            except StoreUnavailable:
+                if _now() >= deadline:
+                    log.warning("sequences_left_open", request_id=record.id, num=len(unread))
+                    return
+                await asyncio.sleep(STORE_RETRY_S)
+                continue
+            del unread[0]
+            if sequence is not None and sequence.attempt_id.ballot <= record.ballot:
+                self._context.call_ownership.record_end(sequence, RequestState.FAILED, sequence.num_emitted, code)
 
     def _settle(self, state: _SequenceState, failure_code: str) -> None:
         """Records the end of a sequence that the previous owner did not record."""

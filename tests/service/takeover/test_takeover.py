@@ -148,6 +148,29 @@ async def test_an_end_that_was_only_journalled_is_recorded_by_the_next_owner(tmp
         assert (settled.attempt, settled.num_emitted, settled.failure_code) == (first_attempt(2), 2, code)
 
 
+async def test_a_call_that_cannot_be_resumed_ends_with_its_choices(tmp_path):
+    """Its routers held longer prompts than those of this cluster. One choice had failed, one was never stored."""
+    async with router_cluster(tmp_path, num_routers=1) as w:
+        done, running, unknown = sequences = tuple(RequestId(f"cmpl-long-{choice}") for choice in range(3))
+        for sequence in (done, running):
+            await w.store.create(SequenceRecord(sequence, 1, RequestState.RECEIVED, "gone", "mock", 200))
+            await w.store.advance(AttemptId(sequence, 1), RequestEvent.ENQUEUE)
+        await w.store.advance(AttemptId(done, 1), RequestEvent.FAIL, failure_code="worker_lost")
+        body = json.dumps({"model": "mock", "prompt": [1] * 200, "max_tokens": 2, "n": 3, "stream": True}).encode()
+        call = RequestId("cmpl-long")
+        w.routers[0].store.num_reads_lost = 2
+        await w.store.put_call(
+            CallRecord(call, OwnerId("gone/1"), 1, CallStatus.OPEN, COMPLETIONS, body, "", 0, 7, sequences)
+        )
+        await w.until(call, CallStatus.ENDED)
+        async with asyncio.timeout(TIMEOUT_S):
+            while {(await kept(w, sequence)).state for sequence in sequences} != {RequestState.FAILED}:
+                await w.routers[0].http.get("/health")
+        assert {(await kept(w, id)).failure_code for id in (running, unknown)} == {"context_length_exceeded"}
+        assert (await kept(w, done)).failure_code == "worker_lost"
+        assert w.routers[0].store.num_reads_lost == 0
+
+
 async def kept(w: RouterCluster, sequence: RequestId) -> SequenceRecord:
     record = await w.store.get(sequence)
     assert record is not None
