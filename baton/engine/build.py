@@ -176,6 +176,7 @@ def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
         dtype=model.config.dtype,
         device=model.device,
         seconds=round(report.seconds, 2),
+        checkpoint=report.checkpoint_note or "plain",
         decoder="stock" if report.stock_note else "lean",
         stock_note=report.stock_note or "none",
         kernels=report.kernel_note,

@@ -19,7 +19,8 @@ from transformers import AutoConfig
 from baton.model.cpu import has_bfloat16_arithmetic
 from baton.model.errors import UnreadableModel, UnsupportedModel
 from baton.model.loading.allow_list import TOKEN_EXACT
-from baton.model.loading.stored_weights import refuse_quantized_config
+from baton.model.loading.dequantize.methods import weight_format
+from baton.model.loading.dequantize.plan import WeightFormat
 
 ATTENTION_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -41,13 +42,17 @@ class DtypeChoice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model that may be served. `max_model_len` bounds prompt plus output; `dtype` is a torch dtype's name."""
+    """A model that may be served. `max_model_len` bounds prompt plus output; `dtype` is a torch dtype's name.
+
+    `weight_format`: how its weights are quantised; None for plain ones.
+    """
 
     directory: Path
     model_type: str
     max_model_len: int
     vocab_size: int
     dtype: str
+    weight_format: WeightFormat | None = None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -75,7 +80,7 @@ def read_config(
             f"model type {model_type or 'unknown'!r} has not been seen to give the stock model's tokens on paged "
             "attention, so it is not served; use one of: " + ", ".join(sorted(allowed))
         )
-    refuse_quantized_config(raw)
+    quantized = weight_format(raw)
     config = AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config()
     _refuse_what_pages_cannot_hold(raw, config.to_dict())
     return ModelConfig(
@@ -84,6 +89,7 @@ def read_config(
         max_model_len=_context_length(config, max_model_len),
         vocab_size=int(config.vocab_size),
         dtype=_resolve_dtype(dtype, raw, device),
+        weight_format=quantized,
     )
 
 

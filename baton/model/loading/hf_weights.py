@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as hf_logging
 
 from baton.model.errors import UnreadableModel
 from baton.model.loading.config import ModelConfig
-from baton.model.loading.stored_weights import refuse_packed_tensors, refuse_unused_tensors
+from baton.model.loading.dequantize.checkpoint import open_tensors
+from baton.model.loading.dequantize.methods import QUANTIZATION_KEYS
+from baton.model.loading.dequantize.plan import CheckpointPlan
+from baton.model.loading.stored_weights import refuse_packed_tensors, refuse_unused_tensors, stored_tensors
 
 OnProgress = Callable[[int, int], None]
 """Called with (tensors read, total tensors) while weights are read."""
 
 
-def load_weights(config: ModelConfig, device: str = "cpu", on_progress: OnProgress | None = None) -> torch.nn.Module:
-    """The stock model with eager attention, in eval mode, frozen, on `device`, in `config.dtype`.
+def load_weights(
+    config: ModelConfig, device: str = "cpu", on_progress: OnProgress | None = None
+) -> tuple[torch.nn.Module, str]:
+    """The stock model with eager attention, in eval mode, frozen, on `device`, in `config.dtype`; and, for the log,
+    what was done to its stored weights (empty where they are plain).
 
     Raises `UnreadableModel` where files are missing, truncated, or do not fill the architecture, `UnsupportedModel`
     where they hold other numbers than it computes with.
     """
-    refuse_packed_tensors(config.directory)
+    stored, files = stored_tensors(config.directory)
+    plan, note = CheckpointPlan((), ()), ""
+    if config.weight_format is not None:
+        plan = config.weight_format.plan(stored, config.torch_dtype)
+        note = f"{config.weight_format.method}: {len(plan.weights)} dequantized, {len(plan.ignored)} tensors ignored"
+    refuse_packed_tensors({name: tensor for name, tensor in stored.items() if name not in plan.consumed})
     try:
         with _progress(on_progress):
-            model, report = AutoModelForCausalLM.from_pretrained(
-                config.directory,
-                dtype=config.torch_dtype,
-                attn_implementation="eager",
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
+            model, report = _read_plain(config) if config.weight_format is None else _read_packed(config, files, plan)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UnreadableModel(f"the weights in {config.directory} cannot be read: {error}") from error
     if missing := sorted(report["missing_keys"]):
@@ -44,7 +50,31 @@ def load_weights(config: ModelConfig, device: str = "cpu", on_progress: OnProgre
         )
     assert isinstance(model, torch.nn.Module)
     refuse_unused_tensors(model, report["unexpected_keys"])
-    return model.to(device).eval().requires_grad_(False)
+    return model.to(device).eval().requires_grad_(False), note
+
+
+def _read_plain(config: ModelConfig) -> Any:
+    return AutoModelForCausalLM.from_pretrained(config.directory, trust_remote_code=False, **_options(config))
+
+
+def _read_packed(config: ModelConfig, files: Mapping[str, Path], plan: CheckpointPlan) -> Any:
+    """The architecture from its config without quantisation, filled with dequantised tensors one by one."""
+    stock = AutoConfig.from_pretrained(config.directory, local_files_only=True)
+    for nested in (stock, stock.get_text_config()):
+        for key in QUANTIZATION_KEYS:
+            nested.__dict__.pop(key, None)
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(stock)]
+    with open_tensors(files, plan) as tensors:
+        return architecture.from_pretrained(None, config=stock, state_dict=tensors, **_options(config))
+
+
+def _options(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "dtype": config.torch_dtype,
+        "attn_implementation": "eager",
+        "local_files_only": True,
+        "output_loading_info": True,
+    }
 
 
 class _Progress:

@@ -74,6 +74,7 @@ class WeightReport:
 class LoadReport:
     """Results of loading, for the log.
 
+    - `checkpoint_note`: what was done to stored weights that are not plain; empty where they are.
     - `stock_note`: why the stock module serves; empty for the lean decoder.
     - `kernel_note`: the kernels in use, or why there are none.
     - `huge_fraction`: share of the weights' bytes on huge pages; None where it is unknown.
@@ -83,6 +84,7 @@ class LoadReport:
 
     seconds: float
     num_parameters: int
+    checkpoint_note: str
     stock_note: str
     kernel_note: str
     weights: WeightReport
@@ -154,7 +156,7 @@ def load_model(
     native = choose_kernels(kernels, device)
     if quantization is Quantization.INT8:
         require_int8_support(native, device)
-    module = load_weights(config, device, on_progress)
+    module, checkpoint_note = load_weights(config, device, on_progress)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     layers = _observe(module, device)
     _set_attention(module, "eager")
@@ -171,7 +173,17 @@ def load_model(
         weights, result = _pack(impl, layout, self_check, result)
     impl, huge = _on_huge_pages(impl)
     seconds = time.monotonic() - began
-    report = LoadReport(seconds, num_parameters, stock_note, self_check.choice.note, weights, huge, result, quantized)
+    report = LoadReport(
+        seconds=seconds,
+        num_parameters=num_parameters,
+        checkpoint_note=checkpoint_note,
+        stock_note=stock_note,
+        kernel_note=self_check.choice.note,
+        weights=weights,
+        huge_fraction=huge,
+        check=result,
+        quantization=quantized,
+    )
     return LoadedModel(config, geometry, layers, device, report, impl, self_check.choice.kernels)
 
 

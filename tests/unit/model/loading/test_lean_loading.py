@@ -130,10 +130,10 @@ def test_a_packed_lean_model_keeps_no_stock_weight(llama: Path, monkeypatch: pyt
     """Otherwise every weight would exist twice once it is packed."""
     seen: list[weakref.ref[nn.Module]] = []
 
-    def watched(*arguments: Any) -> nn.Module:
-        module = load_weights(*arguments)
+    def watched(*arguments: Any) -> tuple[nn.Module, str]:
+        module, note = load_weights(*arguments)
         seen.extend(weakref.ref(part) for part in module.modules())
-        return module
+        return module, note
 
     monkeypatch.setattr(loader, "load_weights", watched)
     loaded = load_model(llama, layout=WeightLayout.ONEDNN)

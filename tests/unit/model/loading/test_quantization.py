@@ -57,10 +57,10 @@ def test_float_weights_are_dropped_except_the_embedding(qwen3: Path, monkeypatch
     """A tied head becomes int8; the embedding stays float."""
     seen: dict[str, weakref.ref[torch.Tensor]] = {}
 
-    def watched(*arguments: Any) -> torch.nn.Module:
-        module = load_weights(*arguments)
+    def watched(*arguments: Any) -> tuple[torch.nn.Module, str]:
+        module, note = load_weights(*arguments)
         seen.update({name: weakref.ref(parameter) for name, parameter in module.named_parameters()})
-        return module
+        return module, note
 
     plain = load_model(qwen3).impl
     monkeypatch.setattr(loader, "load_weights", watched)

@@ -14,12 +14,14 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from baton.model.errors import UnreadableModel, UnsupportedModel
 from baton.model.loading.config import read_config
+from baton.model.loading.dequantize.fp8 import Fp8Format
+from baton.model.loading.dequantize.methods import METHODS
 from baton.model.loading.hf_weights import load_weights
 from tests import tiny_models
 
 Tensors = dict[str, torch.Tensor]
 PROJECTION = "model.layers.0.mlp.up_proj"
-METHODS = sorted({*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes", "modelopt", "no-such-method"})
+NAMES = {*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes", "modelopt", "no-such-method"}
 """Every registered name, and others that configs have."""
 
 
@@ -54,14 +56,19 @@ def load(directory: Path) -> None:
     load_weights(read_config(directory))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_quantization_method_is_refused_by_name(llama: Path, tmp_path: Path, method: str):
+@pytest.mark.parametrize("method", sorted(NAMES - METHODS.keys()))
+def test_other_quantization_methods_are_refused_by_name(llama: Path, tmp_path: Path, method: str):
     directory = copy_of(llama, tmp_path, unchanged, quantization_config={"quant_method": method})
-    with pytest.raises(
-        UnsupportedModel, match=f"^quant_method '{method}' is not supported: use an unquantised"
-    ) as info:
+    words = f'^quant_method "{method}" is not supported; supported: {", ".join(sorted(METHODS))}$'
+    with pytest.raises(UnsupportedModel, match=words):
         read_config(directory)
-    assert "\n" not in str(info.value)
+
+
+def test_every_supported_method_is_one_of_transformers():
+    """Those have a dequantiser, and a test of their own beside this folder."""
+    assert METHODS.keys() <= AUTO_QUANTIZATION_CONFIG_MAPPING.keys()
+    for method in METHODS:
+        assert (Path(__file__).parents[1] / "dequantize" / f"test_{method.partition('-')[0]}.py").is_file()
 
 
 @pytest.mark.parametrize(
@@ -69,13 +76,22 @@ def test_every_quantization_method_is_refused_by_name(llama: Path, tmp_path: Pat
     [
         {"quantization_config": {"bits": 4}},
         {"quantization_config": "fp8"},
-        {"compression_config": {"quant_method": "compressed-tensors"}},
-        {"text_config": {"quantization_config": {"quant_method": "fp8"}}},
+        {"compression_config": {"quant_method": "hqq"}},
+        {"text_config": {"quantization_config": {"quant_method": "hqq"}}},
+        {"quantization_config": {"quant_method": ["fp8"]}},
     ],
 )
 def test_a_method_is_found_wherever_a_config_has_it(llama: Path, tmp_path: Path, config: dict[str, Any]):
-    with pytest.raises(UnsupportedModel, match="is not supported"):
+    with pytest.raises(UnsupportedModel, match="is not supported; supported: "):
         read_config(copy_of(llama, tmp_path, unchanged, **config))
+
+
+def test_two_methods_in_a_config_are_refused(llama: Path, tmp_path: Path):
+    fp8, blocks = {"quant_method": "fp8"}, {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    same = copy_of(llama, tmp_path, unchanged, quantization_config=fp8, draft={"quantization_config": fp8})
+    assert read_config(same).weight_format == Fp8Format(None)
+    with pytest.raises(UnsupportedModel, match="two different"):
+        read_config(copy_of(llama, tmp_path, unchanged, quantization_config=fp8, compression_config=blocks))
 
 
 def test_an_empty_method_is_none(llama: Path, tmp_path: Path):
@@ -132,6 +148,20 @@ def test_a_stored_head_of_tied_embeddings_is_no_foreign_tensor(llama: Path, tmp_
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
 
     load(copy_of(llama, tmp_path, tie, tie_word_embeddings=True))
+
+
+def test_files_beside_the_index_are_not_read(llama: Path, tmp_path: Path):
+    """Some repositories hold the same weights a second time, for another program."""
+    directory = copy_of(llama, tmp_path, quantize_and_scale)
+    (directory / "model.safetensors").rename(directory / "consolidated.safetensors")
+    save_file(load_file(llama / "model.safetensors"), directory / "part.safetensors", metadata={"format": "pt"})
+    weights = dict.fromkeys(load_file(llama / "model.safetensors"), "part.safetensors")
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+    load(directory)
+    index.write_text("[]")
+    with pytest.raises(UnreadableModel, match="is no index"):
+        load(directory)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]"])

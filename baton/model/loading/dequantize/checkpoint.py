@@ -1,0 +1,43 @@
+"""Opens a packed checkpoint as tensors that the loader of transformers reads one by one, dequantised on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from baton.model.loading.dequantize.plan import CheckpointPlan, WeightPlan
+
+
+class DequantizedTensor:
+    """A weight that is computed when it is indexed, and then forgotten. Like a safetensors slice."""
+
+    def __init__(self, plan: WeightPlan, read: Callable[[str], torch.Tensor]) -> None:
+        self._plan = plan
+        self._read = read
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._plan.compute(*(self._read(name) for name in self._plan.sources))[index]
+
+
+@contextmanager
+def open_tensors(files: Mapping[str, Path], plan: CheckpointPlan) -> Iterator[dict[str, Any]]:
+    """Weights by name, unread: what `plan` computes, and every stored tensor that it does not consume.
+
+    `files`: the file of each stored tensor. Nothing may be read after the context ends.
+    """
+    with ExitStack() as stack:
+        handles = {path: stack.enter_context(safe_open(path, framework="pt")) for path in set(files.values())}
+
+        def read(name: str) -> torch.Tensor:
+            tensor = handles[files[name]].get_tensor(name)
+            assert isinstance(tensor, torch.Tensor)
+            return tensor
+
+        consumed = plan.consumed
+        plain = {name: handles[path].get_slice(name) for name, path in files.items() if name not in consumed}
+        yield plain | {weight.name: DequantizedTensor(weight, read) for weight in plan.weights}
