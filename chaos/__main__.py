@@ -24,7 +24,7 @@ from chaos.harness import ChaosHarness
 from chaos.matrix import Cell, CellResult, all_cells, prepare, run_cell
 from chaos.report import as_json, markdown_table, soak_markdown, soak_summary, soak_table, terminal_table, write_into
 from chaos.soak import Soak
-from chaos.storm import run_storm
+from chaos.storm import StormSettings, run_storm
 from chaos.testbed.cluster import ClusterShape, running_cluster
 
 
@@ -88,10 +88,8 @@ async def _storm(options: argparse.Namespace, logs: Path, console: Console) -> i
     async with running_cluster(shape, logs) as cluster:
         harness = ChaosHarness(cluster, ChaosClient(cluster.http, shape.model), Oracle())
         await prepare(harness)
-        report = await run_storm(
-            harness, options.seed, options.clients,
-            minutes=options.minutes, kills_per_minute=options.kills_per_minute, rest_s=options.rest_s,
-        )  # fmt: skip
+        settings = StormSettings(options.minutes, options.kills_per_minute, options.rest_s, options.at_once)
+        report = await run_storm(harness, options.seed, options.clients, settings)
     console.print(report.summary(), markup=False, highlight=False)
     for problem in report.problems:
         console.print(problem, markup=False, highlight=False)
@@ -129,6 +127,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     storm.add_argument(
         "--kills-per-minute", type=float, default=20.0, help="at most; a kill waits for the last restart"
     )
+    storm.add_argument("--at-once", type=int, default=1, help="most processes that are killed in one moment")
     storm.add_argument("--rest-s", type=float, default=1.0, help="load without kills before each round of a minute")
     storm.add_argument("--forks", action=argparse.BooleanOptionalAction, default=True, help="start services as forks")
     storm.add_argument("--logs", type=Path, help="where the processes' logs stay; default: nowhere")

@@ -1,7 +1,7 @@
 """Kills of processes at a rate, under mixed load, in rounds of a minute; after each, nothing may be held.
 
-A kill hits any router or worker. The next waits until every process is in service again, so the rate is an upper bound:
-the report has what was reached.
+Kills hit any routers and workers, one or several in the same moment, all of a role too. The next ones wait until every
+process is in service again, so the rate is an upper bound: the report has what was reached.
 """
 
 from __future__ import annotations
@@ -22,6 +22,18 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 60.0
 RECOVERY_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class StormSettings:
+    """`kills_per_minute`: at most. `max_at_once`: most processes that die in one moment. `rest_s`: load without kills
+    before each round.
+    """
+
+    minutes: float
+    kills_per_minute: float
+    rest_s: float
+    max_at_once: int = 1
 
 
 @dataclass(slots=True)
@@ -49,10 +61,8 @@ class StormReport:
         )
 
 
-async def run_storm(
-    harness: ChaosHarness, seed: int, num_clients: int, *, minutes: float, kills_per_minute: float, rest_s: float
-) -> StormReport:
-    """Kills for `minutes`, in rounds. `rest_s`: load without kills before each round."""
+async def run_storm(harness: ChaosHarness, seed: int, num_clients: int, settings: StormSettings) -> StormReport:
+    """Kills under the load of `num_clients`, in rounds."""
     cluster = harness.cluster
     load = MixedLoad(
         harness.client,
@@ -64,9 +74,9 @@ async def run_storm(
     rng, began_s = random.Random(f"storm {seed}"), time.monotonic()
     load.start(seed)
     try:
-        while (left_s := began_s + 60 * minutes - time.monotonic()) > 0:
-            await asyncio.sleep(rest_s)
-            await _kill_for(min(ROUND_S, left_s), 60 / kills_per_minute, harness, rng, report)
+        while (left_s := began_s + 60 * settings.minutes - time.monotonic()) > 0:
+            await asyncio.sleep(settings.rest_s)
+            await _kill_for(min(ROUND_S, left_s), settings, harness, rng, report)
             await _come_to_rest(harness, load, report)
     finally:
         await load.end()
@@ -76,20 +86,20 @@ async def run_storm(
 
 
 async def _kill_for(
-    duration_s: float, interval_s: float, harness: ChaosHarness, rng: random.Random, report: StormReport
+    duration_s: float, settings: StormSettings, harness: ChaosHarness, rng: random.Random, report: StormReport
 ) -> None:
     cluster, until_s = harness.cluster, time.monotonic() + duration_s
     while time.monotonic() < until_s:
-        next_s = time.monotonic() + rng.uniform(0.5, 1.5) * interval_s
-        name = rng.choice(cluster.names())
-        await cluster.kill(name)
-        report.kills[cluster.shape.names[name]] += 1
+        names = rng.sample(cluster.names(), rng.randint(1, settings.max_at_once))
+        next_s = time.monotonic() + rng.uniform(0.5, 1.5) * 60 * len(names) / settings.kills_per_minute
+        await asyncio.gather(*map(cluster.kill, names))
+        report.kills.update(cluster.shape.names[name] for name in names)
         await cluster.recover()
         report.problems += cluster.unexpected_exits()
         try:
             await cluster.wait_in_service(RECOVERY_TIMEOUT_S)
         except WaitTimeout as late:
-            report.problems.append(f"after a kill of {name}: {late}")
+            report.problems.append(f"after a kill of {', '.join(names)}: {late}")
         await asyncio.sleep(max(0.0, next_s - time.monotonic()))  # the rate
 
 

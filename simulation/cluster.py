@@ -86,6 +86,11 @@ class SimCluster:
         self._network.stop_faults()
         self._page_network.stop_faults()
 
+    @property
+    def num_open(self) -> int:
+        """Requests that the routers have admitted."""
+        return sum(node.dispatcher.num_open for node in self.nodes.values() if isinstance(node, SimRouter))
+
     def check_idle(self) -> None:
         """Raises `Violation` if anything is left behind anywhere."""
         for node in self.nodes.values():

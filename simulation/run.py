@@ -32,6 +32,8 @@ PROBE_AT_S = FAULTS_END_S + 3.4
 QUIET_S = 3.5
 """Longer than every lease and reservation; late reads are over by then."""
 
+POLL_S = 0.1
+
 MAX_LATENESS_S = 5.0
 """Bound on the delay of a call's end after its deadline for a journal reader."""
 
@@ -124,6 +126,7 @@ class _Run:
             for client in probes:
                 if client.outcome is not ClientOutcome.FINISHED:
                     raise Violation("I8", f"all is well, and yet: {client.outcome} {client.code}", client.plan.name)
+            await self._settled(cluster, PROBE_AT_S + 2 * (self._scenario.deadline_s + MAX_LATENESS_S))
             await self._until(asyncio.get_running_loop().time() + QUIET_S)
             cluster.check_idle()
             await check_store(cluster, self._scenario.deadline_s, self.clients)
@@ -140,6 +143,12 @@ class _Run:
             async with asyncio.timeout_at(deadline_s):
                 for client in self.clients:
                     await client.ended.wait()
+
+    async def _settled(self, cluster: SimCluster, deadline_s: float) -> None:
+        """Waits for calls that routers took over without a client, at most until their ends are due."""
+        now = asyncio.get_running_loop().time
+        while cluster.num_open and now() < deadline_s:
+            await self._until(now() + POLL_S)
 
     def _arrive(self, cluster: SimCluster, plan: ClientPlan) -> SimClient:
         others = [name for name in self._scenario.routers if name != plan.router]
