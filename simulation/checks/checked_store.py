@@ -30,7 +30,10 @@ class CheckedStore:
         on_violation: Callable[[Violation], None],
         owners: dict[RequestId, tuple[OwnerId, float]],
     ) -> None:
-        """`owners`: receives the latest owner of every call, and when the call was first entered."""
+        """`owners`: receives the latest owner of every call, and when the call was first entered.
+
+        An abandoned call has none: its client has left, and no router has a copy.
+        """
         self._store = store
         self._is_healthy = is_healthy
         self._broken_rule = broken_rule
@@ -50,6 +53,13 @@ class CheckedStore:
         answer = await self._store.put_call(record)
         self._add_owner(record.id, answer.owner)
         return answer
+
+    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
+        """See `CallStore.end_call`."""
+        ended = await self._store.end_call(id, ballot, status, trace)
+        if ended and status is CallStatus.ABANDONED:
+            self._owners.pop(id, None)
+        return ended
 
     async def claim_call(
         self, id: RequestId, ballot: Ballot, owner: OwnerId, *, floor: int = 0, seed: CallRecord | None = None
