@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from baton.domain.errors import BatonError
+from baton.domain.errors import BatonError, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation
 from baton.rpc.channel_pool import ChannelPool, Stub
 from baton.rpc.codec import rpc_error
@@ -57,7 +57,7 @@ class SimChannels(ChannelPool):
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = _Channel(self._network, self._process, address)
-        return ReplyChannel(channel)
+        return ReplyChannel(_StubChannel(channel, incarnation))
 
     def stub(self, kind: Callable[[Any], Stub], address: str, incarnation: Incarnation) -> Stub:
         return kind(self.get(address, incarnation))
@@ -73,7 +73,7 @@ class SimChannels(ChannelPool):
 
 
 class _Channel:
-    """The part of grpc.aio.Channel that stubs use."""
+    """A connection, with its open calls."""
 
     def __init__(self, network: SimNetwork, process: SimProcess, address: str) -> None:
         self.network = network
@@ -81,11 +81,23 @@ class _Channel:
         self.address = address
         self.calls: dict[SimCall, None] = {}
 
+    def close(self) -> None:
+        for call in list(self.calls):
+            call.cancel()
+
+
+class _StubChannel:
+    """The part of grpc.aio.Channel that stubs use. Stands for call tokens, too: other incarnations refuse its calls."""
+
+    def __init__(self, channel: _Channel, incarnation: Incarnation) -> None:
+        self.channel = channel
+        self.incarnation = incarnation
+
     def unary_unary(
         self, method: str, request_serializer: Any, response_deserializer: Any, _registered_method: bool
     ) -> Callable[..., Any]:
         async def invoke(message: Any, timeout: float | None = None, metadata: Any = None) -> Any:
-            call = SimCall(self, method, message, request_serializer(message), timeout, metadata)
+            call = self._call(method, message, request_serializer(message), timeout, metadata)
             answer = await call.receive()
             if answer is None:
                 raise _error(grpc.StatusCode.UNKNOWN, "no answer")
@@ -97,14 +109,13 @@ class _Channel:
         self, method: str, request_serializer: Any, response_deserializer: Any, _registered_method: bool
     ) -> Callable[..., Any]:
         def invoke(message: Any, timeout: float | None = None, metadata: Any = None) -> _Stream:
-            call = SimCall(self, method, message, request_serializer(message), timeout, metadata)
+            call = self._call(method, message, request_serializer(message), timeout, metadata)
             return _Stream(call, response_deserializer)
 
         return invoke
 
-    def close(self) -> None:
-        for call in list(self.calls):
-            call.cancel()
+    def _call(self, method: str, message: Any, request: bytes, timeout: float | None, metadata: Any) -> SimCall:
+        return SimCall(self, method, message, request, timeout, metadata)
 
 
 class _Stream:
@@ -139,14 +150,15 @@ class SimCall:
 
     def __init__(
         self,
-        channel: _Channel,
+        caller: _StubChannel,
         method: str,
         message: Any,
         request: bytes,
         timeout_s: float | None,
         metadata: Metadata | None,
     ) -> None:
-        self._channel = channel
+        self._channel = channel = caller.channel
+        self._incarnation = caller.incarnation
         self._network = channel.network
         self._link = channel.network.link(channel.process.name, channel.address)
         self._method = method
@@ -237,6 +249,8 @@ class SimCall:
         handler = host.handlers[self._method]
         message = handler.request_deserializer(self._request)
         try:
+            if self._incarnation != host.process.incarnation:
+                raise WorkerLost("the call's token is for an earlier incarnation of this worker")
             check_incarnation(message, host.process.incarnation)
             if handler.response_streaming:
                 async with aclosing(handler.unary_stream(message, self._context)) as events:

@@ -123,6 +123,18 @@ async def test_a_prefill_worker_lost_before_its_only_token_is_replaced():
         assert w.decode.requests == []
 
 
+async def test_a_restarted_prefill_worker_computes_no_token_for_its_predecessor():
+    """It may have other weights, and no decode worker compares them when no page moves."""
+    async with world(prefill=[(), ()]) as w:
+        restarted, other = w.cluster.prefills
+        await w.cluster.change_load(other, waiting_tokens=100)
+        await two_refreshes(w)
+        restarted.change_incarnation()
+        assert tokens(await w.generate(sequence(max_tokens=1))) == scripted(1)
+        assert restarted.requests == []
+        assert [request.id.attempt for request in other.requests] == [2]
+
+
 @pytest.mark.parametrize(
     ("prefill", "decode", "num_before"),
     [
