@@ -7,10 +7,12 @@ from typing import Any
 
 from baton.model.errors import UnsupportedModel
 from baton.model.loading.dequantize.fp8 import read_fp8
+from baton.model.loading.dequantize.mxfp4 import read_mxfp4
 from baton.model.loading.dequantize.plan import WeightFormat
 
 METHODS: Mapping[str, Callable[[Mapping[str, Any]], WeightFormat]] = {
     "fp8": read_fp8,
+    "mxfp4": read_mxfp4,
 }
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 MAX_NESTING = 4
