@@ -10,7 +10,7 @@ import threading
 
 import torch
 
-from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.kv.geometry import PAGE_ALIGNMENT, KVGeometry, LayerGeometry
 from baton.kv.memory import MemoryKind
 from baton.model.device_memory import DeviceMemory
 from baton.model.storage import PageStorage
@@ -47,10 +47,11 @@ class DeferredCopyStream:
 def staged_memory(num_pages: int, page_bytes: int, kind: MemoryKind = MemoryKind.DRAM) -> DeviceMemory:
     """Zeroed memory with a scratch page behind it. `kind`: DRAM, which NIXL can reach, or the kind to imitate.
 
-    `page_bytes` is a multiple of 128.
+    `page_bytes` is a multiple of 4 KiB.
     """
     head_dim, rest = divmod(page_bytes, _PAGE_TOKENS * 8)
     assert not rest, page_bytes
-    geometry = KVGeometry((LayerGeometry(1, head_dim, head_dim),), "float32", _PAGE_TOKENS)
+    assert page_bytes % PAGE_ALIGNMENT == 0
+    geometry = KVGeometry.of_layers((LayerGeometry(1, head_dim, head_dim),), "float32", _PAGE_TOKENS)
     storage = PageStorage.allocate(geometry, num_pages, has_scratch=True)
     return DeviceMemory(storage, DeferredCopyStream(), kind)

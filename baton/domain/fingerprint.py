@@ -12,6 +12,10 @@ from functools import cached_property
 from hashlib import blake2b
 
 DIGEST_BYTES = 16
+PAGE_FORMAT = "page_format"
+"""The part that is compared first: the format decides what the others mean."""
+OLDEST_PAGE_FORMAT = "1"
+"""The format of a peer that does not name one."""
 MAX_PARTS = 64
 MAX_PART_CHARS = 200
 """Longest name, and longest value, of a part that a peer may send."""
@@ -37,7 +41,7 @@ class Fingerprint:
         return digest_of(line for part in sorted(self.parts) for line in (part.name, part.digest))
 
     def difference(self, digest: str, parts: tuple[FingerprintPart, ...]) -> str | None:
-        """The first difference from a peer's `digest` and `parts`; None if there is none.
+        """The first difference from a peer's `digest` and `parts`, the page format before all; None if there is none.
 
         An older peer sends no parts. Parts that do not give `digest` are refused.
         """
@@ -46,6 +50,9 @@ class Fingerprint:
         if len(parts) > MAX_PARTS or any(max(len(p.name), len(p.digest)) > MAX_PART_CHARS for p in parts):
             return "fingerprint: not readable"
         here, there = ({part.name: part.digest for part in side} for side in (self.parts, parts))
+        if here.get(PAGE_FORMAT, OLDEST_PAGE_FORMAT) != there.get(PAGE_FORMAT, OLDEST_PAGE_FORMAT):
+            formats = (side.get(PAGE_FORMAT, OLDEST_PAGE_FORMAT) for side in (here, there))
+            return "{}: {} here, {} there; run one version of Baton on both".format(PAGE_FORMAT, *formats)
         for name in sorted({*here, *there}):
             if here.get(name) != there.get(name):
                 return f"{name}: {here.get(name)} here, {there.get(name)} there"

@@ -108,6 +108,7 @@ def _load(settings: WorkerSettings, directory: Path) -> LoadedModel:
             directory,
             dtype=DtypeChoice(settings.dtype.value),
             page_size=settings.page_size,
+            head_groups=settings.kv_head_groups,
             max_model_len=settings.max_model_len,
             device=resolve_device(settings.device),
             layout=WeightLayout.AUTO if settings.pack_linears else WeightLayout.PLAIN,

@@ -24,8 +24,8 @@ EMPTY_PREFIX = blake2b(digest_size=DIGEST_BYTES, person=b"baton-fake").digest()
 
 
 def fake_geometry(page_size: int) -> KVGeometry:
-    """One layer, one head, 16 bytes a token."""
-    return KVGeometry((LayerGeometry(1, 2, 2),), "float32", page_size)
+    """One layer, one head, 16 bytes a token. A fake pool needs no padding: its pages have `SLOT_BYTES` a token."""
+    return KVGeometry.of_layers((LayerGeometry(1, 2, 2),), "float32", page_size)
 
 
 def fake_slot(prefix: bytes, token: int) -> bytes:
@@ -50,7 +50,7 @@ def fake_token(history: Sequence[int], vocab_size: int, seed: int = 0, banned: f
 
 
 class FakeRunner:
-    """A `Runner` over `memory`, whose pages are `fake_geometry(page_size)`'s."""
+    """A `Runner` over `memory`, whose pages are `page_size * SLOT_BYTES` long."""
 
     def __init__(self, memory: PageMemory, page_size: int, vocab_size: int, host: PageMemory | None = None) -> None:
         if memory.page_bytes != page_size * SLOT_BYTES:

@@ -1,18 +1,33 @@
-"""The layout of a KV page, which is part of a worker's fingerprint."""
+"""Page format 2: the layout of a KV page, which is part of a worker's fingerprint.
+
+    for each head group: for each attention layer: K[heads of the group][slot][dim] V[heads of the group][slot][dim]
+    replicated part: latent layers [slot][rank + rope_dim] | draft layers | 8-bit scales | tail
+    zeros up to a multiple of 4 KiB
+
+One head group is page-major across layers (HND inside a layer), as many groups as KV heads is head-major. A group is a
+contiguous range, so that ranks of tensor parallelism can each give or take theirs. No model fills the replicated part
+yet. Zeros are never written again, so equal pages have equal bytes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from baton.domain.arithmetic import ceil_div
-from baton.domain.fingerprint import digest_of
+from baton.domain.fingerprint import PAGE_FORMAT, digest_of
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FORMAT_VERSION = 2
+PAGE_ALIGNMENT = 4096
+"""Bytes. Attention over pages off such an edge takes 5 to 8 % longer."""
+ALL_LAYERS = "full"
+"""Name of the page group of layers that keep every position."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
-    """Cache of one layer. K is [num_kv_heads, page_size, k_head_dim] inside a page (HND), V likewise."""
+    """Cache of one attention layer: K is [heads of a group, page_size, k_head_dim] inside a head group, V likewise."""
 
     num_kv_heads: int
     k_head_dim: int
@@ -22,32 +37,137 @@ class LayerGeometry:
     def num_elements_per_token(self) -> int:
         return self.num_kv_heads * (self.k_head_dim + self.v_head_dim)
 
+    def __str__(self) -> str:
+        return f"{self.num_kv_heads}x{self.k_head_dim}+{self.v_head_dim}"
+
+
+@dataclass(frozen=True, slots=True)
+class LatentGeometry:
+    """Cache of one layer that keeps a compressed latent and one rotated key for all heads: [page_size, rank + rope]."""
+
+    rank: int
+    rope_dim: int
+
+    @property
+    def num_elements_per_token(self) -> int:
+        return self.rank + self.rope_dim
+
+    def __str__(self) -> str:
+        return f"latent {self.rank}+{self.rope_dim}"
+
+
+@dataclass(frozen=True, slots=True)
+class PageGroup:
+    """Layers that share pages. `window`: positions that they attend to; None: all.
+
+    - `head_groups`: contiguous parts that a page is cut into by KV heads. It divides every layer's `num_kv_heads`.
+    - `draft_layers`: layers of a drafter, whole in the replicated part.
+    - `scale_bytes`: bytes a page for the scales of 8-bit values.
+    - `tail_elements`: elements a page for the features of the last filled slot.
+
+    Raises `ValueError` for head groups that do not divide the heads.
+    """
+
+    name: str
+    window: int | None
+    layers: tuple[LayerGeometry | LatentGeometry, ...]
+    head_groups: int = 1
+    draft_layers: tuple[LayerGeometry, ...] = ()
+    scale_bytes: int = 0
+    tail_elements: int = 0
+
+    def __post_init__(self) -> None:
+        for layer in self.attention_layers:
+            if self.head_groups < 1 or layer.num_kv_heads % self.head_groups:
+                raise ValueError(
+                    f"{self.head_groups} KV head groups do not divide the {layer.num_kv_heads} KV heads of a layer"
+                )
+
+    @property
+    def attention_layers(self) -> tuple[LayerGeometry, ...]:
+        """The layers whose KV heads lie in the head groups."""
+        return tuple(layer for layer in self.layers if isinstance(layer, LayerGeometry))
+
+    @property
+    def sharded_elements_per_token(self) -> int:
+        """Elements a token in all head groups together."""
+        return sum(layer.num_elements_per_token for layer in self.attention_layers)
+
+    @property
+    def replicated_elements_per_token(self) -> int:
+        """Elements a token in the replicated part."""
+        latent = sum(layer.num_elements_per_token for layer in self.layers if isinstance(layer, LatentGeometry))
+        return latent + sum(layer.num_elements_per_token for layer in self.draft_layers)
+
+    def describe(self) -> str:
+        """The group as short text that names or digests every field but `head_groups`."""
+        layers = (str(layer) for layer in (*self.layers, "draft", *self.draft_layers))
+        window = "all positions" if self.window is None else f"window {self.window}"
+        shape = digest_of((*layers, str(self.scale_bytes), str(self.tail_elements)))
+        return f"{self.name}, {window}, {len(self.layers)} layers, digest {shape}"
+
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """Page-major across layers: a page is all layers' K and V for `page_size` tokens, contiguous, layer by layer."""
+    """The pages of a model. Raises `ValueError` for another number of page groups than one: more are not served yet."""
 
-    layers: tuple[LayerGeometry, ...]
     dtype: str
     page_size: int
-    layout: str = "page-major/HND"
+    groups: tuple[PageGroup, ...]
+    version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        if len(self.groups) != 1:
+            raise ValueError(f"a pool has pages of one group of layers, not of {len(self.groups)}")
+
+    @classmethod
+    def of_layers(
+        cls, layers: tuple[LayerGeometry, ...], dtype: str, page_size: int, head_groups: int = 1
+    ) -> KVGeometry:
+        """Pages of one group with all `layers`."""
+        return cls(dtype, page_size, (PageGroup(ALL_LAYERS, None, layers, head_groups),))
+
+    @property
+    def group(self) -> PageGroup:
+        """The page group."""
+        return self.groups[0]
+
+    @property
+    def layers(self) -> tuple[LayerGeometry, ...]:
+        """The attention layers, in the model's order."""
+        return self.group.attention_layers
 
     @property
     def num_bytes_per_token(self) -> int:
-        return sum(layer.num_elements_per_token for layer in self.layers) * DTYPE_BYTES[self.dtype]
+        """Bytes of a token's values, without what pages are padded with."""
+        group = self.group
+        return (group.sharded_elements_per_token + group.replicated_elements_per_token) * DTYPE_BYTES[self.dtype]
 
     @property
     def page_bytes(self) -> int:
-        return self.num_bytes_per_token * self.page_size
+        """Bytes of a page, a multiple of `PAGE_ALIGNMENT`."""
+        return ceil_div(self._num_used_bytes, PAGE_ALIGNMENT) * PAGE_ALIGNMENT
+
+    @property
+    def group_stride(self) -> int:
+        """Elements of one head group, which is the distance of two."""
+        return self.group.sharded_elements_per_token * self.page_size // self.group.head_groups
+
+    @property
+    def part_ends(self) -> tuple[int, ...]:
+        """Ends of a page's parts in bytes: head groups, then the replicated part if it is not empty.
+
+        The last part includes the padding, so the parts cover the page.
+        """
+        group, group_bytes = self.group, self.group_stride * DTYPE_BYTES[self.dtype]
+        ends = [group_bytes * number for number in range(1, group.head_groups + 1) if group_bytes]
+        if not ends or self._num_used_bytes > ends[-1]:
+            ends.append(self.page_bytes)
+        return (*ends[:-1], self.page_bytes)
 
     def layer_offsets(self) -> list[tuple[int, int]]:
-        """Element offsets of K and V inside a page, for each layer."""
-        offsets, at = [], 0
-        for layer in self.layers:
-            k_elements = layer.num_kv_heads * layer.k_head_dim * self.page_size
-            offsets.append((at, at + k_elements))
-            at += layer.num_elements_per_token * self.page_size
-        return offsets
+        """Element offsets of K and V of the first head group inside a page, for each attention layer."""
+        return list(self._layer_offsets())
 
     def num_pages(self, num_tokens: int) -> int:
         """Pages needed for `num_tokens` token slots."""
@@ -55,10 +175,23 @@ class KVGeometry:
 
     def parts(self) -> dict[str, str]:
         """Named parts of a fingerprint (`baton.domain.fingerprint`). They cover every field."""
-        shapes = (f"{layer.num_kv_heads}x{layer.k_head_dim}+{layer.v_head_dim}" for layer in self.layers)
         return {
+            PAGE_FORMAT: str(self.version),
             "dtype": self.dtype,
-            "layers": f"{len(self.layers)}, digest {digest_of(shapes)}",
-            "layout": self.layout,
             "page_size": str(self.page_size),
+            "page_group": self.group.describe(),
+            "kv_head_groups": str(self.group.head_groups),
         }
+
+    @property
+    def _num_used_bytes(self) -> int:
+        item_bytes = DTYPE_BYTES[self.dtype]
+        group = self.group
+        return self.num_bytes_per_token * self.page_size + group.scale_bytes + group.tail_elements * item_bytes
+
+    def _layer_offsets(self) -> Iterator[tuple[int, int]]:
+        at = 0
+        for layer in self.layers:
+            slots = layer.num_kv_heads // self.group.head_groups * self.page_size
+            yield at, at + slots * layer.k_head_dim
+            at += slots * (layer.k_head_dim + layer.v_head_dim)

@@ -1,8 +1,9 @@
 """The page pool as tensors: writes new tokens, gathers a request's pages, copies pages to the host and back.
 
 Owns views, not pages: `baton.kv` decides which page holds what. Called by the attention hook and the runner. Inside a
-page the layers follow one another. A layer's K is [num_kv_heads, page_size, head_dim] (HND), followed by its V. A page
-is contiguous, so one descriptor moves it. The slots of a head are adjacent, as CPU caches and flashinfer need them.
+head group of a page (`baton.kv.geometry`) the layers follow one another. A layer's K is [heads of the group, page_size,
+head_dim] (HND), followed by its V. A page is contiguous, so one descriptor moves it. The slots of a head are adjacent,
+as CPU caches and flashinfer need them.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ class PageStorage:
         self.scratch_page = self.num_pages if has_scratch else None
         self._pool = pool
         self._host = None if host is None else _as_pages(host, geometry)
-        spans = [
-            (offset, (layer.num_kv_heads, geometry.page_size, head_dim))
+        sides = [
+            (layer.num_kv_heads, offset, head_dim)
             for layer, offsets in zip(geometry.layers, geometry.layer_offsets(), strict=True)
             for offset, head_dim in zip(offsets, (layer.k_head_dim, layer.v_head_dim), strict=True)
         ]
-        views = [_span(pool, offset, shape) for offset, shape in spans]
+        views = [_grouped(pool, geometry, *side) for side in sides]
         self._keys, self._values = views[0::2], views[1::2]
-        # The pool as rows of `unit` elements. Every head's slots of a page are a whole number of adjacent rows, so
-        # gathering is one `index_select`, five times as fast as advanced indexing on the views.
-        self._unit = math.gcd(*(geometry.page_size * shape[2] for _, shape in spans))
+        # The pool as rows of `unit` elements. A page, and a head's slots in it, are a whole number of adjacent rows,
+        # so gathering is one `index_select`, five times as fast as advanced indexing on the views.
+        self._unit = math.gcd(pool.shape[1], *(geometry.page_size * head_dim for _, _, head_dim in sides))
         self._rows = pool.view(-1, self._unit)
-        self._key_rows, self._value_rows = ([offset // self._unit for offset, _ in spans[i::2]] for i in (0, 1))
+        self._key_rows, self._value_rows = ([offset // self._unit for _, offset, _ in sides[i::2]] for i in (0, 1))
 
     @classmethod
     def on_memory(cls, geometry: KVGeometry, memory: PageMemory, host: PageMemory | None = None) -> PageStorage:
@@ -83,19 +84,24 @@ class PageStorage:
             torch.cuda.current_stream(self.device).synchronize()
 
     def keys(self, layer: int) -> torch.Tensor:
-        """One layer's K over the whole pool: [num_pages, num_kv_heads, page_size, k_head_dim], strided."""
+        """One layer's K over the whole pool: [pages, head groups, heads of a group, page_size, k_head_dim], strided.
+
+        `flatten(1, 2)` makes it [pages, num_kv_heads, page_size, k_head_dim]: a view for one head group and for as
+        many as heads, otherwise a copy.
+        """
         return self._keys[layer]
 
     def values(self, layer: int) -> torch.Tensor:
-        """One layer's V over the whole pool: [num_pages, num_kv_heads, page_size, v_head_dim], strided."""
+        """One layer's V over the whole pool, like `keys`."""
         return self._values[layer]
 
     def write(
         self, layer: int, pages: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
         """Writes new tokens. `pages` and `slots` are [tokens]; `keys` and `values` [tokens, num_kv_heads, dim]."""
-        self._keys[layer].transpose(1, 2)[pages, slots] = keys
-        self._values[layer].transpose(1, 2)[pages, slots] = values
+        for view, tokens in ((self._keys[layer], keys), (self._values[layer], values)):
+            by_slot = view.permute(0, 3, 1, 2, 4)
+            by_slot[pages, slots] = tokens.unflatten(-2, by_slot.shape[2:4])
 
     def clear(self, pages: torch.Tensor) -> None:
         """Zeros whole pages.
@@ -120,9 +126,11 @@ class PageStorage:
     def row_index(self, pages: torch.Tensor, num_kv_heads: int, head_dim: int) -> torch.Tensor:
         """Flat row numbers before a layer's offset, ordered [rows, heads, pages a row, units of a head]."""
         num_units = self.geometry.page_size * head_dim // self._unit
-        arange = torch.arange(num_kv_heads * num_units, device=pages.device).view(1, num_kv_heads, 1, num_units)
-        num_rows_a_page = self._pool.shape[1] // self._unit
-        return (pages[:, None, :, None] * num_rows_a_page + arange).flatten()
+        num_groups, num_rows_a_page = self.geometry.group.head_groups, self._pool.shape[1] // self._unit
+        groups = torch.arange(num_groups, device=pages.device)[:, None] * (self.geometry.group_stride // self._unit)
+        units = torch.arange(num_kv_heads // num_groups * num_units, device=pages.device)
+        in_page = (groups + units).view(1, num_kv_heads, 1, num_units)
+        return (pages[:, None, :, None] * num_rows_a_page + in_page).flatten()
 
     def copy_to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
         """Copies pages to host slots, pairwise. Raises `ValueError` without a host tier."""
@@ -182,5 +190,9 @@ def _as_pages(memory: PageMemory, geometry: KVGeometry) -> torch.Tensor:
     return torch.frombuffer(memory.buffer, dtype=_dtype(geometry)).view(memory.num_pages, -1)
 
 
-def _span(pool: torch.Tensor, offset: int, shape: tuple[int, int, int]) -> torch.Tensor:
-    return pool[:, offset : offset + math.prod(shape)].view(pool.shape[0], *shape)
+def _grouped(pool: torch.Tensor, geometry: KVGeometry, num_kv_heads: int, offset: int, head_dim: int) -> torch.Tensor:
+    """One side of a layer, which begins at `offset`: [pages, head groups, heads of a group, slots, dim]."""
+    num_groups = geometry.group.head_groups
+    shape = (pool.shape[0], num_groups, num_kv_heads // num_groups, geometry.page_size, head_dim)
+    strides = (pool.stride(0), geometry.group_stride, geometry.page_size * head_dim, head_dim, 1)
+    return pool.as_strided(shape, strides, pool.storage_offset() + offset)

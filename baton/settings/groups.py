@@ -208,6 +208,9 @@ class WorkerSettings(ServiceSettings):
     page_size: Count = 16
     """Token slots of a page; the same on all workers."""
 
+    kv_head_groups: Count = 1
+    """Parts that a page is cut into by KV heads; it divides the KV heads of every layer; the same on all workers."""
+
     num_pages: Count | None = None
     """Pages of the pool; default: as many as fit in kv_memory_mib."""
 

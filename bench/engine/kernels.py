@@ -94,7 +94,7 @@ def attention_comparisons(kernels: Kernels, dtype: str, seed: int) -> list[Kerne
     found = []
     for num_heads, num_kv_heads, head_dim in HEADS:
         layer = LayerGeometry(num_kv_heads, head_dim, head_dim)
-        geometry = KVGeometry((layer,), dtype, PAGE_SIZE)
+        geometry = KVGeometry.of_layers((layer,), dtype, PAGE_SIZE)
         for name, lengths in BATCHES.items():
             num_tokens = sum(start + new for start, new in lengths)
             found.append(

@@ -57,11 +57,12 @@ class LLM:
         *,
         dtype: DtypeChoice = DtypeChoice.AUTO,
         page_size: int = 16,
+        head_groups: int = 1,
         limits: PairLimits | None = None,
     ) -> None:
         """`model`: `bundled`, a directory or a Hugging Face id. Raises `UnreadableModel` or `UnsupportedModel`."""
         directory = resolve_model(str(model))
-        loaded = load_model(directory, dtype=dtype, page_size=page_size)
+        loaded = load_model(directory, dtype=dtype, page_size=page_size, head_groups=head_groups)
         self.text = TextModel.load(directory)
         self.pair = LocalPair(loaded, limits or PairLimits())
         self._max_model_len = loaded.config.max_model_len

@@ -119,6 +119,11 @@ def test_extreme_gates_do_not_overflow(ops: Ops, activation: Activation):
 
 
 HEADS = [HeadShape(4, 2, 16), HeadShape(14, 2, 64), HeadShape(3, 3, 8), HeadShape(8, 1, 40), HeadShape(2, 1, 128)]
+HEAD_GROUPS = [
+    *((heads, 1) for heads in HEADS),
+    *((HeadShape(14, 2, 64), 2), (HeadShape(3, 3, 8), 3), (HeadShape(8, 4, 16), 2), (HeadShape(8, 4, 16), 4)),
+]
+"""Shapes, and the number of head groups of their pages."""
 
 
 def rope_table(rotary_dim: int) -> RopeTable:
@@ -148,10 +153,12 @@ def mixed_step(page_size: int) -> tuple[StepMetadata, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize(("heads", "head_groups"), HEAD_GROUPS, ids=str)
 @pytest.mark.parametrize("with_norms", [False, True])
 @pytest.mark.parametrize("in_part", [False, True])
-def test_rope_and_write_kv(ops: Ops, heads: HeadShape, dtype: torch.dtype, with_norms: bool, in_part: bool):
+def test_rope_and_write_kv(
+    ops: Ops, heads: HeadShape, head_groups: int, dtype: torch.dtype, with_norms: bool, in_part: bool
+):
     page_size = 4
     step, positions = mixed_step(page_size)
     rope = rope_table(heads.head_dim // 4 * 2 if in_part else heads.head_dim)
@@ -159,7 +166,8 @@ def test_rope_and_write_kv(ops: Ops, heads: HeadShape, dtype: torch.dtype, with_
     if with_norms:
         norms = QkNorm(1 + numbers(heads.head_dim, seed=3), 1 + numbers(heads.head_dim, seed=4), EPS)
     layers = (LayerGeometry(heads.num_kv_heads, heads.head_dim, heads.head_dim),) * 3
-    storage = PageStorage.allocate(KVGeometry(layers, str(dtype).removeprefix("torch."), page_size), NUM_PAGES)
+    geometry = KVGeometry.of_layers(layers, str(dtype).removeprefix("torch."), page_size, head_groups)
+    storage = PageStorage.allocate(geometry, NUM_PAGES)
     qkv = numbers(step.num_tokens, heads.num_features, dtype=dtype)
     split = qkv.clone().view(step.num_tokens, -1, heads.head_dim)
     query, keys, values = split.split([heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], 1)
@@ -170,9 +178,10 @@ def test_rope_and_write_kv(ops: Ops, heads: HeadShape, dtype: torch.dtype, with_
 
     assert got.shape == (step.num_tokens, heads.num_heads, heads.head_dim)
     assert_close(got, rotated(query, rope, positions), dtype, slack=2e-6)
-    places = (step.token_pages, slice(None), step.token_slots)
-    assert_close(storage.keys(1)[places].contiguous(), rotated(keys, rope, positions), dtype, slack=2e-6)
-    assert torch.equal(storage.values(1)[places], values)
+    places = (step.token_pages, slice(None), slice(None), step.token_slots)
+    written = storage.keys(1)[places].flatten(1, 2)
+    assert_close(written.contiguous(), rotated(keys, rope, positions), dtype, slack=2e-6)
+    assert torch.equal(storage.values(1)[places].flatten(1, 2), values)
     storage.keys(1)[places] = 0
     storage.values(1)[places] = 0
     for layer in range(3):
@@ -183,7 +192,7 @@ def test_rope_and_write_kv(ops: Ops, heads: HeadShape, dtype: torch.dtype, with_
 def test_the_query_is_written_to_the_given_output(ops: Ops):
     heads = HeadShape(4, 2, 16)
     step, positions = mixed_step(4)
-    storage = PageStorage.allocate(KVGeometry((LayerGeometry(2, 16, 16),), "float32", 4), NUM_PAGES)
+    storage = PageStorage.allocate(KVGeometry.of_layers((LayerGeometry(2, 16, 16),), "float32", 4), NUM_PAGES)
     qkv = numbers(step.num_tokens, heads.num_features)
     arguments = (rope_table(16), heads, None, positions, storage, 0, step)
     out = torch.full((step.num_tokens, 4, 16), torch.nan)

@@ -12,12 +12,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import transformers
 
 from baton.bundled import MODEL_DIR
 from baton.transfer.nixl_agent import nixl_available
 from tests.cluster import Cluster, completion_tokens
 from tests.exactness.reference import Reference
-from tests.tiny_models import FAMILIES, VOCAB_SIZE, add_tokenizer, save_random_model
+from tests.tiny_models import (
+    FAMILIES,
+    VOCAB_SIZE,
+    add_tokenizer,
+    save_random_config,
+    save_random_model,
+    small_shape,
+)
 
 pytestmark = [pytest.mark.exactness, pytest.mark.integration]
 
@@ -199,6 +207,22 @@ def test_families(family: str, tmp_path: Path) -> None:
     prompts = shaped_prompts(6)
     with (
         Cluster(tmp_path, model=str(directory), transport=transport, flags=PAGES, prefill_flags=CHUNKS) as cluster,
+        split(cluster),
+        ThreadPoolExecutor(4) as pool,
+    ):
+        answers = list(pool.map(lambda prompt: ask(cluster, prompt), prompts))
+    assert answers == [reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
+
+
+@pytest.mark.parametrize(("transport", "head_groups"), list(zip(transports(), (4, 2), strict=False)))
+def test_pages_of_several_head_groups(transport: str, head_groups: int, tmp_path: Path) -> None:
+    """4 KV heads, each a group of its own, or two a group; one group is what the other tests have."""
+    config = transformers.LlamaConfig(**small_shape(num_attention_heads=8, num_key_value_heads=4))
+    directory = add_tokenizer(save_random_config(config, tmp_path / "model"))
+    reference, prompts = Reference(directory), shaped_prompts(9)
+    flags = {**PAGES, "kv-head-groups": head_groups}
+    with (
+        Cluster(tmp_path, model=str(directory), transport=transport, flags=flags, prefill_flags=CHUNKS) as cluster,
         split(cluster),
         ThreadPoolExecutor(4) as pool,
     ):

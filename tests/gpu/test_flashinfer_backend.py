@@ -24,7 +24,9 @@ SHAPE = LayerGeometry(2, 64, 64)
 
 
 def world(layer: ObservedLayer) -> PageStorage:
-    storage = PageStorage.allocate(KVGeometry((layer.geometry,) * 2, "bfloat16", PAGE_SIZE), NUM_PAGES, "cuda")
+    storage = PageStorage.allocate(
+        KVGeometry.of_layers((layer.geometry,) * 2, "bfloat16", PAGE_SIZE), NUM_PAGES, "cuda"
+    )
     generator = torch.Generator().manual_seed(0)
     for view in (storage.keys(1), storage.values(1)):
         view.copy_(torch.randn(view.shape, generator=generator))
@@ -78,6 +80,6 @@ def test_a_fixed_number_of_rows_agrees_with_the_torch_backend() -> None:
 
 
 def test_unsupported_layers_are_left_to_torch() -> None:
-    storage = PageStorage.allocate(KVGeometry((SHAPE,), "bfloat16", PAGE_SIZE), 2, "cuda")
+    storage = PageStorage.allocate(KVGeometry.of_layers((SHAPE,), "bfloat16", PAGE_SIZE), 2, "cuda")
     assert not flashinfer_supports([ObservedLayer(SHAPE, 8, 0.125, None, None, True)], storage)
     assert not flashinfer_supports([ObservedLayer(LayerGeometry(2, 96, 64), 8, 0.1, None, None, False)], storage)

@@ -25,7 +25,7 @@ from tests.unit.transfer.rigs import EventLog, page_ids
 
 pytestmark = [*needs_gpu, pytest.mark.skipif(nixl_available() is not None, reason=f"NIXL: {nixl_available()}")]
 
-GEOMETRY = KVGeometry((LayerGeometry(8, 128, 128),) * 2, "bfloat16", 16)
+GEOMETRY = KVGeometry.of_layers((LayerGeometry(8, 128, 128),) * 2, "bfloat16", 16)
 NUM_PAGES = 64
 PREFILL = WorkerId("prefill-0")
 

@@ -39,6 +39,26 @@ BUGS = (
         f"{DECODE}/test_growth.py",
     ),
     bug(
+        IDENTITY, "another page format is explained by its other parts", "baton/domain/fingerprint.py",
+        "if here.get(PAGE_FORMAT, OLDEST_PAGE_FORMAT) != there.get(PAGE_FORMAT, OLDEST_PAGE_FORMAT):", "if False:",
+        "tests/unit/domain/test_fingerprint.py tests/unit/prefill/test_hello.py",
+    ),
+    bug(
+        IDENTITY, "the number of head groups is not in the fingerprint", "baton/kv/geometry.py",
+        '            "kv_head_groups": str(self.group.head_groups),\n', "",
+        f"{KV}/test_geometry.py tests/unit/prefill/test_hello.py",
+    ),
+    bug(
+        PAGES, "rows of a page are gathered as if it had one head group", "baton/model/storage.py",
+        "* (self.geometry.group_stride // self._unit)", "* (num_kv_heads // num_groups * num_units)",
+        "tests/unit/model/test_storage.py",
+    ),
+    bug(
+        PAGES, "a row of the pool crosses the padding of a page", "baton/model/storage.py",
+        "math.gcd(pool.shape[1], *(", "math.gcd(*(",
+        "tests/unit/model/test_storage.py",
+    ),
+    bug(
         PAGES, "matched pages are not checked", "baton/kv/page_table.py",
         "wrong = checks.check_matched(self.pages)", "wrong = []",
         f"{PREFILL}/test_wrong_pages.py {KV}/test_page_checks.py",

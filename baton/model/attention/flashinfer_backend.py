@@ -34,12 +34,14 @@ def flashinfer_supports(layers: Sequence[ObservedLayer], storage: PageStorage) -
     if storage.device.type != "cuda" or importlib.util.find_spec("flashinfer") is None:
         return False
     shapes = {(layer.num_heads, layer.scale, layer.geometry) for layer in layers}
+    head_groups = storage.geometry.group.head_groups
     return (
         storage.geometry.dtype == "bfloat16"
         and len(shapes) == 1  # a plan is for one number of heads
         and all(
             layer.geometry.k_head_dim == layer.geometry.v_head_dim
             and layer.geometry.k_head_dim in HEAD_DIMS
+            and head_groups in (1, layer.geometry.num_kv_heads)  # otherwise heads are not at one distance
             and not layer.has_sinks
             for layer in layers
         )
@@ -108,7 +110,7 @@ class FlashinferAttention:
 
     def run(self, wrapper: Any, call: AttentionCall) -> torch.Tensor:
         """Runs a planned wrapper for one layer."""
-        pages = (self._storage.keys(call.layer), self._storage.values(call.layer))
+        pages = tuple(side(call.layer).flatten(1, 2) for side in (self._storage.keys, self._storage.values))  # views
         out: torch.Tensor = wrapper.run(call.query.contiguous(), pages)
         return out
 

@@ -5,6 +5,7 @@ A recording handler notes the shapes of K and V. Called once at load.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -67,6 +68,10 @@ def observe_layers(model: torch.nn.Module, num_layers: int, device: str) -> tupl
     return tuple(recorder.layers[index] for index in seen)
 
 
-def kv_geometry(layers: tuple[ObservedLayer, ...], dtype: str, page_size: int) -> KVGeometry:
-    """The page geometry of observed layers."""
-    return KVGeometry(tuple(layer.geometry for layer in layers), dtype, page_size)
+def kv_geometry(layers: tuple[ObservedLayer, ...], dtype: str, page_size: int, head_groups: int = 1) -> KVGeometry:
+    """The page geometry of observed layers. Raises `UnsupportedModel` for head groups that do not divide the heads."""
+    common = math.gcd(*(layer.geometry.num_kv_heads for layer in layers))
+    if common % head_groups:
+        possible = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
+        raise UnsupportedModel(f"this model's KV heads cannot be cut into {head_groups} groups, only into {possible}")
+    return KVGeometry.of_layers(tuple(layer.geometry for layer in layers), dtype, page_size, head_groups)

@@ -43,7 +43,7 @@ class _AttentionLayer(ctypes.Structure):
         ("query", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("query_token_stride", "query_head_stride")),
         *((name, ctypes.c_void_p) for name in ("keys", "values")),
-        *((name, ctypes.c_int64) for name in ("page_stride", "page_size")),
+        *((name, ctypes.c_int64) for name in ("page_stride", "page_size", "group_heads", "group_stride")),
         ("out", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "k_dim", "v_dim", "window")),
         ("sinks", ctypes.c_void_p),
@@ -112,6 +112,7 @@ class NativeAttention:
 
     def _attend(self, call: AttentionCall, plan: _Plan) -> torch.Tensor:
         keys, values = self._storage.keys(call.layer), self._storage.values(call.layer)
+        num_groups, group_heads = keys.shape[1:3]
         query = call.query.to(keys.dtype)
         if query.stride(-1) != 1:
             query = query.contiguous()
@@ -119,8 +120,9 @@ class NativeAttention:
         out = query.new_empty(*query.shape[:2], values.shape[-1])
         layer = _AttentionLayer(
             *(query.data_ptr(), query.stride(0), query.stride(1)),
-            *(keys.data_ptr(), values.data_ptr(), keys.stride(0), plan.page_size, out.data_ptr()),
-            *(query.shape[1], keys.shape[1], keys.shape[-1], values.shape[-1], call.window or 0),
+            *(keys.data_ptr(), values.data_ptr(), keys.stride(0), plan.page_size, group_heads, keys.stride(1)),
+            *(out.data_ptr(), query.shape[1], num_groups * group_heads, keys.shape[-1], values.shape[-1]),
+            call.window or 0,
             *(None if sinks is None else sinks.data_ptr(), call.scale, call.softcap or 0.0),
         )
         is_bfloat16 = keys.dtype is torch.bfloat16

@@ -22,7 +22,7 @@ class _RopeParams(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
         *((name, ctypes.c_void_p) for name in ("cosines", "sines", "query_norm", "key_norm")),
         ("eps", ctypes.c_float),
-        *((name, ctypes.c_int64) for name in ("page_size", "page_stride")),
+        *((name, ctypes.c_int64) for name in ("page_size", "page_stride", "group_heads", "group_stride")),
     )
 
 
@@ -58,14 +58,15 @@ class NativeOps:
             out = qkv.new_empty(qkv.shape[0], heads.num_heads, heads.head_dim)
         keys, values = storage.keys(layer), storage.values(layer)
         weights = () if norms is None else (norms.query, norms.key)
-        _require(qkv.dtype, qkv, out, keys[0], values[0])
+        _require(qkv.dtype, qkv, out, keys[0, 0], values[0, 0])
         _require(torch.float32, rope.cos, rope.sin, *weights)
         _require(torch.int64, positions, step.token_pages, step.token_slots)
         rope_params = _RopeParams(
             *(heads.num_heads, heads.num_kv_heads, heads.head_dim, rope.rotary_dim),
             *(rope.cos.data_ptr(), rope.sin.data_ptr(), *(weight.data_ptr() for weight in weights)),
             *(() if norms else (None, None)),
-            *(0.0 if norms is None else norms.eps, step.page_size, keys.stride(0)),
+            *(0.0 if norms is None else norms.eps, step.page_size),
+            *(keys.stride(0), keys.shape[2], keys.stride(1)),
         )
         self._kernels.rope_and_write_kv(
             *(qkv.dtype is torch.bfloat16, ctypes.addressof(rope_params), qkv.data_ptr(), positions.data_ptr()),

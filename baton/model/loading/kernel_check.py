@@ -116,9 +116,12 @@ def _rotated(ops: Ops, qkv: torch.Tensor, step: StepMetadata, storage: PageStora
     norms = QkNorm(weight, weight, 1e-6)
     query = ops.rope_and_write_kv(qkv, rope, _HEADS, norms, positions, storage, 0, step)
     places = (step.token_pages, slice(None), step.token_slots)
-    return torch.cat([query, storage.keys(0)[places], storage.values(0)[places]], 1)
+    written = (side.flatten(1, 2)[places] for side in (storage.keys(0), storage.values(0)))
+    return torch.cat([query, *written], 1)
 
 
 def _storage(dtype: torch.dtype) -> PageStorage:
     layer = LayerGeometry(_HEADS.num_kv_heads, _HEADS.head_dim, _HEADS.head_dim)
-    return PageStorage.allocate(KVGeometry((layer,), str(dtype).removeprefix("torch."), _PAGE_SIZE), _NUM_PAGES)
+    return PageStorage.allocate(
+        KVGeometry.of_layers((layer,), str(dtype).removeprefix("torch."), _PAGE_SIZE), _NUM_PAGES
+    )

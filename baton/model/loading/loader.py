@@ -137,6 +137,7 @@ def load_model(
     *,
     dtype: DtypeChoice = DtypeChoice.AUTO,
     page_size: int = 16,
+    head_groups: int = 1,
     max_model_len: int | None = None,
     device: str = "cpu",
     layout: WeightLayout = WeightLayout.AUTO,
@@ -160,7 +161,7 @@ def load_model(
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     layers = _observe(module, device)
     _set_attention(module, "eager")
-    geometry = kv_geometry(layers, config.dtype, page_size)
+    geometry = kv_geometry(layers, config.dtype, page_size, head_groups)
     reference = reference_logits(module, layers, config.vocab_size, page_size, device)
     self_check = _SelfCheck(config, layers, geometry, reference, device, native)
     _set_attention(module, hf_hook.ATTENTION_NAME)

@@ -166,7 +166,7 @@ def _written_kv(
     step = plan_step([Segment(0, 0, len(prompt), table)], geometry.page_size, device)
     make_decoder(storage).forward(ids, positions, step, positions[-1:])
     sides = [side for layer in range(len(geometry.layers)) for side in (storage.keys(layer), storage.values(layer))]
-    return [side[table].transpose(1, 2).flatten(0, 1)[: len(prompt)].flatten(1).float() for side in sides]
+    return [side[table].flatten(1, 2).transpose(1, 2).flatten(0, 1)[: len(prompt)].flatten(1).float() for side in sides]
 
 
 def _scattered_tables(prompts: Sequence[Sequence[int]], page_size: int) -> list[list[int]]:

@@ -32,6 +32,16 @@ def test_a_part_that_only_one_side_knows_is_a_difference():
     assert more.difference(OURS.digest, OURS.parts) == "adapters: a here, None there"
 
 
+def test_another_page_format_is_named_before_all_other_parts():
+    """Its other parts differ as well, and some have other names: the format explains them."""
+    ours = Fingerprint((*PARTS, FingerprintPart("page_format", "2"), FingerprintPart("adapters", "none")))
+    newer = Fingerprint((*PARTS, FingerprintPart("page_format", "3"), FingerprintPart("adapters", "other")))
+    hint = "run one version of Baton on both"
+    assert ours.difference(newer.digest, newer.parts) == f"page_format: 2 here, 3 there; {hint}"
+    assert ours.difference(OURS.digest, OURS.parts) == f"page_format: 2 here, 1 there; {hint}"
+    assert OURS.difference(ours.digest, ours.parts) == f"page_format: 1 here, 2 there; {hint}"
+
+
 def test_an_older_peer_without_parts_is_compared_by_digest():
     assert OURS.difference(OURS.digest, ()) is None
     assert str(OURS.difference("0", ())).startswith("fingerprint: differs")

@@ -10,7 +10,7 @@ from baton.domain.errors import Broken
 from baton.domain.ids import AttemptId, PageId, RequestId
 from baton.domain.request import SamplingParams
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, StepOutput
-from baton.engine.fake_runner import FakeRunner, fake_geometry, fake_token
+from baton.engine.fake_runner import SLOT_BYTES, FakeRunner, fake_token
 from baton.engine.runner import ModelRunner
 from baton.kv.memory import PageMemory
 from baton.model.loading.loader import load_model
@@ -25,7 +25,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def fake(num_pages: int = 16, num_host_slots: int = 4) -> FakeRunner:
-    page_bytes = fake_geometry(PAGE_SIZE).page_bytes
+    page_bytes = PAGE_SIZE * SLOT_BYTES
     return FakeRunner(PageMemory(num_pages, page_bytes), PAGE_SIZE, VOCAB_SIZE, PageMemory(num_host_slots, page_bytes))
 
 
@@ -58,7 +58,7 @@ def test_the_fake_obeys_bans_and_seeds():
 
 
 def test_the_fake_passes_the_random_scheduler():
-    page_bytes = fake_geometry(PAGE_SIZE).page_bytes
+    page_bytes = PAGE_SIZE * SLOT_BYTES
     runner = FakeRunner(PageMemory(400, page_bytes), PAGE_SIZE, VOCAB_SIZE, PageMemory(16, page_bytes))
     prompts = make_prompts(PAGE_SIZE)
     outputs = RandomScheduler(runner, 400, PAGE_SIZE, 16, seed=4).generate(prompts, 9, GREEDY)
@@ -159,7 +159,9 @@ def test_the_model_runner_clears_a_pages_last_contents(tmp_path: Path):
     model = load_model(tiny_models.save_random_model("llama", tmp_path), page_size=PAGE_SIZE)
     memory = PageMemory(4, model.geometry.page_bytes)
     runner = ModelRunner(model, PageStorage.on_memory(model.geometry, memory))
-    memory.buffer[:] = b"\xff" * len(memory.buffer)  # NaN in every dtype
+    num_used = model.geometry.num_bytes_per_token * PAGE_SIZE
+    for page in range(4):
+        memory.page(page)[:num_used] = b"\xff" * num_used  # NaN in every dtype; nothing ever writes the padding
     dirty = runner.run(Batch((row(TOKENS[:6], 0, [3, 1]),)))
     pages = bytes(memory.page(3)), bytes(memory.page(1))
     memory.buffer[:] = bytes(len(memory.buffer))

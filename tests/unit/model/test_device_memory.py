@@ -26,7 +26,7 @@ from tests import tiny_models
 from tests.staged_memory import DeferredCopyStream, staged_memory
 from tests.unit.transfer.rigs import EventLog, page_ids
 
-PAGE_BYTES = 1024
+PAGE_BYTES = 4096
 
 
 @pytest.fixture(params=["host", "device"])
@@ -73,7 +73,7 @@ def test_digests_do_not_depend_on_the_kind_of_memory(memory):
 
 def test_digests_read_a_few_pages_at_a_time():
     copy_stream = DeferredCopyStream()
-    geometry = KVGeometry((LayerGeometry(1, 64 * 1024, 64 * 1024),), "float32", 16)
+    geometry = KVGeometry.of_layers((LayerGeometry(1, 64 * 1024, 64 * 1024),), "float32", 16)
     storage = PageStorage.allocate(geometry, 3)
     memory = DeviceMemory(storage, copy_stream)
     assert memory.page_bytes == READ_BYTES // 2
@@ -88,7 +88,7 @@ def test_a_region_describes_the_pool():
 
 
 def test_the_scratch_page_is_not_part_of_the_pool():
-    geometry = KVGeometry((LayerGeometry(2, 8, 8),), "float32", 4)
+    geometry = KVGeometry.of_layers((LayerGeometry(2, 8, 8),), "float32", 4)
     storage = PageStorage.allocate(geometry, 5, has_scratch=True)
     assert (storage.num_pages, storage.scratch_page) == (5, 5)
     scratch = torch.tensor([storage.scratch_page])

@@ -9,8 +9,12 @@ from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.kv.memory import PageMemory
 from baton.model.storage import PageStorage
 
-UNEVEN = KVGeometry((LayerGeometry(2, 6, 4), LayerGeometry(1, 8, 8), LayerGeometry(3, 6, 4)), "float32", 4)
-EVEN = KVGeometry((LayerGeometry(2, 8, 8), LayerGeometry(2, 8, 8)), "bfloat16", 4)
+UNEVEN = KVGeometry.of_layers((LayerGeometry(2, 6, 4), LayerGeometry(1, 8, 8), LayerGeometry(3, 6, 4)), "float32", 4)
+EVEN = KVGeometry.of_layers((LayerGeometry(2, 8, 8), LayerGeometry(2, 8, 8)), "bfloat16", 4)
+FOUR_HEADS = (LayerGeometry(4, 40, 24), LayerGeometry(4, 8, 8), LayerGeometry(8, 96, 64))
+GROUPED = [KVGeometry.of_layers(FOUR_HEADS, "float32", 4, head_groups) for head_groups in (1, 2, 4)]
+THREES = KVGeometry.of_layers((LayerGeometry(2, 24, 24),) * 2, "float32", 4)  # no power of two divides its rows
+GEOMETRIES = [UNEVEN, EVEN, THREES, *GROUPED]
 
 
 def filled(geometry: KVGeometry, num_pages: int = 6, num_host_slots: int = 3) -> tuple[PageStorage, PageMemory]:
@@ -24,7 +28,7 @@ def filled(geometry: KVGeometry, num_pages: int = 6, num_host_slots: int = 3) ->
     return storage, memory
 
 
-@pytest.mark.parametrize("geometry", [UNEVEN, EVEN])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_views_tile_the_page_without_gap_or_overlap(geometry):
     memory = PageMemory(3, geometry.page_bytes)
     storage = PageStorage.on_memory(geometry, memory)
@@ -32,13 +36,15 @@ def test_views_tile_the_page_without_gap_or_overlap(geometry):
     for view in views:
         view.add_(1)
     item_bytes = views[0].element_size()
-    flat = torch.frombuffer(memory.buffer, dtype=views[0].dtype)
-    assert torch.equal(flat, torch.ones_like(flat))
-    assert sum(view.numel() for view in views) * item_bytes == 3 * geometry.page_bytes
+    flat = torch.frombuffer(memory.buffer, dtype=views[0].dtype).view(3, -1)
+    num_used = geometry.num_bytes_per_token * geometry.page_size // item_bytes
+    assert torch.equal(flat[:, :num_used], torch.ones(3, num_used, dtype=flat.dtype))
+    assert not flat[:, num_used:].any(), "padding stays zero"
+    assert sum(view.numel() for view in views) == 3 * num_used
     assert storage.address == memory.address
 
 
-@pytest.mark.parametrize("geometry", [UNEVEN, EVEN])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_a_written_token_is_in_its_page_at_its_slot_under_its_head(geometry):
     storage, memory = filled(geometry)
     layer = 1
@@ -47,13 +53,37 @@ def test_a_written_token_is_in_its_page_at_its_slot_under_its_head(geometry):
     keys = torch.full((2, shape.num_kv_heads, shape.k_head_dim), 7.0, dtype=storage.keys(0).dtype)
     values = torch.full((2, shape.num_kv_heads, shape.v_head_dim), 9.0, dtype=storage.keys(0).dtype)
     storage.write(layer, torch.tensor([4, 1]), torch.tensor([3, 0]), keys, values)
-    assert storage.keys(layer)[4, :, 3].eq(7).all()
-    assert storage.values(layer)[1, :, 0].eq(9).all()
+    assert storage.keys(layer)[4, :, :, 3].eq(7).all()
+    assert storage.values(layer)[1, :, :, 0].eq(9).all()
     changed = sum(a != b for a, b in zip(before, memory.buffer, strict=True))
     assert 0 < changed <= 2 * geometry.layers[layer].num_elements_per_token * keys.element_size()
 
 
-@pytest.mark.parametrize("geometry", [UNEVEN, EVEN])
+def test_one_group_is_layer_major_and_a_group_a_head_is_head_major():
+    """The bytes of a written token lie where the format says, for every number of groups."""
+    num_heads = 4
+    for geometry in (KVGeometry.of_layers(FOUR_HEADS[:2], "float32", 4, n) for n in (1, 2, 4)):
+        storage = PageStorage.allocate(geometry, 2)
+        for layer, shape in enumerate(geometry.layers):
+            heads = torch.arange(1.0, num_heads + 1)[None, :, None]
+            sides = (
+                100 * (layer + 1) + heads.expand(1, num_heads, dim) for dim in (shape.k_head_dim, shape.v_head_dim)
+            )
+            storage.write(layer, torch.tensor([1]), torch.tensor([2]), *sides)
+        page, at = storage.page_bytes()[1].view(torch.float32), 0
+        group_heads = num_heads // geometry.group.head_groups
+        for group in range(geometry.group.head_groups):
+            for layer, shape in enumerate(geometry.layers):
+                for dim in (shape.k_head_dim, shape.v_head_dim):
+                    for head in range(group * group_heads, (group + 1) * group_heads):
+                        slots = page[at : at + 4 * dim].view(4, dim)
+                        assert slots[2].eq(100 * (layer + 1) + head + 1).all()
+                        assert not slots[[0, 1, 3]].any()
+                        at += 4 * dim
+            assert at == (group + 1) * geometry.group_stride
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_gathering_equals_indexing_the_views(geometry):
     storage, _ = filled(geometry)
     tables = torch.tensor([[5, 0, 3], [2, 2, 4]])
@@ -63,7 +93,7 @@ def test_gathering_equals_indexing_the_views(geometry):
             (selection.keys(layer), storage.keys(layer), shape.k_head_dim),
             (selection.values(layer), storage.values(layer), shape.v_head_dim),
         ):
-            assert torch.equal(got, view[tables].transpose(1, 2).reshape(2, shape.num_kv_heads, -1, dim))
+            assert torch.equal(got, view.flatten(1, 2)[tables].transpose(1, 2).reshape(2, shape.num_kv_heads, -1, dim))
 
 
 def test_clearing_touches_only_the_named_pages():

@@ -23,9 +23,13 @@ from baton.settings.text_digest import text_digest
 from services.prefill.handoff_log import HandoffLog
 from services.prefill.handoff_server import HandoffServicer, LinkConfig
 
-GEOMETRY = KVGeometry((LayerGeometry(2, 8, 8),), "float32", 16)
+GEOMETRY = KVGeometry.of_layers((LayerGeometry(2, 8, 8),), "float32", 16)
 PARTS = tuple(FingerprintPart(name, f"{name} 1") for name in ("adapters", "page_size", "tokenizer", "weights"))
 OURS = Fingerprint(PARTS)
+
+
+def parts_of(geometry: KVGeometry) -> Fingerprint:
+    return Fingerprint(tuple(FingerprintPart(*part) for part in geometry.parts().items()))
 
 
 def say_hello(ours: Fingerprint, theirs: Fingerprint, digest: str | None = None) -> handoff_pb2.HelloReply:
@@ -58,6 +62,14 @@ def test_a_part_that_differs_refuses_the_link_and_is_named(number: int):
 def test_an_older_peer_without_parts_links_by_its_digest_only():
     assert say_hello(OURS, Fingerprint(()), OURS.digest).source.worker_id == "prefill-0"
     assert "fingerprint: differs" in say_hello(OURS, Fingerprint(()), "0").refused.message
+
+
+def test_page_formats_that_differ_refuse_the_link_by_format_or_field():
+    ours, halves = (parts_of(KVGeometry.of_layers(GEOMETRY.layers, "float32", 16, groups)) for groups in (1, 2))
+    older = Fingerprint(tuple(part for part in ours.parts if part.name in ("dtype", "page_size")))
+    assert say_hello(ours, halves).refused.message == "kv_head_groups: 1 here, 2 there"
+    message = "page_format: 2 here, 1 there; run one version of Baton on both"
+    assert say_hello(ours, older).refused.message == message
 
 
 def test_models_that_differ_in_one_middle_byte_do_not_link(tmp_path: Path):

@@ -51,8 +51,8 @@ async def test_messages_hold_whole_pages_in_order(page_bytes, num_messages):
 
 
 async def test_pages_of_a_device_are_served_by_way_of_the_host():
-    memory = staged_memory(4, 1024)
-    contents = [bytes([page]) * 1024 for page in range(4)]
+    memory = staged_memory(4, 4096)
+    contents = [bytes([page]) * 4096 for page in range(4)]
     memory.write(range(4), [memoryview(content) for content in contents])
     assert await messages(StreamSource(INCARNATION, memory), [2, 0, 3]) == [contents[2] + contents[0] + contents[3]]
 

@@ -65,6 +65,7 @@ struct RopeParams {  // strides in elements
     const float *query_norm, *key_norm;     // [head_dim], or both null
     float eps;
     int64_t page_size, page_stride;
+    int64_t group_heads, group_stride;      // KV heads of a head group, and the distance of two groups
 };
 
 thread_local Workspace workspace;
@@ -92,7 +93,7 @@ void rope_head(const RopeParams& r, const T* x, const float* weight, int64_t pos
     for (int64_t rest = r.rotary_dim; rest < r.head_dim; rest++) narrow(wide[rest], to + rest);
 }
 
-// keys and values: the layer's part of page 0, [num_kv_heads, page_size, head_dim].
+// keys and values: the layer's part of the first head group of page 0, [group_heads, page_size, head_dim].
 template <typename T>
 void rope_and_write_kv(const RopeParams& r, const T* qkv, const int64_t* positions, const int64_t* pages,
                       const int64_t* slots, int64_t num_tokens, T* keys, T* values, T* query) {
@@ -105,7 +106,8 @@ void rope_and_write_kv(const RopeParams& r, const T* qkv, const int64_t* positio
             for (int64_t h = 0; h < r.num_heads; h++)
                 rope_head(r, heads + h * dim, r.query_norm, at, wide, query + (token * r.num_heads + h) * dim);
             for (int64_t h = 0; h < r.num_kv_heads; h++) {
-                const int64_t slot = base + h * r.page_size * dim;
+                const int64_t group = h / r.group_heads, in_group = h % r.group_heads;
+                const int64_t slot = base + group * r.group_stride + in_group * r.page_size * dim;
                 rope_head(r, heads + (r.num_heads + h) * dim, r.key_norm, at, wide, keys + slot);
                 std::memcpy(values + slot, heads + (num_rotated + h) * dim, dim * sizeof(T));
             }

@@ -43,7 +43,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def world(*layers: ObservedLayer) -> tuple[PageStorage, FlashinferAttention]:
-    geometry = KVGeometry(tuple(layer.geometry for layer in layers), "float32", PAGE_SIZE)
+    geometry = KVGeometry.of_layers(tuple(layer.geometry for layer in layers), "float32", PAGE_SIZE)
     storage = PageStorage.allocate(geometry, NUM_PAGES, has_scratch=True)
     generator = torch.Generator().manual_seed(0)
     for layer in range(len(layers)):

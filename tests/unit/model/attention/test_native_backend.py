@@ -54,17 +54,21 @@ BATCHES = {
 }
 
 
-def filled_storage(layer: LayerGeometry, page_size: int, segments: list[Segment], dtype: torch.dtype) -> PageStorage:
+def filled_storage(
+    layer: LayerGeometry, page_size: int, segments: list[Segment], dtype: torch.dtype, head_groups: int = 1
+) -> PageStorage:
     """Layer 1 of 2 holds random K and V at the segments' positions, and NaN elsewhere."""
     generator = torch.Generator().manual_seed(3)
-    geometry = KVGeometry((layer, layer), str(dtype).removeprefix("torch."), page_size)
+    geometry = KVGeometry.of_layers((layer, layer), str(dtype).removeprefix("torch."), page_size, head_groups)
     storage = PageStorage.allocate(geometry, NUM_PAGES)
     for view in (storage.keys(1), storage.values(1)):
         view.fill_(math.nan)
         for segment in segments:
             for position in range(segment.end):
-                place = (segment.pages[position // page_size], slice(None), position % page_size)
-                view[place] = torch.randn(view.shape[1], view.shape[3], generator=generator).to(dtype)
+                heads = torch.randn(layer.num_kv_heads, view.shape[-1], generator=generator).to(dtype)
+                view[segment.pages[position // page_size], :, :, position % page_size] = heads.view(
+                    *view.shape[1:3], -1
+                )
     return storage
 
 
@@ -82,16 +86,24 @@ def scattered(lengths: list[tuple[int, int]], page_size: int, seed: str) -> list
 def history(storage: PageStorage, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V of the segment's positions, [positions, kv_heads, dim]."""
     table = torch.tensor(segment.pages)
-    keys, values = (view[table].transpose(1, 2).flatten(0, 1) for view in (storage.keys(1), storage.values(1)))
+    keys, values = (
+        view[table].flatten(1, 2).transpose(1, 2).flatten(0, 1) for view in (storage.keys(1), storage.values(1))
+    )
     return keys[: segment.end], values[: segment.end]
 
 
 def check(
-    level: IsaLevel, shape: tuple[int, LayerGeometry], case: str, batch: str, page_size: int, dtype: torch.dtype
+    level: IsaLevel,
+    shape: tuple[int, LayerGeometry],
+    case: str,
+    batch: str,
+    page_size: int,
+    dtype: torch.dtype,
+    head_groups: int = 1,
 ) -> None:
     num_heads, layer = shape
     segments = scattered(BATCHES[batch], page_size, f"{shape}{case}{batch}")
-    storage = filled_storage(layer, page_size, segments, dtype)
+    storage = filled_storage(layer, page_size, segments, dtype, head_groups)
     step = plan_step(segments, page_size)
     generator = torch.Generator().manual_seed(4)
     query = torch.randn(step.num_tokens, num_heads, layer.k_head_dim, generator=generator).to(dtype)
@@ -155,7 +167,7 @@ def test_scores_that_grow_or_fall_along_the_keys(level: IsaLevel, slope: float, 
     segments = [Segment(0, 200, num_tokens, list(range(14)))]
     storage = filled_storage(LayerGeometry(2, 32, 32), 16, segments, dtype)
     for position in range(segments[0].end):
-        storage.keys(1)[position // 16, :, position % 16] = slope * position / 32
+        storage.keys(1)[position // 16, :, :, position % 16] = slope * position / 32
     backend = NativeAttention(load_kernels(level), storage)
     backend.begin(plan_step(segments, 16))
     call = AttentionCall(layer=1, query=torch.ones(num_tokens, 4, 32, dtype=dtype), scale=0.3)
@@ -189,7 +201,7 @@ def test_slots_outside_every_window_are_not_read(level: IsaLevel):
         for position in range(segment.start - 5):  # the first query attends to 6 keys, its own included
             page, slot = segment.pages[position // 4], position % 4
             for view in (storage.keys(1), storage.values(1)):
-                view[page, :, slot] = math.nan
+                view[page, :, :, slot] = math.nan
     backend = NativeAttention(load_kernels(level), storage)
     backend.begin(plan_step(segments, 4))
     out = backend.attend(AttentionCall(layer=1, query=torch.ones(5, 4, 32), scale=0.1, window=6))
@@ -202,7 +214,7 @@ def test_slots_outside_every_window_are_not_read(level: IsaLevel):
 def test_a_visible_nan_reaches_the_output(level: IsaLevel, num_tokens: int, dtype: torch.dtype):
     segments = [Segment(0, 30, num_tokens, list(range(10)))]
     storage = filled_storage(LayerGeometry(2, 32, 32), 4, segments, dtype)
-    storage.keys(1)[3, 0, 2] = math.nan
+    storage.keys(1)[3, 0, 0, 2] = math.nan
     backend = NativeAttention(load_kernels(level), storage)
     backend.begin(plan_step(segments, 4))
     out = backend.attend(AttentionCall(layer=1, query=torch.ones(num_tokens, 4, 32, dtype=dtype), scale=0.1))
@@ -218,10 +230,18 @@ def test_heads_that_do_not_fit_are_left_to_torch():
     kernels = load_kernels(kernel_levels()[-1])
     for size, fits in ((64, True), (6, False), (68, False)):
         layer = LayerGeometry(2, size, 64)
-        storage = PageStorage.allocate(KVGeometry((layer,), "float32", 4), 2)
+        storage = PageStorage.allocate(KVGeometry.of_layers((layer,), "float32", 4), 2)
         assert native_supports(kernels, [observed(layer)], storage) is fits
-    half = PageStorage.allocate(KVGeometry((LayerGeometry(2, 64, 64),), "float16", 4), 2)
+    half = PageStorage.allocate(KVGeometry.of_layers((LayerGeometry(2, 64, 64),), "float16", 4), 2)
     assert not native_supports(kernels, [observed(LayerGeometry(2, 64, 64))], half)
+
+
+@pytest.mark.parametrize("level", kernel_levels())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("batch", sorted(BATCHES))
+@pytest.mark.parametrize("head_groups", [2, 4])
+def test_pages_of_several_head_groups(level: IsaLevel, head_groups: int, batch: str, dtype: torch.dtype):
+    check(level, (12, LayerGeometry(4, 64, 32)), "all", batch, 4, dtype, head_groups)
 
 
 @pytest.mark.parametrize("level", kernel_levels())

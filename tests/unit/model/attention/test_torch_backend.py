@@ -69,11 +69,12 @@ BATCHES = {
 @pytest.mark.parametrize("tile_tokens", [3, 128])
 @pytest.mark.parametrize("batch", sorted(BATCHES))
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_equals_attention_written_out(case, batch, tile_tokens, monkeypatch):
+@pytest.mark.parametrize("head_groups", [1, LAYER.num_kv_heads])
+def test_equals_attention_written_out(case, batch, tile_tokens, head_groups, monkeypatch):
     monkeypatch.setattr(dense, "TILE_TOKENS", tile_tokens)
     rng = random.Random(f"{case}{batch}")
     generator = torch.Generator().manual_seed(3)
-    storage = PageStorage.allocate(KVGeometry((LAYER, LAYER), "float32", PAGE_SIZE), NUM_PAGES)
+    storage = PageStorage.allocate(KVGeometry.of_layers((LAYER, LAYER), "float32", PAGE_SIZE, head_groups), NUM_PAGES)
     for view in (storage.keys(1), storage.values(1)):
         view.fill_(math.nan)  # unwritten slots show when they are read
     segments = random_segments(rng, BATCHES[batch])
@@ -103,7 +104,7 @@ def test_equals_attention_written_out(case, batch, tile_tokens, monkeypatch):
 
 
 def test_pages_left_of_the_window_are_not_read():
-    storage = PageStorage.allocate(KVGeometry((LAYER,), "float32", PAGE_SIZE), 20)
+    storage = PageStorage.allocate(KVGeometry.of_layers((LAYER,), "float32", PAGE_SIZE), 20)
     segments = [Segment(0, 30, 1, list(range(8))), Segment(1, 20, 4, list(range(8, 14)))]
     for pages in (range(5), range(8, 11)):  # all whole pages left of a window of 6
         for view in (storage.keys(0), storage.values(0)):
@@ -118,7 +119,7 @@ def test_low_precision_stays_near_float32():
     generator = torch.Generator().manual_seed(0)
     outputs = []
     for dtype in (torch.float32, torch.bfloat16):
-        storage = PageStorage.allocate(KVGeometry((LAYER,), str(dtype).removeprefix("torch."), PAGE_SIZE), 20)
+        storage = PageStorage.allocate(KVGeometry.of_layers((LAYER,), str(dtype).removeprefix("torch."), PAGE_SIZE), 20)
         generator.manual_seed(0)
         for view in (storage.keys(0), storage.values(0)):
             view.copy_(torch.randn(view.shape, generator=generator))

@@ -139,7 +139,7 @@ def test_larger_and_mixed_steps_run_eagerly(model: LoadedModel):
     mixed = [Segment(0, 0, 1, [20]), Segment(1, 0, 3, [21])]
     assert torch.equal(*world.step(mixed, [1, 2, 3, 4], [0, 3]))
     assert world.capturer.num_replays == replays
-    assert not world.storage.keys(0)[NUM_PAGES][:, 1:].any()  # padding rows touch one slot of the scratch page
+    assert not world.storage.keys(0)[NUM_PAGES][:, :, 1:].any()  # padding rows touch one slot of the scratch page
 
 
 def test_without_a_scratch_page_there_is_no_graph(model: LoadedModel):

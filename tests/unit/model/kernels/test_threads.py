@@ -62,7 +62,7 @@ def works(kernels: Kernels) -> dict[str, Callable[[], torch.Tensor]]:
 
 def attention(kernels: Kernels) -> torch.Tensor:
     """Attention of rows and of a chunk of several tiles."""
-    geometry = KVGeometry((LayerGeometry(2, 64, 64),), "float32", 16)
+    geometry = KVGeometry.of_layers((LayerGeometry(2, 64, 64),), "float32", 16)
     storage = PageStorage.allocate(geometry, 40)
     for view in (storage.keys(0), storage.values(0)):
         view.copy_(numbers(*view.shape))

@@ -20,7 +20,7 @@ from baton.model.loading.quantization import Quantization
 from baton.settings.text_digest import text_digest
 
 WEIGHTS = "model.safetensors"
-GEOMETRY = KVGeometry((LayerGeometry(2, 8, 8),), "float32", 16)
+GEOMETRY = KVGeometry.of_layers((LayerGeometry(2, 8, 8),), "float32", 16)
 
 
 def copy_of(directory: Path, to: Path) -> Path:
@@ -112,7 +112,7 @@ def test_a_changed_file_changes_its_part(name: str, part: str, tmp_path: Path) -
 def test_quantization_and_geometry_are_named() -> None:
     ours = fingerprint(MODEL_DIR)
     int8 = fingerprint(MODEL_DIR, quantization=Quantization.INT8)
-    wide = fingerprint(MODEL_DIR, KVGeometry(GEOMETRY.layers, "float32", 32))
+    wide = fingerprint(MODEL_DIR, KVGeometry.of_layers(GEOMETRY.layers, "float32", 32))
     assert ours.difference(int8.digest, int8.parts) == "quantization: none here, int8 there"
     assert ours.difference(wide.digest, wide.parts) == "page_size: 16 here, 32 there"
 

@@ -116,6 +116,13 @@ def test_the_geometry_is_the_observed_layers(tmp_path):
         model.decoder(PageStorage.allocate(load_model(tmp_path, page_size=4).geometry, 2))
 
 
+def test_head_groups_are_part_of_the_geometry_and_divide_the_heads(tmp_path):
+    directory = tiny_models.save_random_model("llama", tmp_path)
+    assert load_model(directory, head_groups=2).geometry.group.head_groups == 2
+    with pytest.raises(UnsupportedModel, match="cannot be cut into 4 groups, only into 1, 2"):
+        load_model(directory, head_groups=4)
+
+
 def test_progress_counts_up_to_all_tensors(llama, capfd):
     calls = []
     load_model(llama, on_progress=lambda done, total: calls.append((done, total)))
