@@ -20,6 +20,7 @@ from baton.domain.request import (
     banned_tokens,
     finish_reason,
 )
+from baton.engine.chunking import ChunkBudget
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner, fake_slots, fake_token
 from baton.kv.growth import GrowthReserve
 from baton.kv.page_checks import PageChecks
@@ -102,12 +103,13 @@ def tiny_decode(
     token_budget: int = 0,
     page_faults: type[PageFaults] = PageFaults,
     growth: GrowthReserve | None = None,
+    chunks: ChunkBudget | None = None,
 ) -> TinyDecode:
     memory, host_memory = SimMemory(NUM_PAGES, PAGE_BYTES), SimMemory(max(1, num_host_pages), PAGE_BYTES)
     cache = PrefixCache(PagePool(NUM_PAGES), PoolHasher(memory) if digests else None)
     imports = import_table(cache, ImportLimits(PAGE_SIZE, max_rows, max_window_pages, pull_deadline_s=1.0))
     host = HostTier(num_host_pages, PoolHasher(host_memory) if digests else None)
-    scheduler = decode_scheduler(imports, host, PAGE_SIZE, token_budget, growth)
+    scheduler = decode_scheduler(imports, host, PAGE_SIZE, chunks or ChunkBudget(token_budget, PAGE_SIZE), growth)
     faults = page_faults(cache, imports, scheduler, PageChecks(cache), PAGE_SIZE, PAGE_BYTES)
     policy = import_policy(cache.pool, imports, scheduler, ImportRules(PAGE_SIZE, digests), faults, growth)
     runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE, host_memory)

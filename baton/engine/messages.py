@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.domain.attempt_times import DecodeTimes
 from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId
+from baton.domain.timing.attempt_times import DecodeTimes
 
 
 @dataclass(frozen=True, slots=True)

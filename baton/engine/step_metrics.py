@@ -1,4 +1,4 @@
-"""Metrics of both engine loops: steps, rows and pages. Called from the engine thread only."""
+"""Metrics of an engine loop: steps, rows and pages. Teaches the step-time model. Called from the engine thread only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from baton.domain.timing.step_time import StepShape, StepTimeModel
 from baton.domain.worker import WorkerRole
 from baton.engine.batch import Batch, Runner, StepOutput
 from baton.kv.pages import Owner, PagePool
@@ -27,8 +28,10 @@ class StepMetrics:
         self._tokens = metrics.STEP_TOKENS.labels(role.value)
         self._rows = metrics.BATCH_ROWS.labels(role.value)
         self._waiting = metrics.WAITING_REQUESTS.labels(role.value)
+        self._step_time_error = metrics.STEP_TIME_ERROR.labels(role.value)
         self._forward_s = 0.0
         self.num_tokens = 0
+        self.step_time = StepTimeModel()
 
     def step_age_s(self) -> float:
         """Age of the current step in seconds; 0 between steps."""
@@ -57,6 +60,9 @@ class StepMetrics:
         self.num_tokens += batch.num_tokens
         self._tokens.observe(batch.num_tokens)
         self._rows.set(len(batch.rows))
+        if not batch.copies:  # their time is not that of tokens
+            self.step_time.observe(shape_of(batch), self._forward_s)
+            self._step_time_error.set(self.step_time.error)
 
     def run(self, runner: Runner, batch: Batch) -> StepOutput:
         """`runner.run(batch)`, timed."""
@@ -70,3 +76,8 @@ class StepMetrics:
             if self._counts.get(owner) != count:
                 self._counts[owner] = count
                 self._pages[owner].set(count)
+
+
+def shape_of(batch: Batch) -> StepShape:
+    """The shape of a batch for the step-time model."""
+    return StepShape.of((len(row.tokens), row.start) for row in batch.rows)

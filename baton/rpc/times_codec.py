@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.domain.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
+from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
 from baton.rpc.gen import common_pb2 as pb
 
 

@@ -199,6 +199,12 @@ STEP_HOST_SECONDS = Histogram(
 STEP_TOKENS = Histogram(
     "baton_step_tokens", "Tokens extended in a step.", ["role"], buckets=_COUNT_BUCKETS, registry=REGISTRY
 )
+STEP_TIME_ERROR = Gauge(
+    "baton_step_time_error",
+    "Mean relative error of the predicted duration of steps; 1 before the first.",
+    ["role"],
+    registry=REGISTRY,
+)
 BATCH_ROWS = Gauge("baton_batch_rows", "Rows of the last step.", ["role"], registry=REGISTRY)
 WAITING_REQUESTS = Gauge(
     "baton_waiting_requests", "Requests at this worker that are in no batch yet.", ["role"], registry=REGISTRY

@@ -1,7 +1,7 @@
 """The record of one client request: values, codecs and views. Every view of a request is a function of it.
 
 `request_timer` makes one at the end of each request. Times are whole microseconds since arrival on the router's clock;
-workers' own durations (`baton.domain.attempt_times`) stand beside them. A time that is unknown is None, never 0.
+workers' own durations (`baton.domain.timing.attempt_times`) stand beside them. A time that is unknown is None, never 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from baton.domain.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
+from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
 
 MAX_ATTEMPTS = 8
 """Attempts of a sequence that the record keeps: the first ones and the last one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from baton.domain.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
+from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
 from baton.domain.worker import WorkerRecord
 from baton.telemetry import metrics
 from baton.telemetry.fast_histogram import FastHistogramChild

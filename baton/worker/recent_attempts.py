@@ -6,8 +6,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from baton.domain.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
 from baton.domain.ids import AttemptId, RequestId
+from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
 
 MAX_ATTEMPTS = 2048
 

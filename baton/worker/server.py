@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, Callable
 
 import grpc
 
-from baton.domain.attempt_times import DecodeTimes, ImportTimes, PrefillTimes, to_us
 from baton.domain.errors import WorkerLost
 from baton.domain.ids import Incarnation, RequestId
+from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes, PrefillTimes, to_us
 from baton.rpc import codec
 from baton.rpc.gen import worker_pb2, worker_pb2_grpc
 from baton.rpc.times_codec import encode_decode_times, encode_import_times, encode_prefill_times

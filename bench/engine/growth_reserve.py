@@ -94,7 +94,7 @@ class _Worker:
         cache = PrefixCache(PagePool(NUM_PAGES))
         imports = ImportTable(cache, ImportLimits(PAGE_SIZE, MAX_ROWS, NUM_PAGES, _DEADLINE_S))
         growth = GrowthReserve(mode, PAGE_SIZE, CLIP_TOKENS)
-        self._scheduler = DecodeScheduler(imports, HostTier(NUM_PAGES), PAGE_SIZE, 0, growth)
+        self._scheduler = DecodeScheduler(imports, HostTier(NUM_PAGES), PAGE_SIZE, growth=growth)
         faults = PageFaults(cache, imports, self._scheduler, PageChecks(cache), PAGE_SIZE, 1)
         rules = ImportRules(PAGE_SIZE, digests=True)
         self._policy = ImportPolicy(cache.pool, imports, self._scheduler, rules, faults, growth)

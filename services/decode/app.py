@@ -190,15 +190,16 @@ class _Worker:
         imports = ImportTable(engine.cache, limits)
         host = HostTier(settings.preemption_pages(engine.cache.pool.num_pages), engine.host_hasher)
         growth = settings.growth(page_size)
-        scheduler = DecodeScheduler(imports, host, page_size, settings.token_budget, growth)
+        turn = EngineTurn(
+            WorkerRole.DECODE, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages
+        )
+        chunks = settings.chunk_budget(page_size, turn.steps.step_time)
+        scheduler = DecodeScheduler(imports, host, page_size, chunks, growth)
         page_bytes = engine.memory.page_bytes
         faults = PageFaults(engine.cache, imports, scheduler, engine.checks, page_size, page_bytes)
         tagged = engine.fingerprint.digest if self._checks_tags else None
         rules = ImportRules(page_size, settings.digests, tagged)
         import_policy = ImportPolicy(engine.cache.pool, imports, scheduler, rules, faults, growth)
-        turn = EngineTurn(
-            WorkerRole.DECODE, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages
-        )
         start = engine.runner.start if engine.runner.is_async else None
         scrub = PageScrub(engine.checks, page_bytes, self._lifecycle.on_unfit)
         hooks = DecodeHooks(self._outbox.emit, self._puller.submit, scrub, start)

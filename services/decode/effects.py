@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.domain.attempt_times import DecodeTimes, ImportTimes
 from baton.domain.handoff import Suspect
 from baton.domain.ids import AttemptId, WorkerId
 from baton.domain.request import FinishReason, OutputToken
+from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes
 from baton.engine.messages import Fail
 from baton.transfer.base import Pull
 

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from baton.domain.attempt_times import ImportTimes, to_us
 from baton.domain.errors import LinkBroken
 from baton.domain.handoff import ImportEvent, ImportState, PublishedChunk, Suspect, advance_import
 from baton.domain.ids import AttemptId, PageId, ReservationId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken
+from baton.domain.timing.attempt_times import ImportTimes, to_us
 from baton.engine.transition_log import log_transition
 from baton.kv.growth import RowGrowth
 from baton.kv.page_table import PageTable

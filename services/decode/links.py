@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import grpc
 
-from baton.domain.attempt_times import ImportTimes
 from baton.domain.errors import BatonError, LinkBroken
 from baton.domain.fingerprint import Fingerprint
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.liveness import Liveness
+from baton.domain.timing.attempt_times import ImportTimes
 from baton.domain.trust import RecordVerifier
 from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
 from baton.engine.mailbox import Mailbox

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from baton.domain.attempt_times import to_us
 from baton.domain.errors import BatonError, Cancelled
 from baton.domain.handoff import PublishedChunk
+from baton.domain.timing.attempt_times import to_us
 from baton.domain.worker import WorkerLoad
 from baton.engine.batch import Batch, Runner, StepInFlight, StepOutput
 from baton.engine.messages import Abort, Fail

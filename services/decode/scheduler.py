@@ -26,9 +26,10 @@ from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import SentBack
 from baton.domain.ids import AttemptId, PageId, PageKey
 from baton.domain.request import EngineRequest, OutputToken, SampledToken, banned_tokens, finish_reason
-from baton.domain.row_timer import RowTimer, StepTotals
+from baton.domain.timing.row_timer import RowTimer, StepTotals
+from baton.domain.timing.step_time import StepShape
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, StepOutput
-from baton.engine.chunking import cut
+from baton.engine.chunking import ChunkBudget, cut
 from baton.engine.messages import Fail
 from baton.engine.transition_log import log_transition
 from baton.kv.growth import GrowthReserve, RowGrowth
@@ -67,16 +68,15 @@ class DecodeScheduler:
         imports: ImportTable,
         host: HostTier,
         page_size: int,
-        token_budget: int = 0,
+        chunks: ChunkBudget | None = None,
         growth: GrowthReserve | None = None,
     ) -> None:
-        """`token_budget`: most tokens of a step, rows and local chunks together. Chunks get at least a page.
-
-        `growth` learns from the rows; None: nothing learns.
+        """`chunks` sizes those of local prompts; None: a page a step. `growth` learns from the rows; None: nothing
+        learns.
         """
         self._growth = growth
         self._imports = imports
-        self._token_budget = token_budget
+        self._chunks = chunks or ChunkBudget(0, page_size)
         self._local: deque[_Row] = deque()
         self._host = host
         self._page_size = page_size
@@ -265,7 +265,10 @@ class DecodeScheduler:
         log_transition("row", row.request.id, "send_back", "ended")
 
     def _add_local_chunks(self, rows: list[Row]) -> None:
-        budget = max(self._page_size, self._token_budget - len(rows))
+        if not self._local:
+            return
+        beside = StepShape.of((len(row.tokens), row.start) for row in rows)
+        budget = self._chunks.tokens(beside, self._local[0].num_filled)
         for row in self._local:
             num_tokens = cut(row.num_filled, len(row.tokens), budget, self._page_size)
             if num_tokens == 0:

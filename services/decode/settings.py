@@ -6,6 +6,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from baton.domain.timing.step_time import StepTimeModel
+from baton.engine.chunking import ChunkBudget, ChunkPolicy
 from baton.kv.growth import GrowthPolicy, GrowthReserve
 from baton.settings.groups import Count, Port, Seconds, WorkerSettings
 
@@ -29,6 +31,13 @@ class DecodeSettings(WorkerSettings):
     token_budget: Annotated[int, Field(ge=0)] = 0
     """Most tokens of a step, rows and prompts together, if this worker computes prompts too; 0: it computes none. A
     small budget keeps the gaps between tokens even, a large one computes prompts sooner."""
+
+    chunking: ChunkPolicy = ChunkPolicy.FIXED
+    """What bounds the prompt tokens of a step besides `token_budget`: fixed (nothing), equal (the time of a prompt's
+    first step) or itl (`itl_objective_s`). The last two go by the durations of earlier steps."""
+
+    itl_objective_s: Seconds = 0.1
+    """Longest time between two tokens of a sequence that prompts beside it should cause, if `chunking` is itl."""
 
     reservation_deadline_s: Seconds = 10.0
     """Longest lifetime of an unclaimed reservation; a router may ask for less."""
@@ -67,6 +76,10 @@ class DecodeSettings(WorkerSettings):
     def prefills(self) -> bool:
         """True if this worker computes prompts as well."""
         return self.token_budget > 0
+
+    def chunk_budget(self, page_size: int, step_time: StepTimeModel) -> ChunkBudget:
+        """Sizes the chunks of one engine."""
+        return ChunkBudget(self.token_budget, page_size, self.chunking, step_time, self.itl_objective_s)
 
     def growth(self, page_size: int) -> GrowthReserve:
         """The growth reserve of one engine."""

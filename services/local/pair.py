@@ -24,6 +24,7 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, SamplingParams, StopParams
 from baton.domain.worker import WorkerRole
+from baton.engine.chunking import ChunkBudget
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import Abort, Fail
 from baton.engine.page_scrub import PageScrub
@@ -226,7 +227,7 @@ class LocalPair:
         runner = ModelRunner(self._model, PageStorage.on_memory(self._model.geometry, self.decode_memory, host))
         imports = ImportTable(cache, ImportLimits(self._page_size, limits.max_rows, limits.num_pages, NO_DEADLINE_S))
         tier = HostTier(limits.num_pages, PoolHasher(host))
-        scheduler = DecodeScheduler(imports, tier, self._page_size, limits.token_budget)
+        scheduler = DecodeScheduler(imports, tier, self._page_size, ChunkBudget(limits.token_budget, self._page_size))
         checks, page_bytes = PageChecks(cache), self.decode_memory.page_bytes
         faults = PageFaults(cache, imports, scheduler, checks, self._page_size, page_bytes)
         rules = ImportRules(self._page_size, digests=True)

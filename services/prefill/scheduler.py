@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.domain.arithmetic import ceil_div
-from baton.domain.attempt_times import MAX_CHUNK_TIMES, PrefillTimes, to_us
 from baton.domain.errors import (
     ContextOverflow,
     DeadlineExceeded,
@@ -35,6 +34,7 @@ from baton.domain.errors import (
 from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken, banned_tokens, finish_reason
+from baton.domain.timing.attempt_times import MAX_CHUNK_TIMES, PrefillTimes, to_us
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.chunking import cut
 from baton.engine.messages import Fail

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from baton.domain.ids import WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.engine.chunking import ChunkBudget
 from baton.engine.fake_runner import SLOT_BYTES
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
@@ -141,8 +142,8 @@ class SimDecode:
         self._imports = policies.import_table(self._cache, limits)
         self._host = HostTier(num_host_pages, PoolHasher(self._host_memory) if digests else None)
         growth = GrowthReserve(self._growth_mode, CONFIG.page_size, MAX_GROWTH_TOKENS)
-        budget = CONFIG.token_budget if self._prefills else 0
-        self._scheduler = policies.decode_scheduler(self._imports, self._host, CONFIG.page_size, budget, growth)
+        chunks = ChunkBudget(CONFIG.token_budget if self._prefills else 0, CONFIG.page_size)
+        self._scheduler = policies.decode_scheduler(self._imports, self._host, CONFIG.page_size, chunks, growth)
         rules = ImportRules(CONFIG.page_size, digests)
         checks = PageChecks(self._cache)
         faults = PageFaults(self._cache, self._imports, self._scheduler, checks, CONFIG.page_size, PAGE_BYTES)

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from baton.domain.attempt_times import ImportTimes
 from baton.domain.ids import RequestId
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import SamplingParams, StopParams
+from baton.domain.timing.attempt_times import ImportTimes
 from baton.domain.trace_context import TraceContext
 from baton.rpc.channel_pool import ChannelPool
 from baton.store.memory_store import MemoryStore

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.domain.attempt_times import DecodeTimes
-from baton.domain.row_timer import RowTimer, StepTotals
+from baton.domain.timing.attempt_times import DecodeTimes
+from baton.domain.timing.row_timer import RowTimer, StepTotals
 
 
 def test_steps_waiting_and_preemption_add_up_to_the_whole_time():

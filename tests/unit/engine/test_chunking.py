@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.chunking import cut
+from baton.domain.timing.step_time import EMPTY_STEP, MIN_STEPS, StepShape, StepTimeModel
+from baton.engine.chunking import ChunkBudget, ChunkPolicy, cut
 from tests.tiny_workers import REPEATABLE_SETTINGS
 
 
@@ -44,3 +45,61 @@ def test_a_budget_of_one_page_always_reaches_the_end(end: int, page_size: int, m
         num_steps += 1
         assert num_steps <= end
     assert start == end
+
+
+def seconds(shape: StepShape) -> float:
+    """A machine with 1 ms a token, and 0.1 us for each token that a chunk's token attends to."""
+    return 0.005 + 0.001 * shape.num_tokens + 1e-7 * (shape.chunk_pairs + shape.row_contexts)
+
+
+def taught(num_steps: int = 60) -> StepTimeModel:
+    model = StepTimeModel()
+    for step in range(num_steps):
+        rows, start = step % 5, 997 * step % 8000
+        shape = StepShape.of([*((1, 500 + step),) * rows, (1 + 37 * step % 300, start)])
+        model.observe(shape, seconds(shape))
+    return model
+
+
+def sizer(chunking: ChunkPolicy, model: StepTimeModel | None, itl_objective_s: float = 0.0) -> ChunkBudget:
+    return ChunkBudget(256, 16, chunking, model, itl_objective_s)
+
+
+ROWS = StepShape.of([(1, 1000)] * 6)
+
+
+@pytest.mark.parametrize("chunking", ChunkPolicy)
+@pytest.mark.parametrize("model", [None, StepTimeModel(), taught(MIN_STEPS - 1)])
+def test_without_a_reliable_prediction_the_budget_counts(chunking: ChunkPolicy, model: StepTimeModel | None):
+    chunks = sizer(chunking, model, itl_objective_s=1e-6)
+    assert chunks.tokens(EMPTY_STEP, 0) == 256
+    assert chunks.tokens(ROWS, 5000) == 250
+    assert chunks.tokens(StepShape.of([(1, 10)] * 250), 0) == 16  # a page, whatever the rows leave
+
+
+def test_fixed_chunks_do_not_shrink_with_the_context():
+    assert sizer(ChunkPolicy.FIXED, taught()).tokens(EMPTY_STEP, 7000) == 256
+
+
+def test_equal_chunks_take_the_time_of_the_first():
+    chunks = sizer(ChunkPolicy.EQUAL, taught())
+    sizes = [chunks.tokens(EMPTY_STEP, start) for start in (0, 1000, 2000, 4000, 8000)]
+    assert sizes[0] == 256
+    assert sizes == sorted(sizes, reverse=True)
+    first_s = seconds(EMPTY_STEP.with_chunk(256, 0))
+    for start, size in zip((1000, 2000, 4000, 8000), sizes[1:], strict=True):
+        assert seconds(EMPTY_STEP.with_chunk(size, start)) == pytest.approx(first_s, rel=0.05)
+
+
+@pytest.mark.parametrize("start", [0, 2000, 8000])
+@pytest.mark.parametrize("objective_s", [0.05, 0.1, 0.2])
+def test_chunks_hold_the_objective_beside_rows(objective_s: float, start: int):
+    size = sizer(ChunkPolicy.ITL, taught(), objective_s).tokens(ROWS, start)
+    assert 16 <= size <= 250
+    assert seconds(ROWS.with_chunk(size, start)) <= objective_s
+    if size < 250:
+        assert seconds(ROWS.with_chunk(size, start)) > 0.7 * objective_s
+
+
+def test_an_objective_that_cannot_be_held_leaves_a_page():
+    assert sizer(ChunkPolicy.ITL, taught(), 0.001).tokens(ROWS, 2000) == 16

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
+
 from baton.domain.ids import AttemptId, RequestId
+from baton.domain.timing.step_time import StepShape
 from baton.domain.worker import WorkerRole
-from baton.engine.batch import Batch, Row, StepOutput
+from baton.engine.batch import Batch, HostCopy, Row, StepOutput
 from baton.engine.step_metrics import StepMetrics
 from baton.kv.pages import Hold, PagePool
 from baton.telemetry import metrics
@@ -47,3 +52,17 @@ def test_the_page_gauges_follow_the_pool():
     assert metrics.KV_PAGES.labels("live")._value.get() == 3
     assert metrics.KV_PAGES.labels("free")._value.get() == 5
     assert metrics.WAITING_REQUESTS.labels("prefill")._value.get() == 2
+
+
+def test_the_step_time_model_learns_from_steps_without_copies(monkeypatch: pytest.MonkeyPatch):
+    now = itertools.count(step=0.5)
+    monkeypatch.setattr("baton.engine.step_metrics.monotonic_s", lambda: next(now))
+    step_metrics = StepMetrics(WorkerRole.DECODE, PagePool(8))
+    row = Row(AttemptId(RequestId("r"), 1), (1, 0, 1), 4, (), None)
+    for _ in range(9):
+        step_metrics.run(Runner(), Batch((row,)))
+    assert step_metrics.step_time.num_steps == 9
+    assert step_metrics.step_time.predict(StepShape.of([(3, 4)])) == pytest.approx(0.5, rel=0.01)
+    assert metrics.STEP_TIME_ERROR.labels("decode")._value.get() < 0.3
+    step_metrics.run(Runner(), Batch((row,), (HostCopy((), (), to_host=True),)))
+    assert step_metrics.step_time.num_steps == 9

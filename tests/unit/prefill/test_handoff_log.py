@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from baton.domain.attempt_times import PrefillTimes
 from baton.domain.errors import BatonError, Cancelled, DeadlineExceeded, LeaseEnded
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, RequestId
 from baton.domain.request import SampledToken
+from baton.domain.timing.attempt_times import PrefillTimes
 from services.prefill.handoff_log import HandoffEvent, HandoffLog
 from services.prefill.scheduler import Seal
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from baton.domain.attempt_times import PrefillTimes
 from baton.domain.errors import DeadlineExceeded, LeaseEnded, Superseded
 from baton.domain.handoff import PublishedChunk
+from baton.domain.timing.attempt_times import PrefillTimes
 from baton.engine.messages import Fail
 from baton.kv.pages import Owner
 from services.prefill.scheduler import ExportExpired, PrefillEffect, Seal

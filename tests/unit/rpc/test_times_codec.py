@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.domain.attempt_times import DecodeTimes, ImportTimes, PrefillTimes, to_us
+from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes, PrefillTimes, to_us
 from baton.rpc import times_codec
 from baton.rpc.gen import common_pb2
 

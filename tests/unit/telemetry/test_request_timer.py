@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.attempt_times import ImportTimes, PrefillTimes
 from baton.domain.errors import BatonError, Broken, Cancelled, Overloaded, WorkerLost
 from baton.domain.ids import Incarnation, WorkerId
+from baton.domain.timing.attempt_times import ImportTimes, PrefillTimes
 from baton.domain.trace_context import TraceContext
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.telemetry.metrics import REGISTRY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.domain.attempt_times import DecodeTimes
+from baton.domain.timing.attempt_times import DecodeTimes
 from baton.telemetry.request_trace import (
     MAX_TRACE_BYTES,
     Outcome,

@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from baton.domain.attempt_times import DecodeTimes
 from baton.domain.errors import WorkerLost
+from baton.domain.timing.attempt_times import DecodeTimes
 from baton.telemetry.request_trace import Outcome, RequestTrace
 from baton.telemetry.spans import SpanSink, otlp_exporter, spans_of
 from tests.unit.telemetry.test_request_timer import Run, split_request

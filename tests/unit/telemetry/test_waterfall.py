@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.domain.attempt_times import DecodeTimes
 from baton.domain.errors import Overloaded
+from baton.domain.timing.attempt_times import DecodeTimes
 from baton.telemetry.request_trace import Outcome
 from baton.telemetry.waterfall import waterfall, worker_lines
 from tests.unit.telemetry.test_request_timer import DECODE, PREFILL, Run, split_request

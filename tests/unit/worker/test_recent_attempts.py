@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from baton.domain.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
 from baton.domain.ids import AttemptId, Incarnation, RequestId
+from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
 from baton.rpc import times_codec
 from baton.rpc.gen import worker_pb2
 from baton.worker.recent_attempts import RecentAttempts

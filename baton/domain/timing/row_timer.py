@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.domain.attempt_times import DecodeTimes, to_us
+from baton.domain.timing.attempt_times import DecodeTimes, to_us
 
 
 @dataclass(slots=True)

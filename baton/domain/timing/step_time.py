@@ -1,0 +1,153 @@
+"""Predicts the seconds of an engine step from its shape, fitted online. Pure; standard library only.
+
+Recursive least squares with forgetting (Plackett; Ljung and Soederstroem) on the relative error of seven features.
+A forward pass costs a constant, a part for each new token that falls with their number (weights are read once, then
+products dominate), and attention: of chunks to what they follow, and of single tokens to their contexts. A scale
+follows sudden changes of speed (throttling, other threads), which forgetting alone follows over hundreds of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton.domain.arithmetic import ceil_div
+
+KNEES = (4, 16, 64)
+"""Numbers of new tokens at which the cost of one more may change."""
+UNITS = (1.0, 16.0, 16.0, 64.0, 256.0, 65_536.0, 4_096.0)
+"""What a feature is counted in, so that all are of one magnitude."""
+
+FORGETTING = 0.995
+INITIAL_VARIANCE = 100.0
+MAX_TRACE = 1e4
+"""Bound of the estimate's variance: without it, steps of one shape alone let it grow without end."""
+SCALE_GAIN = 0.1
+ERROR_GAIN = 0.05
+MIN_STEPS = 8
+MAX_ERROR = 0.25
+"""A model with a larger mean error is not reliable."""
+MIN_STEP_S = 1e-6
+
+Segment = tuple[int, int]
+"""New tokens of one row, and the number of tokens before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step computes, as far as its time depends on it.
+
+    `num_tokens`: new tokens. `chunk_pairs`: pairs of a token of a chunk and a token that it attends to.
+    `row_contexts`: summed contexts of the rows with one new token.
+    """
+
+    num_tokens: int
+    chunk_pairs: float
+    row_contexts: int
+
+    @classmethod
+    def of(cls, segments: Iterable[Segment]) -> StepShape:
+        """The shape of a step with these rows and chunks."""
+        num_tokens, pairs, contexts = 0, 0.0, 0
+        for count, start in segments:
+            num_tokens += count
+            if count == 1:
+                contexts += start + 1
+            else:
+                pairs += count * (start + count / 2)
+        return cls(num_tokens, pairs, contexts)
+
+    def with_chunk(self, num_tokens: int, start: int) -> StepShape:
+        """This step with one chunk more."""
+        other = StepShape.of([(num_tokens, start)])
+        return StepShape(
+            self.num_tokens + other.num_tokens,
+            self.chunk_pairs + other.chunk_pairs,
+            self.row_contexts + other.row_contexts,
+        )
+
+    def features(self) -> tuple[float, ...]:
+        """The seven features, in `UNITS`."""
+        knees = [max(0, self.num_tokens - knee) for knee in KNEES]
+        values = (1.0, self.num_tokens, *knees, self.chunk_pairs, self.row_contexts)
+        return tuple(value / unit for value, unit in zip(values, UNITS, strict=True))
+
+
+EMPTY_STEP = StepShape(0, 0.0, 0)
+
+
+class StepTimeModel:
+    """Learns from every step of one worker. Owned by its engine thread."""
+
+    def __init__(self) -> None:
+        size = len(UNITS)
+        self._weights = [0.0] * size
+        self._covariance = [[INITIAL_VARIANCE * (i == j) for j in range(size)] for i in range(size)]
+        self._scale = 1.0
+        self._least_s = math.inf
+        self.num_steps = 0
+        self.error = 1.0
+
+    @property
+    def reliable(self) -> bool:
+        """True after `MIN_STEPS` steps while the mean relative error is at most `MAX_ERROR`."""
+        return self.num_steps >= MIN_STEPS and self.error <= MAX_ERROR
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Learns that a step took `seconds`. Steps without tokens, or that no clock saw pass, are ignored."""
+        if shape.num_tokens == 0 or seconds < MIN_STEP_S:
+            return
+        if self.num_steps > 0:
+            ratio = seconds / self.predict(shape)
+            gain = ERROR_GAIN if self.num_steps > MIN_STEPS else 1 / self.num_steps
+            self.error += gain * (min(1.0, abs(1 / ratio - 1)) - self.error)
+            if self.num_steps > MIN_STEPS:
+                self._scale *= math.exp(SCALE_GAIN * max(-1.0, min(1.0, math.log(ratio))))
+        self._fit(shape.features(), seconds / self._scale)
+        self._least_s = min(self._least_s, seconds)
+        self.num_steps += 1
+
+    def predict(self, shape: StepShape) -> float:
+        """Seconds of a step: at least half of the shortest one seen. 0.0 before the first step."""
+        if self.num_steps == 0:
+            return 0.0
+        seconds = self._scale * sum(w * x for w, x in zip(self._weights, shape.features(), strict=True))
+        return max(seconds, self._least_s / 2)
+
+    def seconds_of(self, num_tokens: int, start: int, chunk_tokens: int) -> float:
+        """Seconds to compute `num_tokens` tokens after the first `start`, alone, in chunks of `chunk_tokens`."""
+        num_chunks = ceil_div(num_tokens, chunk_tokens)
+        sizes = [min(chunk_tokens, num_tokens - chunk * chunk_tokens) for chunk in range(num_chunks)]
+        return sum(
+            self.predict(EMPTY_STEP.with_chunk(size, start + chunk * chunk_tokens)) for chunk, size in enumerate(sizes)
+        )
+
+    def largest_chunk(self, target_s: float, beside: StepShape, start: int, max_tokens: int) -> int:
+        """The most tokens after the first `start` with which the step `beside` stays within `target_s`; 0 if none do.
+
+        `max_tokens`: the largest answer.
+        """
+        low, high = 0, max_tokens  # `low` fits or is 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.predict(beside.with_chunk(middle, start)) <= target_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _fit(self, features: tuple[float, ...], seconds: float) -> None:
+        """One step of recursive least squares: the weights times `features / seconds` shall be 1."""
+        size = len(features)
+        x = [value / seconds for value in features]
+        spread = [sum(row[j] * x[j] for j in range(size)) for row in self._covariance]
+        gain_over = FORGETTING + sum(x[i] * spread[i] for i in range(size))
+        miss = 1.0 - sum(self._weights[i] * x[i] for i in range(size))
+        self._weights = [self._weights[i] + spread[i] / gain_over * miss for i in range(size)]
+        reduced = [
+            [self._covariance[i][j] - spread[i] * spread[j] / gain_over for j in range(size)] for i in range(size)
+        ]
+        trace = sum(reduced[i][i] for i in range(size))
+        factor = min(1 / FORGETTING, max(1.0, MAX_TRACE / trace)) if trace > 0 else 1.0
+        self._covariance = [[value * factor for value in row] for row in reduced]
