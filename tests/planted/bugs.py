@@ -304,4 +304,19 @@ BUGS = (
         "if next(modules[owner].parameters(recurse=False), None) is not None:", "if False:",
         "tests/unit/model/loading/test_stored_weights.py",
     ),
+    bug(
+        CHECKPOINTS, "zero points of GPTQ's first version are not shifted", "baton/model/loading/dequantize/gptq.py",
+        "+ zero_offset) & (2**bits - 1)", ") & (2**bits - 1)",
+        "tests/unit/model/dequantize/test_gptq.py",
+    ),
+    bug(
+        CHECKPOINTS, "groups are in order whatever g_idx says", "baton/model/loading/dequantize/gptq.py",
+        "    if groups is None:", "    if True:",
+        "tests/unit/model/dequantize/test_gptq.py",
+    ),
+    bug(
+        CHECKPOINTS, "outputs of AWQ are in the order of their bits", "baton/model/loading/dequantize/awq.py",
+        "FIELD_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)", "FIELD_OF_OUTPUT = (0, 1, 2, 3, 4, 5, 6, 7)",
+        "tests/unit/model/dequantize/test_awq.py",
+    ),
 )  # fmt: skip

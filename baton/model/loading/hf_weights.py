@@ -15,10 +15,15 @@ from transformers.utils import logging as hf_logging
 
 from baton.model.errors import UnreadableModel
 from baton.model.loading.config import ModelConfig
-from baton.model.loading.dequantize.checkpoint import open_tensors
+from baton.model.loading.dequantize.checkpoint import lazy_tensors
 from baton.model.loading.dequantize.methods import QUANTIZATION_KEYS
 from baton.model.loading.dequantize.plan import CheckpointPlan
-from baton.model.loading.stored_weights import refuse_packed_tensors, refuse_unused_tensors, stored_tensors
+from baton.model.loading.stored_weights import (
+    refuse_packed_tensors,
+    refuse_unused_tensors,
+    stored_tensors,
+    without_zero_biases,
+)
 
 OnProgress = Callable[[int, int], None]
 """Called with (tensors read, total tensors) while weights are read."""
@@ -49,7 +54,7 @@ def load_weights(
             f"{len(missing)} tensors are missing from {config.directory}, first {missing[0]}; download the model again"
         )
     assert isinstance(model, torch.nn.Module)
-    refuse_unused_tensors(model, report["unexpected_keys"])
+    refuse_unused_tensors(model, without_zero_biases(report["unexpected_keys"], files))
     return model.to(device).eval().requires_grad_(False), note
 
 
@@ -64,8 +69,8 @@ def _read_packed(config: ModelConfig, files: Mapping[str, Path], plan: Checkpoin
         for key in QUANTIZATION_KEYS:
             nested.__dict__.pop(key, None)
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(stock)]
-    with open_tensors(files, plan) as tensors:
-        return architecture.from_pretrained(None, config=stock, state_dict=tensors, **_options(config))
+    tensors = lazy_tensors(files, plan)
+    return architecture.from_pretrained(None, config=stock, state_dict=tensors, **_options(config))
 
 
 def _options(config: ModelConfig) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 from baton.model.errors import UnreadableModel, UnsupportedModel
 from baton.model.loading.dequantize.plan import StoredTensor
@@ -69,6 +70,16 @@ def refuse_unused_tensors(model: torch.nn.Module, unused: Iterable[str]) -> None
             raise UnsupportedModel(
                 f"tensor {name} belongs to a weight, and this architecture has no use for it: answers would be wrong"
             )
+
+
+def without_zero_biases(names: Iterable[str], files: Mapping[str, Path]) -> list[str]:
+    """`names` without biases that change nothing: GPTQ checkpoints have zeros for layers that know no bias."""
+    return [name for name in names if not (name.endswith(".bias") and name in files and _is_zero(files[name], name))]
+
+
+def _is_zero(path: Path, name: str) -> bool:
+    with safe_open(path, framework="pt") as file:
+        return not file.get_tensor(name).any()
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:

@@ -6,12 +6,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from baton.model.errors import UnsupportedModel
+from baton.model.loading.dequantize.awq import read_awq
+from baton.model.loading.dequantize.compressed import read_compressed
 from baton.model.loading.dequantize.fp8 import read_fp8
+from baton.model.loading.dequantize.gptq import read_gptq
 from baton.model.loading.dequantize.mxfp4 import read_mxfp4
 from baton.model.loading.dequantize.plan import WeightFormat
 
 METHODS: Mapping[str, Callable[[Mapping[str, Any]], WeightFormat]] = {
+    "awq": read_awq,
+    "compressed-tensors": read_compressed,
     "fp8": read_fp8,
+    "gptq": read_gptq,
     "mxfp4": read_mxfp4,
 }
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")

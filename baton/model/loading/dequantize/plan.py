@@ -22,6 +22,9 @@ IGNORED_SUFFIXES = ACTIVATION_SCALES + KV_SCALES
 precise than what these scales are for."""
 
 
+NUM_MATRIX_SIDES = 2
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor in a file, unread. `dtype` is its safetensors name, such as `F8_E4M3`."""
@@ -35,7 +38,10 @@ StoredTensors = Mapping[str, StoredTensor]
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """A weight of the architecture and the stored tensors that `compute` makes it from, in the order of `sources`."""
+    """A weight of the architecture and the stored tensors that `compute` makes it from, in the order of `sources`.
+
+    `compute` raises `ValueError` for numbers in them that mean nothing.
+    """
 
     name: str
     sources: tuple[str, ...]
@@ -109,3 +115,11 @@ def check(name: str, tensor: StoredTensor, dtypes: tuple[str, ...], *shapes: tup
     if shapes and tensor.shape not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise UnreadableModel(f"tensor {name} has shape {list(tensor.shape)}, and its weight needs {wanted}")
+
+
+def check_matrix(name: str, tensor: StoredTensor, dtypes: tuple[str, ...]) -> tuple[int, int]:
+    """The rows and columns of a matrix that has one of `dtypes`. Raises `UnreadableModel`."""
+    check(name, tensor, dtypes)
+    if len(tensor.shape) != NUM_MATRIX_SIDES or 0 in tensor.shape:
+        raise UnreadableModel(f"tensor {name} has shape {list(tensor.shape)}, and is no matrix")
+    return tensor.shape[0], tensor.shape[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,49 @@ def assert_refused(directory: Path, words: str) -> None:
     with pytest.raises((UnsupportedModel, UnreadableModel), match=words) as info:
         load_weights(read_config(directory))
     assert "\n" not in str(info.value)
+
+
+def quantize_rows(
+    weight: torch.Tensor, bits: int, groups: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Unsigned values [rows, columns], zeros and float16 scales [rows, groups], and `(value - zero) * scale`.
+
+    `groups` [columns]: the group of each column.
+    """
+    num_groups, largest = int(groups.max()) + 1, 2**bits - 1
+    zeros, scales = (torch.empty(len(weight), num_groups) for _ in range(2))
+    values, meant = torch.empty_like(weight), torch.empty_like(weight)
+    for group in range(num_groups):
+        columns = groups == group
+        low, high = weight[:, columns].amin(1), weight[:, columns].amax(1)
+        scales[:, group] = ((high - low) / largest).half().float()
+        zeros[:, group] = (-low / scales[:, group]).round().clamp(0, largest)
+        scale, zero = scales[:, group, None], zeros[:, group, None]
+        values[:, columns] = (weight[:, columns] / scale + zero).round().clamp(0, largest)
+        meant[:, columns] = (values[:, columns] - zero) * scale
+    return values.int(), zeros.int(), scales, meant
+
+
+def as_int32(words: list[list[int]]) -> torch.Tensor:
+    """Unsigned 32-bit words as the int32 tensor that holds the same bits."""
+    return torch.tensor(words, dtype=torch.int64).to(torch.int32)
+
+
+def flip_first_bit(name: str) -> Callable[[Tensors], None]:
+    """A change of one bit of a tensor."""
+
+    def change(tensors: Tensors) -> None:
+        tensors[name].view(-1).view(torch.uint8)[0] ^= 1
+
+    return change
+
+
+def packed_words(matrix: torch.Tensor, bits: int) -> torch.Tensor:
+    """Columns of [rows, columns] in 32-bit words, the lowest bits first; the last word is filled with zeros."""
+    rows, columns = matrix.shape
+    per_word = 32 // bits
+    words = [[0] * math.ceil(columns / per_word) for _ in range(rows)]
+    for row, values in enumerate(matrix.tolist()):
+        for column, value in enumerate(values):
+            words[row][column // per_word] |= value << (bits * (column % per_word))
+    return as_int32(words)
