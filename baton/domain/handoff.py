@@ -16,8 +16,8 @@ from baton.domain.ids import AttemptId, PageId
 class PublishedChunk:
     """Pages [first_page, first_page + len(pages)) of a request's page table, final and pinned in prefill's pool.
 
-    `digests` are those of the pages' bytes, in order; None if digests are off or not computed yet. `tags` authenticate
-    the bytes (`baton.kv.page_tags`); None if they are off.
+    `digests` are those of the pages' bytes, in order (`baton.kv.page_digests`); None if digests are off or not computed
+    yet. `tags` authenticate the bytes (`baton.kv.page_tags`); None if they are off.
     """
 
     id: AttemptId

@@ -77,7 +77,7 @@ def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph
         model = _load(settings, directory)
     num_pages = settings.pool_pages(model.geometry.page_bytes)
     num_host_pages = num_pages if num_host_pages is None else num_host_pages
-    host = PageMemory(num_host_pages, model.geometry.page_bytes) if num_host_pages else None
+    host = _host_memory(num_host_pages, model.geometry) if num_host_pages else None
     storage, memory = _pool(model, num_pages, host)
     runner = _runner(model, storage, max_graph_rows)
     max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
@@ -93,6 +93,11 @@ def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph
     return Engine(
         model.geometry, fingerprint, text, memory, cache, checks, host_hasher, runner, vocab_size, max_model_len
     )
+
+
+def _host_memory(num_slots: int, geometry: KVGeometry) -> PageMemory:
+    """Slots with the parts of a page: its digests move with it."""
+    return PageMemory(num_slots, geometry.page_bytes, geometry.part_ends)
 
 
 def _sample(kind: PageCheckKind, memory: MemoryKind) -> int:
@@ -123,7 +128,7 @@ def _pool(model: LoadedModel, num_pages: int, host: PageMemory | None) -> tuple[
     """The pages as tensors and as bytes. Raises `SettingsError` if they do not fit a GPU."""
     geometry = model.geometry
     if model.device == "cpu":
-        memory = PageMemory(num_pages, geometry.page_bytes, prefault=True)
+        memory = PageMemory(num_pages, geometry.page_bytes, geometry.part_ends, prefault=True)
         return PageStorage.on_memory(geometry, memory, host), memory
     with _raise_if_out_of_memory(f"{num_pages} pages, {num_pages * geometry.page_bytes / MIB:.0f} MiB"):
         storage = PageStorage.allocate(geometry, num_pages, model.device, host, has_scratch=True)

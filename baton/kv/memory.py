@@ -38,6 +38,11 @@ class PoolMemory(Protocol):
     def page_bytes(self) -> int: ...
 
     @property
+    def part_ends(self) -> tuple[int, ...]:
+        """Ends of a page's parts in bytes, the last `page_bytes`. Each part has a digest and a tag of its own."""
+        ...
+
+    @property
     def address(self) -> int: ...
 
     @property
@@ -60,6 +65,11 @@ class PoolMemory(Protocol):
         ...
 
 
+def page_parts(content: memoryview, part_ends: Sequence[int]) -> list[memoryview]:
+    """The parts of a page's bytes, in order; nothing is copied."""
+    return [content[start:end] for start, end in zip((0, *part_ends), part_ends, strict=False)]
+
+
 def pool_extent(memory: PoolMemory) -> str:
     """Place of a pool for the log, `address:num_pages:page_bytes`; debuggers and fault injection read it."""
     return f"{memory.address:#x}:{memory.num_pages}:{memory.page_bytes}"
@@ -74,11 +84,17 @@ class PageMemory:
     kind = MemoryKind.DRAM
     device_id = 0
 
-    def __init__(self, num_pages: int, page_bytes: int, *, prefault: bool = False) -> None:
+    def __init__(
+        self, num_pages: int, page_bytes: int, part_ends: tuple[int, ...] = (), *, prefault: bool = False
+    ) -> None:
+        """`part_ends`: those of the page's geometry; none: a page is one part."""
         if num_pages < 1 or page_bytes < 1:
             raise ValueError(f"a pool needs pages of bytes, not {num_pages} x {page_bytes}")
         self.num_pages = num_pages
         self.page_bytes = page_bytes
+        self.part_ends = part_ends or (page_bytes,)
+        if list(self.part_ends) != sorted({*self.part_ends}) or self.part_ends[-1] != page_bytes:
+            raise ValueError(f"parts that end at {part_ends} do not make up a page of {page_bytes} bytes")
         num_bytes = ceil_div(num_pages * page_bytes, HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self._map = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):

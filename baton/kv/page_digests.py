@@ -7,6 +7,8 @@ signed anew. The lifecycle of a page, one instance a pool:
     NONE --set--> SETTLED --freed--> NONE
     NONE | SETTLED --condemn--> CONDEMNED --freed--> NONE | RETIRED
 
+A page's digest is one number of 64 bits a part of the page (`baton.kv.geometry`), the first part lowest.
+
 A condemned page is neither matched nor announced. A page with two faults within `FAULT_WINDOW_S` is retired at its
 next release and never allocated again.
 """
@@ -21,6 +23,8 @@ from typing import Protocol
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId
 
+PART_BITS = 64
+PART_MASK = (1 << PART_BITS) - 1
 FAULT_WINDOW_S = 3600.0
 """Two faults of one page within this time retire it."""
 
@@ -29,7 +33,7 @@ class PageHasher(Protocol):
     """Hashes pages of one pool. `baton.transfer.digest` has the implementation; the caller bounds the number."""
 
     def digests(self, pages: Sequence[PageId]) -> Sequence[int]:
-        """Digests of the bytes of `pages` as they are now, each in [0, 2**64)."""
+        """Digests of the bytes of `pages` as they are now, of 64 bits a part."""
         ...
 
 
@@ -39,6 +43,23 @@ class PageTagger(Protocol):
     def tags(self, pages: Sequence[PageId], identities: Sequence[bytes]) -> Sequence[bytes]:
         """Tags of the bytes of `pages` as they are now, each bound to its identity."""
         ...
+
+
+def join_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
+    """Digests of pages from those of their parts, page after page. Raises `ValueError` for an incomplete page."""
+    if len(parts) % num_parts:
+        raise ValueError(f"{len(parts)} digests are not {num_parts} a page")
+    if num_parts == 1:
+        return tuple(parts)
+    pages = (parts[start : start + num_parts] for start in range(0, len(parts), num_parts))
+    return tuple([sum(part << (PART_BITS * at) for at, part in enumerate(page)) for page in pages])
+
+
+def split_parts(digests: Sequence[int], num_parts: int) -> list[int]:
+    """The inverse of `join_parts`: digests of the parts of pages, page after page."""
+    if num_parts == 1:
+        return list(digests)
+    return [(digest >> (PART_BITS * at)) & PART_MASK for digest in digests for at in range(num_parts)]
 
 
 class PageState(enum.IntEnum):
@@ -58,7 +79,7 @@ class PageDigests:
     """Digests and states of `num_pages` pages."""
 
     def __init__(self, num_pages: int) -> None:
-        self._digests = array("Q", bytes(8 * num_pages))
+        self._digests = [0] * num_pages
         self._states = bytearray(num_pages)  # PageState.NONE == 0
         self._checked_at = array("Q", bytes(8 * num_pages))  # number of the last check or of `set`
         self._num_checks = 0

@@ -1,8 +1,9 @@
 """Page tags: authenticate pages whose bytes travel in clear. GMAC with keys from the cluster secret.
 
-A tag covers the page's bytes and its identity: the model's fingerprint and the key chained over all tokens up to the
-page's end. So a valid pair of bytes and tag cannot be replayed for other tokens, another salt or another model. It is
-sent as nonce (12 bytes: 8 of the source's run, 4 of a counter) and authenticator (16).
+Each part of a page (`baton.kv.geometry`) has a tag, and the page's tag is all of them, one after another. A tag covers
+the part's bytes and number, and the page's identity: the model's fingerprint and the key chained over all tokens up to
+the page's end. So a valid pair of bytes and tag cannot be replayed for another part, other tokens, another salt or
+another model. It is sent as nonce (12 bytes: 8 of the source's run, 4 of a counter) and authenticator (16).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from baton.domain.ids import Incarnation, PageId, new_incarnation
 from baton.domain.trust import ClusterTrust
 from baton.kv.keys import next_key, page_keys, root_key
-from baton.kv.memory import PoolMemory
+from baton.kv.memory import PoolMemory, page_parts
 
 NONCE_BYTES = 12
 TAG_BYTES = NONCE_BYTES + 16
+"""Bytes of one part's tag."""
 PURPOSE = "page"
 _COUNTER_BYTES = 4
 _MAX_COUNT = 1 << (8 * _COUNTER_BYTES)
@@ -27,7 +29,7 @@ _MAX_COUNT = 1 << (8 * _COUNTER_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class PageTag:
-    """A page's announced tag, and the identity that the puller expects it to bind."""
+    """A page's announced tag, `TAG_BYTES` a part, and the identity that the puller expects it to bind."""
 
     identity: bytes
     tag: bytes
@@ -39,6 +41,16 @@ def page_identities(tokens: Sequence[int], page_size: int, salt: str, fingerprin
     if tail := tokens[len(keys) * page_size :]:
         keys.append(next_key(keys[-1] if keys else root_key(salt), tail))
     return [key + fingerprint.encode() for key in keys]
+
+
+def join_tags(parts: Sequence[bytes], num_parts: int) -> tuple[bytes, ...]:
+    """Tags of pages from those of their parts, page after page."""
+    return tuple([b"".join(parts[start : start + num_parts]) for start in range(0, len(parts), num_parts)])
+
+
+def split_tags(tags: Sequence[bytes]) -> list[bytes]:
+    """The inverse of `join_tags`."""
+    return [tag[start : start + TAG_BYTES] for tag in tags for start in range(0, len(tag), TAG_BYTES)]
 
 
 class PoolTagger:
@@ -54,9 +66,13 @@ class PoolTagger:
         """Tags of the bytes of `pages` as they are now."""
         tags = []
         for page, identity in zip(pages, identities, strict=True):
-            nonce = self._next_nonce()
-            tags.append(nonce + _authenticator(self._cipher, nonce, self._memory.read([page])[0], identity))
+            parts = page_parts(self._memory.read([page])[0], self._memory.part_ends)
+            tags.append(b"".join([self._tag(part, _bind(identity, number)) for number, part in enumerate(parts)]))
         return tags
+
+    def _tag(self, part: memoryview, bound: bytes) -> bytes:
+        nonce = self._next_nonce()
+        return nonce + _authenticator(self._cipher, nonce, part, bound)
 
     def _next_nonce(self) -> bytes:
         """A nonce that this key has not seen: a used up counter starts again under another random number."""
@@ -73,19 +89,27 @@ class TagVerifier:
     def __init__(self, trust: ClusterTrust) -> None:
         self._ciphers = [AESGCM(key) for key in trust.keys(PURPOSE)]
 
-    def fits(self, content: memoryview, tag: PageTag) -> bool:
-        """True if a holder of the secret made `tag` for these bytes and this identity."""
-        if len(tag.tag) != TAG_BYTES:
+    def fits(self, parts: Sequence[memoryview], tag: PageTag) -> bool:
+        """True if a holder of the secret made `tag` for these parts of a page and this identity."""
+        if len(tag.tag) != TAG_BYTES * len(parts):
             return False
-        nonce, given = tag.tag[:NONCE_BYTES], tag.tag[NONCE_BYTES:]
-        return any(
-            hmac.compare_digest(_authenticator(cipher, nonce, content, tag.identity), given) for cipher in self._ciphers
-        )
+        pairs = enumerate(zip(parts, split_tags([tag.tag]), strict=True))
+        return all(self._fits(part, one, _bind(tag.identity, number)) for number, (part, one) in pairs)
 
     def mismatches(self, memory: PoolMemory, pages: Sequence[PageId], tags: Sequence[PageTag]) -> list[int]:
         """Positions in `pages` whose bytes do not fit their tag."""
         pairs = enumerate(zip(pages, tags, strict=True))
-        return [at for at, (page, tag) in pairs if not self.fits(memory.read([page])[0], tag)]
+        ends = memory.part_ends
+        return [at for at, (page, tag) in pairs if not self.fits(page_parts(memory.read([page])[0], ends), tag)]
+
+    def _fits(self, part: memoryview, tag: bytes, bound: bytes) -> bool:
+        nonce, given = tag[:NONCE_BYTES], tag[NONCE_BYTES:]
+        return any(hmac.compare_digest(_authenticator(cipher, nonce, part, bound), given) for cipher in self._ciphers)
+
+
+def _bind(identity: bytes, number: int) -> bytes:
+    """What the tag of a page's part binds beside its bytes."""
+    return identity + number.to_bytes(2)
 
 
 def _authenticator(cipher: AESGCM, nonce: bytes, content: memoryview, identity: bytes) -> bytes:

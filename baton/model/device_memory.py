@@ -59,6 +59,7 @@ class DeviceMemory:
         self.device_id = storage.device.index or 0
         self._pages = storage.page_bytes()
         self.page_bytes = self._pages.shape[1]
+        self.part_ends = storage.geometry.part_ends
         self._copy_stream = copy_stream
 
     def read(self, pages: Sequence[int]) -> list[memoryview]:

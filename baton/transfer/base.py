@@ -39,7 +39,7 @@ class SourceInfo:
 class Pull:
     """A read of `remote_pages` of a connected source into `local_pages`, pairwise.
 
-    `digests` are xxh3-64, or None. `tags` None: the bytes are not authenticated.
+    `digests` are those announced (`baton.kv.page_digests`), or None. `tags` None: the bytes are not authenticated.
     """
 
     id: int

@@ -1,17 +1,19 @@
 """Page digests: computed once, when a page settles (`baton.kv.page_digests`); the puller and later checks compare.
 
-64 bits of xxh3 detect flipped bits, torn reads and layout bugs. They do not protect against forgery;
-page tags do (`baton.kv.page_tags`).
+A page has one digest a part (`baton.kv.geometry`), joined into one number. 64 bits of xxh3 detect flipped bits, torn
+reads and layout bugs. They do not protect against forgery; page tags do (`baton.kv.page_tags`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import xxhash
 
 from baton.domain.ids import PageId
-from baton.kv.memory import PoolMemory
+from baton.kv.memory import PoolMemory, page_parts
+from baton.kv.page_digests import join_parts
 from baton.kv.page_tags import TagVerifier
 from baton.transfer.base import Pull
 
@@ -19,9 +21,12 @@ READ_BYTES = 16 * 1024 * 1024
 """Most bytes read at once, or one page if that is more. Device memory is copied to be read."""
 
 
-def page_digest(page: memoryview) -> int:
-    """xxh3-64 of one page's bytes, in [0, 2**64)."""
-    return xxhash.xxh3_64_intdigest(page)
+def page_digest(page: memoryview, part_ends: Sequence[int] = ()) -> int:
+    """xxh3-64 of each part of one page's bytes, joined; without `part_ends` of the whole page, in [0, 2**64)."""
+    if len(part_ends) <= 1:
+        return xxhash.xxh3_64_intdigest(page)
+    parts = [xxhash.xxh3_64_intdigest(part) for part in page_parts(page, part_ends)]
+    return join_parts(parts, len(parts))[0]
 
 
 class PoolHasher:
@@ -56,6 +61,6 @@ def wrong_positions(memory: PoolMemory, pull: Pull, part: slice, verifier: TagVe
 
 
 def _digests(memory: PoolMemory, pages: Sequence[PageId]) -> Iterator[int]:
-    step = max(1, READ_BYTES // memory.page_bytes)
+    step, digest = max(1, READ_BYTES // memory.page_bytes), partial(page_digest, part_ends=memory.part_ends)
     for start in range(0, len(pages), step):
-        yield from map(page_digest, memory.read(pages[start : start + step]))
+        yield from map(digest, memory.read(pages[start : start + step]))

@@ -91,7 +91,10 @@ class _Worker:
         stack.callback(self._puller.close)
         self._links = self._make_links()
         self._validator = EngineRequestValidator(engine.vocab_size, engine.max_model_len)
-        self._handoffs = HandoffClient(self._links, self._mailbox, settings.renew_interval_s, self._validator)
+        num_parts = len(engine.memory.part_ends)
+        self._handoffs = HandoffClient(
+            self._links, self._mailbox, settings.renew_interval_s, self._validator, num_parts
+        )
         self._recent = RecentAttempts()
         self._outbox = DecodeOutbox(transport, self._streams, self._handoffs, self._links, self._recent)
         self._checks_tags = uses_tags(settings, context.trust, [transport], memory.kind)

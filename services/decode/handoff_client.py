@@ -20,6 +20,8 @@ from baton.domain.trace_context import NO_TRACE_CONTEXT, TraceContext
 from baton.engine.mailbox import Mailbox
 from baton.engine.step_metrics import monotonic_s
 from baton.kv.keys import KEY_BYTES
+from baton.kv.page_digests import join_parts, split_parts
+from baton.kv.page_tags import TAG_BYTES, join_tags
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
 from baton.rpc.request_metadata import Metadata, request_metadata
@@ -64,7 +66,10 @@ class HandoffClient:
         mailbox: Mailbox[DecodeCommand],
         renew_interval_s: float,
         validator: EngineRequestValidator,
+        num_page_parts: int = 1,
     ) -> None:
+        """`num_page_parts`: parts of a page of this worker, and so of every linked one; each has a digest and a tag."""
+        self._num_page_parts = num_page_parts
         self._validator = validator
         self._links = links
         self._mailbox = mailbox
@@ -152,10 +157,11 @@ class HandoffClient:
             case "chunk":
                 if id in self._open:
                     self._open[id].leased = True
-                pages = tuple(PageId(page) for page in event.chunk.pages)
-                digests = tuple(event.chunk.digests) or None
-                tags = tuple(event.chunk.tags) or None
-                self._mailbox.put(PublishedChunk(id, event.chunk.first_page, pages, digests, tags))
+                try:
+                    chunk = _decode_chunk(id, event.chunk, self._num_page_parts)
+                except LinkBroken as error:
+                    return self._report_lost(id, error)
+                self._mailbox.put(chunk)
             case "seal":
                 try:
                     verify_check(event.seal)
@@ -198,7 +204,12 @@ class HandoffClient:
         request = common_pb2.AbortRequest(
             id=codec.encode_id(id),
             reason="decode aborted the import",
-            suspects=[common_pb2.SuspectPage(index=one.index, page=one.page, digest=one.digest) for one in suspects],
+            suspects=[
+                common_pb2.SuspectPage(
+                    index=one.index, page=one.page, digests=split_parts([one.digest], self._num_page_parts)
+                )
+                for one in suspects
+            ],
         )
         stub = self._links.stub(handoff.link)
         try:
@@ -245,3 +256,15 @@ class HandoffClient:
             log.warning("pages_quarantined", prefill=link.record.prefill_id, keys=len(keys))
             self._mailbox.put(QuarantineArrived(link.record.prefill_id, keys))
         self._quarantine_seen[incarnation] = reply.quarantine_number
+
+
+def _decode_chunk(id: AttemptId, chunk: handoff_pb2.ChunkReady, num_parts: int) -> PublishedChunk:
+    """Raises `LinkBroken` unless every part of every page has a digest, and a tag, or none has."""
+    pages = tuple(PageId(page) for page in chunk.pages)
+    wanted = len(pages) * num_parts
+    if len(chunk.digests) not in (0, wanted):
+        raise LinkBroken(f"{id}: {len(chunk.digests)} digests came with {len(pages)} pages of {num_parts} parts")
+    if len(chunk.tags) not in (0, wanted) or any(len(tag) != TAG_BYTES for tag in chunk.tags):
+        raise LinkBroken(f"{id}: {len(pages)} pages of {num_parts} parts need {wanted} tags of {TAG_BYTES} bytes")
+    digests, tags = join_parts(chunk.digests, num_parts) or None, join_tags(chunk.tags, num_parts) or None
+    return PublishedChunk(id, chunk.first_page, pages, digests, tags)

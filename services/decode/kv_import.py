@@ -161,8 +161,8 @@ class KvImport:
         """Tags of a chunk's pages with the identities of this prompt. Raises `LinkBroken` unless each page has one."""
         if chunk.tags is None:
             raise LinkBroken(f"{self.id}: pages came without tags, which are checked here (--page-tags)")
-        if len(chunk.tags) != len(chunk.pages) or any(len(tag) != TAG_BYTES for tag in chunk.tags):
-            raise LinkBroken(f"{self.id}: {len(chunk.pages)} pages need as many tags of {TAG_BYTES} bytes")
+        if len(chunk.tags) != len(chunk.pages) or any(not tag or len(tag) % TAG_BYTES for tag in chunk.tags):
+            raise LinkBroken(f"{self.id}: {len(chunk.pages)} pages need as many tags of {TAG_BYTES} bytes a part")
         if not self.identities and self.request is not None:
             self.identities = page_identities(self.request.tokens, page_size, self.request.salt, fingerprint)
         identities = self.identities[chunk.first_page : chunk.first_page + len(chunk.pages)]

@@ -111,8 +111,9 @@ class LocalPair:
         page_bytes = model.geometry.page_bytes
         self._model = model
         self._page_size = model.geometry.page_size
-        self.prefill_memory = PageMemory(limits.num_pages, page_bytes)
-        self.decode_memory = PageMemory(limits.num_pages, page_bytes)
+        part_ends = model.geometry.part_ends
+        self.prefill_memory = PageMemory(limits.num_pages, page_bytes, part_ends)
+        self.decode_memory = PageMemory(limits.num_pages, page_bytes, part_ends)
         self._prefill_mailbox: PolledMailbox[PrefillCommand] = PolledMailbox(1024)
         self._decode_mailbox: PolledMailbox[DecodeCommand] = PolledMailbox(1024)
         self._events: deque[PrefillEvent] = deque()
@@ -223,7 +224,7 @@ class LocalPair:
 
     def _make_decode(self, limits: PairLimits) -> DecodeLoop:
         cache = PrefixCache(PagePool(limits.num_pages), PoolHasher(self.decode_memory))
-        host = PageMemory(limits.num_pages, self.decode_memory.page_bytes)
+        host = PageMemory(limits.num_pages, self.decode_memory.page_bytes, self.decode_memory.part_ends)
         runner = ModelRunner(self._model, PageStorage.on_memory(self._model.geometry, self.decode_memory, host))
         imports = ImportTable(cache, ImportLimits(self._page_size, limits.max_rows, limits.num_pages, NO_DEADLINE_S))
         tier = HostTier(limits.num_pages, PoolHasher(host))

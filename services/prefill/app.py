@@ -146,6 +146,7 @@ class _Worker:
             page_bytes=memory.page_bytes,
             watch_timeout_s=WATCH_TIMEOUT_S,
             granted_lease_s=None if self._settings.digests else self._settings.export_lease_s,
+            num_page_parts=len(memory.part_ends),
         )
         streams = [source for source in self._sources.values() if isinstance(source, StreamSource)]
         read_pages = streams[0].read_pages if streams else None

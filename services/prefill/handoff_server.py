@@ -18,6 +18,8 @@ from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.request import OutputToken
 from baton.engine.mailbox import Mailbox
 from baton.engine.reply import Reply
+from baton.kv.page_digests import join_parts, split_parts
+from baton.kv.page_tags import split_tags
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.token_check import set_check
@@ -51,6 +53,7 @@ class LinkConfig:
     """This worker as decode workers see it. `transports`: name -> metadata for a puller, best first.
 
     `granted_lease_s`: a renewed lease holds that long even if the attempt ends; None: it ends with the attempt.
+    `num_page_parts`: parts of a page, each with a digest and a tag.
     """
 
     worker_id: WorkerId
@@ -63,6 +66,7 @@ class LinkConfig:
     page_bytes: int
     watch_timeout_s: float
     granted_lease_s: float | None = None
+    num_page_parts: int = 1
 
 
 class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
@@ -104,7 +108,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
     ) -> AsyncGenerator[handoff_pb2.HandoffEvent, None]:
         """See handoff.proto."""
         async for event in self._handoffs.watch(validate_id(request.id), self._terms.watch_timeout_s):
-            yield _encode(event)
+            yield _encode(event, self._terms.num_page_parts)
 
     async def Commit(
         self, request: handoff_pb2.CommitRequest, context: grpc.aio.ServicerContext[object, object]
@@ -139,7 +143,9 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
             self._mailbox.put(ReleaseExport(id, reason))
             return common_pb2.AbortReply()
         listed = request.suspects[: self._terms.num_pages]
-        suspects = tuple(Suspect(one.index, PageId(one.page), one.digest) for one in listed)
+        num_parts = self._terms.num_page_parts
+        whole = (one for one in listed if len(one.digests) == num_parts)
+        suspects = tuple(Suspect(one.index, PageId(one.page), join_parts(one.digests, num_parts)[0]) for one in whole)
         reply: Reply[PageVerdict | None] = Reply()
         self._mailbox.put(ReleaseExport(id, reason, suspects, reply))
         return common_pb2.AbortReply(verdict=_VERDICTS[await reply.wait(ENGINE_TIMEOUT_S)])
@@ -166,10 +172,15 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
             raise LinkBroken(difference)
 
 
-def _encode(event: HandoffEvent) -> handoff_pb2.HandoffEvent:
+def _encode(event: HandoffEvent, num_parts: int) -> handoff_pb2.HandoffEvent:
     match event:
         case PublishedChunk(_, first_page, pages, digests, tags):
-            chunk = handoff_pb2.ChunkReady(first_page=first_page, pages=pages, digests=digests, tags=tags)
+            chunk = handoff_pb2.ChunkReady(
+                first_page=first_page,
+                pages=pages,
+                digests=None if digests is None else split_parts(digests, num_parts),
+                tags=None if tags is None else split_tags(tags),
+            )
             return handoff_pb2.HandoffEvent(chunk=chunk)
         case Seal():
             token = OutputToken(event.index, event.first_token.token, event.first_token.logprobs)

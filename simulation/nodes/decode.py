@@ -48,7 +48,7 @@ from simulation.nodes.state_store import SimStore
 from simulation.policies import CONFIG, INTAKE, MODEL, PolicyClasses, model_fingerprint
 from simulation.runtime.grpc_calls import SimChannels, SimServer
 from simulation.runtime.network import Endpoint
-from simulation.runtime.page_memory import SimMemory
+from simulation.runtime.page_memory import SimMemory, two_parts
 from simulation.runtime.page_reads import SimPuller
 from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
@@ -58,6 +58,7 @@ SERVER_GRACE_S = 1.0
 """Copied from `services.decode.app`, which would import the model."""
 
 PAGE_BYTES = CONFIG.page_size * SLOT_BYTES
+PART_ENDS = two_parts(PAGE_BYTES)
 
 MAX_GROWTH_TOKENS = 8
 """Longest rest of a row that the growth reserve counts on; answers may be longer."""
@@ -74,7 +75,7 @@ class SimDecode:
         self._network = network
         self._lifecycle = policies.lifecycle(asyncio.Event())
         self._emission_check = EmissionCheck(process.name)
-        self._memory = SimMemory(CONFIG.num_decode_pages, PAGE_BYTES)
+        self._memory = SimMemory(CONFIG.num_decode_pages, PAGE_BYTES, PART_ENDS)
         hasher = PoolHasher(self._memory) if scenario.digests else None
         self._cache = PrefixCache(PagePool(CONFIG.num_decode_pages), hasher, scenario.eviction)
         self._mailbox: SimMailbox[DecodeCommand] = SimMailbox(1024, self._on_command)
@@ -90,9 +91,9 @@ class SimDecode:
             identity, sim_store, SimChannels(network, process), cast(ThreadedPuller, self._puller), self._mailbox,
             self._registration.announce_soon,
         )  # fmt: skip
-        self._handoffs = policies.handoffs(self._links, self._mailbox, CONFIG.renew_s, INTAKE)
+        self._handoffs = policies.handoffs(self._links, self._mailbox, CONFIG.renew_s, INTAKE, len(PART_ENDS))
         self._outbox = DecodeOutbox(TRANSPORT, self._streams, self._handoffs, self._links, RecentAttempts())
-        self._host_memory = SimMemory(max(1, num_host_pages), PAGE_BYTES)
+        self._host_memory = SimMemory(max(1, num_host_pages), PAGE_BYTES, PART_ENDS)
         runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, self._host_memory, version)
         self._engine = SimEngine(
             process, runner, self._mailbox.end_wait, self._check, environment.on_crash, scenario.mean_step_s

@@ -40,7 +40,7 @@ from simulation.nodes.state_store import SimStore
 from simulation.policies import CONFIG, INTAKE, MODEL, model_fingerprint
 from simulation.runtime.grpc_calls import SimServer
 from simulation.runtime.network import Endpoint
-from simulation.runtime.page_memory import SimMemory
+from simulation.runtime.page_memory import SimMemory, two_parts
 from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
 from simulation.scenario import VOCAB_SIZE
@@ -61,7 +61,8 @@ class SimPrefill:
         self._network = network
         self._lifecycle = policies.lifecycle(asyncio.Event())
         self._emission_check = EmissionCheck(process.name)
-        self._memory = SimMemory(CONFIG.num_prefill_pages, CONFIG.page_size * SLOT_BYTES)
+        page_bytes = CONFIG.page_size * SLOT_BYTES
+        self._memory = SimMemory(CONFIG.num_prefill_pages, page_bytes, two_parts(page_bytes))
         hasher = PoolHasher(self._memory) if digests else None
         self._cache = PrefixCache(PagePool(CONFIG.num_prefill_pages), hasher, scenario.eviction)
         checks = PageChecks(self._cache)
@@ -113,7 +114,7 @@ class SimPrefill:
         worker_id, memory = WorkerId(self.process.name), self._memory
         terms = LinkConfig(
             worker_id, self.process.incarnation, MODEL, self._fingerprint, {TRANSPORT: metadata}, memory.address,
-            memory.num_pages, memory.page_bytes, WATCH_TIMEOUT_S, granted_lease_s,
+            memory.num_pages, memory.page_bytes, WATCH_TIMEOUT_S, granted_lease_s, len(memory.part_ends),
         )  # fmt: skip
         server = SimServer()
         handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, None)

@@ -185,12 +185,16 @@ def test_forced_preemption_beside_local_prompts(tmp_path: Path, bundled_referenc
 
 @pytest.mark.parametrize("transport", transports())
 def test_forced_preemption(transport: str, tmp_path: Path, bundled_reference: Reference) -> None:
-    """Rows outgrow the pool. The newest go to host memory and come back; no request's tokens change."""
+    """Rows outgrow the pool. The newest go to host memory and come back; no request's tokens change.
+
+    Each KV head is a head group, so that a page has two digests in both tiers.
+    """
     rng = random.Random(5)
     prompts = [random_prompt(rng, 20) for _ in range(6)]
     num_tokens = 60
     tight = {"num-pages": 34, "max-rows": 8}
-    with Cluster(tmp_path, transport=transport, flags=PAGES, prefill_flags=CHUNKS, decode_flags=tight) as cluster:
+    flags = {**PAGES, "kv-head-groups": 2}
+    with Cluster(tmp_path, transport=transport, flags=flags, prefill_flags=CHUNKS, decode_flags=tight) as cluster:
         with split(cluster), ThreadPoolExecutor(6) as pool:
             answers = list(pool.map(lambda prompt: ask(cluster, prompt, num_tokens), prompts))
         assert cluster.metric("decode-0", "baton_preemptions_total") > 0

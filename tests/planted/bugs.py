@@ -59,6 +59,27 @@ BUGS = (
         "tests/unit/model/test_storage.py",
     ),
     bug(
+        PAGES, "only the first part of a page has a digest", "baton/transfer/digest.py",
+        "for part in page_parts(page, part_ends)]", "for part in page_parts(page, part_ends)[:1] * len(part_ends)]",
+        "tests/unit/transfer/test_digest.py",
+    ),
+    bug(
+        PAGES, "host memory has other parts than the pool", "baton/engine/build.py",
+        "return PageMemory(num_slots, geometry.page_bytes, geometry.part_ends)",
+        "return PageMemory(num_slots, geometry.page_bytes)",
+        "tests/unit/engine/test_build.py",
+    ),
+    bug(
+        MESSAGES, "a chunk may have fewer digests than parts", "services/decode/handoff_client.py",
+        "if len(chunk.digests) not in (0, wanted):", "if False:",
+        f"{DECODE}/test_handoff_client.py",
+    ),
+    bug(
+        MESSAGES, "a tag fits another part of its page", "baton/kv/page_tags.py",
+        "return identity + number.to_bytes(2)", "return identity + bytes(2)",
+        f"{KV}/test_page_tags.py",
+    ),
+    bug(
         PAGES, "matched pages are not checked", "baton/kv/page_table.py",
         "wrong = checks.check_matched(self.pages)", "wrong = []",
         f"{PREFILL}/test_wrong_pages.py {KV}/test_page_checks.py",

@@ -202,14 +202,14 @@ class AbortRequest(_message.Message):
     def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., reason: _Optional[str] = ..., suspects: _Optional[_Iterable[_Union[SuspectPage, _Mapping]]] = ...) -> None: ...
 
 class SuspectPage(_message.Message):
-    __slots__ = ("index", "page", "digest")
+    __slots__ = ("index", "page", "digests")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     index: int
     page: int
-    digest: int
-    def __init__(self, index: _Optional[int] = ..., page: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., page: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AbortReply(_message.Message):
     __slots__ = ("verdict",)

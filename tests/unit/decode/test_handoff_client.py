@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from baton.domain.errors import PageVerdict, WorkerLost
+from baton.domain.errors import LinkBroken, PageVerdict, WorkerLost
 from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, Incarnation, PageId, PageKey, RequestId, WorkerId
 from baton.domain.worker import LinkRecord
 from baton.engine.mailbox import Mailbox
+from baton.kv.page_tags import TAG_BYTES
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
 from baton.rpc.request_metadata import Metadata
@@ -102,10 +103,11 @@ class Prefill:
 class HandoffHarness:
     """A HandoffClient between a mailbox and a scripted prefill."""
 
-    def __init__(self, renew_interval_s: float = 0.01) -> None:
+    def __init__(self, renew_interval_s: float = 0.01, num_parts: int = 1) -> None:
         self.prefill = Prefill()
         self.mailbox: Mailbox[DecodeCommand] = Mailbox(16)
-        self.handoffs = HandoffClient(self.prefill, self.mailbox, renew_interval_s, EngineRequestValidator(1000, 1000))  # type: ignore[arg-type]
+        validator = EngineRequestValidator(1000, 1000)
+        self.handoffs = HandoffClient(self.prefill, self.mailbox, renew_interval_s, validator, num_parts)  # type: ignore[arg-type]
         self.tasks: list[asyncio.Task[None]] = []
 
     async def watch(self, id: AttemptId, link: PrefillLink, *events: handoff_pb2.HandoffEvent | None) -> None:
@@ -124,8 +126,8 @@ class HandoffHarness:
 
 
 @asynccontextmanager
-async def handoff_harness() -> AsyncIterator[HandoffHarness]:
-    one = HandoffHarness()
+async def handoff_harness(num_parts: int = 1) -> AsyncIterator[HandoffHarness]:
+    one = HandoffHarness(num_parts=num_parts)
     renewing = asyncio.create_task(one.handoffs.renew_forever())
     try:
         yield one
@@ -258,9 +260,49 @@ async def test_the_sources_verdict_on_suspects_reaches_the_engine(
         harness.prefill.verdict, harness.prefill.reachable = answer, reachable
         harness.handoffs.ask_verdict(ONE, [Suspect(2, PageId(3), 7)], "twice")
         assert await harness.next_commands() == [VerdictArrived(ONE, verdict, "twice")]
-        assert harness.prefill.suspects == [common_pb2.SuspectPage(index=2, page=3, digest=7)]
+        assert harness.prefill.suspects == [common_pb2.SuspectPage(index=2, page=3, digests=[7])]
         harness.handoffs.ask_verdict(ONE, [], "once more")
         assert await harness.next_commands() == [VerdictArrived(ONE, None, "once more")]
+
+
+TAG = bytes(TAG_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("digests", "tags", "why"),
+    [
+        ([1, 2], [], "2 digests came with 2 pages of 2 parts"),
+        ([1, 2, 3], [], "3 digests"),
+        ([1, 2, 3, 4, 5], [], "5 digests"),
+        ([1, 2, 3, 4], [TAG] * 2, "need 4 tags"),
+        ([1, 2, 3, 4], [TAG] * 3 + [TAG[1:]], "need 4 tags"),
+    ],
+)
+async def test_a_chunk_without_one_digest_a_part_breaks_the_link(digests: list[int], tags: list[bytes], why: str):
+    async with handoff_harness(num_parts=2) as harness:
+        chunk = handoff_pb2.ChunkReady(first_page=0, pages=[4, 5], digests=digests, tags=tags)
+        harness.prefill.published["one"] = asyncio.Queue()
+        harness.prefill.published["one"].put_nowait(handoff_pb2.HandoffEvent(chunk=chunk))
+        await harness.watch(ONE, link(1))
+        (lost,) = await harness.next_commands()
+        assert isinstance(lost, SourceLost)
+        assert isinstance(lost.error, LinkBroken)
+        assert why in str(lost.error)
+
+
+async def test_digests_and_tags_of_parts_are_joined_page_by_page():
+    async with handoff_harness(num_parts=2) as harness:
+        tags = [bytes([number]) * TAG_BYTES for number in range(4)]
+        chunk = handoff_pb2.ChunkReady(first_page=3, pages=[4, 5], digests=[1, 2, 3, 2**64 - 1], tags=tags)
+        harness.prefill.published["one"] = asyncio.Queue()
+        harness.prefill.published["one"].put_nowait(handoff_pb2.HandoffEvent(chunk=chunk))
+        await harness.watch(ONE, link(1))
+        digests = (1 + (2 << 64), 3 + ((2**64 - 1) << 64))
+        wanted = PublishedChunk(ONE, 3, (PageId(4), PageId(5)), digests, (tags[0] + tags[1], tags[2] + tags[3]))
+        assert await harness.next_commands() == [wanted]
+        harness.handoffs.ask_verdict(ONE, [Suspect(4, PageId(5), digests[1])], "twice")
+        await harness.next_commands()
+        assert harness.prefill.suspects == [common_pb2.SuspectPage(index=4, page=5, digests=[3, 2**64 - 1])]
 
 
 async def test_quarantined_keys_arrive_without_a_handoff_and_after_a_lost_reply():

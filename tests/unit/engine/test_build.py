@@ -12,7 +12,7 @@ from baton.bundled import MODEL_DIR
 from baton.engine import build
 from baton.engine.build import resolve_device
 from baton.engine.fake_runner import fake_geometry
-from baton.kv.geometry import KVGeometry
+from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.kv.memory import MemoryKind
 from baton.model.loading.loader import LoadedModel, load_model
 from baton.model.storage import PageStorage
@@ -67,6 +67,13 @@ def test_cpu_pages_are_in_the_memory_that_transfers_read():
     assert storage.address == memory.address
     assert memory.kind is MemoryKind.DRAM
     assert storage.scratch_page is None
+
+
+def test_both_tiers_have_the_parts_of_the_geometry():
+    geometry = KVGeometry.of_layers((LayerGeometry(4, 64, 64),) * 3, "float32", 4, head_groups=2)
+    _, memory = build._pool(cast(LoadedModel, Loaded("cpu", geometry)), 2, None)
+    assert memory.part_ends == build._host_memory(2, geometry).part_ends == geometry.part_ends
+    assert len(memory.part_ends) == 2
 
 
 def test_a_failed_capture_names_the_flag_to_use(monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,17 @@ from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.keys import page_keys
 from baton.kv.memory import PageMemory
-from baton.kv.page_tags import NONCE_BYTES, PURPOSE, TAG_BYTES, PageTag, PoolTagger, TagVerifier, page_identities
+from baton.kv.page_tags import (
+    NONCE_BYTES,
+    PURPOSE,
+    TAG_BYTES,
+    PageTag,
+    PoolTagger,
+    TagVerifier,
+    join_tags,
+    page_identities,
+    split_tags,
+)
 from baton.transfer.base import Pull
 from baton.transfer.digest import digest_pages, wrong_positions
 
@@ -24,8 +34,8 @@ def tagger(memory: PageMemory, trust: ClusterTrust = TRUST) -> PoolTagger:
     return PoolTagger(memory, key, Incarnation(9))
 
 
-def pool() -> PageMemory:
-    memory = PageMemory(3, 64)
+def pool(part_ends: tuple[int, ...] = ()) -> PageMemory:
+    memory = PageMemory(3, 64, part_ends)
     memory.buffer[:] = bytes(range(192))
     return memory
 
@@ -68,6 +78,28 @@ def test_a_replayed_pair_of_another_page_does_not_fit():
     tags = tagger(memory).tags(PAGES, identities())
     memory.page(1)[:] = memory.page(0)
     assert wrong(memory, [tags[0], tags[0], tags[2]], identities()) == [1]
+
+
+def test_every_part_has_a_tag_that_fits_no_other_part():
+    memory = pool(part_ends=(16, 32, 64))
+    memory.page(1)[16:32] = memory.page(1)[:16]  # so that only the number tells the first two parts apart
+    tags = tagger(memory).tags(PAGES, identities())
+    assert wrong(memory, tags, identities()) == []
+    assert {len(tag) for tag in tags} == {3 * TAG_BYTES}
+    first, second, third = split_tags([tags[1]])
+    swapped, short = second + first + third, first + second
+    assert wrong(memory, [tags[0], swapped, tags[2]], identities()) == [1]
+    assert wrong(memory, [tags[0], short, tags[2]], identities()) == [1]
+    for byte in (0, 16, 63):
+        memory.page(2)[byte] ^= 1
+        assert wrong(memory, tags, identities()) == [2]
+        memory.page(2)[byte] ^= 1
+
+
+def test_tags_of_parts_are_joined_page_by_page_and_split_again():
+    parts = [bytes([number]) * TAG_BYTES for number in range(6)]
+    assert [len(tag) for tag in join_tags(parts, 3)] == [3 * TAG_BYTES] * 2
+    assert split_tags(join_tags(parts, 3)) == parts
 
 
 def test_a_replayed_tail_of_other_tokens_does_not_fit():

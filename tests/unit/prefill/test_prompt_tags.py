@@ -37,7 +37,7 @@ class Tagged:
         assert chunk.tags is not None
         identities = page_identities(request.tokens, PAGE_SIZE, request.salt, "m")[chunk.first_page :]
         contents, verifier = self.world.memory.read(chunk.pages), TagVerifier(TRUST)
-        return [verifier.fits(c, PageTag(i, t)) for c, i, t in zip(contents, identities, chunk.tags, strict=False)]
+        return [verifier.fits([c], PageTag(i, t)) for c, i, t in zip(contents, identities, chunk.tags, strict=False)]
 
 
 def test_every_published_page_has_a_tag_that_fits():

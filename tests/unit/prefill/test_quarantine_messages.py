@@ -68,7 +68,7 @@ class Worker:
             self.loop.turn()
         chunks = [event for event in self.events if isinstance(event, PublishedChunk)]
         pairs = [pair for chunk in chunks for pair in zip(chunk.pages, chunk.digests or (), strict=True)]
-        return [common_pb2.SuspectPage(index=i, page=page, digest=digest) for i, (page, digest) in enumerate(pairs)]
+        return [common_pb2.SuspectPage(index=i, page=page, digests=[digest]) for i, (page, digest) in enumerate(pairs)]
 
     def flip(self, suspect: common_pb2.SuspectPage) -> None:
         self.world.memory.page(PageId(suspect.page))[0] ^= 1
