@@ -340,4 +340,9 @@ BUGS = (
         "FIELD_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)", "FIELD_OF_OUTPUT = (0, 1, 2, 3, 4, 5, 6, 7)",
         "tests/unit/model/dequantize/test_awq.py",
     ),
+    bug(
+        CHECKPOINTS, "a text model ties its head as it likes", "baton/model/loading/multimodal.py",
+        'fields["tie_word_embeddings"] = config.tie_word_embeddings', 'fields.setdefault("tie_word_embeddings", False)',
+        "tests/unit/model/loading/test_multimodal.py",
+    ),
 )  # fmt: skip

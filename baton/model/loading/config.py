@@ -21,6 +21,7 @@ from baton.model.errors import UnreadableModel, UnsupportedModel
 from baton.model.loading.allow_list import TOKEN_EXACT
 from baton.model.loading.dequantize.methods import weight_format
 from baton.model.loading.dequantize.plan import WeightFormat
+from baton.model.loading.multimodal import MULTIMODAL, MultimodalSpec
 
 ATTENTION_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -44,7 +45,8 @@ class DtypeChoice(enum.Enum):
 class ModelConfig:
     """A model that may be served. `max_model_len` bounds prompt plus output; `dtype` is a torch dtype's name.
 
-    `weight_format`: how its weights are quantised; None for plain ones.
+    `weight_format`: how its weights are quantised; None for plain ones. `multimodal`: the model that it is the text
+    model of; None for a text model. `model_type` is then the multimodal one's.
     """
 
     directory: Path
@@ -53,6 +55,7 @@ class ModelConfig:
     vocab_size: int
     dtype: str
     weight_format: WeightFormat | None = None
+    multimodal: MultimodalSpec | None = None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -75,13 +78,14 @@ def read_config(
     """
     raw = _read_json(directory)
     model_type = str(raw.get("model_type", ""))
-    if model_type not in allowed:
+    multimodal = MULTIMODAL.get(model_type)
+    if model_type not in allowed and multimodal is None:
         raise UnsupportedModel(
             f"model type {model_type or 'unknown'!r} has not been seen to give the stock model's tokens on paged "
-            "attention, so it is not served; use one of: " + ", ".join(sorted(allowed))
+            "attention, so it is not served; use one of: " + ", ".join(sorted(allowed | MULTIMODAL.keys()))
         )
     quantized = weight_format(raw)
-    config = AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config()
+    config = stock_config(directory, multimodal)
     _refuse_what_pages_cannot_hold(raw, config.to_dict())
     return ModelConfig(
         directory=directory,
@@ -90,7 +94,14 @@ def read_config(
         vocab_size=int(config.vocab_size),
         dtype=_resolve_dtype(dtype, raw, device),
         weight_format=quantized,
+        multimodal=multimodal,
     )
+
+
+def stock_config(directory: Path, multimodal: MultimodalSpec | None) -> Any:
+    """transformers' config of the text model in `directory`. Raises `UnsupportedModel` for one inside `multimodal`."""
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    return config.get_text_config() if multimodal is None else multimodal.text_config(config)
 
 
 def _read_json(directory: Path) -> dict[str, Any]:
@@ -153,7 +164,10 @@ def _context_length(config: Any, wanted: int | None) -> int:
 def _resolve_dtype(choice: DtypeChoice, raw: Mapping[str, Any], device: str) -> str:
     if choice is not DtypeChoice.AUTO:
         return str(choice.value)
-    stored = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
+    nested = raw.get("text_config")
+    configs = (raw, nested if isinstance(nested, Mapping) else {})
+    names = [config.get(key) for config in configs for key in ("dtype", "torch_dtype")]
+    stored = str(next(filter(None, names), "float32"))
     if stored not in ("float32", "float16", "bfloat16"):
         raise UnsupportedModel(f"weights of type {stored} are not known here; choose dtype float32 or bfloat16")
     if device != "cpu":

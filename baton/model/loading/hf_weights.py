@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as hf_logging
 
 from baton.model.errors import UnreadableModel
-from baton.model.loading.config import ModelConfig
+from baton.model.loading.config import ModelConfig, stock_config
 from baton.model.loading.dequantize.checkpoint import lazy_tensors
 from baton.model.loading.dequantize.methods import QUANTIZATION_KEYS
 from baton.model.loading.dequantize.plan import CheckpointPlan
@@ -39,14 +38,19 @@ def load_weights(
     where they hold other numbers than it computes with.
     """
     stored, files = stored_tensors(config.directory)
-    plan, note = CheckpointPlan((), ()), ""
+    plan, notes = CheckpointPlan((), ()), []
     if config.weight_format is not None:
         plan = config.weight_format.plan(stored, config.torch_dtype)
-        note = f"{config.weight_format.method}: {len(plan.weights)} dequantized, {len(plan.ignored)} tensors ignored"
+        notes.append(f"{config.weight_format.method}: {len(plan.weights)} dequantized, {len(plan.ignored)} ignored")
     refuse_packed_tensors({name: tensor for name, tensor in stored.items() if name not in plan.consumed})
     try:
+        tensors = lazy_tensors(files, plan)
+        if config.multimodal is not None:
+            names = config.multimodal.text_names(tensors)
+            notes.append(f"text model of {config.multimodal.model_type}: {len(tensors) - len(names)} tensors not read")
+            tensors = {text_name: tensors[name] for name, text_name in names.items()}
         with _progress(on_progress):
-            model, report = _read_plain(config) if config.weight_format is None else _read_packed(config, files, plan)
+            model, report = _read_tensors(config, tensors) if notes else _read_plain(config)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UnreadableModel(f"the weights in {config.directory} cannot be read: {error}") from error
     if missing := sorted(report["missing_keys"]):
@@ -54,22 +58,20 @@ def load_weights(
             f"{len(missing)} tensors are missing from {config.directory}, first {missing[0]}; download the model again"
         )
     assert isinstance(model, torch.nn.Module)
-    refuse_unused_tensors(model, without_zero_biases(report["unexpected_keys"], files))
-    return model.to(device).eval().requires_grad_(False), note
+    refuse_unused_tensors(model, without_zero_biases(report["unexpected_keys"], tensors))
+    return model.to(device).eval().requires_grad_(False), "; ".join(notes)
 
 
 def _read_plain(config: ModelConfig) -> Any:
     return AutoModelForCausalLM.from_pretrained(config.directory, trust_remote_code=False, **_options(config))
 
 
-def _read_packed(config: ModelConfig, files: Mapping[str, Path], plan: CheckpointPlan) -> Any:
-    """The architecture from its config without quantisation, filled with dequantised tensors one by one."""
-    stock = AutoConfig.from_pretrained(config.directory, local_files_only=True)
-    for nested in (stock, stock.get_text_config()):
-        for key in QUANTIZATION_KEYS:
-            nested.__dict__.pop(key, None)
+def _read_tensors(config: ModelConfig, tensors: Mapping[str, Any]) -> Any:
+    """The text model from its config without quantisation, filled with `tensors` one by one."""
+    stock = stock_config(config.directory, config.multimodal)
+    for key in QUANTIZATION_KEYS:
+        stock.__dict__.pop(key, None)
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(stock)]
-    tensors = lazy_tensors(files, plan)
     return architecture.from_pretrained(None, config=stock, state_dict=tensors, **_options(config))
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from baton.model.errors import UnreadableModel, UnsupportedModel
 from baton.model.loading.dequantize.plan import StoredTensor
@@ -72,14 +72,12 @@ def refuse_unused_tensors(model: torch.nn.Module, unused: Iterable[str]) -> None
             )
 
 
-def without_zero_biases(names: Iterable[str], files: Mapping[str, Path]) -> list[str]:
-    """`names` without biases that change nothing: GPTQ checkpoints have zeros for layers that know no bias."""
-    return [name for name in names if not (name.endswith(".bias") and name in files and _is_zero(files[name], name))]
+def without_zero_biases(names: Iterable[str], tensors: Mapping[str, Any]) -> list[str]:
+    """`names` without biases that change nothing: GPTQ checkpoints have zeros for layers that know no bias.
 
-
-def _is_zero(path: Path, name: str) -> bool:
-    with safe_open(path, framework="pt") as file:
-        return not file.get_tensor(name).any()
+    `tensors` by name, read when they are indexed.
+    """
+    return [name for name in names if not name.endswith(".bias") or name not in tensors or tensors[name][...].any()]
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:
