@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from baton.domain.arithmetic import ceil_div
-from baton.model.errors import UnsupportedModel
 from baton.model.loading.dequantize.packing import WORD_BITS, dequantize_groups, group_of_columns, unpack
+from baton.model.loading.dequantize.parameters import read_group_size, require_one_of
 from baton.model.loading.dequantize.plan import (
     SCALE_DTYPES,
     CheckpointPlan,
@@ -59,17 +59,11 @@ class AwqFormat:
 
 def read_awq(config: Mapping[str, Any]) -> AwqFormat:
     """The format of a `quantization_config`. Raises `UnsupportedModel`."""
-    bits, version = config.get("bits", config.get("w_bit", BITS)), str(config.get("version", "gemm")).lower()
-    group_size = config.get("group_size", config.get("q_group_size", 128))
-    if bits != BITS:
-        raise UnsupportedModel(f"awq: {bits!r} bits are not supported; supported: {BITS}")
-    if version != "gemm":
-        raise UnsupportedModel(f"awq: version {version!r} is not supported; supported: gemm")
-    if config.get("zero_point", True) is not True:
-        raise UnsupportedModel("awq: weights without zero points are not supported")
-    if type(group_size) is not int or not (group_size == -1 or group_size > 0):
-        raise UnsupportedModel(f"awq: group_size {group_size!r} is no positive number and not -1")
-    return AwqFormat(None if group_size == -1 else group_size)
+    require_one_of("awq", "bits", config.get("bits", config.get("w_bit", BITS)), (BITS,))
+    version = config.get("version", "gemm")
+    require_one_of("awq", "version", version.lower() if isinstance(version, str) else version, ("gemm",))
+    require_one_of("awq", "zero_point", config.get("zero_point", True), (True,))
+    return AwqFormat(read_group_size("awq", config.get("group_size", config.get("q_group_size", 128))))
 
 
 def dequantize_awq(words: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, group_size: int) -> torch.Tensor:

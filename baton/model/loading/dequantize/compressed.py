@@ -17,7 +17,7 @@ import torch
 
 from baton.domain.arithmetic import ceil_div
 from baton.model.errors import UnreadableModel
-from baton.model.loading.dequantize.compressed_config import SchemeSelection, read_schemes
+from baton.model.loading.dequantize.compressed_config import METHOD, SchemeSelection, read_schemes
 from baton.model.loading.dequantize.packing import WORD_BITS, check_groups, dequantize_groups, group_of_columns, unpack
 from baton.model.loading.dequantize.plan import (
     SCALE_DTYPES,
@@ -40,7 +40,7 @@ class CompressedFormat:
     """The schemes of its config groups."""
 
     schemes: SchemeSelection
-    method: str = "compressed-tensors"
+    method: str = METHOD
 
     def plan(self, stored: StoredTensors, dtype: torch.dtype) -> CheckpointPlan:
         """See `WeightFormat`. Weights come out in float32."""

@@ -10,14 +10,15 @@ from typing import Any
 from baton.domain.arithmetic import ceil_div
 from baton.model.errors import UnsupportedModel
 from baton.model.loading.dequantize.packing import WORD_BITS
+from baton.model.loading.dequantize.parameters import require_one_of
 
+METHOD = "compressed-tensors"
 PACKED_FORMAT = "pack-quantized"
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized", PACKED_FORMAT)
-MIXED_FORMAT = "mixed-precision"
 STRATEGIES = {False: ("tensor", "channel", "group", "block"), True: ("channel", "group")}
 """By whether values are packed."""
-BITS = {("float", False): (8,), ("int", False): (8,), ("int", True): (4, 8)}
-"""Supported widths by type and by whether values are packed."""
+BITS = {False: (8,), True: (4, 8)}
+"""By whether values are packed."""
 REGULAR_EXPRESSION = "re:"
 NUM_BLOCK_SIDES = 2
 
@@ -74,11 +75,10 @@ def _names(target: str, module: str) -> bool:
 
 def read_schemes(config: Mapping[str, Any]) -> SchemeSelection:
     """The schemes of a `quantization_config`. Raises `UnsupportedModel` for what is not supported."""
-    if config.get("quantization_status", "compressed") != "compressed":
-        raise UnsupportedModel(f"compressed-tensors: status {config['quantization_status']!r} is not supported")
+    require_one_of(METHOD, "status", config.get("quantization_status") or "compressed", ("compressed",))
     sparsity = config.get("sparsity_config") or {}
-    if sparsity.get("format", "dense") != "dense":
-        raise UnsupportedModel(f"compressed-tensors: sparsity {sparsity['format']!r} is not supported")
+    sparse = sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity
+    require_one_of(METHOD, "sparsity", sparse, ("dense",))
     if config.get("transform_config"):
         raise UnsupportedModel("compressed-tensors: transforms of weights are not supported")
     groups = config.get("config_groups")
@@ -88,32 +88,32 @@ def read_schemes(config: Mapping[str, Any]) -> SchemeSelection:
 
 
 def _read_group(name: str, group: Any, config: Mapping[str, Any]) -> tuple[tuple[str, ...], CompressedVariant]:
-    where = f"compressed-tensors: {name}"
+    where = f"{METHOD}: {name}"
     if not isinstance(group, Mapping) or not isinstance(weights := group.get("weights"), Mapping):
         raise UnsupportedModel(f"{where} has no weights")
-    layout = str(group.get("format") or config.get("format"))
-    if layout not in FORMATS:
-        raise UnsupportedModel(f"{where}: format {layout!r} is not supported; supported: {', '.join(FORMATS)}")
-    kind, bits, strategy = weights.get("type", "int"), weights.get("num_bits"), weights.get("strategy")
+    layout = require_one_of(where, "format", group.get("format") or config.get("format"), FORMATS)
     packed = layout == PACKED_FORMAT
-    if bits not in BITS.get((kind, packed), ()):
-        raise UnsupportedModel(f"{where}: {kind} weights of {bits} bits in {layout} are not supported")
-    if strategy is None:
-        strategy = "group" if weights.get("group_size") else "tensor"
-    if strategy not in STRATEGIES[packed]:
-        raise UnsupportedModel(f"{where}: strategy {strategy!r} is not supported for {layout}")
+    kinds = ("int",) if packed else ("float", "int")
+    kind = require_one_of(where, "type", weights.get("type") or "int", kinds)
+    bits = require_one_of(where, "num_bits", weights.get("num_bits"), BITS[packed])
+    default = "group" if weights.get("group_size") else "tensor"
+    strategy = require_one_of(where, "strategy", weights.get("strategy") or default, STRATEGIES[packed])
     block = _block(where, strategy, weights, WORD_BITS // bits if packed else 1)
     scheme = CompressedVariant(kind, bits, packed, weights.get("symmetric", True) is True, strategy, block)
     return _targets(where, group.get("targets") or ["Linear"]), scheme
 
 
 def _targets(where: str, targets: Any) -> tuple[str, ...]:
+    valid = isinstance(targets, list | tuple) and all(isinstance(target, str) for target in targets)
     try:
+        if not valid:
+            raise UnsupportedModel(f"{where}: targets {targets!r} are not names and patterns")
         for target in targets:
-            re.compile(target.removeprefix(REGULAR_EXPRESSION) if target.startswith(REGULAR_EXPRESSION) else "")
-        return tuple(targets)
-    except (re.error, TypeError, AttributeError) as error:
-        raise UnsupportedModel(f"{where}: targets {targets!r} are not names or patterns: {error}") from error
+            if target.startswith(REGULAR_EXPRESSION):
+                re.compile(target.removeprefix(REGULAR_EXPRESSION))
+    except re.error as error:
+        raise UnsupportedModel(f"{where}: target {target!r} is no regular expression: {error}") from error
+    return tuple(targets)
 
 
 def _block(where: str, strategy: str, weights: Mapping[str, Any], divisor: int) -> tuple[int, int]:

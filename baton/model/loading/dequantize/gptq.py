@@ -24,6 +24,7 @@ from baton.model.loading.dequantize.packing import (
     group_of_columns,
     unpack,
 )
+from baton.model.loading.dequantize.parameters import read_group_size, require_one_of
 from baton.model.loading.dequantize.plan import (
     SCALE_DTYPES,
     CheckpointPlan,
@@ -75,21 +76,13 @@ class GptqFormat:
 
 def read_gptq(config: Mapping[str, Any]) -> GptqFormat:
     """The format of a `quantization_config`. Raises `UnsupportedModel`."""
-    bits, group_size = config.get("bits"), config.get("group_size", 128)
+    bits = require_one_of("gptq", "bits", config.get("bits"), SUPPORTED_BITS)
     layout = config.get("checkpoint_format") or "gptq"
-    if bits not in SUPPORTED_BITS:
-        raise UnsupportedModel(
-            f"gptq: {bits!r} bits are not supported; supported: {', '.join(map(str, SUPPORTED_BITS))}"
-        )
-    if layout not in STORED_ZERO_OFFSETS:
-        raise UnsupportedModel(
-            f"gptq: checkpoint_format {layout!r} is not supported; supported: {', '.join(STORED_ZERO_OFFSETS)}"
-        )
+    require_one_of("gptq", "checkpoint_format", layout, tuple(STORED_ZERO_OFFSETS))
     if config.get("dynamic"):
         raise UnsupportedModel("gptq: other parameters for some modules (dynamic) are not supported")
-    if type(group_size) is not int or not (group_size == -1 or group_size > 0):
-        raise UnsupportedModel(f"gptq: group_size {group_size!r} is no positive number and not -1")
-    return GptqFormat(bits, None if group_size == -1 else group_size, STORED_ZERO_OFFSETS[layout])
+    group_size = read_group_size("gptq", config.get("group_size", 128))
+    return GptqFormat(bits, group_size, STORED_ZERO_OFFSETS[layout])
 
 
 def dequantize_gptq(

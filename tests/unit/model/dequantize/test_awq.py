@@ -130,9 +130,9 @@ def test_damaged_checkpoints_are_refused(packed: Path, tmp_path: Path, change: C
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"bits": 3}, "awq: 3 bits are not supported; supported: 4"),
+        ({"bits": 3}, "awq: bits 3 is not supported; supported: 4"),
         ({"version": "gemv"}, "awq: version 'gemv' is not supported; supported: gemm"),
-        ({"zero_point": False}, "without zero points"),
+        ({"zero_point": False}, "zero_point False is not supported"),
         ({"group_size": 0}, "group_size 0"),
         ({"group_size": "128"}, "group_size '128'"),
     ],

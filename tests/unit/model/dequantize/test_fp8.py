@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DeepseekV3Config
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from baton.model.loading.config import DtypeChoice
@@ -96,6 +97,25 @@ def test_weights_are_values_times_scales(llama: Path, tmp_path: Path, way: str) 
 def test_tokens_are_those_of_the_model_that_is_meant(family: str, way: str, tmp_path: Path) -> None:
     source = tiny_models.save_random_model(family, tmp_path / "source")
     assert_serves(*packed_copy(source, tmp_path, *WAYS[way]))
+
+
+def test_a_deepseek_v3_with_a_layer_for_drafts_is_served(tmp_path: Path) -> None:
+    """Latent attention, experts one by one, routers and norms that are not converted, and a layer that is not used."""
+    shape = tiny_models.small_shape(num_hidden_layers=2, num_key_value_heads=4, head_dim=8)
+    latent = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+    config = DeepseekV3Config(**shape, **latent, **experts, n_group=1, topk_group=1, n_shared_experts=1)
+    source = tiny_models.save_random_config(config, tmp_path / "source")
+    packed, plain = packed_copy(source, tmp_path, in_blocks, BLOCKS)
+    values = torch.zeros(48, 40, dtype=torch.float8_e4m3fn)
+
+    def add_drafts(tensors: Tensors) -> None:
+        tensors["model.layers.2.eh_proj.weight"] = values
+        tensors["model.layers.2.eh_proj.weight_scale_inv"] = torch.ones(2, 1)
+
+    with_drafts = changed_copy(packed, tmp_path / "drafts", add_drafts)
+    assert_same_weights(with_drafts, plain)
+    assert_serves(with_drafts, plain)
 
 
 def test_experts_in_one_tensor_have_blocks_of_their_own() -> None:

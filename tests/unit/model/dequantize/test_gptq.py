@@ -152,8 +152,9 @@ def test_damaged_checkpoints_are_refused(packed: Path, tmp_path: Path, change: C
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"bits": 3}, "gptq: 3 bits are not supported; supported: 2, 4, 8"),
-        ({"bits": None}, "gptq: None bits"),
+        ({"bits": 3}, "gptq: bits 3 is not supported; supported: 2, 4, 8"),
+        ({"bits": None}, "gptq: bits None"),
+        ({"bits": True}, "gptq: bits True"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not supported; supported: gptq, gptq_v2"),
         ({"dynamic": {"-:.*down.*": {}}}, "dynamic"),
         ({"group_size": 0}, "group_size 0"),
