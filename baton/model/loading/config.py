@@ -11,10 +11,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PreTrainedConfig
 
 from baton.model.cpu import has_bfloat16_arithmetic
 from baton.model.errors import UnreadableModel, UnsupportedModel
@@ -26,6 +28,7 @@ from baton.model.loading.multimodal import MULTIMODAL, MultimodalSpec
 ATTENTION_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 MAX_NESTING = 4
+MAX_REASON_CHARS = 300
 
 
 class DtypeChoice(enum.Enum):
@@ -98,10 +101,20 @@ def read_config(
     )
 
 
-def stock_config(directory: Path, multimodal: MultimodalSpec | None) -> Any:
-    """transformers' config of the text model in `directory`. Raises `UnsupportedModel` for one inside `multimodal`."""
-    config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    return config.get_text_config() if multimodal is None else multimodal.text_config(config)
+def stock_config(directory: Path, multimodal: MultimodalSpec | None) -> PreTrainedConfig:
+    """transformers' config of the text model in `directory`, or of the one inside `multimodal`.
+
+    Raises `UnreadableModel` for values that transformers does not take, `UnsupportedModel` for another text model.
+    """
+    try:
+        whole = AutoConfig.from_pretrained(directory, local_files_only=True)
+        config = whole.get_text_config() if multimodal is None else multimodal.text_config(whole)
+    except (StrictDataclassError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+        why = shorten(str(error), MAX_REASON_CHARS)
+        raise UnreadableModel(f"{directory / 'config.json'} is no config of transformers: {why}") from error
+    if not isinstance(config, PreTrainedConfig):
+        raise UnreadableModel(f"{directory / 'config.json'} has a text_config that is no object")
+    return config
 
 
 def _read_json(directory: Path) -> dict[str, Any]:

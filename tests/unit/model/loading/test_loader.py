@@ -80,6 +80,25 @@ def test_models_that_pages_get_wrong_are_refused(tmp_path, llama, changes, reaso
         read_config(with_config(tmp_path, llama, **changes))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": "x"},
+        {"hidden_size": None},
+        {"rope_parameters": 3},
+        {"layer_types": 3},
+        {"text_config": 5},
+        {"model_type": "llava", "text_config": [1]},
+        {"model_type": "llava", "text_config": {"model_type": "no-such-type"}},
+        {"model_type": "gemma3", "text_config": {"hidden_size": "x"}},
+    ],
+)
+def test_a_config_that_transformers_does_not_take_is_told_in_a_line(tmp_path, llama, changes):
+    with pytest.raises(UnreadableModel, match=r"config\.json (is no config of transformers|has a text_config)") as info:
+        read_config(with_config(tmp_path, llama, **changes))
+    assert len(str(info.value).splitlines()) == 1
+
+
 def test_the_context_may_be_lowered_but_not_raised(llama):
     with pytest.raises(UnsupportedModel, match="lower it"):
         read_config(llama, max_model_len=tiny_models.MAX_POSITIONS + 1)
