@@ -188,6 +188,21 @@ def test_a_config_in_the_published_form_of_gemma3_is_read(tmp_path: Path) -> Non
     assert served_tokens(tmp_path, prompts) == own_tokens(whole, prompts)
 
 
+def test_a_stored_head_beats_the_tie_that_a_config_leaves_out(tmp_path: Path) -> None:
+    """Mistral Small 3 stores its head, and its config does not say that the embedding is another matrix."""
+    save("mistral3-mistral", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    embedding = tensors["language_model.model.embed_tokens.weight"]
+    noise = torch.randn(embedding.shape, generator=torch.Generator().manual_seed(1)) * 0.08
+    tensors["language_model.lm_head.weight"] = noise
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    whole = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert whole.config.tie_word_embeddings
+    assert torch.equal(whole.lm_head.weight, noise)
+    prompts = make_prompts(PAGE_SIZE)[2::3]
+    assert served_tokens(tmp_path, prompts) == own_tokens(whole, prompts)
+
+
 def test_the_dtype_may_be_the_text_models(llava: Path, tmp_path: Path) -> None:
     nested = json.loads((llava / "config.json").read_text())["text_config"] | {"dtype": "int8"}
     with pytest.raises(UnsupportedModel, match="weights of type int8"):
