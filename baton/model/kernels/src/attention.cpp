@@ -104,7 +104,8 @@ class Tile {
     void attend(const int32_t* pages, int64_t token_offset, int64_t position, int64_t num_tokens, int64_t kv_head) {
         pages_ = pages, position_ = position, num_queries_ = num_tokens * group_, kv_head_ = kv_head;
         is_small_m_ = num_queries_ <= W::kMaxSmallM;
-        head_keys_ = find_head(layer_.keys, layer_.k_dim), head_values_ = find_head(layer_.values, layer_.v_dim);
+        group_offset_ = kv_head / layer_.group_heads * layer_.group_stride;
+        first_slot_ = kv_head % layer_.group_heads * layer_.page_size;
         prepare(token_offset, num_tokens);
         const int64_t end = position + num_tokens;
         const int64_t oldest = layer_.window == kNoWindow ? 0 : max_of(0, position + 1 - layer_.window);
@@ -114,9 +115,9 @@ class Tile {
         for (int64_t key = oldest; key < end; key += step) {
             const int64_t num_keys = min_of(step, end - key);
             num_next_keys_ = min_of(step, end - key - num_keys);
-            find_rows(head_keys_, layer_.k_dim, key, num_keys, keys_);
-            find_rows(head_values_, layer_.v_dim, key, num_keys, values_);
-            find_rows(head_keys_, layer_.k_dim, key + num_keys, num_next_keys_, next_keys_);
+            find_rows(layer_.keys, layer_.k_dim, key, num_keys, keys_);
+            find_rows(layer_.values, layer_.v_dim, key, num_keys, values_);
+            find_rows(layer_.keys, layer_.k_dim, key + num_keys, num_next_keys_, next_keys_);
             score(num_keys);
             softmax(key, num_keys);
             add_values(num_keys, key == oldest);
@@ -135,7 +136,7 @@ class Tile {
     float *query_, *sums_, *scores_;       // [queries, num_k_steps_], [queries, v_dim], [queries, kTileKeys]
     float *row_sums_, *row_max_;           // [queries, kWidth], [queries]: running softmax sum and maximum
     float *packed_keys_, *packed_values_;  // [padded k steps, kTileKeys], [kTileKeys / W::kElements, v_dim]
-    const T *head_keys_, *head_values_;  // this KV head's slots of page 0
+    int64_t group_offset_, first_slot_;  // of this KV head: elements to its head group, and slots before it there
     const T *keys_[kTileKeys], *values_[kTileKeys];
     const T* next_keys_[kTileKeys];  // keys of the next tile
     int64_t num_next_keys_;
@@ -157,13 +158,9 @@ class Tile {
         for (int64_t q = 0; q < num_queries_; q++) row_max_[q] = -INFINITY;
     }
 
-    const T* find_head(const void* tensor, int64_t dim) const {
-        const int64_t group = kv_head_ / layer_.group_heads, in_group = kv_head_ % layer_.group_heads;
-        return (const T*)tensor + group * layer_.group_stride + in_group * layer_.page_size * dim;
-    }
-
-    // Pointers to rows of `head` at `num_rows` positions from `position`.
-    void find_rows(const T* head, int64_t dim, int64_t position, int64_t num_rows, const T** rows) const {
+    // Pointers to this KV head's rows at `num_rows` positions from `position`.
+    void find_rows(const void* tensor, int64_t dim, int64_t position, int64_t num_rows, const T** rows) const {
+        const T* head = (const T*)tensor + group_offset_ + first_slot_ * dim;
         const int32_t* page = pages_ + position / layer_.page_size;
         for (int64_t slot = position % layer_.page_size, i = 0; i < num_rows; slot = 0, page++) {
             const T* row = head + *page * layer_.page_stride + slot * dim;
