@@ -82,9 +82,9 @@ class RecordSync:
         self.status.stale = False
 
     def _forget(self) -> None:
-        """The store has lost a sequence whose answer is complete: nobody needs it."""
-        self.status.given_up = True
-        self.journal.close()
+        """The store has lost a sequence whose answer is complete: nobody needs it, until a later state is restored."""
+        self.stored, self.status.stale = self.desired, False
+        self.journal.mark_end_stored()
 
     def next_entry(self, max_tokens: int) -> JournalEntry | None:
         """The next journal entry, under the stored attempt.

@@ -138,6 +138,22 @@ async def test_a_call_that_is_over_ends_again_after_a_rollback(world: World, num
     await world.check_ended()
 
 
+async def test_an_over_call_ends_again_after_a_second_rollback(world: World):
+    """The earlier state has nothing of the call; the later one shows it as live."""
+    world.open()
+    await world.flush()
+    later = world.server.snapshot()
+    world.finish()
+    await world.flush()
+    world.empty()
+    world.writer.put_again()
+    await world.flush()
+    world.server.restore(later)
+    world.writer.put_again()
+    await world.flush()
+    await world.check_ended()
+
+
 async def test_a_call_that_is_over_is_not_entered_in_an_emptied_store(world: World):
     world.open()
     world.finish()
