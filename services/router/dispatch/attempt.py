@@ -69,6 +69,7 @@ class Attempt:
         self._abort_reason: str | None = "cancelled"
         self._cause: AttemptFailure | BatonError | None = None
         self._awaits_seal = not self._pair.local
+        self._accepted = self._pair.local  # prefill has the request; decode has it since the reservation
         self._decoding = False
         self._first: tuple[int, int] | None = None  # index and token of the seal
         self._sealed: asyncio.Future[prefill_pb2.Sealed] = asyncio.get_running_loop().create_future()
@@ -198,6 +199,7 @@ class Attempt:
             async for event in call:
                 match event.WhichOneof("event"):
                     case "accepted":
+                        self._accepted = True
                         self._tracked.timer.stamp(Stage.DISPATCH)
                     case "sealed" if not self._sealed.done():
                         self._sealed.set_result(event.sealed)
@@ -289,6 +291,7 @@ class Attempt:
             self._workers.suspect(self._pair.worker(role), failure.error, self._request.id)
         if failure.blames_link:
             failure.counted = self._workers.on_link_failure(self._request.id, self._pair, failure.error)
+        failure.unreached = isinstance(failure.error, WorkerLost) and not self._accepted
 
 
 def _verify(message: Checked) -> None:

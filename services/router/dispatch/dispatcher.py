@@ -274,6 +274,8 @@ class TokenDispatcher:
         return {"running": queue.num_running, **waiting, "workers_ready": self._workers.num_ready()}
 
     def _on_attempt_failure(self, tracked: TrackedRequest, failure: AttemptFailure) -> None:
+        if failure.unreached and tracked.waits_for_workers(self._clock(), self._limits.reserve.worker_wait_s):
+            failure.counted = False  # a request that prefill never had killed nobody
         may_retry = not failure.counted or tracked.num_failures + 1 < self._limits.max_attempts
         log.warning(
             "attempt_failed",

@@ -83,6 +83,7 @@ class ReserveFailure(AttemptFailure):
 
     def __init__(self, failure: AttemptFailure, pair: Pair) -> None:
         super().__init__(failure.error, failure.fault_source, refusal=failure.refusal)
+        self.unreached = isinstance(failure.error, WorkerLost)
         self.pair = pair
 
 

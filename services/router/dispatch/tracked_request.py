@@ -7,6 +7,7 @@ which never waits. Does no I/O.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from baton.domain.errors import BatonError, Cancelled, IntegrityFailure, Interrupted, Superseded
@@ -61,6 +62,7 @@ class TrackedRequest:
         self._records = records
         self._fingerprint = sequence.fingerprint
         self._emitted: list[int] = []
+        self._unreached_since = math.inf
         self._num_cached_tokens = sequence.num_cached_tokens
         _NUM_IN_STATE[self.state].inc()
         if record.state is RequestState.RECEIVED:
@@ -79,6 +81,13 @@ class TrackedRequest:
         A takeover requires the one of its record. "" while no client can have seen a token.
         """
         return self._fingerprint if self._emitted or self.sequence.fingerprint else ""
+
+    def waits_for_workers(self, now: float, worker_wait_s: float) -> bool:
+        """True while a request waits for workers to come back: until its first token for `worker_wait_s` in all."""
+        if self._emitted:
+            return True
+        self._unreached_since = min(self._unreached_since, now)
+        return now < self._unreached_since + worker_wait_s
 
     def engine_request(self) -> EngineRequest:
         """The current attempt's input: the prompt and all tokens emitted so far."""

@@ -68,6 +68,8 @@ class AttemptFailure(Exception):
         self.counted = counted
         """False for the probe of a bad link, a refusal and a preempted row: only the deadline bounds those. All other
         failures count towards `max_attempts`."""
+        self.unreached = False
+        """True if a worker was lost before prefill had the request. Does not count, for a while."""
 
     @property
     def blames_link(self) -> bool:

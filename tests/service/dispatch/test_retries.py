@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from baton.domain.ids import AttemptId, RequestId, new_incarnation
 from baton.domain.lifecycle import RequestState
 from baton.telemetry.request_trace import Stage
 from services.router.dispatch.reserve import ReserveLimits
+from tests.lateness import in_time
 from tests.mock_workers import (
     Busy,
     Crash,
@@ -173,6 +175,41 @@ async def test_a_lost_reply_to_reserve_counts_as_an_attempt():
         assert tokens(await w.generate(sequence())) == scripted(5)
         assert w.cluster.decodes[1].requests[0].id.attempt == 2
         assert await w.state(sequence()) is RequestState.FINISHED
+
+
+@pytest.mark.parametrize("phase", [Phase.RESERVE, Phase.ACCEPT])
+async def test_workers_that_die_before_they_have_the_request_do_not_count(phase: Phase):
+    """More of them than attempts are allowed."""
+    num_dead = LIMITS.max_attempts + 1
+    scripts = [*((ScriptedAction(phase, Crash()),) for _ in range(num_dead)), ()]
+    patient = replace(LIMITS, reserve=ReserveLimits(reserve_timeout_s=2.0, worker_wait_s=30.0))
+    idle: list[tuple[ScriptedAction, ...]] = [()]
+    prefill, decode = (idle, scripts) if phase is Phase.RESERVE else (scripts, idle)
+    async with world(prefill=prefill, decode=decode, limits=patient) as w:
+        survivor = (w.cluster.decodes if phase is Phase.RESERVE else w.cluster.prefills)[-1]
+        await w.cluster.change_load(survivor, running_rows=7, waiting_tokens=1000)
+        await two_refreshes(w)
+        assert tokens(await w.generate(sequence())) == scripted(5)
+        assert survivor.requests[0].id.attempt == num_dead + 1
+
+
+async def test_a_registered_worker_that_is_gone_is_not_awaited_for_ever():
+    """Nobody registers it off: it may be cut off from this router only."""
+    async with world() as w:
+        await w.prefill.stop()
+        began = time.monotonic()
+        with pytest.raises(WorkerLost):
+            await w.generate(sequence(deadline_s=120.0))
+        in_time(time.monotonic() - began, 60.0, "the request ends")
+
+
+async def test_workers_that_die_with_the_request_count():
+    """The request may have killed them."""
+    scripts = [(ScriptedAction(Phase.SEAL, Crash()),) for _ in range(LIMITS.max_attempts + 1)]
+    async with world(prefill=scripts) as w:
+        with pytest.raises(WorkerLost):
+            await w.generate(sequence())
+        assert sum(len(prefill.requests) for prefill in w.cluster.prefills) == LIMITS.max_attempts
 
 
 async def test_a_restarted_worker_ends_its_earlier_attempts():
