@@ -132,9 +132,10 @@ class MemoryCallStore:
         if call is None and status is CallStatus.ENDED:
             self._put(transitions.tombstone(id, ballot), self._options.tombstone_s)
             return True
-        if call is None or call.ballot != ballot:
+        if call is None or call.ballot > ballot:
             return False
-        self._put(replace(call, status=status, trace=trace or call.trace))
+        epoch, owner_tag = ballot
+        self._put(replace(call, status=status, trace=trace or call.trace, epoch=epoch, owner_tag=owner_tag))
         return True
 
     def get(self, id: RequestId) -> CallRecord | None:

@@ -254,7 +254,8 @@ class CallStore(Protocol):
     async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
         """Marks a call ENDED or ABANDONED and stores its trace; an empty one leaves the stored trace.
 
-        False, without effect, when the store has another ballot. A call that the store has lost cannot be ABANDONED
+        False, without effect, when the store has a higher ballot. An end with a higher one takes its ballot along: the
+        store has been rolled back to before the claim. A call that the store has lost cannot be ABANDONED
         (False); ENDED, it is entered without body, owner or sequences for `StoreOptions.tombstone_s`, so that readers
         learn its end. Raises `Broken` for a trace of more than `MAX_TRACE_BYTES`.
         """

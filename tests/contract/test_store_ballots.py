@@ -56,11 +56,16 @@ async def test_a_put_never_replaces_a_higher_ballot(store: StateStore, ballot: t
 
 
 @pytest.mark.parametrize("ballot", [(1, 5), (2, 4), (2, 6), (3, 5)])
-async def test_only_the_stored_ballot_ends_or_claims_a_call(store: StateStore, ballot: tuple[int, int]) -> None:
+async def test_only_the_stored_ballot_claims_a_call_and_no_lower_ends_it(
+    store: StateStore, ballot: tuple[int, int]
+) -> None:
     await store.put_call(CALL)
-    assert not await store.end_call(CALL.id, ballot, CallStatus.ENDED)
     assert await store.claim_call(CALL.id, ballot, THEIRS, seed=CALL) is None
     assert await store.get_call(CALL.id) == CALL
+    is_newer = ballot > CALL.ballot
+    assert await store.end_call(CALL.id, ballot, CallStatus.ENDED) is is_newer
+    ended = replace(CALL, epoch=ballot[0], owner_tag=ballot[1], status=CallStatus.ENDED)
+    assert await store.get_call(CALL.id) == (ended if is_newer else CALL)
 
 
 async def test_a_claim_goes_above_the_floor_and_above_its_sequences(store: StateStore) -> None:

@@ -98,6 +98,18 @@ async def test_only_its_owner_ends_a_call(store: StateStore) -> None:
     )
 
 
+async def test_the_end_of_a_claim_that_the_store_has_lost_is_stored(store: StateStore) -> None:
+    """It was rolled back to before the claim: its first owner would hold the call for ever."""
+    await store.put_call(CALL)
+    assert await store.end_call(CALL.id, (2, THEIR_TAG), CallStatus.ENDED)
+    ended = replace(CALL, epoch=2, owner_tag=THEIR_TAG, status=CallStatus.ENDED)
+    assert await store.get_call(CALL.id) == ended
+    assert await store.put_call(CALL) == CallOwner(CALL.owner, (2, THEIR_TAG), CallStatus.ENDED)
+    assert not await store.end_call(CALL.id, (1, 0), CallStatus.ABANDONED)
+    assert await store.list_orphans() == []
+    assert await store.get_call(CALL.id) == ended
+
+
 async def test_a_claim_resumes_sequences_and_fences_earlier_attempts(store: StateStore) -> None:
     ways = {
         RequestState.RECEIVED: (),

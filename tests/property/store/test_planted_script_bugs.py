@@ -43,14 +43,19 @@ PLANTED = {
         lambda store: calls_without_lease(store),
     ),
     "end: any ballot ends a call": PlantedScriptBug(
-        "if tonumber(held[1]) ~= tonumber(ARGV[2]) or tonumber(held[2] or 0) ~= tonumber(ARGV[3]) then",
-        "if tonumber(held[1]) > tonumber(ARGV[2]) then",
-        lambda store: ballots.test_only_the_stored_ballot_ends_or_claims_a_call(store, (2, 4)),
+        "if held_epoch > epoch or (held_epoch == epoch and held_tag > tag) then\n  return 0",
+        "if held_epoch > epoch then\n  return 0",
+        lambda store: ballots.test_only_the_stored_ballot_claims_a_call_and_no_lower_ends_it(store, (2, 4)),
+    ),
+    "end: a rolled-back call keeps its ballot": PlantedScriptBug(
+        ", 'epoch', ARGV[2], 'owner_tag', ARGV[3])",
+        ")",
+        lambda store: ballots.test_only_the_stored_ballot_claims_a_call_and_no_lower_ends_it(store, (3, 5)),
     ),
     "claim: the tag is not compared": PlantedScriptBug(
         "or tonumber(held[2] or 0) ~= tonumber(ARGV[3]) then",
         "then",
-        lambda store: ballots.test_only_the_stored_ballot_ends_or_claims_a_call(store, (2, 6)),
+        lambda store: ballots.test_only_the_stored_ballot_claims_a_call_and_no_lower_ends_it(store, (2, 6)),
     ),
     "claim: no floor": PlantedScriptBug(
         "math.max(tonumber(held[1] or 0), tonumber(ARGV[7]))",

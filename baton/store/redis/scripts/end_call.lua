@@ -1,4 +1,5 @@
--- Marks a call ended or abandoned, unless the store has another ballot. Enters the end of a call that is lost.
+-- Marks a call ended or abandoned, unless the store has a higher ballot. A lower one is of before a claim that the store
+-- has lost: the end brings its ballot along. Enters the end of a call that is lost.
 -- KEYS: 1 call hash.
 -- ARGV: 1 id, 2 epoch, 3 owner tag, 4 status, 5 retention in ms, 6 key prefix of owners' open calls,
 --       7 trace (empty: keep the stored), 8 retention of the end of a lost call in ms, then its fields and values (none:
@@ -13,12 +14,14 @@ if not held[1] then
   redis.call('PEXPIRE', KEYS[1], ARGV[8])
   return 1
 end
-if tonumber(held[1]) ~= tonumber(ARGV[2]) or tonumber(held[2] or 0) ~= tonumber(ARGV[3]) then
+local epoch, tag = tonumber(ARGV[2]), tonumber(ARGV[3])
+local held_epoch, held_tag = tonumber(held[1]), tonumber(held[2] or 0)
+if held_epoch > epoch or (held_epoch == epoch and held_tag > tag) then
   return 0
 end
 -- A full server checks memory only at the first write of a script: this one needs none.
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
-redis.call('HSET', KEYS[1], 'status', ARGV[4])
+redis.call('HSET', KEYS[1], 'status', ARGV[4], 'epoch', ARGV[2], 'owner_tag', ARGV[3])
 redis.call('ZREM', ARGV[6] .. held[3], ARGV[1])
 if ARGV[7] ~= '' then
   redis.call('HSET', KEYS[1], 'trace', ARGV[7])
