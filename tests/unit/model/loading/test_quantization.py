@@ -26,6 +26,8 @@ from baton.model.loading.loader import DecoderChoice, LoadedModel, WeightReport,
 from baton.model.loading.quantization import MAX_ERROR, Quantization, compare, divergences
 from tests import tiny_models
 from tests.kernels import kernel_levels
+from tests.unit.model.dequantize.checkpoints import packed_copy
+from tests.unit.model.dequantize.test_fp8 import BLOCKS, in_blocks
 
 with_kernels = pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
 
@@ -50,6 +52,16 @@ def test_the_report_has_the_count_and_error_of_quantised_matrices(qwen3: Path, d
     assert 0.0 < report.quantization.divergence < 0.01
     assert report.weights == WeightReport(WeightLayout.PLAIN, 0, "int8")
     assert load_model(qwen3, dtype=dtype).report.quantization is None
+
+
+@with_kernels
+def test_a_dequantised_checkpoint_may_be_quantised_again(qwen3: Path, tmp_path: Path):
+    """The report compares with the dequantised model, so it is that of the plain one with the same weights."""
+    packed, plain = packed_copy(qwen3, tmp_path, in_blocks, BLOCKS)
+    ours, wanted = (load_int8(directory, dtype=DtypeChoice.FLOAT32).report for directory in (packed, plain))
+    assert ours.checkpoint_note.startswith("fp8: ")
+    assert ours.quantization is not None
+    assert ours.quantization == wanted.quantization
 
 
 @with_kernels
