@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from baton.bundled import MODEL_DIR
@@ -26,6 +27,10 @@ from tests.tiny_models import (
     save_random_model,
     small_shape,
 )
+from tests.unit.model.dequantize.checkpoints import packed_copy
+from tests.unit.model.dequantize.test_fp8 import BLOCKS, in_blocks
+from tests.unit.model.loading.test_multimodal import own_tokens
+from tests.unit.model.loading.test_multimodal import save as save_multimodal
 
 pytestmark = [pytest.mark.exactness, pytest.mark.integration]
 
@@ -258,3 +263,14 @@ def test_seeded_sampling_repeats(bundled: Cluster) -> None:
     assert first[0] != first[1], "choices of one request draw differently"
     _SAMPLED_BEFORE[bundled.transport] = first
     assert len({str(tokens) for tokens in _SAMPLED_BEFORE.values()}) == 1
+
+
+def test_the_text_model_of_a_packed_multimodal_checkpoint(tmp_path: Path) -> None:
+    """FP8 weights beside a vision tower, as published; the tokens are the plain multimodal model's own."""
+    save_multimodal("mistral3-mistral", tmp_path / "source")
+    packed, plain = packed_copy(tmp_path / "source", tmp_path, in_blocks, BLOCKS)
+    whole = transformers.AutoModelForImageTextToText.from_pretrained(plain, dtype=torch.float32).eval()
+    prompts = shaped_prompts(9)[4:]
+    model = str(add_tokenizer(packed))
+    with Cluster(tmp_path, model=model, flags=PAGES, prefill_flags=CHUNKS) as cluster, split(cluster):
+        assert [ask(cluster, prompt) for prompt in prompts] == own_tokens(whole, prompts)
