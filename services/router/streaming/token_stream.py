@@ -5,7 +5,8 @@ turns the chunks of its choice into text and queues one event a token. Tasks tha
 reader: rows and admission slots are free when decode is done. Beyond `MAX_QUEUED_EVENTS` their events wait packed, in
 an `UnreadBuffer`; a reader that leaves too much is hung up (`too_slow`). A choice ends with the event that has a
 `finish`; the first error ends the stream. When another router takes the request over, the stream continues from a
-second source, after the events that it has given. It counts those events, and tokens for `usage`.
+second source, after the events that it has given: they must be the same there. It counts those events, and tokens for
+`usage`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Protocol
 
 import structlog
 
-from baton.domain.errors import BatonError, Broken, DeadlineExceeded, Superseded
+from baton.domain.errors import BatonError, Broken, DeadlineExceeded, ModelReplaced, Superseded
 from baton.domain.request import FinishReason
 from services.router.edge.disconnect import ClientTooSlow, join_tasks
 from services.router.generation import TokenChunk
@@ -97,6 +98,7 @@ class TokenStream:
         self.timeout_s = (sequences[0].deadline_s if sequences else 0.0) + DEADLINE_GRACE_S  # one deadline for all
         self._deadline = self._loop.time() + self.timeout_s
         self.counts = [0] * len(request.choices)
+        self._given = [0] * len(request.choices)  # a hash of the tokens of each choice's given events
         self.num_running = len(self.counts) if not request.sequences else len(source.choices)
         self._num_output_tokens = 0
         self._num_cached_tokens: dict[int, int] = {}  # leading choice of a prompt -> tokens
@@ -173,6 +175,7 @@ class TokenStream:
         if self._waiting_for_room:
             self._wake_writers()
         self.counts[event.choice] += 1
+        self._given[event.choice] = _hash_with(self._given[event.choice], event)
         self._num_output_tokens += event.token is not None
         if event.choice % self._request.num_choices == 0:
             self._num_cached_tokens[event.choice] = event.num_cached_tokens
@@ -224,6 +227,7 @@ class TokenStream:
 
     async def _read_choice(self, source: ChunkSource, choice: int) -> None:
         text, num_skipped, started = self._choice_text(choice), self.counts[choice], False
+        given, skipped = self._given[choice], 0
         if self._request.sequences[choice].emitted and self._resume(source, choice, text):
             return
         async with aclosing(await source.open(choice)) as chunks:
@@ -232,8 +236,10 @@ class TokenStream:
                     source.on_first_chunk(choice)
                     started = True
                 for event in text.events(chunk):
-                    if num_skipped and event.finish is None:
-                        num_skipped -= 1
+                    if num_skipped:
+                        num_skipped, skipped = num_skipped - 1, _hash_with(skipped, event)
+                        if event.finish is not None or (num_skipped == 0 and skipped != given):
+                            raise ModelReplaced("the answer was begun again with another model: send the request again")
                         continue
                     if event.finish is not None:
                         self._complete.add(choice)
@@ -314,3 +320,8 @@ class TokenStream:
             self._set_timer(self._read_until)
         else:
             self._wake()
+
+
+def _hash_with(before: int, event: TokenEvent) -> int:
+    """Adds an event's token to the hash of those before."""
+    return hash((before, -1 if event.token is None else event.token.token))

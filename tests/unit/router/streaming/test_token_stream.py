@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.domain.errors import Broken, DeadlineExceeded, Superseded, WorkerLost
+from baton.domain.errors import Broken, DeadlineExceeded, ModelReplaced, Superseded, WorkerLost
 from baton.domain.request import FinishReason
 from services.router.edge.disconnect import ClientTooSlow
 from services.router.generation import TokenChunk
@@ -231,3 +231,15 @@ async def test_emitted_tokens_come_first_and_may_hold_the_end() -> None:
     source = ScriptedSource({0: chunks([6])})
     events = await read(TokenStream(bundled(), request(1, sequences=sequences, stop_strings=(stop,)), source))
     assert (events[-1].finish, source.completed, source.num_given) == (FinishReason.STOP, [0], 0)
+
+
+@pytest.mark.parametrize("others", [[5, 9, 7], [9, 6, 7], [5]])
+async def test_a_second_source_with_other_tokens_ends_the_stream(others: list[int]) -> None:
+    """The tokens that its client has were never stored, and other weights have computed the answer since."""
+    first, second = ScriptedSource({0: [*chunks([5, 6], None), asyncio.Event()]}), ScriptedSource({0: chunks(others)})
+    stream = TokenStream(bundled(), request(1), first, lambda _: second)
+    async with stream:
+        assert None not in [await stream.next(WAIT_S) for _ in range(2)]
+        stream.abort(Superseded("newer"))
+        with pytest.raises(ModelReplaced, match="another model"):
+            await stream.next(WAIT_S)
