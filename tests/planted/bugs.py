@@ -59,6 +59,11 @@ BUGS = (
         "tests/unit/model/test_storage.py",
     ),
     bug(
+        PAGES, "flashinfer gets heads at two distances", "baton/model/attention/flashinfer_backend.py",
+        "and head_groups in (1, layer.geometry.num_kv_heads)", "and head_groups",
+        "tests/unit/model/attention/test_flashinfer_backend.py",
+    ),
+    bug(
         PAGES, "only the first part of a page has a digest", "baton/transfer/digest.py",
         "for part in page_parts(page, part_ends)]", "for part in page_parts(page, part_ends)[:1] * len(part_ends)]",
         "tests/unit/transfer/test_digest.py",

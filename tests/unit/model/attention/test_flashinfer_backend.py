@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -42,8 +44,8 @@ def double(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flashinfer_backend, "WORKSPACE_BYTES", 1024)
 
 
-def world(*layers: ObservedLayer) -> tuple[PageStorage, FlashinferAttention]:
-    geometry = KVGeometry.of_layers(tuple(layer.geometry for layer in layers), "float32", PAGE_SIZE)
+def world(*layers: ObservedLayer, head_groups: int = 1) -> tuple[PageStorage, FlashinferAttention]:
+    geometry = KVGeometry.of_layers(tuple(layer.geometry for layer in layers), "float32", PAGE_SIZE, head_groups)
     storage = PageStorage.allocate(geometry, NUM_PAGES, has_scratch=True)
     generator = torch.Generator().manual_seed(0)
     for layer in range(len(layers)):
@@ -100,6 +102,22 @@ def test_layers_of_one_window_share_a_plan():
 def test_flashinfer_is_unsupported_without_a_gpu():
     storage, _ = world(layer())
     assert not flashinfer_supports([layer()], storage)
+
+
+@pytest.mark.parametrize("segments", [ROWS, CHUNKS], ids=["rows", "chunks"])
+def test_head_major_pages_are_read_in_place(segments):
+    layers = [layer(), layer(6)]
+    storage, attention = world(*layers, head_groups=SHAPE.num_kv_heads)
+    compare(storage, attention, layers, plan_step(segments, PAGE_SIZE))
+    assert storage.keys(1).flatten(1, 2).data_ptr() == storage.keys(1).data_ptr(), "a view, no copy of the pool"
+
+
+@pytest.mark.parametrize(("head_groups", "supported"), [(1, True), (2, False), (4, True)])
+def test_heads_at_two_distances_are_left_to_torch(head_groups: int, supported: bool):
+    shape = LayerGeometry(4, 64, 64)
+    geometry = KVGeometry.of_layers((shape,), "bfloat16", 16, head_groups)
+    on_gpu = cast(PageStorage, SimpleNamespace(device=torch.device("cuda"), geometry=geometry))
+    assert flashinfer_supports([ObservedLayer(shape, 8, 0.25, None, None, False)], on_gpu) is supported
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
