@@ -83,11 +83,12 @@ def tiny_prefill(
     export_table: type[ExportTable] = ExportTable,
     prefill_scheduler: type[PrefillScheduler] = PrefillScheduler,
     grants_leases: bool = False,
+    long_prompt_tokens: int = 0,
 ) -> TinyPrefill:
     memory = SimMemory(NUM_PAGES, PAGE_BYTES)
     cache = PrefixCache(PagePool(NUM_PAGES), None if grants_leases else PoolHasher(memory))
     exports = export_table(cache.pool, lease_s, grants_leases)
-    limits = PrefillLimits(PAGE_SIZE, token_budget, max_partial_prompts, max_pinned_pages)
+    limits = PrefillLimits(PAGE_SIZE, token_budget, max_partial_prompts, max_pinned_pages, long_prompt_tokens)
     runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE)
     return TinyPrefill(memory, cache, exports, prefill_scheduler(cache, exports, limits, PageChecks(cache)), runner)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from baton.domain.ids import AttemptId
 from baton.domain.timing.step_time import EMPTY_STEP, StepShape, StepTimeModel
 
 ITL_SHARE = 0.8
@@ -50,6 +51,27 @@ class ChunkBudget:
         if self.chunking is ChunkPolicy.EQUAL:
             objective_s = model.predict(EMPTY_STEP.with_chunk(self.token_budget, 0))
         return max(self.page_size, model.largest_chunk(objective_s, beside, start, budget))
+
+
+class StepBudget:
+    """The tokens of one step, given to prompts one after another, and again. Lives for one step."""
+
+    def __init__(self, num_tokens: int, page_size: int) -> None:
+        self.left = num_tokens
+        self._page_size = page_size
+        self._given: dict[AttemptId, int] = {}
+
+    def given(self, id: AttemptId) -> int:
+        """Tokens that the prompt has got."""
+        return self._given.get(id, 0)
+
+    def give(self, id: AttemptId, start: int, end: int, most: int) -> None:
+        """Gives the prompt up to `most` further tokens of [start, end), as many as are left and end on a page edge."""
+        before = self.given(id)
+        total = cut(start, end, before + min(most, self.left), self._page_size)
+        if total > before:
+            self._given[id] = total
+            self.left -= total - before
 
 
 def cut(start: int, end: int, budget_tokens: int, page_size: int) -> int:

@@ -189,6 +189,7 @@ class _Worker:
             token_budget=settings.token_budget,
             max_partial_prompts=settings.max_partial_prompts,
             max_pinned_pages=max(1, int(settings.pin_fraction * num_pages)),
+            long_prompt_tokens=settings.long_prompt_tokens(engine.max_model_len),
         )
         exports = ExportTable(engine.cache.pool, settings.export_lease_s, grants_leases=not settings.digests)
         scheduler = PrefillScheduler(engine.cache, exports, limits, engine.checks, self._tags)

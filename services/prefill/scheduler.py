@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import (
@@ -34,9 +34,9 @@ from baton.domain.errors import (
 from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken, banned_tokens, finish_reason
-from baton.domain.timing.attempt_times import MAX_CHUNK_TIMES, PrefillTimes, to_us
+from baton.domain.timing.attempt_times import PrefillTimes
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
-from baton.engine.chunking import cut
+from baton.engine.chunking import StepBudget
 from baton.engine.messages import Fail
 from baton.engine.transition_log import log_transition
 from baton.kv.page_checks import PageChecks
@@ -45,6 +45,7 @@ from baton.kv.pages import Hold, Owner
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
 from services.prefill.kv_export import ExportTable
+from services.prefill.prompt import Prompt
 from services.prefill.prompt_tags import PromptTags
 
 _MAX_REMEMBERED = 256
@@ -53,16 +54,22 @@ _MAX_REMEMBERED = 256
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """Bounds of a step and of the worker."""
+    """Bounds of a step and of the worker.
+
+    `long_prompt_tokens`: of one prompt in a step that others want as well; 0: none.
+    """
 
     page_size: int
     token_budget: int
     max_partial_prompts: int
     max_pinned_pages: int
+    long_prompt_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.token_budget < self.page_size:
             raise ValueError(f"a token budget of {self.token_budget} does not reach one page of {self.page_size}")
+        if 0 < self.long_prompt_tokens < self.page_size:
+            raise ValueError(f"{self.long_prompt_tokens} tokens of a long prompt do not reach one page")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,44 +102,6 @@ class ExportExpired:
 PrefillEffect = PublishedChunk | Progress | Seal | Fail | ExportExpired
 
 
-@dataclass(slots=True)
-class _Prompt:
-    request: EngineRequest
-    table: PageTable
-    deadline: float
-    received_at: float
-    first_chunk_at: float | None = None
-    compute_s: float = 0.0
-    chunks: list[tuple[int, int]] = field(default_factory=list)  # (start_us, tokens) of the first chunks
-    num_cached: int = 0
-    num_filled: int = 0
-    num_published: int = 0  # pages, with those that decode has already
-    num_pinned: int = 0
-    identities: list[bytes] = field(default_factory=list)  # of all pages, where pages are tagged
-
-    @property
-    def num_remaining(self) -> int:
-        return len(self.request.tokens) - self.num_filled
-
-    def start_chunk(self, num_tokens: int, now: float) -> None:
-        if self.first_chunk_at is None:
-            self.first_chunk_at = now
-        if len(self.chunks) < MAX_CHUNK_TIMES:
-            self.chunks.append((to_us(now - self.received_at), num_tokens))
-
-    def times(self, now: float) -> PrefillTimes:
-        """Times of a prompt that is sealed at `now`."""
-        first_chunk_at = now if self.first_chunk_at is None else self.first_chunk_at
-        return PrefillTimes(
-            queue_us=to_us(first_chunk_at - self.received_at),
-            compute_us=to_us(self.compute_s),
-            seal_us=to_us(now - self.received_at),
-            chunks=tuple(self.chunks),
-            computed_tokens=len(self.request.tokens) - self.num_cached,
-            cached_tokens=self.num_cached,
-        )
-
-
 class PrefillScheduler:
     """Queues *waiting -> chunking -> sealed* over one page pool."""
 
@@ -153,8 +122,8 @@ class PrefillScheduler:
         self._cache = cache
         self._exports = exports
         self._limits = limits
-        self._waiting: deque[_Prompt] = deque()
-        self._chunking: list[_Prompt] = []
+        self._waiting: deque[Prompt] = deque()
+        self._chunking: list[Prompt] = []
         self._scheduled_at = 0.0
 
     @property
@@ -190,7 +159,7 @@ class PrefillScheduler:
             return [*effects, Fail(request.id, ContextOverflow(message))]
         table = PageTable(self._cache, size, request.salt, Hold.LIVE)
         num_decode_pages = min(decode_prefix_len, len(request.tokens) - 1) // size  # the last page is always published
-        prompt = _Prompt(request, table, deadline, received_at, num_published=num_decode_pages)
+        prompt = Prompt(request, table, deadline, received_at, num_published=num_decode_pages)
         if self._tags is not None:
             prompt.identities = self._tags.identities(request)
         self._waiting.append(prompt)
@@ -251,14 +220,21 @@ class PrefillScheduler:
         return min([*times, *([] if lease is None else [lease])], default=None)
 
     def schedule(self, now: float) -> Batch | None:
-        """Builds a step: continues prompts in progress, then admits others, under the token budget."""
+        """Builds a step: continues prompts in progress, then admits others, under the token budget.
+
+        A long prompt leaves budget to the others first. What they leave is given out again, oldest prompt first.
+        """
         self._scheduled_at = now
-        budget = self._limits.token_budget
-        rows: list[Row] = []
+        step = StepBudget(self._limits.token_budget, self._limits.page_size)
+        most = self._limits.long_prompt_tokens or self._limits.token_budget
         for prompt in self._chunking:
-            budget -= self._cut(prompt, budget, rows, now)
-        while budget >= self._limits.page_size and self._admit(rows, now):
-            budget -= self._cut(self._chunking[-1], budget, rows, now)
+            step.give(prompt.request.id, prompt.num_filled, len(prompt.request.tokens), most)
+        while step.left >= self._limits.page_size and self._admit(step, most, now):
+            prompt = self._chunking[-1]
+            step.give(prompt.request.id, prompt.num_filled, len(prompt.request.tokens), most)
+        for prompt in self._chunking:
+            step.give(prompt.request.id, prompt.num_filled, len(prompt.request.tokens), step.left)
+        rows = [self._row(prompt, num, now) for prompt in self._chunking if (num := step.given(prompt.request.id))]
         return Batch(tuple(rows)) if rows else None
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[PrefillEffect]:
@@ -276,17 +252,21 @@ class PrefillScheduler:
             effects += self._seal(prompt, sampled, now) if sampled else [Progress(row.id, prompt.num_filled)]
         return effects
 
-    def _admit(self, rows: list[Row], now: float) -> bool:
+    def _admit(self, step: StepBudget, most: int, now: float) -> bool:
         """Moves the first waiting prompt to *chunking*. False if there is none or it does not fit now.
 
-        Removes the rows of prompts that end because a matched page is wrong.
+        Beyond `max_partial_prompts`, only a prompt that ends in this step fits. Prompts that end because a matched page
+        is wrong leave *chunking*.
         """
-        if not self._waiting or self._num_left_partial(rows) >= self._limits.max_partial_prompts:
+        if not self._waiting:
+            return False
+        fits_step = len(self._waiting[0].request.tokens) <= min(most, step.left)
+        if not fits_step and self._num_left_partial(step) >= self._limits.max_partial_prompts:
             return False
         if self._cache.pool.num_owned(Owner.PINNED) >= self._limits.max_pinned_pages:  # ends: commit, abort or lease
             return False
         prompt = self._waiting[0]
-        prompt.num_cached = prompt.num_filled = self._match(prompt, rows, now)
+        prompt.num_cached = prompt.num_filled = self._match(prompt, now)
         if not prompt.table.extend(len(prompt.request.tokens)):
             prompt.table.release()
             prompt.num_cached = prompt.num_filled = 0
@@ -295,18 +275,16 @@ class PrefillScheduler:
         log_transition("prompt", prompt.request.id, "admit", "chunking")
         return True
 
-    def _num_left_partial(self, rows: list[Row]) -> int:
-        """Number of prompts in progress that the step of `rows` does not end; one that ends in it holds no slot."""
-        return len(self._chunking) - sum(row.sample is not None for row in rows)
+    def _num_left_partial(self, step: StepBudget) -> int:
+        """Number of prompts in progress that the step does not end so far; one that ends in it holds no slot."""
+        return sum(step.given(prompt.request.id) < prompt.num_remaining for prompt in self._chunking)
 
-    def _match(self, prompt: _Prompt, rows: list[Row], now: float) -> int:
+    def _match(self, prompt: Prompt, now: float) -> int:
         """Fills the table of a waiting prompt with checked pages; returns the number of their tokens."""
         num_faults = self.quarantine.num_faults
         num_tokens = prompt.table.match_checked(prompt.request.tokens[:-1], self._checks, self.quarantine, now)
         if self.quarantine.num_faults > num_faults:
             self._pending += self._end_condemned()
-            left = {one.request.id for one in self._chunking}
-            rows[:] = [row for row in rows if row.id in left]
         return num_tokens
 
     def _end_condemned(self) -> list[PrefillEffect]:
@@ -325,24 +303,20 @@ class PrefillScheduler:
             log_transition("prompt", prompt.request.id, "quarantine", "waiting")
         return effects
 
-    def _cut(self, prompt: _Prompt, budget: int, rows: list[Row], now: float) -> int:
-        """Adds the prompt's next chunk to `rows`; returns its number of tokens."""
+    def _row(self, prompt: Prompt, num_tokens: int, now: float) -> Row:
+        """The prompt's next chunk."""
         tokens, start = prompt.request.tokens, prompt.num_filled
-        num_tokens = cut(start, len(tokens), budget, self._limits.page_size)
-        if num_tokens == 0:
-            return 0
         end = start + num_tokens
         spec = self._sample_spec(prompt.request) if end == len(tokens) else None
-        rows.append(Row(prompt.request.id, tokens[start:end], start, prompt.table.pages, spec))
         prompt.start_chunk(num_tokens, now)
-        return num_tokens
+        return Row(prompt.request.id, tokens[start:end], start, prompt.table.pages, spec)
 
     @staticmethod
     def _sample_spec(request: EngineRequest) -> SampleSpec:
         banned = banned_tokens(request.stop, request.num_emitted)
         return SampleSpec(request.sampling, request.tokens, request.num_prompt_tokens, banned)
 
-    def _publish(self, prompt: _Prompt, now: float) -> list[PrefillEffect]:
+    def _publish(self, prompt: Prompt, now: float) -> list[PrefillEffect]:
         done = prompt.num_remaining == 0
         end = len(prompt.table.pages) if done else prompt.num_filled // self._limits.page_size
         first = prompt.num_published
@@ -369,7 +343,7 @@ class PrefillScheduler:
         last_digest = kept.digest(last) if kept.is_settled(last) else self._cache.hasher.digests([last])[0]
         return (*map(kept.digest, full), last_digest)
 
-    def _seal(self, prompt: _Prompt, sampled: SampledToken, now: float) -> list[PrefillEffect]:
+    def _seal(self, prompt: Prompt, sampled: SampledToken, now: float) -> list[PrefillEffect]:
         request = prompt.request
         self._exports.seal(request.id)
         num_pages = len(prompt.table.pages)

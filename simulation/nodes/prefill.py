@@ -67,8 +67,9 @@ class SimPrefill:
         self._cache = PrefixCache(PagePool(CONFIG.num_prefill_pages), hasher, scenario.eviction)
         checks = PageChecks(self._cache)
         self._exports = policies.export_table(self._cache.pool, CONFIG.lease_s, grants_leases=not digests)
+        long_tokens = CONFIG.page_size * (process.incarnation % 2)  # some workers share steps, some do not
         limits = PrefillLimits(
-            CONFIG.page_size, CONFIG.token_budget, CONFIG.max_partial_prompts, CONFIG.max_pinned_pages
+            CONFIG.page_size, CONFIG.token_budget, CONFIG.max_partial_prompts, CONFIG.max_pinned_pages, long_tokens
         )
         scheduler = policies.prefill_scheduler(self._cache, self._exports, limits, checks)
         runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, version=version)

@@ -24,6 +24,11 @@ BUGS = (
         f"{DECODE}/test_growth.py",
     ),
     bug(
+        FAIRNESS, "a long prompt takes the whole step", "services/prefill/scheduler.py",
+        "most = self._limits.long_prompt_tokens or self._limits.token_budget", "most = self._limits.token_budget",
+        f"{PREFILL}/test_packing.py",
+    ),
+    bug(
         ROOM, "shared pages count as coming back", "baton/kv/growth.py",
         "num_returned = sum(row.num_own_pages for row in rows)", "num_returned = sum(row.num_pages for row in rows)",
         f"{DECODE}/test_growth.py",

@@ -9,11 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from baton.domain.errors import BatonError
 from baton.domain.ids import PageId, PageKey
-from baton.engine.batch import Row
 from baton.kv.page_checks import PageChecks
 from baton.kv.prefix_cache import PrefixCache
 from baton.transfer.digest import page_digest
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler, _Prompt
+from services.prefill.prompt import Prompt
+from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from tests.property.machines.damaged_prefill_machine import DamagedPrefillMachine
 from tests.property.machines.pages_machine import PagesMachine
 from tests.tiny_workers import PLANTED_BUG_SETTINGS, REPEATABLE_SETTINGS
@@ -83,7 +83,7 @@ class KeepsExports(PrefillScheduler):
 class StartsUnchecked(PrefillScheduler):
     """Starts prompts on matched pages as they are."""
 
-    def _match(self, prompt: _Prompt, rows: list[Row], now: float) -> int:
+    def _match(self, prompt: Prompt, now: float) -> int:
         return prompt.table.match_tokens(prompt.request.tokens[:-1])
 
 

@@ -15,7 +15,8 @@ from services.decode.import_table import ImportTable
 from services.decode.kv_import import SealInfo
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.kv_export import ExportTable
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler, _Prompt
+from services.prefill.prompt import Prompt
+from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from tests.property.machines.decode_machine import DecodeMachine
 from tests.property.machines.prefill_machine import PrefillMachine
 from tests.property.machines.split_machine import SplitMachine
@@ -37,7 +38,7 @@ class NeverUnpins(ExportTable):
 class PinsOnlyMissingPages(PrefillScheduler):
     """Pins a page without the one before it, whose eviction then never ends."""
 
-    def _publish(self, prompt: _Prompt, now: float) -> list[PrefillEffect]:
+    def _publish(self, prompt: Prompt, now: float) -> list[PrefillEffect]:
         prompt.num_pinned = max(prompt.num_pinned, prompt.num_published)
         return super()._publish(prompt, now)
 
@@ -45,7 +46,7 @@ class PinsOnlyMissingPages(PrefillScheduler):
 class PublishesUnfinishedPages(PrefillScheduler):
     """Publishes the page that the next chunk will write."""
 
-    def _publish(self, prompt: _Prompt, now: float) -> list[PrefillEffect]:
+    def _publish(self, prompt: Prompt, now: float) -> list[PrefillEffect]:
         effects = super()._publish(prompt, now)
         if prompt.num_remaining and len(prompt.table.pages) > prompt.num_published:
             page = prompt.table.pages[prompt.num_published]

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.property.machines.damaged_prefill_machine import DamagedPrefillMachine
 from tests.property.machines.prefill_machine import PrefillMachine
-from tests.tiny_workers import REPEATABLE_SETTINGS
+from tests.tiny_workers import PAGE_SIZE, REPEATABLE_SETTINGS
 
 
-def test_prefill_scheduler():
-    run_state_machine_as_test(PrefillMachine, settings=REPEATABLE_SETTINGS)
+class SharedStepMachine(PrefillMachine):
+    """Of a long prompt a step computes one page first."""
+
+    long_prompt_tokens = PAGE_SIZE
+
+
+@pytest.mark.parametrize("machine", [PrefillMachine, SharedStepMachine])
+def test_prefill_scheduler(machine: type[PrefillMachine]):
+    run_state_machine_as_test(machine, settings=REPEATABLE_SETTINGS)
 
 
 def test_prefill_scheduler_over_pages_that_rot():

@@ -61,12 +61,14 @@ class PrefillMachine(RuleBasedStateMachine):
 
     export_table: type[ExportTable] = ExportTable
     prefill_scheduler: type[PrefillScheduler] = PrefillScheduler
+    long_prompt_tokens = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.world = tiny_prefill(
-            LEASE_S, TOKEN_BUDGET, MAX_PINNED_PAGES, MAX_CHUNKING, self.export_table, self.prefill_scheduler
-        )
+            LEASE_S, TOKEN_BUDGET, MAX_PINNED_PAGES, MAX_CHUNKING, self.export_table, self.prefill_scheduler,
+            long_prompt_tokens=self.long_prompt_tokens,
+        )  # fmt: skip
         self.now = 0.0
         self.cases: dict[AttemptId, Case] = {}
         self.names = itertools.count()

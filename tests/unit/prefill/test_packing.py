@@ -15,11 +15,13 @@ NUM_PAGES = 512
 PAGE_SIZE = 16
 
 
-def packing(prompts: list[int], token_budget: int, max_partial_prompts: int = 4) -> list[list[int]]:
+def packing(
+    prompts: list[int], token_budget: int, max_partial_prompts: int = 4, long_prompt_tokens: int = 0
+) -> list[list[int]]:
     """Tokens of each row of each step, until nothing can be scheduled. Prompts share no page."""
     memory = SimMemory(NUM_PAGES, PAGE_SIZE * SLOT_BYTES)
     cache = PrefixCache(PagePool(NUM_PAGES), None)
-    limits = PrefillLimits(PAGE_SIZE, token_budget, max_partial_prompts, NUM_PAGES)
+    limits = PrefillLimits(PAGE_SIZE, token_budget, max_partial_prompts, NUM_PAGES, long_prompt_tokens)
     scheduler = PrefillScheduler(cache, ExportTable(cache.pool, 9.0, True), limits, PageChecks(cache))
     runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE)
     for number, num_tokens in enumerate(prompts):
@@ -40,3 +42,28 @@ def test_short_prompts_fill_a_budget_whatever_the_bound():
     for max_partial_prompts in (1, 4):
         steps = packing([20] * 40, 512, max_partial_prompts)
         assert steps == [[20] * 25, [20] * 15]
+
+
+def test_a_long_prompt_leaves_room_to_those_behind_it():
+    """Without the threshold the first of the short ones ends in the step that ends the long one."""
+    prompts = [6000, *[50] * 8]
+    bounded, unbounded = packing(prompts, 2048, long_prompt_tokens=1536), packing(prompts, 2048)
+    assert bounded[0] == [1648, *[50] * 8], "what the short ones leave goes to the long one, to a page edge"
+    assert unbounded[:2] == [[2048], [2048]]
+    assert sum(map(sum, bounded)) == sum(map(sum, unbounded)) == sum(prompts)
+    assert len(bounded) == len(unbounded)
+
+
+def test_a_long_prompt_alone_gets_the_whole_budget():
+    assert packing([2048], 512, long_prompt_tokens=128) == [[512]] * 4
+
+
+def test_long_prompts_advance_side_by_side():
+    steps = packing([1024, 1024], 512, long_prompt_tokens=128)
+    assert steps == [[384, 128], [384, 128], [256, 256], [512]]
+
+
+def test_beyond_the_bound_only_prompts_that_end_in_the_step_begin():
+    steps = packing([1024, 32, 1024, 32], 256, max_partial_prompts=1, long_prompt_tokens=128)
+    assert steps[0] == [224, 32], "the second long one would be left half-done"
+    assert steps == [[224, 32], *[[256]] * 3, [32, 192, 32], *[[256]] * 3, [64]]
