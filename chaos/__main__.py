@@ -65,7 +65,7 @@ async def _matrix(options: argparse.Namespace, logs: Path, console: Console) -> 
 
 
 async def _soak(options: argparse.Namespace, logs: Path, console: Console) -> int:
-    flags = {"request-deadline-s": 60}
+    flags = {"request-deadline-s": 60, "max-attempts": 6}
     shape = ClusterShape(transport=options.transport, prefill_flags={}, router_flags=flags, forks=options.forks)
     async with running_cluster(shape, logs) as cluster:
         harness = ChaosHarness(cluster, ChaosClient(cluster.http, shape.model), Oracle())
@@ -83,7 +83,7 @@ async def _soak(options: argparse.Namespace, logs: Path, console: Console) -> in
 
 
 async def _storm(options: argparse.Namespace, logs: Path, console: Console) -> int:
-    flags = {"request-deadline-s": 60}
+    flags = {"request-deadline-s": 60, "max-attempts": 6}
     shape = ClusterShape(transport=options.transport, prefill_flags={}, router_flags=flags, forks=options.forks)
     async with running_cluster(shape, logs) as cluster:
         harness = ChaosHarness(cluster, ChaosClient(cluster.http, shape.model), Oracle())
