@@ -143,10 +143,13 @@ class SimClient:
             self._finish()
         except (Draining, LookupUnavailable, RequestNotFound):
             raise
-        except Refused as refusal:
-            self._refused(refusal)
         except BatonError as error:
-            self._failed(error)
+            if self.outcome is ClientOutcome.HUNG_UP:
+                return True  # nobody hears it
+            if isinstance(error, Refused):
+                self._refused(error)
+            else:
+                self._failed(error)
         except ConnectionLost:
             self.lost_at_s = asyncio.get_running_loop().time()
             return self.outcome is not None
