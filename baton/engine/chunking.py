@@ -15,7 +15,7 @@ ITL_SHARE = 0.8
 """Share of the objective that a predicted step may take; the rest is for what the prediction misses."""
 
 
-class ChunkPolicy(enum.Enum):
+class ChunkPolicy(enum.StrEnum):
     """What bounds the chunks of a step.
 
     FIXED: the token budget. EQUAL: also the time of the first chunk of a prompt, so that steps do not grow with the

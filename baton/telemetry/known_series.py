@@ -60,6 +60,8 @@ def _worker_series(role: str) -> Iterable[tuple[Counter, tuple[str, ...]]]:
             yield metrics.COMMIT_TOTAL, (result,)
         yield metrics.INTEGRITY_FAILURES_TOTAL, ("page_digest",)
         yield metrics.PREEMPTIONS_TOTAL, ("pages",)
+        for reason in ("no_memory", "damaged_copy"):
+            yield metrics.SEND_BACKS_TOTAL, (reason,)
 
 
 def _codes(root: type[BatonError]) -> list[str]:

@@ -210,6 +210,12 @@ WAITING_REQUESTS = Gauge(
     "baton_waiting_requests", "Requests at this worker that are in no batch yet.", ["role"], registry=REGISTRY
 )
 PREEMPTIONS_TOTAL = Counter("baton_preemptions", "Rows that lost their pages.", ["reason"], registry=REGISTRY)
+SEND_BACKS_TOTAL = Counter(
+    "baton_send_backs",
+    "Rows that decode gave back to the router: no page and no host memory left, or a damaged host copy.",
+    ["reason"],
+    registry=REGISTRY,
+)
 
 # --- process (all) ---
 DEGRADED = Gauge("baton_degraded", "1: serving goes on without this component.", ["component"], registry=REGISTRY)

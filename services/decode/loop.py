@@ -37,7 +37,7 @@ from services.decode.commands import (
 from services.decode.effects import DecodeEffect, EmitTokens, OutwardEffect, ReportImported
 from services.decode.import_policy import ImportPolicy
 from services.decode.import_table import ImportTable
-from services.decode.scheduler import DecodeScheduler
+from services.decode.scheduler import DecodeScheduler, SendBackReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class DecodeLoop:
         self._runner = runner
         self._hooks = hooks
         self._deferred: list[OutwardEffect] = []
-        self._num_damaged_copies = 0
+        self._num_send_backs = dict.fromkeys(SendBackReason, 0)
         self._num_preemptions = self._num_local_prompt_tokens = self._num_local_cached_tokens = 0
         turn.publish(self._snapshot_load(), 0)
 
@@ -230,9 +230,11 @@ class DecodeLoop:
         """Updates the metrics of preemptions and local prompts from the scheduler's totals."""
         scheduler = self._scheduler
         metrics.PREEMPTIONS_TOTAL.labels("pages").inc(scheduler.num_preemptions - self._num_preemptions)
-        num_damaged = scheduler.num_damaged_copies - self._num_damaged_copies
-        metrics.INTEGRITY_FAILURES_TOTAL.labels("host_copy").inc(num_damaged)
-        self._num_damaged_copies = scheduler.num_damaged_copies
+        for reason, num in scheduler.num_send_backs.items():
+            num_new, self._num_send_backs[reason] = num - self._num_send_backs[reason], num
+            metrics.SEND_BACKS_TOTAL.labels(reason.value).inc(num_new)
+            if reason is SendBackReason.DAMAGED_COPY:
+                metrics.INTEGRITY_FAILURES_TOTAL.labels("host_copy").inc(num_new)
         if scheduler.num_local_prompt_tokens != self._num_local_prompt_tokens:
             self._count_prompt(
                 scheduler.num_local_prompt_tokens - self._num_local_prompt_tokens,

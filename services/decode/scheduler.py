@@ -17,6 +17,7 @@ A row's life here, queue by queue:
 from __future__ import annotations
 
 import bisect
+import enum
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,13 @@ from baton.kv.tiers import HostTier
 from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.import_table import ImportTable
 from services.decode.kv_import import ImportedPrompt, LocalPrompt
+
+
+class SendBackReason(enum.StrEnum):
+    """Why a row was sent back to the router."""
+
+    NO_MEMORY = "no_memory"
+    DAMAGED_COPY = "damaged_copy"
 
 
 @dataclass(slots=True)
@@ -88,7 +96,7 @@ class DecodeScheduler:
         self._totals = StepTotals()
         self._scheduled_at = 0.0
         self.num_preemptions = 0
-        self.num_damaged_copies = 0
+        self.num_send_backs = dict.fromkeys(SendBackReason, 0)
         self.num_local_prompt_tokens = 0
         self.num_local_cached_tokens = 0
 
@@ -212,8 +220,7 @@ class DecodeScheduler:
                 return
             self._preempted.pop(0)
             if not self._host.is_intact(row.host_slots):
-                self.num_damaged_copies += 1
-                self._send_back(row, "its pages were damaged in host memory")
+                self._send_back(row, SendBackReason.DAMAGED_COPY, "its pages were damaged in host memory")
                 continue
             copies.append(HostCopy(tuple(row.table.pages[: len(row.host_slots)]), row.host_slots, to_host=False))
             row.table.settle(self._host.digests(row.host_slots)[: row.num_filled // self._page_size])
@@ -244,7 +251,7 @@ class DecodeScheduler:
         slots = self._host.allocate(len(pages))
         if slots is None:
             row.timer.leave(now)
-            self._send_back(row, "no page and no host memory left")
+            self._send_back(row, SendBackReason.NO_MEMORY, "no page and no host memory left")
             return
         row.timer.preempt(now)
         self.num_preemptions += 1
@@ -257,8 +264,9 @@ class DecodeScheduler:
         bisect.insort(self._preempted, row, key=_arrival_number)
         log_transition("row", row.request.id, "preempt", "preempted")
 
-    def _send_back(self, row: _Row, why: str) -> None:
+    def _send_back(self, row: _Row, reason: SendBackReason, why: str) -> None:
         """Ends a row that is in no queue; the router retries it."""
+        self.num_send_backs[reason] += 1
         self._release(row)
         error = SentBack(f"{row.request.id}: {why}")
         self._pending.append(Fail(row.request.id, error, row.timer.times()))

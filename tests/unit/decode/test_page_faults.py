@@ -18,6 +18,7 @@ from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.digest import PoolHasher
 from services.decode.effects import AskVerdict, ConfirmCommit, DecodeEffect, EmitTokens
 from services.decode.kv_import import Reserved, SealInfo
+from services.decode.scheduler import SendBackReason
 from tests.tiny_workers import (
     PAGE_SIZE,
     TinyDecode,
@@ -195,7 +196,7 @@ def test_a_copy_that_was_damaged_in_host_memory_is_never_used(slot: int):
     world.host_memory.page(row.host_slots[slot])[0] ^= 1
     effects = run_to_the_end(world)
     assert isinstance(failures(effects)[new.id], SentBack)
-    assert world.scheduler.num_damaged_copies == 1
+    assert world.scheduler.num_send_backs[SendBackReason.DAMAGED_COPY] == 1
     tokens = [t.token for e in effects if isinstance(e, EmitTokens) and e.id == old.id for t in e.tokens]
     assert tokens == expected_output(old)[-len(tokens) :]
     assert world.host.num_free == 8

@@ -11,6 +11,7 @@ from baton.engine.messages import Fail
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.kv_import import Busy, Reserved, SealInfo
+from services.decode.scheduler import SendBackReason
 from tests.tiny_workers import (
     TinyDecode,
     assert_idle,
@@ -77,6 +78,7 @@ def test_the_newest_row_is_preempted_to_host_memory():
     for request in (OLD, NEW):
         assert tokens_of(effects, request) == expected_output(request)[1:]
     assert world.host.num_free == 8
+    assert not any(world.scheduler.num_send_backs.values())  # never while host memory has room
     assert_idle(world.cache)
 
 
@@ -86,6 +88,7 @@ def test_without_host_memory_the_newest_row_is_sent_back():
     (failure,) = [effect for effect in effects if isinstance(effect, Fail)]
     assert failure.id == NEW.id
     assert isinstance(failure.error, SentBack)
+    assert world.scheduler.num_send_backs == {SendBackReason.NO_MEMORY: 1, SendBackReason.DAMAGED_COPY: 0}
     assert tokens_of(effects, OLD) == expected_output(OLD)[1:]
     assert_idle(world.cache)
 

@@ -30,6 +30,7 @@ def test_a_routers_counters_start_at_zero():
 def test_a_workers_counters_start_at_zero():
     text = shown("decode")
     assert 'baton_preemptions_total{reason="pages"} 0.0' in text
+    assert 'baton_send_backs_total{reason="no_memory"} 0.0' in text
     assert 'baton_commit_total{result="v3"} 0.0' in text
     assert 'baton_generated_tokens_total{role="decode"} 0.0' in text
     assert "baton_requests_total{" not in text
