@@ -100,6 +100,8 @@ class SimClient:
         code = NO_ROUTER
         for router in (find() for find in routers):
             await router.listen()
+            if self.outcome is not None:
+                return True  # it has hung up meanwhile
             if not router.process.alive:
                 continue
             self.connected_at_s = asyncio.get_running_loop().time()
@@ -108,7 +110,8 @@ class SimClient:
                 return await self._listen(router, router.post(self._request()))
             except Draining as refusal:
                 code = refusal.code
-        self._end(ClientOutcome.REFUSED, code)
+        if self.outcome is None:
+            self._end(ClientOutcome.REFUSED, code)
         return True
 
     async def _resume_until_end(self, routers: Sequence[Callable[[], SimRouter]]) -> None:
@@ -143,13 +146,10 @@ class SimClient:
             self._finish()
         except (Draining, LookupUnavailable, RequestNotFound):
             raise
+        except Refused as refusal:
+            self._refused(refusal)
         except BatonError as error:
-            if self.outcome is ClientOutcome.HUNG_UP:
-                return True  # nobody hears it
-            if isinstance(error, Refused):
-                self._refused(error)
-            else:
-                self._failed(error)
+            self._failed(error)
         except ConnectionLost:
             self.lost_at_s = asyncio.get_running_loop().time()
             return self.outcome is not None
