@@ -180,9 +180,15 @@ class Flusher:
             self._drop_journal(sync, LookupError("the journal is lost, and its first tokens are not known here"))
 
     def _on_given_up(self, sync: RecordSync | CallSync) -> None:
-        """Drops the journals of a record that is given up."""
+        """Drops the journals of a record that is given up.
+
+        Sequences that have ended here are written without their call: its new owner may have found them ended, and a
+        store that was rolled back since needs their ends. Where it has begun them again, they are refused one by one.
+        """
         for sequence in [sync] if isinstance(sync, RecordSync) else self._queue.sequences_of(sync):
-            if sync.status.superseded:
+            if sync.status.superseded and sequence.ended and sequence is not sync:
+                self._queue.detach(sequence)
+            elif sync.status.superseded:
                 self._mark_superseded(sequence)
             else:
                 self._queue.drop_journal(sequence)

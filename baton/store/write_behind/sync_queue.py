@@ -140,6 +140,11 @@ class SyncQueue:
         sync.journal.close()
         self.update(sync)
 
+    def detach(self, sync: RecordSync) -> None:
+        """Lets a sequence be written without its call."""
+        sync.call = None
+        self.update(sync)
+
     def sequences_of(self, call: CallSync) -> list[RecordSync]:
         """The sequences of a call that are live or not written."""
         found = (self.sequences.get(id) for id in call.desired.sequence_ids)

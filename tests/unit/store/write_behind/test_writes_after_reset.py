@@ -68,11 +68,14 @@ class World:
             self.writer.advance(AttemptId(id, 1, TAG), RequestEvent.ENQUEUE)
 
     def finish(self) -> None:
+        self.finish_sequences()
+        self.writer.end_call(CALL, CallStatus.ENDED)
+
+    def finish_sequences(self) -> None:
         for id in SEQUENCES:
             attempt = AttemptId(id, 1, TAG)
             self.writer.write_tokens(attempt, TOKENS, num_cached_tokens=0, failure_code="worker_lost")
             self.writer.advance(attempt, RequestEvent.FAIL, num_emitted=3, failure_code="worker_lost")
-        self.writer.end_call(CALL, CallStatus.ENDED)
 
     def empty(self) -> None:
         self.server.restore(({}, {}))
@@ -149,6 +152,21 @@ async def test_an_over_call_ends_again_after_a_second_rollback(world: World):
     world.writer.put_again()
     await world.flush()
     world.server.restore(later)
+    world.writer.put_again()
+    await world.flush()
+    await world.check_ended()
+
+
+async def test_sequences_end_again_under_the_call_of_another_owner(world: World):
+    """It found them ended and ended the call; then the store was rolled back, and it has no copy of them."""
+    world.open()
+    await world.flush()
+    before = world.server.snapshot()
+    world.finish_sequences()
+    await world.flush()
+    world.server.restore(before)
+    assert await world.store.end_call(CALL, (2, TAG), CallStatus.ENDED)
+    world.writer.end_call(CALL, CallStatus.ENDED)
     world.writer.put_again()
     await world.flush()
     await world.check_ended()
