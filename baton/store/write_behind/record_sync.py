@@ -137,9 +137,13 @@ class RecordSync:
 
     @staticmethod
     def _check_owner(found: SequenceRecord, desired: SequenceRecord) -> None:
-        """Raises `Superseded` for a record of another owner that is not older."""
+        """Raises `Superseded` for a record of another owner that is not older.
+
+        An owner tag is one process's. The first owner of a call has none: its name decides.
+        """
         newer = found.attempt_id.order > desired.attempt_id.order
-        others = found.attempt_id == desired.attempt_id and found.router_id != desired.router_id
+        same = found.attempt_id == desired.attempt_id
+        others = same and not desired.owner_tag and found.router_id != desired.router_id
         if newer or others:
             message = f"request {desired.id} is at attempt {found.attempt} of router {found.router_id}"
             raise Superseded(message, found.attempt_id)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton.domain.errors import Superseded
 from baton.domain.ids import RequestId
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import FinishReason, OutputToken
@@ -61,3 +62,20 @@ async def test_a_lost_record_is_not_ended_before_its_journal_is_rewritten(num_to
     assert stored is not None
     assert stored.state is RequestState.DECODING
     assert sync.next_entry(8) == entry
+
+
+@pytest.mark.parametrize("tag", [0, 7])
+async def test_an_owner_tag_makes_a_record_ours_whoever_it_names(tag: int) -> None:
+    """A store that was rolled back may name the router before. Without a tag the name is all there is."""
+    store, ours = MemoryStore(), replace(SEQUENCE, owner_tag=tag)
+    await store.put_request(replace(ours, router_id="router-1"))
+    sync = RecordSync(replace(ours, state=RequestState.DECODING))
+    sync.status.stale = True
+    if tag:
+        await sync.run(store)
+    else:
+        with pytest.raises(Superseded):
+            await sync.run(store)
+    stored = await store.get(SEQUENCE.id)
+    assert stored is not None
+    assert stored.state is (RequestState.DECODING if tag else RequestState.QUEUED)
