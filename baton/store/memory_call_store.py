@@ -25,6 +25,7 @@ from baton.store.store import (
     JournalEntry,
     JournalPart,
     LeaseState,
+    RecordLost,
     SequenceRecord,
     WriteOutcome,
 )
@@ -104,6 +105,7 @@ class MemoryCallStore:
         self._num_opened = itertools.count()
         self._leases: dict[OwnerId, _Lease] = {}
         self._generation = secrets.token_hex(8)
+        self._server = secrets.token_hex(8)
         self._journals: dict[RequestId, _Journal] = {}
         self._readers: dict[RequestId, set[asyncio.Event]] = {}
         self._closed = False
@@ -126,7 +128,9 @@ class MemoryCallStore:
             self.hold_lease(record.owner, 0)
         return transitions.owner_of(record)
 
-    def end(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes) -> bool:
+    def end(
+        self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes, ended_sequences: Sequence[RequestId]
+    ) -> bool:
         transitions.check_call_end(id, status, trace)
         call = self.get(id)
         if call is None and status is CallStatus.ENDED:
@@ -134,6 +138,10 @@ class MemoryCallStore:
             return True
         if call is None or call.ballot > ballot:
             return False
+        for sequence in ended_sequences:
+            record = self._sequences.get(sequence)
+            if record is not None and not record.state.terminal:
+                raise RecordLost(transitions.live_sequence_message(id, sequence))
         epoch, owner_tag = ballot
         self._put(replace(call, status=status, trace=trace or call.trace, epoch=epoch, owner_tag=owner_tag))
         return True
@@ -169,7 +177,7 @@ class MemoryCallStore:
         held = self._leases.get(owner, _NO_LEASE)
         before = held.number if now < held.expires_at else 0
         self._leases[owner] = _Lease(max(number, before), now + self._options.owner_ttl_s)
-        return LeaseState(self._generation, before)
+        return LeaseState(self._generation, before, self._server)
 
     def release_lease(self, owner: OwnerId) -> None:
         self._leases.pop(owner, None)

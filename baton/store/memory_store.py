@@ -93,9 +93,16 @@ class MemoryStore:
         self._check_open()
         return self._calls.put(record)
 
-    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
+    async def end_call(
+        self,
+        id: RequestId,
+        ballot: Ballot,
+        status: CallStatus,
+        trace: bytes = b"",
+        ended_sequences: Sequence[RequestId] = (),
+    ) -> bool:
         self._check_open()
-        return self._calls.end(id, ballot, status, trace)
+        return self._calls.end(id, ballot, status, trace, ended_sequences)
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         self._check_open()

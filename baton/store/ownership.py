@@ -32,12 +32,14 @@ class StoreReset(enum.Enum):
     """Reason to put all calls again.
 
     LAPSED: the lease had ended, so any call may have been claimed. EMPTIED: the store has lost everything. ROLLED_BACK:
-    an older state of it was restored.
+    an older state of it was restored. RESTARTED: another server process answers, which may have older data (a replica
+    that lagged) although the renewals agree.
     """
 
     LAPSED = "lapsed"
     EMPTIED = "emptied"
     ROLLED_BACK = "rolled_back"
+    RESTARTED = "restarted"
 
 
 def patience_s(owner_ttl_s: float) -> float:
@@ -77,6 +79,7 @@ class OwnerLease:
         self._held_until = 0.0
         self._claims_from: float | None = None  # None: the store does not answer
         self._generation = ""  # "": none known
+        self._server = ""  # the same
         self._number = 0
         self._last_number = 0  # of the last renewal with an answer
         self._put_again: tuple[float, StoreReset] | None = None  # when, and why
@@ -173,7 +176,7 @@ class OwnerLease:
         """Takes note of a renewal that was sent at `began`: a lease counts from then, since its answer may be late."""
         reset = self._find_reset(began, state)
         now, self._held_until = self._clock(), began + self._ttl_s
-        self._generation, self._last_number = state.generation, number
+        self._generation, self._server, self._last_number = state.generation, state.server, number
         if reset is not None:
             _log.warning("store_reset", owner=self._owner, reason=reset.value)
             self._claims_from = now + patience_s(self._ttl_s)
@@ -195,7 +198,9 @@ class OwnerLease:
             return StoreReset.EMPTIED
         if began >= self._held_until:
             return StoreReset.LAPSED
-        return StoreReset.ROLLED_BACK if state.number < self._last_number else None
+        if state.number < self._last_number:
+            return StoreReset.ROLLED_BACK
+        return StoreReset.RESTARTED if state.server != self._server else None
 
     def _failed(self, error: Exception) -> None:
         if self._claims_from is not None:

@@ -87,8 +87,15 @@ class PrivateStore:
             await self._forget_oldest()
         return await self._of(record.id).put_call(record)
 
-    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
-        return await self._of(id).end_call(id, ballot, status, trace)
+    async def end_call(
+        self,
+        id: RequestId,
+        ballot: Ballot,
+        status: CallStatus,
+        trace: bytes = b"",
+        ended_sequences: Sequence[RequestId] = (),
+    ) -> bool:
+        return await self._of(id).end_call(id, ballot, status, trace, ended_sequences)
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         return await self._of(id).get_call(id)

@@ -124,11 +124,13 @@ class LeaseState:
 
     `generation` is a random value that a store without data draws once: another one means that it was emptied.
     `number` is that of the last renewal, before this one; 0 when the lease had ended. One below the last acknowledged
-    number means that an older state of the store was restored.
+    number means that an older state of the store was restored. `server` is the server process that answered, "" when it
+    does not tell: another one may have older data, although the number fits (a replica that lagged).
     """
 
     generation: str
     number: int
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,13 +253,21 @@ class CallStore(Protocol):
         """
         ...
 
-    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
+    async def end_call(
+        self,
+        id: RequestId,
+        ballot: Ballot,
+        status: CallStatus,
+        trace: bytes = b"",
+        ended_sequences: Sequence[RequestId] = (),
+    ) -> bool:
         """Marks a call ENDED or ABANDONED and stores its trace; an empty one leaves the stored trace.
 
         False, without effect, when the store has a higher ballot. An end with a higher one takes its ballot along: the
         store has been rolled back to before the claim. A call that the store has lost cannot be ABANDONED
         (False); ENDED, it is entered without body, owner or sequences for `StoreOptions.tombstone_s`, so that readers
-        learn its end. Raises `Broken` for a trace of more than `MAX_TRACE_BYTES`.
+        learn its end. Raises `Broken` for a trace of more than `MAX_TRACE_BYTES`, and `RecordLost`, without effect,
+        when the store has one of `ended_sequences` as live: it was rolled back after their ends.
         """
         ...
 

@@ -54,9 +54,16 @@ class CheckedStore:
         self._add_owner(record.id, answer.owner)
         return answer
 
-    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
+    async def end_call(
+        self,
+        id: RequestId,
+        ballot: Ballot,
+        status: CallStatus,
+        trace: bytes = b"",
+        ended_sequences: Sequence[RequestId] = (),
+    ) -> bool:
         """See `CallStore.end_call`."""
-        ended = await self._store.end_call(id, ballot, status, trace)
+        ended = await self._store.end_call(id, ballot, status, trace, ended_sequences)
         if ended and status is CallStatus.ABANDONED:
             self._owners.pop(id, None)
         return ended

@@ -106,8 +106,15 @@ class SimStore:
     async def put_call(self, record: CallRecord) -> CallOwner:
         return await self._call(lambda store: store.put_call(record))
 
-    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
-        return await self._call(lambda store: store.end_call(id, ballot, status, trace))
+    async def end_call(
+        self,
+        id: RequestId,
+        ballot: Ballot,
+        status: CallStatus,
+        trace: bytes = b"",
+        ended_sequences: Sequence[RequestId] = (),
+    ) -> bool:
+        return await self._call(lambda store: store.end_call(id, ballot, status, trace, ended_sequences))
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         return await self._call(lambda store: store.get_call(id))

@@ -29,6 +29,7 @@ def restore(store: StateStore, snapshot: Snapshot) -> None:
         return
     generation, tables = snapshot
     attrgetter("_calls")(store)._generation = generation
+    attrgetter("_calls")(store)._server += "+"  # another process
     for name, kept in zip(_TABLES, tables, strict=True):
         table = attrgetter(name)(store)
         table.clear()

@@ -28,10 +28,11 @@ class LuaRedis:
         self._clock = clock
         self._data: dict[bytes, Any] = {}
         self._expires_at: dict[bytes, float] = {}
+        self._num_restored = 0
         self._functions: dict[str, Any] = {}
         self._lua = LuaRuntime(encoding=None, register_eval=False, register_builtins=False)
         library = self._lua.globals()
-        library[b"redis"] = self._lua.table_from({b"call": lambda *args: self._to_lua(self.execute(*args))})
+        library[b"redis"] = self._lua.table_from({b"call": self._call, b"pcall": self._call})
         library[b"cjson"] = self._lua.table_from({b"decode": lambda text: self._to_lua(json.loads(text))})
         self.on_publish: list[Callable[[bytes], None]] = []
         self.on_append: list[Callable[[bytes], None]] = []
@@ -41,8 +42,9 @@ class LuaRedis:
         return copy.deepcopy((self._data, self._expires_at))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Replaces all data by an earlier copy. What has expired since stays expired."""
+        """Replaces all data by an earlier copy, as a new process would. What has expired since stays expired."""
         self._data, self._expires_at = copy.deepcopy(snapshot)
+        self._num_restored += 1
 
     def run(self, source: str, keys: list[Any], args: list[Any]) -> Reply:
         """Runs a script and returns its reply."""
@@ -58,6 +60,9 @@ class LuaRedis:
         if method not in _KEYLESS:
             self._expire(words[0])
         return method(self, *words)
+
+    def _call(self, *words: Any) -> Any:
+        return self._to_lua(self.execute(*words))
 
     def _table(self, values: Any) -> Any:
         return self._lua.table_from(list(values))
@@ -102,6 +107,9 @@ class LuaRedis:
         if b"PX" in options:
             self._pexpire(key, options[options.index(b"PX") + 1])
         return b"OK"
+
+    def _info(self, section: bytes) -> Reply:
+        return b"# Server\r\nrun_id:%d\r\n" % self._num_restored
 
     def _time(self) -> Reply:
         seconds, microseconds = divmod(round(self._clock() * 1_000_000), 1_000_000)
@@ -194,6 +202,7 @@ _COMMANDS: dict[bytes, Any] = {
     b"PEXPIRE": LuaRedis._pexpire,
     b"GET": LuaRedis._get,
     b"SET": LuaRedis._set,
+    b"INFO": LuaRedis._info,
     b"TIME": LuaRedis._time,
     b"PUBLISH": LuaRedis._publish,
     b"HSET": LuaRedis._hset,
@@ -215,7 +224,7 @@ _COMMANDS: dict[bytes, Any] = {
     b"XREVRANGE": LuaRedis._xrevrange,
     b"XREAD": LuaRedis._xrange_after,
 }
-_KEYLESS = (LuaRedis._time, LuaRedis._publish)
+_KEYLESS = (LuaRedis._info, LuaRedis._time, LuaRedis._publish)
 
 
 def _bytes(value: Any) -> bytes:

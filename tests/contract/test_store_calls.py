@@ -23,6 +23,7 @@ from baton.store.store import (
     CallStatus,
     JournalEntry,
     JournalPart,
+    RecordLost,
     SequenceRecord,
     StateStore,
     StoreUnavailable,
@@ -96,6 +97,25 @@ async def test_only_its_owner_ends_a_call(store: StateStore) -> None:
     assert await store.get_call(CALL.id) == replace(
         CALL, owner=THEIRS, epoch=2, owner_tag=THEIR_TAG, status=CallStatus.ENDED
     )
+
+
+async def test_a_call_does_not_end_while_the_store_has_its_sequence_live(store: StateStore) -> None:
+    """The store was rolled back to before the end of the sequence, and nobody has noticed yet."""
+    await store.put_call(CALL)
+    await in_state(store, SEQUENCES[0], E.ENQUEUE)
+    for status in (CallStatus.ENDED, CallStatus.ABANDONED):
+        with pytest.raises(RecordLost, match="call c cannot end: its sequence j0 is live in the store"):
+            await store.end_call(CALL.id, (1, 0), status, b"a trace", SEQUENCES)
+    assert await store.get_call(CALL.id) == CALL
+    await store.advance(AttemptId(SEQUENCES[0], 1), E.CANCEL)
+    assert await store.end_call(CALL.id, (1, 0), CallStatus.ENDED, b"", SEQUENCES)  # nobody needs the other: it is lost
+
+
+async def test_only_sequences_that_have_ended_are_asked_for(store: StateStore) -> None:
+    """One that was given up stays live for its next owner."""
+    await store.put_call(CALL)
+    await in_state(store, SEQUENCES[0], E.ENQUEUE)
+    assert await store.end_call(CALL.id, (1, 0), CallStatus.ABANDONED, b"", SEQUENCES[1:])
 
 
 async def test_the_end_of_a_claim_that_the_store_has_lost_is_stored(store: StateStore) -> None:

@@ -154,8 +154,18 @@ BUGS = (
     ),
     bug(
         OWNERSHIP, "a rolled-back store goes unnoticed", "baton/store/ownership.py",
-        "if state.number < self._last_number else None", "if False else None",
+        "if state.number < self._last_number:", "if False:",
         "tests/unit/store/test_ownership.py",
+    ),
+    bug(
+        OWNERSHIP, "a replica that lagged goes unnoticed", "baton/store/ownership.py",
+        "if state.server != self._server else None", "if False else None",
+        "tests/unit/store/test_ownership.py",
+    ),
+    bug(
+        OWNERSHIP, "a call ends over a sequence that a rollback made live", "baton/store/redis/scripts/end_call.lua",
+        "if state and not terminal[state] then", "if false then",
+        "tests/unit/store/write_behind/test_writes_after_reset.py",
     ),
     bug(
         OWNERSHIP, "a write under way during a reset counts as written", "baton/store/write_behind/flusher.py",

@@ -142,7 +142,14 @@ class ReadsOneTooFar(MemoryStore):
 class ForgetsToEndCalls(MemoryStore):
     """Leaves ended calls open."""
 
-    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
+    async def end_call(
+        self,
+        id: RequestId,
+        ballot: Ballot,
+        status: CallStatus,
+        trace: bytes = b"",
+        ended_sequences: Sequence[RequestId] = (),
+    ) -> bool:
         return True
 
 

@@ -167,17 +167,27 @@ class RedisStore:
             )
         return CallOwner(OwnerId(stored_owner.decode()), (epoch, tag), CallStatus(status.decode()))
 
-    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
+    async def end_call(
+        self,
+        id: RequestId,
+        ballot: Ballot,
+        status: CallStatus,
+        trace: bytes = b"",
+        ended_sequences: Sequence[RequestId] = (),
+    ) -> bool:
         transitions.check_call_end(id, status, trace)
         ended = status is CallStatus.ENDED
         args: list[str | int | bytes] = [
             *(id, *ballot, status.value, self._retention_ms, self._keys.calls_of(OwnerId(""))),
             self._records.trace(id, trace),
             milliseconds(self._options.tombstone_s),
+            *(json.dumps(ended_sequences), self._keys.sequence(RequestId("")), _TERMINAL),
             *(self._records.call_fields(transitions.tombstone(id, ballot)) if ended else ()),
         ]
         async with self._call_client.operation("end a call"):
             done = await self._end(keys=[self._keys.call(id)], args=args)
+        if isinstance(done, bytes):
+            raise RecordLost(transitions.live_sequence_message(id, RequestId(done.decode())))
         return bool(done)
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
@@ -218,8 +228,8 @@ class RedisStore:
         keys = [self._keys.lease(owner), self._keys.generation]
         args: list[str | int] = [self._lease_ms, number, secrets.token_hex(8), self._retention_ms]
         async with self._call_client.operation("renew a lease"):
-            generation, before = await self._hold_lease(keys=keys, args=args)
-        return LeaseState(generation.decode(), before)
+            generation, before, server = await self._hold_lease(keys=keys, args=args)
+        return LeaseState(generation.decode(), before, server.decode())
 
     async def release_lease(self, owner: OwnerId) -> None:
         async with self._call_client.operation("release a lease"):

@@ -19,6 +19,8 @@ from baton.store.write_behind.sync_status import SyncPhase, SyncStatus
 class SequenceSync(Protocol):
     """The sync of one of the call's sequences."""
 
+    status: SyncStatus
+
     @property
     def phase(self) -> SyncPhase:
         """Its next step."""
@@ -65,7 +67,8 @@ class CallSync:
 
         Does not put a call whose end was written: its body is gone.
 
-        Raises `Superseded` for a call of another owner, `RecordLost`, and `StoreUnavailable`.
+        Raises `Superseded` for a call of another owner, `RecordLost` also when the store has lost the end of one of its
+        sequences, and `StoreUnavailable`.
         """
         if self.was_written and self.status.stale:
             self.stored = CallStatus.OPEN
@@ -75,7 +78,8 @@ class CallSync:
         self.durable.set()
         desired, target = self.desired, self._target
         if target is not CallStatus.OPEN and self.stored is not target:
-            found = await store.end_call(desired.id, desired.ballot, target, desired.trace)
+            written = [id for id, sequence in self.sequences.items() if not sequence.status.given_up]
+            found = await store.end_call(desired.id, desired.ballot, target, desired.trace, written)
             if not found and not self.was_written:
                 raise RecordLost(f"call {desired.id} has vanished, or another router has claimed it")
             self.stored = target

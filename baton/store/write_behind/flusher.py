@@ -143,6 +143,8 @@ class Flusher:
                 self._on_given_up(sync)
             elif isinstance(error, RecordLost) and isinstance(sync, RecordSync):
                 self._queue.mark_stale(sync)
+            elif isinstance(error, RecordLost) and isinstance(sync, CallSync):
+                self._queue.recheck_sequences(sync)
         if self._queue.num_resets != num_resets:
             self._queue.reset(sync)
         else:

@@ -157,6 +157,15 @@ class SyncQueue:
                 each.status.stale = True
                 self.update(each)
 
+    def recheck_sequences(self, call: CallSync) -> None:
+        """The store has lost ends of sequences: those of the call are read again, the written ones as well."""
+        for sync in [*self._written, *self.sequences_of(call)]:
+            if isinstance(sync, RecordSync) and sync.call is call and not sync.status.given_up:
+                if sync in self._written:
+                    self._revive(sync)
+                sync.status.stale = True
+                self.update(sync)
+
     def mark_live_stale(self) -> None:
         """The store may have lost live sequences and calls: each is read again."""
         live: list[RecordSync | CallSync] = [*self.calls.values(), *self.sequences.values()]

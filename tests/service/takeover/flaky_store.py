@@ -70,8 +70,15 @@ class PartitionedStore:
         self.num_writes_refused += self.away
         return await self._reachable().put_call(record)
 
-    async def end_call(self, id: RequestId, ballot: Ballot, status: CallStatus, trace: bytes = b"") -> bool:
-        return await self._reachable().end_call(id, ballot, status, trace)
+    async def end_call(
+        self,
+        id: RequestId,
+        ballot: Ballot,
+        status: CallStatus,
+        trace: bytes = b"",
+        ended_sequences: Sequence[RequestId] = (),
+    ) -> bool:
+        return await self._reachable().end_call(id, ballot, status, trace, ended_sequences)
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
         return await self._reachable().get_call(id)

@@ -262,6 +262,17 @@ async def test_a_lost_lease_that_should_hold_is_a_rollback() -> None:
     assert world.resets == [StoreReset.ROLLED_BACK]
 
 
+async def test_another_server_is_a_reset_although_its_number_fits() -> None:
+    """A replica that lacks only what came after the last renewal."""
+    world = World()
+    await world.beats(RENEWALS_PER_TTL + 1)
+    world.store._calls._server = "another"
+    await world.beats(1)
+    assert world.resets == [StoreReset.RESTARTED]
+    await world.beats(PATIENCE_BEATS)
+    assert world.resets == [StoreReset.RESTARTED] * 2
+
+
 async def test_a_renewal_whose_answer_was_lost_is_no_reset() -> None:
     world = World()
     await world.beats(2)

@@ -141,6 +141,19 @@ async def test_a_call_that_is_over_ends_again_after_a_rollback(world: World, num
     await world.check_ended()
 
 
+async def test_a_rollback_that_nobody_noticed_ends_no_call_over_a_live_sequence(world: World):
+    """It comes after the ends of the sequences and before the end of their call."""
+    world.open()
+    await world.flush()
+    before = world.server.snapshot()
+    world.finish_sequences()
+    await world.flush()
+    world.server.restore(before)
+    world.writer.end_call(CALL, CallStatus.ENDED)
+    await world.flush()
+    await world.check_ended()
+
+
 async def test_an_over_call_ends_again_after_a_second_rollback(world: World):
     """The earlier state has nothing of the call; the later one shows it as live."""
     world.open()
