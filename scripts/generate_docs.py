@@ -1,7 +1,8 @@
 """Writes the generated parts of `docs/`.
 
 `configuration.md` comes from the settings models, `metrics.md` from the declarations, the state diagrams of
-`protocol.md` from the domain's tables, and the sizes in the reading list of `architecture.md` from the files.
+`protocol.md` from the domain's tables, the tables of `api.md` from the router's table of fields, and the sizes in the
+reading list of `architecture.md` from the files.
 
 Called by `make docs` (into the tree) and by `tests/unit/settings/test_generated_docs.py` (in memory, to compare).
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +25,9 @@ from baton.domain.ownership import ROLES, CallRole
 from baton.settings.base import Settings, env_name
 from baton.telemetry.metrics import declared
 from services.cli.settings import COMMANDS
+from services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField
+from services.router.openai.field_table.table import FIELDS
+from services.router.openapi import openapi_document
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -74,6 +79,59 @@ def protocol(page: str) -> str:
     return SECTION.sub(lambda found: f"{found[1]}{diagrams[found[2]]}{found[3]}", page)
 
 
+def api(page: str) -> str:
+    """`docs/api.md` with its tables of endpoints and fields. Raises `KeyError` for an unknown section."""
+    tables = {
+        "endpoints": _endpoints(),
+        "chat": _fields(FieldEndpoint.CHAT),
+        "completions": _fields(FieldEndpoint.COMPLETION),
+    }
+    return SECTION.sub(lambda found: f"{found[1]}\n{tables[found[2]]}\n{found[3]}", page)
+
+
+def _endpoints() -> str:
+    paths = openapi_document("model", 1, requires_api_key=False)["paths"]
+    lines = ["| method | path | response |", "|---|---|---|"]
+    for path, methods in paths.items():
+        lines += [f"| {method.upper()} | `{path}` | {details['summary']} |" for method, details in methods.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _fields(endpoint: FieldEndpoint) -> str:
+    """The rows of an endpoint, a table for each kind."""
+    rows: dict[FieldKind, list[RequestField]] = {kind: [] for kind in FieldKind}
+    for field in FIELDS[endpoint].values():
+        rows[field.kind].append(field)
+    honoured = [
+        f"| `{field.name}` | {field.shape} | {_field_default(field)} | {field.origin.value} | {field.meaning} |"
+        for field in (*rows[FieldKind.HONOURED], *rows[FieldKind.ALIAS])
+    ]
+    harmless = [
+        f"| `{field.name}` | {field.shape} | {field.origin.value} | {field.meaning} |"
+        for field in rows[FieldKind.HARMLESS]
+    ]
+    refused = [
+        f"| `{field.name}` | {_neutral(field)} | {field.origin.value} | {field.meaning} |"
+        for field in rows[FieldKind.REFUSED]
+    ]
+    parts = (
+        ["| honoured | values | default | source | meaning |", "|---|---|---|---|---|", *honoured],
+        ["| harmless | values | source | why |", "|---|---|---|---|", *harmless],
+        ["| refused | neutral values | source | why |", "|---|---|---|---|", *refused],
+    )
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def _field_default(field: RequestField) -> str:
+    if field.required:
+        return "required"
+    return field.default_note or f"`{json.dumps(field.default)}`"
+
+
+def _neutral(field: RequestField) -> str:
+    return ", ".join(f"`{json.dumps(value)}`" for value in (None, *field.neutral))
+
+
 def architecture(page: str) -> str:
     """`docs/architecture.md` with the line count of every file of its reading list, rounded to tens."""
     return SIZE_ROW.sub(lambda row: f"{row[1]}{round(num_lines(ROOT / row[2]), -1)}{row[3]}", page)
@@ -96,10 +154,11 @@ def diagram(table: Table, start: enum.Enum, ends: frozenset[Any]) -> str:
 
 def pages() -> dict[Path, str]:
     """Every generated page and its current text."""
-    handoff, overview = DOCS / "protocol.md", DOCS / "architecture.md"
+    handoff, overview, reference = DOCS / "protocol.md", DOCS / "architecture.md", DOCS / "api.md"
     return {
         DOCS / "configuration.md": configuration(),
         DOCS / "metrics.md": metrics(),
+        reference: api(reference.read_text(encoding="utf-8")),
         handoff: protocol(handoff.read_text(encoding="utf-8")),
         overview: architecture(overview.read_text(encoding="utf-8")),
     }

@@ -67,6 +67,9 @@ HUNG_UP_CLIENTS_TOTAL = Counter(
     "baton_hung_up_clients", "Connections that the router closed because the client did not read.", registry=REGISTRY
 )
 HTTP_RESPONSES_TOTAL = Counter("baton_http_responses", "HTTP responses.", ["route", "status"], registry=REGISTRY)
+UNKNOWN_FIELDS_TOTAL = Counter(
+    "baton_unknown_fields", "Fields of requests without a row in the table of fields.", registry=REGISTRY
+)
 
 # --- latency (router, from `request_timer` only) ---
 REQUEST_STAGE_SECONDS = Histogram(

@@ -304,6 +304,7 @@ def api_limits(settings: RouterSettings, text: TextModel) -> ApiLimits:
         request_deadline_s=settings.request_deadline_s,
         always_ids=settings.event_ids is EventIds.ALWAYS,
         store_prompts=settings.store_prompts,
+        strict_fields=settings.strict_fields,
     )
 
 

@@ -32,7 +32,7 @@ class ApiLimits:
     """Settings of the HTTP side. `max_model_len`: prompt and answer together, in tokens.
 
     `always_ids`: every streamed event has an id, not only those for SSE clients. `store_prompts` False: every call is
-    private.
+    private. `strict_fields`: unknown fields are refused.
     """
 
     model_name: str
@@ -42,6 +42,7 @@ class ApiLimits:
     ping_interval_s: float = 15.0
     always_ids: bool = False
     store_prompts: bool = True
+    strict_fields: bool = False
 
 
 @dataclass(frozen=True, slots=True)

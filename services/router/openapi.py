@@ -13,7 +13,8 @@ import msgspec
 
 import baton
 from services.router.edge.auth_middleware import PUBLIC_PATHS
-from services.router.openai.request_schemas import Schema, chat_schema, completion_schema
+from services.router.openai.field_table.field import FieldEndpoint, Schema
+from services.router.openai.request_schemas import body_schema
 from services.router.openai.schemas import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -110,8 +111,8 @@ def openapi_document(model_name: str, vocab_size: int, *, requires_api_key: bool
     """The document of a router that serves this model."""
     _, structs = msgspec.json.schema_components(_STRUCTS, ref_template=_REF + "{name}")
     requests = {
-        "ChatRequest": chat_schema(model_name, vocab_size),
-        "CompletionRequest": completion_schema(model_name, vocab_size),
+        "ChatRequest": body_schema(FieldEndpoint.CHAT, model_name, vocab_size),
+        "CompletionRequest": body_schema(FieldEndpoint.COMPLETION, model_name, vocab_size),
     }
     components: dict[str, Any] = {"schemas": {**structs, **requests}}
     if requires_api_key:

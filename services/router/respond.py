@@ -19,7 +19,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from baton.domain.errors import Cancelled, Superseded
-from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason
 from baton.store.store import CallRecord, Durability
 from baton.telemetry.request_timer import RequestTimer
@@ -27,6 +26,7 @@ from baton.telemetry.request_trace import Outcome, encode_trace
 from services.router.edge import sse
 from services.router.edge.disconnect import cancel_on_disconnect
 from services.router.edge.http_errors import error_response
+from services.router.edge.unknown_fields import unknown_fields_header
 from services.router.generation import Dispatcher
 from services.router.openai.request_parser import ParsedRequest, RawRequest
 from services.router.openai.response_builder import FinishedChoice
@@ -133,7 +133,7 @@ class GenerationResponse(Response):
     async def _call_headers(self) -> dict[str, str]:
         durability = await self._ownership.durability()
         self._timer.durable = durability.survives_restart
-        return response_headers(self._parsed.request.id, durability)
+        return response_headers(self._parsed.request, durability)
 
     def _end(self, error: BaseException | None, status: int | None = None) -> None:
         """Ends the timer and the ownership. Later calls have no effect."""
@@ -149,9 +149,16 @@ class GenerationResponse(Response):
         self._ownership.end(error, encode_trace(trace))
 
 
-def response_headers(id: RequestId, durability: Durability) -> dict[str, str]:
-    """The id to ask for the request again, and what the stored request survives. No scope: only this router has it."""
-    headers = {"x-baton-request-id": id, "x-baton-durable": "true" if durability.survives_restart else "false"}
+def response_headers(request: ValidRequest, durability: Durability) -> dict[str, str]:
+    """The id to ask for the request again, what the stored request survives, and its unknown fields.
+
+    No scope: only this router has it.
+    """
+    headers = {
+        "x-baton-request-id": request.id,
+        "x-baton-durable": "true" if durability.survives_restart else "false",
+        **unknown_fields_header(request.unknown_fields),
+    }
     return headers if durability is Durability.NONE else headers | {"x-baton-durable-scope": durability.value}
 
 

@@ -84,7 +84,7 @@ class Resumer:
         durability = Durability.NONE if record.private else self.durability()
         after = _checked(after, parsed.request)
         if after.num_tail >= num_tail_events(parsed.request.stream_options):
-            return Response(status_code=204, headers=response_headers(id, durability))
+            return Response(status_code=204, headers=response_headers(parsed.request, durability))
         if self.takeovers.draining and record.status is not CallStatus.ENDED:
             raise Draining("this router is shutting down", retry_after_s=RETRY_AFTER_S)
         return ResumedResponse(self, parsed, after, record, durability)
@@ -134,7 +134,7 @@ class ResumedResponse(Response):
                 await events.fail(scope, error)
 
     async def _call_headers(self) -> dict[str, str]:
-        return response_headers(self._parsed.request.id, self._durability)
+        return response_headers(self._parsed.request, self._durability)
 
 
 def _lookup_unavailable() -> LookupUnavailable:

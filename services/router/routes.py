@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -34,6 +34,7 @@ from services.router.edge.body import read_body
 from services.router.edge.body_budget import BodyBudget
 from services.router.edge.http_errors import NotReady, error_response, is_internal_error
 from services.router.edge.middleware import MAX_LOGGED_CHARS, RequestMiddleware, trace_context_of
+from services.router.edge.unknown_fields import MAX_NAME_CHARS, MAX_NAMES
 from services.router.frontend import Frontend
 from services.router.openai.fields import short_repr
 from services.router.openai.request_parser import CHAT, COMPLETION, ID_PREFIXES, ParsedRequest, RawRequest
@@ -170,6 +171,7 @@ class _Endpoints:
                 timer.stamp(Stage.READ)
                 raw = RawRequest(origin.endpoint, body, metadata)
                 parsed = await self._frontend.parser.parse(raw)
+            self._check_unknown(parsed.request.unknown_fields)
             dispatcher = self._frontend.response_context.dispatcher
             await dispatcher.reserve_rates(origin.tenant, parsed.request.sequences)
         except BaseException as error:
@@ -179,6 +181,19 @@ class _Endpoints:
         timer.begin(id, len(valid.sequences), valid.num_prompt_tokens, stream=valid.stream_options is not None)
         self._frontend.traces.begin(timer)
         return raw, parsed
+
+    def _check_unknown(self, names: Sequence[str]) -> None:
+        """Counts and logs unknown fields. Raises `InvalidRequest` with `strict_fields`.
+
+        Only here: a call that one router has accepted must be readable for all that take it over.
+        """
+        if not names:
+            return
+        metrics.UNKNOWN_FIELDS_TOTAL.inc(len(names))
+        shown = [short_repr(name) for name in names[:MAX_NAMES]]
+        log.debug("unknown_fields", names=shown)
+        if self._limits.strict_fields:
+            raise InvalidRequest(f"unknown fields: {', '.join(shown)}", param=names[0][:MAX_NAME_CHARS])
 
 
 def _wants_no_store(request: Request) -> bool:

@@ -67,6 +67,9 @@ class RouterSettings(ServiceSettings):
     event_ids: EventIds = EventIds.ACCEPTED
     """Clients that get event ids, with which a stream can be resumed: those that accept `text/event-stream`, or all."""
 
+    strict_fields: bool = False
+    """Refuse unknown fields of a request. Otherwise the header `x-baton-unknown-fields` names them."""
+
     max_body_bytes: Annotated[int, Field(ge=1024, le=1024 * MIB)] = 4 * MIB
     """Largest HTTP request body."""
 

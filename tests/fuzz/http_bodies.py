@@ -40,6 +40,11 @@ SHARED: dict[str, Any] = {
     "response_format": {"type": "text"},
     "priority": 1,
     "user": "me",
+    "min_new_tokens": 1,
+    "guided_json": None,
+    "use_beam_search": False,
+    "n_predict": -1,
+    "unheard_of": 1,
 }
 NUMBERS = st.sampled_from(
     [

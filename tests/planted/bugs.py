@@ -7,6 +7,7 @@ from tests.planted.runner import PlantedBug
 PAGES, OWNERSHIP, MESSAGES, IDENTITY = "right pages", "one owner", "messages", "identity"
 SEAL, FAIRNESS, READERS, ROOM = "sealed store", "fairness", "readers", "room to grow"
 CHECKPOINTS = "right weights"
+CLIENTS = "nothing ignored"
 
 KV, DECODE, PREFILL = "tests/unit/kv", "tests/unit/decode", "tests/unit/prefill"
 STORE_CALLS = "tests/contract/test_store_ballots.py tests/contract/test_store_calls.py"
@@ -18,6 +19,26 @@ def bug(promise: str, name: str, file: str, before: str, after: str, tests: str)
 
 
 BUGS = (
+    bug(
+        CLIENTS, "a refused field is ignored", "services/router/openai/field_table/table.py",
+        "given.add_error(name, field.meaning)", "pass",
+        "tests/contract/test_request_fields.py",
+    ),
+    bug(
+        CLIENTS, "another name contradicts its field unnoticed", "services/router/openai/field_table/table.py",
+        "elif target != value:", "elif False:",
+        "tests/contract/test_request_fields.py",
+    ),
+    bug(
+        CLIENTS, "true counts as the neutral 1", "services/router/openai/field_table/field.py",
+        "value == neutral and isinstance(value, bool) == isinstance(neutral, bool)", "value == neutral",
+        "tests/contract/test_request_fields.py",
+    ),
+    bug(
+        CLIENTS, "an unknown field is nowhere named", "services/router/openai/validation.py",
+        'return replace(built, unknown_fields=checked.unknown)', "return built",
+        "tests/service/http/test_unknown_fields.py",
+    ),
     bug(
         ROOM, "rows are admitted without room to grow", "services/decode/import_policy.py",
         "not self._can_grow(id, max_new_tokens)", "False",

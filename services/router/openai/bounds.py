@@ -1,12 +1,10 @@
 """Bounds of every number, flag and list of a request.
 
-`fields` reads scalars by these tables, `parameters` and `prompts` read lists by the constants, `request_schemas`
-publishes both.
+`field_table` names the fields that have them; `parameters` and `prompts` read lists by the constants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 MAX_CHOICES = 16
@@ -72,43 +70,12 @@ def integer(low: int, high: int) -> Scalar:
     return Scalar((int,), low, high)
 
 
-NUMBERS: Mapping[str, Scalar] = {
-    "temperature": number(0.0, 2.0),
-    "top_p": number(0.0, 1.0, exclusive_low=True),
-    "min_p": number(0.0, 1.0),
-    "presence_penalty": number(-2.0, 2.0),
-    "frequency_penalty": number(-2.0, 2.0),
-    "repetition_penalty": number(0.0, 2.0, exclusive_low=True),
-}
-INTEGERS: Mapping[str, Scalar] = {
-    "top_k": integer(-1, INT32_MAX),
-    "seed": integer(INT64_MIN, INT64_MAX),
-    "n": integer(1, MAX_CHOICES),
-    "min_tokens": integer(0, INT32_MAX),
-    "priority": integer(-INT32_MAX, INT32_MAX),
-}
-FLAGS = ("stream", "ignore_eos", "skip_special_tokens", "return_token_ids")
-TEXTS = ("prompt_cache_key", "cache_salt")
-LENGTHS = ("max_tokens", "max_completion_tokens")
-
+PRIORITY = integer(-INT32_MAX, INT32_MAX)
 TOP_LOGPROBS = integer(0, MAX_TOP_LOGPROBS)
 MAX_TOKENS = integer(1, INT32_MAX)
+LENGTHS = ("max_tokens", "max_completion_tokens")
 MAX_TOKENS_WITH_ECHO = integer(0, INT32_MAX)
 """0: an echo without an answer."""
 
-_COMMON = {
-    **INTEGERS,
-    **NUMBERS,
-    **dict.fromkeys(FLAGS, FLAG),
-    **dict.fromkeys(TEXTS, TEXT),
-    **dict.fromkeys(LENGTHS, MAX_TOKENS),
-}
-CHAT_SCALARS: Mapping[str, Scalar] = {"logprobs": FLAG, "top_logprobs": TOP_LOGPROBS, **_COMMON}
-COMPLETION_SCALARS: Mapping[str, Scalar] = {"echo": FLAG, "logprobs": TOP_LOGPROBS, **_COMMON}
-ECHO_SCALARS: Mapping[str, Scalar] = {**COMPLETION_SCALARS, **dict.fromkeys(LENGTHS, MAX_TOKENS_WITH_ECHO)}
-"""For a completion with `echo: true`."""
-
 STREAM_FLAGS = ("include_usage", "continuous_usage_stats")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-UNSUPPORTED_FIELDS = ("tools", "functions", "function_call", "structured_outputs", "prompt_logprobs")
-"""Refused: a response that ignores them would be wrong."""

@@ -20,7 +20,6 @@ from services.router.openai.bounds import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     STREAM_FLAGS,
-    UNSUPPORTED_FIELDS,
 )
 from services.router.openai.fields import Fields, is_integer, is_number, short_repr
 from services.router.openai.valid_request import StreamOptions
@@ -54,7 +53,8 @@ def read_common_params(
     """
     body, get = fields.values, scalars.get
     _check_consistency(fields, scalars)
-    _refuse_unsupported(fields)
+    if "response_format" in body:
+        _check_response_format(fields)
     defaults, top_k, older = text.sampling_defaults, get("top_k"), get("max_tokens")
     stop_token_ids = _read_stop_token_ids(fields, text.vocab_size) if "stop_token_ids" in body else frozenset[int]()
     return CommonParams(
@@ -148,21 +148,6 @@ def _salt(tenant: str, cache_salt: str) -> str:
     """
     parts = (str(len(tenant)).encode(), tenant.encode(), cache_salt.encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
-
-
-def _refuse_unsupported(fields: Fields) -> None:
-    """Notes fields that must not be ignored."""
-    body = fields.values
-    if body.get("tools") == []:
-        fields.add_error("tools", "must not be an empty list")
-    else:
-        for name in UNSUPPORTED_FIELDS:
-            if body.get(name) is not None:
-                fields.add_error(name, "is not supported yet")
-        if body.get("tool_choice") is not None and body.get("tools") is None:
-            fields.add_error("tool_choice", "needs tools")
-    if "response_format" in body:
-        _check_response_format(fields)
 
 
 def _check_response_format(fields: Fields) -> None:

@@ -24,7 +24,8 @@ class ValidRequest:
     one prompt after the other. The first choice of a prompt *leads*: the others start after its first token.
 
     A completion continues the text of its prompt. `echoes` are the texts that its choices begin with, "" without an
-    echo. With `max_tokens` 0 (only an echo) there are no sequences.
+    echo. With `max_tokens` 0 (only an echo) there are no sequences. `unknown_fields`: names that have no row in the
+    table of fields; a client may send any.
     """
 
     id: RequestId
@@ -39,6 +40,7 @@ class ValidRequest:
     stream_options: StreamOptions | None
     continues_prompt: bool = False
     echoes: tuple[str, ...] = ()
+    unknown_fields: tuple[str, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -13,7 +13,9 @@ from baton.domain.errors import ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
 from baton.domain.request import StopParams
 from services.router.generation import SequenceSpec
-from services.router.openai.bounds import CHAT_SCALARS, COMPLETION_SCALARS, ECHO_SCALARS, MAX_REQUEST_CHOICES
+from services.router.openai.bounds import LENGTHS, MAX_REQUEST_CHOICES, MAX_TOKENS_WITH_ECHO
+from services.router.openai.field_table.field import FieldEndpoint
+from services.router.openai.field_table.table import SCALARS, CheckedFields, check_fields
 from services.router.openai.fields import FieldErrors, Fields, short_repr
 from services.router.openai.parameters import CommonParams, choice_seed, read_common_params
 from services.router.openai.prompts import PromptInput, read_messages, read_prompts
@@ -24,6 +26,9 @@ MAX_CHAR_BYTES = 4
 """Most bytes of a character in UTF-8. A token has at least one byte."""
 
 Body = Mapping[str, object]
+
+_ECHO_SCALARS = {**SCALARS[FieldEndpoint.COMPLETION], **dict.fromkeys(LENGTHS, MAX_TOKENS_WITH_ECHO)}
+"""For a completion with `echo: true`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +58,9 @@ class RequestValidator:
 
     def chat(self, body: Body, metadata: RequestMetadata) -> ValidRequest:
         """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
-        fields = self._open(body)
-        scalars = fields.read(CHAT_SCALARS)
+        checked = self._open(body, FieldEndpoint.CHAT)
+        fields = checked.fields
+        scalars = fields.read(SCALARS[FieldEndpoint.CHAT])
         logprobs = None
         if scalars.get("logprobs"):
             logprobs = scalars.get("top_logprobs", 0)
@@ -67,13 +73,14 @@ class RequestValidator:
         if self._may_be_too_long(text):
             self._remaining_context(self._text.min_tokens(text), params, "messages", "at least ")
         tokens = self._text.encode(text, add_special_tokens=False)
-        return self._build(metadata, (tokens,), params, "messages")
+        built = self._build(metadata, (tokens,), params, "messages")
+        return replace(built, unknown_fields=checked.unknown)
 
     def completion(self, body: Body, metadata: RequestMetadata) -> ValidRequest:
         """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
-        fields = self._open(body)
-        echo = body.get("echo") is True
-        scalars = fields.read(ECHO_SCALARS if echo else COMPLETION_SCALARS)
+        checked = self._open(body, FieldEndpoint.COMPLETION)
+        fields, echo = checked.fields, body.get("echo") is True
+        scalars = fields.read(_ECHO_SCALARS if echo else SCALARS[FieldEndpoint.COMPLETION])
         if echo and "logprobs" in scalars:
             fields.add_error("logprobs", "together with echo is not supported yet")
         params = read_common_params(fields, scalars, scalars.get("logprobs"), self._text, metadata.tenant)
@@ -83,16 +90,17 @@ class RequestValidator:
         fields.errors.raise_if_any()
         prompts = tuple(self._encode(prompt, params) for prompt in texts)
         echoes = tuple(self._echo(prompt) if echo else "" for prompt in texts for _ in range(params.num_choices))
-        return replace(self._build(metadata, prompts, params, "prompt"), continues_prompt=True, echoes=echoes)
+        built = self._build(metadata, prompts, params, "prompt")
+        return replace(built, continues_prompt=True, echoes=echoes, unknown_fields=checked.unknown)
 
-    def _open(self, body: Body) -> Fields:
-        """Raises `ModelNotFound` at once for a wrong model: the rest of the body cannot be judged."""
-        fields, model = Fields(body, FieldErrors()), body.get("model")
+    def _open(self, body: Body, endpoint: FieldEndpoint) -> CheckedFields:
+        """Checks names against the table. Raises `ModelNotFound` at once: the rest of the body cannot be judged."""
+        errors, model = FieldErrors(), body.get("model")
         if model != self._model_name:
             if isinstance(model, str) and model:
                 raise ModelNotFound(f"the model {short_repr(model)} does not exist here", param="model")
-            fields.add_mismatch("model", "the name of a model")
-        return fields
+            Fields(body, errors).add_mismatch("model", "the name of a model")
+        return check_fields(body, endpoint, errors)
 
     def _encode(self, prompt: PromptInput, params: CommonParams) -> tuple[int, ...]:
         if isinstance(prompt, str):

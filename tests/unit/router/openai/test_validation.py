@@ -53,9 +53,10 @@ def test_defaults():
     assert call.created_s == 7
 
 
-def test_null_is_absent_and_unknown_fields_are_ignored():
+def test_null_is_absent_and_unknown_fields_are_named():
     names = ("temperature", "top_p", "n", "stop", "seed", "logit_bias", "stream_options", "tools", "response_format")
-    assert chat(**dict.fromkeys(names), user="me", metadata={}, store=True, service_tier="auto", unheard_of=[1])
+    call = chat(**dict.fromkeys(names), user="me", metadata={}, store=True, service_tier="auto", unheard_of=[1])
+    assert call.unknown_fields == ("unheard_of",)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,170 @@
+"""The fields that have their effect, and the names of other servers that mean the same."""
+
+from __future__ import annotations
+
+from services.router.openai.bounds import (
+    FLAG,
+    INT32_MAX,
+    INT64_MAX,
+    INT64_MIN,
+    MAX_CHOICES,
+    MAX_REQUEST_CHOICES,
+    MAX_TOKENS,
+    PRIORITY,
+    TEXT,
+    TOP_LOGPROBS,
+    Scalar,
+    integer,
+    number,
+)
+from services.router.openai.field_table import shapes
+from services.router.openai.field_table.field import (
+    BOTH,
+    CHAT,
+    COMPLETION,
+    FieldEndpoint,
+    FieldKind,
+    FieldOrigin,
+    RequestField,
+    Shape,
+)
+
+_OPENAI, _VLLM, _SGLANG, _LLAMA = (
+    FieldOrigin.OPENAI,
+    FieldOrigin.VLLM,
+    FieldOrigin.SGLANG,
+    FieldOrigin.LLAMA_SERVER,
+)
+_MODELS = "the model's own, else "
+_CONTEXT = "to the end of the context"
+
+
+def _row(
+    name: str,
+    endpoints: frozenset[FieldEndpoint],
+    origin: FieldOrigin,
+    shape: Scalar | Shape,
+    meaning: str,
+    *,
+    default: object = None,
+    note: str = "",
+    required: bool = False,
+) -> RequestField:
+    return RequestField(
+        name,
+        endpoints,
+        FieldKind.HONOURED,
+        origin,
+        meaning,
+        shape,
+        default=default,
+        default_note=note,
+        required=required,
+    )
+
+
+_PROMPT_ROWS = (
+    _row("model", BOTH, _OPENAI, TEXT, "The name of a served model.", required=True),
+    _row("messages", CHAT, _OPENAI, shapes.MESSAGES, "The chat; the model's template renders it.", required=True),
+    _row(
+        "prompt", COMPLETION, _OPENAI, shapes.PROMPT,
+        "One prompt or several, as text or as token ids. A text must have a token.", required=True,
+    ),
+    _row("echo", COMPLETION, _OPENAI, FLAG, "Begins the answer with the prompt. Not with logprobs.", default=False),
+)  # fmt: skip
+
+_SAMPLING_ROWS = (
+    _row("temperature", BOTH, _OPENAI, number(0.0, 2.0), "0: the most probable token.", note=_MODELS + "1"),
+    _row(
+        "top_p", BOTH, _OPENAI, number(0.0, 1.0, exclusive_low=True),
+        "Samples from the smallest set of tokens with this probability.", note=_MODELS + "1",
+    ),
+    _row("top_k", BOTH, _VLLM, integer(-1, INT32_MAX), "Samples from the k best tokens; 0, -1: all.",
+         note=_MODELS + "0"),
+    _row("min_p", BOTH, _VLLM, number(0.0, 1.0), "Least probability, relative to the best token's.",
+         note=_MODELS + "0"),
+    _row("presence_penalty", BOTH, _OPENAI, number(-2.0, 2.0), "Lowers tokens that the answer has.", default=0),
+    _row("frequency_penalty", BOTH, _OPENAI, number(-2.0, 2.0),
+         "Lowers tokens by their count in the answer.", default=0),
+    _row(
+        "repetition_penalty", BOTH, _VLLM, number(0.0, 2.0, exclusive_low=True),
+        "Divides the logits of tokens that prompt or answer have.", note=_MODELS + "1",
+    ),
+    _row("logit_bias", BOTH, _OPENAI, shapes.LOGIT_BIAS, "Added to logits; clamped to [-100, 100].", note="none"),
+    _row(
+        "seed", BOTH, _OPENAI, integer(INT64_MIN, INT64_MAX),
+        "The same seed and request give the same answer; choice i uses seed + i.", note="drawn",
+    ),
+    _row(
+        "n", BOTH, _OPENAI, integer(1, MAX_CHOICES),
+        f"Choices for each prompt. Over all prompts at most {MAX_REQUEST_CHOICES}.", default=1,
+    ),
+    _row("best_of", BOTH, _OPENAI, integer(1, MAX_CHOICES), "Must equal n.", note="n"),
+)  # fmt: skip
+
+_LENGTH_ROWS = (
+    _row("max_tokens", CHAT, _OPENAI, MAX_TOKENS, "Most tokens of a choice.", note=_CONTEXT),
+    _row("max_tokens", COMPLETION, _OPENAI, MAX_TOKENS, "Most tokens of a choice; 0 only with echo.", note=_CONTEXT),
+    _row("max_completion_tokens", CHAT, _OPENAI, MAX_TOKENS, "Overrides max_tokens.", note="max_tokens"),
+    _row("max_completion_tokens", COMPLETION, _VLLM, MAX_TOKENS, "Overrides max_tokens; 0 only with echo.",
+         note="max_tokens"),
+    _row("min_tokens", BOTH, _VLLM, integer(0, INT32_MAX),
+         "No stop before this many tokens; not over max_tokens.", default=0),
+    _row("stop", BOTH, _OPENAI, shapes.STOP, "Texts that end a choice, before them.", note="none"),
+    _row("stop_token_ids", BOTH, _VLLM, shapes.STOP_TOKEN_IDS, "Tokens that end a choice, beside the model's own.",
+         note="none"),
+    _row("ignore_eos", BOTH, _VLLM, FLAG, "The model's own end tokens end nothing.", default=False),
+)  # fmt: skip
+
+_RESPONSE_ROWS = (
+    _row("stream", BOTH, _OPENAI, FLAG, "Server-sent events, one a token.", default=False),
+    _row("stream_options", BOTH, _OPENAI, shapes.STREAM_OPTIONS, "Needs stream: true.", note="none"),
+    _row("logprobs", CHAT, _OPENAI, FLAG, "The log probability of each token.", default=False),
+    _row("top_logprobs", CHAT, _OPENAI, TOP_LOGPROBS, "The most probable tokens at each place. Needs logprobs.",
+         default=0),
+    _row("logprobs", COMPLETION, _OPENAI, TOP_LOGPROBS, "As many of the most probable tokens. Not together with echo.",
+         note="none"),
+    _row("return_token_ids", BOTH, _VLLM, FLAG, "Adds token_ids to each choice.", default=False),
+    _row("skip_special_tokens", BOTH, _VLLM, FLAG, "Special tokens are no text.", default=True),
+    _row("response_format", BOTH, _OPENAI, shapes.RESPONSE_FORMAT, "Other types are not supported yet.",
+         note='`{"type": "text"}`'),
+)  # fmt: skip
+
+_SERVING_ROWS = (
+    _row("priority", BOTH, _VLLM, PRIORITY, "The higher comes first within a tenant (vLLM: the lower).", default=0),
+    _row("cache_salt", BOTH, _VLLM, TEXT, "Only requests with the same salt share cached pages.", note="the tenant's"),
+)
+
+
+def _alias(
+    name: str,
+    endpoints: frozenset[FieldEndpoint],
+    origin: FieldOrigin,
+    shape: Scalar,
+    target: str,
+    *,
+    neutral: tuple[object, ...] = (),
+) -> RequestField:
+    return RequestField(
+        name,
+        endpoints,
+        FieldKind.ALIAS,
+        origin,
+        f"Another name of {target}.",
+        shape,
+        default_note=target,
+        neutral=neutral,
+        target=target,
+    )
+
+
+_ALIAS_ROWS = (
+    _alias("min_new_tokens", BOTH, _SGLANG, integer(0, INT32_MAX), "min_tokens"),
+    _alias("extra_key", BOTH, _SGLANG, TEXT, "cache_salt"),
+    _alias("n_predict", BOTH, _LLAMA, MAX_TOKENS, "max_tokens", neutral=(-1,)),
+    _alias("n_cmpl", BOTH, _LLAMA, integer(1, MAX_CHOICES), "n"),
+    _alias("repeat_penalty", BOTH, _LLAMA, number(0.0, 2.0, exclusive_low=True), "repetition_penalty"),
+    _alias("return_tokens", BOTH, _LLAMA, FLAG, "return_token_ids"),
+)
+
+HONOURED = _PROMPT_ROWS + _SAMPLING_ROWS + _LENGTH_ROWS + _RESPONSE_ROWS + _SERVING_ROWS + _ALIAS_ROWS

@@ -1,0 +1,117 @@
+"""Shapes of fields that are lists or objects. `parameters` and `prompts` check them."""
+
+from __future__ import annotations
+
+from services.router.openai import bounds
+from services.router.openai.bounds import Scalar, integer
+from services.router.openai.field_table.field import Schema, Shape
+
+_STRING: Schema = {"type": "string"}
+_OBJECT: Schema = {"type": "object"}
+
+
+def scalar_schema(scalar: Scalar) -> Schema:
+    """The JSON Schema of a scalar."""
+    if scalar.types == bounds.FLAG.types:
+        return {"type": "boolean"}
+    if scalar.types == bounds.TEXT.types:
+        return {"type": "string", "minLength": 1}
+    low = "exclusiveMinimum" if scalar.exclusive_low else "minimum"
+    return {"type": "integer" if scalar.types == (int,) else "number", low: scalar.low, "maximum": scalar.high}
+
+
+def _list(items: Schema, least: int, most: int) -> Schema:
+    return {"type": "array", "minItems": least, "maxItems": most, "items": items}
+
+
+def _token(vocab_size: int) -> Schema:
+    return scalar_schema(integer(0, vocab_size - 1))
+
+
+def _message() -> Schema:
+    """A message with content, or an assistant's message, which may have none."""
+    part = {**_OBJECT, "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": _STRING}}
+    content = {"anyOf": [_STRING, _list(part, 0, bounds.MAX_CONTENT_PARTS)]}
+    calls = _list(_tool_call(), 0, bounds.MAX_TOOL_CALLS)
+    with_content = {
+        "required": ["role", "content"],
+        "properties": {"role": {"enum": list(bounds.ROLES)}, "content": content, "tool_calls": or_null(calls)},
+    }
+    only_tool_calls = {
+        "required": ["role", "tool_calls"],
+        "properties": {"role": {"const": "assistant"}, "content": or_null(content), "tool_calls": calls},
+    }
+    return {
+        **_OBJECT,
+        "anyOf": [with_content, only_tool_calls],
+        "description": "The model's own template may ask for more.",
+    }
+
+
+def _tool_call() -> Schema:
+    arguments = {"anyOf": [_STRING, _OBJECT]}
+    function = {**_OBJECT, "required": ["name", "arguments"], "properties": {"name": _STRING, "arguments": arguments}}
+    return {**_OBJECT, "required": ["function"], "properties": {"function": function}}
+
+
+def _prompt(vocab_size: int) -> Schema:
+    tokens = {"type": "array", "minItems": 1, "items": _token(vocab_size)}
+    return {"anyOf": [_STRING, tokens, _list(_STRING, 1, bounds.MAX_PROMPTS), _list(tokens, 1, bounds.MAX_PROMPTS)]}
+
+
+def _stop() -> Schema:
+    text = {"type": "string", "minLength": 1, "maxLength": bounds.MAX_STOP_CHARS}
+    return {"anyOf": [text, _list(text, 0, bounds.MAX_STOP_STRINGS)]}
+
+
+def _logit_bias() -> Schema:
+    return {
+        **_OBJECT,
+        "maxProperties": bounds.MAX_LOGIT_BIASES,
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "additionalProperties": {"type": "number"},
+    }
+
+
+def _stream_options() -> Schema:
+    return {**_OBJECT, "properties": {name: or_null({"type": "boolean"}) for name in bounds.STREAM_FLAGS}}
+
+
+def or_null(schema: Schema) -> Schema:
+    """The schema of a value that may be null, which is the same as absent."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+MESSAGES = Shape(
+    f"a list of 1 to {bounds.MAX_MESSAGES} messages", lambda vocab: _list(_message(), 1, bounds.MAX_MESSAGES)
+)
+PROMPT = Shape(f"a string, token ids, or a list of 1 to {bounds.MAX_PROMPTS} of either", _prompt)
+STOP = Shape(
+    f"a string or a list of at most {bounds.MAX_STOP_STRINGS} strings of 1 to {bounds.MAX_STOP_CHARS} characters",
+    lambda vocab: _stop(),
+)
+STOP_TOKEN_IDS = Shape(
+    f"a list of at most {bounds.MAX_STOP_TOKEN_IDS} token ids",
+    lambda vocab: _list(_token(vocab), 0, bounds.MAX_STOP_TOKEN_IDS),
+)
+LOGIT_BIAS = Shape(
+    f"an object of at most {bounds.MAX_LOGIT_BIASES} entries, token id to bias", lambda vocab: _logit_bias()
+)
+STREAM_OPTIONS = Shape(f"an object of the flags {' and '.join(bounds.STREAM_FLAGS)}", lambda vocab: _stream_options())
+RESPONSE_FORMAT = Shape(
+    'an object, {"type": "text"}',
+    lambda vocab: {**_OBJECT, "required": ["type"], "properties": {"type": {"const": "text"}}},
+)
+
+STRING = Shape("a string", lambda vocab: _STRING, lambda value: isinstance(value, str))
+OBJECT = Shape("an object", lambda vocab: _OBJECT, lambda value: isinstance(value, dict))
+NUMBER = Shape(
+    "a number",
+    lambda vocab: {"type": "number"},
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+)
+STRINGS = Shape(
+    "a list of strings",
+    lambda vocab: {"type": "array", "items": _STRING},
+    lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+)

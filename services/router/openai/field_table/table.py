@@ -1,0 +1,81 @@
+"""All rows by endpoint, and the check of a body's names. Called by `validation` before any value is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.router.openai.bounds import Scalar
+from services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField
+from services.router.openai.field_table.harmless import HARMLESS
+from services.router.openai.field_table.honoured import HONOURED
+from services.router.openai.field_table.refused import REFUSED
+from services.router.openai.fields import FieldErrors, Fields
+
+ALL_FIELDS = HONOURED + REFUSED + HARMLESS
+
+
+def _by_name(endpoint: FieldEndpoint) -> Mapping[str, RequestField]:
+    rows = [field for field in ALL_FIELDS if endpoint in field.endpoints]
+    table = {field.name: field for field in rows}
+    if len(table) < len(rows):
+        raise ValueError(f"a field of {endpoint.value} has two rows")
+    return table
+
+
+FIELDS: Mapping[FieldEndpoint, Mapping[str, RequestField]] = {
+    endpoint: _by_name(endpoint) for endpoint in FieldEndpoint
+}
+"""endpoint -> name -> row."""
+
+SCALARS: Mapping[FieldEndpoint, Mapping[str, Scalar]] = {
+    endpoint: {
+        field.name: field.shape
+        for field in table.values()
+        if field.kind is FieldKind.HONOURED and isinstance(field.shape, Scalar) and field.name != "model"
+    }
+    for endpoint, table in FIELDS.items()
+}
+"""The honoured scalars of each endpoint. `validation` judges the model first."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFields:
+    """The fields of a body that are left to read, with aliases under the names of their targets, and unknown names."""
+
+    fields: Fields
+    unknown: tuple[str, ...]
+
+
+def check_fields(body: Mapping[str, object], endpoint: FieldEndpoint, errors: FieldErrors) -> CheckedFields:
+    """Notes refused fields, harmless ones of the wrong type, and aliases that contradict their targets."""
+    given, table, unknown = Fields(body, errors), FIELDS[endpoint], []
+    aliases: dict[str, object] = {}
+    for name, value in body.items():
+        field = table.get(name)
+        if field is None:
+            unknown.append(name)
+        elif value is None or field.kind is FieldKind.HONOURED:
+            continue
+        elif field.kind is FieldKind.REFUSED:
+            if not field.is_neutral(value):
+                given.add_error(name, field.meaning)
+        elif field.kind is FieldKind.HARMLESS:
+            if field.shape is not None and value not in field.shape:
+                given.add_mismatch(name, str(field.shape))
+        elif not field.is_neutral(value):
+            _read_alias(given, field, value, aliases)
+    return CheckedFields(Fields({**body, **aliases}, errors) if aliases else given, tuple(unknown))
+
+
+def _read_alias(given: Fields, field: RequestField, value: object, aliases: dict[str, object]) -> None:
+    """Puts the value under the name of its target, unless the body has that too; then both must be equal."""
+    target = given.values.get(field.target)
+    if target is None:
+        target = aliases.get(field.target)
+    if field.shape is not None and value not in field.shape:
+        given.add_mismatch(field.name, str(field.shape))
+    elif target is None:
+        aliases[field.target] = value
+    elif target != value:
+        given.add_error(field.name, f"contradicts {field.target}, of which it is another name")

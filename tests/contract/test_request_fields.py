@@ -1,0 +1,170 @@
+"""Every request field of OpenAI, vLLM, SGLang and llama-server is honoured, refused or harmless."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from openai.types import completion_create_params as openai_completions
+from openai.types.chat import completion_create_params as openai_chats
+
+from baton.domain.errors import InvalidRequest
+from baton.domain.ids import RequestId
+from services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField
+from services.router.openai.field_table.table import FIELDS
+from services.router.openai.valid_request import ValidRequest
+from services.router.openai.validation import RequestMetadata, RequestValidator
+from tests.unit.router.text.text_models import bundled
+
+LISTS = Path(__file__).parent / "fields"
+NAMES = {"chat": FieldEndpoint.CHAT, "completion": FieldEndpoint.COMPLETION}
+VALIDATOR = RequestValidator(bundled(), "m", max_model_len=4096, deadline_s=1.0)
+METADATA = RequestMetadata(RequestId("call"), created_s=1, seed=5, tenant="red")
+NEEDED: dict[FieldEndpoint, dict[str, Any]] = {
+    FieldEndpoint.CHAT: {"model": "m", "messages": [{"role": "user", "content": "hello"}]},
+    FieldEndpoint.COMPLETION: {"model": "m", "prompt": "hello"},
+}
+NO_EFFECT_ALONE = {"model", "best_of", "response_format"}
+"""Required, equal to n, or with one accepted value."""
+
+OTHER_VALUES: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "goodbye"}],
+    "prompt": [5, 6],
+    "temperature": 1.5,
+    "top_p": 0.5,
+    "top_k": 5,
+    "min_p": 0.5,
+    "presence_penalty": 1,
+    "frequency_penalty": 1,
+    "repetition_penalty": 1.5,
+    "repeat_penalty": 1.5,
+    "logit_bias": {"5": 1},
+    "seed": 9,
+    "n": 2,
+    "n_cmpl": 2,
+    "max_tokens": 3,
+    "max_completion_tokens": 3,
+    "n_predict": 3,
+    "min_tokens": 1,
+    "min_new_tokens": 1,
+    "stop": "x",
+    "stop_token_ids": [7],
+    "priority": 2,
+    "cache_salt": "s",
+    "extra_key": "s",
+    "skip_special_tokens": False,
+}
+COMPANIONS: dict[tuple[FieldEndpoint, str], dict[str, Any]] = {
+    (FieldEndpoint.CHAT, "top_logprobs"): {"logprobs": True},
+    (FieldEndpoint.CHAT, "stream_options"): {"stream": True},
+    (FieldEndpoint.COMPLETION, "stream_options"): {"stream": True},
+}
+SPECIAL: dict[tuple[FieldEndpoint, str], Any] = {
+    (FieldEndpoint.CHAT, "top_logprobs"): 2,
+    (FieldEndpoint.COMPLETION, "logprobs"): 2,
+    (FieldEndpoint.CHAT, "stream_options"): {"include_usage": True},
+    (FieldEndpoint.COMPLETION, "stream_options"): {"include_usage": True},
+}
+
+
+def listed(server: str) -> Iterator[tuple[FieldEndpoint, str]]:
+    """The pinned names of another server."""
+    for line in (LISTS / f"{server}.txt").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            name, *endpoints = line.split()
+            yield from ((NAMES[endpoint], name) for endpoint in endpoints)
+
+
+def of_openai() -> Iterator[tuple[FieldEndpoint, str]]:
+    """The names in the types of the installed SDK, which are generated from OpenAI's specification."""
+    for endpoint, module in ((FieldEndpoint.CHAT, openai_chats), (FieldEndpoint.COMPLETION, openai_completions)):
+        for kind in (module.CompletionCreateParamsNonStreaming, module.CompletionCreateParamsStreaming):
+            yield from ((endpoint, name) for name in get_type_hints(kind))
+
+
+def parse(endpoint: FieldEndpoint, body: dict[str, Any]) -> ValidRequest:
+    validate = VALIDATOR.chat if endpoint is FieldEndpoint.CHAT else VALIDATOR.completion
+    return validate(body, METADATA)
+
+
+UNION = {
+    "openai": sorted(set(of_openai()), key=repr),
+    **{server: list(listed(server)) for server in ("vllm", "sglang", "llama_server")},
+}
+
+
+@pytest.mark.parametrize("server", UNION)
+def test_every_field_of_a_server_has_a_row(server: str):
+    names = UNION[server]
+    assert len(names) > 50
+    assert [(endpoint.name, name) for endpoint, name in names if name not in FIELDS[endpoint]] == []
+
+
+def rows(*kinds: FieldKind) -> list[Any]:
+    found = [(endpoint, field) for endpoint, table in FIELDS.items() for field in table.values() if field.kind in kinds]
+    return [pytest.param(endpoint, field, id=f"{endpoint.name}-{field.name}") for endpoint, field in found]
+
+
+@pytest.mark.parametrize(("endpoint", "field"), rows(FieldKind.REFUSED))
+def test_a_refused_field_is_named(endpoint: FieldEndpoint, field: RequestField):
+    base = parse(endpoint, NEEDED[endpoint])
+    for value in (None, *field.neutral):
+        assert parse(endpoint, {**NEEDED[endpoint], field.name: value}) == base
+    for value in ({"any": "thing"}, ["x"], "x", 77, 0.125):
+        with pytest.raises(InvalidRequest) as refusal:
+            parse(endpoint, {**NEEDED[endpoint], field.name: value})
+        assert refusal.value.param == field.name
+        assert str(refusal.value).startswith(f"{field.name}: is not")
+
+
+@pytest.mark.parametrize(("endpoint", "field"), rows(FieldKind.HONOURED, FieldKind.ALIAS))
+def test_an_honoured_field_has_an_effect(endpoint: FieldEndpoint, field: RequestField):
+    if field.name in NO_EFFECT_ALONE:
+        with pytest.raises(InvalidRequest):
+            parse(endpoint, {**NEEDED[endpoint], field.name: {"type": "no such"}})
+        return
+    companions = COMPANIONS.get((endpoint, field.name), {})
+    value = SPECIAL.get((endpoint, field.name), OTHER_VALUES.get(field.name, field.default is not True))
+    without = parse(endpoint, {**NEEDED[endpoint], **companions})
+    assert parse(endpoint, {**NEEDED[endpoint], **companions, field.name: value}) != without
+
+
+@pytest.mark.parametrize(("endpoint", "field"), rows(FieldKind.HARMLESS))
+def test_a_harmless_field_changes_nothing(endpoint: FieldEndpoint, field: RequestField):
+    base, refused = parse(endpoint, NEEDED[endpoint]), set()
+    for value in ("x", True, {"a": 1}, 5, ["x"]):
+        try:
+            assert parse(endpoint, {**NEEDED[endpoint], field.name: value}) == base
+        except InvalidRequest as refusal:
+            refused.add((type(value), refusal.param))
+    assert len(refused) == 4
+    assert {param for _, param in refused} == {field.name}
+
+
+def test_a_default_in_the_table_is_what_an_absent_field_means():
+    for endpoint, table in FIELDS.items():
+        base = parse(endpoint, NEEDED[endpoint])
+        for name, field in table.items():
+            if field.default is not None and field.kind is FieldKind.HONOURED and name != "top_logprobs":
+                assert parse(endpoint, {**NEEDED[endpoint], name: field.default}) == base, name
+
+
+def test_another_name_agrees_with_its_target():
+    body = NEEDED[FieldEndpoint.CHAT]
+    assert parse(FieldEndpoint.CHAT, {**body, "n_predict": 3}) == parse(FieldEndpoint.CHAT, {**body, "max_tokens": 3})
+    assert parse(FieldEndpoint.CHAT, {**body, "n_predict": 3, "max_tokens": 3}) == parse(
+        FieldEndpoint.CHAT, {**body, "max_tokens": 3}
+    )
+    assert parse(FieldEndpoint.CHAT, {**body, "n_predict": -1}) == parse(FieldEndpoint.CHAT, body)
+    with pytest.raises(InvalidRequest, match="n_predict: contradicts max_tokens"):
+        parse(FieldEndpoint.CHAT, {**body, "n_predict": 3, "max_tokens": 4})
+    with pytest.raises(InvalidRequest, match="return_token_ids: must be a boolean"):
+        parse(FieldEndpoint.CHAT, {**body, "return_tokens": True, "return_token_ids": 1})
+
+
+def test_true_is_not_a_neutral_number():
+    for name, value in (("mirostat", False), ("use_beam_search", 0), ("length_penalty", True)):
+        with pytest.raises(InvalidRequest):
+            parse(FieldEndpoint.CHAT, {**NEEDED[FieldEndpoint.CHAT], name: value})
