@@ -1,4 +1,4 @@
-"""Declares every metric of every service and serves `/metrics`. `docs/metrics.md` is generated from this file.
+"""Declares every metric of every service. `docs/metrics.md` is generated from this file.
 
 A metric with labels has no series until a label set is used (`known_series` starts those known in advance). Counters
 and gauges may be changed from any thread.
@@ -6,11 +6,7 @@ and gauges may be changed from any thread.
 
 from __future__ import annotations
 
-import errno
-from dataclasses import dataclass
-from threading import Thread
 from typing import Any
-from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,7 +15,6 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
-    start_http_server,
 )
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics import MetricWrapperBase
@@ -225,32 +220,6 @@ DEGRADED = Gauge("baton_degraded", "1: serving goes on without this component.",
 BUILD_INFO = Gauge(
     "baton_build_info", "Always 1; says what runs here.", ["version", "role", "model"], registry=REGISTRY
 )
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsServer:
-    """A running /metrics endpoint; `port` is the bound one."""
-
-    port: int
-    _server: WSGIServer
-    _thread: Thread
-
-    def close(self) -> None:
-        """Stops serving and frees the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=5.0)
-
-
-def start_metrics_server(host: str, port: int) -> MetricsServer:
-    """Serves /metrics from its own thread; port 0 takes a free one. Raises `OSError` with the port if it is busy."""
-    try:
-        server, thread = start_http_server(port, addr=host, registry=REGISTRY)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise OSError(errno.EADDRINUSE, f"metrics port {port} on {host} is in use by another process") from None
-    return MetricsServer(server.server_port, server, thread)
 
 
 def render(accept: str = "") -> tuple[bytes, str]:

@@ -20,9 +20,9 @@ from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import decode_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.settings.model_source import model_name
-from baton.telemetry import metrics
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
+from baton.telemetry.metrics_server import start_metrics_server
 from baton.transfer.base import PullEvent
 from baton.transfer.factory import make_puller, usable_transports
 from baton.worker.address import advertised_address
@@ -104,7 +104,7 @@ class _Worker:
     async def run(self) -> None:
         """Serves until stopped, then drains and closes."""
         settings, stack = self._settings, self._stack
-        stack.callback(metrics.start_metrics_server(settings.host, settings.metrics_port).close)
+        stack.callback(start_metrics_server(settings.host, settings.metrics_port).close)
         start_series(__version__, "decode", self._model)
         thread = EngineThread(self._loop, "baton-engine", self._lifecycle.on_crash)
         thread.start()

@@ -19,9 +19,9 @@ from baton.kv.page_tags import PURPOSE, PoolTagger
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import ServerAuth, start_server
 from baton.settings.model_source import model_name
-from baton.telemetry import metrics
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
+from baton.telemetry.metrics_server import start_metrics_server
 from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream import StreamSource
 from baton.worker.address import advertised_address
@@ -100,7 +100,7 @@ class _Worker:
     async def run(self) -> None:
         """Serves until stopped, then drains and closes."""
         settings, stack = self._settings, self._stack
-        stack.callback(metrics.start_metrics_server(settings.host, settings.metrics_port).close)
+        stack.callback(start_metrics_server(settings.host, settings.metrics_port).close)
         start_series(__version__, "prefill", self._model)
         thread = EngineThread(self._loop, "baton-engine", self._lifecycle.on_crash)
         thread.start()

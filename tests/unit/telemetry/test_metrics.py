@@ -6,6 +6,7 @@ import urllib.request
 import pytest
 
 from baton.telemetry import metrics
+from baton.telemetry.metrics_server import start_metrics_server
 
 
 def test_every_metric_has_a_name_help_and_a_constant_like_its_name():
@@ -28,7 +29,7 @@ def test_recomputed_tokens_start_at_zero():
 
 def test_the_endpoint_serves_until_closed():
     metrics.DEGRADED.labels("test").set(1)
-    server = metrics.start_metrics_server("127.0.0.1", 0)
+    server = start_metrics_server("127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.port}/metrics"
     try:
         with urllib.request.urlopen(url, timeout=10) as response:
@@ -40,10 +41,10 @@ def test_the_endpoint_serves_until_closed():
 
 
 def test_a_busy_port_is_named_in_the_error():
-    server = metrics.start_metrics_server("127.0.0.1", 0)
+    server = start_metrics_server("127.0.0.1", 0)
     try:
         with pytest.raises(OSError, match=f"metrics port {server.port}") as caught:
-            metrics.start_metrics_server("127.0.0.1", server.port)
+            start_metrics_server("127.0.0.1", server.port)
         assert caught.value.errno == errno.EADDRINUSE
     finally:
         server.close()
