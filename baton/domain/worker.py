@@ -71,3 +71,8 @@ class WorkerRecord:
     prefills: bool = False
     text_digest: str = ""
     announcement: int = 0
+
+    @property
+    def linked(self) -> tuple[Incarnation, ...]:
+        """The prefill processes that it has links to, sorted."""
+        return tuple(sorted(link.prefill_incarnation for link in self.links))

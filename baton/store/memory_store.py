@@ -155,7 +155,7 @@ class MemoryStore:
             stored.incarnations = [*stored.incarnations, record.incarnation][-self._options.max_incarnations :]
         stored.record, stored.expires_at = record, now + self._options.worker_ttl_s
         stored.forget_at = now + self._options.retention_s
-        if before is None or (before.incarnation, before.status) != (record.incarnation, record.status):
+        if before is None or _routed_by(before) != _routed_by(record):
             self._notifier.notify()
         return True
 
@@ -201,3 +201,8 @@ class MemoryStore:
         """Drops ids without announcement for one retention, with their incarnations."""
         for id in [id for id, stored in self._workers.items() if max(stored.forget_at, stored.expires_at) <= now]:
             del self._workers[id]
+
+
+def _routed_by(record: WorkerRecord) -> tuple[object, ...]:
+    """What a change of a record must be told for at once; load can wait for the next heartbeat."""
+    return record.incarnation, record.status, record.linked
