@@ -1,7 +1,7 @@
 """Channels to other processes, one for each address, and the stubs on them.
 
-A channel whose connection may be damaged is replaced: later calls get a new connection, those under way end on the old
-one. Owned by one asyncio loop.
+A channel whose connection may be damaged, or that was another process's at this address, is replaced: later calls get a
+new connection, those under way end on the old one. Owned by one asyncio loop.
 """
 
 from __future__ import annotations
@@ -75,11 +75,14 @@ class ChannelPool:
     def __init__(self, trust: ClusterTrust = OPEN_CLUSTER) -> None:
         self.trust = trust
         self._open: dict[str, _PooledChannel] = {}
-        self._replaced: dict[_Connection, str] = {}
+        self._replaced: dict[_Connection, tuple[str, Incarnation]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def get(self, address: str, incarnation: Incarnation) -> ReplyChannel:
         """The channel to one worker incarnation at host:port `address`. Connects when first used.
+
+        A restarted worker may keep its address. It gets a channel of its own: that of its predecessor would wait before
+        it connects again.
 
         With a cluster secret, other incarnations reject its calls as `WorkerLost`.
         """
@@ -95,12 +98,11 @@ class ChannelPool:
 
     def _pooled(self, address: str, incarnation: Incarnation) -> _PooledChannel:
         pooled = self._open.get(address)
-        if pooled is None:
-            connection = _Connection(open_channel(address, self.trust, CLIENT_OPTIONS))
-        elif pooled.incarnation == incarnation:
+        if pooled is not None and pooled.incarnation == incarnation:
             return pooled
-        else:
-            connection = pooled.connection
+        if pooled is not None:
+            self._retire(address, pooled)
+        connection = _Connection(open_channel(address, self.trust, CLIENT_OPTIONS))
         for_stubs = ReplyChannel(
             with_call_tokens(connection.channel, self.trust, incarnation),
             partial(self._on_open, connection),
@@ -109,19 +111,21 @@ class ChannelPool:
         pooled = self._open[address] = _PooledChannel(connection, incarnation, for_stubs)
         return pooled
 
-    async def forget(self, address: str) -> None:
-        """Closes the channels to a peer that is gone, ending their calls; idempotent."""
-        pooled = self._open.pop(address, None)
-        connections = [one for one, of in self._replaced.items() if of == address]
+    async def forget(self, address: str, incarnation: Incarnation) -> None:
+        """Closes the channels to a worker that is gone, ending their calls; idempotent. Its successor's stays."""
+        connections = [one for one, of in self._replaced.items() if of == (address, incarnation)]
         for connection in connections:
             del self._replaced[connection]
-        if pooled is not None:
+        pooled = self._open.get(address)
+        if pooled is not None and pooled.incarnation == incarnation:
+            del self._open[address]
             connections.append(pooled.connection)
         await asyncio.gather(*(connection.channel.close() for connection in connections))
 
     async def close(self) -> None:
         """Closes all channels, ending their calls; idempotent."""
-        await asyncio.gather(*(self.forget(address) for address in {*self._open, *self._replaced.values()}))
+        peers = {(address, pooled.incarnation) for address, pooled in self._open.items()} | {*self._replaced.values()}
+        await asyncio.gather(*(self.forget(*peer) for peer in peers))
         await asyncio.gather(*self._closing)
 
     def _on_open(self, connection: _Connection, call: Any) -> None:
@@ -137,10 +141,14 @@ class ChannelPool:
         pooled = self._open.get(address)
         if pooled is None or pooled.connection is not connection:
             return
-        del self._open[address]
-        self._replaced[connection] = address
         log.warning("connection_replaced", address=address, why="a call failed with a status that no worker means")
-        self._close_if_unused(connection)
+        self._retire(address, pooled)
+
+    def _retire(self, address: str, pooled: _PooledChannel) -> None:
+        """Leaves a channel to the calls that are under way on it."""
+        del self._open[address]
+        self._replaced[pooled.connection] = address, pooled.incarnation
+        self._close_if_unused(pooled.connection)
 
     def _close_if_unused(self, connection: _Connection) -> None:
         if connection.num_calls == 0 and self._replaced.pop(connection, None) is not None:

@@ -51,25 +51,25 @@ class SimChannels(ChannelPool):
         super().__init__()
         self._network = network
         self._process = process
-        self._channels: dict[str, _Channel] = {}
+        self._channels: dict[tuple[str, Incarnation], _Channel] = {}
 
     def get(self, address: str, incarnation: Incarnation) -> ReplyChannel:
-        channel = self._channels.get(address)
+        channel = self._channels.get((address, incarnation))
         if channel is None:
-            channel = self._channels[address] = _Channel(self._network, self._process, address)
+            channel = self._channels[address, incarnation] = _Channel(self._network, self._process, address)
         return ReplyChannel(_StubChannel(channel, incarnation))
 
     def stub(self, kind: Callable[[Any], Stub], address: str, incarnation: Incarnation) -> Stub:
         return kind(self.get(address, incarnation))
 
-    async def forget(self, address: str) -> None:
-        channel = self._channels.pop(address, None)
+    async def forget(self, address: str, incarnation: Incarnation) -> None:
+        channel = self._channels.pop((address, incarnation), None)
         if channel is not None:
             channel.close()
 
     async def close(self) -> None:
-        for address in list(self._channels):
-            await self.forget(address)
+        for peer in list(self._channels):
+            await self.forget(*peer)
 
 
 class _Channel:

@@ -287,8 +287,7 @@ class WorkerSet:
         lost = [r for r in self._records.values() if self._is_lost(r, current.get(r.id), now)]
         for record in lost:
             self._remove(record)
-        # A restarted worker may keep its address: close the old channel before the new record can be chosen.
-        await asyncio.gather(*(self._channels.forget(record.address) for record in lost))
+        await asyncio.gather(*(self._channels.forget(record.address, record.incarnation) for record in lost))
         for record in accepted:
             self._records[record.incarnation] = record
             if record.load.step_age_s > self._limits.max_step_age_s:

@@ -17,6 +17,7 @@ from baton.rpc.channel import may_be_damaged
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc
 from baton.rpc.server import ServerAuth, start_server
+from services.cli.plan import free_ports
 
 DEADLINE_S = 15.0
 WORKER = Incarnation(11)
@@ -116,9 +117,47 @@ async def test_a_forgotten_peer_loses_its_replaced_connections_too():
         await under_way.read()
         with pytest.raises(grpc.aio.AioRpcError):
             await reserve(pool, address)
-        await pool.forget(address)
+        await pool.forget(address, WORKER)
         with pytest.raises(asyncio.CancelledError):
             await under_way.read()
+
+
+@pytest.mark.timeout(60)
+async def test_the_loss_of_a_worker_ends_no_call_of_its_successor():
+    """With another worker id at the same address: the old record is found lost long after the successor serves."""
+    async with served(None) as (servicer, pool, address):
+        before = pool.get(address, Incarnation(7))
+        stub: Any = pool.stub(decode_pb2_grpc.DecodeStub, address, WORKER)
+        under_way = stub.Generate(decode_pb2.GenerateRequest(), timeout=DEADLINE_S)
+        assert (await under_way.read()).HasField("imported")
+        await pool.forget(address, Incarnation(7))
+        servicer.finish.set()
+        assert (await under_way.read()).HasField("tokens")
+        assert pool.get(address, Incarnation(7)) is not before
+
+
+@pytest.mark.timeout(60)
+async def test_a_restarted_worker_is_called_without_the_wait_of_its_predecessor():
+    """A channel that failed to connect fails its calls until its next attempt, up to a second later."""
+    add: Any = decode_pb2_grpc.add_DecodeServicer_to_server
+    pool = ChannelPool()
+    [port] = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    try:
+        deadline = asyncio.get_running_loop().time() + 1.0  # the wait has grown by then
+        while asyncio.get_running_loop().time() < deadline:
+            stub: Any = pool.stub(decode_pb2_grpc.DecodeStub, address, Incarnation(7))
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+                await stub.Reserve(decode_pb2.ReserveRequest(), timeout=DEADLINE_S, wait_for_ready=False)
+            await asyncio.sleep(0.01)  # lets gRPC try again
+        servicer = DamagedDecode(None)
+        server = await start_server("127.0.0.1", port, lambda server: add(servicer, server), ServerAuth(WORKER))
+        try:
+            await reserve(pool, address)
+        finally:
+            await server.stop()
+    finally:
+        await pool.close()
 
 
 @pytest.mark.timeout(60)

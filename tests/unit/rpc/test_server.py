@@ -70,8 +70,8 @@ async def test_channels_are_kept_by_address_until_forgotten():
         first = channels.get("127.0.0.1:1", WORKER)
         assert channels.get("127.0.0.1:1", WORKER) is first
         assert channels.get("127.0.0.1:2", WORKER) is not first
-        await channels.forget("127.0.0.1:1")
-        await channels.forget("127.0.0.1:1")
+        await channels.forget("127.0.0.1:1", WORKER)
+        await channels.forget("127.0.0.1:1", WORKER)
         assert channels.get("127.0.0.1:1", WORKER) is not first
     finally:
         await channels.close()
@@ -85,7 +85,9 @@ async def test_a_stub_is_built_once_for_each_incarnation():
         assert channels.stub(prefill_pb2_grpc.PrefillStub, "127.0.0.1:1", WORKER) is first
         successor = channels.stub(prefill_pb2_grpc.PrefillStub, "127.0.0.1:1", Incarnation(WORKER + 1))
         assert successor is not first
-        await channels.forget("127.0.0.1:1")
+        await channels.forget("127.0.0.1:1", WORKER)
+        assert channels.stub(prefill_pb2_grpc.PrefillStub, "127.0.0.1:1", Incarnation(WORKER + 1)) is successor
+        await channels.forget("127.0.0.1:1", Incarnation(WORKER + 1))
         assert channels.stub(prefill_pb2_grpc.PrefillStub, "127.0.0.1:1", Incarnation(WORKER + 1)) is not successor
     finally:
         await channels.close()
