@@ -84,7 +84,13 @@ async def _soak(options: argparse.Namespace, logs: Path, console: Console) -> in
 
 async def _storm(options: argparse.Namespace, logs: Path, console: Console) -> int:
     flags = {"request-deadline-s": 60, "max-attempts": 6}
-    shape = ClusterShape(transport=options.transport, prefill_flags={}, router_flags=flags, forks=options.forks)
+    shape = ClusterShape(
+        transport=options.transport,
+        prefill_flags={},
+        router_flags=flags,
+        forks=options.forks,
+        new_ids=options.new_ids,
+    )
     async with running_cluster(shape, logs) as cluster:
         harness = ChaosHarness(cluster, ChaosClient(cluster.http, shape.model), Oracle())
         await prepare(harness)
@@ -130,6 +136,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     storm.add_argument("--at-once", type=int, default=1, help="most processes that are killed in one moment")
     storm.add_argument("--rest-s", type=float, default=1.0, help="load without kills before each round of a minute")
     storm.add_argument("--forks", action=argparse.BooleanOptionalAction, default=True, help="start services as forks")
+    storm.add_argument("--new-ids", action="store_true", help="a restarted worker has a new id, and waits for no lease")
     storm.add_argument("--logs", type=Path, help="where the processes' logs stay; default: nowhere")
     storm.add_argument("--transport", choices=["stream", "nixl"], default="stream")
     for command in (matrix, soak):

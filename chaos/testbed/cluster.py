@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from pathlib import Path
 import httpx2
 
 from baton.domain.errors import BatonError
-from baton.domain.ids import Incarnation
+from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.trust import ClusterTrust
 from baton.domain.worker import WorkerRecord, WorkerRole, WorkerStatus
 from baton.store.connect import connect
@@ -47,7 +48,8 @@ class WaitTimeout(TimeoutError):
 class ClusterShape:
     """Number and flags of each role. The defaults make every phase of a request long enough for a fault.
 
-    `forks`: services are forks of a process that has imported everything. Their clocks cannot be moved.
+    `forks`: services are forks of a process that has imported everything. Their clocks cannot be moved. `new_ids`: a
+    restarted worker has another id, as a new pod does; under its old one it waits until its last record has expired.
     """
 
     num_prefill: int = 2
@@ -56,6 +58,7 @@ class ClusterShape:
     transport: str = "stream"
     model: str = "bundled"
     forks: bool = False
+    new_ids: bool = False
     prefill_flags: Mapping[str, object] = field(default_factory=lambda: {"token-budget": 32, "max-partial-prompts": 1})
     decode_flags: Mapping[str, object] = field(default_factory=lambda: {"pull-deadline-s": 20})
     router_flags: Mapping[str, object] = field(
@@ -88,6 +91,7 @@ class ChaosCluster:
         self._folder = folder
         self._killed_incarnations: set[Incarnation] = set()
         self._exit_reports: list[str] = []
+        self._num_spawned = 0
         self._store: StateStore | None = None
         self._fork_server: ForkServer | None = None
 
@@ -130,7 +134,7 @@ class ChaosCluster:
             await asyncio.to_thread(self.redis.kill)
             return
         with contextlib.suppress(BatonError):
-            self._killed_incarnations |= {r.incarnation for r in await self.store.workers() if r.id == name}
+            self._killed_incarnations |= {r.incarnation for r in await self.store.workers() if _name(r.id) == name}
         await asyncio.to_thread(self.processes[name].kill)
 
     async def start_redis(self) -> None:
@@ -220,8 +224,12 @@ class ChaosCluster:
         return all([await self._is_ready(name) for name in self.names("router")])
 
     def _all_linked(self, workers: list[WorkerRecord]) -> bool:
+        if self.shape.new_ids:
+            workers = [w for w in workers if w.incarnation not in self._killed_incarnations]
         present = {
-            w.id for w in workers if w.status is WorkerStatus.READY and w.incarnation not in self._killed_incarnations
+            _name(w.id)
+            for w in workers
+            if w.status is WorkerStatus.READY and w.incarnation not in self._killed_incarnations
         }
         prefills = {(w.id, w.incarnation) for w in workers if w.role is WorkerRole.PREFILL}
         links = [
@@ -232,13 +240,16 @@ class ChaosCluster:
         return present == set(self.names("prefill", "decode")) and all(prefills <= each for each in links)
 
     async def _is_ready(self, router: str) -> bool:
-        """True if a router reports all pairs."""
+        """True if a router reports all pairs, besides those of dead workers whose records have not expired."""
         try:
             answer = await self.http.get(f"{self.processes[router].url}/ready", timeout=SCRAPE_TIMEOUT_S)
         except httpx2.TransportError:
             return False
         num_pairs = self.shape.num_prefill * self.shape.num_decode
-        return answer.status_code == httpx2.codes.OK and f"{num_pairs} linked" in answer.text
+        linked = re.search(r"(\d+) linked", answer.text)
+        if answer.status_code != httpx2.codes.OK or linked is None:
+            return False
+        return int(linked[1]) == num_pairs or (self.shape.new_ids and int(linked[1]) > num_pairs)
 
     def _write_secret(self) -> None:
         """All processes share a secret, so that calls are authenticated and Redis keeps nothing in clear."""
@@ -261,7 +272,9 @@ class ChaosCluster:
             metrics_port = port
         else:
             advertised = await self.network.serve(name, (LOCALHOST, port))
-            flags |= {"worker-id": name, "advertise-address": advertised, "metrics-port": metrics_port}
+            self._num_spawned += 1
+            id = f"{name}.{self._num_spawned}" if self.shape.new_ids else name
+            flags |= {"worker-id": id, "advertise-address": advertised, "metrics-port": metrics_port}
             flags |= {"dtype": "float32", "kv-memory-mib": 64, "transport": self.shape.transport}
             flags |= self.shape.prefill_flags if role == "prefill" else self.shape.decode_flags
         addresses = (LOCALHOST, port), (LOCALHOST, metrics_port)
@@ -283,6 +296,11 @@ async def running_cluster(shape: ClusterShape, folder: Path) -> AsyncIterator[Ch
             yield cluster
         finally:
             await cluster.close()
+
+
+def _name(id: WorkerId) -> str:
+    """The process of a worker id."""
+    return id.partition(".")[0]
 
 
 async def eventually(condition: Callable[[], object], timeout_s: float, what: str) -> None:
