@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 from redis.asyncio import Redis
@@ -18,34 +16,24 @@ from redis.asyncio import Redis
 from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
-from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
+from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRole, WorkerStatus
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.redis.keys import RedisKeys
 from baton.store.store import RecordLost, SequenceRecord, StateStore, StoreUnavailable
 from services.cli.processes import local_redis
 from services.cli.processes.local_redis import LocalRedis
-from tests.contract.stores import DEADLINE_S, OpenStore
+from tests.contract.stores import DEADLINE_S, WORKER, OpenStore, listening
 from tests.redis_server import ends_within, frozen, running_redis
 
 E = RequestEvent
 BRISK = StoreOptions(heartbeat_s=0.02, worker_ttl_s=0.1, retention_s=0.1, timeout_s=5.0)
 OUTAGE = StoreOptions(heartbeat_s=0.02, timeout_s=1.0)
 REQUEST = SequenceRecord(RequestId("r"), 1, RequestState.RECEIVED, "router-0", "tiny", num_prompt_tokens=7)
-WORKER = WorkerRecord(
-    WorkerId("decode-0"), WorkerRole.DECODE, Incarnation(2**63 - 1), "10.0.0.1:7", "tiny", "f00d", 16, 4096, 32000
-)  # fmt: skip
 
 
 def attempt(number: int, id: RequestId = REQUEST.id) -> AttemptId:
     return AttemptId(id, number)
-
-
-@contextlib.asynccontextmanager
-async def listening(store: StateStore) -> AsyncIterator[AsyncIterator[None]]:
-    """`changes()` with a deadline over all of it, and a clean end."""
-    async with asyncio.timeout(DEADLINE_S), contextlib.aclosing(cast(AsyncGenerator[None], store.changes())) as changes:
-        yield changes
 
 
 async def until(store: StateStore, condition: Callable[[], Awaitable[bool]]) -> None:
@@ -228,59 +216,6 @@ async def test_silent_workers_expire_but_replaced_incarnations_stay_fenced(open_
     await until(store, empty)
     assert not await store.announce(older)
     assert await store.announce(newer)
-
-
-async def test_changes_yield_on_join_status_and_leave(store: StateStore) -> None:
-    async with listening(store) as changes:
-        await anext(changes)
-        await store.announce(WORKER)
-        await anext(changes)
-        await store.announce(replace(WORKER, status=WorkerStatus.DRAINING))
-        await anext(changes)
-        await store.withdraw(WORKER.id, WORKER.incarnation)
-        await anext(changes)
-        await store.announce(replace(WORKER, incarnation=Incarnation(5)))
-        await anext(changes)
-
-
-async def test_changes_yield_on_links(store: StateStore) -> None:
-    """A router that waits for a pair uses a new link at once. A heartbeat comes after a minute here."""
-    link = LinkRecord(WorkerId("prefill-0"), Incarnation(2**63 - 5), "stream", 1e9, 8)
-    other = replace(link, prefill_id=WorkerId("prefill-1"), prefill_incarnation=Incarnation(7))
-    async with listening(store) as changes:
-        await anext(changes)
-        await store.announce(WORKER)
-        await anext(changes)
-        for links in ((link,), (link, other), (other,), ()):
-            await store.announce(replace(WORKER, links=links))
-            await anext(changes)
-
-
-async def test_neither_load_nor_the_order_of_links_is_a_change(store: StateStore) -> None:
-    link = LinkRecord(WorkerId("prefill-0"), Incarnation(2**63 - 5), "stream", 1e9, 8)
-    other = replace(link, prefill_id=WorkerId("prefill-1"), prefill_incarnation=Incarnation(7))
-    linked = replace(WORKER, links=(link, other))
-    async with listening(store) as changes:
-        await anext(changes)
-        await store.announce(linked)
-        await anext(changes)
-        await store.announce(replace(linked, links=(other, replace(link, bandwidth_bytes_per_s=2e9))))
-        await store.announce(replace(linked, load=WorkerLoad(waiting_requests=1)))
-        changed = asyncio.ensure_future(anext(changes))
-        assert not (await asyncio.wait([changed], timeout=0.2))[0]  # nothing is heard
-        await store.withdraw(WORKER.id, WORKER.incarnation)
-        await changed
-
-
-async def test_changes_yield_every_heartbeat_and_end_when_the_store_closes(open_store: OpenStore) -> None:
-    store = await open_store(BRISK)
-    num_beats = 0
-    async with listening(store) as changes:
-        async for _ in changes:
-            num_beats += 1
-            if num_beats == 3:
-                await store.close()
-    assert num_beats == 3
 
 
 async def test_a_closed_store_says_so(store: StateStore) -> None:

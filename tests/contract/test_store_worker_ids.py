@@ -8,7 +8,7 @@ import pytest
 
 from baton.domain.ids import Incarnation
 from baton.store.store import StateStore, WorkerIdInUse
-from tests.contract.test_store import WORKER
+from tests.contract.stores import WORKER
 
 
 async def test_a_live_worker_is_never_displaced(store: StateStore) -> None:
