@@ -25,11 +25,11 @@ class _QuietHandler(WSGIRequestHandler):
         """Does nothing."""
 
 
-class _Server(ThreadingWSGIServer):
+class _IPv4Server(ThreadingWSGIServer):
     """IPv4."""
 
 
-class _ServerV6(ThreadingWSGIServer):
+class _IPv6Server(ThreadingWSGIServer):
     """IPv6."""
 
     address_family = socket.AF_INET6
@@ -53,7 +53,7 @@ class MetricsServer:
 def start_metrics_server(host: str, port: int) -> MetricsServer:
     """Serves /metrics; port 0 takes a free one. Raises `OSError` with the port if it is busy."""
     family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    server_class = _ServerV6 if family is socket.AF_INET6 else _Server
+    server_class = _IPv6Server if family is socket.AF_INET6 else _IPv4Server
     try:
         server = make_server(host, port, make_wsgi_app(REGISTRY), server_class, _QuietHandler)
     except OSError as error:

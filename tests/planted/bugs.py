@@ -236,7 +236,7 @@ BUGS = (
     bug(
         OWNERSHIP, "a live worker id is displaced", "baton/store/redis/scripts/announce.lua",
         "if held[1] and held[1] ~= ARGV[2] then", "if false then",
-        "tests/contract/test_store_worker_ids.py",
+        "tests/contract/test_store_registry.py",
     ),
     bug(
         MESSAGES, "a damaged connection stays in use", "baton/rpc/channel.py",

@@ -1,14 +1,16 @@
-"""What wakes a reader of the registry: joins, leaves, status, links and the heartbeat. One suite for every store."""
+"""The registry of workers: who holds an id, and what wakes its readers. One suite for every store."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import LinkRecord, WorkerLoad, WorkerStatus
 from baton.store.options import StoreOptions
-from baton.store.store import StateStore
+from baton.store.store import StateStore, WorkerIdInUse
 from tests.contract.stores import WORKER, OpenStore, listening
 
 BRISK = StoreOptions(heartbeat_s=0.02, worker_ttl_s=0.1, retention_s=0.1, timeout_s=5.0)
@@ -65,3 +67,17 @@ async def test_changes_yield_every_heartbeat_and_end_when_the_store_closes(open_
             if num_beats == 3:
                 await store.close()
     assert num_beats == 3
+
+
+async def test_a_live_worker_is_never_displaced(store: StateStore) -> None:
+    second = replace(WORKER, incarnation=Incarnation(5))
+    assert await store.announce(WORKER)
+    for _ in range(3):
+        with pytest.raises(WorkerIdInUse):
+            await store.announce(second)
+        assert await store.announce(WORKER), "an attempt of another process fences nothing"
+    assert await store.workers() == [WORKER]
+    await store.withdraw(WORKER.id, WORKER.incarnation)
+    assert await store.announce(second)
+    assert not await store.announce(WORKER)
+    assert await store.workers() == [second]
