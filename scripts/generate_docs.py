@@ -90,7 +90,7 @@ def api(page: str) -> str:
 
 
 def _endpoints() -> str:
-    paths = openapi_document("model", 1, requires_api_key=False)["paths"]
+    paths = openapi_document(["model"], 1, requires_api_key=False)["paths"]
     lines = ["| method | path | response |", "|---|---|---|"]
     for path, methods in paths.items():
         lines += [f"| {method.upper()} | `{path}` | {details['summary']} |" for method, details in methods.items()]

@@ -30,6 +30,7 @@ from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from services.cli.settings import COMMANDS, ReplaySettings
 from services.router.app import DEFAULT_CONTEXT_TOKENS, RunningBackend, open_backend
 from services.router.generation import SequenceSpec
+from services.router.openai.fields import parse_object
 from services.router.openai.request_parser import RequestParser
 from services.router.openai.validation import RequestValidator
 from services.router.settings import RouterSettings
@@ -133,7 +134,8 @@ async def _parse(
     call: CallRecord, record: SequenceRecord, text: TextModel, settings: ReplaySettings
 ) -> list[SequenceSpec]:
     max_model_len = text.max_position_tokens or DEFAULT_CONTEXT_TOKENS
-    validator = RequestValidator(text, record.model, max_model_len, deadline_s=settings.wait_s)
+    names = [name for name in (parse_object(call.body).get("model"),) if isinstance(name, str)]
+    validator = RequestValidator(text, record.model, max_model_len, settings.wait_s, names)
     parsed = await RequestParser(validator, text, "replay").parse(raw_request_of(call))
     attempt_salt = uuid.uuid4().hex
     return [

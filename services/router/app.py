@@ -299,12 +299,14 @@ def api_limits(settings: RouterSettings, text: TextModel) -> ApiLimits:
     """The settings of the HTTP side."""
     return ApiLimits(
         model_name=settings.public_model_name,
+        other_model_names=settings.model_names[1:],
         max_model_len=text.max_position_tokens or DEFAULT_CONTEXT_TOKENS,
         max_body_bytes=settings.max_body_bytes,
         request_deadline_s=settings.request_deadline_s,
         always_ids=settings.event_ids is EventIds.ALWAYS,
         store_prompts=settings.store_prompts,
         strict_fields=settings.strict_fields,
+        cors_origins=settings.allowed_origins,
     )
 
 

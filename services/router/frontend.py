@@ -31,18 +31,21 @@ FINGERPRINT = f"baton-{baton.__version__}"
 class ApiLimits:
     """Settings of the HTTP side. `max_model_len`: prompt and answer together, in tokens.
 
-    `always_ids`: every streamed event has an id, not only those for SSE clients. `store_prompts` False: every call is
-    private. `strict_fields`: unknown fields are refused.
+    `other_model_names`: further names of the model. `always_ids`: every streamed event has an id, not only those for
+    SSE clients. `store_prompts` False: every call is private. `strict_fields`: unknown fields are refused.
+    `cors_origins`: origins whose pages may call; "*" for any.
     """
 
     model_name: str
     max_model_len: int
+    other_model_names: tuple[str, ...] = ()
     max_body_bytes: int = 4 * 1024 * 1024
     request_deadline_s: float = 600.0
     ping_interval_s: float = 15.0
     always_ids: bool = False
     store_prompts: bool = True
     strict_fields: bool = False
+    cors_origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,9 @@ def build_frontend(
     text: TextModel, dispatcher: Dispatcher, limits: ApiLimits, traces: RequestTraces, store_access: StoreAccess
 ) -> Frontend:
     """Must be called on the event loop that uses it."""
-    validator = RequestValidator(text, limits.model_name, limits.max_model_len, limits.request_deadline_s)
+    validator = RequestValidator(
+        text, limits.model_name, limits.max_model_len, limits.request_deadline_s, limits.other_model_names
+    )
     parser = RequestParser(validator, text, FINGERPRINT)
     call_ownership = CallOwnership(store_access.writer, store_access.owner, store_access.durability, text.digest)
     takeovers = Takeovers(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,12 +107,12 @@ _POSTS = {
 }
 
 
-def openapi_document(model_name: str, vocab_size: int, *, requires_api_key: bool) -> Schema:
+def openapi_document(model_names: Sequence[str], vocab_size: int, *, requires_api_key: bool) -> Schema:
     """The document of a router that serves this model."""
     _, structs = msgspec.json.schema_components(_STRUCTS, ref_template=_REF + "{name}")
     requests = {
-        "ChatRequest": body_schema(FieldEndpoint.CHAT, model_name, vocab_size),
-        "CompletionRequest": body_schema(FieldEndpoint.COMPLETION, model_name, vocab_size),
+        "ChatRequest": body_schema(FieldEndpoint.CHAT, model_names, vocab_size),
+        "CompletionRequest": body_schema(FieldEndpoint.COMPLETION, model_names, vocab_size),
     }
     components: dict[str, Any] = {"schemas": {**structs, **requests}}
     if requires_api_key:

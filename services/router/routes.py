@@ -8,16 +8,19 @@ One handler turns errors into responses. Knows texts and the `Dispatcher`; not w
 
 from __future__ import annotations
 
+import difflib
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from http import HTTPStatus
 
 import msgspec
 import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -32,7 +35,7 @@ from services.router.edge.api_keys import ApiKeys
 from services.router.edge.auth_middleware import ApiKeyMiddleware, tenant_of
 from services.router.edge.body import read_body
 from services.router.edge.body_budget import BodyBudget
-from services.router.edge.http_errors import NotReady, error_response, is_internal_error
+from services.router.edge.http_errors import NotReady, PathNotFound, error_response, is_internal_error
 from services.router.edge.middleware import MAX_LOGGED_CHARS, RequestMiddleware, trace_context_of
 from services.router.edge.unknown_fields import MAX_NAME_CHARS, MAX_NAMES
 from services.router.frontend import Frontend
@@ -51,6 +54,12 @@ LAST_EVENT_ID = "last-event-id"
 STORE = "x-baton-store"
 """Request header; `none`: the call is private."""
 
+EXPOSED_HEADERS = (
+    "x-request-id", "x-baton-request-id", "x-baton-durable", "x-baton-unknown-fields", "openai-processing-ms",
+    "retry-after",
+)  # fmt: skip
+"""Headers that a page of another origin may read."""
+
 MAX_BODIES = 16
 """Bodies of the largest size that may be read and parsed at once; more if they are smaller."""
 
@@ -60,7 +69,9 @@ log = structlog.get_logger(__name__)
 def make_app(frontend: Frontend, readiness: ReadinessCheck, keys: ApiKeys | None = None) -> Starlette:
     """The HTTP application. With `keys`, every request needs one of them."""
     description = openapi_document(
-        frontend.limits.model_name, frontend.text.vocab_size, requires_api_key=keys is not None
+        (frontend.limits.model_name, *frontend.limits.other_model_names),
+        frontend.text.vocab_size,
+        requires_api_key=keys is not None,
     )
     api = _Endpoints(frontend, readiness)
     app = Starlette(
@@ -79,12 +90,28 @@ def make_app(frontend: Frontend, readiness: ReadinessCheck, keys: ApiKeys | None
         ],
         middleware=[
             Middleware(RequestMiddleware),
+            *_cors(frontend.limits.cors_origins),
             *([Middleware(ApiKeyMiddleware, keys=keys)] if keys is not None else []),
         ],
         exception_handlers={BatonError: _error_handler, HTTPException: _error_handler},
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    """Lets pages of these origins call. Preflights carry no key, so it comes before `ApiKeyMiddleware`."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=list(EXPOSED_HEADERS),
+        )
+    ]
 
 
 class _Endpoints:
@@ -121,20 +148,21 @@ class _Endpoints:
         id = RequestId(request.path_params["id"])
         return await self._frontend.resumer.respond(id, last_event_id, tenant_of(request))
 
-    def _model(self) -> Model:
-        """The model, with the length that the workers hold now."""
-        length = self._frontend.max_model_len()
-        return Model(id=self._limits.model_name, created=self._started_s, max_model_len=length)
+    def _models(self) -> list[Model]:
+        """The model under each of its names, with the length that the workers hold now."""
+        length, names = self._frontend.max_model_len(), (self._limits.model_name, *self._limits.other_model_names)
+        return [Model(id=name, created=self._started_s, max_model_len=length) for name in names]
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return _json(ModelList([self._model()]))
+        return _json(ModelList(self._models()))
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
-        if request.path_params["id"] != self._limits.model_name:
-            raise ModelNotFound(f"the model {short_repr(request.path_params['id'])} does not exist here", param="model")
-        return _json(self._model())
+        for model in self._models():
+            if model.id == request.path_params["id"]:
+                return _json(model)
+        raise ModelNotFound(f"the model {short_repr(request.path_params['id'])} does not exist here", param="model")
 
     async def health(self, request: Request) -> Response:
         """GET /health: the process runs."""
@@ -215,4 +243,16 @@ def _json(struct: msgspec.Struct) -> Response:
 async def _error_handler(request: Request, error: Exception) -> Response:
     if is_internal_error(error):
         log.error("request_failed", path=request.scope["path"][:MAX_LOGGED_CHARS], exc_info=error)
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
+        error = _no_such_path(request)
     return error_response(error).response()
+
+
+def _no_such_path(request: Request) -> PathNotFound:
+    """Names the path, and the nearest one that exists, such as one without its `/v1`."""
+    path = request.scope["path"][:MAX_LOGGED_CHARS]
+    known = [route.path for route in request.app.routes if isinstance(route, Route) and "{" not in route.path]
+    ends = [other for other in known if path.strip("/") and other.endswith("/" + path.strip("/"))]
+    nearest = sorted(ends, key=len) or difflib.get_close_matches(path, known, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return PathNotFound(f"no such path: {short_repr(path)}{hint}")

@@ -27,7 +27,7 @@ class RouterSettings(ServiceSettings):
     """HTTP port; 0 takes a free one."""
 
     served_model_name: str | None = None
-    """Model name for clients; default: the model's own."""
+    """Model names for clients, separated by commas; the first is that of metrics. Default: the model's own."""
 
     router_id: Annotated[str, Field(min_length=1)] = "router-0"
     """Name of this router, unique among routers that share a state store."""
@@ -64,6 +64,10 @@ class RouterSettings(ServiceSettings):
     tenants_file: Path | None = None
     """TOML file with weights, places, rates and priorities of tenants. Default: all tenants are alike."""
 
+    cors_origins: str | None = None
+    """Origins whose pages may call from a browser, separated by commas; `*` for any, `none` for none. Default: any
+    without API keys, none with them."""
+
     event_ids: EventIds = EventIds.ACCEPTED
     """Clients that get event ids, with which a stream can be resumed: those that accept `text/event-stream`, or all."""
 
@@ -84,5 +88,19 @@ class RouterSettings(ServiceSettings):
 
     @property
     def public_model_name(self) -> str:
-        """Model name for clients."""
-        return self.served_model_name or model_name(self.model)
+        """The first model name for clients."""
+        return self.model_names[0]
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """The origins of `cors_origins`."""
+        if self.cors_origins is None:
+            return ("*",) if self.api_keys_file is None else ()
+        origins = tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
+        return () if origins == ("none",) else origins
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The model names for clients, without duplicates."""
+        names = (name.strip() for name in (self.served_model_name or "").split(","))
+        return tuple(dict.fromkeys(name for name in names if name)) or (model_name(self.model),)

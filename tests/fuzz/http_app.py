@@ -156,7 +156,7 @@ def _app(dispatcher: FakeDispatcher, writer: StoreWriter) -> Starlette:
 @cache
 def openapi() -> dict[str, Any]:
     """The OpenAPI document of the application."""
-    return openapi_document(MODEL, VOCAB_SIZE, requires_api_key=False)
+    return openapi_document([MODEL], VOCAB_SIZE, requires_api_key=False)
 
 
 @cache

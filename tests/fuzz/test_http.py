@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from services.router.openai.bounds import MAX_REQUEST_CHOICES
+from services.router.openai.bounds import MAX_CHOICES, MAX_REQUEST_CHOICES
 from services.router.openai.field_table.table import ALL_FIELDS
 from tests.fuzz.http_app import JSON_TYPE, VOCAB_SIZE, FuzzedApp, Reply, openapi, validator
 from tests.fuzz.http_bodies import BASES, PATHS, nearly_valid, raw, split_body
@@ -68,8 +68,8 @@ def without_conflicts(body: dict[str, Any]) -> dict[str, Any]:
         if agreed.get(name) == 0 and not agreed.get("echo"):
             agreed.pop(name)
     prompt = agreed.get("prompt")
-    if isinstance(prompt, list) and not isinstance(prompt[0], int) and len(prompt) > MAX_REQUEST_CHOICES // 16:
-        agreed["prompt"] = prompt[: MAX_REQUEST_CHOICES // 16]
+    if isinstance(prompt, list) and not isinstance(prompt[0], int) and len(prompt) > MAX_REQUEST_CHOICES // MAX_CHOICES:
+        agreed["prompt"] = prompt[: MAX_REQUEST_CHOICES // MAX_CHOICES]
     agreed.pop("best_of", None)
     agreed.pop("min_tokens", None)
     biases = agreed.get("logit_bias") or {}

@@ -12,6 +12,9 @@ from services.router.edge.http_errors import InvalidApiKey, error_response
 PUBLIC_PATHS = frozenset({"/health", "/ready"})
 """Probes have no key."""
 
+KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+"""Headers of OpenAI's, Anthropic's and Azure's clients."""
+
 _STATE = "tenant"
 
 
@@ -34,14 +37,27 @@ class ApiKeyMiddleware:
 
     def _tenant(self, headers: Headers) -> str:
         """The tenant of the key. Raises `InvalidApiKey`, which repeats nothing that the client sent."""
-        given = headers.getlist("authorization")
-        scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise InvalidApiKey("an API key is needed, as the header Authorization: Bearer <key>")
-        tenant = self._keys.tenant_of(key.strip())
+        key = _key_of(headers)
+        if not key:
+            raise InvalidApiKey("an API key is needed, as the header Authorization: Bearer <key>, x-api-key or api-key")
+        tenant = self._keys.tenant_of(key)
         if tenant is None:
             raise InvalidApiKey("this API key is not known here")
         return tenant
+
+
+def _key_of(headers: Headers) -> str:
+    """The key; "" without one, or with different ones: which of them counts must not depend on a proxy."""
+    given = {_read_key(name, value) for name in KEY_HEADERS for value in headers.getlist(name)}
+    return given.pop() if len(given) == 1 else ""
+
+
+def _read_key(name: str, value: str) -> str:
+    """The key in one header; "" if it is malformed."""
+    if name != "authorization":
+        return value.strip()
+    scheme, _, key = value.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def tenant_of(connection: HTTPConnection) -> str:

@@ -24,6 +24,9 @@ async def read_body(request: Request, max_body_bytes: int, count_bytes: CountByt
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()  # none at all means JSON
     if media_type and media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedContentType(f"the body must be application/json, not {short_repr(media_type)}")
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedContentType(f"the body must not be compressed, and it is {short_repr(encoding)}")
     content_length = headers.get("content-length", "")
     if content_length.isdigit() and int(content_length[:20]) > max_body_bytes:
         raise BodyTooLarge(f"the body may have {max_body_bytes} bytes, not {content_length[:20]}")

@@ -83,6 +83,12 @@ class InvalidApiKey(Refused):
     code = "invalid_api_key"
 
 
+class PathNotFound(InvalidRequest):
+    """No route has this path."""
+
+    code = "not_found"
+
+
 class RequestNotFound(InvalidRequest):
     """The request does not exist, or belongs to another tenant."""
 
@@ -146,6 +152,7 @@ _ERROR_KINDS: dict[type[BatonError], _ErrorKind] = {
     HeadTooSlow: _ErrorKind(408, "invalid_request_error", closes=True),
     UnsupportedContentType: _ErrorKind(415, "invalid_request_error"),
     InvalidApiKey: _ErrorKind(401, "invalid_request_error", wants_key=True),
+    PathNotFound: _ErrorKind(404, "invalid_request_error"),
     ModelNotFound: _ErrorKind(404, "invalid_request_error"),
     RequestNotFound: _ErrorKind(404, "invalid_request_error"),
     AnswerLost: _ErrorKind(404, "invalid_request_error"),

@@ -26,7 +26,8 @@ log = structlog.get_logger(__name__)
 
 
 class RequestMiddleware:
-    """Adds `x-request-id` (the client's, sanitized, or a new one) and `openai-processing-ms`; counts responses.
+    """Adds `x-request-id` (the client's, sanitized, or a new one), `openai-processing-ms`, and the client's
+    `traceparent`; counts responses.
 
     Binds the id, and the trace id of a `traceparent`, to the log context. Puts both into the scope.
     """
@@ -54,6 +55,8 @@ class RequestMiddleware:
                 metrics.HTTP_RESPONSES_TOTAL.labels(path, str(message["status"])).inc()
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
+                if context.trace_id:
+                    headers["traceparent"] = context.traceparent
                 headers["openai-processing-ms"] = str(round((time.perf_counter() - arrived_s) * 1000))
             await send(message)
 

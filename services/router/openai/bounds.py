@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_CHOICES = 16
+MAX_CHOICES = 128
+DEFAULT_COMPLETION_TOKENS = 16
+"""`max_tokens` of a completion that names none, as at OpenAI."""
+
 MAX_REQUEST_CHOICES = 256
 """Over all prompts of a request."""
 

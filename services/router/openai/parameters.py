@@ -28,12 +28,17 @@ from services.router.text.text_model import TextModel
 
 @dataclass(frozen=True, slots=True)
 class CommonParams:
-    """Parameters of both endpoints. `max_tokens` None: to the end of the context."""
+    """Parameters of both endpoints.
+
+    `max_tokens` None: the client names none. Then it is `default_max_tokens`, or less where the context ends; None: to
+    the end of the context.
+    """
 
     num_choices: int
     sampling: SamplingParams
     seed: int | None
     max_tokens: int | None
+    default_max_tokens: int | None
     min_tokens: int
     stop_strings: tuple[str, ...]
     stop_token_ids: frozenset[int]
@@ -45,14 +50,19 @@ class CommonParams:
 
 
 def read_common_params(
-    fields: Fields, scalars: Mapping[str, Any], logprobs: int | None, text: TextModel, tenant: str
+    fields: Fields,
+    scalars: Mapping[str, Any],
+    logprobs: int | None,
+    text: TextModel,
+    tenant: str,
+    default_max_tokens: int | None = None,
 ) -> CommonParams:
     """Combines `scalars`, the scalar fields, with the other fields. Absent sampling parameters default to the model's.
 
     `sampling` has no seed: it differs between choices.
     """
     body, get = fields.values, scalars.get
-    _check_consistency(fields, scalars)
+    _check_consistency(fields, scalars, default_max_tokens)
     if "response_format" in body:
         _check_response_format(fields)
     defaults, top_k, older = text.sampling_defaults, get("top_k"), get("max_tokens")
@@ -72,6 +82,7 @@ def read_common_params(
         ),
         seed=get("seed"),
         max_tokens=get("max_completion_tokens", older),
+        default_max_tokens=default_max_tokens,
         min_tokens=get("min_tokens", 0),
         stop_strings=_read_stop_strings(fields) if "stop" in body else (),
         stop_token_ids=stop_token_ids if get("ignore_eos") else stop_token_ids | text.eos_token_ids,
@@ -88,12 +99,12 @@ def choice_seed(seed: int, choice: int) -> int:
     return (seed + choice - INT64_MIN) % 2**64 + INT64_MIN
 
 
-def _check_consistency(fields: Fields, scalars: Mapping[str, Any]) -> None:
+def _check_consistency(fields: Fields, scalars: Mapping[str, Any], default_max_tokens: int | None) -> None:
     """Notes fields that contradict each other."""
     num_choices, best_of = scalars.get("n", 1), fields.values.get("best_of")
     if best_of is not None and best_of != num_choices:
         fields.add_error("best_of", f"must equal n ({num_choices}), not {short_repr(best_of)}")
-    max_tokens = scalars.get("max_completion_tokens", scalars.get("max_tokens"))
+    max_tokens = scalars.get("max_completion_tokens", scalars.get("max_tokens", default_max_tokens))
     min_tokens = scalars.get("min_tokens", 0)
     if max_tokens is not None and min_tokens > max_tokens:
         fields.add_error("min_tokens", f"must not be over max_tokens ({max_tokens}), not {min_tokens}")

@@ -54,18 +54,32 @@ def _is_call(value: object) -> bool:
 
 
 def _read_content(message: Fields) -> str | None:
-    """Joins text parts with line breaks. Only an assistant message with tool calls may have no content."""
-    content = message.values.get("content")
-    if content is None and message.values.get("role") == "assistant" and message.values.get("tool_calls") is not None:
-        return None
+    """Joins text parts with line breaks. Only an assistant's message may have no content.
+
+    Its text then is its `refusal`; None if it only calls tools.
+    """
+    content, is_assistant = message.values.get("content"), message.values.get("role") == "assistant"
+    if content is None and is_assistant:
+        refusal = message.values.get("refusal")
+        if refusal is not None and not isinstance(refusal, str):
+            message.add_mismatch("refusal", "a string")
+            return None
+        return refusal or (None if message.values.get("tool_calls") is not None else "")
     if not isinstance(content, list) or len(content) > MAX_CONTENT_PARTS:
         message.add_mismatch("content", f"a string or a list of at most {MAX_CONTENT_PARTS} text parts")
         return None
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+    kinds = ("text", "refusal") if is_assistant else ("text",)
+    texts = [_text_of(part, kinds) for part in content]
     parts = [text for text in texts if isinstance(text, str)]
     if len(parts) < len(texts):
         message.add_mismatch("content", 'made of {"type": "text", "text": ...} parts; this model reads nothing else')
     return "\n".join(parts)
+
+
+def _text_of(part: object, kinds: tuple[str, ...]) -> object:
+    """The text of a part of one of these kinds, which is also the name of its text; None for any other part."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return part.get(kind) if isinstance(part, dict) and isinstance(kind, str) and kind in kinds else None
 
 
 def read_prompts(fields: Fields, vocab_size: int) -> list[PromptInput]:

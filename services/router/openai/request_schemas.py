@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.router.openai.bounds import LENGTHS, MAX_TOKENS_WITH_ECHO, Scalar
 from services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField, Schema
 from services.router.openai.field_table.shapes import or_null, scalar_schema
@@ -16,11 +18,11 @@ _GENERAL = (
 )
 
 
-def body_schema(endpoint: FieldEndpoint, model_name: str, vocab_size: int) -> Schema:
+def body_schema(endpoint: FieldEndpoint, model_names: Sequence[str], vocab_size: int) -> Schema:
     """The body of a POST to `endpoint`."""
     table = FIELDS[endpoint]
     properties = {name: _field(field, endpoint, vocab_size) for name, field in table.items()}
-    properties["model"]["enum"] = [model_name]
+    properties["model"]["enum"] = list(model_names)
     return {
         "type": "object",
         "required": [name for name, field in table.items() if field.required],

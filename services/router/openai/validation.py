@@ -6,14 +6,14 @@ and answer. `request_parser` calls it, in a thread for large bodies. Knows nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from baton.domain.errors import ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
 from baton.domain.request import StopParams
 from services.router.generation import SequenceSpec
-from services.router.openai.bounds import LENGTHS, MAX_REQUEST_CHOICES, MAX_TOKENS_WITH_ECHO
+from services.router.openai.bounds import DEFAULT_COMPLETION_TOKENS, LENGTHS, MAX_REQUEST_CHOICES, MAX_TOKENS_WITH_ECHO
 from services.router.openai.field_table.field import FieldEndpoint
 from services.router.openai.field_table.table import SCALARS, CheckedFields, check_fields
 from services.router.openai.fields import FieldErrors, Fields, short_repr
@@ -49,10 +49,17 @@ class RequestMetadata:
 class RequestValidator:
     """Validates requests to one model. Thread-safe."""
 
-    def __init__(self, text: TextModel, model_name: str, max_model_len: int, deadline_s: float) -> None:
-        """`max_model_len` in tokens, prompt and answer together."""
+    def __init__(
+        self,
+        text: TextModel,
+        model_name: str,
+        max_model_len: int,
+        deadline_s: float,
+        other_names: Collection[str] = (),
+    ) -> None:
+        """`max_model_len` in tokens, prompt and answer together. `other_names`: further names of the same model."""
         self._text = text
-        self._model_name = model_name
+        self._names = frozenset({model_name, *other_names})
         self._max_model_len = max_model_len
         self._deadline_s = deadline_s
 
@@ -73,7 +80,7 @@ class RequestValidator:
         if self._may_be_too_long(text):
             self._remaining_context(self._text.min_tokens(text), params, "messages", "at least ")
         tokens = self._text.encode(text, add_special_tokens=False)
-        built = self._build(metadata, (tokens,), params, "messages")
+        built = self._build(metadata, str(body["model"]), (tokens,), params, "messages")
         return replace(built, unknown_fields=checked.unknown)
 
     def completion(self, body: Body, metadata: RequestMetadata) -> ValidRequest:
@@ -83,20 +90,27 @@ class RequestValidator:
         scalars = fields.read(_ECHO_SCALARS if echo else SCALARS[FieldEndpoint.COMPLETION])
         if echo and "logprobs" in scalars:
             fields.add_error("logprobs", "together with echo is not supported yet")
-        params = read_common_params(fields, scalars, scalars.get("logprobs"), self._text, metadata.tenant)
+        params = read_common_params(
+            fields, scalars, scalars.get("logprobs"), self._text, metadata.tenant, DEFAULT_COMPLETION_TOKENS
+        )
         texts = read_prompts(fields, self._text.vocab_size)
         if len(texts) * params.num_choices > MAX_REQUEST_CHOICES:
             fields.add_error("n", f"times the number of prompts must not be over {MAX_REQUEST_CHOICES}")
         fields.errors.raise_if_any()
         prompts = tuple(self._encode(prompt, params) for prompt in texts)
         echoes = tuple(self._echo(prompt) if echo else "" for prompt in texts for _ in range(params.num_choices))
-        built = self._build(metadata, prompts, params, "prompt")
-        return replace(built, continues_prompt=True, echoes=echoes, unknown_fields=checked.unknown)
+        built = self._build(metadata, str(body["model"]), prompts, params, "prompt")
+        return replace(
+            built,
+            continues_prompt=True,
+            echoes=echoes,
+            unknown_fields=checked.unknown,
+        )
 
     def _open(self, body: Body, endpoint: FieldEndpoint) -> CheckedFields:
         """Checks names against the table. Raises `ModelNotFound` at once: the rest of the body cannot be judged."""
         errors, model = FieldErrors(), body.get("model")
-        if model != self._model_name:
+        if not isinstance(model, str) or model not in self._names:
             if isinstance(model, str) and model:
                 raise ModelNotFound(f"the model {short_repr(model)} does not exist here", param="model")
             Fields(body, errors).add_mismatch("model", "the name of a model")
@@ -115,7 +129,12 @@ class RequestValidator:
         return prompt if isinstance(prompt, str) else self._text.decode(prompt, skip_special_tokens=True)
 
     def _build(
-        self, metadata: RequestMetadata, prompts: tuple[tuple[int, ...], ...], params: CommonParams, param: str
+        self,
+        metadata: RequestMetadata,
+        model: str,
+        prompts: tuple[tuple[int, ...], ...],
+        params: CommonParams,
+        param: str,
     ) -> ValidRequest:
         """Makes one sequence for each choice. The id of the request names the first; others add `-1`, `-2`, ...
 
@@ -125,7 +144,9 @@ class RequestValidator:
         sequences: list[SequenceSpec] = []
         for prompt in prompts:
             remaining = self._remaining_context(len(prompt), params, param)
-            max_tokens = remaining if params.max_tokens is None else params.max_tokens
+            max_tokens = params.max_tokens
+            if max_tokens is None:
+                max_tokens = min(remaining, params.default_max_tokens or remaining)
             stop = StopParams(max_tokens, params.min_tokens, params.stop_token_ids)
             seed = metadata.seed + len(sequences) if params.seed is None else params.seed
             for choice in range(params.num_choices if max_tokens else 0):
@@ -139,7 +160,7 @@ class RequestValidator:
                 )  # fmt: skip
         return ValidRequest(
             id=metadata.id,
-            model=self._model_name,
+            model=model,
             created_s=metadata.created_s,
             prompts=prompts,
             sequences=tuple(sequences),
@@ -162,9 +183,10 @@ class RequestValidator:
         least = max(1, params.min_tokens) if params.max_tokens is None else params.max_tokens
         remaining = self._max_model_len - num_prompt_tokens
         if least > remaining:
+            known_least = "at least " if params.max_tokens is None else ""
             raise ContextOverflow(
-                f"this model's context is {self._max_model_len} tokens; the prompt has {known}{num_prompt_tokens} and "
-                f"the answer asks for {'at least ' if params.max_tokens is None else ''}{least}: "
+                f"this model's maximum context length is {self._max_model_len} tokens; the prompt has "
+                f"{known}{num_prompt_tokens} and the answer asks for {known_least}{least}: "
                 f"{num_prompt_tokens + least} in all",
                 param=param,
             )

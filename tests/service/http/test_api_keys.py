@@ -146,6 +146,11 @@ async def test_a_wrong_key_differs_from_none_and_is_never_repeated(text, keys_fi
         strange = [(b"authorization", b"Bearer \xff\xfe\xed\xa0\x80")]
         assert (await world.client.get("/v1/models", headers=strange)).status_code == 401
         assert (await world.client.get("/v1/models", headers={"authorization": f"bearer   {RED}"})).status_code == 200
+        for name in ("x-api-key", "api-key"):
+            assert (await world.client.get("/v1/models", headers={name: RED})).status_code == 200
+            for others in ({name: wrong}, {name: ""}, {name: wrong, **bearer(RED)}, {name: RED, **bearer(wrong)}):
+                assert (await world.client.get("/v1/models", headers=others)).status_code == 401, others
+            assert (await world.client.get("/v1/models", headers={name: RED, **bearer(RED)})).status_code == 200
         assert (await world.complete(RED, temperature="hot")).status_code == 400
         spoken = caplog.text + json.dumps(world.logs, default=repr) + metrics.render()[0].decode()
         assert not [key for key in (wrong, RED, OTHER_RED, BLUE) if key in spoken]

@@ -43,7 +43,7 @@ def app(keys: ApiKeys | None) -> Starlette:
 
 
 def described(*, keys: bool = False) -> dict[str, Any]:
-    return openapi_document(MODEL, bundled().vocab_size, requires_api_key=keys)
+    return openapi_document([MODEL], bundled().vocab_size, requires_api_key=keys)
 
 
 @pytest.mark.parametrize("keys", [None, RING])

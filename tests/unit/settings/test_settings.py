@@ -120,6 +120,7 @@ def test_the_public_name_of_a_directory_is_its_last_part(tmp_path):
     assert RouterSettings(model=str(tmp_path)).public_model_name == tmp_path.name
     assert RouterSettings(model="org/name").public_model_name == "org/name"
     assert RouterSettings(served_model_name="mine").public_model_name == "mine"
+    assert RouterSettings(served_model_name="mine, yours,,mine").model_names == ("mine", "yours")
 
 
 def test_an_empty_worker_id_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.router.openai.bounds import (
+    DEFAULT_COMPLETION_TOKENS,
     FLAG,
     INT32_MAX,
     INT64_MAX,
@@ -104,7 +105,8 @@ _SAMPLING_ROWS = (
 
 _LENGTH_ROWS = (
     _row("max_tokens", CHAT, _OPENAI, MAX_TOKENS, "Most tokens of a choice.", note=_CONTEXT),
-    _row("max_tokens", COMPLETION, _OPENAI, MAX_TOKENS, "Most tokens of a choice; 0 only with echo.", note=_CONTEXT),
+    _row("max_tokens", COMPLETION, _OPENAI, MAX_TOKENS, "Most tokens of a choice; 0 only with echo.",
+         default=DEFAULT_COMPLETION_TOKENS),
     _row("max_completion_tokens", CHAT, _OPENAI, MAX_TOKENS, "Overrides max_tokens.", note="max_tokens"),
     _row("max_completion_tokens", COMPLETION, _VLLM, MAX_TOKENS, "Overrides max_tokens; 0 only with echo.",
          note="max_tokens"),

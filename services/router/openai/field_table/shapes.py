@@ -33,17 +33,24 @@ def _message() -> Schema:
     part = {**_OBJECT, "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": _STRING}}
     content = {"anyOf": [_STRING, _list(part, 0, bounds.MAX_CONTENT_PARTS)]}
     calls = _list(_tool_call(), 0, bounds.MAX_TOOL_CALLS)
+    refusal = {"required": ["type", "refusal"], "properties": {"type": {"const": "refusal"}, "refusal": _STRING}}
+    said = {"anyOf": [_STRING, _list({**_OBJECT, "anyOf": [part, refusal]}, 0, bounds.MAX_CONTENT_PARTS)]}
     with_content = {
         "required": ["role", "content"],
         "properties": {"role": {"enum": list(bounds.ROLES)}, "content": content, "tool_calls": or_null(calls)},
     }
-    only_tool_calls = {
-        "required": ["role", "tool_calls"],
-        "properties": {"role": {"const": "assistant"}, "content": or_null(content), "tool_calls": calls},
+    of_assistant = {
+        "required": ["role"],
+        "properties": {
+            "role": {"const": "assistant"},
+            "content": or_null(said),
+            "refusal": or_null(_STRING),
+            "tool_calls": or_null(calls),
+        },
     }
     return {
         **_OBJECT,
-        "anyOf": [with_content, only_tool_calls],
+        "anyOf": [with_content, of_assistant],
         "description": "The model's own template may ask for more.",
     }
 

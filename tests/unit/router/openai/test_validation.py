@@ -70,7 +70,7 @@ def test_null_is_absent_and_unknown_fields_are_named():
         ("frequency_penalty", [-2, 2], [-2.1, 2.1]),
         ("repetition_penalty", [0.1, 2], [0, 2.1]),
         ("seed", [-(2**63), 2**63 - 1], [2**63, -(2**63) - 1, 0.5, 10**400]),
-        ("n", [1, 16], [0, 17, "2", 1.0]),
+        ("n", [1, 128], [0, 129, "2", 1.0]),
         ("max_tokens", [1, 5], [0, -1, 1.5, "5"]),
         ("max_completion_tokens", [1], [0]),
         ("min_tokens", [0, 1], [-1]),
@@ -159,8 +159,23 @@ def test_an_assistant_with_tool_calls_needs_no_content():
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "5"}]
     with pytest.raises(ContextOverflow):  # accepted by the template
         chat(messages=messages * 5)
+
+
+def test_an_assistant_without_content_has_said_nothing_or_refused():
+    def prompt(**said) -> object:
+        return VALIDATOR.chat({"model": "m", "messages": [*HELLO, {"role": "assistant", **said}]}, ORIGIN).prompts
+
+    assert prompt(content=None) == prompt() == prompt(content="")
+    no = {"type": "refusal", "refusal": "no"}
+    assert prompt(content=None, refusal="no") == prompt(content=[no]) == prompt(content="no") != prompt(content="")
+    assert prompt(content=[{"type": "text", "text": "well"}, no]) == prompt(content="well\nno")
+    for wrong in ({"refusal": 5}, {"content": [{"type": "refusal", "text": "no"}]}, {"content": 5}):
+        with pytest.raises(InvalidRequest, match=r"messages\[1\]"):
+            prompt(**wrong)
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].content"):  # only an assistant refuses
+        chat(messages=[{"role": "user", "content": [no]}])
     with pytest.raises(InvalidRequest, match=r"messages\[0\].content"):
-        chat(messages=[{"role": "assistant", "content": None}])
+        chat(messages=[{"role": "user", "content": None}])
 
 
 @pytest.mark.parametrize(
@@ -275,9 +290,29 @@ def test_the_context_must_hold_prompt_and_answer():
     for body in ({"max_tokens": 5}, {"min_tokens": 5}):
         with pytest.raises(ContextOverflow, match=r"64 tokens.*60.*5.*65 in all"):
             completion(prompt=[5] * 60, **body)
+    with pytest.raises(ContextOverflow, match=r"^this model's maximum context length is 64 tokens"):
+        chat(max_tokens=64)
     with pytest.raises(ContextOverflow, match="at least 1: 65 in all") as refusal:
         completion(prompt=[5] * 64)
     assert refusal.value.param == "prompt"
+
+
+def test_a_completion_has_16_tokens_unless_the_context_ends():
+    assert completion().sequences[0].stop.max_tokens == 16
+    assert completion(max_completion_tokens=20).sequences[0].stop.max_tokens == 20
+    assert completion(max_tokens=20).sequences[0].stop.max_tokens == 20
+    assert completion(prompt=[5] * 60).sequences[0].stop.max_tokens == 4
+    with pytest.raises(InvalidRequest, match=r"min_tokens: must not be over max_tokens \(16\)"):
+        completion(min_tokens=17)
+
+
+def test_a_model_has_several_names():
+    named = RequestValidator(bundled(), "m", MODEL_LEN, 9.0, ("other",))
+    body = {"model": "other", "prompt": "hello"}
+    assert named.completion(body, ORIGIN).model == "other"
+    assert named.completion({**body, "model": "m"}, ORIGIN).model == "m"
+    with pytest.raises(ModelNotFound):
+        named.completion({**body, "model": "third"}, ORIGIN)
 
 
 def test_max_completion_tokens_overrides_max_tokens():
