@@ -6,6 +6,7 @@ Registered by `services.cli.main`. The engines are those of `LLM`, which is impo
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -67,7 +68,11 @@ def _messages(prompt: Sequence[str], read_more: bool) -> Iterator[str]:
 
 def _answer(llm: LLM, chat: list[dict[str, str]], max_tokens: int, temperature: float | None) -> str:
     """Prints the answer as it comes. A model without a chat template completes the last message."""
-    text = llm.text.render_chat(chat) if llm.text.has_chat_template else chat[-1]["content"]
+    from services.router.text.chat_template import RenderOptions
+
+    text = chat[-1]["content"]
+    if llm.text.has_chat_template:
+        text = llm.text.render_chat(chat, RenderOptions(int(time.time())))
     tokens = llm.text.encode(text, add_special_tokens=not llm.text.has_chat_template)
     sampling = llm.default_sampling()
     if temperature is not None:

@@ -14,6 +14,7 @@ from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_traces import RequestTraces
 from services.router.generation import Dispatcher
 from services.router.openai.request_parser import RequestParser
+from services.router.openai.tokenization import TokenizationParser
 from services.router.openai.validation import RequestValidator
 from services.router.respond import ResponseContext
 from services.router.resume import Resumer
@@ -79,6 +80,7 @@ class Frontend:
     response_context: ResponseContext
     resumer: Resumer
     takeovers: Takeovers
+    tokenization: TokenizationParser
     held_tokens: Callable[[], int | None] = lambda: None
 
     def max_model_len(self) -> int:
@@ -133,4 +135,6 @@ def build_frontend(
         limits.always_ids,
         unread,
     )
-    return Frontend(text, limits, traces, parser, response_context, resumer, takeovers)
+    return Frontend(
+        text, limits, traces, parser, response_context, resumer, takeovers, TokenizationParser(validator, text)
+    )

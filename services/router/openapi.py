@@ -14,15 +14,18 @@ import msgspec
 import baton
 from services.router.edge.auth_middleware import PUBLIC_PATHS
 from services.router.openai.field_table.field import FieldEndpoint, Schema
-from services.router.openai.request_schemas import body_schema
+from services.router.openai.request_schemas import body_schema, detokenize_schema, tokenize_schema
 from services.router.openai.schemas import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
+    DetokenizeResult,
     ErrorEnvelope,
     Model,
     ModelList,
+    RenderResult,
     Status,
+    TokenizeResult,
     Version,
 )
 from services.router.takeover.status import RequestStatus
@@ -32,11 +35,14 @@ _STRUCTS = (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
+    DetokenizeResult,
     ErrorEnvelope,
     Model,
     ModelList,
+    RenderResult,
     RequestStatus,
     Status,
+    TokenizeResult,
     Version,
 )
 _KEY = {"ApiKey": {"type": "http", "scheme": "bearer"}}
@@ -55,6 +61,7 @@ _STATUS_DESCRIPTIONS = {
     503: "No workers, or shutting down; retry after `Retry-After` seconds.",
     504: "The deadline was over before the first token.",
 }
+_TEXT_STATUSES = (400, 404, 408, 413, 415, 429, 500)
 _POST_STATUSES = (_EMPTY, 400, 404, 408, 413, 415, 429, 500, 503, 504)
 
 
@@ -103,8 +110,23 @@ _GETS = {
 }
 _POSTS = {
     "/v1/chat/completions": (_generated("An answer to a chat", ChatCompletion, ChatCompletionChunk), "ChatRequest"),
+    "/v1/chat/completions/render": (
+        _Operation("The prompt of a chat", (("application/json", _struct(RenderResult)),), _TEXT_STATUSES),
+        "ChatRequest",
+    ),
+    "/tokenize": (
+        _Operation("The tokens of a text or a chat", (("application/json", _struct(TokenizeResult)),), _TEXT_STATUSES),
+        "TokenizeRequest",
+    ),
+    "/detokenize": (
+        _Operation("The text of tokens", (("application/json", _struct(DetokenizeResult)),), _TEXT_STATUSES),
+        "DetokenizeRequest",
+    ),
     "/v1/completions": (_generated("A text that goes on from a prompt", Completion, Completion), "CompletionRequest"),
 }
+
+
+_GENERATING = frozenset(endpoint.value for endpoint in FieldEndpoint)
 
 
 def openapi_document(model_names: Sequence[str], vocab_size: int, *, requires_api_key: bool) -> Schema:
@@ -113,6 +135,8 @@ def openapi_document(model_names: Sequence[str], vocab_size: int, *, requires_ap
     requests = {
         "ChatRequest": body_schema(FieldEndpoint.CHAT, model_names, vocab_size),
         "CompletionRequest": body_schema(FieldEndpoint.COMPLETION, model_names, vocab_size),
+        "TokenizeRequest": tokenize_schema(model_names, vocab_size),
+        "DetokenizeRequest": detokenize_schema(model_names, vocab_size),
     }
     components: dict[str, Any] = {"schemas": {**structs, **requests}}
     if requires_api_key:
@@ -159,7 +183,7 @@ def _parameters(path: str, answered: _Operation) -> Iterator[Schema]:
     if _EMPTY in answered.other_statuses:
         description = "The id of the last event that the client has: it gets what follows."
         yield {"name": "Last-Event-ID", "in": "header", "schema": string, "description": description}
-    if path in _POSTS:
+    if path in _GENERATING:
         description = "`none`: the state store gets nothing of the request; only the router that got it can resume it."
         yield {"name": "x-baton-store", "in": "header", "schema": {"enum": ["none"]}, "description": description}
     if path.endswith("/stream"):

@@ -40,7 +40,7 @@ from services.router.edge.middleware import MAX_LOGGED_CHARS, RequestMiddleware,
 from services.router.edge.unknown_fields import MAX_NAME_CHARS, MAX_NAMES
 from services.router.frontend import Frontend
 from services.router.openai.fields import short_repr
-from services.router.openai.request_parser import CHAT, COMPLETION, ID_PREFIXES, ParsedRequest, RawRequest
+from services.router.openai.request_parser import CHAT, COMPLETION, ID_PREFIXES, ParsedRequest, RawRequest, run_parser
 from services.router.openai.schemas import Model, ModelList, Status, Version
 from services.router.openai.validation import RequestMetadata
 from services.router.openapi import openapi_document
@@ -78,6 +78,9 @@ def make_app(frontend: Frontend, readiness: ReadinessCheck, keys: ApiKeys | None
         routes=[
             Route(CHAT, api.generate, methods=["POST"]),
             Route(COMPLETION, api.generate, methods=["POST"]),
+            Route(f"{CHAT}/render", api.render, methods=["POST"]),
+            Route("/tokenize", api.tokenize, methods=["POST"]),
+            Route("/detokenize", api.detokenize, methods=["POST"]),
             Route("/v1/requests/{id}", api.request),
             Route("/v1/requests/{id}/stream", api.stream),
             Route("/v1/models", api.models),
@@ -137,6 +140,29 @@ class _Endpoints:
         )
         raw, parsed = await self._read(request, timer)
         return GenerationResponse(self._frontend.response_context, parsed, raw, timer)
+
+    async def render(self, request: Request) -> Response:
+        """POST /v1/chat/completions/render: the prompt of a chat."""
+        parse, metadata = self._frontend.tokenization.render, self._metadata(request)
+        return await self._answer_text(request, lambda body: parse(body, metadata))
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize."""
+        parse, metadata = self._frontend.tokenization.tokenize, self._metadata(request)
+        return await self._answer_text(request, lambda body: parse(body, metadata, self._frontend.max_model_len()))
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize."""
+        return await self._answer_text(request, self._frontend.tokenization.detokenize)
+
+    def _metadata(self, request: Request) -> RequestMetadata:
+        """For a request that nothing is generated for."""
+        return RequestMetadata(RequestId("none"), int(time.time()), 0, tenant_of(request))
+
+    async def _answer_text(self, request: Request, parse: Callable[[bytes], msgspec.Struct]) -> Response:
+        with self._bodies.track() as count_bytes:
+            body = await read_body(request, self._limits.max_body_bytes, count_bytes)
+            return _json(await run_parser(len(body), parse, body))
 
     async def request(self, request: Request) -> Response:
         """GET /v1/requests/{id}: the state and the trace of a request."""

@@ -16,11 +16,17 @@ from services.router.openai.field_table.field import FieldEndpoint, FieldKind, R
 from services.router.openai.field_table.table import FIELDS
 from services.router.openai.valid_request import ValidRequest
 from services.router.openai.validation import RequestMetadata, RequestValidator
-from tests.unit.router.text.text_models import bundled
+from services.router.text.text_model import TextModel
+from tests.unit.router.text.text_models import byte_level_tokenizer
 
 LISTS = Path(__file__).parent / "fields"
 NAMES = {"chat": FieldEndpoint.CHAT, "completion": FieldEndpoint.COMPLETION}
-VALIDATOR = RequestValidator(bundled(), "m", max_model_len=4096, deadline_s=1.0)
+TEMPLATE = (
+    "{{ enable_thinking }}{{ mood }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+TEXT = TextModel(byte_level_tokenizer(), {}, {"eos_token_id": 5}, TEMPLATE)
+VALIDATOR = RequestValidator(TEXT, "m", max_model_len=4096, deadline_s=1.0)
 METADATA = RequestMetadata(RequestId("call"), created_s=1, seed=5, tenant="red")
 NEEDED: dict[FieldEndpoint, dict[str, Any]] = {
     FieldEndpoint.CHAT: {"model": "m", "messages": [{"role": "user", "content": "hello"}]},
@@ -55,8 +61,13 @@ OTHER_VALUES: dict[str, Any] = {
     "cache_salt": "s",
     "extra_key": "s",
     "skip_special_tokens": False,
+    "chat_template_kwargs": {"mood": "wild"},
 }
 COMPANIONS: dict[tuple[FieldEndpoint, str], dict[str, Any]] = {
+    (FieldEndpoint.CHAT, "continue_final_message"): {
+        "messages": [{"role": "assistant", "content": "so"}],
+        "add_generation_prompt": False,
+    },
     (FieldEndpoint.CHAT, "top_logprobs"): {"logprobs": True},
     (FieldEndpoint.CHAT, "stream_options"): {"stream": True},
     (FieldEndpoint.COMPLETION, "stream_options"): {"stream": True},

@@ -36,6 +36,11 @@ FEW, SOME, MANY = (
 )
 BEYOND_THE_SCHEMA = {"context_length_exceeded"}
 
+TEXT_PATHS = {
+    "/v1/chat/completions/render": "ChatRequest",
+    "/tokenize": "TokenizeRequest",
+    "/detokenize": "DetokenizeRequest",
+}
 each_post = pytest.mark.parametrize("path", sorted(PATHS))
 
 
@@ -70,7 +75,8 @@ def without_conflicts(body: dict[str, Any]) -> dict[str, Any]:
     prompt = agreed.get("prompt")
     if isinstance(prompt, list) and not isinstance(prompt[0], int) and len(prompt) > MAX_REQUEST_CHOICES // MAX_CHOICES:
         agreed["prompt"] = prompt[: MAX_REQUEST_CHOICES // MAX_CHOICES]
-    agreed.pop("best_of", None)
+    for name in ("best_of", "continue_final_message", "enable_thinking", "chat_template_kwargs"):
+        agreed.pop(name, None)
     agreed.pop("min_tokens", None)
     biases = agreed.get("logit_bias") or {}
     agreed["logit_bias"] = {str(int(key) % VOCAB_SIZE): bias for key, bias in biases.items()}
@@ -126,6 +132,22 @@ def test_bodies_that_the_document_forbids_are_refused(app: FuzzedApp, path: str,
     except (TypeError, ValueError):
         return  # schemathesis generates bodies outside JSON
     check_answer(app, path, plain(body))
+
+
+@pytest.mark.parametrize("path", sorted(TEXT_PATHS))
+@FEW
+@given(data=st.data())
+def test_requests_about_text_are_answered_or_refused(app: FuzzedApp, path: str, data: st.DataObject):
+    body = data.draw(cases(path, data.draw(st.sampled_from([GenerationMode.POSITIVE, GenerationMode.NEGATIVE]))))
+    try:
+        json.dumps(body)
+    except (TypeError, ValueError):
+        return
+    reply = app.post(path, plain(body))
+    assert str(reply.status) in openapi()["paths"][path]["post"]["responses"]
+    if not validator(TEXT_PATHS[path]).is_valid(plain(body)):
+        assert reply.status in (400, 404)
+    assert not app.dispatcher.admitted
 
 
 @each_post

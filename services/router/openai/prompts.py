@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
 
-from services.router.openai.bounds import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_PROMPTS, MAX_TOOL_CALLS, ROLES
+import msgspec
+
+from services.router.openai.bounds import (
+    MAX_CONTENT_PARTS,
+    MAX_MESSAGES,
+    MAX_PROMPTS,
+    MAX_TEMPLATE_VARIABLE_BYTES,
+    MAX_TEMPLATE_VARIABLES,
+    MAX_TOOL_CALLS,
+    ROLES,
+)
 from services.router.openai.fields import Fields, is_integer, short_repr
-from services.router.text.chat_template import Message
+from services.router.text.chat_template import Message, RenderOptions
+from services.router.text.text_model import TextModel
 
 PromptInput = str | tuple[int, ...]
 """Text, or token ids."""
@@ -22,6 +35,52 @@ def read_messages(fields: Fields) -> list[Message]:
     for index, entry in enumerate(value):
         messages.append(_read_message(fields, index, entry))
     return messages
+
+
+@dataclass(frozen=True, slots=True)
+class ChatParams:
+    """Messages, and how to render them. `unread`: fields that name variables which the template does not read."""
+
+    messages: list[Message]
+    options: RenderOptions
+    unread: tuple[str, ...] = ()
+
+
+def read_chat(fields: Fields, scalars: Mapping[str, Any], text: TextModel, created_s: int) -> ChatParams:
+    """Reads the messages and the fields of the template. `created_s`: time of the call."""
+    messages, continues = read_messages(fields), scalars.get("continue_final_message", False)
+    if continues and scalars.get("add_generation_prompt"):
+        fields.add_error("continue_final_message", "contradicts add_generation_prompt: true")
+    if continues and messages and not _can_continue(messages[-1]):
+        fields.add_error("continue_final_message", "needs a final message of the assistant, with content")
+    variables, names = _read_variables(fields, text), {}
+    if "enable_thinking" in scalars:
+        if variables.setdefault("enable_thinking", scalars["enable_thinking"]) != scalars["enable_thinking"]:
+            fields.add_error("enable_thinking", "contradicts chat_template_kwargs.enable_thinking")
+        names["enable_thinking"] = "enable_thinking"
+    options = RenderOptions(created_s, scalars.get("add_generation_prompt", not continues), bool(continues), variables)
+    unread = [names.get(name, f"chat_template_kwargs.{name}") for name in variables if not text.reads(name)]
+    return ChatParams(messages, options, tuple(unread))
+
+
+def _can_continue(message: Message) -> bool:
+    return message.get("role") == "assistant" and bool(message.get("content"))
+
+
+def _read_variables(fields: Fields, text: TextModel) -> dict[str, object]:
+    given = fields.mapping("chat_template_kwargs")
+    if given is None:
+        return {}
+    if len(given.values) > MAX_TEMPLATE_VARIABLES:
+        fields.add_error("chat_template_kwargs", f"must have at most {MAX_TEMPLATE_VARIABLES} entries")
+    elif len(msgspec.json.encode(given.values)) > MAX_TEMPLATE_VARIABLE_BYTES:
+        fields.add_error("chat_template_kwargs", f"must have at most {MAX_TEMPLATE_VARIABLE_BYTES} bytes")
+    else:
+        for name in given.values:
+            if not text.may_set(name):
+                fields.add_error("chat_template_kwargs", f"cannot set {short_repr(name)}")
+        return dict(given.values)
+    return {}
 
 
 def _read_message(fields: Fields, index: int, entry: object) -> Message:
@@ -95,18 +154,19 @@ def read_prompts(fields: Fields, vocab_size: int) -> list[PromptInput]:
     if all(isinstance(prompt, str) for prompt in value):
         return list(value)
     if all(isinstance(prompt, list) for prompt in value):
-        return [_read_tokens(fields, prompt, vocab_size) for prompt in value]
+        return [read_tokens(fields, prompt, vocab_size) for prompt in value]
     fields.add_mismatch("prompt", "all strings or all lists of token ids")
     return []
 
 
-def _read_tokens(fields: Fields, prompt: list[object], vocab_size: int) -> tuple[int, ...]:
+def read_tokens(fields: Fields, prompt: list[object], vocab_size: int, name: str = "prompt") -> tuple[int, ...]:
+    """A list of token ids in the field `name`."""
     if not set(map(type, prompt)) <= {int}:  # no Python call a token: prompts may be long
         wrong = next(token for token in prompt if not is_integer(token))
-        fields.add_error("prompt", f"a token id must be an integer, not {short_repr(wrong)}")
+        fields.add_error(name, f"a token id must be an integer, not {short_repr(wrong)}")
         return ()
     tokens = cast("tuple[int, ...]", tuple(prompt))
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         outside = next(token for token in tokens if not 0 <= token < vocab_size)
-        fields.add_error("prompt", f"token id {short_repr(outside)} is out of the vocabulary [0, {vocab_size})")
+        fields.add_error(name, f"token id {short_repr(outside)} is out of the vocabulary [0, {vocab_size})")
     return tokens

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from baton.domain.errors import InvalidRequest
 from services.router.openai.chat import ChatResponseBuilder
@@ -17,6 +18,9 @@ from services.router.openai.response_builder import ResponseBuilder
 from services.router.openai.valid_request import ValidRequest
 from services.router.openai.validation import RequestMetadata, RequestValidator
 from services.router.text.text_model import TextModel
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 ID_PREFIXES: Mapping[str, str] = {CHAT: "chatcmpl", COMPLETION: "cmpl"}
@@ -42,6 +46,13 @@ class ParsedRequest:
     response_builder: ResponseBuilder
 
 
+async def run_parser(num_bytes: int, parse: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls `parse`, in a thread for a body of many bytes."""
+    if num_bytes <= INLINE_BODY_BYTES:
+        return parse(*args, **kwargs)
+    return await asyncio.to_thread(parse, *args, **kwargs)
+
+
 class RequestParser:
     """Parses requests to one model. `fingerprint` is part of every response."""
 
@@ -52,9 +63,7 @@ class RequestParser:
 
     async def parse(self, raw: RawRequest) -> ParsedRequest:
         """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
-        if len(raw.body) <= INLINE_BODY_BYTES:
-            return self._parse(raw)
-        return await asyncio.to_thread(self._parse, raw)
+        return await run_parser(len(raw.body), self._parse, raw)
 
     def _parse(self, raw: RawRequest) -> ParsedRequest:
         body = parse_object(raw.body)

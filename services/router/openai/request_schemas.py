@@ -50,3 +50,33 @@ def _field(field: RequestField, endpoint: FieldEndpoint, vocab_size: int) -> Sch
 def _meaning(field: RequestField) -> str:
     text = field.meaning
     return f"A value {text}." if field.kind is FieldKind.REFUSED else text
+
+
+def tokenize_schema(model_names: Sequence[str], vocab_size: int) -> Schema:
+    """The body of POST /tokenize: a text, or a chat with the fields of its template."""
+    chat = FIELDS[FieldEndpoint.CHAT]
+    names = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "enable_thinking")
+    flags: Schema = {name: or_null({"type": "boolean"}) for name in ("add_special_tokens", "return_token_strs")}
+    return {
+        "type": "object",
+        "properties": {
+            "model": or_null({"enum": list(model_names)}),
+            "prompt": {"type": "string", "description": "Without messages."},
+            "messages": _field(chat["messages"], FieldEndpoint.CHAT, vocab_size),
+            **{name: _field(chat[name], FieldEndpoint.CHAT, vocab_size) for name in names},
+            **flags,
+        },
+        "anyOf": [{"required": ["messages"]}, {"required": ["prompt"]}],
+        "description": "add_special_tokens: true for a text, false for a chat, whose template writes them.",
+    }
+
+
+def detokenize_schema(model_names: Sequence[str], vocab_size: int) -> Schema:
+    """The body of POST /detokenize."""
+    token = {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}
+    model = or_null({"enum": list(model_names)})
+    return {
+        "type": "object",
+        "required": ["tokens"],
+        "properties": {"model": model, "tokens": {"type": "array", "items": token}},
+    }

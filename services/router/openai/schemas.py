@@ -161,6 +161,28 @@ class ModelList(Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
+class TokenizeResult(Struct, frozen=True):
+    """The response of /tokenize. `token_strs` only if requested."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class DetokenizeResult(Struct, frozen=True):
+    """The response of /detokenize."""
+
+    prompt: str
+
+
+class RenderResult(Struct, frozen=True):
+    """The response of /v1/chat/completions/render: the prompt as text and as tokens."""
+
+    prompt: str
+    token_ids: list[int]
+
+
 class ErrorBody(Struct, frozen=True):
     """An error. All four fields are always present."""
 

@@ -18,7 +18,7 @@ from services.router.openai.field_table.field import FieldEndpoint
 from services.router.openai.field_table.table import SCALARS, CheckedFields, check_fields
 from services.router.openai.fields import FieldErrors, Fields, short_repr
 from services.router.openai.parameters import CommonParams, choice_seed, read_common_params
-from services.router.openai.prompts import PromptInput, read_messages, read_prompts
+from services.router.openai.prompts import PromptInput, read_chat, read_prompts
 from services.router.openai.valid_request import ValidRequest
 from services.router.text.text_model import TextModel
 
@@ -65,6 +65,10 @@ class RequestValidator:
 
     def chat(self, body: Body, metadata: RequestMetadata) -> ValidRequest:
         """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
+        return self.render(body, metadata)[0]
+
+    def render(self, body: Body, metadata: RequestMetadata) -> tuple[ValidRequest, str]:
+        """A chat, and the text of its prompt. Raises as `chat`."""
         checked = self._open(body, FieldEndpoint.CHAT)
         fields = checked.fields
         scalars = fields.read(SCALARS[FieldEndpoint.CHAT])
@@ -74,14 +78,14 @@ class RequestValidator:
         elif "top_logprobs" in scalars:
             fields.add_error("top_logprobs", "needs logprobs: true")
         params = read_common_params(fields, scalars, logprobs, self._text, metadata.tenant)
-        messages = read_messages(fields)
+        chat = read_chat(fields, scalars, self._text, metadata.created_s)
         fields.errors.raise_if_any()
-        text = self._text.render_chat(messages)
+        text = self._text.render_chat(chat.messages, chat.options)
         if self._may_be_too_long(text):
             self._remaining_context(self._text.min_tokens(text), params, "messages", "at least ")
         tokens = self._text.encode(text, add_special_tokens=False)
         built = self._build(metadata, str(body["model"]), (tokens,), params, "messages")
-        return replace(built, unknown_fields=checked.unknown)
+        return replace(built, unknown_fields=checked.unknown + chat.unread), text
 
     def completion(self, body: Body, metadata: RequestMetadata) -> ValidRequest:
         """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""
@@ -107,12 +111,17 @@ class RequestValidator:
             unknown_fields=checked.unknown,
         )
 
+    def check_model(self, name: str) -> None:
+        """Raises `ModelNotFound` unless the model has this name."""
+        if name not in self._names:
+            raise ModelNotFound(f"the model {short_repr(name)} does not exist here", param="model")
+
     def _open(self, body: Body, endpoint: FieldEndpoint) -> CheckedFields:
         """Checks names against the table. Raises `ModelNotFound` at once: the rest of the body cannot be judged."""
         errors, model = FieldErrors(), body.get("model")
-        if not isinstance(model, str) or model not in self._names:
-            if isinstance(model, str) and model:
-                raise ModelNotFound(f"the model {short_repr(model)} does not exist here", param="model")
+        if isinstance(model, str) and model:
+            self.check_model(model)
+        else:
             Fields(body, errors).add_mismatch("model", "the name of a model")
         return check_fields(body, endpoint, errors)
 

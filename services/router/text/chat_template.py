@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -23,8 +24,31 @@ Message = Mapping[str, object]
 
 MAX_ERROR_CHARS = 200
 
+END_OF_FINAL_MESSAGE = "\ue000the end of the final message\ue001"
+"""Follows the message that is continued while it is rendered; the prompt is cut there. Private characters."""
+
+RESERVED_VARIABLES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
+    | {"strftime_now", "raise_exception"}
+)
+"""Variables that clients cannot set; nor can they set special tokens."""
+
 # Exceptions of a template that expects other messages. All of them are the caller's mistake.
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """All that a prompt depends on beside messages and template. The same options give the same prompt at any time.
+
+    `created_s`: Unix time of the call; a template that asks for the date gets this one, in UTC. `variables`: of the
+    client. `continue_final_message`: the prompt ends within the last message.
+    """
+
+    created_s: int = 0
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, object] = field(default_factory=dict)
 
 
 class _GenerationBlocks(Extension):
@@ -42,14 +66,43 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Compiles `source`. Raises `jinja2.TemplateSyntaxError`. `special_tokens`: e.g. `bos_token` -> `<s>`."""
-        self._template = _environment().from_string(source)
+        environment = _environment()
+        self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
+        self._read = frozenset(meta.find_undeclared_variables(environment.parse(source)))
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """Returns the prompt up to the assistant's turn. Raises `InvalidRequest` when the template fails."""
+    def may_set(self, name: str) -> bool:
+        """True if clients may set this variable."""
+        return name not in RESERVED_VARIABLES and name not in self._special_tokens
+
+    def reads(self, name: str) -> bool:
+        """True if the template reads this variable."""
+        return name in self._read
+
+    def render(self, messages: Sequence[Message], options: RenderOptions) -> str:
+        """Returns the prompt. Raises `InvalidRequest` when the template fails, or changes a message to continue."""
+        if not options.continue_final_message:
+            return self._render(messages, options)
+        *earlier, last = messages
+        marked = {**last, "content": f"{last['content']}{END_OF_FINAL_MESSAGE}"}
+        text, mark, _ = self._render([*earlier, marked], options).rpartition(END_OF_FINAL_MESSAGE)
+        if not mark:
+            raise InvalidRequest("the chat template does not keep the final message as it is", param="messages")
+        return text
+
+    def _render(self, messages: Sequence[Message], options: RenderOptions) -> str:
+        created = datetime.fromtimestamp(options.created_s, UTC)
         try:
             return self._template.render(
-                messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+                {
+                    **options.variables,
+                    "messages": list(messages),
+                    "tools": None,
+                    "documents": None,
+                    "add_generation_prompt": options.add_generation_prompt,
+                    "strftime_now": created.strftime,
+                    **self._special_tokens,
+                }
             )
         except _RENDER_ERRORS as error:
             reason = str(error)[:MAX_ERROR_CHARS]
@@ -62,7 +115,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
@@ -79,7 +131,3 @@ def _to_json(
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from baton.domain.errors import InvalidRequest
 from baton.settings.text_digest import text_digest
 from services.router.text.byte_alphabet import BYTE_OF
-from services.router.text.chat_template import ChatTemplate, Message
+from services.router.text.chat_template import ChatTemplate, Message, RenderOptions
 from services.router.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from services.router.text.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from services.router.text.token_lower_bound import read_token_lower_bound
@@ -102,11 +102,19 @@ class TextModel:
         """True when `render_chat` works."""
         return self._template is not None
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
+    def render_chat(self, messages: Sequence[Message], options: RenderOptions | None = None) -> str:
         """Renders the prompt of a chat, special tokens included. Raises `InvalidRequest`."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
-        return self._template.render(messages)
+        return self._template.render(messages, options or RenderOptions())
+
+    def may_set(self, variable: str) -> bool:
+        """True if clients may set this variable of the chat template."""
+        return self._template is None or self._template.may_set(variable)
+
+    def reads(self, variable: str) -> bool:
+        """True if the chat template reads this variable."""
+        return self._template is not None and self._template.reads(variable)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Returns the token ids of `text`. `add_special_tokens` frames them as in tokenizer.json, e.g. with a BOS.

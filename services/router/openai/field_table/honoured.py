@@ -74,6 +74,16 @@ _PROMPT_ROWS = (
     _row("echo", COMPLETION, _OPENAI, FLAG, "Begins the answer with the prompt. Not with logprobs.", default=False),
 )  # fmt: skip
 
+_TEMPLATE_ROWS = (
+    _row("add_generation_prompt", CHAT, _VLLM, FLAG, "The prompt ends with the head of the assistant's turn.",
+         default=True),
+    _row("continue_final_message", CHAT, _VLLM, FLAG,
+         "The answer continues the last message, an assistant's. Not with add_generation_prompt: true.", default=False),
+    _row("chat_template_kwargs", CHAT, _VLLM, shapes.TEMPLATE_VARIABLES,
+         "Variables of the model's template. The response header names those that it does not read.", note="none"),
+    _row("enable_thinking", CHAT, _LLAMA, FLAG, "The same variable in chat_template_kwargs.", note="the template's"),
+)  # fmt: skip
+
 _SAMPLING_ROWS = (
     _row("temperature", BOTH, _OPENAI, number(0.0, 2.0), "0: the most probable token.", note=_MODELS + "1"),
     _row(
@@ -169,4 +179,4 @@ _ALIAS_ROWS = (
     _alias("return_tokens", BOTH, _LLAMA, FLAG, "return_token_ids"),
 )
 
-HONOURED = _PROMPT_ROWS + _SAMPLING_ROWS + _LENGTH_ROWS + _RESPONSE_ROWS + _SERVING_ROWS + _ALIAS_ROWS
+HONOURED = _PROMPT_ROWS + _TEMPLATE_ROWS + _SAMPLING_ROWS + _LENGTH_ROWS + _RESPONSE_ROWS + _SERVING_ROWS + _ALIAS_ROWS

@@ -110,6 +110,11 @@ RESPONSE_FORMAT = Shape(
     lambda vocab: {**_OBJECT, "required": ["type"], "properties": {"type": {"const": "text"}}},
 )
 
+TEMPLATE_VARIABLES = Shape(
+    f"an object of at most {bounds.MAX_TEMPLATE_VARIABLES} entries and {bounds.MAX_TEMPLATE_VARIABLE_BYTES} bytes",
+    lambda vocab: {**_OBJECT, "maxProperties": bounds.MAX_TEMPLATE_VARIABLES},
+)
+
 STRING = Shape("a string", lambda vocab: _STRING, lambda value: isinstance(value, str))
 OBJECT = Shape("an object", lambda vocab: _OBJECT, lambda value: isinstance(value, dict))
 NUMBER = Shape(

@@ -8,7 +8,7 @@ from jinja2 import TemplateSyntaxError
 
 from baton.bundled import MODEL_DIR
 from baton.domain.errors import InvalidRequest
-from services.router.text.chat_template import ChatTemplate
+from services.router.text.chat_template import ChatTemplate, RenderOptions
 from services.router.text.text_model import TextModel
 from tests.unit.router.text.text_models import TEMPLATE, bundled, sentencepiece, sentencepiece_tokenizer
 
@@ -113,7 +113,7 @@ def test_templates_get_the_helpers_they_expect():
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
         "{{ strftime_now('%Y')|length }}{% endfor %}"
     )
-    assert ChatTemplate(source, {}).render([*HELLO, *HELLO]) == '{"b": "<é>", "a": 1}4'
+    assert ChatTemplate(source, {}).render([*HELLO, *HELLO], RenderOptions()) == '{"b": "<é>", "a": 1}4'
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_templates_get_the_helpers_they_expect():
 )
 def test_a_failing_template_is_an_invalid_request(source: str, message: str):
     with pytest.raises(InvalidRequest, match=message) as refusal:
-        ChatTemplate(source, {}).render(HELLO)
+        ChatTemplate(source, {}).render(HELLO, RenderOptions())
     assert refusal.value.param == "messages"
     assert len(str(refusal.value)) < 300
 

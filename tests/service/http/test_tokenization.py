@@ -1,0 +1,68 @@
+"""/tokenize, /detokenize and /v1/chat/completions/render say what the router would send to workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.service.http.http_server import MODEL, error_of, router, says
+from tests.unit.router.text.text_models import bundled
+
+MESSAGES = [{"role": "user", "content": "Grüße 🦊"}]
+RENDER = "/v1/chat/completions/render"
+
+
+async def test_rendered_tokens_as_a_prompt_are_the_chat():
+    async with router(says("x")) as world:
+        body = {"model": MODEL, "messages": MESSAGES}
+        rendered = (await world.http.post(RENDER, json=body)).json()
+        await world.chat(messages=MESSAGES)
+        await world.complete(prompt=rendered["token_ids"])
+        chat, completion = world.dispatcher.admitted
+        assert list(chat.prompt_tokens) == list(completion.prompt_tokens) == rendered["token_ids"]
+        assert rendered["prompt"] == bundled().render_chat(MESSAGES)
+        tokenized = (await world.http.post("/tokenize", json=body)).json()
+        assert tokenized == {"count": len(rendered["token_ids"]), "max_model_len": 256, "tokens": rendered["token_ids"]}
+        text = (await world.http.post("/detokenize", json={"tokens": rendered["token_ids"]})).json()
+        assert text == {"prompt": rendered["prompt"]}
+
+
+@pytest.mark.parametrize("num_repeats", [1, 4000])  # the latter is tokenized in a thread
+async def test_text_is_tokenized_as_a_prompt_is(num_repeats: int):
+    text = "once upon a time " * num_repeats
+    async with router(says("x")) as world:
+        body = {"prompt": text, "return_token_strs": True}
+        reply = (await world.http.post("/tokenize", json=body)).json()
+        assert reply["tokens"] == list(bundled().encode(text, add_special_tokens=True))
+        assert reply["count"] == len(reply["tokens"])
+        assert "".join(reply["token_strs"]) == text
+        assert world.dispatcher.admitted == []
+
+
+async def test_bad_bodies_are_refused_by_name():
+    async with router(says("x")) as world:
+
+        async def refused(path: str, body: Any) -> httpx2.Response:
+            reply = await world.http.post(path, json=body)
+            assert reply.status_code == 400, reply.text
+            return reply
+
+        for body, param in (
+            ({}, "prompt"),
+            ({"prompt": 5}, "prompt"),
+            ({"messages": []}, "messages"),
+            ({"prompt": "x", "return_token_strs": 1}, "return_token_strs"),
+            ({"model": 5, "prompt": "x"}, "model"),
+        ):
+            assert error_of(await refused("/tokenize", body))["param"] == param
+        for tokens in (None, "x", [2048], [-1], [True], ["5"]):
+            assert error_of(await refused("/detokenize", {"tokens": tokens}))["param"] == "tokens"
+        assert (
+            error_of(await refused(RENDER, {"model": MODEL, "messages": MESSAGES, "tools": [{}]}))["param"] == "tools"
+        )
+        for path in ("/tokenize", "/detokenize", RENDER):
+            other = await world.http.post(path, json={"prompt": "x", "tokens": [5], "model": "other"})
+            assert other.status_code == 404
+        assert (await world.http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
