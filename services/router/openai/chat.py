@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from services.router.openai.logprobs import chat_logprobs, token_ids
-from services.router.openai.response_builder import FinishedChoice
+from services.router.openai.response_builder import FinishedChoice, stop_reason
 from services.router.openai.schemas import (
     ChatChoice,
     ChatChunkChoice,
@@ -36,6 +36,7 @@ class ChatResponseBuilder:
 
     def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> bytes:
         """One token. The first chunk of a choice names the role."""
+        request, is_first = self._request, not self._role_sent
         role: Literal["assistant"] | UnsetType = UNSET
         if event.choice not in self._role_sent:
             self._role_sent.add(event.choice)
@@ -46,9 +47,12 @@ class ChatResponseBuilder:
             ChatDelta(event.text, role),
             None if token is None or token.logprobs is None else chat_logprobs(self._text, [token]),
             None if event.finish is None else event.finish.value,
-            UNSET if not self._request.return_token_ids else [] if token is None else [token.token],
+            UNSET if not request.return_token_ids else [] if token is None else [token.token],
+            UNSET
+            if event.finish is None
+            else stop_reason(request, self._text.eos_token_ids, event.finish, event.stop, token),
         )
-        request = self._request
+        prompt = list(request.prompts[0]) if is_first and request.return_token_ids else UNSET
         return self._encode(
             ChatCompletionChunk(
                 id=request.id,
@@ -57,6 +61,7 @@ class ChatResponseBuilder:
                 system_fingerprint=self._fingerprint,
                 choices=[choice],
                 usage=usage,
+                prompt_token_ids=prompt,
             )
         )
 
@@ -85,10 +90,13 @@ class ChatResponseBuilder:
                 system_fingerprint=self._fingerprint,
                 choices=[self._choice(choice) for choice in choices],
                 usage=usage,
+                prompt_token_ids=list(request.prompts[0]) if request.return_token_ids else UNSET,
             )
         )
 
     def _choice(self, choice: FinishedChoice) -> ChatChoice:
         logprobs = chat_logprobs(self._text, choice.tokens)
         ids = token_ids(self._request.return_token_ids, choice.tokens)
-        return ChatChoice(choice.index, ChatMessage(choice.text), logprobs, choice.finish.value, ids)
+        last = choice.tokens[-1] if choice.tokens else None
+        reason = stop_reason(self._request, self._text.eos_token_ids, choice.finish, choice.stop, last)
+        return ChatChoice(choice.index, ChatMessage(choice.text), logprobs, choice.finish.value, ids, reason)

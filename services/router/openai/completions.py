@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from services.router.openai.logprobs import completion_logprobs, token_ids
-from services.router.openai.response_builder import FinishedChoice
+from services.router.openai.response_builder import FinishedChoice, stop_reason
 from services.router.openai.schemas import Completion, CompletionChoice, Usage
 from services.router.openai.valid_request import ValidRequest
 from services.router.text.choice_text import TokenEvent
@@ -29,7 +29,8 @@ class CompletionResponseBuilder:
     def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> bytes:
         """One token."""
         request, token = self._request, event.token
-        echo = "" if event.choice in self._offsets else request.echoes[event.choice]
+        is_first = event.choice not in self._offsets
+        echo = request.echoes[event.choice] if is_first else ""
         offset = self._offsets.get(event.choice, len(echo))
         logprobs = None
         if token is not None and token.logprobs is not None:
@@ -43,6 +44,10 @@ class CompletionResponseBuilder:
             logprobs,
             None if event.finish is None else event.finish.value,
             UNSET if not request.return_token_ids else [] if token is None else [token.token],
+            UNSET
+            if event.finish is None
+            else stop_reason(request, self._text.eos_token_ids, event.finish, event.stop, token),
+            self._prompt_ids(event.choice) if is_first else UNSET,
         )
         return self._completion([choice], usage)
 
@@ -58,7 +63,15 @@ class CompletionResponseBuilder:
         echo = self._request.echoes[choice.index]
         logprobs = completion_logprobs(self._text, choice.tokens, len(echo))
         ids = token_ids(self._request.return_token_ids, choice.tokens)
-        return CompletionChoice(choice.index, echo + choice.text, logprobs, choice.finish.value, ids)
+        last = choice.tokens[-1] if choice.tokens else None
+        reason = stop_reason(self._request, self._text.eos_token_ids, choice.finish, choice.stop, last)
+        prompt = self._prompt_ids(choice.index)
+        return CompletionChoice(choice.index, echo + choice.text, logprobs, choice.finish.value, ids, reason, prompt)
+
+    def _prompt_ids(self, choice: int) -> list[int] | UnsetType:
+        """The prompt of a choice, with `return_token_ids`."""
+        request = self._request
+        return list(request.prompts[choice // request.num_choices]) if request.return_token_ids else UNSET
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
         return self._encode(

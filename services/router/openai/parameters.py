@@ -46,6 +46,7 @@ class CommonParams:
     priority: int
     skip_special_tokens: bool
     return_token_ids: bool
+    include_stop: bool
     stream_options: StreamOptions | None
 
 
@@ -90,6 +91,7 @@ def read_common_params(
         priority=get("priority", 0),
         skip_special_tokens=get("skip_special_tokens", True),
         return_token_ids=get("return_token_ids", False),
+        include_stop=get("include_stop_str_in_output", False),
         stream_options=_read_stream_options(fields, get("stream", False)),
     )
 

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import UnsetType
 
 from baton.domain.request import FinishReason, OutputToken
-from services.router.openai.schemas import Usage
+from services.router.openai.schemas import StopReason, Usage
+from services.router.openai.valid_request import ValidRequest
 from services.router.text.choice_text import TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedChoice:
-    """A complete choice."""
+    """A complete choice. `stop`: index of the stop string that ended it."""
 
     index: int
     text: str
     tokens: tuple[OutputToken, ...]
     finish: FinishReason
+    stop: int | None = None
+
+
+def stop_reason(
+    request: ValidRequest, eos: Collection[int], finish: FinishReason | None, stop: int | None, last: OutputToken | None
+) -> StopReason:
+    """The reason of a `STOP`: the stop string of this index, or the last token unless it is the model's own end."""
+    if finish is not FinishReason.STOP:
+        return None
+    if stop is not None:
+        return request.stop_strings[stop]
+    return last.token if last is not None and last.token not in eos else None
 
 
 class ResponseBuilder(Protocol):

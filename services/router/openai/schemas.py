@@ -11,6 +11,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 FinishReasonName = Literal["stop", "length"]
 
+StopReason = int | str | None
+"""The stop string, or the client's stop token, that ended a choice; None for another end. In vLLM's responses too."""
+
 
 class PromptTokensDetails(Struct, frozen=True):
     """`cached_tokens`: prompt tokens found in a prefix cache, of prefill or decode."""
@@ -68,6 +71,7 @@ class ChatChoice(Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReasonName
     token_ids: list[int] | UnsetType = UNSET
+    stop_reason: StopReason = None
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -80,6 +84,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatDelta(Struct, frozen=True):
@@ -97,6 +102,7 @@ class ChatChunkChoice(Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReasonName | None
     token_ids: list[int] | UnsetType = UNSET
+    stop_reason: StopReason | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
@@ -109,6 +115,7 @@ class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 # --- completions ---
@@ -129,6 +136,8 @@ class CompletionChoice(Struct, frozen=True):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReasonName | None
     token_ids: list[int] | UnsetType = UNSET
+    stop_reason: StopReason | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):

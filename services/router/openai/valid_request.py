@@ -25,7 +25,7 @@ class ValidRequest:
 
     A completion continues the text of its prompt. `echoes` are the texts that its choices begin with, "" without an
     echo. With `max_tokens` 0 (only an echo) there are no sequences. `unknown_fields`: names that have no row in the
-    table of fields; a client may send any.
+    table of fields; a client may send any. `include_stop`: a text ends with what stopped it.
     """
 
     id: RequestId
@@ -41,6 +41,7 @@ class ValidRequest:
     continues_prompt: bool = False
     echoes: tuple[str, ...] = ()
     unknown_fields: tuple[str, ...] = ()
+    include_stop: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -177,6 +177,7 @@ class RequestValidator:
             stop_strings=params.stop_strings,
             skip_special_tokens=params.skip_special_tokens,
             return_token_ids=params.return_token_ids,
+            include_stop=params.include_stop,
             stream_options=params.stream_options,
         )
 

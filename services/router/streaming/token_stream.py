@@ -269,7 +269,7 @@ class TokenStream:
         request, sequence = self._request, self._request.sequences[choice]
         context = sequence.prompt_tokens if request.continues_prompt else ()
         detokenizer = self._text.detokenizer(skip_special_tokens=request.skip_special_tokens, context=context)
-        return ChoiceText(choice, sequence.stop, detokenizer, request.stop_strings)
+        return ChoiceText(choice, sequence.stop, detokenizer, request.stop_strings, include_stop=request.include_stop)
 
     def _add(self, event: TokenEvent) -> None:
         """Queues an event. Drops one after an error: the second source brings it again."""

@@ -27,6 +27,9 @@ _LOGPROB = struct.Struct("<d")
 _ALTERNATIVE = struct.Struct("<Id")
 _HAS_TOKEN = 1
 _FINISHES: tuple[FinishReason | None, ...] = (None, *FinishReason)
+_FINISH_BITS = 2
+"""Of the flags: the token's bit, the finish, and above both the index of the stop string plus one, at most 16."""
+
 _NUMBERS = {finish: number for number, finish in enumerate(_FINISHES)}
 
 
@@ -81,6 +84,8 @@ class UnreadBuffer:
         token, text, before = event.token, event.text.encode("utf-8", "surrogatepass"), len(self._data)
         logprobs = token.logprobs if token is not None else None
         flags = (token is not None) * _HAS_TOKEN | _NUMBERS[event.finish] << 1
+        if event.stop is not None:
+            flags |= event.stop + 1 << 1 + _FINISH_BITS
         index, id = (token.index, token.token) if token is not None else (0, 0)
         num_top = -1 if logprobs is None else len(logprobs.top)
         self._data += _EVENT.pack(event.choice, index, id, event.num_cached_tokens, len(text), num_top, flags)
@@ -139,7 +144,9 @@ class UnreadBuffer:
         self.num_events -= 1
         self._num_logprob_bytes -= _logprob_bytes(num_top)
         token = OutputToken(index, id, logprobs) if flags & _HAS_TOKEN else None
-        return TokenEvent(choice, token, text, num_cached, _FINISHES[flags >> 1])
+        stop = (flags >> 1 + _FINISH_BITS) - 1
+        finish = _FINISHES[flags >> 1 & (1 << _FINISH_BITS) - 1]
+        return TokenEvent(choice, token, text, num_cached, finish, None if stop < 0 else stop)
 
 
 def _logprob_bytes(num_top: int) -> int:

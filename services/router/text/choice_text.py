@@ -18,7 +18,8 @@ from services.router.text.stop_strings import StopMatcher
 class TokenEvent:
     """A token of a choice, and the text that became certain with it: none, its own, or held-back text too.
 
-    `token` None: the sequence ended without another token. `finish` comes with the choice's last event.
+    `token` None: the sequence ended without another token. `finish` comes with the choice's last event, and `stop`, the
+    index of the stop string that ended it.
     """
 
     choice: int
@@ -26,16 +27,29 @@ class TokenEvent:
     text: str
     num_cached_tokens: int
     finish: FinishReason | None = None
+    stop: int | None = None
 
 
 class ChoiceText:
-    """State of one choice. A stop token is no text; a stop string ends the text before it, and the choice."""
+    """State of one choice. A stop token is no text; a stop string ends the text before it, and the choice.
 
-    def __init__(self, choice: int, stop: StopParams, detokenizer: Detokenizer, stop_strings: Sequence[str]) -> None:
+    With `include_stop` both are part of the text.
+    """
+
+    def __init__(
+        self,
+        choice: int,
+        stop: StopParams,
+        detokenizer: Detokenizer,
+        stop_strings: Sequence[str],
+        *,
+        include_stop: bool = False,
+    ) -> None:
         self._choice = choice
         self._stop = stop
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stop_strings) if stop_strings else None
+        self._matcher = StopMatcher(stop_strings, include=include_stop) if stop_strings else None
+        self._hides_stop_token = not include_stop
         self._num_tokens = 0
 
     def events(self, chunk: TokenChunk) -> list[TokenEvent]:
@@ -48,24 +62,32 @@ class ChoiceText:
             num_left -= 1
             finish = chunk.finish if num_left <= 0 else None
             self._num_tokens += token is not None
-            if token is None or (finish is FinishReason.STOP and token.token in self._stop.stop_token_ids):
+            if token is None or (
+                finish is FinishReason.STOP and self._hides_stop_token and token.token in self._stop.stop_token_ids
+            ):
                 text = ""
             else:
                 text = self._detokenizer.push(token.token)
             if finish is not None:
                 text += self._detokenizer.finish()
+            stop = None
             if self._matcher is not None:
-                text, finish = self._match(self._matcher, text, finish)
-            events.append(TokenEvent(self._choice, token, text, chunk.num_cached_tokens, finish))
+                text, finish, stop = self._match(self._matcher, text, finish)
+            events.append(TokenEvent(self._choice, token, text, chunk.num_cached_tokens, finish, stop))
             if finish is not None:
                 break
         return events
 
-    def _match(self, matcher: StopMatcher, text: str, finish: FinishReason | None) -> tuple[str, FinishReason | None]:
-        """Text that may be shown, and `STOP` once a stop string was met. Below `min_tokens` none is looked for."""
+    def _match(
+        self, matcher: StopMatcher, text: str, finish: FinishReason | None
+    ) -> tuple[str, FinishReason | None, int | None]:
+        """Text that may be shown, `STOP` once a stop string was met, and its index.
+
+        Below `min_tokens` none is looked for.
+        """
         if self._num_tokens >= self._stop.min_tokens:
             released = matcher.push(text)
-            if released.stopped:
-                return released.text, FinishReason.STOP
+            if released.stop is not None:
+                return released.text, FinishReason.STOP, released.stop
             text = released.text
-        return (text, None) if finish is None else (text + matcher.finish(), finish)
+        return (text, None, None) if finish is None else (text + matcher.finish(), finish, None)

@@ -11,19 +11,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReleasedText:
-    """Text that may be shown now. `stopped`: a stop string followed it; no more text comes."""
+    """Text that may be shown now. `stop`: index of the stop string that was met; no more text comes."""
 
     text: str
-    stopped: bool = False
+    stop: int | None = None
 
 
 class StopMatcher:
     """The stop string that ends first wins, and the longest of those that end together. So piece boundaries do not
     matter."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        """`stops`: non-empty strings. Without any, all text passes at once."""
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        """`stops`: non-empty strings. Without any, all text passes at once. `include`: the text ends with the stop."""
         self._stops = tuple(stops)
+        self._include = include
         self._prefixes = frozenset(stop[:size] for stop in stops for size in range(1, len(stop)))
         self._max_held_chars = max((len(stop) - 1 for stop in stops), default=0)
         self._held = ""
@@ -33,10 +34,15 @@ class StopMatcher:
         if not self._stops:
             return ReleasedText(piece)
         text = self._held + piece
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        found = [
+            (start + len(stop), start, index)
+            for index, stop in enumerate(self._stops)
+            if (start := text.find(stop)) >= 0
+        ]
         if found:
             self._held = ""
-            return ReleasedText(text[: min(found)[1]], stopped=True)
+            end, start, index = min(found)
+            return ReleasedText(text[: end if self._include else start], index)
         cut = len(text) - self._num_held(text)
         self._held = text[cut:]
         return ReleasedText(text[:cut])

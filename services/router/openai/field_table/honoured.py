@@ -123,6 +123,7 @@ _LENGTH_ROWS = (
     _row("min_tokens", BOTH, _VLLM, integer(0, INT32_MAX),
          "No stop before this many tokens; not over max_tokens.", default=0),
     _row("stop", BOTH, _OPENAI, shapes.STOP, "Texts that end a choice, before them.", note="none"),
+    _row("include_stop_str_in_output", BOTH, _VLLM, FLAG, "The text ends with what stopped it.", default=False),
     _row("stop_token_ids", BOTH, _VLLM, shapes.STOP_TOKEN_IDS, "Tokens that end a choice, beside the model's own.",
          note="none"),
     _row("ignore_eos", BOTH, _VLLM, FLAG, "The model's own end tokens end nothing.", default=False),
@@ -136,7 +137,7 @@ _RESPONSE_ROWS = (
          default=0),
     _row("logprobs", COMPLETION, _OPENAI, TOP_LOGPROBS, "As many of the most probable tokens. Not together with echo.",
          note="none"),
-    _row("return_token_ids", BOTH, _VLLM, FLAG, "Adds token_ids to each choice.", default=False),
+    _row("return_token_ids", BOTH, _VLLM, FLAG, "Adds token_ids to each choice, and prompt_token_ids.", default=False),
     _row("skip_special_tokens", BOTH, _VLLM, FLAG, "Special tokens are no text.", default=True),
     _row("response_format", BOTH, _OPENAI, shapes.RESPONSE_FORMAT, "Other types are not supported yet.",
          note='`{"type": "text"}`'),
@@ -172,6 +173,8 @@ def _alias(
 
 _ALIAS_ROWS = (
     _alias("min_new_tokens", BOTH, _SGLANG, integer(0, INT32_MAX), "min_tokens"),
+    _alias("no_stop_trim", BOTH, _SGLANG, FLAG, "include_stop_str_in_output"),
+    _alias("return_prompt_token_ids", CHAT, _SGLANG, FLAG, "return_token_ids"),
     _alias("extra_key", BOTH, _SGLANG, TEXT, "cache_salt"),
     _alias("n_predict", BOTH, _LLAMA, MAX_TOKENS, "max_tokens", neutral=(-1,)),
     _alias("n_cmpl", BOTH, _LLAMA, integer(1, MAX_CHOICES), "n"),

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
+from services.router.openai.bounds import MAX_STOP_STRINGS
 from services.router.streaming.unread_buffer import MAX_UNREAD_LOGPROB_BYTES, UnreadBudget, UnreadBuffer
 from services.router.text.choice_text import TokenEvent
 
@@ -22,6 +23,7 @@ EVENTS = st.builds(
     st.text(),
     st.integers(0, 2**20),
     st.none() | st.sampled_from(FinishReason),
+    st.none() | st.integers(0, MAX_STOP_STRINGS - 1),
 )
 
 

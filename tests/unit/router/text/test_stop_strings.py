@@ -30,7 +30,7 @@ def test_it_finds_what_a_naive_search_finds(text: str, stops: list[str], cuts: l
         released = matcher.push(text[start:end])
         shown += released.text
         assert text.startswith(shown)
-        stopped = released.stopped
+        stopped = released.stop is not None
         if stopped:
             break
     shown += matcher.finish()
@@ -43,7 +43,7 @@ def test_it_holds_back_only_what_may_become_a_stop(text: str, stops: list[str]):
     matcher, shown = StopMatcher(stops), ""
     for count, char in enumerate(text, start=1):
         released = matcher.push(char)
-        if released.stopped:
+        if released.stop is not None:
             return
         shown += released.text
         held = text[len(shown) : count]
@@ -61,3 +61,21 @@ def test_text_held_for_a_stop_is_shown_when_none_comes():
     assert matcher.push("lse") == ReleasedText("</else")
     assert matcher.push("<") == ReleasedText("")
     assert matcher.finish() == "<"
+
+
+@settings(deadline=None)
+@given(text=TEXT, stops=STOPS, cuts=st.lists(st.integers(0, 30)))
+def test_an_included_stop_is_what_an_excluded_one_cuts_off(text: str, stops: list[str], cuts: list[int]):
+    borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    matcher, shown, stop = StopMatcher(stops, include=True), "", None
+    for start, end in pairwise(borders):
+        released = matcher.push(text[start:end])
+        shown += released.text
+        assert text.startswith(shown)
+        stop = released.stop
+        if stop is not None:
+            break
+    shown += matcher.finish()
+    before, stopped = naive(text, stops)
+    assert (stop is not None) == stopped
+    assert shown == before + ("" if stop is None else stops[stop])
