@@ -17,7 +17,7 @@ from baton.domain.lifecycle import RequestState
 from baton.store.store import JournalPart, SequenceRecord
 from chaos.clients.client import Event, StreamEnd, Transcript
 
-_CURSOR = re.compile(r"[^:]+:([\d.]*)(?:\+\d)?")
+_CURSOR = re.compile(r"[^:]+:([\d.~a-f]*)(?:\+\d)?")
 
 
 class Rule(enum.Enum):
@@ -92,7 +92,7 @@ def _ids(client: ClientHistory) -> Iterator[Contradiction]:
         found = _CURSOR.fullmatch(event.id)
         if found is None:
             continue
-        counts = tuple(int(count) for count in found[1].split(".") if count)
+        counts = tuple(int(count.partition("~")[0]) for count in found[1].split(".") if count)
         before = last or (0,) * len(counts)
         expected = tuple(count + (choice == event.choice) for choice, count in enumerate(before))
         if counts != expected:

@@ -170,6 +170,11 @@ BUGS = (
         f"{DECODE}/test_handoff_client.py",
     ),
     bug(
+        OWNERSHIP, "a returning client goes on with another answer", "services/router/streaming/sse_stream.py",
+        "self._stream.digests[choice] != known", "False",
+        "tests/unit/router/streaming/test_sse_stream.py",
+    ),
+    bug(
         OWNERSHIP, "an emptied store goes unnoticed", "baton/store/ownership.py",
         "if state.generation != self._generation:", "if False:",
         "tests/unit/store/test_ownership.py",

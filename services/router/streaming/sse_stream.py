@@ -13,6 +13,7 @@ import structlog
 from msgspec import UNSET
 from starlette.types import Scope, Send
 
+from baton.domain.errors import ModelReplaced
 from baton.telemetry.sequence_timer import SequenceTimer
 from services.router.edge import sse
 from services.router.edge.disconnect import CLOSE_TIMEOUT_S, hang_up
@@ -20,7 +21,8 @@ from services.router.edge.http_errors import error_response, is_internal_error
 from services.router.openai.request_parser import ParsedRequest
 from services.router.openai.valid_request import StreamOptions
 from services.router.streaming.cursor import Cursor
-from services.router.streaming.token_stream import TokenStream
+from services.router.streaming.token_stream import ANSWER_REPLACED, TokenStream
+from services.router.text.choice_text import TokenEvent
 
 HEADER_GRACE_S = 1.0
 """Longest wait of the headers for a first token. An earlier error still is a status, and clients try again."""
@@ -64,6 +66,7 @@ class SseStream:
                 if event is None:
                     await self._send_body(sse.PING)
                     continue
+                self._compare(event)
                 data = chunk(event, stream.usage() if self._options.continuous_usage else usage)
                 if stream.counts[event.choice] > seen[event.choice]:
                     line = (
@@ -107,9 +110,22 @@ class SseStream:
         await self._send_body(b"", more=False)
 
     def _event_id(self) -> bytes:
-        """The cursor after this event. A choice that is behind `after` keeps its count from there."""
-        counts = tuple(map(max, self._stream.counts, self._after.counts))
-        return str(Cursor(self._id, counts, self._num_tail)).encode()
+        """The cursor after this event. A choice that is behind `after` keeps its part from there."""
+        stream, after = self._stream, self._after
+        counts, digests = list(stream.counts), list[int | None](stream.digests)
+        for choice, seen in enumerate(after.counts):
+            if counts[choice] < seen:
+                counts[choice], digests[choice] = seen, after.digests[choice] if after.digests else None
+        return str(Cursor(self._id, tuple(counts), self._num_tail, tuple(digests))).encode()
+
+    def _compare(self, event: TokenEvent) -> None:
+        """Raises `ModelReplaced` if the client has other tokens of this choice than the answer that continues here."""
+        choice = event.choice
+        seen, known = self._after.counts[choice], self._after.digests[choice] if self._after.digests else None
+        given = self._stream.counts[choice]
+        ended_early = event.finish is not None and given < seen
+        if known is not None and (ended_early or (given == seen and self._stream.digests[choice] != known)):
+            raise ModelReplaced(ANSWER_REPLACED)
 
     async def _send_body(self, body: bytes, *, more: bool = True) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})

@@ -5,8 +5,8 @@ turns the chunks of its choice into text and queues one event a token. Tasks tha
 reader: rows and admission slots are free when decode is done. Beyond `MAX_QUEUED_EVENTS` their events wait packed, in
 an `UnreadBuffer`; a reader that leaves too much is hung up (`too_slow`). A choice ends with the event that has a
 `finish`; the first error ends the stream. When another router takes the request over, the stream continues from a
-second source, after the events that it has given: they must be the same there. It counts those events, and tokens for
-`usage`.
+second source, after the events that it has given: they must be the same there. It counts those events, keeps a digest
+of their tokens, and counts tokens for `usage`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from services.router.edge.disconnect import ClientTooSlow, join_tasks
 from services.router.generation import TokenChunk
 from services.router.openai.schemas import PromptTokensDetails, Usage
 from services.router.openai.valid_request import ValidRequest
+from services.router.streaming.cursor import add_token
 from services.router.streaming.unread_buffer import UnreadBudget, UnreadBuffer
 from services.router.text.choice_text import ChoiceText, TokenEvent
 from services.router.text.text_model import TextModel
@@ -36,6 +37,8 @@ MAX_QUEUED_EVENTS = 64
 
 DEADLINE_GRACE_S = 5.0
 """The stream ends this much later than the dispatcher."""
+
+ANSWER_REPLACED = "the answer was begun again with another model: send the request again"
 
 DISCONNECT_GRACE_S = 5.0
 """A response is cancelled this much later than its stream."""
@@ -98,7 +101,7 @@ class TokenStream:
         self.timeout_s = (sequences[0].deadline_s if sequences else 0.0) + DEADLINE_GRACE_S  # one deadline for all
         self._deadline = self._loop.time() + self.timeout_s
         self.counts = [0] * len(request.choices)
-        self._given = [0] * len(request.choices)  # a hash of the tokens of each choice's given events
+        self.digests = [0] * len(request.choices)  # of the tokens of each choice's given events
         self.num_running = len(self.counts) if not request.sequences else len(source.choices)
         self._num_output_tokens = 0
         self._num_cached_tokens: dict[int, int] = {}  # leading choice of a prompt -> tokens
@@ -175,7 +178,7 @@ class TokenStream:
         if self._waiting_for_room:
             self._wake_writers()
         self.counts[event.choice] += 1
-        self._given[event.choice] = _hash_with(self._given[event.choice], event)
+        self.digests[event.choice] = _digest_with(self.digests[event.choice], event)
         self._num_output_tokens += event.token is not None
         if event.choice % self._request.num_choices == 0:
             self._num_cached_tokens[event.choice] = event.num_cached_tokens
@@ -227,7 +230,7 @@ class TokenStream:
 
     async def _read_choice(self, source: ChunkSource, choice: int) -> None:
         text, num_skipped, started = self._choice_text(choice), self.counts[choice], False
-        given, skipped = self._given[choice], 0
+        given, skipped = self.digests[choice], 0
         if self._request.sequences[choice].emitted and self._resume(source, choice, text):
             return
         async with aclosing(await source.open(choice)) as chunks:
@@ -237,9 +240,9 @@ class TokenStream:
                     started = True
                 for event in text.events(chunk):
                     if num_skipped:
-                        num_skipped, skipped = num_skipped - 1, _hash_with(skipped, event)
+                        num_skipped, skipped = num_skipped - 1, _digest_with(skipped, event)
                         if event.finish is not None or (num_skipped == 0 and skipped != given):
-                            raise ModelReplaced("the answer was begun again with another model: send the request again")
+                            raise ModelReplaced(ANSWER_REPLACED)
                         continue
                     if event.finish is not None:
                         self._complete.add(choice)
@@ -322,6 +325,6 @@ class TokenStream:
             self._wake()
 
 
-def _hash_with(before: int, event: TokenEvent) -> int:
-    """Adds an event's token to the hash of those before."""
-    return hash((before, -1 if event.token is None else event.token.token))
+def _digest_with(before: int, event: TokenEvent) -> int:
+    """Adds an event's token to the digest of those before."""
+    return add_token(before, None if event.token is None else event.token.token)

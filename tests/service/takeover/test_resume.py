@@ -14,6 +14,7 @@ from baton.domain.ids import AttemptId, RequestId, first_attempt
 from baton.store.store import CallStatus
 from baton.telemetry.metrics import REGISTRY
 from services.router.edge.api_keys import make_entry, new_key
+from services.router.streaming.cursor import Cursor
 from tests.mock_workers import Fail, Hold, Phase, ScriptedAction, token_at
 from tests.service.takeover.router_cluster import (
     CHAT,
@@ -34,6 +35,10 @@ from tests.service.takeover.router_cluster import (
 pytestmark = pytest.mark.timeout(60)
 
 USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
+
+
+def cursors(events: list[Event]) -> list[Cursor]:
+    return [Cursor.parse(event.id) for event in events]
 
 
 async def dropped_and_resumed(
@@ -60,7 +65,7 @@ async def test_a_dropped_stream_continues_on_any_router(tmp_path, endpoint, num_
     async with router_cluster(tmp_path) as w:
         expected = await undisturbed(w.routers[0], endpoint, **body)
         assert len(expected) == 10
-        assert [event.id.partition(":")[2] for event in expected[-3:]] == ["8", "8+1", "8+2"]
+        assert [(id.counts, id.num_tail) for id in cursors(expected[-3:])] == [((8,), 0), ((8,), 1), ((8,), 2)]
         for where in (0, 1):
             got = await dropped_and_resumed(w, where, num_seen, endpoint, **body)
             assert same(got, expected)
@@ -106,7 +111,7 @@ async def test_each_of_three_choices_continues_where_it_was(tmp_path, num_seen):
         for choice in range(3):
             assert contents(by_choice(got, choice)) == contents(by_choice(expected, choice))
         assert contents(got[-2:]) == contents(expected[-2:])
-        assert [event.id.partition(":")[2] for event in got[-3:]] == ["6.6.6", "6.6.6+1", "6.6.6+2"]
+        assert [(id.counts, id.num_tail) for id in cursors(got[-3:])] == [((6, 6, 6), tail) for tail in range(3)]
         assert len({event.id for event in got}) == len(got)
 
 
@@ -290,6 +295,22 @@ async def test_an_impossible_resume_is_refused_with_a_reason(tmp_path):
         away = await http.get(stream)
         assert (away.status_code, away.json()["error"]["code"]) == (503, "store_unavailable")
         assert int(away.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("num_seen", [2, 8])
+async def test_tokens_that_are_not_this_answer_s_are_noticed_anywhere(tmp_path, num_seen):
+    """The client's first router sent tokens that the store never got; the answer here has others."""
+    async with router_cluster(tmp_path) as w:
+        seen = await undisturbed(w.routers[0], max_tokens=8)
+        cursor = Cursor.parse(seen[num_seen - 1].id)
+        others = tuple(digest ^ 1 for digest in cursor.digests if digest is not None)
+        forged = str(Cursor(cursor.request_id, cursor.counts, 0, others))
+        for router in w.routers:
+            async with resumed(router, cursor.request_id, forged) as stream:
+                [event] = await stream.rest()
+            assert json.loads(event.data)["error"]["code"] == "model_replaced"
+            async with resumed(router, cursor.request_id, str(cursor)) as stream:
+                assert same(seen[:num_seen] + await stream.rest(), seen)
 
 
 async def test_the_call_of_another_tenant_is_unknown(tmp_path):

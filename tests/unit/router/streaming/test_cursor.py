@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import suppress
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import InvalidRequest
 from baton.domain.ids import RequestId
-from services.router.streaming.cursor import Cursor
+from services.router.streaming.cursor import Cursor, add_token
 
 IDS = st.from_regex(r"[A-Za-z0-9_-]{1,40}", fullmatch=True).map(RequestId)
 COUNTS = st.lists(st.integers(0, 10**9 - 1), max_size=20).map(tuple)
@@ -31,6 +32,7 @@ def test_any_other_text_is_refused_as_a_cursor(text):
 @pytest.mark.parametrize(
     "text",
     [
+        *("id:1~", "id:1~1234567", "id:1~123456789", "id:1~ABCDEF01", "id:~12345678", "id:1~12345678~12345678"),
         *("", "7", "id", ":1", "id:1.", "id:.1", "id:-1", "id:1+", "id:1+0", "id:1+3", "id:1+1+1", "id:1:1", "i d:1"),
         *("id:1\n", "id:\N{ARABIC-INDIC DIGIT THREE}", "id:" + "1" * 10, "x" * 129 + ":1", "id:" + "1." * 5000 + "1"),
     ],
@@ -39,3 +41,20 @@ def test_malformed_cursors_are_refused(text):
     with pytest.raises(InvalidRequest) as refusal:
         Cursor.parse(text)
     assert refusal.value.param == "last_event_id"
+
+
+@given(IDS, st.lists(st.tuples(st.integers(1, 10**9 - 1), st.none() | st.integers(0, 2**32 - 1)), max_size=20))
+def test_the_digests_of_a_cursor_survive_its_text(call, choices):
+    counts, digests = tuple(count for count, _ in choices), tuple(digest for _, digest in choices)
+    cursor = Cursor.parse(str(Cursor(call, counts, 0, digests)))
+    assert cursor.counts == counts
+    assert (cursor.digests or (None,) * len(counts)) == digests
+
+
+def test_the_digest_of_tokens_is_their_order_too() -> None:
+    def digest(*tokens: int | None) -> int:
+        return functools.reduce(add_token, tokens, 0)
+
+    answers: list[tuple[int | None, ...]] = [(), (1,), (2,), (1, 2), (2, 1), (1, None), (None, 1), (0,), (0, 0)]
+    assert len({digest(*tokens) for tokens in answers}) == len(answers)
+    assert digest(1, 2) == 0x0381177C  # CRC-32 of both as u32, little-endian: another router must find the same

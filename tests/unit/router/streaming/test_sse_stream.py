@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 
+import pytest
 from starlette.types import Message
 
+from baton.domain.errors import ModelReplaced
 from services.router.openai.chat import ChatResponseBuilder
 from services.router.openai.request_parser import ParsedRequest
-from services.router.streaming.cursor import Cursor
+from services.router.streaming.cursor import Cursor, add_token
 from services.router.streaming.sse_stream import SseStream
 from services.router.streaming.token_stream import TokenStream
 from tests.unit.router.streaming.chunk_sources import ScriptedSource, chunks, request
@@ -23,7 +26,7 @@ async def test_a_choice_behind_the_client_does_not_pull_ids_back() -> None:
 
     async def send(message: Message) -> None:
         parts.append(message.get("body", b""))
-        if b":3.3\n" in parts[-1]:
+        if re.search(rb":3~\w{8}\.3\n", parts[-1]):
             gate.set()
 
     async def headers() -> dict[str, str]:
@@ -37,4 +40,44 @@ async def test_a_choice_behind_the_client_does_not_pull_ids_back() -> None:
         send, parsed, TokenStream(bundled(), valid, source), with_ids=True, after=Cursor(valid.id, (1, 3))
     )
     await stream.run(headers, 5.0)
-    assert re.findall(rb"id: call:([\d.+]+)\n", b"".join(parts)) == [b"2.3", b"3.3", b"3.4", b"3.4+1"]
+    ids = [Cursor.parse(id.decode()) for id in re.findall(rb"id: (\S+)\n", b"".join(parts))]
+    assert [(id.counts, id.num_tail) for id in ids] == [((2, 3), 0), ((3, 3), 0), ((3, 4), 0), ((3, 4), 1)]
+    assert ids[0].digests == (digest_of(5, 6), None)  # the client has not said which tokens of choice 1 it has
+    assert ids[-1].digests == (digest_of(5, 6, 7), digest_of(10, 11, 12, 13))
+
+
+def digest_of(*tokens: int) -> int:
+    return functools.reduce(add_token, tokens, 0)
+
+
+async def resumed_after(after: Cursor, *tokens: int) -> bytes:
+    """What a client with this cursor gets of a response that has these tokens here."""
+    parts: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        parts.append(message.get("body", b""))
+
+    async def headers() -> dict[str, str]:
+        return {}
+
+    valid = request(1)
+    parsed = ParsedRequest(valid, ChatResponseBuilder(valid, bundled(), "f"))
+    stream = TokenStream(bundled(), valid, ScriptedSource({0: chunks(list(tokens))}))
+    await SseStream(send, parsed, stream, with_ids=True, after=after).run(headers, 5.0)
+    return b"".join(parts)
+
+
+async def test_a_client_with_the_same_tokens_gets_the_rest() -> None:
+    rest = await resumed_after(Cursor(request(1).id, (2,), 0, (digest_of(5, 6),)), 5, 6, 7)
+    assert re.findall(rb"id: call:(\d)", rest) == [b"3", b"3"]  # the last token and [DONE]
+
+
+@pytest.mark.parametrize("here", [(5, 9, 7), (9, 6, 7), (6, 5, 7), (5,)])
+async def test_a_client_with_other_tokens_gets_none_of_another_answer(here: tuple[int, ...]) -> None:
+    """Its router was cut off from the store: the answer was begun again with other weights."""
+    with pytest.raises(ModelReplaced, match="another model"):
+        await resumed_after(Cursor(request(1).id, (2,), 0, (digest_of(5, 6),)), *here)
+
+
+async def test_a_client_that_names_a_number_only_is_not_compared() -> None:
+    assert b"[DONE]" in await resumed_after(Cursor(request(1).id, (2,)), 9, 9, 7)
