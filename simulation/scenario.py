@@ -13,6 +13,7 @@ from baton.domain.errors import DeadlineExceeded, Draining, NoWorkers, Overloade
 from baton.domain.ids import RequestId
 from baton.kv.eviction import EvictionPolicy
 from baton.kv.growth import GrowthPolicy
+from services.prefill.policy import PrefillPolicy
 
 BEGIN_S, END_S = 1.5, 5.5
 """Times between which clients arrive and faults begin."""
@@ -122,6 +123,8 @@ class Scenario:
     num_local_prefill: int = 0
     eviction: EvictionPolicy = EvictionPolicy.LRU
     growth: GrowthPolicy = GrowthPolicy.NONE
+    prefill_policy: PrefillPolicy = PrefillPolicy.FCFS
+    max_overtakes: int = 64
 
     @property
     def routers(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from random import Random
 from baton.domain.ids import RequestId
 from baton.kv.eviction import EvictionPolicy
 from baton.kv.growth import GrowthPolicy
+from services.prefill.policy import PrefillPolicy
 from simulation.scenario import (
     BEGIN_S,
     END_S,
@@ -62,7 +63,14 @@ def generate_scenario(seed: int) -> Scenario:
         case _:
             more = []
     eviction = Random(f"eviction {seed}").choice(list(EvictionPolicy))
-    return replace(scenario, faults=(*scenario.faults, *more), eviction=eviction)
+    order = Random(f"order {seed}")
+    return replace(
+        scenario,
+        faults=(*scenario.faults, *more),
+        eviction=eviction,
+        prefill_policy=order.choice(list(PrefillPolicy)),
+        max_overtakes=order.choice([1, 64]),
+    )
 
 
 def _scenario(seed: int) -> Scenario:

@@ -33,7 +33,8 @@ from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.page_faults import PageFaults
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.kv_export import ExportTable
-from services.prefill.scheduler import PrefillLimits, PrefillScheduler
+from services.prefill.policy import PolicySettings, PrefillLimits
+from services.prefill.scheduler import PrefillScheduler
 from simulation.runtime.page_memory import SimMemory
 
 PAGE_SIZE = 2
@@ -84,11 +85,14 @@ def tiny_prefill(
     prefill_scheduler: type[PrefillScheduler] = PrefillScheduler,
     grants_leases: bool = False,
     long_prompt_tokens: int = 0,
+    order: PolicySettings | None = None,
 ) -> TinyPrefill:
     memory = SimMemory(NUM_PAGES, PAGE_BYTES)
     cache = PrefixCache(PagePool(NUM_PAGES), None if grants_leases else PoolHasher(memory))
     exports = export_table(cache.pool, lease_s, grants_leases)
-    limits = PrefillLimits(PAGE_SIZE, token_budget, max_partial_prompts, max_pinned_pages, long_prompt_tokens)
+    limits = PrefillLimits(
+        PAGE_SIZE, token_budget, max_partial_prompts, max_pinned_pages, long_prompt_tokens, order or PolicySettings()
+    )
     runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE)
     return TinyPrefill(memory, cache, exports, prefill_scheduler(cache, exports, limits, PageChecks(cache)), runner)
 

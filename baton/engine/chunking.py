@@ -65,6 +65,10 @@ class StepBudget:
         """Tokens that the prompt has got."""
         return self._given.get(id, 0)
 
+    def take_back(self, id: AttemptId) -> None:
+        """Takes back what a prompt has got that is not in this step after all."""
+        self.left += self._given.pop(id, 0)
+
     def give(self, id: AttemptId, start: int, end: int, most: int) -> None:
         """Gives the prompt up to `most` further tokens of [start, end), as many as are left and end on a page edge."""
         before = self.given(id)

@@ -49,10 +49,10 @@ class PageTable:
         """`match` for all full pages of `tokens`."""
         return self.match(page_keys(tokens, self._page_size, self.salt))
 
-    def match_checked(self, tokens: Sequence[int], checks: PageChecks, quarantine: Quarantine, now: float) -> int:
-        """`match_tokens` of checked pages only: quarantines a page that is wrong and matches again."""
+    def match_checked(self, keys: Sequence[PageKey], checks: PageChecks, quarantine: Quarantine, now: float) -> int:
+        """`match` of checked pages only: quarantines a page that is wrong and matches again."""
         while True:
-            num_tokens = self.match_tokens(tokens)
+            num_tokens = self.match(keys)
             wrong = checks.check_matched(self.pages)
             if not wrong:
                 return num_tokens

@@ -14,6 +14,7 @@ a page with all that was computed from it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -69,11 +70,11 @@ class PrefixCache:
         return pages
 
     def num_matching(self, keys: Sequence[PageKey]) -> int:
-        """Number of leading pages that are cached. Neither holds nor touches them."""
-        for i, key in enumerate(keys):
-            if key not in self._nodes:
-                return i
-        return len(keys)
+        """Number of leading pages that are cached. Neither holds nor touches them.
+
+        A page is cached only after those before it, so few of the keys are looked up.
+        """
+        return bisect_left(keys, True, key=lambda key: key not in self._nodes)
 
     def insert(
         self, parent: PageKey | None, keys: Sequence[PageKey], pages: Sequence[PageId], hold: Hold

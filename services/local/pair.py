@@ -59,7 +59,8 @@ from services.prefill.commands import (
 )
 from services.prefill.kv_export import ExportTable
 from services.prefill.loop import PrefillLoop
-from services.prefill.scheduler import PrefillLimits, PrefillScheduler, Seal
+from services.prefill.policy import PrefillLimits
+from services.prefill.scheduler import PrefillScheduler, Seal
 
 Command = TypeVar("Command")
 Answer = TypeVar("Answer")

@@ -40,8 +40,9 @@ from services.prefill.handoff_server import HandoffServicer, LinkConfig
 from services.prefill.kv_export import ExportTable
 from services.prefill.loop import PrefillLoop
 from services.prefill.outbox import PrefillOutbox
+from services.prefill.policy import PrefillLimits
 from services.prefill.prompt_tags import PromptTags
-from services.prefill.scheduler import PrefillLimits, PrefillScheduler
+from services.prefill.scheduler import PrefillScheduler
 from services.prefill.server import PrefillServicer, PrefillStreamEvent
 from services.prefill.settings import PrefillSettings
 
@@ -190,6 +191,7 @@ class _Worker:
             max_partial_prompts=settings.max_partial_prompts,
             max_pinned_pages=max(1, int(settings.pin_fraction * num_pages)),
             long_prompt_tokens=settings.long_prompt_tokens(engine.max_model_len),
+            order=settings.order(),
         )
         exports = ExportTable(engine.cache.pool, settings.export_lease_s, grants_leases=not settings.digests)
         scheduler = PrefillScheduler(engine.cache, exports, limits, engine.checks, self._tags)

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
+from baton.domain.ids import PageKey
 from baton.domain.request import EngineRequest
 from baton.domain.timing.attempt_times import MAX_CHUNK_TIMES, PrefillTimes, to_us
 from baton.kv.page_table import PageTable
 
 
-@dataclass(slots=True)
+class PromptState(enum.Enum):
+    """The queue that a prompt is in."""
+
+    WAITING = enum.auto()
+    CHUNKING = enum.auto()
+    ENDED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
 class Prompt:
-    """`num_published`: pages, with those that decode has already. `identities`: of all pages, where they are tagged."""
+    """`keys`: of the full pages; of the first `num_matchable`, pages may be taken from the cache.
+
+    `number`: counts arrivals. `num_known`: tokens whose KV was here when the last step was scheduled, filled or cached.
+    `num_overtaken`: admissions of others since pages are missing for it. `num_published`: pages, with those that decode
+    has already. `identities`: of all pages, where they are tagged.
+    """
 
     request: EngineRequest
     table: PageTable
     deadline: float
     received_at: float
+    keys: list[PageKey] = field(default_factory=list)
+    num_matchable: int = 0
+    state: PromptState = PromptState.WAITING
+    number: int = 0
+    num_known: int = 0
+    num_overtaken: int = 0
     first_chunk_at: float | None = None
     compute_s: float = 0.0
     chunks: list[tuple[int, int]] = field(default_factory=list)  # (start_us, tokens) of the first chunks
@@ -29,6 +50,11 @@ class Prompt:
     @property
     def num_remaining(self) -> int:
         return len(self.request.tokens) - self.num_filled
+
+    def start_again(self) -> None:
+        """Releases all pages."""
+        self.table.release()
+        self.num_cached = self.num_filled = 0
 
     def start_chunk(self, num_tokens: int, now: float) -> None:
         if self.first_chunk_at is None:

@@ -3,17 +3,17 @@
 A request's life here, queue by queue:
 
 1. *waiting*: `add` opens an export and appends the prompt. A prompt that never fits fails at once.
-2. *chunking*: prompts are admitted in order, if a slot, pages for the whole prompt and pin budget are free. The longest
-   cached prefix is matched, without the last token, which must be computed to sample from. The rest is cut into chunks.
-   Every step continues the prompts in progress before it admits others, all under one token budget.
-   Matched pages are checked first (`baton.kv.page_checks`); a wrong one is quarantined.
+2. *chunking*: prompts are admitted in the order of `policy`, if a slot, pages for the whole prompt and pin budget are
+   free. The longest cached prefix is matched, without the last token, which must be computed to sample from. The rest
+   is cut into chunks. A step serves half-done and waiting prompts in one order, under one token budget; the oldest
+   has a guaranteed share. Matched pages are checked first (`baton.kv.page_checks`); a wrong one is quarantined.
 3. The full pages of each finished chunk settle, enter the prefix cache and are published, with the digests that they
    settled with, under the export's pins. Pages that decode has already are pinned but not published.
 4. *sealed*: the last chunk samples the first token. The partial tail page is published, the export is sealed and the
    prompt leaves the scheduler. Only the export's pins hold its pages now, until commit, abort or lease end.
 
 `abort`, a deadline and the end of the lease remove a prompt at any point and release its pages in that call. A
-quarantined page fails the exports that hold it; a prompt that published nothing yet returns to the head of the queue.
+quarantined page fails the exports that hold it; a prompt that published nothing yet returns to its place in the queue.
 """
 
 from __future__ import annotations
@@ -38,38 +38,20 @@ from baton.domain.timing.attempt_times import PrefillTimes
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.chunking import StepBudget
 from baton.engine.messages import Fail
-from baton.engine.transition_log import log_transition
+from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, Owner
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
 from services.prefill.kv_export import ExportTable
-from services.prefill.prompt import Prompt
+from services.prefill.policy import AdmissionGate, PrefillLimits
+from services.prefill.prompt import Prompt, PromptState
 from services.prefill.prompt_tags import PromptTags
+from services.prefill.queue import PromptQueue
 
 _MAX_REMEMBERED = 256
 """Exports that ended with a wrong page, for suspects that are reported while they drain."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillLimits:
-    """Bounds of a step and of the worker.
-
-    `long_prompt_tokens`: of one prompt in a step that others want as well; 0: none.
-    """
-
-    page_size: int
-    token_budget: int
-    max_partial_prompts: int
-    max_pinned_pages: int
-    long_prompt_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        if self.token_budget < self.page_size:
-            raise ValueError(f"a token budget of {self.token_budget} does not reach one page of {self.page_size}")
-        if 0 < self.long_prompt_tokens < self.page_size:
-            raise ValueError(f"{self.long_prompt_tokens} tokens of a long prompt do not reach one page")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +104,21 @@ class PrefillScheduler:
         self._cache = cache
         self._exports = exports
         self._limits = limits
-        self._waiting: deque[Prompt] = deque()
-        self._chunking: list[Prompt] = []
+        self._queue = PromptQueue(cache, limits)
         self._scheduled_at = 0.0
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue.waiting)
 
     @property
     def num_chunking(self) -> int:
-        return len(self._chunking)
+        return len(self._queue.chunking)
 
     @property
     def num_remaining_tokens(self) -> int:
         """Prompt tokens that are not computed yet; cached ones count until they are matched."""
-        return sum(p.num_remaining for p in (*self._waiting, *self._chunking))
+        return sum(p.num_remaining for p in self._queue)
 
     def add(
         self, request: EngineRequest, decode_prefix_len: int, deadline: float, received_at: float = 0.0
@@ -160,10 +141,11 @@ class PrefillScheduler:
         table = PageTable(self._cache, size, request.salt, Hold.LIVE)
         num_decode_pages = min(decode_prefix_len, len(request.tokens) - 1) // size  # the last page is always published
         prompt = Prompt(request, table, deadline, received_at, num_published=num_decode_pages)
+        prompt.keys = page_keys(request.tokens, size, request.salt)
+        prompt.num_matchable = (len(request.tokens) - 1) // size
         if self._tags is not None:
             prompt.identities = self._tags.identities(request)
-        self._waiting.append(prompt)
-        log_transition("prompt", request.id, "add", "waiting")
+        self._queue.add(prompt)
         return effects
 
     def abort(self, id: AttemptId) -> bool:
@@ -208,38 +190,43 @@ class PrefillScheduler:
         for id in self._exports.expire(now):
             ended = Fail(id, LeaseEnded(f"{id}: its lease was not renewed")) if self._remove(id) else ExportExpired(id)
             effects.append(ended)
-        for prompt in [p for p in (*self._waiting, *self._chunking) if p.deadline <= now]:
+        for prompt in [p for p in self._queue if p.deadline <= now]:
             self.abort(prompt.request.id)
             effects.append(Fail(prompt.request.id, DeadlineExceeded(f"{prompt.request.id}: deadline before the seal")))
         return effects
 
     def next_wakeup(self) -> float | None:
         """Time of the next deadline or lease end."""
-        times = [p.deadline for p in (*self._waiting, *self._chunking)]
+        times = [p.deadline for p in self._queue]
         lease = self._exports.next_deadline()
         return min([*times, *([] if lease is None else [lease])], default=None)
 
     def schedule(self, now: float) -> Batch | None:
-        """Builds a step: continues prompts in progress, then admits others, under the token budget.
+        """Builds a step under the token budget: the oldest prompt's share, then all prompts in the policy's order.
 
-        A long prompt leaves budget to the others first. What they leave is given out again, oldest prompt first.
+        A long prompt leaves budget to the others first. What they leave is given out again, in the same order.
         """
         self._scheduled_at = now
         step = StepBudget(self._limits.token_budget, self._limits.page_size)
+        gate = AdmissionGate(self._limits.order)
         most = self._limits.long_prompt_tokens or self._limits.token_budget
-        for prompt in self._chunking:
-            step.give(prompt.request.id, prompt.num_filled, len(prompt.request.tokens), most)
-        while step.left >= self._limits.page_size and self._admit(step, most, now):
-            prompt = self._chunking[-1]
-            step.give(prompt.request.id, prompt.num_filled, len(prompt.request.tokens), most)
-        for prompt in self._chunking:
-            step.give(prompt.request.id, prompt.num_filled, len(prompt.request.tokens), step.left)
-        rows = [self._row(prompt, num, now) for prompt in self._chunking if (num := step.given(prompt.request.id))]
+        prompts = self._queue.in_order()
+        for prompt in [one for one in self._queue.waiting if gate.is_starved(one)]:
+            self._admit(prompt, step, gate, now)
+        if (oldest := self._queue.oldest) is not None and self._is_begun(oldest, step, gate, now):
+            self._give(step, oldest, self._limits.guaranteed_tokens)
+        for prompt in prompts:
+            if self._is_begun(prompt, step, gate, now):
+                self._give(step, prompt, most - step.given(prompt.request.id))
+        in_progress = [prompt for prompt in prompts if prompt.state is PromptState.CHUNKING]
+        for prompt in in_progress:
+            self._give(step, prompt, step.left)
+        rows = [self._row(prompt, num, now) for prompt in in_progress if (num := step.given(prompt.request.id))]
         return Batch(tuple(rows)) if rows else None
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[PrefillEffect]:
         """Applies a finished step: enters full pages into the cache, publishes and seals."""
-        by_id = {p.request.id: p for p in self._chunking}
+        by_id = {p.request.id: p for p in self._queue.chunking}
         effects: list[PrefillEffect] = []
         for row, sampled in zip(batch.rows, output.sampled, strict=True):
             prompt = by_id.get(row.id)
@@ -252,37 +239,60 @@ class PrefillScheduler:
             effects += self._seal(prompt, sampled, now) if sampled else [Progress(row.id, prompt.num_filled)]
         return effects
 
-    def _admit(self, step: StepBudget, most: int, now: float) -> bool:
-        """Moves the first waiting prompt to *chunking*. False if there is none or it does not fit now.
+    @staticmethod
+    def _give(step: StepBudget, prompt: Prompt, most: int) -> None:
+        step.give(prompt.request.id, prompt.num_filled, len(prompt.request.tokens), most)
 
-        Beyond `max_partial_prompts`, only a prompt that ends in this step fits. Prompts that end because a matched page
-        is wrong leave *chunking*.
+    def _is_begun(self, prompt: Prompt, step: StepBudget, gate: AdmissionGate, now: float) -> bool:
+        """True if the prompt is in progress, perhaps as of now."""
+        if prompt.state is PromptState.WAITING:
+            return self._admit(prompt, step, gate, now)
+        return prompt.state is PromptState.CHUNKING
+
+    def _admit(self, prompt: Prompt, step: StepBudget, gate: AdmissionGate, now: float) -> bool:
+        """Moves a waiting prompt to *chunking*. False if it does not fit now.
+
+        Prompts that end because a matched page is wrong leave *chunking*.
         """
-        if not self._waiting:
-            return False
-        fits_step = len(self._waiting[0].request.tokens) <= min(most, step.left)
-        if not fits_step and self._num_left_partial(step) >= self._limits.max_partial_prompts:
+        step.take_back(prompt.request.id)  # it may have begun and gone back in this step
+        if not gate.is_open or step.left < self._limits.page_size:
             return False
         if self._cache.pool.num_owned(Owner.PINNED) >= self._limits.max_pinned_pages:  # ends: commit, abort or lease
+            gate.is_open = False
             return False
-        prompt = self._waiting[0]
-        prompt.num_cached = prompt.num_filled = self._match(prompt, now)
-        if not prompt.table.extend(len(prompt.request.tokens)):
-            prompt.table.release()
-            prompt.num_cached = prompt.num_filled = 0
+        if not self._has_slot(prompt, prompt.num_known, step):
+            gate.on_refused(prompt, lacks_pages=False)
             return False
-        self._chunking.append(self._waiting.popleft())
-        log_transition("prompt", prompt.request.id, "admit", "chunking")
+        num_matched = self._match(prompt, now)
+        has_slot = num_matched >= prompt.num_known or self._has_slot(prompt, num_matched, step)
+        if not has_slot or not prompt.table.extend(len(prompt.request.tokens)):
+            prompt.start_again()
+            gate.on_refused(prompt, lacks_pages=has_slot)
+            return False
+        prompt.num_cached = prompt.num_filled = num_matched
+        self._queue.admit(prompt)
+        gate.on_admitted()
         return True
+
+    def _has_slot(self, prompt: Prompt, num_known: int, step: StepBudget) -> bool:
+        """True if the prompt may begin, of whose tokens `num_known` need not be computed.
+
+        Beyond `max_partial_prompts`, only one that ends in this step may, and the oldest.
+        """
+        if self._num_left_partial(step) < self._limits.max_partial_prompts:
+            return True
+        most = min(self._limits.long_prompt_tokens or step.left, step.left)
+        return len(prompt.request.tokens) - num_known <= most or prompt is self._queue.oldest
 
     def _num_left_partial(self, step: StepBudget) -> int:
         """Number of prompts in progress that the step does not end so far; one that ends in it holds no slot."""
-        return sum(step.given(prompt.request.id) < prompt.num_remaining for prompt in self._chunking)
+        return sum(step.given(prompt.request.id) < prompt.num_remaining for prompt in self._queue.chunking)
 
     def _match(self, prompt: Prompt, now: float) -> int:
         """Fills the table of a waiting prompt with checked pages; returns the number of their tokens."""
         num_faults = self.quarantine.num_faults
-        num_tokens = prompt.table.match_checked(prompt.request.tokens[:-1], self._checks, self.quarantine, now)
+        keys = prompt.keys[: prompt.num_matchable]
+        num_tokens = prompt.table.match_checked(keys, self._checks, self.quarantine, now)
         if self.quarantine.num_faults > num_faults:
             self._pending += self._end_condemned()
         return num_tokens
@@ -295,12 +305,9 @@ class PrefillScheduler:
             self._condemned.append(id)
             message = f"{id}: a page of this worker differed from its digest"
             effects.append(Fail(id, IntegrityFailure(message, PageVerdict.SOURCE)))
-        for prompt in reversed([one for one in self._chunking if one.table.holds_condemned()]):
-            self._chunking.remove(prompt)
-            prompt.table.release()
-            prompt.num_cached = prompt.num_filled = 0
-            self._waiting.appendleft(prompt)
-            log_transition("prompt", prompt.request.id, "quarantine", "waiting")
+        for prompt in [one for one in self._queue.chunking if one.table.holds_condemned()]:
+            prompt.start_again()
+            self._queue.put_back(prompt)
         return effects
 
     def _row(self, prompt: Prompt, num_tokens: int, now: float) -> Row:
@@ -348,18 +355,13 @@ class PrefillScheduler:
         self._exports.seal(request.id)
         num_pages = len(prompt.table.pages)
         prompt.table.release()
-        self._chunking.remove(prompt)
+        self._queue.seal(prompt)
         finish = finish_reason(request.stop, sampled.token, request.num_emitted + 1)
-        log_transition("prompt", request.id, "seal", "sealed")
         return [Seal(request.id, request.num_emitted, sampled, finish, num_pages, prompt.times(now))]
 
     def _remove(self, id: AttemptId) -> bool:
         """Removes a prompt from its queue and releases its pages. False if it is in no queue."""
-        for queue in (self._waiting, self._chunking):
-            for prompt in queue:
-                if prompt.request.id == id:
-                    prompt.table.release()
-                    queue.remove(prompt)
-                    log_transition("prompt", id, "end", "ended")
-                    return True
-        return False
+        prompt = self._queue.remove(id)
+        if prompt is not None:
+            prompt.table.release()
+        return prompt is not None

@@ -6,7 +6,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from baton.settings.groups import Count, Port, WorkerSettings
+from baton.settings.groups import Count, Port, Seconds, WorkerSettings
+from services.prefill.policy import PolicySettings, PrefillPolicy
 
 LONG_PROMPT_SHARE = 0.04
 """Of the context: the default of `long_prefill_token_threshold`, as vLLM's."""
@@ -31,6 +32,21 @@ class PrefillSettings(WorkerSettings):
     """Most tokens of one prompt in a step that other prompts want as well; 0: no bound. Default: 4 % of the context, at
     most three quarters of the token budget. What the others leave goes to the oldest prompt."""
 
+    prefill_policy: PrefillPolicy = PrefillPolicy.FCFS
+    """Order of prompts, half-done and waiting ones together: fcfs (arrival), lpm (longest cached prefix first), srpt
+    (fewest tokens left first) or edf (`ttft_objective_s`). Ties go by arrival."""
+
+    oldest_prompt_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25
+    """Share of every step's tokens that the oldest prompt gets whatever the policy; at least one page. It bounds how
+    long a prompt that others overtake can take."""
+
+    max_overtakes: Count = 64
+    """Most prompts that are admitted past one for which pages are missing. With fcfs none are."""
+
+    ttft_objective_s: Seconds = 1.0
+    """For edf: a prompt is due this long after its arrival, for each `token_budget` of its length; never after its
+    request's own deadline."""
+
     pin_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Share of the pool that handoffs may pin. Beyond it no new prompt starts."""
 
@@ -47,3 +63,7 @@ class PrefillSettings(WorkerSettings):
         if self.long_prefill_token_threshold is not None:
             return self.long_prefill_token_threshold
         return max(self.page_size, min(int(LONG_PROMPT_SHARE * max_model_len), 3 * self.token_budget // 4))
+
+    def order(self) -> PolicySettings:
+        """The order of prompts."""
+        return PolicySettings(self.prefill_policy, self.oldest_prompt_share, self.max_overtakes, self.ttft_objective_s)

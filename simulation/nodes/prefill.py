@@ -31,7 +31,8 @@ from services.prefill.handoff_log import HandoffLog
 from services.prefill.handoff_server import HandoffServicer, LinkConfig
 from services.prefill.loop import PrefillLoop
 from services.prefill.outbox import PrefillOutbox
-from services.prefill.scheduler import PrefillLimits, Seal
+from services.prefill.policy import PolicySettings, PrefillLimits
+from services.prefill.scheduler import Seal
 from services.prefill.server import PrefillServicer, PrefillStreamEvent
 from simulation.checks.invariants import EmissionCheck, check_idle, check_pages
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
@@ -69,7 +70,12 @@ class SimPrefill:
         self._exports = policies.export_table(self._cache.pool, CONFIG.lease_s, grants_leases=not digests)
         long_tokens = CONFIG.page_size * (process.incarnation % 2)  # some workers share steps, some do not
         limits = PrefillLimits(
-            CONFIG.page_size, CONFIG.token_budget, CONFIG.max_partial_prompts, CONFIG.max_pinned_pages, long_tokens
+            CONFIG.page_size,
+            CONFIG.token_budget,
+            CONFIG.max_partial_prompts,
+            CONFIG.max_pinned_pages,
+            long_tokens,
+            PolicySettings(scenario.prefill_policy, max_overtakes=scenario.max_overtakes),
         )
         scheduler = policies.prefill_scheduler(self._cache, self._exports, limits, checks)
         runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, version=version)

@@ -63,7 +63,8 @@ from services.prefill.handoff_server import HandoffServicer, LinkConfig
 from services.prefill.kv_export import ExportTable
 from services.prefill.loop import PrefillLoop
 from services.prefill.outbox import PrefillOutbox
-from services.prefill.scheduler import PrefillLimits, PrefillScheduler
+from services.prefill.policy import PrefillLimits
+from services.prefill.scheduler import PrefillScheduler
 from services.prefill.server import PrefillServicer, PrefillStreamEvent
 
 PAGE_SIZE, NUM_PAGES, VOCAB_SIZE, MAX_MODEL_LEN = 2, 16, 16, 28

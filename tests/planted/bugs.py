@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.planted.prefill_bugs import PREFILL_BUGS
 from tests.planted.runner import PlantedBug
 
 PAGES, OWNERSHIP, MESSAGES, IDENTITY = "right pages", "one owner", "messages", "identity"
@@ -19,6 +20,7 @@ def bug(promise: str, name: str, file: str, before: str, after: str, tests: str)
 
 
 BUGS = (
+    *PREFILL_BUGS,
     bug(
         CLIENTS, "a refused field is ignored", "services/router/openai/field_table/table.py",
         "given.add_error(name, field.meaning)", "pass",
@@ -44,11 +46,6 @@ BUGS = (
         ROOM, "rows are admitted without room to grow", "services/decode/import_policy.py",
         "not self._can_grow(id, max_new_tokens)", "False",
         f"{DECODE}/test_growth.py",
-    ),
-    bug(
-        FAIRNESS, "a long prompt takes the whole step", "services/prefill/scheduler.py",
-        "most = self._limits.long_prompt_tokens or self._limits.token_budget", "most = self._limits.token_budget",
-        f"{PREFILL}/test_packing.py",
     ),
     bug(
         ROOM, "shared pages count as coming back", "baton/kv/growth.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
+from services.prefill.policy import PolicySettings, PrefillPolicy
 from tests.property.machines.damaged_prefill_machine import DamagedPrefillMachine
 from tests.property.machines.prefill_machine import PrefillMachine
 from tests.tiny_workers import PAGE_SIZE, REPEATABLE_SETTINGS
@@ -16,7 +17,16 @@ class SharedStepMachine(PrefillMachine):
     long_prompt_tokens = PAGE_SIZE
 
 
-@pytest.mark.parametrize("machine", [PrefillMachine, SharedStepMachine])
+def ordered(policy: PrefillPolicy, max_overtakes: int) -> type[PrefillMachine]:
+    """The machine of a worker with this policy; short prompts may overtake long ones within a step."""
+    attributes = {"order": PolicySettings(policy, max_overtakes=max_overtakes)}
+    return type(f"{policy.value}Machine", (SharedStepMachine,), attributes)
+
+
+ORDERED = [ordered(PrefillPolicy.LPM, 1), ordered(PrefillPolicy.SRPT, 2), ordered(PrefillPolicy.EDF, 64)]
+
+
+@pytest.mark.parametrize("machine", [PrefillMachine, SharedStepMachine, *ORDERED])
 def test_prefill_scheduler(machine: type[PrefillMachine]):
     run_state_machine_as_test(machine, settings=REPEATABLE_SETTINGS)
 

@@ -77,7 +77,7 @@ class PagesMachine(RuleBasedStateMachine):
     @rule(tokens=TOKENS)
     def come(self, tokens: list[int]) -> None:
         table = PageTable(self.cache, PAGE_SIZE, "", Hold.LIVE)
-        num_matched = table.match_checked(tokens[:-1], self.checks, self.quarantine, self.now)
+        num_matched = table.match_checked(page_keys(tokens[:-1], PAGE_SIZE, ""), self.checks, self.quarantine, self.now)
         self._end_tainted()
         for index, page in enumerate(table.pages):
             assert self.digests.is_settled(page), "D4: a condemned page was matched"

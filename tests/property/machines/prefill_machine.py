@@ -17,6 +17,7 @@ from baton.engine.messages import Fail
 from baton.kv.pages import Owner
 from baton.transfer.digest import page_digest
 from services.prefill.kv_export import ExportTable
+from services.prefill.policy import PolicySettings, PrefillPolicy
 from services.prefill.scheduler import ExportExpired, PrefillEffect, PrefillScheduler, Progress, Seal
 from tests.tiny_workers import (
     NUM_PAGES,
@@ -62,12 +63,13 @@ class PrefillMachine(RuleBasedStateMachine):
     export_table: type[ExportTable] = ExportTable
     prefill_scheduler: type[PrefillScheduler] = PrefillScheduler
     long_prompt_tokens = 0
+    order = PolicySettings()
 
     def __init__(self) -> None:
         super().__init__()
         self.world = tiny_prefill(
             LEASE_S, TOKEN_BUDGET, MAX_PINNED_PAGES, MAX_CHUNKING, self.export_table, self.prefill_scheduler,
-            long_prompt_tokens=self.long_prompt_tokens,
+            long_prompt_tokens=self.long_prompt_tokens, order=self.order,
         )  # fmt: skip
         self.now = 0.0
         self.cases: dict[AttemptId, Case] = {}
@@ -159,7 +161,8 @@ class PrefillMachine(RuleBasedStateMachine):
         check_invariants(self.world.cache)
         waiting = [case for case in self.cases.values() if not case.ended and not case.started]
         assert self.world.scheduler.num_waiting == len(waiting)
-        assert self.world.scheduler.num_chunking <= MAX_CHUNKING
+        exempt = self.order.policy is not PrefillPolicy.FCFS  # the oldest prompt
+        assert self.world.scheduler.num_chunking <= MAX_CHUNKING + exempt
         assert len(self.world.exports) == sum(case.exported for case in self.cases.values())
 
     @invariant()
@@ -229,10 +232,14 @@ class PrefillMachine(RuleBasedStateMachine):
         assert row.sample is not None or end % PAGE_SIZE == 0, "a chunk that is not the last ends inside a page"
         if not case.started:
             before = [one for one in self.cases.values() if not one.started and not one.ended]
-            assert before[0] is case, "a prompt overtook another"
+            self._check_overtaking(case, before[: before.index(case)])
             assert num_pinned < MAX_PINNED_PAGES, "a prompt began beyond the pin budget"
             case.started = True
         case.num_computed += len(row.tokens)
+
+    def _check_overtaking(self, case: Case, passed: list[Case]) -> None:
+        """Nobody overtakes under fcfs."""
+        assert not passed or self.order.policy is not PrefillPolicy.FCFS, "a prompt overtook another"
 
     def _on_effects(self, effects: list[PrefillEffect]) -> None:
         for effect in effects:

@@ -43,7 +43,7 @@ class World:
     def fill(self, tokens: list[int], hold: bool = False) -> PageTable:
         """Computes a prompt of one token a page."""
         table = PageTable(self.cache, 1, "", Hold.LIVE)
-        table.match_checked(tokens, self.checks, self.quarantine, 0.0)
+        table.match_checked(self.keys(tokens), self.checks, self.quarantine, 0.0)
         assert table.extend(len(tokens))
         table.cache_full_pages(tokens, len(tokens))
         if not hold:

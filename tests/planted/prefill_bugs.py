@@ -1,0 +1,43 @@
+"""Planted bugs in the order of prompts; a part of the table in `bugs`."""
+
+from __future__ import annotations
+
+from tests.planted.runner import PlantedBug
+
+FAIRNESS = "fairness"
+PREFILL = "tests/unit/prefill"
+
+PREFILL_BUGS = (
+    PlantedBug(
+        FAIRNESS,
+        "a long prompt takes the whole step",
+        "services/prefill/scheduler.py",
+        "most = self._limits.long_prompt_tokens or self._limits.token_budget",
+        "most = self._limits.token_budget",
+        f"{PREFILL}/test_packing.py",
+    ),
+    PlantedBug(
+        FAIRNESS,
+        "the oldest prompt has no share",
+        "services/prefill/scheduler.py",
+        "self._give(step, oldest, self._limits.guaranteed_tokens)",
+        "pass",
+        f"{PREFILL}/test_packing.py {PREFILL}/test_waiting_bounds.py",
+    ),
+    PlantedBug(
+        FAIRNESS,
+        "a prompt without pages is overtaken for ever",
+        "services/prefill/policy.py",
+        "return prompt.num_overtaken >= self._max_overtakes",
+        "return False",
+        f"{PREFILL}/test_order.py",
+    ),
+    PlantedBug(
+        FAIRNESS,
+        "cached tokens count as work",
+        "services/prefill/scheduler.py",
+        "len(prompt.request.tokens) - num_known <= most",
+        "len(prompt.request.tokens) <= most",
+        f"{PREFILL}/test_order.py",
+    ),
+)
