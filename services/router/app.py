@@ -98,6 +98,7 @@ class RunningBackend:
     dispatcher: TokenDispatcher
     workers: WorkerSet
     traces: RequestTraces
+    tenants: TenantTable
     watching: asyncio.Task[None]
     writer: StoreWriter
     durability: DurabilityWatcher
@@ -227,6 +228,7 @@ async def open_backend(
             dispatcher,
             workers,
             traces,
+            dispatch.tenants,
             workers.start(),
             writer,
             durability,
@@ -244,7 +246,7 @@ async def open_frontend(
     """
     store_access = backend.store_access
     built = build_frontend(text, backend.dispatcher, api_limits(settings, text), backend.traces, store_access)
-    frontend = replace(built, held_tokens=backend.workers.max_request_tokens)
+    frontend = replace(built, held_tokens=backend.workers.max_request_tokens, rate_headers=backend.tenants.rate_headers)
     ownership = OwnerLease(
         store_access.store,
         store_access.owner,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import baton
@@ -70,6 +70,7 @@ class Frontend:
     """Everything between HTTP and the dispatcher. The caller drains and closes `takeovers`.
 
     `held_tokens`: most tokens of a request that the workers can hold now; None without workers.
+    `rate_headers`: response headers with the rates of a tenant.
     """
 
     text: TextModel
@@ -82,6 +83,7 @@ class Frontend:
     takeovers: Takeovers
     tokenization: TokenizationParser
     held_tokens: Callable[[], int | None] = lambda: None
+    rate_headers: Callable[[str], Mapping[str, str]] = lambda tenant: {}
 
     def max_model_len(self) -> int:
         """Most tokens of a request, as the model and the workers allow."""

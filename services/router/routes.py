@@ -56,7 +56,7 @@ STORE = "x-baton-store"
 
 EXPOSED_HEADERS = (
     "x-request-id", "x-baton-request-id", "x-baton-durable", "x-baton-unknown-fields", "openai-processing-ms",
-    "retry-after",
+    "retry-after", "x-ratelimit-limit-requests", "x-ratelimit-limit-tokens",
 )  # fmt: skip
 """Headers that a page of another origin may read."""
 
@@ -92,7 +92,7 @@ def make_app(frontend: Frontend, readiness: ReadinessCheck, keys: ApiKeys | None
             Route("/openapi.json", partial(_send_json, msgspec.json.encode(description))),
         ],
         middleware=[
-            Middleware(RequestMiddleware),
+            Middleware(RequestMiddleware, rate_headers=frontend.rate_headers),
             *_cors(frontend.limits.cors_origins),
             *([Middleware(ApiKeyMiddleware, keys=keys)] if keys is not None else []),
         ],

@@ -43,3 +43,12 @@ class TenantTable:
     def limits_of(self, tenant: str) -> TenantLimits:
         """The limits of `tenant`."""
         return self.by_name.get(tenant, self.default)
+
+    def rate_headers(self, tenant: str) -> Mapping[str, str]:
+        """Response headers with the rates a minute that hold for `tenant`; nothing without a limit."""
+        limits = self.limits_of(tenant)
+        rates = (
+            ("x-ratelimit-limit-requests", limits.requests_per_minute),
+            ("x-ratelimit-limit-tokens", limits.tokens_per_minute),
+        )
+        return {name: f"{rate:g}" if rate % 1 else str(int(rate)) for name, rate in rates if rate is not None}

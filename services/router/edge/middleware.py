@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Callable, Mapping
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.domain.trace_context import NO_TRACE_CONTEXT, TraceContext, read_trace_context
 from baton.telemetry import metrics
+from services.router.edge.auth_middleware import tenant_of
 from services.router.edge.http_errors import error_response
 
 MAX_REQUEST_ID_CHARS = 128
@@ -26,14 +28,16 @@ log = structlog.get_logger(__name__)
 
 
 class RequestMiddleware:
-    """Adds `x-request-id` (the client's, sanitized, or a new one), `openai-processing-ms`, and the client's
-    `traceparent`; counts responses.
+    """Adds `x-request-id` (the client's, sanitized, or a new one), `openai-processing-ms`, the client's
+    `traceparent`, and the rates of its tenant; counts responses.
 
     Binds the id, and the trace id of a `traceparent`, to the log context. Puts both into the scope.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, rate_headers: Callable[[str], Mapping[str, str]] = lambda tenant: {}) -> None:
+        """`rate_headers`: headers with the rates of a tenant."""
         self._app = app
+        self._rate_headers = rate_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI. Turns every unhandled exception into a response while none has started."""
@@ -57,6 +61,7 @@ class RequestMiddleware:
                 headers["x-request-id"] = request_id
                 if context.trace_id:
                     headers["traceparent"] = context.traceparent
+                headers.update(self._rate_headers(tenant_of(HTTPConnection(scope))))
                 headers["openai-processing-ms"] = str(round((time.perf_counter() - arrived_s) * 1000))
             await send(message)
 

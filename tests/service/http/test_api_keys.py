@@ -185,7 +185,10 @@ async def test_a_tenant_over_its_rate_gets_a_429_and_others_do_not(text, keys_fi
         assert [answer.status_code for answer in answers] == [200, 200, 429]
         assert error_of(answers[2])["code"] == "rate_limited"
         assert 1 <= int(answers[2].headers["retry-after"]) <= 30
-        assert (await world.complete(BLUE)).status_code == 200
+        assert [answer.headers["x-ratelimit-limit-requests"] for answer in answers] == ["2"] * 3
+        assert "x-ratelimit-limit-tokens" not in answers[0].headers
+        other = await world.complete(BLUE)
+        assert (other.status_code, "x-ratelimit-limit-requests" in other.headers) == (200, False)
     after = admissions("refused", "rate_limited", "red"), admissions("admitted", "", "sea")
     assert after == (before[0] + 1, before[1] + 1), "decisions are counted by tenant"
 
