@@ -21,6 +21,7 @@ from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.redis.keys import RedisKeys
 from baton.store.store import JournalEntry
+from services.router.streaming.cursor import Cursor
 from tests.cluster import Cluster, Process, eventually
 from tests.exactness.reference import Reference
 from tests.lateness import in_time
@@ -105,7 +106,8 @@ def test_a_client_resumes_at_another_router_after_a_kill(cluster: Cluster, victi
     eventually(lambda: status(cluster, seen[0])["status"] == "ended", 10.0, "the store knows of the end")
     record = status(cluster, seen[0])
     assert tokens(seen) == expected
-    assert [event.id.partition(":")[2] for event in seen[-2:]] == [f"{NUM_TOKENS}+1", f"{NUM_TOKENS}+2"]
+    cursors = [Cursor.parse(event.id) for event in seen[-2:]]
+    assert [(cursor.counts, cursor.num_tail) for cursor in cursors] == [((NUM_TOKENS,), 1), ((NUM_TOKENS,), 2)]
     assert (record["num_owners"], record["owner"].split("/")[0]) == (2, SURVIVOR)
     in_time(cluster.page_hold_time_s(time.monotonic()), PAGES_FREE_WITHIN_S, "pages are free")
 
