@@ -7,6 +7,7 @@ the edge of a chunk. Whatever the policy, the oldest prompt has a guaranteed sha
 * B1: once its pages are there, a prompt ends within (tokens of older prompts and its own) / (share x budget) steps, and
   one step more for itself and each older one, whatever arrives.
 * B2: admission waits for a prompt without pages after `max_overtakes` others; pages return by commit or lease end.
+* B3: a prompt is held only while another fills pages that it needs itself, at the better rank of the two.
 * B4: a long prompt leaves the token budget beyond its threshold to others, in every step that others want.
 """
 
@@ -43,6 +44,7 @@ class PolicySettings:
     oldest_prompt_share: float = 0.25
     max_overtakes: int = 64
     ttft_objective_s: float = 1.0
+    prefix_sharing: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ class Prompt:
     """`keys`: of the full pages; of the first `num_matchable`, pages may be taken from the cache.
 
     `number`: counts arrivals. `num_known`: tokens whose KV was here when the last step was scheduled, filled or cached.
-    `num_overtaken`: admissions of others since pages are missing for it. `num_published`: pages, with those that decode
-    has already. `identities`: of all pages, where they are tagged.
+    `owner`: fills pages for which this one is held. `num_overtaken`: admissions of others since pages are missing for
+    it. `num_published`: pages, with those that decode has already. `identities`: of all pages, where they are tagged.
     """
 
     request: EngineRequest
@@ -37,6 +37,7 @@ class Prompt:
     state: PromptState = PromptState.WAITING
     number: int = 0
     num_known: int = 0
+    owner: Prompt | None = None
     num_overtaken: int = 0
     first_chunk_at: float | None = None
     compute_s: float = 0.0

@@ -7,11 +7,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.domain.ids import AttemptId
+from baton.domain.ids import AttemptId, PageKey
 from baton.engine.transition_log import log_transition
 from baton.kv.prefix_cache import PrefixCache
 from services.prefill.policy import PrefillLimits
 from services.prefill.prompt import Prompt, PromptState
+
+MIN_SHARED_PAGES = 2
+"""Pages worth waiting for. One is computed sooner than the prompt that waits for it is scheduled."""
+
+
+class PendingPages:
+    """Pages that prompts in progress will fill, by key. Each has the prompt that fills it as its owner.
+
+    In-batch prefix sharing, as SGLang's, which defers such prompts for one round: here a prompt is held until the pages
+    that it shares with the owner are there, so that they are computed once.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._owners: dict[PageKey, Prompt] = {}
+
+    def add(self, owner: Prompt) -> None:
+        """Enters the pages that a prompt will fill."""
+        for key in owner.keys[owner.num_filled // self._page_size :]:
+            self._owners.setdefault(key, owner)
+
+    def remove(self, owner: Prompt) -> None:
+        """Removes the pages of a prompt that has ended or starts again: nobody waits for it."""
+        for key in owner.keys:
+            if self._owners.get(key) is owner:
+                del self._owners[key]
+
+    def find_owner(self, prompt: Prompt) -> Prompt | None:
+        """The prompt that fills the next pages that a waiting one lacks; None if it should not wait for them."""
+        first = prompt.num_known // self._page_size
+        last = first if prompt.owner is not None else first + MIN_SHARED_PAGES - 1
+        if last >= prompt.num_matchable:
+            return None
+        owner = self._owners.get(prompt.keys[last])
+        return owner if owner is not None and owner.num_filled <= prompt.num_known else None
 
 
 class PromptQueue:
@@ -23,6 +58,7 @@ class PromptQueue:
         self.oldest: Prompt | None = None
         self._cache = cache
         self._limits = limits
+        self._pending = PendingPages(limits.page_size)
         self._num_added = 0
 
     def __iter__(self) -> Iterator[Prompt]:
@@ -36,8 +72,10 @@ class PromptQueue:
         log_transition("prompt", prompt.request.id, "add", "waiting")
 
     def admit(self, prompt: Prompt) -> None:
-        """Moves a waiting prompt to *chunking*."""
+        """Moves a waiting prompt, whose pages are allocated, to *chunking*."""
         self.waiting.remove(prompt)
+        if self._limits.order.prefix_sharing:
+            self._pending.add(prompt)
         self.chunking.append(prompt)
         prompt.state = PromptState.CHUNKING
         log_transition("prompt", prompt.request.id, "admit", "chunking")
@@ -45,6 +83,7 @@ class PromptQueue:
     def put_back(self, prompt: Prompt) -> None:
         """Moves a prompt in progress to its old place in *waiting*; it starts again."""
         self.chunking.remove(prompt)
+        self._pending.remove(prompt)
         prompt.state = PromptState.WAITING
         self.waiting = sorted((*self.waiting, prompt), key=lambda one: one.number)
         log_transition("prompt", prompt.request.id, "quarantine", "waiting")
@@ -52,6 +91,7 @@ class PromptQueue:
     def seal(self, prompt: Prompt) -> None:
         """Takes out a prompt that is done."""
         self.chunking.remove(prompt)
+        self._pending.remove(prompt)
         prompt.state = PromptState.ENDED
         log_transition("prompt", prompt.request.id, "seal", "sealed")
 
@@ -60,18 +100,33 @@ class PromptQueue:
         prompt = next((one for one in self if one.request.id == id), None)
         if prompt is not None:
             (self.waiting if prompt.state is PromptState.WAITING else self.chunking).remove(prompt)
+            self._pending.remove(prompt)
             prompt.state = PromptState.ENDED
             log_transition("prompt", id, "end", "ended")
         return prompt
 
     def in_order(self) -> list[Prompt]:
-        """All prompts in the order in which a step serves them. Finds the oldest."""
+        """Prompts in the order in which a step serves them, without held ones. Finds the oldest.
+
+        The owner of pages for which others are held has the best rank, and the greatest age, of them all.
+        """
         for prompt in self.chunking:
             prompt.num_known = prompt.num_filled
         for prompt in self.waiting:
             prompt.num_known = self._num_cached_tokens(prompt)
-        self.oldest = min(self, key=lambda prompt: prompt.number, default=None)
-        return sorted(self, key=self._limits.rank)
+        ranks = {prompt: self._limits.rank(prompt) for prompt in self}
+        numbers = {prompt: prompt.number for prompt in self}
+        for prompt in self.waiting:
+            if self.is_held(prompt) and (owner := prompt.owner) is not None:
+                ranks[owner] = min(ranks[owner], ranks.pop(prompt))
+                numbers[owner] = min(numbers[owner], numbers.pop(prompt))
+        self.oldest = min(numbers, key=numbers.__getitem__, default=None)
+        return sorted(ranks, key=ranks.__getitem__)
+
+    def is_held(self, prompt: Prompt) -> bool:
+        """True if a waiting prompt should wait for pages that another one fills."""
+        prompt.owner = self._pending.find_owner(prompt)
+        return prompt.owner is not None
 
     def _num_cached_tokens(self, prompt: Prompt) -> int:
         return self._limits.page_size * self._cache.num_matching(prompt.keys[: prompt.num_matchable])

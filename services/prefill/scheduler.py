@@ -6,7 +6,8 @@ A request's life here, queue by queue:
 2. *chunking*: prompts are admitted in the order of `policy`, if a slot, pages for the whole prompt and pin budget are
    free. The longest cached prefix is matched, without the last token, which must be computed to sample from. The rest
    is cut into chunks. A step serves half-done and waiting prompts in one order, under one token budget; the oldest
-   has a guaranteed share. Matched pages are checked first (`baton.kv.page_checks`); a wrong one is quarantined.
+   has a guaranteed share. A prompt whose next pages another one fills is held until they are there. Matched pages are
+   checked first (`baton.kv.page_checks`); a wrong one is quarantined.
 3. The full pages of each finished chunk settle, enter the prefix cache and are published, with the digests that they
    settled with, under the export's pins. Pages that decode has already are pinned but not published.
 4. *sealed*: the last chunk samples the first token. The partial tail page is published, the export is sealed and the
@@ -255,7 +256,8 @@ class PrefillScheduler:
         Prompts that end because a matched page is wrong leave *chunking*.
         """
         step.take_back(prompt.request.id)  # it may have begun and gone back in this step
-        if not gate.is_open or step.left < self._limits.page_size:
+        is_held = self._queue.is_held(prompt)  # by one that began in this step
+        if is_held or not gate.is_open or step.left < self._limits.page_size:
             return False
         if self._cache.pool.num_owned(Owner.PINNED) >= self._limits.max_pinned_pages:  # ends: commit, abort or lease
             gate.is_open = False

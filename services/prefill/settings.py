@@ -47,6 +47,10 @@ class PrefillSettings(WorkerSettings):
     """For edf: a prompt is due this long after its arrival, for each `token_budget` of its length; never after its
     request's own deadline."""
 
+    prefix_sharing: bool = True
+    """Hold a prompt while another one computes the next pages of the prefix that both have, so that they are computed
+    once."""
+
     pin_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Share of the pool that handoffs may pin. Beyond it no new prompt starts."""
 

@@ -76,8 +76,10 @@ def transports() -> list[str]:
 
 @pytest.fixture(scope="module", params=transports())
 def bundled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    policy = {"stream": "srpt", "nixl": "lpm"}[request.param]
+    flags = {**CHUNKS, "prefill-policy": policy, "long-prefill-token-threshold": PAGE_SIZE}
     with Cluster(
-        tmp_path_factory.mktemp("bundled"), transport=request.param, flags=PAGES, prefill_flags=CHUNKS
+        tmp_path_factory.mktemp("bundled"), transport=request.param, flags=PAGES, prefill_flags=flags
     ) as cluster:
         yield cluster
 
@@ -134,6 +136,24 @@ def test_32_concurrent_requests(bundled: Cluster, bundled_reference: Reference) 
     with split(bundled), ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(lambda prompt: ask(bundled, prompt), prompts))
     assert answers == [bundled_reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
+
+
+def test_concurrent_prompts_compute_a_shared_prefix_once(bundled: Cluster, bundled_reference: Reference) -> None:
+    """Whenever the others come, they find the first one's pages, or wait for them; one page is not waited for."""
+    rng = random.Random(10)
+    shared = random_prompt(rng, 12 * PAGE_SIZE)
+    prompts = [shared + random_prompt(rng, rng.randrange(1, 40)) for _ in range(8)]
+
+    def run(prompt: list[int]) -> tuple[list[int], int]:
+        answer = bundled.complete(prompt, max_tokens=NUM_TOKENS, ignore_eos=True, return_token_ids=True)
+        return completion_tokens(answer), answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with split(bundled), ThreadPoolExecutor(len(prompts)) as pool:
+        tokens, cached = zip(*pool.map(run, prompts), strict=True)
+    assert list(tokens) == [bundled_reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
+    first, *others = sorted(cached)
+    assert first == 0
+    assert min(others) >= len(shared) - PAGE_SIZE
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [("lean", "stock"), ("stock", "lean")])

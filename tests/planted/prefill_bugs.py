@@ -40,4 +40,20 @@ PREFILL_BUGS = (
         "len(prompt.request.tokens) <= most",
         f"{PREFILL}/test_order.py",
     ),
+    PlantedBug(
+        FAIRNESS,
+        "an owner that ends still holds prompts up",
+        "services/prefill/queue.py",
+        "            self._pending.remove(prompt)\n            prompt.state = PromptState.ENDED",
+        "            prompt.state = PromptState.ENDED",
+        f"{PREFILL}/test_prefix_sharing.py",
+    ),
+    PlantedBug(
+        FAIRNESS,
+        "an owner keeps its rank",
+        "services/prefill/queue.py",
+        "ranks[owner] = min(ranks[owner], ranks.pop(prompt))",
+        "ranks.pop(prompt)",
+        f"{PREFILL}/test_prefix_sharing.py",
+    ),
 )

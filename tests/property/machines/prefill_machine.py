@@ -57,6 +57,11 @@ class Case:
     pages: dict[int, PageId] = field(default_factory=dict)  # index in the prompt -> published page
 
 
+def shares_pages(request: EngineRequest, other: EngineRequest) -> bool:
+    """True if the second prompt has a full page of the first."""
+    return request.salt == other.salt and request.tokens[:PAGE_SIZE] == other.tokens[:PAGE_SIZE]
+
+
 class PrefillMachine(RuleBasedStateMachine):
     """Rules are actions of a router, a decode worker and the clock."""
 
@@ -220,8 +225,14 @@ class PrefillMachine(RuleBasedStateMachine):
         rows = batch.rows if batch is not None else ()
         assert bool(rows) == (self.world.scheduler.num_chunking > 0), "a prompt in progress stands still"
         assert sum(len(row.tokens) for row in rows) <= TOKEN_BUDGET
+        begun = [self.cases[row.id] for row in rows if not self.cases[row.id].started]
         for row in rows:
             self._check_row(row, num_pinned)
+        if begun:
+            cases = list(self.cases.values())
+            for case in cases[: max(map(cases.index, begun))]:
+                if not case.started and not case.ended:
+                    self._check_overtaken(case)
         return batch
 
     def _check_row(self, row: Row, num_pinned: int) -> None:
@@ -231,15 +242,15 @@ class PrefillMachine(RuleBasedStateMachine):
         assert (row.sample is not None) == (end == len(case.request.tokens))
         assert row.sample is not None or end % PAGE_SIZE == 0, "a chunk that is not the last ends inside a page"
         if not case.started:
-            before = [one for one in self.cases.values() if not one.started and not one.ended]
-            self._check_overtaking(case, before[: before.index(case)])
             assert num_pinned < MAX_PINNED_PAGES, "a prompt began beyond the pin budget"
             case.started = True
         case.num_computed += len(row.tokens)
 
-    def _check_overtaking(self, case: Case, passed: list[Case]) -> None:
-        """Nobody overtakes under fcfs."""
-        assert not passed or self.order.policy is not PrefillPolicy.FCFS, "a prompt overtook another"
+    def _check_overtaken(self, case: Case) -> None:
+        """Under fcfs a prompt is overtaken only while one in progress fills pages that it needs."""
+        if self.order.policy is PrefillPolicy.FCFS:
+            others = [other.request for other in self.cases.values() if other.started and not other.ended]
+            assert any(shares_pages(case.request, other) for other in others), "a prompt overtook another"
 
     def _on_effects(self, effects: list[PrefillEffect]) -> None:
         for effect in effects:

@@ -12,6 +12,7 @@ from baton.domain.ids import AttemptId, PageId
 from baton.engine.messages import Fail
 from baton.kv.memory import PoolMemory
 from baton.transfer.digest import PoolHasher, page_digest
+from services.prefill.policy import PolicySettings
 from services.prefill.scheduler import PrefillEffect, Seal
 from tests import tiny_workers
 from tests.tiny_workers import (
@@ -265,7 +266,8 @@ def test_a_page_is_hashed_when_it_settles_and_when_it_is_matched(monkeypatch: py
 
 def test_a_prompt_keeps_its_own_page_when_the_cached_duplicate_is_wrong():
     """b computes what a has cached meanwhile, and a's page rots in between: b announces and caches its own."""
-    world = tiny_prefill(LEASE_S, token_budget=8, max_pinned_pages=NUM_PAGES)
+    order = PolicySettings(prefix_sharing=False)
+    world = tiny_prefill(LEASE_S, token_budget=8, max_pinned_pages=NUM_PAGES, order=order)
     b = engine_request("b", [*PROMPT, 1, 1])
     world.scheduler.add(engine_request("a", PROMPT[:-1]), 0, 99.0)
     world.scheduler.add(b, 0, 99.0)
