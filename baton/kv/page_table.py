@@ -34,6 +34,11 @@ class PageTable:
         return len(self.pages) * self._page_size
 
     @property
+    def cached_keys(self) -> Sequence[PageKey]:
+        """Keys of the pages that are in the prefix cache, from the first one on."""
+        return self._keys
+
+    @property
     def num_own_pages(self) -> int:
         """Pages that nothing else holds."""
         return self._cache.pool.num_held_once(self.pages)

@@ -137,6 +137,11 @@ class PrefixCache:
         """Page of a cached key. Raises `KeyError` for any other."""
         return self._nodes[key].page
 
+    def find(self, key: PageKey) -> PageId | None:
+        """Page of a cached key; None for any other."""
+        node = self._nodes.get(key)
+        return None if node is None else node.page
+
     def key_of(self, page: PageId) -> PageKey | None:
         """Key of a cached page; None for any other."""
         return self._keys[page]

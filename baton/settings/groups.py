@@ -106,6 +106,14 @@ class EvictionPolicyKind(StrEnum):
     SLRU = "slru"
 
 
+class FileTierWrite(StrEnum):
+    """Pages that are copied into the file tier: none, all, or (SELECTIVE) those that a second request uses."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    THROUGH = "through"
+
+
 class PageTagKind(StrEnum):
     """Tags of pages. AUTO: with a cluster secret, for pools in host memory whose bytes travel in clear."""
 

@@ -55,6 +55,11 @@ def _worker_series(role: str) -> Iterable[tuple[Counter, tuple[str, ...]]]:
     for kind in ("incarnation", "prefill" if role == "prefill" else "renew"):
         yield metrics.STALE_MESSAGES_TOTAL, (kind,)
     yield metrics.INTEGRITY_FAILURES_TOTAL, ("pool_page",)
+    if role == "prefill":
+        yield metrics.CACHED_TOKENS_TOTAL, (role, "file")
+        yield metrics.TIER_CORRUPT_TOTAL, ("file",)
+        for result in ("read", "written", "read_failed", "write_failed"):
+            yield metrics.TIER_PAGES_TOTAL, ("file", result)
     if role == "decode":
         for result in ("v1", "v2", "v3", "invalid"):
             yield metrics.COMMIT_TOTAL, (result,)

@@ -102,6 +102,15 @@ PROMPT_TOKENS_TOTAL = Counter("baton_prompt_tokens", "Prompt tokens of accepted 
 CACHED_TOKENS_TOTAL = Counter(
     "baton_cached_tokens", "Prompt tokens found in a prefix cache.", ["role", "tier"], registry=REGISTRY
 )
+TIER_PAGES_TOTAL = Counter(
+    "baton_tier_pages",
+    "Pages read from and written to a tier below the pool; failures cost misses.",
+    ["tier", "result"],
+    registry=REGISTRY,
+)
+TIER_CORRUPT_TOTAL = Counter(
+    "baton_tier_corrupt", "Pages read from a tier whose bytes had another digest.", ["tier"], registry=REGISTRY
+)
 GENERATED_TOKENS_TOTAL = Counter("baton_generated_tokens", "Tokens sampled.", ["role"], registry=REGISTRY)
 TOKENS_RECOMPUTED_TOTAL = Counter(
     "baton_tokens_recomputed",

@@ -10,6 +10,8 @@ from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
+from baton.engine.file_tier.controller import FileTierController
+from baton.engine.file_tier.start import TierFiles, open_file_tier
 from baton.engine.mailbox import Mailbox
 from baton.engine.page_scrub import PageScrub
 from baton.engine.thread import EngineThread
@@ -34,7 +36,7 @@ from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.server import WorkerServicer
 from baton.worker.status_line import log_status_forever
 from baton.worker.streams import AttemptStreams
-from services.prefill.commands import PrefillCommand
+from services.prefill.commands import PrefillCommand, TierEnded
 from services.prefill.handoff_log import HandoffLog
 from services.prefill.handoff_server import HandoffServicer, LinkConfig
 from services.prefill.kv_export import ExportTable
@@ -182,6 +184,25 @@ class _Worker:
         tagger = PoolTagger(engine.memory, key, self._incarnation)
         return PromptTags(engine.cache.pool.digests, tagger, engine.geometry.page_size, engine.fingerprint.digest)
 
+    def _make_tier(self, turn: EngineTurn[PrefillCommand]) -> FileTierController | None:
+        """Raises `SettingsError` if the directory cannot be used."""
+        settings, step_time = self._settings, turn.steps.step_time
+        if settings.file_tier_dir is None:
+            return None
+
+        def compute_s(num_pages: int, first: int) -> float:
+            size = settings.page_size
+            return (
+                step_time.seconds_of(num_pages * size, first * size, settings.token_budget)
+                if step_time.reliable
+                else 0.0
+            )
+
+        files = TierFiles(settings.file_tier_dir, settings.file_tier_bytes, settings.file_tier_write)
+        tier, close = open_file_tier(files, self._engine, compute_s, lambda: self._mailbox.put(TierEnded()))
+        self._stack.callback(close)
+        return tier
+
     def _make_loop(self) -> PrefillLoop:
         settings, engine = self._settings, self._engine
         num_pages = engine.cache.pool.num_pages
@@ -194,9 +215,10 @@ class _Worker:
             order=settings.order(),
         )
         exports = ExportTable(engine.cache.pool, settings.export_lease_s, grants_leases=not settings.digests)
-        scheduler = PrefillScheduler(engine.cache, exports, limits, engine.checks, self._tags)
         scrub = PageScrub(engine.checks, engine.memory.page_bytes, self._lifecycle.on_unfit)
         turn = EngineTurn(
             WorkerRole.PREFILL, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages
         )
+        tier = self._make_tier(turn)
+        scheduler = PrefillScheduler(engine.cache, exports, limits, engine.checks, self._tags, tier)
         return PrefillLoop(turn, scheduler, exports, engine.runner, scrub, self._outbox.emit)

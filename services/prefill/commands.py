@@ -62,7 +62,12 @@ class CommitExport:
     reply: Reply[bool]
 
 
-PrefillCommand = AddPrompt | Abort | ReleaseExport | RenewLeases | CommitExport
+@dataclass(frozen=True, slots=True)
+class TierEnded:
+    """A read or write of the file tier has ended: ends the wait for commands."""
+
+
+PrefillCommand = AddPrompt | Abort | ReleaseExport | RenewLeases | CommitExport | TierEnded
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from services.prefill.commands import (
     ReleaseExport,
     RenewalAnswer,
     RenewLeases,
+    TierEnded,
 )
 from services.prefill.kv_export import ExportTable
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler, Seal
@@ -112,6 +113,8 @@ class PrefillLoop:
                 valid = self._exports.commit(id)
                 commit_reply.send(valid)
                 return [ExportEnded(id, "committed")] if valid else []
+            case TierEnded():
+                return []  # the turn's schedule takes what has ended
 
     def _release(self, command: ReleaseExport) -> list[PrefillEvent]:
         verdict, effects = self._scheduler.examine(command.id, command.suspects, monotonic_s())
@@ -128,7 +131,9 @@ class PrefillLoop:
             case Seal():
                 times = effect.times
                 self._turn.count_prompt(times.computed_tokens + times.cached_tokens, times.cached_tokens)
-                metrics.CACHED_TOKENS_TOTAL.labels("prefill", "device").inc(times.cached_tokens)
+                from_file = effect.num_from_file
+                metrics.CACHED_TOKENS_TOTAL.labels("prefill", "device").inc(times.cached_tokens - from_file)
+                metrics.CACHED_TOKENS_TOTAL.labels("prefill", "file").inc(from_file)
                 metrics.GENERATED_TOKENS_TOTAL.labels("prefill").inc()
                 return effect
             case _:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from baton.domain.ids import PageKey
 from baton.domain.request import EngineRequest
 from baton.domain.timing.attempt_times import MAX_CHUNK_TIMES, PrefillTimes, to_us
+from baton.kv.file_tier.lower_tier import TierUse
 from baton.kv.page_table import PageTable
 
 
@@ -47,6 +48,8 @@ class Prompt:
     num_published: int = 0  # pages, with those that decode has already
     num_pinned: int = 0
     identities: list[bytes] = field(default_factory=list)  # of all pages, where pages are tagged
+    tier_use: TierUse | None = None  # where there is a file tier
+    num_from_file: int = 0  # tokens of `num_cached` that the file tier had
 
     @property
     def num_remaining(self) -> int:

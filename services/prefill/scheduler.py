@@ -39,6 +39,7 @@ from baton.domain.timing.attempt_times import PrefillTimes
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.chunking import StepBudget
 from baton.engine.messages import Fail
+from baton.kv.file_tier.lower_tier import LowerTier, TierUse
 from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
 from baton.kv.page_table import PageTable
@@ -65,7 +66,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Seal of a prompt: the last chunk is published and the first token, of output index `index`, is sampled."""
+    """Seal of a prompt: the last chunk is published and the first token, of output index `index`, is sampled.
+
+    `num_from_file`: those of the cached tokens that were read from the file tier.
+    """
 
     id: AttemptId
     index: int
@@ -73,6 +77,7 @@ class Seal:
     finish: FinishReason | None
     num_pages: int
     times: PrefillTimes
+    num_from_file: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +100,11 @@ class PrefillScheduler:
         limits: PrefillLimits,
         checks: PageChecks,
         tags: PromptTags | None = None,
+        tier: LowerTier | None = None,
     ) -> None:
-        """`tags` None: pages are published without tags."""
+        """`tags` None: pages are published without tags. `tier`: where more cached pages are read from."""
         self._tags = tags
+        self._tier = tier
         self.quarantine = Quarantine(cache)
         self._checks = checks
         self._pending: list[PrefillEffect] = []
@@ -146,6 +153,8 @@ class PrefillScheduler:
         prompt.num_matchable = (len(request.tokens) - 1) // size
         if self._tags is not None:
             prompt.identities = self._tags.identities(request)
+        if self._tier is not None:
+            prompt.tier_use = TierUse(prompt.keys[: prompt.num_matchable])
         self._queue.add(prompt)
         return effects
 
@@ -200,7 +209,8 @@ class PrefillScheduler:
         """Time of the next deadline or lease end."""
         times = [p.deadline for p in self._queue]
         lease = self._exports.next_deadline()
-        return min([*times, *([] if lease is None else [lease])], default=None)
+        read = None if self._tier is None else self._tier.next_wakeup()
+        return min([*times, *(time for time in (lease, read) if time is not None)], default=None)
 
     def schedule(self, now: float) -> Batch | None:
         """Builds a step under the token budget: the oldest prompt's share, then all prompts in the policy's order.
@@ -208,10 +218,15 @@ class PrefillScheduler:
         A long prompt leaves budget to the others first. What they leave is given out again, in the same order.
         """
         self._scheduled_at = now
+        if self._tier is not None:
+            self._tier.poll(self.quarantine, now)
         step = StepBudget(self._limits.token_budget, self._limits.page_size)
         gate = AdmissionGate(self._limits.order)
         most = self._limits.long_prompt_tokens or self._limits.token_budget
         prompts = self._queue.in_order()
+        if self._tier is not None:
+            waiting = (one for one in prompts if one.state is PromptState.WAITING)
+            self._tier.prefetch((one.tier_use for one in waiting if one.tier_use is not None), now)
         for prompt in [one for one in self._queue.waiting if gate.is_starved(one)]:
             self._admit(prompt, step, gate, now)
         if (oldest := self._queue.oldest) is not None and self._is_begun(oldest, step, gate, now):
@@ -236,6 +251,8 @@ class PrefillScheduler:
             prompt.num_filled += len(row.tokens)
             prompt.compute_s += now - self._scheduled_at
             prompt.table.cache_full_pages(prompt.request.tokens, prompt.num_filled)
+            if self._tier is not None:
+                self._tier.on_filled(prompt.table.cached_keys, prompt.num_cached // self._limits.page_size)
             effects += self._publish(prompt, now)
             effects += self._seal(prompt, sampled, now) if sampled else [Progress(row.id, prompt.num_filled)]
         return effects
@@ -262,7 +279,8 @@ class PrefillScheduler:
         if self._cache.pool.num_owned(Owner.PINNED) >= self._limits.max_pinned_pages:  # ends: commit, abort or lease
             gate.is_open = False
             return False
-        if not self._has_slot(prompt, prompt.num_known, step):
+        waits = self._tier is not None and prompt.tier_use is not None and self._tier.must_wait(prompt.tier_use, now)
+        if waits or not self._has_slot(prompt, prompt.num_known, step):
             gate.on_refused(prompt, lacks_pages=False)
             return False
         num_matched = self._match(prompt, now)
@@ -272,6 +290,8 @@ class PrefillScheduler:
             gate.on_refused(prompt, lacks_pages=has_slot)
             return False
         prompt.num_cached = prompt.num_filled = num_matched
+        if self._tier is not None:
+            prompt.num_from_file = self._tier.on_admitted(prompt.table.cached_keys) * self._limits.page_size
         self._queue.admit(prompt)
         gate.on_admitted()
         return True
@@ -359,7 +379,8 @@ class PrefillScheduler:
         prompt.table.release()
         self._queue.seal(prompt)
         finish = finish_reason(request.stop, sampled.token, request.num_emitted + 1)
-        return [Seal(request.id, request.num_emitted, sampled, finish, num_pages, prompt.times(now))]
+        num_from_file = prompt.num_from_file
+        return [Seal(request.id, request.num_emitted, sampled, finish, num_pages, prompt.times(now), num_from_file)]
 
     def _remove(self, id: AttemptId) -> bool:
         """Removes a prompt from its queue and releases its pages. False if it is in no queue."""

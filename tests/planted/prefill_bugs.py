@@ -1,10 +1,10 @@
-"""Planted bugs in the order of prompts; a part of the table in `bugs`."""
+"""Planted bugs in the order of prompts and in the file tier; a part of the table in `bugs`."""
 
 from __future__ import annotations
 
 from tests.planted.runner import PlantedBug
 
-FAIRNESS = "fairness"
+FAIRNESS, PAGES = "fairness", "right pages"
 PREFILL = "tests/unit/prefill"
 
 PREFILL_BUGS = (
@@ -55,5 +55,29 @@ PREFILL_BUGS = (
         "ranks[owner] = min(ranks[owner], ranks.pop(prompt))",
         "ranks.pop(prompt)",
         f"{PREFILL}/test_prefix_sharing.py",
+    ),
+    PlantedBug(
+        PAGES,
+        "a copy is matched before its write has ended",
+        "baton/kv/file_tier/tier.py",
+        "if copy is None or copy.state is CopyState.WRITING:",
+        "if copy is None:",
+        "tests/unit/file_tier/test_tier_rules.py",
+    ),
+    PlantedBug(
+        PAGES,
+        "what is read back is not compared",
+        "baton/kv/file_tier/tier.py",
+        "return copy.digest if digest == copy.digest else None",
+        "return copy.digest",
+        "tests/unit/file_tier",
+    ),
+    PlantedBug(
+        PAGES,
+        "copies of what a wrong page led to stay",
+        "baton/engine/file_tier/controller.py",
+        "for key in keys:\n            self._drop(key)",
+        "for _key in keys:\n            pass",
+        "tests/unit/file_tier/test_tier_failures.py",
     ),
 )

@@ -1,0 +1,1 @@
+"""The file tier of an engine: the part that joins policy, prefix cache and files."""

@@ -1,0 +1,287 @@
+"""The file tier of an engine: reads pages for waiting prompts, writes copies of cached pages. Engine thread only.
+
+Failures cost misses: a read that fails, comes late or has another digest is computed instead, and a write that finds no
+room is dropped. A read later than `READ_DEADLINE_S`, or `MAX_ERRORS` errors in a row, opens a circuit breaker: the tier
+rests for `BREAK_S`.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.domain.errors import Broken
+from baton.domain.ids import PageId, PageKey
+from baton.kv.file_tier.lower_tier import TierUse
+from baton.kv.file_tier.tier import FileTier, SlotEntry
+from baton.kv.memory import PoolMemory
+from baton.kv.pages import Hold
+from baton.kv.prefix_cache import PrefixCache
+from baton.kv.quarantine import Quarantine
+from baton.settings.groups import FileTierWrite
+from baton.telemetry import metrics
+from baton.telemetry.logs import get_logger
+from baton.transfer.file_tier.mover import EndedRead, EndedWrite
+
+log = get_logger()
+
+TIER = "file"
+READ_BYTES = 16 * 1024 * 1024
+"""Most bytes of one read: what is late is little."""
+WRITE_BYTES = 16 * 1024 * 1024
+"""Most bytes that wait to be written; they are copies."""
+READ_DEADLINE_S = 1.0
+MAX_WAIT_S = 2.0
+"""Longest time that a prompt waits for the tier."""
+AHEAD_SHARE = 0.1
+"""Of the pool: pages of waiting prompts that are read ahead."""
+MAX_ERRORS = 3
+BREAK_S = 30.0
+MAX_CHAINS = 64
+"""Chains of pages that wait to be copied; the oldest is dropped."""
+
+
+class TierMover(Protocol):
+    """See `baton.transfer.file_tier.mover.FileMover`."""
+
+    def read(self, number: int, slots: Sequence[int]) -> None: ...
+
+    def write(self, entry: SlotEntry, page: bytes) -> None: ...
+
+    def erase(self, slot: int) -> None: ...
+
+    def take_ended(self) -> list[EndedWrite | EndedRead]: ...
+
+    def first_slot_of_segment(self, slot: int) -> int: ...
+
+
+@dataclass(slots=True)
+class _Load:
+    """A read of the pages that follow the first `first` of `use.keys`."""
+
+    number: int
+    use: TierUse
+    first: int
+    keys: Sequence[PageKey]
+    slots: Sequence[int]
+    started_at: float
+    late: bool = False
+
+
+class FileTierController:
+    """`LowerTier` over a `FileTier` and its mover."""
+
+    def __init__(
+        self,
+        tier: FileTier,
+        mover: TierMover,
+        cache: PrefixCache,
+        memory: PoolMemory,
+        write: FileTierWrite,
+        compute_s: Callable[[int, int], float],
+    ) -> None:
+        """`compute_s(num_pages, first)`: predicted seconds to compute pages after the first `first`; 0.0: unknown."""
+        self._tier = tier
+        self._mover = mover
+        self._cache = cache
+        self._memory = memory
+        self._write = write
+        self._compute_s = compute_s
+        self._load: _Load | None = None
+        self._num_loads = 0
+        self._page_s = 0.0  # seconds to read a page, a moving average
+        self._seen = 0  # number of quarantined keys that were dropped
+        self._chains: deque[tuple[PageKey, ...]] = deque(maxlen=MAX_CHAINS)
+        self._num_writing = 0
+        self._fresh: set[PageKey] = set()  # read from the tier, used by no prompt yet
+        self._num_errors = 0
+        self._rests_until = float("-inf")
+
+    @property
+    def is_reading(self) -> bool:
+        """True while a read is in flight, late ones included."""
+        return self._load is not None
+
+    def poll(self, quarantine: Quarantine, now: float) -> None:
+        """See `LowerTier`."""
+        keys, self._seen = quarantine.since(self._seen)
+        for key in keys:
+            self._drop(key)
+        for ended in self._mover.take_ended():
+            if isinstance(ended, EndedWrite):
+                self._end_write(ended, now)
+            else:
+                self._end_read(ended, now)
+        if self._load is not None and not self._load.late and now >= self._load.started_at + READ_DEADLINE_S:
+            self._load.late = True
+            self._rest(now, "a read is late")
+        self._copy_chains(now)
+
+    def prefetch(self, waiting: Iterable[TierUse], now: float) -> None:
+        """See `LowerTier`."""
+        ahead = int(AHEAD_SHARE * self._cache.pool.num_pages)
+        if self._load is not None or now < self._rests_until:
+            return
+        for number, use in enumerate(waiting):
+            ahead -= len(use.keys)
+            if number and ahead < 0:
+                return
+            first, num_pages = self._extension(use)
+            if num_pages and not use.gave_up:
+                num_pages = min(num_pages, max(1, READ_BYTES // self._memory.page_bytes))
+                keys = use.keys[first : first + num_pages]
+                slots = self._tier.begin_read(keys)
+                self._num_loads += 1
+                self._load = _Load(self._num_loads, use, first, keys, slots, now)
+                self._mover.read(self._num_loads, slots)
+                return
+
+    def must_wait(self, use: TierUse, now: float) -> bool:
+        """See `LowerTier`."""
+        first, num_pages = self._extension(use)
+        is_stuck = self._load is not None and self._load.late
+        if not num_pages or use.gave_up or is_stuck or now < self._rests_until:
+            return False
+        if use.waits_since is None:
+            use.waits_since = now
+        compute_s = self._compute_s(num_pages, first)
+        if now - use.waits_since >= MAX_WAIT_S or 0.0 < compute_s < num_pages * self._page_s:
+            use.gave_up = True
+        return not use.gave_up
+
+    def on_admitted(self, keys: Sequence[PageKey]) -> int:
+        """See `LowerTier`."""
+        self._tier.touch(keys)
+        if self._write is FileTierWrite.SELECTIVE:
+            self._add_chain(keys)
+        used = self._fresh.intersection(keys)
+        self._fresh -= used
+        return len(used)
+
+    def on_filled(self, keys: Sequence[PageKey], num_matched: int) -> None:
+        """See `LowerTier`."""
+        self._fresh.difference_update(keys[num_matched:])
+        if self._write is FileTierWrite.THROUGH:
+            self._add_chain(keys)
+
+    def next_wakeup(self) -> float | None:
+        """See `LowerTier`."""
+        return None if self._load is None or self._load.late else self._load.started_at + READ_DEADLINE_S
+
+    def _extension(self, use: TierUse) -> tuple[int, int]:
+        """Number of pages that a prompt has in the cache, and of those that the tier has behind them."""
+        first = self._cache.num_matching(use.keys)
+        return first, self._tier.num_matching(use.keys[first:]) if first < len(use.keys) else 0
+
+    def _add_chain(self, keys: Sequence[PageKey]) -> None:
+        """Queues a chain to be copied; copies are closed to the root, so the last page tells what is missing."""
+        if keys and keys[-1] not in self._tier:
+            self._chains.append(tuple(keys))
+
+    def _copy_chains(self, now: float) -> None:
+        if now < self._rests_until:
+            self._chains.clear()
+        most = max(1, WRITE_BYTES // self._memory.page_bytes)
+        while self._chains:
+            parent: PageKey | None = None
+            for key in self._chains[0]:
+                if key not in self._tier:
+                    if self._num_writing >= most:
+                        return  # goes on when a write has ended
+                    if not self._copy(key, parent):
+                        break
+                parent = key
+            self._chains.popleft()
+
+    def _copy(self, key: PageKey, parent: PageKey | None) -> bool:
+        """Starts to write a cached page with the digest that it settled with. False if it is gone or has no room."""
+        page = self._cache.find(key)
+        digests = self._cache.pool.digests
+        if page is None or not digests.is_settled(page):
+            return False
+        slot = self._tier.begin_write(key, parent, digests.digest(page))
+        if slot is None:
+            return False
+        self._num_writing += 1
+        entry = SlotEntry(slot, key, parent, digests.digest(page))
+        self._mover.write(entry, bytes(self._memory.read([page])[0]))
+        return True
+
+    def _end_write(self, ended: EndedWrite, now: float) -> None:
+        self._num_writing -= 1
+        self._tier.end_write(ended.key, ended.slot, ok=ended.error is None)
+        if ended.error is None:
+            self._num_errors = 0
+            metrics.TIER_PAGES_TOTAL.labels(TIER, "written").inc()
+            return
+        metrics.TIER_PAGES_TOTAL.labels(TIER, "write_failed").inc()
+        if ended.error.errno == errno.ENOSPC:
+            before = self._tier.num_slots
+            self._tier.limit(self._mover.first_slot_of_segment(ended.slot))
+            if self._tier.num_slots < before:
+                log.warning("file_tier_full", slots=self._tier.num_slots, error=str(ended.error))
+        else:
+            self._count_error(now, str(ended.error))
+
+    def _end_read(self, ended: EndedRead, now: float) -> None:
+        load, self._load = self._load, None
+        if load is None or load.number != ended.number:
+            raise Broken(f"read {ended.number} ended and was not the one in flight")
+        self._page_s += 0.3 * ((now - load.started_at) / len(load.keys) - self._page_s)
+        intact: list[tuple[bytearray, int]] = []
+        for number, (key, slot, found) in enumerate(zip(load.keys, load.slots, ended.pages, strict=True)):
+            digest = self._tier.end_read(key, slot, None if found is None else found[1])
+            if digest is not None and found is not None:
+                if len(intact) == number:
+                    intact.append((found[0], digest))
+            elif self._tier.slot(key) == slot:  # else it was dropped meanwhile
+                self._on_bad_copy(key, torn=found is None, now=now)
+        num_entered = self._enter(load, intact)
+        metrics.TIER_PAGES_TOTAL.labels(TIER, "read").inc(num_entered)
+        if not num_entered:
+            load.use.gave_up = True
+
+    def _on_bad_copy(self, key: PageKey, *, torn: bool, now: float) -> None:
+        self._drop(key)
+        if torn:
+            metrics.TIER_PAGES_TOTAL.labels(TIER, "read_failed").inc()
+            self._count_error(now, "a page cannot be read")
+        else:
+            metrics.TIER_CORRUPT_TOTAL.labels(TIER).inc()
+            log.warning("file_tier_corrupt", hint="The page is computed again.")
+
+    def _enter(self, load: _Load, pages: Sequence[tuple[bytearray, int]]) -> int:
+        """Enters pages that were read into the cache, behind those that it has; returns their number."""
+        cache, pool = self._cache, self._cache.pool
+        held = cache.match(load.use.keys[: load.first + len(pages)], Hold.LIVE)
+        new = pages[len(held) - load.first :] if len(held) >= load.first else ()
+        ids: list[PageId] = cache.allocate(min(len(new), cache.num_available), Hold.LIVE) or []
+        keys = load.use.keys[len(held) : len(held) + len(ids)]
+        if ids:
+            self._memory.write(ids, [memoryview(content) for content, _ in new[: len(ids)]])
+            for page, (_, digest) in zip(ids, new, strict=False):
+                pool.digests.set(page, digest)
+            cache.insert(load.use.keys[len(held) - 1] if held else None, keys, ids, Hold.LIVE)
+        cache.touch(load.use.keys[: len(held) + len(ids)])
+        pool.drop([*held, *ids], Hold.LIVE)
+        self._fresh.update(keys)
+        if len(self._fresh) > pool.num_pages:  # pages that were evicted before any use
+            self._fresh = {key for key in self._fresh if cache.find(key) is not None}
+        return len(ids)
+
+    def _drop(self, key: PageKey) -> None:
+        for slot in self._tier.drop(key):
+            self._mover.erase(slot)
+
+    def _count_error(self, now: float, error: str) -> None:
+        self._num_errors += 1
+        if self._num_errors >= MAX_ERRORS:
+            self._rest(now, error)
+
+    def _rest(self, now: float, why: str) -> None:
+        self._num_errors = 0
+        self._rests_until = now + BREAK_S
+        log.warning("file_tier_rests", seconds=BREAK_S, error=why)
