@@ -33,7 +33,7 @@ class PrefillSettings(WorkerSettings):
     """Most tokens of one prompt in a step that other prompts want as well; 0: no bound. Default: 4 % of the context, at
     most three quarters of the token budget. What the others leave goes to the oldest prompt."""
 
-    prefill_policy: PrefillPolicy = PrefillPolicy.FCFS
+    prefill_policy: PrefillPolicy = PrefillPolicy.SRPT
     """Order of prompts, half-done and waiting ones together: fcfs (arrival), lpm (longest cached prefix first), srpt
     (fewest tokens left first) or edf (`ttft_objective_s`). Ties go by arrival."""
 

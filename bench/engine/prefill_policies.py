@@ -1,0 +1,224 @@
+"""TTFT of short and long prompts under each prefill policy, from traces in simulated time.
+
+    python -m bench.engine.prefill_policies [--mooncake conversation_trace.jsonl]
+        [--azure AzureLLMInferenceTrace_conv.csv] [--minutes 15] [--load 0.8] [--plot FILE]
+
+Runs prefill's real scheduler, exports, page pool and prefix cache. Nothing is computed: a step takes the time of
+`step_s`, and an export is committed at its seal. Lengths are divided by 16 (Mooncake's blocks with them, so prefixes
+stay shared), stamps are spread uniformly over their slot of 3 s. The machine's speed is chosen such that fcfs, all
+prompts at once, would be busy for `--load` of the trace's time; then every variant replays the same arrivals on the
+same machine. So figures do not depend on the machine that replays. TTFT: arrival to seal, in seconds of the trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from baton.domain.ids import AttemptId, RequestId
+from baton.domain.request import EngineRequest, SampledToken, SamplingParams, StopParams
+from baton.domain.timing.step_time import StepShape
+from baton.engine.batch import Batch, StepOutput
+from baton.engine.step_metrics import shape_of
+from baton.kv.page_checks import PageChecks
+from baton.kv.pages import PagePool
+from baton.kv.prefix_cache import PrefixCache
+from services.cli.bench.workload.traces import TraceRow, read_azure, read_mooncake, scale, scaled_block_tokens
+from services.prefill.kv_export import ExportTable
+from services.prefill.policy import PolicySettings, PrefillLimits, PrefillPolicy
+from services.prefill.scheduler import PrefillScheduler, Seal
+
+LENGTH = 1 / 16
+PAGE_SIZE = scaled_block_tokens(LENGTH)
+SLOT_S = 3.0
+TOKEN_BUDGET, NUM_PAGES, THRESHOLD = 512, 16_000, 384
+LONG_TOKENS = 4 * TOKEN_BUDGET
+STEP_TOKENS, PAIRS_A_TOKEN = 20.0, 8_000.0
+"""Cost of a step beside its tokens, in tokens; pairs of tokens whose attention costs as much as a token."""
+_NEVER_S = 1e9
+_OWN_BLOCKS = 1_000_000
+_SAMPLE = SampledToken(0)
+
+
+@dataclass(frozen=True)
+class PolicyVariant:
+    """One row of the table."""
+
+    name: str
+    order: PolicySettings
+    threshold: int = THRESHOLD
+    max_partial_prompts: int = 4
+
+
+VARIANTS = (
+    PolicyVariant("fcfs, no threshold", PolicySettings(PrefillPolicy.FCFS), threshold=0),
+    PolicyVariant("fcfs", PolicySettings(PrefillPolicy.FCFS)),
+    PolicyVariant("fcfs, no sharing", PolicySettings(PrefillPolicy.FCFS, prefix_sharing=False)),
+    PolicyVariant("lpm", PolicySettings(PrefillPolicy.LPM)),
+    PolicyVariant("edf", PolicySettings(PrefillPolicy.EDF)),
+    PolicyVariant("srpt", PolicySettings(PrefillPolicy.SRPT)),
+    PolicyVariant("srpt, no share", PolicySettings(PrefillPolicy.SRPT, oldest_prompt_share=0.0)),
+    PolicyVariant("srpt, share 0.5", PolicySettings(PrefillPolicy.SRPT, oldest_prompt_share=0.5)),
+    PolicyVariant("srpt, 16 half-done", PolicySettings(PrefillPolicy.SRPT), max_partial_prompts=16),
+)
+
+
+@dataclass(frozen=True)
+class PolicyOutcome:
+    """TTFT of all prompts in seconds, short and long; steps, and tokens computed in them."""
+
+    short_s: list[float]
+    long_s: list[float]
+    all_s: list[float]
+    num_steps: int
+    num_tokens: int
+    busy_s: float
+
+
+def step_cost(shape: StepShape) -> float:
+    """Cost of a step in tokens."""
+    return STEP_TOKENS + shape.num_tokens + shape.chunk_pairs / PAIRS_A_TOKEN
+
+
+def replay(rows: Sequence[TraceRow], variant: PolicyVariant, token_s: float, *, at_once: bool = False) -> PolicyOutcome:
+    """Serves all prompts on a machine that takes `token_s` a token; `at_once`: nobody waits to come."""
+    cache = PrefixCache(PagePool(NUM_PAGES))
+    exports = ExportTable(cache.pool, _NEVER_S, grants_leases=True)
+    limits = PrefillLimits(
+        PAGE_SIZE, TOKEN_BUDGET, variant.max_partial_prompts, NUM_PAGES, variant.threshold, variant.order
+    )
+    scheduler = PrefillScheduler(cache, exports, limits, PageChecks(cache))
+    outcome = PolicyOutcome([], [], [], 0, 0, 0.0)
+    arrivals = [0.0 if at_once else row.arrival_s for row in rows]
+    now = busy_s = 0.0
+    num_steps = num_tokens = num_come = 0
+    while len(outcome.all_s) < len(rows):
+        while num_come < len(rows) and arrivals[num_come] <= now:
+            scheduler.add(_request(num_come, rows[num_come]), 0, _NEVER_S, arrivals[num_come])
+            num_come += 1
+        batch = scheduler.schedule(now)
+        if batch is None:
+            now = arrivals[num_come]
+            continue
+        step_s = token_s * step_cost(shape_of(batch))
+        now, busy_s, num_steps, num_tokens = now + step_s, busy_s + step_s, num_steps + 1, num_tokens + batch.num_tokens
+        for effect in scheduler.commit(batch, _output(batch), now):
+            if isinstance(effect, Seal):
+                exports.commit(effect.id)
+                number = int(effect.id.request_id)
+                _record(outcome, rows[number].num_input_tokens, now - arrivals[number])
+    return replace(outcome, num_steps=num_steps, num_tokens=num_tokens, busy_s=busy_s)
+
+
+def _record(outcome: PolicyOutcome, num_tokens: int, ttft_s: float) -> None:
+    outcome.all_s.append(ttft_s)
+    if num_tokens <= TOKEN_BUDGET:
+        outcome.short_s.append(ttft_s)
+    elif num_tokens > LONG_TOKENS:
+        outcome.long_s.append(ttft_s)
+
+
+def _output(batch: Batch) -> StepOutput:
+    return StepOutput(tuple(None if row.sample is None else _SAMPLE for row in batch.rows))
+
+
+def _request(number: int, row: TraceRow) -> EngineRequest:
+    """A prompt whose tokens name their blocks; one of a trace without blocks shares nothing."""
+    count = row.num_input_tokens
+    if row.block_ids:
+        tokens = tuple(block for block in row.block_ids for _ in range(PAGE_SIZE))[:count]
+        salt = ""
+    else:
+        tokens, salt = (0,) * count, str(number)
+    id = AttemptId(RequestId(str(number)), 1)
+    return EngineRequest(id, tokens, len(tokens), SamplingParams(temperature=0.0), StopParams(1), salt)
+
+
+def prepare(rows: Sequence[TraceRow], minutes: float, slot_s: float) -> list[TraceRow]:
+    """The first minutes, scaled, in the order of stamps that are spread over their slot."""
+    rng = random.Random(0)
+    chosen = [row for row in scale(rows, length=LENGTH, rate=1.0) if row.arrival_s < 60 * minutes]
+    spread = [replace(row, arrival_s=row.arrival_s + rng.uniform(0.0, slot_s)) for row in chosen]
+    return sorted(spread, key=lambda row: row.arrival_s)
+
+
+def bursts() -> list[TraceRow]:
+    """20 bursts of 16 prompts within 0.1 s, each with a new prefix of 125 blocks and 6 blocks of their own."""
+    prefix, own, size, rows = 125, 6, 16, []
+    for number in range(20 * size):
+        first = number // size * prefix
+        ids = (*range(first, first + prefix), *range(_OWN_BLOCKS + own * number, _OWN_BLOCKS + own * (number + 1)))
+        arrival_s = 10.0 * (number // size) + 0.1 * (number % size) / size
+        rows.append(TraceRow(arrival_s, PAGE_SIZE * len(ids), 1, ids))
+    return rows
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of the values do not exceed. `values` must not be empty."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def table(name: str, rows: Sequence[TraceRow], load: float) -> tuple[list[str], dict[str, PolicyOutcome]]:
+    """Lines of a Markdown table, and the outcomes by variant."""
+    token_s = load * rows[-1].arrival_s / replay(rows, VARIANTS[1], 1.0, at_once=True).busy_s
+    lines = [
+        f"{name}, load {load}: {len(rows):,} prompts, {token_s * 1e3:.3f} ms a token.",
+        "",
+        "| variant | short p50 | short p99 | long p50 | long p99 | all mean | steps | tokens computed |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    outcomes = {}
+    for variant in VARIANTS:
+        found = outcomes[variant.name] = replay(rows, variant, token_s)
+        groups = (found.short_s, found.long_s)
+        times = [f"{percentile(group, q):.2f}" if group else "-" for group in groups for q in (0.5, 0.99)]
+        cells = [*times, f"{sum(found.all_s) / len(found.all_s):.2f}"]
+        counts = f"{found.num_steps:,} | {found.num_tokens:,}"
+        lines.append(f"| {variant.name} | {' | '.join(cells)} | {counts} |")
+    return lines, outcomes
+
+
+def plot(title: str, outcomes: dict[str, PolicyOutcome], path: Path) -> None:
+    """Draws the distribution of TTFT of short and long prompts. Needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, 2), ("short", "long"), strict=True):
+        for variant in ("fcfs", "lpm", "edf", "srpt", "srpt, no share"):
+            times = outcomes[variant].short_s if name == "short" else outcomes[variant].long_s
+            shares = [0.01, *(percent / 100 for percent in range(5, 100, 5)), 0.99]
+            axes.plot([percentile(times, share) for share in shares], shares, label=variant)
+        axes.set(title=f"{title}: {name} prompts", xlabel="TTFT, s", ylabel="share of prompts", xscale="log")
+        axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def main() -> None:
+    """Prints a table a trace and load."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mooncake", type=Path)
+    parser.add_argument("--azure", type=Path)
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--load", type=float, nargs="+", default=[0.8])
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    traces = {"Bursts of 16 prompts with one new prefix": bursts()}
+    if options.mooncake:
+        traces["Mooncake conversation"] = prepare(read_mooncake(options.mooncake), options.minutes, SLOT_S)
+    if options.azure:
+        traces["Azure conversation"] = prepare(read_azure(options.azure), options.minutes, 0.0)
+    for name, rows in traces.items():
+        for load in options.load:
+            lines, outcomes = table(name, rows, load)
+            print("\n".join(lines), flush=True)
+            print()
+            if options.plot and name.startswith("Mooncake"):
+                plot(f"{name}, load {load}", outcomes, options.plot)
+
+
+if __name__ == "__main__":
+    main()
