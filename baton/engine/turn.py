@@ -79,8 +79,10 @@ class EngineTurn(Generic[Command]):
             self._on_idle()
 
     def publish(self, load: WorkerLoad, num_requests: int) -> None:
-        """Sets the snapshot that `load` returns."""
+        """Sets the snapshot that `load` returns, and passes on the events of the prefix cache."""
         self._load, self.num_requests = load, num_requests
+        if self.cache.events is not None:
+            self.cache.events.flush()
 
     def load(self) -> WorkerLoad:
         """Load after the last turn, with the age of the current step."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from baton.domain.errors import Broken
 from baton.domain.ids import PageId, PageKey
+from baton.kv.events.source import EventSource
 from baton.kv.eviction import EvictionPolicy, EvictionQueue, PageUse
 from baton.kv.page_digests import PageHasher, PageState
 from baton.kv.pages import Hold, Owner, PagePool
@@ -42,6 +43,7 @@ class PrefixCache:
         """`hasher` None: digests are off."""
         self.pool = pool
         self.hasher = hasher
+        self.events: EventSource | None = None  # set before the first page
         self._nodes: dict[PageKey, _Node] = {}
         self._leaves = EvictionQueue(policy)
         self._num_uses = 0
@@ -169,7 +171,12 @@ class PrefixCache:
     def clear(self) -> int:
         """Evicts every unheld page; returns their number."""
         num_pages = self.pool.num_cached
+        events = self.events
+        if events is not None and num_pages and num_pages == len(self._nodes):  # one event for all pages
+            events.cleared()
+            self.events = None
         self._evict(num_pages)
+        self.events = events
         return num_pages
 
     def check(self) -> None:
@@ -234,6 +241,8 @@ class PrefixCache:
             if parent is not None:
                 self._nodes[parent].num_children += 1
             self.pool.set_cached(page, True)
+            if self.events is not None:
+                self.events.stored(key, parent)
             return page
         if node.page != page:
             self.pool.hold([node.page], hold)
@@ -271,6 +280,8 @@ class PrefixCache:
             parent.num_children -= 1
             self._add_leaf(parent.page)
         self.pool.set_cached(node.page, False)
+        if self.events is not None:
+            self.events.removed(key)
 
     def _subtree(self, key: PageKey) -> list[PageKey]:
         """`key` and all its descendants, parents before children."""

@@ -1,4 +1,4 @@
-"""The Worker service for operators: drains this worker and returns the times of recent attempts.
+"""The Worker service: drains this worker and returns recent attempts for operators, streams cache events to routers.
 
 Runs in the asyncio loop of both kinds of workers, which give it the number of requests left.
 """
@@ -14,10 +14,13 @@ import grpc
 from baton.domain.errors import WorkerLost
 from baton.domain.ids import Incarnation, RequestId
 from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes, PrefillTimes, to_us
+from baton.kv.events.codec import join_keys, split_delta
+from baton.kv.events.event import CacheDelta
 from baton.rpc import codec
 from baton.rpc.gen import worker_pb2, worker_pb2_grpc
 from baton.rpc.times_codec import encode_decode_times, encode_import_times, encode_prefill_times
 from baton.telemetry.logs import get_logger
+from baton.worker.event_log import SharedEventLog
 from baton.worker.lifecycle import WorkerLifecycle
 from baton.worker.recent_attempts import RecentAttempt, RecentAttempts, monotonic_s
 
@@ -27,7 +30,7 @@ REPORT_INTERVAL_S = 0.5
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
-    """Serves operators. Any number of `Drain` streams may report the same drain."""
+    """Serves operators and routers. Any number of `Drain` streams may report the same drain."""
 
     def __init__(
         self,
@@ -35,11 +38,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         lifecycle: WorkerLifecycle,
         num_requests: Callable[[], int],
         recent: RecentAttempts,
+        events: SharedEventLog,
     ) -> None:
         self._incarnation = incarnation
         self._lifecycle = lifecycle
         self._num_requests = num_requests
         self._recent = recent
+        self._events = events
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: grpc.aio.ServicerContext[object, object]
@@ -63,6 +68,29 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         found = self._recent.find(RequestId(request.request_id) if request.request_id else None)
         now = monotonic_s()
         return worker_pb2.RecentAttemptsReply(attempts=[_encode(parts, now) for parts in found.values()])
+
+    async def CacheEvents(
+        self, request: worker_pb2.CacheEventsRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncGenerator[worker_pb2.CacheDelta, None]:
+        """See worker.proto."""
+        if request.incarnation != self._incarnation:
+            await codec.abort(context, WorkerLost("the process that is meant has restarted"))
+        await context.send_initial_metadata(())  # the reader is connected, even if there is no event for long
+        async with contextlib.aclosing(self._events.follow(request.from_seq, self._lifecycle.drained)) as deltas:
+            async for delta in deltas:
+                for part, more in split_delta(delta):
+                    yield _encode_delta(part, more)
+
+
+def _encode_delta(delta: CacheDelta, more: bool) -> worker_pb2.CacheDelta:
+    return worker_pb2.CacheDelta(
+        after_seq=delta.after_seq,
+        seq=delta.seq,
+        reset=delta.reset,
+        stored=join_keys(delta.stored),
+        removed=join_keys(delta.removed),
+        more=more,
+    )
 
 
 def _encode(parts: list[RecentAttempt], now: float) -> worker_pb2.AttemptTimes:

@@ -26,6 +26,7 @@ from baton.telemetry.metrics_server import start_metrics_server
 from baton.transfer.base import PullEvent
 from baton.transfer.factory import make_puller, usable_transports
 from baton.worker.address import advertised_address
+from baton.worker.event_log import SharedEventLog
 from baton.worker.lifecycle import WorkerContext, run_worker
 from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
@@ -96,6 +97,8 @@ class _Worker:
             self._links, self._mailbox, settings.renew_interval_s, self._validator, num_parts
         )
         self._recent = RecentAttempts()
+        self._events = SharedEventLog()
+        self._events.attach(engine.cache)
         self._outbox = DecodeOutbox(transport, self._streams, self._handoffs, self._links, self._recent)
         self._checks_tags = uses_tags(settings, context.trust, [transport], memory.kind)
         self._loop = self._make_loop()
@@ -152,7 +155,7 @@ class _Worker:
             (self._id, self._incarnation) if self._settings.prefills else None,
         )
         servicer = DecodeServicer(self._mailbox, self._streams, self._links, self._handoffs, config)
-        worker = WorkerServicer(self._incarnation, self._lifecycle, self._num_requests, self._recent)
+        worker = WorkerServicer(self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, server)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
 

@@ -27,6 +27,7 @@ from baton.telemetry.metrics_server import start_metrics_server
 from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream import StreamSource
 from baton.worker.address import advertised_address
+from baton.worker.event_log import SharedEventLog
 from baton.worker.lifecycle import WorkerContext, run_worker
 from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
@@ -82,6 +83,8 @@ class _Worker:
         self._streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams(on_empty=lifecycle.on_idle)
         self._handoffs = HandoffLog()
         self._recent = RecentAttempts()
+        self._events = SharedEventLog()
+        self._events.attach(engine.cache)
         self._outbox = PrefillOutbox(self._handoffs, self._streams, self._recent)
         self._registration = Registration(
             context.store,
@@ -156,7 +159,7 @@ class _Worker:
         handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, read_pages)
         validator = EngineRequestValidator(self._engine.vocab_size, self._engine.max_model_len)
         prefill = PrefillServicer(self._mailbox, self._streams, lambda: self._lifecycle.draining, validator)
-        worker = WorkerServicer(self._incarnation, self._lifecycle, self._num_requests, self._recent)
+        worker = WorkerServicer(self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.planted.event_bugs import EVENT_BUGS
 from tests.planted.prefill_bugs import PREFILL_BUGS
 from tests.planted.runner import PlantedBug
 
@@ -20,6 +21,7 @@ def bug(promise: str, name: str, file: str, before: str, after: str, tests: str)
 
 
 BUGS = (
+    *EVENT_BUGS,
     *PREFILL_BUGS,
     bug(
         CLIENTS, "a refused field is ignored", "services/router/openai/field_table/table.py",

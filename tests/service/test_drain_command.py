@@ -17,6 +17,7 @@ from baton.rpc.gen import worker_pb2_grpc
 from baton.rpc.server import ServerAuth, start_server
 from baton.settings.base import known_variables
 from baton.store.connect import connect
+from baton.worker.event_log import SharedEventLog
 from baton.worker.lifecycle import WorkerLifecycle
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
@@ -59,7 +60,7 @@ class OnlyDrains:
         try:
             self.lifecycle = WorkerLifecycle(asyncio.Event())
             registration = Registration(store, self._record, 0.1, self.lifecycle.on_registration_lost)
-            servicer = WorkerServicer(INCARNATION, self.lifecycle, self._report, RecentAttempts())
+            servicer = WorkerServicer(INCARNATION, self.lifecycle, self._report, RecentAttempts(), SharedEventLog())
             async with self._server(servicer):
                 await registration.announce()
                 self.serving.set()

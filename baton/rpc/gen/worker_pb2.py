@@ -25,23 +25,27 @@ _sym_db = _symbol_database.Default()
 from baton.rpc.gen import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"#\n\x0c\x44rainRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\"4\n\rDrainProgress\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"+\n\x15RecentAttemptsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"?\n\x13RecentAttemptsReply\x12(\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x16.baton.v1.AttemptTimes\"\xd0\x01\n\x0c\x41ttemptTimes\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\'\n\x07prefill\x18\x02 \x01(\x0b\x32\x16.baton.v1.PrefillTimes\x12\'\n\x08imported\x18\x03 \x01(\x0b\x32\x15.baton.v1.ImportTimes\x12%\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12\x10\n\x08\x65nd_code\x18\x05 \x01(\t\x12\x14\n\x0c\x65nded_us_ago\x18\x06 \x01(\x04\x32\x96\x01\n\x06Worker\x12:\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainProgress0\x01\x12P\n\x0eRecentAttempts\x12\x1f.baton.v1.RecentAttemptsRequest\x1a\x1d.baton.v1.RecentAttemptsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\";\n\x12\x43\x61\x63heEventsRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x10\n\x08\x66rom_seq\x18\x02 \x01(\x04\"j\n\nCacheDelta\x12\x11\n\tafter_seq\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\r\n\x05reset\x18\x03 \x01(\x08\x12\x0e\n\x06stored\x18\x04 \x01(\x0c\x12\x0f\n\x07removed\x18\x05 \x01(\x0c\x12\x0c\n\x04more\x18\x06 \x01(\x08\"#\n\x0c\x44rainRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\"4\n\rDrainProgress\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"+\n\x15RecentAttemptsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"?\n\x13RecentAttemptsReply\x12(\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x16.baton.v1.AttemptTimes\"\xd0\x01\n\x0c\x41ttemptTimes\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\'\n\x07prefill\x18\x02 \x01(\x0b\x32\x16.baton.v1.PrefillTimes\x12\'\n\x08imported\x18\x03 \x01(\x0b\x32\x15.baton.v1.ImportTimes\x12%\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12\x10\n\x08\x65nd_code\x18\x05 \x01(\t\x12\x14\n\x0c\x65nded_us_ago\x18\x06 \x01(\x04\x32\xdb\x01\n\x06Worker\x12:\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainProgress0\x01\x12P\n\x0eRecentAttempts\x12\x1f.baton.v1.RecentAttemptsRequest\x1a\x1d.baton.v1.RecentAttemptsReply\x12\x43\n\x0b\x43\x61\x63heEvents\x12\x1c.baton.v1.CacheEventsRequest\x1a\x14.baton.v1.CacheDelta0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAINREQUEST']._serialized_start=58
-  _globals['_DRAINREQUEST']._serialized_end=93
-  _globals['_DRAINPROGRESS']._serialized_start=95
-  _globals['_DRAINPROGRESS']._serialized_end=147
-  _globals['_RECENTATTEMPTSREQUEST']._serialized_start=149
-  _globals['_RECENTATTEMPTSREQUEST']._serialized_end=192
-  _globals['_RECENTATTEMPTSREPLY']._serialized_start=194
-  _globals['_RECENTATTEMPTSREPLY']._serialized_end=257
-  _globals['_ATTEMPTTIMES']._serialized_start=260
-  _globals['_ATTEMPTTIMES']._serialized_end=468
-  _globals['_WORKER']._serialized_start=471
-  _globals['_WORKER']._serialized_end=621
+  _globals['_CACHEEVENTSREQUEST']._serialized_start=58
+  _globals['_CACHEEVENTSREQUEST']._serialized_end=117
+  _globals['_CACHEDELTA']._serialized_start=119
+  _globals['_CACHEDELTA']._serialized_end=225
+  _globals['_DRAINREQUEST']._serialized_start=227
+  _globals['_DRAINREQUEST']._serialized_end=262
+  _globals['_DRAINPROGRESS']._serialized_start=264
+  _globals['_DRAINPROGRESS']._serialized_end=316
+  _globals['_RECENTATTEMPTSREQUEST']._serialized_start=318
+  _globals['_RECENTATTEMPTSREQUEST']._serialized_end=361
+  _globals['_RECENTATTEMPTSREPLY']._serialized_start=363
+  _globals['_RECENTATTEMPTSREPLY']._serialized_end=426
+  _globals['_ATTEMPTTIMES']._serialized_start=429
+  _globals['_ATTEMPTTIMES']._serialized_end=637
+  _globals['_WORKER']._serialized_start=640
+  _globals['_WORKER']._serialized_end=859
 # @@protoc_insertion_point(module_scope)

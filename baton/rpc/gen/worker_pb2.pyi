@@ -6,6 +6,30 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class CacheEventsRequest(_message.Message):
+    __slots__ = ("incarnation", "from_seq")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FROM_SEQ_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    from_seq: int
+    def __init__(self, incarnation: _Optional[int] = ..., from_seq: _Optional[int] = ...) -> None: ...
+
+class CacheDelta(_message.Message):
+    __slots__ = ("after_seq", "seq", "reset", "stored", "removed", "more")
+    AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    after_seq: int
+    seq: int
+    reset: bool
+    stored: bytes
+    removed: bytes
+    more: bool
+    def __init__(self, after_seq: _Optional[int] = ..., seq: _Optional[int] = ..., reset: bool = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., more: bool = ...) -> None: ...
+
 class DrainRequest(_message.Message):
     __slots__ = ("incarnation",)
     INCARNATION_FIELD_NUMBER: _ClassVar[int]

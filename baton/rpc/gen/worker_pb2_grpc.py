@@ -44,6 +44,11 @@ class WorkerStub(object):
                 request_serializer=baton_dot_v1_dot_worker__pb2.RecentAttemptsRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_worker__pb2.RecentAttemptsReply.FromString,
                 _registered_method=True)
+        self.CacheEvents = channel.unary_stream(
+                '/baton.v1.Worker/CacheEvents',
+                request_serializer=baton_dot_v1_dot_worker__pb2.CacheEventsRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_worker__pb2.CacheDelta.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -64,6 +69,14 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CacheEvents(self, request, context):
+        """Streams what enters and leaves this worker's prefix cache after event `from_seq`: all changes of 10 ms in a message.
+        A reader that the kept events do not reach back to gets a snapshot. Ends when the worker has drained.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +89,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.RecentAttempts,
                     request_deserializer=baton_dot_v1_dot_worker__pb2.RecentAttemptsRequest.FromString,
                     response_serializer=baton_dot_v1_dot_worker__pb2.RecentAttemptsReply.SerializeToString,
+            ),
+            'CacheEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.CacheEvents,
+                    request_deserializer=baton_dot_v1_dot_worker__pb2.CacheEventsRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_worker__pb2.CacheDelta.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +150,33 @@ class Worker(object):
             '/baton.v1.Worker/RecentAttempts',
             baton_dot_v1_dot_worker__pb2.RecentAttemptsRequest.SerializeToString,
             baton_dot_v1_dot_worker__pb2.RecentAttemptsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CacheEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Worker/CacheEvents',
+            baton_dot_v1_dot_worker__pb2.CacheEventsRequest.SerializeToString,
+            baton_dot_v1_dot_worker__pb2.CacheDelta.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,6 +9,7 @@ from baton.domain.ids import AttemptId, Incarnation, RequestId
 from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes, PrefillTimes
 from baton.rpc import times_codec
 from baton.rpc.gen import worker_pb2
+from baton.worker.event_log import SharedEventLog
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.server import WorkerServicer
 
@@ -19,7 +20,7 @@ DECODE = DecodeTimes(3, 2, 1, 0, 0)
 
 
 def ask(recent: RecentAttempts, request_id: str = "") -> list[worker_pb2.AttemptTimes]:
-    servicer = WorkerServicer(Incarnation(1), cast(Any, None), lambda: 0, recent)
+    servicer = WorkerServicer(Incarnation(1), cast(Any, None), lambda: 0, recent, SharedEventLog())
     request = worker_pb2.RecentAttemptsRequest(request_id=request_id)
     return list(asyncio.run(servicer.RecentAttempts(request, cast(Any, None))).attempts)
 

@@ -1,0 +1,34 @@
+"""Collects the events of one prefix cache during a turn of its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.domain.ids import PageKey
+from baton.kv.events.event import CacheEvent, ClearedEvent, RemovedEvent, StoredEvent
+
+
+class EventSource:
+    """Owned by the engine thread. `flush` passes on what one turn changed, in order."""
+
+    def __init__(self, on_events: Callable[[list[CacheEvent]], None]) -> None:
+        self._on_events = on_events
+        self._events: list[CacheEvent] = []
+
+    def stored(self, key: PageKey, parent: PageKey | None) -> None:
+        """Records a page that entered the cache."""
+        self._events.append(StoredEvent(key, parent))
+
+    def removed(self, key: PageKey) -> None:
+        """Records a page that left the cache."""
+        self._events.append(RemovedEvent(key))
+
+    def cleared(self) -> None:
+        """Records that the cache is empty."""
+        self._events.append(ClearedEvent())
+
+    def flush(self) -> None:
+        """Passes the events on. Nothing happens without any."""
+        if self._events:
+            events, self._events = self._events, []
+            self._on_events(events)
