@@ -227,8 +227,8 @@ class SimCluster:
 
     def _is_alive(self, owner: OwnerId) -> bool:
         name, _, incarnation = owner.partition("/")
-        process = self._processes[name]
-        return process.alive and f"{process.incarnation:x}" == incarnation
+        process = self._processes.get(name)  # none: nobody's call
+        return process is not None and process.alive and f"{process.incarnation:x}" == incarnation
 
     def _is_healthy(self, owner: OwnerId) -> bool:
         """True if a router has had no reason to lose its lease."""

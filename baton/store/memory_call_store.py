@@ -25,7 +25,7 @@ from baton.store.store import (
     JournalEntry,
     JournalPart,
     LeaseState,
-    RecordLost,
+    LiveSequence,
     SequenceRecord,
     WriteOutcome,
 )
@@ -141,7 +141,7 @@ class MemoryCallStore:
         for sequence in ended_sequences:
             record = self._sequences.get(sequence)
             if record is not None and not record.state.terminal:
-                raise RecordLost(transitions.live_sequence_message(id, sequence))
+                raise LiveSequence(id, sequence)
         epoch, owner_tag = ballot
         self._put(replace(call, status=status, trace=trace or call.trace, epoch=epoch, owner_tag=owner_tag))
         return True

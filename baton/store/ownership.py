@@ -24,6 +24,9 @@ _log = structlog.get_logger(__name__)
 RENEWALS_PER_TTL = 4
 """Renewals in one lease."""
 
+MAX_GRANTED = 10_000
+"""Claimed calls whose epochs are remembered, for a store that is rolled back."""
+
 FLUSH_S = 0.3
 """Longest usual delay between a reset that an owner finds and its calls in the store."""
 
@@ -85,6 +88,7 @@ class OwnerLease:
         self._put_again: tuple[float, StoreReset] | None = None  # when, and why
         self._claiming = True
         self._unconfirmed: dict[RequestId, CallRecord] = {}  # claims whose answer was lost
+        self._granted: dict[RequestId, int] = {}  # newest epoch of each call that was claimed, the oldest claims first
         self._renewed_now = asyncio.Event()  # replaced with every answer
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -208,13 +212,18 @@ class OwnerLease:
         self._claims_from = None
 
     async def _claim(self, orphans: list[CallRecord]) -> None:
-        """Claims one call after another while the lease is held."""
+        """Claims one call after another while the lease is held.
+
+        A store that was rolled back to before a claim of ours shows the call as an orphan again. Its next claim gets
+        another epoch: the attempts of the earlier one may be running.
+        """
         for call in orphans:
             if not self.held:
                 return
             self._unconfirmed[call.id] = call
             async with asyncio.timeout(self._ttl_s):
-                claimed = await self._store.claim_call(call.id, call.ballot, self._owner)
+                floor = self._granted.get(call.id, 0)
+                claimed = await self._store.claim_call(call.id, call.ballot, self._owner, floor=floor)
             if claimed is not None:
                 await self._on_granted(call, claimed)
 
@@ -233,6 +242,10 @@ class OwnerLease:
 
     async def _on_granted(self, before: CallRecord, claimed: CallRecord) -> None:
         del self._unconfirmed[claimed.id]
+        self._granted.pop(claimed.id, None)
+        self._granted[claimed.id] = claimed.epoch
+        while len(self._granted) > MAX_GRANTED:
+            del self._granted[next(iter(self._granted))]
         _log.info("call_claimed", call_id=claimed.id, previous_owner=before.owner, epoch=claimed.epoch)
         await self._deliver(claimed)
 

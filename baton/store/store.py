@@ -29,6 +29,14 @@ class RecordLost(BatonError):
     code = "record_lost"
 
 
+class LiveSequence(RecordLost):
+    """A call cannot end: the store has its sequence `sequence_id` as live, which was ended."""
+
+    def __init__(self, call_id: RequestId, sequence_id: RequestId) -> None:
+        super().__init__(f"call {call_id} cannot end: its sequence {sequence_id} is live in the store")
+        self.sequence_id = sequence_id
+
+
 class WorkerIdInUse(BatonError):
     """Another live process holds this worker id."""
 
@@ -266,8 +274,8 @@ class CallStore(Protocol):
         False, without effect, when the store has a higher ballot. An end with a higher one takes its ballot along: the
         store has been rolled back to before the claim. A call that the store has lost cannot be ABANDONED
         (False); ENDED, it is entered without body, owner or sequences for `StoreOptions.tombstone_s`, so that readers
-        learn its end. Raises `Broken` for a trace of more than `MAX_TRACE_BYTES`, and `RecordLost`, without effect,
-        when the store has one of `ended_sequences` as live: it was rolled back after their ends.
+        learn its end. Raises `Broken` for a trace of more than `MAX_TRACE_BYTES`, and `LiveSequence`, without
+        effect, when the store has one of `ended_sequences` as live: it was rolled back after their ends.
         """
         ...
 

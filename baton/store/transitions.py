@@ -162,11 +162,6 @@ def lost_message(id: AttemptId, event: RequestEvent, stored_attempt: int | None)
     return f"{event.value} of {id}: {found}"
 
 
-def live_sequence_message(call: RequestId, sequence: RequestId) -> str:
-    """Message of `RecordLost` for a call whose sequence was ended, the same from every store."""
-    return f"call {call} cannot end: its sequence {sequence} is live in the store"
-
-
 @functools.lru_cache(maxsize=4096)
 def shortest_path(
     start: RequestState, goal: RequestState, num_opened_attempts: int = 0

@@ -55,6 +55,7 @@ from baton.store.store import (
     JournalEntry,
     JournalPart,
     LeaseState,
+    LiveSequence,
     RecordLost,
     SequenceRecord,
     WorkerIdInUse,
@@ -187,7 +188,7 @@ class RedisStore:
         async with self._call_client.operation("end a call"):
             done = await self._end(keys=[self._keys.call(id)], args=args)
         if isinstance(done, bytes):
-            raise RecordLost(transitions.live_sequence_message(id, RequestId(done.decode())))
+            raise LiveSequence(id, RequestId(done.decode()))
         return bool(done)
 
     async def get_call(self, id: RequestId) -> CallRecord | None:

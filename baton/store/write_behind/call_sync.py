@@ -11,9 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from baton.domain.errors import Superseded
-from baton.domain.ids import AttemptId, RequestId, first_attempt
-from baton.store.store import CallRecord, CallStatus, CallStore, RecordLost
+from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt
+from baton.store.store import CallRecord, CallStatus, CallStore, LiveSequence, RecordLost
 from baton.store.write_behind.sync_status import SyncPhase, SyncStatus
+
+NOBODY = OwnerId("nobody/0")
+"""An owner without a lease."""
+
+
+class LostClaim(Exception):
+    """The store has lost the claim of a call that has ended here: its next owner ends it again."""
 
 
 class SequenceSync(Protocol):
@@ -68,7 +75,7 @@ class CallSync:
         Does not put a call whose end was written: its body is gone.
 
         Raises `Superseded` for a call of another owner, `RecordLost` also when the store has lost the end of one of its
-        sequences, and `StoreUnavailable`.
+        sequences, `LostClaim` if that end is not known here, and `StoreUnavailable`.
         """
         if self.was_written and self.status.stale:
             self.stored = CallStatus.OPEN
@@ -78,8 +85,13 @@ class CallSync:
         self.durable.set()
         desired, target = self.desired, self._target
         if target is not CallStatus.OPEN and self.stored is not target:
-            written = [id for id, sequence in self.sequences.items() if not sequence.status.given_up]
-            found = await store.end_call(desired.id, desired.ballot, target, desired.trace, written)
+            try:
+                found = await store.end_call(desired.id, desired.ballot, target, desired.trace, self._ended_sequences)
+            except LiveSequence as live:
+                if live.sequence_id in self.sequences:
+                    raise
+                await self._hand_on(store)
+                raise LostClaim(str(live)) from live
             if not found and not self.was_written:
                 raise RecordLost(f"call {desired.id} has vanished, or another router has claimed it")
             self.stored = target
@@ -91,6 +103,21 @@ class CallSync:
             if sequence.phase is not SyncPhase.DONE:
                 return CallStatus.OPEN
         return self.desired.status
+
+    @property
+    def _ended_sequences(self) -> list[RequestId]:
+        """Those that were written to their end here, or had ended before this owner claimed the call."""
+        given_up = {id for id, sequence in self.sequences.items() if sequence.status.given_up}
+        return [id for id in self.desired.sequence_ids if id not in given_up]
+
+    async def _hand_on(self, store: CallStore) -> None:
+        """Makes the call an orphan if it is ours: its next owner computes what was lost.
+
+        The store has a sequence as live that had ended before this owner claimed the call, so nobody here has a copy.
+        """
+        found = await store.get_call(self.desired.id)
+        if found is not None and found.status is CallStatus.OPEN and found.owner == self.desired.owner:
+            await store.claim_call(found.id, found.ballot, NOBODY)
 
     async def _put(self, store: CallStore) -> CallStatus:
         """Enters the call unless the store has it. Returns its stored status."""

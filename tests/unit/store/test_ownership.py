@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from baton.domain.ids import Ballot, OwnerId, RequestId
+from baton.store import ownership
 from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.store.ownership import RENEWALS_PER_TTL, OwnerLease, StoreReset, boot_time, patience_s
@@ -282,6 +283,28 @@ async def test_a_renewal_whose_answer_was_lost_is_no_reset() -> None:
     world.store.away = False
     await world.beats(8)
     assert world.resets == []
+
+
+async def test_a_claim_after_a_rollback_gets_an_epoch_of_its_own() -> None:
+    """The attempts of the claim that the store has lost may be running."""
+    world = World()
+    await world.store.put_call(new_call("c"))
+    await world.store.release_lease(THEIRS)
+    before = copy.deepcopy(world.store._calls._calls), copy.copy(world.store._calls._open)
+    await world.beats(RENEWALS_PER_TTL + 2)
+    world.store._calls._calls, world.store._calls._open = before
+    await world.beats(2)
+    assert [(call.id, call.epoch) for call in world.claimed] == [("c", 2), ("c", 3)]
+
+
+async def test_only_the_last_claims_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "MAX_GRANTED", 2)
+    world = World()
+    for name in "abc":
+        await world.store.put_call(new_call(name))
+    await world.store.release_lease(THEIRS)
+    await world.beats(RENEWALS_PER_TTL + 2)
+    assert list(world.ownership._granted) == ["b", "c"]
 
 
 async def test_a_refused_call_does_not_block_the_others() -> None:

@@ -12,6 +12,7 @@ from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import OutputToken
 from baton.store.store import CallRecord, CallStatus, SequenceRecord, StateStore, StoreUnavailable
 from baton.store.write_behind import sync_queue
+from baton.store.write_behind.call_sync import NOBODY
 from baton.store.write_behind.flusher import WriterOptions
 from baton.store.write_behind.writer import StoreWriter
 from simulation.nodes.lua_store import LuaStore
@@ -152,6 +153,32 @@ async def test_a_rollback_that_nobody_noticed_ends_no_call_over_a_live_sequence(
     world.writer.end_call(CALL, CallStatus.ENDED)
     await world.flush()
     await world.check_ended()
+
+
+@pytest.mark.parametrize("is_noticed", [False, True])
+async def test_a_claim_that_was_rolled_back_ends_no_call_over_a_live_sequence(world: World, is_noticed: bool):
+    """Its sequences had ended when it was claimed, so this owner has no copy; the next owner computes them again."""
+    world.open()
+    await world.flush()
+    before = world.server.snapshot()
+    world.finish_sequences()
+    await world.flush()
+    claimed = await world.store.claim_call(CALL, (1, TAG), OwnerId("router-1/2"))
+    assert claimed is not None
+    world.server.restore(before)
+    other = StoreWriter(world.store, WriterOptions(retry_s=0.001))
+    other.adopt_call(claimed)
+    await world.store.hold_lease(claimed.owner, 1)
+    async with other:
+        if is_noticed:
+            other.put_again()  # the call is this owner's again, and its sequence nobody's
+            assert await other.flush(WAIT_S) == 0
+        other.end_call(CALL, CallStatus.ENDED)
+        assert await other.flush(WAIT_S) == 0
+    await world.store.release_lease(OWNER)
+    [orphan] = await world.store.list_orphans()
+    assert (orphan.id, orphan.status) == (CALL, CallStatus.OPEN)
+    assert orphan.owner == (NOBODY if is_noticed else OWNER)
 
 
 async def test_an_over_call_ends_again_after_a_second_rollback(world: World):
