@@ -106,9 +106,13 @@ class CallSync:
 
     @property
     def _ended_sequences(self) -> list[RequestId]:
-        """Those that were written to their end here, or had ended before this owner claimed the call."""
+        """Those that were written to their end here, or had ended before this owner claimed the call.
+
+        An abandoned call may have others, which wait for its client.
+        """
         given_up = {id for id, sequence in self.sequences.items() if sequence.status.given_up}
-        return [id for id in self.desired.sequence_ids if id not in given_up]
+        known = self.desired.sequence_ids if self.desired.status is CallStatus.ENDED else self.sequences
+        return [id for id in known if id not in given_up]
 
     async def _hand_on(self, store: CallStore) -> None:
         """Makes the call an orphan if it is ours: its next owner computes what was lost.

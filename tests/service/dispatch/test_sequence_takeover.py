@@ -101,7 +101,7 @@ async def test_a_complete_text_finishes_and_aborts_its_workers():
         admitted.complete()
         await chunks.aclose()
         for worker in (w.prefill, w.decode):
-            await worker.aborted(AttemptId(sequence().id, 1), within_s=1.0)
+            await worker.aborted(AttemptId(sequence().id, 1), within_s=10.0)
         assert await journal(w, sequence()) == JournalPart(emitted(2), 0, FinishReason.STOP, "")
         assert await w.state(sequence()) is RequestState.FINISHED
 
