@@ -65,6 +65,15 @@ HTTP_RESPONSES_TOTAL = Counter("baton_http_responses", "HTTP responses.", ["rout
 UNKNOWN_FIELDS_TOTAL = Counter(
     "baton_unknown_fields", "Fields of requests without a row in the table of fields.", registry=REGISTRY
 )
+INDEX_GAP_TOTAL = Counter(
+    "baton_index_gap", "Gaps in the cache events of workers, each made up for by a snapshot.", registry=REGISTRY
+)
+INDEX_ERROR = Histogram(
+    "baton_index_error",
+    "Prompt tokens by which the index of cached pages differed from what prefill then found in its cache.",
+    buckets=(0, 16, 64, 256, 1024, 4096, 16384, 65536),
+    registry=REGISTRY,
+)
 
 # --- latency (router, from `request_timer` only) ---
 REQUEST_STAGE_SECONDS = Histogram(

@@ -79,10 +79,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         async with contextlib.aclosing(self._events.follow(request.from_seq, self._lifecycle.drained)) as deltas:
             async for delta in deltas:
                 for part, more in split_delta(delta):
-                    yield _encode_delta(part, more)
+                    yield encode_delta(part, more)
 
 
-def _encode_delta(delta: CacheDelta, more: bool) -> worker_pb2.CacheDelta:
+def encode_delta(delta: CacheDelta, more: bool) -> worker_pb2.CacheDelta:
+    """The message of a delta, or of a part that the next message continues."""
     return worker_pb2.CacheDelta(
         after_seq=delta.after_seq,
         seq=delta.seq,

@@ -42,6 +42,7 @@ from services.router.admission.admission_queue import AdmissionLimits
 from services.router.admission.tenants import TenantTable
 from services.router.admission.tenants_file import read_tenants
 from services.router.dispatch.aborts import Aborts
+from services.router.dispatch.cache_index.reader import CacheEventReaders
 from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher
 from services.router.dispatch.rate_limiter import RateLimiter
 from services.router.dispatch.reserve import ReserveLimits
@@ -194,6 +195,8 @@ async def open_backend(
         store, channels, WorkerFilter(model_name(settings.model), trust, text_digest), limits, on_degraded
     )
     aborts = Aborts(workers)
+    readers = CacheEventReaders(workers.served, channels, workers.cache_index)
+    workers.add_listener(readers.refresh)
     traces = RequestTraces(settings.router_id, settings.public_model_name, settings.request_log)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
@@ -214,6 +217,7 @@ async def open_backend(
             StoreWriter(store, on_degraded=on_store_degraded, on_superseded=supersede_listener.on_superseded)
         )
         stack.push_async_callback(channels.close)
+        stack.push_async_callback(readers.close)
         stack.push_async_callback(workers.close)
         stack.push_async_callback(aborts.close)
         identity = RouterIdentity(settings.router_id, settings.public_model_name)

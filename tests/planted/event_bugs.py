@@ -40,4 +40,28 @@ EVENT_BUGS = (
         "seq < 0",
         f"{KV}/test_cache_events.py",
     ),
+    PlantedBug(
+        EVENTS,
+        "a gap is not counted",
+        "services/router/dispatch/cache_index/reader.py",
+        "INDEX_GAP_TOTAL.inc()",
+        "pass",
+        "tests/unit/router/dispatch/test_cache_index.py",
+    ),
+    PlantedBug(
+        EVENTS,
+        "an unfinished snapshot is applied",
+        "services/router/dispatch/cache_index/reader.py",
+        "if message.more:",
+        "if False:",
+        "tests/unit/router/dispatch/test_cache_index.py",
+    ),
+    PlantedBug(
+        EVENTS,
+        "a removed page is expected on",
+        "services/router/dispatch/cache_index/index.py",
+        "for key in removed:\n            self._expected.pop((worker, key), None)",
+        "for key in removed:",
+        "tests/unit/router/dispatch/test_cache_index.py",
+    ),
 )

@@ -29,6 +29,7 @@ from baton.rpc.codec import decode_failure, decode_finish, decode_token, encode_
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.times_codec import decode_decode_times, decode_import_times, decode_prefill_times
 from baton.rpc.token_check import Checked, verify_check
+from baton.telemetry.metrics import INDEX_ERROR
 from baton.telemetry.request_trace import Stage
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.reserve import PairReservation
@@ -71,6 +72,7 @@ class Attempt:
         self._awaits_seal = not self._pair.local
         self._accepted = self._pair.local  # prefill has the request; decode has it since the reservation
         self._decoding = False
+        self._num_predicted = 0  # tokens that prefill has cached, by the index
         self._first: tuple[int, int] | None = None  # index and token of the seal
         self._sealed: asyncio.Future[prefill_pb2.Sealed] = asyncio.get_running_loop().create_future()
         self._held: deque[_Read] = deque()
@@ -126,6 +128,9 @@ class Attempt:
         if not pair.local:
             prefill = prefill_pb2.PrefillRequest(
                 request=request, decode_prefix_len=self._reservation.decode_prefix_len, deadline_s=timeout_s
+            )
+            self._num_predicted = self._workers.predict_cached_tokens(
+                pair.prefill, len(self._request.tokens), self._reservation.keys
             )
             call = self._workers.prefill_stub(pair.prefill).Prefill(prefill, **timeouts)
             self._prefill_task = asyncio.create_task(self._read_prefill(call), name=f"prefill-{self._request.id}")
@@ -220,6 +225,7 @@ class Attempt:
         if finish is None and self._prefill_only:
             raise _damaged("a seal without an end, where the first token is the last")
         self._first = token.index, token.token
+        INDEX_ERROR.observe(abs(self._num_predicted - sealed.num_cached_tokens))
         chunk = self._tracked.on_sealed(token, sealed.num_cached_tokens, finish)
         if chunk.finish is not None:
             self._abort_reason = "finished"  # frees the reservation and the pins

@@ -26,6 +26,7 @@ from baton.store.notifier import wait_for_event
 from baton.store.store import StoreUnavailable, WorkerRegistry
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import OPEN_LINK_BREAKERS
+from services.router.dispatch.cache_index.index import CacheIndex
 from services.router.dispatch.in_flight import InFlight
 from services.router.dispatch.link_breaker import LinkBreakerLimits, LinkBreakers
 from services.router.dispatch.placement import (
@@ -99,6 +100,7 @@ class WorkerSet:
         self._suspected_until: dict[Incarnation, float] = {}
         self._watchers: dict[Incarnation, set[Callable[[], None]]] = {}
         self._index = PrefixIndex(MAX_INDEXED_PAGES)
+        self.cache_index = CacheIndex()
         self._in_flight = InFlight(window_s=2 * limits.heartbeat_interval_s)
         self._link_breakers = LinkBreakers(limits.link_breaker)
         self._listeners: list[Callable[[], None]] = []
@@ -216,6 +218,20 @@ class WorkerSet:
     def add_cached_pages(self, record: WorkerRecord, keys: Sequence[PageKey]) -> None:
         """Records that the worker has computed or imported these pages."""
         self._index.add(record.incarnation, keys)
+
+    def predict_cached_tokens(self, record: WorkerRecord, num_tokens: int, keys: Sequence[PageKey]) -> int:
+        """Prompt tokens that the worker will find cached, without the last, which is computed always.
+
+        From then on the pages are expected there. Nothing decides by it: it measures the index.
+        """
+        now, matchable = self._now(), keys[: max(0, num_tokens - 1) // record.page_size]
+        num_pages = self.cache_index.num_hit_pages(record.incarnation, matchable, now)
+        self.cache_index.expect(record.incarnation, keys, now)
+        return num_pages * record.page_size
+
+    def served(self) -> list[WorkerRecord]:
+        """The workers of this router's model that are not lost."""
+        return [record for record in self._records.values() if self._filter.serves(record)]
 
     def prefill_stub(self, record: WorkerRecord) -> PrefillStub:
         return self._channels.stub(PrefillStub, record.address, record.incarnation)

@@ -1,4 +1,4 @@
-"""Readers of cache events see the worker's cache, whatever happened to it and however slowly they read."""
+"""Routers that read cache events see the worker's cache, whatever happened to it and to their connection."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from random import Random
 
 import pytest
 
-from baton.domain.ids import PageId, PageKey
-from baton.kv.events.event import CacheDelta
+from baton.domain.ids import Incarnation, PageId, PageKey
+from baton.kv.events.codec import split_delta
 from baton.kv.events.log import CacheEventLog
 from baton.kv.events.source import EventSource
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
+from baton.worker.server import encode_delta
+from services.router.dispatch.cache_index.index import CacheIndex
+from services.router.dispatch.cache_index.reader import CacheEventReader
 from tests.tiny_workers import PAGE_SIZE
 
 NUM_PAGES, NUM_STEPS, RING = 8, 150, 6
@@ -22,8 +25,9 @@ NUM_PAGES, NUM_STEPS, RING = 8, 150, 6
 class CachingWorker:
     """A cache under random requests, with a ring so short that slow readers need snapshots."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, incarnation: Incarnation) -> None:
         self.random = random
+        self.incarnation = incarnation
         self.cache = PrefixCache(PagePool(NUM_PAGES))
         self.log = CacheEventLog(RING)
         self.cache.events = EventSource(self.log.extend)
@@ -60,41 +64,51 @@ class CachingWorker:
         self.cache.events.flush()
 
 
-class EventReader:
-    """Applies deltas as the protocol says."""
+class RouterView:
+    """A router's index and reader of one worker, over messages that may stop in between."""
 
-    def __init__(self) -> None:
-        self.seq = 0
-        self.keys: set[PageKey] = set()
+    def __init__(self, index: CacheIndex, worker: CachingWorker) -> None:
+        self.index, self.worker = index, worker
+        self.reader = CacheEventReader(worker.incarnation, index)
+        self.connected = False
 
-    def apply(self, delta: CacheDelta) -> None:
-        assert delta.reset or delta.after_seq == self.seq, "a delta for another position"
-        kept = set() if delta.reset else self.keys - {*delta.removed}
-        self.keys, self.seq = kept | {*delta.stored}, delta.seq
+    def read(self, broken_after: int | None, seen: Counter[str]) -> bool:
+        """Reads what is new. `broken_after`: the connection is lost after as many messages. True if all arrived."""
+        if not self.connected:
+            self.seq, self.connected = self.reader.begin().from_seq, True
+        delta = self.worker.log.since(self.seq)
+        if delta is None:
+            return self.reader.seq == self.worker.log.seq
+        seen["snapshot" if delta.reset and not delta.after_seq else "clear" if delta.reset else "delta"] += 1
+        seen["removed"] += len(delta.removed)
+        for number, (part, more) in enumerate(split_delta(delta, max_keys=2)):
+            if number == broken_after:
+                self.connected = False
+                seen["broken"] += 1
+                return False
+            seen["parts"] += more
+            assert self.reader.apply(encode_delta(part, more)), "a reader refused the worker's own delta"
+        self.seq = delta.seq
+        return True
 
 
 def run_world(seed: int, seen: Counter[str]) -> None:
+    """One worker, restarted at times, and two routers. The first reads often, the second seldom."""
     random = Random(seed)
-    worker, readers = CachingWorker(random), [EventReader(), EventReader()]
-    acts = [worker.request] * 5 + [worker.finish] * 5 + [worker.clear, worker.quarantine]
-    for _ in range(NUM_STEPS):
-        random.choice(acts)()
+    worker, indices = CachingWorker(random, Incarnation(1)), [CacheIndex(), CacheIndex()]
+    views = [RouterView(index, worker) for index in indices]
+    for step in range(NUM_STEPS):
+        random.choice([worker.request] * 5 + [worker.finish] * 5 + [worker.clear, worker.quarantine])()
         worker.end_turn()
-        number = random.choice((0, 0, 0, 1, None, None))  # the first reads often, the second seldom
-        if number is None:
-            continue
-        if random.random() < 0.05:
-            readers[number] = EventReader()
+        if random.random() < 0.02:
             seen["restarts"] += 1
-        reader = readers[number]
-        delta = worker.log.since(reader.seq)
-        if delta is not None:
-            kind = "snapshot" if delta.reset and delta.after_seq == 0 else "clear" if delta.reset else "delta"
-            seen[kind] += 1
-            seen["removed"] += len(delta.removed)
-            reader.apply(delta)
-        assert reader.keys == worker.cached, "a reader sees another cache"
-        assert reader.seq == worker.log.seq
+            for index in indices:
+                index.forget(worker.incarnation)
+            worker = CachingWorker(random, Incarnation(2 + step))
+            views = [RouterView(index, worker) for index in indices]
+        number = random.choice((0, 0, 0, 1, None, None))
+        if number is not None and views[number].read(random.choice((None, None, 0, 1)), seen):
+            assert indices[number].confirmed(worker.incarnation) == worker.cached, "a reader sees another cache"
 
 
 def run_worlds() -> Counter[str]:
@@ -104,9 +118,13 @@ def run_worlds() -> Counter[str]:
     return seen
 
 
-def test_every_reader_sees_the_cache_at_its_position():
+def test_every_index_equals_the_cache_of_its_worker():
     seen = run_worlds()
-    rare = {kind: seen[kind] for kind in ("delta", "clear", "snapshot", "removed", "restarts") if seen[kind] < 50}
+    rare = {
+        kind: seen[kind]
+        for kind in ("delta", "clear", "snapshot", "removed", "restarts", "broken", "parts")
+        if seen[kind] < 50
+    }
     assert not rare, f"the worlds hardly reach {rare}"
 
 

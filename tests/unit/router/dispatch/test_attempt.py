@@ -134,6 +134,9 @@ class ScriptedWorkers:
     def add_cached_pages(self, record: object, keys: object) -> None:
         pass
 
+    def predict_cached_tokens(self, record: object, num_tokens: int, keys: object) -> int:
+        return 0
+
     def send(self, id: AttemptId, worker: object, reason: str) -> None:
         self.aborts.append(reason)
 

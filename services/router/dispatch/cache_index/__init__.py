@@ -1,0 +1,1 @@
+"""What workers have cached, by their own events: the index and the readers that fill it."""
