@@ -157,7 +157,7 @@ def response_headers(request: ValidRequest, durability: Durability) -> dict[str,
     headers = {
         "x-baton-request-id": request.id,
         "x-baton-durable": "true" if durability.survives_restart else "false",
-        **unknown_fields_header(request.unknown_fields),
+        **(unknown_fields_header(request.unknown_fields) if request.unknown_fields else {}),
     }
     return headers if durability is Durability.NONE else headers | {"x-baton-durable-scope": durability.value}
 

@@ -225,7 +225,8 @@ class _Endpoints:
                 timer.stamp(Stage.READ)
                 raw = RawRequest(origin.endpoint, body, metadata)
                 parsed = await self._frontend.parser.parse(raw)
-            self._check_unknown(parsed.request.unknown_fields)
+            if parsed.request.unknown_fields:
+                self._check_unknown(parsed.request.unknown_fields)
             dispatcher = self._frontend.response_context.dispatcher
             await dispatcher.reserve_rates(origin.tenant, parsed.request.sequences)
         except BaseException as error:
@@ -241,8 +242,6 @@ class _Endpoints:
 
         Only here: a call that one router has accepted must be readable for all that take it over.
         """
-        if not names:
-            return
         metrics.UNKNOWN_FIELDS_TOTAL.inc(len(names))
         shown = [short_repr(name) for name in names[:MAX_NAMES]]
         log.debug("unknown_fields", names=shown)

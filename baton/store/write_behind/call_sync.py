@@ -110,9 +110,11 @@ class CallSync:
 
         An abandoned call may have others, which wait for its client.
         """
-        given_up = {id for id, sequence in self.sequences.items() if sequence.status.given_up}
-        known = self.desired.sequence_ids if self.desired.status is CallStatus.ENDED else self.sequences
-        return [id for id in known if id not in given_up]
+        ended = dict.fromkeys(self.desired.sequence_ids if self.desired.status is CallStatus.ENDED else self.sequences)
+        for id, sequence in self.sequences.items():
+            if sequence.status.given_up:
+                ended.pop(id, None)
+        return list(ended)
 
     async def _hand_on(self, store: CallStore) -> None:
         """Makes the call an orphan if it is ours: its next owner computes what was lost.

@@ -51,4 +51,8 @@ class TenantTable:
             ("x-ratelimit-limit-requests", limits.requests_per_minute),
             ("x-ratelimit-limit-tokens", limits.tokens_per_minute),
         )
-        return {name: f"{rate:g}" if rate % 1 else str(int(rate)) for name, rate in rates if rate is not None}
+        headers: dict[str, str] = {}
+        for name, rate in rates:
+            if rate is not None:
+                headers[name] = f"{rate:g}" if rate % 1 else str(int(rate))
+        return headers

@@ -53,13 +53,17 @@ def read_chat(fields: Fields, scalars: Mapping[str, Any], text: TextModel, creat
         fields.add_error("continue_final_message", "contradicts add_generation_prompt: true")
     if continues and messages and not _can_continue(messages[-1]):
         fields.add_error("continue_final_message", "needs a final message of the assistant, with content")
-    variables, names = _read_variables(fields, text), {}
+    variables = _read_variables(fields, text) if "chat_template_kwargs" in fields.values else {}
+    names: dict[str, str] = {}
     if "enable_thinking" in scalars:
         if variables.setdefault("enable_thinking", scalars["enable_thinking"]) != scalars["enable_thinking"]:
             fields.add_error("enable_thinking", "contradicts chat_template_kwargs.enable_thinking")
         names["enable_thinking"] = "enable_thinking"
     options = RenderOptions(created_s, scalars.get("add_generation_prompt", not continues), bool(continues), variables)
-    unread = [names.get(name, f"chat_template_kwargs.{name}") for name in variables if not text.reads(name)]
+    unread: list[str] = []
+    for name in variables:
+        if not text.reads(name):
+            unread.append(names.get(name, f"chat_template_kwargs.{name}"))
     return ChatParams(messages, options, tuple(unread))
 
 

@@ -10,7 +10,6 @@ events after all choices, usage and `[DONE]`, add `+1` and `+2`.
 from __future__ import annotations
 
 import re
-import zlib
 from dataclasses import dataclass
 
 from baton.domain.errors import InvalidRequest
@@ -20,7 +19,6 @@ from services.router.openai.fields import short_repr
 MAX_CURSOR_CHARS = 8192
 """Enough for the choices of the longest list of prompts."""
 
-_NO_TOKEN = b"\xff\xff\xff\xff"
 _PATTERN = re.compile(
     r"(?P<request_id>[A-Za-z0-9_-]{1,128}):(?P<choices>{choice}(?:\.{choice})*)?(?:\+(?P<tail>[12]))?".replace(
         "{choice}", r"\d{1,9}(?:~[0-9a-f]{8})?"
@@ -33,8 +31,8 @@ _PATTERN = re.compile(
 class Cursor:
     """Position of a client in a response: events of each choice, and events after all choices.
 
-    `digests`: of the tokens of each choice's events (`add_token`); None for a choice that is not to be compared, () if
-    none is.
+    `digests`: of the tokens of each choice's events (`token_stream.add_token`); None for a choice that is not to be
+    compared, () if none is.
     """
 
     request_id: RequestId
@@ -59,8 +57,3 @@ class Cursor:
         counts = tuple(int(count) for count, _, _ in choices)
         digests = tuple(int(crc, 16) if crc else None for _, _, crc in choices)
         return cls(RequestId(found["request_id"]), counts, int(found["tail"] or 0), digests if any(digests) else ())
-
-
-def add_token(digest: int, token: int | None) -> int:
-    """The digest of a choice's tokens, 0 for none, after one more event; None: the event has no token."""
-    return zlib.crc32(_NO_TOKEN if token is None else token.to_bytes(4, "little"), digest)

@@ -66,7 +66,8 @@ class SseStream:
                 if event is None:
                     await self._send_body(sse.PING)
                     continue
-                self._compare(event)
+                if self._after.digests:
+                    self._compare(event)
                 data = chunk(event, stream.usage() if self._options.continuous_usage else usage)
                 if stream.counts[event.choice] > seen[event.choice]:
                     line = (
@@ -121,7 +122,7 @@ class SseStream:
     def _compare(self, event: TokenEvent) -> None:
         """Raises `ModelReplaced` if the client has other tokens of this choice than the answer that continues here."""
         choice = event.choice
-        seen, known = self._after.counts[choice], self._after.digests[choice] if self._after.digests else None
+        seen, known = self._after.counts[choice], self._after.digests[choice]
         given = self._stream.counts[choice]
         ended_early = event.finish is not None and given < seen
         if known is not None and (ended_early or (given == seen and self._stream.digests[choice] != known)):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -27,7 +28,6 @@ from services.router.edge.disconnect import ClientTooSlow, join_tasks
 from services.router.generation import TokenChunk
 from services.router.openai.schemas import PromptTokensDetails, Usage
 from services.router.openai.valid_request import ValidRequest
-from services.router.streaming.cursor import add_token
 from services.router.streaming.unread_buffer import UnreadBudget, UnreadBuffer
 from services.router.text.choice_text import ChoiceText, TokenEvent
 from services.router.text.text_model import TextModel
@@ -37,6 +37,9 @@ MAX_QUEUED_EVENTS = 64
 
 DEADLINE_GRACE_S = 5.0
 """The stream ends this much later than the dispatcher."""
+
+NO_TOKEN = b"\xff\xff\xff\xff"
+"""Stands in a digest for an event without a token."""
 
 ANSWER_REPLACED = "the answer was begun again with another model: send the request again"
 
@@ -178,7 +181,7 @@ class TokenStream:
         if self._waiting_for_room:
             self._wake_writers()
         self.counts[event.choice] += 1
-        self.digests[event.choice] = _digest_with(self.digests[event.choice], event)
+        self.digests[event.choice] = add_token(self.digests[event.choice], event)
         self._num_output_tokens += event.token is not None
         if event.choice % self._request.num_choices == 0:
             self._num_cached_tokens[event.choice] = event.num_cached_tokens
@@ -240,7 +243,7 @@ class TokenStream:
                     started = True
                 for event in text.events(chunk):
                     if num_skipped:
-                        num_skipped, skipped = num_skipped - 1, _digest_with(skipped, event)
+                        num_skipped, skipped = num_skipped - 1, add_token(skipped, event)
                         if event.finish is not None or (num_skipped == 0 and skipped != given):
                             raise ModelReplaced(ANSWER_REPLACED)
                         continue
@@ -325,6 +328,6 @@ class TokenStream:
             self._wake()
 
 
-def _digest_with(before: int, event: TokenEvent) -> int:
-    """Adds an event's token to the digest of those before."""
-    return add_token(before, None if event.token is None else event.token.token)
+def add_token(digest: int, event: TokenEvent) -> int:
+    """The digest of a choice's tokens, 0 for none, after one more event."""
+    return zlib.crc32(NO_TOKEN if event.token is None else event.token.token.to_bytes(4, "little"), digest)

@@ -229,7 +229,14 @@ async def test_a_request_for_another_incarnation_is_refused(method: str):
 
 
 def test_the_methods_that_name_an_incarnation_are_known():
-    assert {name.rpartition("/")[2] for name in NAMED} == {"Watch", "Commit", "Renew", "ReadPages", "Drain"}
+    assert {name.rpartition("/")[2] for name in NAMED} == {
+        "Watch",
+        "Commit",
+        "Renew",
+        "ReadPages",
+        "Drain",
+        "CacheEvents",
+    }
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -12,6 +12,8 @@ from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken, SamplingParams, StopParams
 from services.router.generation import SequenceSpec, TokenChunk
 from services.router.openai.valid_request import StreamOptions, ValidRequest
+from services.router.streaming.token_stream import add_token
+from services.router.text.choice_text import TokenEvent
 
 SEQUENCE = SequenceSpec(RequestId("call"), (1, 2), SamplingParams(), StopParams(100), "", 5.0)
 
@@ -74,3 +76,11 @@ class ScriptedSource:
             else:
                 self.num_given += 1
                 yield step
+
+
+def digest_of(*tokens: int | None) -> int:
+    """The digest of a choice's events with these tokens; None: an event without one."""
+    digest = 0
+    for index, token in enumerate(tokens):
+        digest = add_token(digest, TokenEvent(0, None if token is None else OutputToken(index, token), "", 0, None))
+    return digest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from contextlib import suppress
 
 import pytest
@@ -11,7 +10,8 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import InvalidRequest
 from baton.domain.ids import RequestId
-from services.router.streaming.cursor import Cursor, add_token
+from services.router.streaming.cursor import Cursor
+from tests.unit.router.streaming.chunk_sources import digest_of
 
 IDS = st.from_regex(r"[A-Za-z0-9_-]{1,40}", fullmatch=True).map(RequestId)
 COUNTS = st.lists(st.integers(0, 10**9 - 1), max_size=20).map(tuple)
@@ -52,9 +52,6 @@ def test_the_digests_of_a_cursor_survive_its_text(call, choices):
 
 
 def test_the_digest_of_tokens_is_their_order_too() -> None:
-    def digest(*tokens: int | None) -> int:
-        return functools.reduce(add_token, tokens, 0)
-
     answers: list[tuple[int | None, ...]] = [(), (1,), (2,), (1, 2), (2, 1), (1, None), (None, 1), (0,), (0, 0)]
-    assert len({digest(*tokens) for tokens in answers}) == len(answers)
-    assert digest(1, 2) == 0x0381177C  # CRC-32 of both as u32, little-endian: another router must find the same
+    assert len({digest_of(*tokens) for tokens in answers}) == len(answers)
+    assert digest_of(1, 2) == 0x0381177C  # CRC-32 of both as u32, little-endian: another router must find the same

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 
 import pytest
@@ -12,10 +11,10 @@ from starlette.types import Message
 from baton.domain.errors import ModelReplaced
 from services.router.openai.chat import ChatResponseBuilder
 from services.router.openai.request_parser import ParsedRequest
-from services.router.streaming.cursor import Cursor, add_token
+from services.router.streaming.cursor import Cursor
 from services.router.streaming.sse_stream import SseStream
 from services.router.streaming.token_stream import TokenStream
-from tests.unit.router.streaming.chunk_sources import ScriptedSource, chunks, request
+from tests.unit.router.streaming.chunk_sources import ScriptedSource, chunks, digest_of, request
 from tests.unit.router.text.text_models import bundled
 
 
@@ -44,10 +43,6 @@ async def test_a_choice_behind_the_client_does_not_pull_ids_back() -> None:
     assert [(id.counts, id.num_tail) for id in ids] == [((2, 3), 0), ((3, 3), 0), ((3, 4), 0), ((3, 4), 1)]
     assert ids[0].digests == (digest_of(5, 6), None)  # the client has not said which tokens of choice 1 it has
     assert ids[-1].digests == (digest_of(5, 6, 7), digest_of(10, 11, 12, 13))
-
-
-def digest_of(*tokens: int) -> int:
-    return functools.reduce(add_token, tokens, 0)
 
 
 async def resumed_after(after: Cursor, *tokens: int) -> bytes:
