@@ -117,6 +117,10 @@ class OwnerLease:
         """
         return self._claiming and self._claims_from is not None and self._clock() >= self._claims_from
 
+    def is_claiming(self, id: RequestId) -> bool:
+        """True from the claim of an orphan until its outcome is known and `on_claimed` has the call."""
+        return id in self._unconfirmed
+
     def start(self) -> None:
         """Starts the task inside a running loop; idempotent."""
         if self._task is None:
@@ -241,13 +245,13 @@ class OwnerLease:
                 del self._unconfirmed[id]
 
     async def _on_granted(self, before: CallRecord, claimed: CallRecord) -> None:
-        del self._unconfirmed[claimed.id]
         self._granted.pop(claimed.id, None)
         self._granted[claimed.id] = claimed.epoch
         while len(self._granted) > MAX_GRANTED:
             del self._granted[next(iter(self._granted))]
         _log.info("call_claimed", call_id=claimed.id, previous_owner=before.owner, epoch=claimed.epoch)
         await self._deliver(claimed)
+        del self._unconfirmed[claimed.id]
 
     async def _deliver(self, call: CallRecord) -> None:
         try:

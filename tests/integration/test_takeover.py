@@ -108,7 +108,7 @@ def test_a_client_resumes_at_another_router_after_a_kill(cluster: Cluster, victi
     assert tokens(seen) == expected
     cursors = [Cursor.parse(event.id) for event in seen[-2:]]
     assert [(cursor.counts, cursor.num_tail) for cursor in cursors] == [((NUM_TOKENS,), 1), ((NUM_TOKENS,), 2)]
-    assert (record["num_owners"], record["owner"].split("/")[0]) == (2, SURVIVOR)
+    assert (record["epoch"], record["owner"].split("/")[0]) == (2, SURVIVOR)
     in_time(cluster.page_hold_time_s(time.monotonic()), PAGES_FREE_WITHIN_S, "pages are free")
 
 
@@ -138,7 +138,7 @@ def test_a_stopped_router_follows_its_successor(cluster: Cluster, victim: Proces
         victim.signal(signal.SIGSTOP)
         try:
             assert_claimed_in_time(cluster, seen[0], datetime.now(UTC))
-            assert status(cluster, seen[0])["num_owners"] == 2
+            assert status(cluster, seen[0])["epoch"] == 2
         finally:
             victim.signal(signal.SIGCONT)
         seen += events
@@ -169,7 +169,7 @@ def test_a_hang_up_frees_all_pages_and_the_call_can_resume(cluster: Cluster) -> 
         seen += events
     assert tokens(seen) == expected
     assert len({event.id for event in seen}) == len(seen) == NUM_TOKENS + 2
-    assert status(cluster, seen[0])["num_owners"] == 4
+    assert status(cluster, seen[0])["epoch"] == 4
     in_time(cluster.page_hold_time_s(time.monotonic()), PAGES_FREE_WITHIN_S, "pages are free")
 
 

@@ -22,7 +22,8 @@ class ChoiceStatus(msgspec.Struct):
 class RequestStatus(msgspec.Struct):
     """A call. `status`: open (a router runs it), abandoned (its client disconnected) or ended.
 
-    `trace`: times, workers, stages and attempts; null until a router has recorded them.
+    `epoch`: number of the claim that it runs under, 1 at the router that received it. `trace`: times, workers, stages
+    and attempts; null until a router has recorded them.
     """
 
     id: str
@@ -30,7 +31,7 @@ class RequestStatus(msgspec.Struct):
     endpoint: str
     status: str
     owner: str
-    num_owners: int
+    epoch: int
     choices: list[ChoiceStatus]
     complete: bool
     trace: RequestTrace | None
@@ -55,7 +56,7 @@ async def request_status(store: StateStore, record: CallRecord, trace: RequestTr
         endpoint=record.endpoint,
         status=record.status.value,
         owner=record.owner,
-        num_owners=record.epoch,
+        epoch=record.epoch,
         choices=choices,
         complete=ended or record.status is CallStatus.ENDED,
         trace=trace,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -80,6 +81,7 @@ class _Takeover:
     """
 
     task: asyncio.Task[BaseException | None]
+    ballot: Ballot
     abandoned: bool = False
     reclaimed: tuple[CallRecord, str] | None = None
 
@@ -129,7 +131,12 @@ class Takeovers:
         self._claims: dict[RequestId, asyncio.Task[None]] = {}
         self._num_readers: Counter[RequestId] = Counter()
         self._policies: dict[RequestId, ClaimPolicy] = {}  # of the calls with readers
+        self._is_claiming: Callable[[RequestId], bool] = lambda id: False
         self._draining = False
+
+    def follow(self, is_claiming: Callable[[RequestId], bool]) -> None:
+        """`is_claiming`: True while this router's claim of an orphan has no answer yet; `take_over` may come."""
+        self._is_claiming = is_claiming
 
     @property
     def draining(self) -> bool:
@@ -149,7 +156,8 @@ class Takeovers:
         if self._draining:
             return record is not None and record.status is CallStatus.ENDED
         policy, call_ownership = self._policies[id], self._context.call_ownership
-        held = record is not None and record.owner == call_ownership.owner and call_ownership.holds(id)
+        is_ours = record is not None and record.owner == call_ownership.owner
+        held = is_ours and (call_ownership.holds(id) or self._is_claiming(id))
         runs_here = held or id in self._takeovers or id in self._claims
         step = policy.decide(record, runs_here=runs_here, now=_now())
         if step is ClaimStep.GIVE_UP:
@@ -220,15 +228,17 @@ class Takeovers:
                 self._abandon(id)
 
     def _start(self, record: CallRecord, cause: str) -> None:
-        if record.id in self._takeovers:
-            self._takeovers[record.id].reclaimed = record, cause
+        running = self._takeovers.get(record.id)
+        if running is not None:
+            if record.ballot > running.ballot:  # else the same claim, confirmed once more
+                running.reclaimed = record, cause
             return
         handle = self._context.call_ownership.adopt(record)
         log.info("takeover_started", request_id=record.id, epoch=record.epoch, cause=cause)
         TAKEOVERS_TOTAL.labels(cause).inc()
         task = asyncio.create_task(self._run(record), name=f"takeover-{record.id}")
         task.add_done_callback(lambda done: self._on_done(record.id, handle, done))
-        self._takeovers[record.id] = _Takeover(task)
+        self._takeovers[record.id] = _Takeover(task, record.ballot)
 
     def _abandon(self, id: RequestId) -> None:
         takeover = self._takeovers.get(id)

@@ -29,7 +29,7 @@ class PartitionedStore:
     While `away`, every operation fails; `num_writes_refused` counts failed writes. The next `num_reads_lost` reads of a
     sequence fail. The answers to the next
     `num_claims_lost` claims are lost, but not the claims; while `claims_answered` is not set, answers to claims are
-    delayed.
+    delayed. `num_calls_read` counts reads of calls.
     """
 
     def __init__(self, store: StateStore) -> None:
@@ -37,6 +37,7 @@ class PartitionedStore:
         self.away = False
         self.num_claims_lost = 0
         self.num_reads_lost = 0
+        self.num_calls_read = 0
         self.num_writes_refused = 0
         self.claims_answered = asyncio.Event()
         self.claims_answered.set()
@@ -81,7 +82,9 @@ class PartitionedStore:
         return await self._reachable().end_call(id, ballot, status, trace, ended_sequences)
 
     async def get_call(self, id: RequestId) -> CallRecord | None:
-        return await self._reachable().get_call(id)
+        record = await self._reachable().get_call(id)
+        self.num_calls_read += 1
+        return record
 
     async def claim_call(
         self, id: RequestId, ballot: Ballot, owner: OwnerId, *, floor: int = 0, seed: CallRecord | None = None

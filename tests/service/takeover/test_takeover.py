@@ -110,7 +110,7 @@ async def test_an_orphan_runs_to_its_end_without_a_client(tmp_path):
         assert [(c["state"], c["num_tokens"], c["finish_reason"]) for c in status["choices"]] == [
             ("finished", 8, "length")
         ] * 2
-        assert status["num_owners"] == 2
+        assert status["epoch"] == 2
         expected = await undisturbed(there, **body)
         async with resumed(there, id, seen[-1].id) as stream:
             rest = await stream.rest()
@@ -206,8 +206,11 @@ async def test_a_takeover_waits_for_a_store_that_does_not_answer_a_read(tmp_path
         assert same(seen + rest, await undisturbed(there, max_tokens=8))
 
 
-async def test_a_call_claimed_again_before_the_first_reply_still_ends(tmp_path):
-    """A client asks for a call that the store assigns to this router, before the router knows of its claim."""
+async def test_a_client_does_not_claim_what_its_router_is_claiming(tmp_path):
+    """A client asks for a call that the store assigns to this router, before the router knows of its claim.
+
+    A second claim would fence off the run of the first one, and every token of it.
+    """
     async with router_cluster(tmp_path, decode=held()) as w:
         here, there = w.routers
         async with opened(here, max_tokens=8) as stream:
@@ -218,12 +221,14 @@ async def test_a_call_claimed_again_before_the_first_reply_still_ends(tmp_path):
             await w.until_owned(stream.call_id, "router-1")
             async with asyncio.TaskGroup() as group:
                 rest = group.create_task(_rest(there, stream.call_id, seen[-1].id))
+                num_before = there.store.num_calls_read
                 async with asyncio.timeout(TIMEOUT_S):
-                    while (await w.call(stream.call_id)).epoch < 3:
+                    while there.store.num_calls_read < num_before + 3:
                         await there.http.get("/health")
                 there.store.claims_answered.set()
         assert same(seen + rest.result(), await undisturbed(there, max_tokens=8))
-        assert (await w.until(stream.call_id, CallStatus.ENDED)).epoch == 3
+        assert (await w.until(stream.call_id, CallStatus.ENDED)).epoch == 2
+        assert [r.id.attempt for r in w.decode.requests if r.id.request_id == stream.call_id] == [1, first_attempt(2)]
 
 
 async def _rest(router: Router, id: str, after: str) -> list[Event]:
