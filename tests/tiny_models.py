@@ -43,6 +43,19 @@ def small_shape(**more: Any) -> dict[str, Any]:
 
 _LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 _EXPERTS = {"num_experts_per_tok": 2, "num_hidden_layers": 2}
+_LATENT_EXPERTS = {
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 32},
+    **{"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+}
+
+
+def latent_shape(**more: Any) -> dict[str, Any]:
+    """`small_shape` for multi-head latent attention."""
+    latent = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 24}
+    shape = small_shape(num_key_value_heads=4, q_lora_rank=24, **latent)
+    del shape["head_dim"]
+    return {**shape, **more}
+
 
 FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama": lambda: transformers.LlamaConfig(**small_shape()),
@@ -61,7 +74,18 @@ FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
         **small_shape(**_EXPERTS, num_experts=4, moe_intermediate_size=32)
     ),
+    "deepseek_v2": lambda: transformers.DeepseekV2Config(**latent_shape(**_LATENT_EXPERTS, q_lora_rank=None)),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(**latent_shape(**_LATENT_EXPERTS)),
 }
+
+LATENT_FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+    **{family: FAMILIES[family] for family in ("deepseek_v2", "deepseek_v3")},
+    "axk1": lambda: transformers.AXK1Config(**latent_shape(**_LATENT_EXPERTS)),
+    "glm4_moe_lite": lambda: transformers.Glm4MoeLiteConfig(**latent_shape(**_LATENT_EXPERTS)),
+    "minicpm3": lambda: transformers.MiniCPM3Config(**latent_shape(dim_model_base=64, scale_emb=1)),
+    "youtu": lambda: transformers.YoutuConfig(**latent_shape()),
+}
+"""Types whose pages keep latents."""
 
 
 def save_random_model(family: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:

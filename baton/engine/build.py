@@ -115,6 +115,7 @@ def _load(settings: WorkerSettings, directory: Path) -> LoadedModel:
             page_size=settings.page_size,
             head_groups=settings.kv_head_groups,
             max_model_len=settings.max_model_len,
+            latent_pages=settings.latent_pages,
             device=resolve_device(settings.device),
             layout=WeightLayout.AUTO if settings.pack_linears else WeightLayout.PLAIN,
             decoder=DecoderChoice(settings.decoder.value),

@@ -5,8 +5,8 @@
     zeros up to a multiple of 4 KiB
 
 One head group is page-major across layers (HND inside a layer), as many groups as KV heads is head-major. A group is a
-contiguous range, so that ranks of tensor parallelism can each give or take theirs. No model fills the replicated part
-yet. Zeros are never written again, so equal pages have equal bytes.
+contiguous range, so that ranks of tensor parallelism can each give or take theirs. The replicated part has the layers
+of multi-head latent attention (MLA). Zeros are never written again, so equal pages have equal bytes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,21 @@ class LayerGeometry:
     def num_elements_per_token(self) -> int:
         return self.num_kv_heads * (self.k_head_dim + self.v_head_dim)
 
+    @property
+    def slot_strides(self) -> tuple[int, int]:
+        """Elements from one slot of a head to the next: of K, and of V."""
+        return self.k_head_dim, self.v_head_dim
+
     def __str__(self) -> str:
         return f"{self.num_kv_heads}x{self.k_head_dim}+{self.v_head_dim}"
 
 
 @dataclass(frozen=True, slots=True)
 class LatentGeometry:
-    """Cache of one layer that keeps a compressed latent and one rotated key for all heads: [page_size, rank + rope]."""
+    """Cache of one layer that keeps a compressed latent and one rotated key for all heads: [page_size, rank + rope].
+
+    Attention sees one KV head whose K is the whole row, and whose V is its first `rank` elements.
+    """
 
     rank: int
     rope_dim: int
@@ -52,8 +60,28 @@ class LatentGeometry:
     def num_elements_per_token(self) -> int:
         return self.rank + self.rope_dim
 
+    @property
+    def num_kv_heads(self) -> int:
+        return 1
+
+    @property
+    def k_head_dim(self) -> int:
+        return self.rank + self.rope_dim
+
+    @property
+    def v_head_dim(self) -> int:
+        return self.rank
+
+    @property
+    def slot_strides(self) -> tuple[int, int]:
+        """Elements from one slot to the next, for K and V alike: V lies in K."""
+        return self.k_head_dim, self.k_head_dim
+
     def __str__(self) -> str:
         return f"latent {self.rank}+{self.rope_dim}"
+
+
+CacheLayer = LayerGeometry | LatentGeometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +98,7 @@ class PageGroup:
 
     name: str
     window: int | None
-    layers: tuple[LayerGeometry | LatentGeometry, ...]
+    layers: tuple[CacheLayer, ...]
     head_groups: int = 1
     draft_layers: tuple[LayerGeometry, ...] = ()
     scale_bytes: int = 0
@@ -121,9 +149,7 @@ class KVGeometry:
             raise ValueError(f"a pool has pages of one group of layers, not of {len(self.groups)}")
 
     @classmethod
-    def of_layers(
-        cls, layers: tuple[LayerGeometry, ...], dtype: str, page_size: int, head_groups: int = 1
-    ) -> KVGeometry:
+    def of_layers(cls, layers: tuple[CacheLayer, ...], dtype: str, page_size: int, head_groups: int = 1) -> KVGeometry:
         """Pages of one group with all `layers`."""
         return cls(dtype, page_size, (PageGroup(ALL_LAYERS, None, layers, head_groups),))
 
@@ -133,9 +159,9 @@ class KVGeometry:
         return self.groups[0]
 
     @property
-    def layers(self) -> tuple[LayerGeometry, ...]:
-        """The attention layers, in the model's order."""
-        return self.group.attention_layers
+    def layers(self) -> tuple[CacheLayer, ...]:
+        """The model's layers in its order."""
+        return self.group.layers
 
     @property
     def num_bytes_per_token(self) -> int:
@@ -166,7 +192,7 @@ class KVGeometry:
         return (*ends[:-1], self.page_bytes)
 
     def layer_offsets(self) -> list[tuple[int, int]]:
-        """Element offsets of K and V of the first head group inside a page, for each attention layer."""
+        """Element offsets of each layer's K and V in a page: in its first head group, or in the replicated part."""
         return list(self._layer_offsets())
 
     def num_pages(self, num_tokens: int) -> int:
@@ -190,8 +216,12 @@ class KVGeometry:
         return self.num_bytes_per_token * self.page_size + group.scale_bytes + group.tail_elements * item_bytes
 
     def _layer_offsets(self) -> Iterator[tuple[int, int]]:
-        at = 0
+        at, latent_at = 0, self.group.sharded_elements_per_token * self.page_size
         for layer in self.layers:
+            if isinstance(layer, LatentGeometry):
+                yield latent_at, latent_at
+                latent_at += layer.num_elements_per_token * self.page_size
+                continue
             slots = layer.num_kv_heads // self.group.head_groups * self.page_size
             yield at, at + slots * layer.k_head_dim
             at += slots * (layer.k_head_dim + layer.v_head_dim)

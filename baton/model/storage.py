@@ -3,7 +3,7 @@
 Owns views, not pages: `baton.kv` decides which page holds what. Called by the attention hook and the runner. Inside a
 head group of a page (`baton.kv.geometry`) the layers follow one another. A layer's K is [heads of the group, page_size,
 head_dim] (HND), followed by its V. A page is contiguous, so one descriptor moves it. The slots of a head are adjacent,
-as CPU caches and flashinfer need them.
+as CPU caches and flashinfer need them. A latent layer has one KV head whose V is the first part of its K.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from baton.kv.geometry import DTYPE_BYTES, KVGeometry
+from baton.kv.geometry import DTYPE_BYTES, CacheLayer, KVGeometry, LatentGeometry
 from baton.kv.memory import PageMemory
 
 
@@ -32,18 +32,16 @@ class PageStorage:
         self.scratch_page = self.num_pages if has_scratch else None
         self._pool = pool
         self._host = None if host is None else _as_pages(host, geometry)
-        sides = [
-            (layer.num_kv_heads, offset, head_dim)
-            for layer, offsets in zip(geometry.layers, geometry.layer_offsets(), strict=True)
-            for offset, head_dim in zip(offsets, (layer.k_head_dim, layer.v_head_dim), strict=True)
-        ]
-        views = [_grouped(pool, geometry, *side) for side in sides]
-        self._keys, self._values = views[0::2], views[1::2]
+        layers, offsets = geometry.layers, geometry.layer_offsets()
+        self._keys = [_key_side(pool, geometry, *at) for at in zip(layers, offsets, strict=True)]
+        self._values = [_value_side(pool, geometry, *at) for at in zip(layers, offsets, strict=True)]
+        self._is_latent = [isinstance(layer, LatentGeometry) for layer in layers]
         # The pool as rows of `unit` elements. A page, and a head's slots in it, are a whole number of adjacent rows,
         # so gathering is one `index_select`, five times as fast as advanced indexing on the views.
-        self._unit = math.gcd(pool.shape[1], *(geometry.page_size * head_dim for _, _, head_dim in sides))
+        strides = {stride for layer in layers for stride in layer.slot_strides}
+        self._unit = math.gcd(pool.shape[1], *(geometry.page_size * stride for stride in strides))
         self._rows = pool.view(-1, self._unit)
-        self._key_rows, self._value_rows = ([offset // self._unit for _, offset, _ in sides[i::2]] for i in (0, 1))
+        self._key_rows, self._value_rows = ([offset[i] // self._unit for offset in offsets] for i in (0, 1))
 
     @classmethod
     def on_memory(cls, geometry: KVGeometry, memory: PageMemory, host: PageMemory | None = None) -> PageStorage:
@@ -98,8 +96,12 @@ class PageStorage:
     def write(
         self, layer: int, pages: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Writes new tokens. `pages` and `slots` are [tokens]; `keys` and `values` [tokens, num_kv_heads, dim]."""
-        for view, tokens in ((self._keys[layer], keys), (self._values[layer], values)):
+        """Writes new tokens. `pages` and `slots` are [tokens]; `keys` and `values` [tokens, num_kv_heads, dim].
+
+        The values of a latent layer are part of its keys, and are not written.
+        """
+        sides = [(self._keys[layer], keys), (self._values[layer], values)]
+        for view, tokens in sides[:1] if self._is_latent[layer] else sides:
             by_slot = view.permute(0, 3, 1, 2, 4)
             by_slot[pages, slots] = tokens.unflatten(-2, by_slot.shape[2:4])
 
@@ -126,7 +128,8 @@ class PageStorage:
     def row_index(self, pages: torch.Tensor, num_kv_heads: int, head_dim: int) -> torch.Tensor:
         """Flat row numbers before a layer's offset, ordered [rows, heads, pages a row, units of a head]."""
         num_units = self.geometry.page_size * head_dim // self._unit
-        num_groups, num_rows_a_page = self.geometry.group.head_groups, self._pool.shape[1] // self._unit
+        num_groups = min(self.geometry.group.head_groups, num_kv_heads)
+        num_rows_a_page = self._pool.shape[1] // self._unit
         groups = torch.arange(num_groups, device=pages.device)[:, None] * (self.geometry.group_stride // self._unit)
         units = torch.arange(num_kv_heads // num_groups * num_units, device=pages.device)
         in_page = (groups + units).view(1, num_kv_heads, 1, num_units)
@@ -160,9 +163,18 @@ class PageSelection:
         rows = self._rows(shape.num_kv_heads, shape.k_head_dim)
         return self._shaped(self._storage.gather_keys(layer, rows), shape.num_kv_heads, shape.k_head_dim)
 
+    def keys_and_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both sides of a layer; a latent layer is gathered once."""
+        keys, shape = self.keys(layer), self._storage.geometry.layers[layer]
+        if isinstance(shape, LatentGeometry):
+            return keys, keys[..., : shape.rank]
+        return keys, self.values(layer)
+
     def values(self, layer: int) -> torch.Tensor:
         """[rows, num_kv_heads, token slots, v_head_dim], a copy."""
         shape = self._storage.geometry.layers[layer]
+        if isinstance(shape, LatentGeometry):
+            return self.keys(layer)[..., : shape.rank]
         rows = self._rows(shape.num_kv_heads, shape.v_head_dim)
         return self._shaped(self._storage.gather_values(layer, rows), shape.num_kv_heads, shape.v_head_dim)
 
@@ -190,9 +202,22 @@ def _as_pages(memory: PageMemory, geometry: KVGeometry) -> torch.Tensor:
     return torch.frombuffer(memory.buffer, dtype=_dtype(geometry)).view(memory.num_pages, -1)
 
 
-def _grouped(pool: torch.Tensor, geometry: KVGeometry, num_kv_heads: int, offset: int, head_dim: int) -> torch.Tensor:
-    """One side of a layer, which begins at `offset`: [pages, head groups, heads of a group, slots, dim]."""
-    num_groups = geometry.group.head_groups
+Side = tuple[int, int, int, int]
+"""One side of a layer: its heads, its offset in a page, the elements of a slot, and the distance of two slots."""
+
+
+def _key_side(pool: torch.Tensor, geometry: KVGeometry, layer: CacheLayer, offsets: tuple[int, int]) -> torch.Tensor:
+    return _grouped(pool, geometry, (layer.num_kv_heads, offsets[0], layer.k_head_dim, layer.slot_strides[0]))
+
+
+def _value_side(pool: torch.Tensor, geometry: KVGeometry, layer: CacheLayer, offsets: tuple[int, int]) -> torch.Tensor:
+    return _grouped(pool, geometry, (layer.num_kv_heads, offsets[1], layer.v_head_dim, layer.slot_strides[1]))
+
+
+def _grouped(pool: torch.Tensor, geometry: KVGeometry, side: Side) -> torch.Tensor:
+    """A view of one side: [pages, head groups, heads of a group, slots, dim]. One head lies in one group."""
+    num_kv_heads, offset, head_dim, slot_stride = side
+    num_groups = min(geometry.group.head_groups, num_kv_heads)
     shape = (pool.shape[0], num_groups, num_kv_heads // num_groups, geometry.page_size, head_dim)
-    strides = (pool.stride(0), geometry.group_stride, geometry.page_size * head_dim, head_dim, 1)
+    strides = (pool.stride(0), geometry.group_stride, geometry.page_size * slot_stride, slot_stride, 1)
     return pool.as_strided(shape, strides, pool.storage_offset() + offset)

@@ -219,6 +219,10 @@ class WorkerSettings(ServiceSettings):
     kv_head_groups: Count = 1
     """Parts that a page is cut into by KV heads; it divides the KV heads of every layer; the same on all workers."""
 
+    latent_pages: bool = True
+    """Pages of a model with multi-head latent attention keep the latent, not every head's K and V; the same on all
+    workers."""
+
     num_pages: Count | None = None
     """Pages of the pool; default: as many as fit in kv_memory_mib."""
 

@@ -243,6 +243,23 @@ def test_families(family: str, tmp_path: Path) -> None:
     assert answers == [reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
 
 
+@pytest.mark.parametrize("transport", transports())
+def test_latent_pages(transport: str, tmp_path: Path) -> None:
+    """Long chunks expand latents, short ones and decoded rows absorb them."""
+    directory = add_tokenizer(save_random_model("deepseek_v3", tmp_path / "model"))
+    rng = random.Random(8)
+    shared = random_prompt(rng, 400)
+    prompts = [random_prompt(rng, 20), shared, [*shared, 7, 8, 9], shared[:190] + random_prompt(rng, 300)]
+    reference = Reference(directory)
+    with (
+        Cluster(tmp_path, model=str(directory), transport=transport, prefill_flags={"token-budget": 512}) as cluster,
+        split(cluster),
+        ThreadPoolExecutor(4) as pool,
+    ):
+        answers = list(pool.map(lambda prompt: ask(cluster, prompt, 60), prompts))
+    assert answers == [reference.generate(prompt, 60) for prompt in prompts]
+
+
 @pytest.mark.parametrize(("transport", "head_groups"), list(zip(transports(), (4, 2), strict=False)))
 def test_pages_of_several_head_groups(transport: str, head_groups: int, tmp_path: Path) -> None:
     """4 KV heads, each a group of its own, or two a group; one group is what the other tests have."""

@@ -96,6 +96,12 @@ def test_packed_layers_give_the_stock_models_tokens(family: str, tmp_path: Path)
     assert_exact(tiny_models.save_random_model(family, tmp_path), WeightLayout.ONEDNN)
 
 
+@pytest.mark.parametrize("family", sorted(tiny_models.LATENT_FAMILIES.keys() - tiny_models.FAMILIES.keys()))
+def test_latent_pages_give_the_stock_models_tokens(family: str, tmp_path: Path) -> None:
+    """Every type with multi-head latent attention; the other two are in the test above."""
+    assert_exact(tiny_models.save_random_config(tiny_models.LATENT_FAMILIES[family](), tmp_path), WeightLayout.ONEDNN)
+
+
 @pytest.mark.parametrize("page_size", [1, 5, 16])
 def test_any_page_size_gives_the_stock_models_tokens(page_size: int, tmp_path: Path) -> None:
     assert_exact(tiny_models.save_random_model("mistral", tmp_path), WeightLayout.PLAIN, page_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.planted.event_bugs import EVENT_BUGS
+from tests.planted.latent_bugs import LATENT_BUGS
 from tests.planted.prefill_bugs import PREFILL_BUGS
 from tests.planted.runner import PlantedBug
 
@@ -22,6 +23,7 @@ def bug(promise: str, name: str, file: str, before: str, after: str, tests: str)
 
 BUGS = (
     *EVENT_BUGS,
+    *LATENT_BUGS,
     *PREFILL_BUGS,
     bug(
         CLIENTS, "a refused field is ignored", "services/router/openai/field_table/table.py",

@@ -71,13 +71,47 @@ def plan_step(segments: Sequence[Segment], page_size: int, device: torch.device 
     return StepMetadata(tuple(segments), page_size, token_pages, token_slots, partial)
 
 
+class LatentProjections:
+    """W_UK and W_UV of a layer of multi-head latent attention, views of the weight of `linear`.
+
+    `linear` is [heads * (nope_dim + v_head_dim), rank], without a bias.
+    """
+
+    def __init__(self, linear: torch.nn.Linear, num_heads: int, nope_dim: int) -> None:
+        self._linear = linear
+        self.num_heads = num_heads
+        self.nope_dim = nope_dim
+        self.rank = linear.in_features
+        self.v_head_dim = linear.out_features // num_heads - nope_dim
+
+    def absorb(self, query: torch.Tensor) -> torch.Tensor:
+        """[tokens, heads, nope + rope] -> [tokens, heads, rank + rope], to be scored against latents."""
+        nope, rope = query.split([self.nope_dim, query.shape[-1] - self.nope_dim], -1)
+        absorbed = nope.transpose(0, 1) @ self._per_head()[:, : self.nope_dim]
+        return torch.cat([absorbed.transpose(0, 1), rope], -1)
+
+    def project(self, sums: torch.Tensor) -> torch.Tensor:
+        """Weighted sums of latents [tokens, heads, rank] -> outputs [tokens, heads, v_head_dim]."""
+        return (sums.transpose(0, 1) @ self._per_head()[:, self.nope_dim :].transpose(1, 2)).transpose(0, 1)
+
+    def expand(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[slots, rank] -> K without position [heads, slots, nope_dim], and V [heads, slots, v_head_dim]."""
+        both = torch.nn.functional.linear(latents, self._linear.weight).unflatten(-1, (self.num_heads, -1))
+        nope, values = both.transpose(0, 1).split([self.nope_dim, self.v_head_dim], -1)
+        return nope, values
+
+    def _per_head(self) -> torch.Tensor:
+        return self._linear.weight.view(self.num_heads, -1, self.rank)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
     """Attention of one layer: `query` [tokens, num_heads, k_head_dim] of a causal model.
 
     The query at position q attends to the key at position k iff q - window < k <= q (`window` None: no lower limit).
     Scores are `softcap * tanh(scores / softcap)` where `softcap` is set. `sinks` [num_heads] adds a logit without a
-    value to every softmax.
+    value to every softmax. `latent`: projections of a layer whose pages keep latents; its query is [tokens, num_heads,
+    nope + rope].
     """
 
     layer: int
@@ -86,6 +120,7 @@ class AttentionCall:
     window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    latent: LatentProjections | None = None
 
     @property
     def is_plain(self) -> bool:

@@ -20,6 +20,9 @@ from baton.model.storage import PageStorage
 
 ATTENTION_NAME = "baton_pages"
 
+LATENT = "baton_latent"
+"""Attribute of an attention module that hands over latents (`attention.latent`): its `LatentProjections`."""
+
 
 class AttentionHandler(Protocol):
     """Takes one layer's new K and V, [tokens, num_kv_heads, dim] each, and computes its attention."""
@@ -69,6 +72,7 @@ def _attend(
         window=sliding_window or None,
         softcap=softcap or None,
         sinks=s_aux,
+        latent=getattr(module, LATENT, None),
     )
     out = _handler.get().attend(call, key[0].transpose(0, 1), value[0].transpose(0, 1))
     return out.unsqueeze(0), None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.kv.geometry import CacheLayer, KVGeometry, LatentGeometry, LayerGeometry
 from baton.model.attention.base import AttentionCall
 from baton.model.attention.hf_hook import use_handler
 from baton.model.errors import UnsupportedModel
@@ -22,7 +22,7 @@ NUM_PROBE_TOKENS = 4
 class ObservedLayer:
     """One layer as the model called it. `window`: positions that it attends to; None: all."""
 
-    geometry: LayerGeometry
+    geometry: CacheLayer
     num_heads: int
     scale: float
     window: int | None
@@ -39,15 +39,21 @@ class _Recorder:
 
     def attend(self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         self.num_calls += 1
+        rank = values.shape[2]
         self.layers[call.layer] = ObservedLayer(
-            geometry=LayerGeometry(keys.shape[1], keys.shape[2], values.shape[2]),
+            geometry=(
+                LayerGeometry(keys.shape[1], keys.shape[2], rank)
+                if call.latent is None
+                else LatentGeometry(rank, keys.shape[2] - rank)
+            ),
             num_heads=call.query.shape[1],
             scale=call.scale,
             window=call.window,
             softcap=call.softcap,
             has_sinks=call.sinks is not None,
         )
-        return call.query.new_zeros(*call.query.shape[:2], values.shape[2])
+        v_head_dim = rank if call.latent is None else call.latent.v_head_dim
+        return call.query.new_zeros(*call.query.shape[:2], v_head_dim)
 
 
 def observe_layers(model: torch.nn.Module, num_layers: int, device: str) -> tuple[ObservedLayer, ...]:
@@ -70,8 +76,15 @@ def observe_layers(model: torch.nn.Module, num_layers: int, device: str) -> tupl
 
 def kv_geometry(layers: tuple[ObservedLayer, ...], dtype: str, page_size: int, head_groups: int = 1) -> KVGeometry:
     """The page geometry of observed layers. Raises `UnsupportedModel` for head groups that do not divide the heads."""
+    latent = [layer for layer in layers if isinstance(layer.geometry, LatentGeometry)]
+    if latent and (len(latent) < len(layers) or any(_is_special(layer) for layer in layers)):
+        raise UnsupportedModel("only some layers keep latents, or these with a window, a softcap or sinks")
     common = math.gcd(*(layer.geometry.num_kv_heads for layer in layers))
     if common % head_groups:
         possible = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
         raise UnsupportedModel(f"this model's KV heads cannot be cut into {head_groups} groups, only into {possible}")
     return KVGeometry.of_layers(tuple(layer.geometry for layer in layers), dtype, page_size, head_groups)
+
+
+def _is_special(layer: ObservedLayer) -> bool:
+    return layer.window is not None or layer.softcap is not None or layer.has_sinks

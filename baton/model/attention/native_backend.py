@@ -44,6 +44,7 @@ class _AttentionLayer(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("query_token_stride", "query_head_stride")),
         *((name, ctypes.c_void_p) for name in ("keys", "values")),
         *((name, ctypes.c_int64) for name in ("page_stride", "page_size", "group_heads", "group_stride")),
+        *((name, ctypes.c_int64) for name in ("key_slot_stride", "value_slot_stride")),
         ("out", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "k_dim", "v_dim", "window")),
         ("sinks", ctypes.c_void_p),
@@ -121,6 +122,7 @@ class NativeAttention:
         layer = _AttentionLayer(
             *(query.data_ptr(), query.stride(0), query.stride(1)),
             *(keys.data_ptr(), values.data_ptr(), keys.stride(0), plan.page_size, group_heads, keys.stride(1)),
+            *(keys.stride(3), values.stride(3)),
             *(out.data_ptr(), query.shape[1], num_groups * group_heads, keys.shape[-1], values.shape[-1]),
             call.window or 0,
             *(None if sinks is None else sinks.data_ptr(), call.scale, call.softcap or 0.0),

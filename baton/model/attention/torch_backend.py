@@ -63,13 +63,13 @@ class TorchAttention:
         v_head_dim = self._storage.geometry.layers[call.layer].v_head_dim
         out = call.query.new_empty(*call.query.shape[:2], v_head_dim)
         for group in plan.groups:
-            keys, values = group.pages.keys(call.layer), group.pages.values(call.layer)
+            keys, values = group.pages.keys_and_values(call.layer)
             out[group.rows] = attend_rows(call, call.query[group.rows], keys, values, group.bias)
         for chunk in plan.chunks:
             segment = chunk.segment
             seen = slice(0, segment.end - chunk.keys_start)
             place = slice(segment.offset, segment.offset + segment.num_tokens)
-            keys, values = chunk.pages.keys(call.layer)[0, :, seen], chunk.pages.values(call.layer)[0, :, seen]
+            keys, values = (side[0, :, seen] for side in chunk.pages.keys_and_values(call.layer))
             out[place] = attend_chunk(call, call.query[place], keys, values, segment.start, chunk.keys_start)
         return out
 

@@ -6,6 +6,8 @@ embedding keeps the plain weight. Expert weights of three axes stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 
@@ -41,12 +43,15 @@ class PackedModule(nn.Module):
         return module.eval()
 
 
-def pack_modules(model: nn.Module, packer: WeightPacker) -> int:
-    """Swaps every plain `nn.Linear` that `packer` accepts and drops its weight. Returns their number."""
+def pack_modules(model: nn.Module, packer: WeightPacker, left: Collection[nn.Module] = ()) -> int:
+    """Swaps every plain `nn.Linear` that `packer` accepts and drops its weight. Returns their number.
+
+    `left`: modules whose weight is read as it is, and which stay.
+    """
     found = [
         name
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and packer.accepts(module.weight, module.bias)
+        if type(module) is nn.Linear and module not in left and packer.accepts(module.weight, module.bias)
     ]
     for name in found:
         module = model.get_submodule(name)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from baton.domain.request import SamplingParams
-from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.kv.geometry import KVGeometry, LatentGeometry, LayerGeometry
 from baton.model.attention.base import AttentionCall, Segment, StepMetadata, plan_step
 from baton.model.attention.native_backend import NativeAttention
 from baton.model.attention.torch_backend import TorchAttention
@@ -64,7 +64,7 @@ def _cases(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, torch.Te
         yield "multiply", PanelLinear(kernels, weight, bias)(x), exact
     yield from _int8_cases(kernels, dtype, numbers)
     step, storage = plan_step(_SEGMENTS, _PAGE_SIZE), _storage(dtype)
-    for view in (storage.keys(0), storage.values(0)):
+    for view in (storage.keys(0), storage.values(0), storage.keys(1)):
         view.copy_(numbers(*view.shape))
     native, plain = NativeOps(kernels), TorchOps()
     for name, gives in _op_cases(numbers(step.num_tokens, _HEADS.num_features), step):
@@ -74,6 +74,7 @@ def _cases(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, torch.Te
         AttentionCall(0, query, 0.2),
         AttentionCall(0, query[:, : _HEADS.num_kv_heads], 0.2),  # a head by itself takes the small-M path
         AttentionCall(0, query, 0.2, window=5, softcap=3.0, sinks=torch.linspace(-1, 2, _HEADS.num_heads)),
+        AttentionCall(1, query, 0.2),  # latents
     ):
         answers = []
         for backend in (NativeAttention(kernels, storage), TorchAttention(storage)):
@@ -122,6 +123,6 @@ def _rotated(ops: Ops, qkv: torch.Tensor, step: StepMetadata, storage: PageStora
 
 def _storage(dtype: torch.dtype) -> PageStorage:
     layer = LayerGeometry(_HEADS.num_kv_heads, _HEADS.head_dim, _HEADS.head_dim)
-    return PageStorage.allocate(
-        KVGeometry.of_layers((layer,), str(dtype).removeprefix("torch."), _PAGE_SIZE), _NUM_PAGES
-    )
+    latent = LatentGeometry(_HEADS.head_dim - 16, 16)
+    geometry = KVGeometry.of_layers((layer, latent), str(dtype).removeprefix("torch."), _PAGE_SIZE)
+    return PageStorage.allocate(geometry, _NUM_PAGES)

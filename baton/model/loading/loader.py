@@ -19,6 +19,7 @@ from baton.domain.errors import Broken
 from baton.kv.geometry import KVGeometry
 from baton.model.attention import hf_hook
 from baton.model.attention.backend_choice import choose_backend
+from baton.model.attention.latent import keep_latents, projecting_linears
 from baton.model.attention.layers import ObservedLayer, kv_geometry, observe_layers
 from baton.model.decoders.base import Decoder
 from baton.model.decoders.lean import LeanDecoder
@@ -139,6 +140,7 @@ def load_model(
     page_size: int = 16,
     head_groups: int = 1,
     max_model_len: int | None = None,
+    latent_pages: bool = True,
     device: str = "cpu",
     layout: WeightLayout = WeightLayout.AUTO,
     decoder: DecoderChoice = DecoderChoice.AUTO,
@@ -149,6 +151,7 @@ def load_model(
 ) -> LoadedModel:
     """Loads and checks a Hugging Face causal language model.
 
+    `latent_pages`: pages of models with multi-head latent attention keep the latent; otherwise every head's K and V.
     Raises `UnreadableModel` for an incomplete model directory, `UnsupportedModel` for a model that would give wrong
     tokens.
     """
@@ -159,12 +162,12 @@ def load_model(
         require_int8_support(native, device)
     module, checkpoint_note = load_weights(config, device, on_progress)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    layers = _observe(module, device)
+    layers = _observe(module, device, latent_pages)
     _set_attention(module, "eager")
     geometry = kv_geometry(layers, config.dtype, page_size, head_groups)
     reference = reference_logits(module, layers, config.vocab_size, page_size, device)
     self_check = _SelfCheck(config, layers, geometry, reference, device, native)
-    _set_attention(module, hf_hook.ATTENTION_NAME)
+    _set_attention(module, hf_hook.ATTENTION_NAME, latent_pages)
     self_check, impl, stock_note, result = _choose_kernels_and_impl(module, decoder, self_check)
     del module  # a packed lean implementation references none of it
     weights, quantized = WeightReport(WeightLayout.PLAIN, 0, "int8"), None
@@ -260,14 +263,15 @@ def _make_lean(module: torch.nn.Module, self_check: _SelfCheck) -> tuple[LeanMod
     return lean, result
 
 
-def _observe(module: torch.nn.Module, device: str) -> tuple[ObservedLayer, ...]:
-    _set_attention(module, hf_hook.ATTENTION_NAME)
+def _observe(module: torch.nn.Module, device: str, latent_pages: bool) -> tuple[ObservedLayer, ...]:
+    _set_attention(module, hf_hook.ATTENTION_NAME, latent_pages)
     return _run_hooked(lambda: observe_layers(module, int(_text_config(module).num_hidden_layers), device))
 
 
-def _set_attention(module: Any, name: str) -> None:
+def _set_attention(module: Any, name: str, keeps_latents: bool = False) -> None:
     hf_hook.register()
     module.set_attn_implementation(name)
+    keep_latents(module, keeps_latents)
     if _text_config(module)._attn_implementation != name:
         raise UnsupportedModel(f"{type(module).__name__} does not let its attention be replaced, so it cannot be paged")
 
@@ -286,7 +290,7 @@ def _pack(
         return WeightReport(
             WeightLayout.PLAIN, 0, f"{wanted.value}, {self_check.config.dtype} on {self_check.device} {cpu}"
         ), plain
-    count = impl.pack(packer) if isinstance(impl, LeanModel) else pack_modules(impl, packer)
+    count = impl.pack(packer) if isinstance(impl, LeanModel) else pack_modules(impl, packer, projecting_linears(impl))
     try:
         result = self_check.check_logits(impl)
         problem = "" if result.passed else f"logits differ by {result.gap:.2g}"

@@ -2,8 +2,8 @@
 
 Two prompts go through the stock forward pass with eager attention, one by one. Then they go side by side through pages,
 in uneven chunks and single tokens. They are longer than a page and than the sliding windows, where those are short
-enough. Of transformers' model types 29 run on pages and are wrong (recurrent states, chunked masks, shifted positions);
-an allow-list and this check both keep them out.
+enough, and take both ways through latents. Of transformers' model types 29 run on pages and are wrong (recurrent
+states, chunked masks, shifted positions); an allow-list and this check both keep them out.
 
 Where two decoders can serve a model their pages are compared, too. Attention knows only differences of positions, so
 logits do not show a decoder that counts from one. But no other worker could continue from its pages.
@@ -12,15 +12,16 @@ logits do not show a decoder that counts from one. But no other worker could con
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
 from baton.domain.arithmetic import ceil_div
-from baton.kv.geometry import KVGeometry
+from baton.kv.geometry import CacheLayer, KVGeometry, LatentGeometry
 from baton.model.attention.base import Segment, plan_step
+from baton.model.attention.latent import MAX_ABSORBED_FLOAT32_TOKENS, max_absorbed_tokens
 from baton.model.attention.layers import ObservedLayer
 from baton.model.decoders.base import Decoder
 from baton.model.errors import UnsupportedModel
@@ -118,6 +119,8 @@ def require_passed(result: CheckResult, model_type: str) -> None:
 
 def _prompts(layers: Sequence[ObservedLayer], vocab_size: int, page_size: int) -> tuple[tuple[int, ...], ...]:
     reaches = [layer.window for layer in layers if layer.window is not None and layer.window < MAX_PROMPT_TOKENS // 2]
+    if _keep_latents(layer.geometry for layer in layers):
+        reaches.append(page_size + MAX_ABSORBED_FLOAT32_TOKENS)
     longest = min(MAX_PROMPT_TOKENS, max([2 * page_size, *reaches]) + page_size + 3)
     generator = torch.Generator().manual_seed(0)
     lengths = (longest, page_size + 5)
@@ -139,7 +142,8 @@ def paged_logits(
     storage = PageStorage.allocate(geometry, sum(map(len, tables)) + 1, device)
     decoder = make_decoder(storage)
     ours, wanted = [], []
-    for chunks in _steps([len(prompt) for prompt in reference.prompts], page_size):
+    chunk = max_absorbed_tokens(geometry) + 1 if _keep_latents(geometry.layers) else page_size + 5
+    for chunks in _steps([len(prompt) for prompt in reference.prompts], page_size, chunk):
         ids: list[int] = []
         positions: list[int] = []
         segments: list[Segment] = []
@@ -182,11 +186,18 @@ def _scattered_tables(prompts: Sequence[Sequence[int]], page_size: int) -> list[
     return tables
 
 
-def _steps(lengths: Sequence[int], page_size: int) -> list[list[tuple[int, int, int]]]:
-    """For each step the (row, start, end) of its chunks: uneven ones, and three single tokens at the end."""
+def _keep_latents(layers: Iterable[CacheLayer]) -> bool:
+    return any(isinstance(layer, LatentGeometry) for layer in layers)
+
+
+def _steps(lengths: Sequence[int], page_size: int, chunk: int) -> list[list[tuple[int, int, int]]]:
+    """For each step the (row, start, end) of its chunks: uneven ones, and three single tokens at the end.
+
+    The second chunk has `chunk` tokens: latents are expanded for so many.
+    """
     cuts = []
     for length in lengths:
-        edges = [0, *range(max(1, page_size - 3), length - 3, page_size + 5), *range(length - 3, length + 1)]
+        edges = [0, *range(max(1, page_size - 3), length - 3, chunk), *range(length - 3, length + 1)]
         cuts.append(list(pairwise(edges)))
     num_steps = max(map(len, cuts))
     return [[(row, *cut[step]) for row, cut in enumerate(cuts) if step < len(cut)] for step in range(num_steps)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.kv.geometry import KVGeometry, LatentGeometry, LayerGeometry
 from baton.kv.memory import PageMemory
 from baton.model.storage import PageStorage
 
@@ -83,7 +83,29 @@ def test_one_group_is_layer_major_and_a_group_a_head_is_head_major():
             assert at == (group + 1) * geometry.group_stride
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES)
+MIXED = KVGeometry.of_layers((LatentGeometry(6, 2), LayerGeometry(4, 8, 4), LatentGeometry(12, 4)), "float32", 4, 2)
+
+
+def test_a_latent_layer_has_one_row_a_slot_whose_beginning_is_its_value():
+    memory = PageMemory(3, MIXED.page_bytes)
+    storage = PageStorage.on_memory(MIXED, memory)
+    pages, slots = torch.tensor([2, 0]), torch.tensor([1, 3])
+    for layer, (rank, rope_dim) in ((0, (6, 2)), (2, (12, 4))):
+        rows = torch.arange(1.0, 2 * (rank + rope_dim) + 1).view(2, 1, -1) * (layer + 1)
+        storage.write(layer, pages, slots, rows, rows[..., :rank])
+        assert torch.equal(storage.keys(layer)[pages, 0, 0, slots], rows[:, 0])
+        assert torch.equal(storage.values(layer)[pages, 0, 0, slots], rows[:, 0, :rank])
+        keys, values = storage.select(torch.tensor([[1, 2]])).keys_and_values(layer)
+        assert torch.equal(keys[0, 0, 5], rows[0, 0]), "slot 1 of the second page"
+        assert torch.equal(values, keys[..., :rank])
+        assert torch.equal(values, storage.select(torch.tensor([[1, 2]])).values(layer))
+    assert not storage.keys(1).any(), "the other layer's bytes are untouched"
+    page = storage.page_bytes()[2].view(torch.float32)
+    at = MIXED.layer_offsets()[2][0] + 1 * (12 + 4)
+    assert page[at : at + 16].tolist() == [3.0 * n for n in range(1, 17)]
+
+
+@pytest.mark.parametrize("geometry", [*GEOMETRIES, MIXED])
 def test_gathering_equals_indexing_the_views(geometry):
     storage, _ = filled(geometry)
     tables = torch.tensor([[5, 0, 3], [2, 2, 4]])

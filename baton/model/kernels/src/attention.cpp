@@ -24,9 +24,11 @@ constexpr int kNoWindow = 0;
 struct AttentionLayer {  // one layer's call; strides in elements
     const void* query;   // [tokens, num_heads, k_dim]
     int64_t query_token_stride, query_head_stride;
-    const void *keys, *values;  // the layer's part of the first head group of page 0: [group_heads, page_size, dim]
+    const void *keys, *values;  // the layer's part of the first head group of page 0: [group_heads, page_size, dim];
+                                // the values of a latent layer lie in its keys
     int64_t page_stride, page_size;
     int64_t group_heads, group_stride;  // KV heads of a head group, and the distance of two groups
+    int64_t key_slot_stride, value_slot_stride;  // distance of two slots of a head
     void* out;  // [tokens, num_heads, v_dim], contiguous
     int64_t num_heads, num_kv_heads, k_dim, v_dim;
     int64_t window;      // keys that a query sees, itself included; kNoWindow: all
@@ -115,9 +117,9 @@ class Tile {
         for (int64_t key = oldest; key < end; key += step) {
             const int64_t num_keys = min_of(step, end - key);
             num_next_keys_ = min_of(step, end - key - num_keys);
-            find_rows(layer_.keys, layer_.k_dim, key, num_keys, keys_);
-            find_rows(layer_.values, layer_.v_dim, key, num_keys, values_);
-            find_rows(layer_.keys, layer_.k_dim, key + num_keys, num_next_keys_, next_keys_);
+            find_rows(layer_.keys, layer_.key_slot_stride, key, num_keys, keys_);
+            find_rows(layer_.values, layer_.value_slot_stride, key, num_keys, values_);
+            find_rows(layer_.keys, layer_.key_slot_stride, key + num_keys, num_next_keys_, next_keys_);
             score(num_keys);
             softmax(key, num_keys);
             add_values(num_keys, key == oldest);
@@ -159,12 +161,12 @@ class Tile {
     }
 
     // Pointers to this KV head's rows at `num_rows` positions from `position`.
-    void find_rows(const void* tensor, int64_t dim, int64_t position, int64_t num_rows, const T** rows) const {
-        const T* head = (const T*)tensor + group_offset_ + first_slot_ * dim;
+    void find_rows(const void* tensor, int64_t stride, int64_t position, int64_t num_rows, const T** rows) const {
+        const T* head = (const T*)tensor + group_offset_ + first_slot_ * stride;
         const int32_t* page = pages_ + position / layer_.page_size;
         for (int64_t slot = position % layer_.page_size, i = 0; i < num_rows; slot = 0, page++) {
-            const T* row = head + *page * layer_.page_stride + slot * dim;
-            for (; slot < layer_.page_size && i < num_rows; slot++, i++, row += dim) rows[i] = row;
+            const T* row = head + *page * layer_.page_stride + slot * stride;
+            for (; slot < layer_.page_size && i < num_rows; slot++, i++, row += stride) rows[i] = row;
         }
     }
 

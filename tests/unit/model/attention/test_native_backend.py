@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from baton.domain.arithmetic import ceil_div
-from baton.kv.geometry import KVGeometry, LayerGeometry
+from baton.kv.geometry import CacheLayer, KVGeometry, LatentGeometry, LayerGeometry
 from baton.model.attention import native_backend
 from baton.model.attention.base import AttentionCall, Segment, plan_step
 from baton.model.attention.layers import ObservedLayer
@@ -31,12 +31,13 @@ from tests.unit.model.attention.test_torch_backend import naive
 pytestmark = pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
 
 NUM_PAGES = 160
-SHAPES = {  # heads, K and V
+SHAPES: dict[str, tuple[int, CacheLayer]] = {  # heads, K and V
     "grouped": (4, LayerGeometry(2, 32, 32)),
     "alone": (2, LayerGeometry(2, 64, 64)),
     "seven": (7, LayerGeometry(1, 64, 64)),
     "unequal": (6, LayerGeometry(2, 96, 64)),
     "wide": (5, LayerGeometry(1, 128, 160)),
+    "latent": (8, LatentGeometry(64, 32)),
 }
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -55,7 +56,7 @@ BATCHES = {
 
 
 def filled_storage(
-    layer: LayerGeometry, page_size: int, segments: list[Segment], dtype: torch.dtype, head_groups: int = 1
+    layer: CacheLayer, page_size: int, segments: list[Segment], dtype: torch.dtype, head_groups: int = 1
 ) -> PageStorage:
     """Layer 1 of 2 holds random K and V at the segments' positions, and NaN elsewhere."""
     generator = torch.Generator().manual_seed(3)
@@ -94,7 +95,7 @@ def history(storage: PageStorage, segment: Segment) -> tuple[torch.Tensor, torch
 
 def check(
     level: IsaLevel,
-    shape: tuple[int, LayerGeometry],
+    shape: tuple[int, CacheLayer],
     case: str,
     batch: str,
     page_size: int,

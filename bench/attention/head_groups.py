@@ -1,6 +1,6 @@
 """Native attention and the writing of KV over pages of several head groups, against one head group.
 
-    python -m bench.engine.head_groups [--dtypes bfloat16] [--rounds 60] [--seed 0]
+    python -m bench.attention.head_groups [--dtypes bfloat16] [--rounds 60] [--seed 0]
 
 One core, one compute thread. A call runs four layers, whose pages are far larger than the caches. Every round runs each
 arm twice and times the second, in a random order. Figures are medians of the rounds' ratios to the first arm, with

@@ -1,0 +1,1 @@
+"""Attention over pages: ratios of one core's time in one run."""
