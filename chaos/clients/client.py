@@ -137,7 +137,7 @@ class ChaosClient:
                         break
                     await self._resume(transcript, str(urls[turn % len(urls)]))
         except TimeoutError:
-            transcript.finish(StreamEnd.TIMED_OUT)
+            transcript.finish(StreamEnd.TIMED_OUT, transcript.code)  # of the last refusal, if any
         return transcript
 
     async def follow(self, call_id: str, transcript: Transcript, urls: Sequence[object]) -> Transcript:
@@ -150,7 +150,7 @@ class ChaosClient:
                     if transcript.end is not StreamEnd.LOST:
                         break
         except TimeoutError:
-            transcript.finish(StreamEnd.TIMED_OUT)
+            transcript.finish(StreamEnd.TIMED_OUT, transcript.code)  # of the last refusal, if any
         return transcript
 
     async def ask_and_hang_up(
