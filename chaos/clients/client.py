@@ -191,11 +191,11 @@ class ChaosClient:
             async with self.http.stream(method, url, json=body, headers=accept, timeout=timeout) as response:
                 transcript.status = response.status_code
                 transcript.call_id = response.headers.get(CALL_ID_HEADER, transcript.call_id)
-                transcript.stored = SCOPE_HEADER in response.headers
-                transcript.durable = response.headers.get(DURABLE_HEADER) == "true"
                 if response.status_code != httpx2.codes.OK:
                     transcript.finish(StreamEnd.REFUSED, _code(await response.aread()))
                     return
+                transcript.stored = SCOPE_HEADER in response.headers
+                transcript.durable = response.headers.get(DURABLE_HEADER) == "true"
                 transcript.end = None
                 await self._events(transcript, response.aiter_lines())
         except httpx2.TransportError:
