@@ -4,6 +4,7 @@
     |- Refused                the request is not accepted: tell the client
     |  |- InvalidRequest      invalid_request      400
     |  |- ContextOverflow     context_length_exceeded  400
+    |  |- ConstraintFailed    constraint_failed    400
     |  |- ModelNotFound       model_not_found      404
     |  |- Overloaded          overloaded           429, with Retry-After
     |  |- NoWorkers           no_workers           503, with Retry-After
@@ -65,6 +66,40 @@ class ContextOverflow(Refused):
     """Prompt and output do not fit the model's context or the worker's pool."""
 
     code = "context_length_exceeded"
+
+
+class FailedConstraint(enum.Enum):
+    """Why a constraint cannot be kept. Values are metric labels.
+
+    COMPILE: its grammar is wrong. TOO_COMPLEX: it is over a limit. DEAD_END: it allows no token. PREFIX: it does not
+    allow the tokens that are there.
+    """
+
+    COMPILE = "compile"
+    TOO_COMPLEX = "too_complex"
+    DEAD_END = "dead_end"
+    PREFIX = "prefix"
+
+
+class ConstraintFailed(Refused):
+    """The output cannot be constrained as asked. Another attempt would fail the same way."""
+
+    code = "constraint_failed"
+
+    def __init__(
+        self,
+        message: str,
+        reason: FailedConstraint = FailedConstraint.COMPILE,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.reason = reason
+
+    def copy(self) -> ConstraintFailed:
+        """A new error of the same cause, to be raised again."""
+        return ConstraintFailed(str(self), self.reason, param=self.param)
 
 
 class ModelNotFound(Refused):

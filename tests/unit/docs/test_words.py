@@ -21,8 +21,8 @@ PLAIN = frozenset(
     """
     access activation activity agent answer app arrived attention auth avoided bar body bound broken buffer builder
     busy bytes cancelled capacity capturer channel child choice claim classes client close cluster command
-    comparison completion condition config connect connection context contradiction controller copy cursor cut
-    dataset deadlock decode defaults delivery delta details detokenizer device direction disconnect dispatcher
+    comparison compiler completion condition config connect connection context contradiction controller copy cursor
+    cut dataset deadlock decode defaults delivery delta details detokenizer device direction disconnect dispatcher
     distribution drained dtype end ended endpoint entry envelope environment error estimator event exceeded expired
     fabric fact fail failed family fault fields file filter filters flags flight flipper flusher format forward
     found frontend gate group growth handle handler harness health histogram history hook http id identity idle
@@ -35,9 +35,9 @@ PLAIN = frozenset(
     replaced replayable replied reply report reserve reserved reserver resources response result resumer ring role
     rope rule run sample scalar scale scheduler search segment selection selector series server servicer set
     settings shape sink slow span spec splitter stage status storage stream submit subscription successor summary
-    superseded supervisor sync system target template tensor text thread time timeout timing total trace transcript
-    transfer trust type unavailable unmeasured unreadable unsupported url usage use validator variant verifier
-    version violation vocabulary wake watcher weight window writer
+    superseded supervisor sync system target template tensor text thread time timeout timing tokenizer total trace
+    transcript transfer trust type unavailable unmeasured unreadable unsupported url usage use validator variant
+    verifier version violation vocabulary wake watcher weight window writer
     """.split()
 )
 """Head nouns of classes that need no entry in the glossary."""

@@ -1,0 +1,51 @@
+"""The vocabulary as llguidance needs it, from a model's `tokenizer.json`. Built once by a router or a worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from importlib.metadata import version
+from pathlib import Path
+
+from llguidance import LLTokenizer
+
+CAPABILITY = f"llguidance/{version('llguidance')}"
+"""Library and version, as workers register them: two versions may allow different tokens."""
+
+WORD_BITS = 32
+
+
+class GrammarTokenizer:
+    """Bytes of each token id below `vocab_size`. Immutable; may be used by several threads."""
+
+    def __init__(self, source: str, vocab_size: int, eos: Collection[int]) -> None:
+        """`source`: the content of a `tokenizer.json`; `vocab_size`: of the model's logits, at least the tokenizer's.
+
+        Raises `ValueError` if the library cannot use it.
+        """
+        if not eos or max(eos) >= vocab_size:
+            raise ValueError("grammars need a token that ends the text")
+        self.ll = LLTokenizer(source, n_vocab=vocab_size, eos_token=sorted(eos))
+        self.vocab_size = vocab_size
+        self.eos = frozenset(eos)
+
+    @classmethod
+    def of_directory(cls, directory: Path, vocab_size: int) -> GrammarTokenizer:
+        """Reads the `tokenizer.json` and the end tokens of a model directory. Raises `OSError` or `ValueError`."""
+        source = (directory / "tokenizer.json").read_text(encoding="utf-8")
+        return cls(source, vocab_size, _eos(directory))
+
+    @property
+    def num_words(self) -> int:
+        """Words of 32 bits of a mask over the vocabulary."""
+        return (self.vocab_size + WORD_BITS - 1) // WORD_BITS
+
+
+def _eos(directory: Path) -> frozenset[int]:
+    """The end tokens of `generation_config.json`, else of `config.json`."""
+    for name in ("generation_config.json", "config.json"):
+        path = directory / name
+        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+        if value is not None:
+            return frozenset(value if isinstance(value, list) else [value])
+    return frozenset()
