@@ -17,11 +17,11 @@ import httpx2
 
 from chaos.checks.oracle import Oracle
 from chaos.clients.client import COMPLETIONS, ChaosClient, ClientRequest, StreamEnd, Transcript
-from chaos.clients.requests import LONGISH, SEEDED_PAIR, SEVERAL_PAGES, SHORT, STEADY, STOPPED, TALK
+from chaos.clients.requests import JSON, LONGISH, SEEDED_PAIR, SEVERAL_PAGES, SHORT, STEADY, STOPPED, TALK
 
 log = logging.getLogger(__name__)
 
-REQUESTS = (SHORT, SHORT, TALK, TALK, STEADY, SEEDED_PAIR, SEVERAL_PAGES, STOPPED, LONGISH)
+REQUESTS = (SHORT, SHORT, TALK, TALK, STEADY, SEEDED_PAIR, SEVERAL_PAGES, STOPPED, LONGISH, JSON, JSON)
 NUM_SALTS = 24
 """Versions of every prompt: enough to make caches evict and to fill every memory of prompts."""
 HANG_UP_SHARE, BAD_SHARE = 0.12, 0.05

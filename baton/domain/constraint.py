@@ -52,13 +52,15 @@ class Constraint:
     """Phases in order. After the last one the phase of index `loop_to` begins; None: only stop ids are allowed.
 
     `eos`: the model's own end tokens, which end a complete grammar beside the request's stop ids. `ignore_eos`: they
-    are allowed only where nothing else is.
+    are allowed only where nothing else is; with `min_tokens` all stop ids, before so many tokens. A complete text
+    ends all the same.
     """
 
     phases: tuple[Phase, ...]
     loop_to: int | None = None
     eos: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not self.phases:

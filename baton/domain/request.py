@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from baton.domain.constraint import Constraint
 from baton.domain.ids import AttemptId
 
 
@@ -46,6 +47,7 @@ class EngineRequest:
     """One sequence to extend: the prompt, then the tokens that earlier attempts emitted.
 
     `tokens[:num_prompt_tokens]` is the prompt. The next output index is `num_emitted`. `salt` separates prefix caches.
+    `constraint`: of the output, what earlier attempts emitted included.
     """
 
     id: AttemptId
@@ -54,6 +56,7 @@ class EngineRequest:
     sampling: SamplingParams
     stop: StopParams
     salt: str = ""
+    constraint: Constraint | None = None
 
     @property
     def num_emitted(self) -> int:

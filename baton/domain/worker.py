@@ -51,6 +51,7 @@ class WorkerRecord:
     """One live worker process. Workers with different fingerprints cannot be linked.
 
     `prefills`: a decode worker that can compute prompts itself. `text_digest`: of tokenizer and template.
+    `grammars`: library and version that constrain output; "": none.
     `announcement`: grows with each announcement of an incarnation, so a replayed older record is found.
     `signature`: of all other fields under the cluster's secret (`baton.domain.trust`); empty in an open cluster.
     """
@@ -71,6 +72,7 @@ class WorkerRecord:
     prefills: bool = False
     text_digest: str = ""
     announcement: int = 0
+    grammars: str = ""
 
     @property
     def linked(self) -> tuple[Incarnation, ...]:

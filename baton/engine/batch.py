@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from baton.domain.constraint import Constraint
+from baton.domain.errors import ConstraintFailed
 from baton.domain.ids import AttemptId, PageId
-from baton.domain.request import SampledToken, SamplingParams
+from baton.domain.request import EngineRequest, SampledToken, SamplingParams, banned_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class MaskSpec:
+    """What a row's mask depends on, beside its output. `stop_token_ids` are allowed where the output may end."""
+
+    constraint: Constraint
+    stop_token_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +25,23 @@ class SampleSpec:
     """Sampling of the token after a row's last one.
 
     `history` holds every token so far, prompt first, *including* this step's. The scheduler owns it; the runner reads
-    it. `len(history)` is the position of the sampled token. Position and `sampling.seed` key the randomness.
+    it. `len(history)` is the position of the sampled token. Position and `sampling.seed` key the randomness. A row with
+    a `mask` is never sampled without it.
     """
 
     sampling: SamplingParams
     history: Sequence[int]
     num_prompt_tokens: int
     banned: frozenset[int] = frozenset()
+    mask: MaskSpec | None = None
+
+    @classmethod
+    def of(cls, request: EngineRequest, history: Sequence[int]) -> SampleSpec:
+        """Sampling after `history`, the prompt and output of `request` so far."""
+        num_prompt_tokens, stop = request.num_prompt_tokens, request.stop
+        banned = banned_tokens(stop, len(history) - num_prompt_tokens)
+        mask = None if request.constraint is None else MaskSpec(request.constraint, stop.stop_token_ids)
+        return cls(request.sampling, history, num_prompt_tokens, banned, mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +93,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """`sampled[i]` belongs to `batch.rows[i]`; None for a row without `sample`."""
+    """`sampled[i]` belongs to `batch.rows[i]`; None for a row without `sample`, and for one that failed.
+
+    `failures`: by index, rows whose constraint could not be kept. Their chunk is computed, their sequence ends.
+    """
 
     sampled: tuple[SampledToken | None, ...]
+    failures: Mapping[int, ConstraintFailed] = field(default_factory=dict)
 
 
 class StepInFlight(Protocol):

@@ -12,8 +12,11 @@ from pathlib import Path
 import torch
 
 from baton.domain.fingerprint import Fingerprint
-from baton.engine.progress import loading_progress
+from baton.engine.masks import MaskFiller
 from baton.engine.runner import ModelRunner
+from baton.grammar.compiler import GrammarCompiler
+from baton.grammar.matcher import one_line
+from baton.grammar.tokenizer import CAPABILITY, GrammarTokenizer
 from baton.kv.eviction import EvictionPolicy
 from baton.kv.geometry import KVGeometry
 from baton.kv.memory import MemoryKind, PageMemory, PoolMemory
@@ -36,6 +39,7 @@ from baton.settings.model_source import resolve_model
 from baton.settings.text_digest import text_digest
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
+from baton.telemetry.progress import loading_progress
 from baton.transfer.digest import PoolHasher
 
 log = get_logger()
@@ -49,7 +53,8 @@ class Engine:
     """The parts that a loop runs on. `max_model_len`: tokens that model and pool both allow.
 
     `fingerprint` covers all that pages depend on. Only workers with equal fingerprints exchange pages. `text_digest`
-    is that of the model's tokenizer and template.
+    is that of the model's tokenizer and template. `masks`: of constrained rows; None where the library cannot use the
+    tokenizer.
     """
 
     geometry: KVGeometry
@@ -62,6 +67,12 @@ class Engine:
     runner: ModelRunner
     vocab_size: int
     max_model_len: int
+    masks: MaskFiller | None
+
+    @property
+    def grammars(self) -> str:
+        """What a worker registers: library and version that constrain output; "" for none."""
+        return "" if self.masks is None else CAPABILITY
 
 
 def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph_rows: int = 0) -> Engine:
@@ -75,11 +86,12 @@ def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph
     with ThreadPoolExecutor(1, "baton-identity") as beside:
         root = beside.submit(checkpoint_root, directory)
         model = _load(settings, directory)
+    masks = _masks(directory, model.config.vocab_size)
     num_pages = settings.pool_pages(model.geometry.page_bytes)
     num_host_pages = num_pages if num_host_pages is None else num_host_pages
     host = _host_memory(num_host_pages, model.geometry) if num_host_pages else None
     storage, memory = _pool(model, num_pages, host)
-    runner = _runner(model, storage, max_graph_rows)
+    runner = _runner(model, storage, max_graph_rows, masks)
     max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
     _report(model, num_pages, max_model_len)
     hasher = PoolHasher(memory) if settings.digests else None
@@ -91,8 +103,18 @@ def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph
     vocab_size = model.config.vocab_size
     host_hasher = PoolHasher(host) if settings.digests and host is not None else None
     return Engine(
-        model.geometry, fingerprint, text, memory, cache, checks, host_hasher, runner, vocab_size, max_model_len
+        model.geometry, fingerprint, text, memory, cache, checks, host_hasher, runner, vocab_size, max_model_len, masks
     )
+
+
+def _masks(directory: Path, vocab_size: int) -> MaskFiller | None:
+    """Masks for the model's tokenizer; None if it has none that the library can use."""
+    try:
+        tokenizer = GrammarTokenizer.of_directory(directory, vocab_size)
+    except (OSError, ValueError) as error:
+        log.warning("output_cannot_be_constrained", reason=one_line(str(error)))
+        return None
+    return MaskFiller(GrammarCompiler(tokenizer))
 
 
 def _host_memory(num_slots: int, geometry: KVGeometry) -> PageMemory:
@@ -146,13 +168,15 @@ def _raise_if_out_of_memory(what: str) -> Iterator[None]:
         raise SettingsError(what, why="the GPU has too little memory", hint=hint) from error
 
 
-def _runner(model: LoadedModel, storage: PageStorage, max_graph_rows: int) -> ModelRunner:
+def _runner(
+    model: LoadedModel, storage: PageStorage, max_graph_rows: int, masks: MaskFiller | None = None
+) -> ModelRunner:
     """Raises `SettingsError` if steps cannot be captured. The GPU's state is not usable after that."""
     if model.device == "cpu":
-        return ModelRunner(model, storage)
+        return ModelRunner(model, storage, masks=masks)
     began = time.monotonic()
     try:
-        runner = ModelRunner(model, storage, max_graph_rows)
+        runner = ModelRunner(model, storage, max_graph_rows, masks)
     except RuntimeError as error:
         if not max_graph_rows:
             raise

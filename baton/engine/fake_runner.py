@@ -14,6 +14,8 @@ from hashlib import blake2b
 from baton.domain.errors import Broken
 from baton.domain.request import SampledToken, TokenLogprobs
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, StepOutput
+from baton.engine.masks import MaskFiller, StepMasks
+from baton.grammar.matcher import MaskRow, is_allowed
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.kv.memory import PageMemory
 
@@ -43,22 +45,37 @@ def fake_slots(tokens: Iterable[int], prefix: bytes = EMPTY_PREFIX) -> list[byte
     return slots
 
 
-def fake_token(history: Sequence[int], vocab_size: int, seed: int = 0, banned: frozenset[int] = frozenset()) -> int:
-    """The fake model's next token after `history`: the first id from its digest on that is not banned."""
+def fake_token(
+    history: Sequence[int],
+    vocab_size: int,
+    seed: int = 0,
+    banned: frozenset[int] = frozenset(),
+    mask: MaskRow | None = None,
+) -> int:
+    """The fake model's next token after `history`: the first id from its digest on that is allowed."""
     first = int.from_bytes(fake_slots(history)[-1][TOKEN_BYTES:], "little") + seed
-    return next(token for token in ((first + i) % vocab_size for i in range(vocab_size)) if token not in banned)
+    tokens = ((first + i) % vocab_size for i in range(vocab_size))
+    return next(token for token in tokens if token not in banned and (mask is None or is_allowed(mask, token)))
 
 
 class FakeRunner:
     """A `Runner` over `memory`, whose pages are `page_size * SLOT_BYTES` long."""
 
-    def __init__(self, memory: PageMemory, page_size: int, vocab_size: int, host: PageMemory | None = None) -> None:
+    def __init__(
+        self,
+        memory: PageMemory,
+        page_size: int,
+        vocab_size: int,
+        host: PageMemory | None = None,
+        masks: MaskFiller | None = None,
+    ) -> None:
         if memory.page_bytes != page_size * SLOT_BYTES:
             raise ValueError(f"a fake page of {page_size} tokens has {page_size * SLOT_BYTES} bytes")
         self._memory = memory
         self._host = host
         self._page_size = page_size
         self._vocab_size = vocab_size
+        self._masks = masks
         self.num_steps = 0
         self.num_tokens = 0
 
@@ -72,7 +89,11 @@ class FakeRunner:
             self._write(row, prefix, written)
         self.num_steps += 1
         self.num_tokens += batch.num_tokens
-        return StepOutput(tuple(None if row.sample is None else self._sample(row.sample) for row in batch.rows))
+        masks = StepMasks() if self._masks is None else self._masks.fill(batch.rows)
+        specs = [row.sample for row in batch.rows if row.sample is not None]
+        if any(spec.mask is not None and index not in masks.rows for index, spec in enumerate(specs)):
+            raise Broken("a constrained row has no mask")
+        return masks.output(batch, [self._sample(spec, masks.rows.get(index)) for index, spec in enumerate(specs)])
 
     def _verified(self, row: Row) -> bytes:
         """Checks the row's shape and its earlier slots; returns the digest of its earlier tokens."""
@@ -106,9 +127,9 @@ class FakeRunner:
         page, slot = row.pages[position // self._page_size], position % self._page_size
         return self._memory.page(page)[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES]
 
-    def _sample(self, spec: SampleSpec) -> SampledToken:
+    def _sample(self, spec: SampleSpec, mask: MaskRow | None) -> SampledToken:
         seed = 0 if spec.sampling.greedy else spec.sampling.seed
-        token = fake_token(spec.history, self._vocab_size, seed, spec.banned)
+        token = fake_token(spec.history, self._vocab_size, seed, spec.banned, mask)
         if spec.sampling.logprobs is None:
             return SampledToken(token)
         top = ((token, 0.0),) if spec.sampling.logprobs else ()

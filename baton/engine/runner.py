@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.engine.batch import Batch, Row, StepOutput
+from baton.engine.masks import MaskFiller, StepMasks
 from baton.model.attention.base import Segment, plan_step
 from baton.model.decoders.cuda_graphs import CudaGraphDecoder, with_cuda_graphs
 from baton.model.loading.loader import LoadedModel
@@ -22,24 +23,31 @@ class ModelStep:
 
     batch: Batch
     sample_result: SampleResult | None
+    masks: StepMasks
     storage: PageStorage
 
     def result(self) -> StepOutput:
         """Waits for the device, also without samples. After it the written pages may be digested and read by peers."""
-        sampled = iter(() if self.sample_result is None else self.sample_result.read())
+        sampled = () if self.sample_result is None else self.sample_result.read()
         self.storage.synchronize()
-        return StepOutput(tuple(None if row.sample is None else next(sampled) for row in self.batch.rows))
+        return self.masks.output(self.batch, sampled)
 
 
 class ModelRunner:
     """A `Runner` over a loaded model and a pool that it shares with the transfer."""
 
-    def __init__(self, model: LoadedModel, storage: PageStorage, max_graph_rows: int = 0) -> None:
-        """`max_graph_rows`: most rows of a decode step that runs as a CUDA graph; 0: no graphs."""
+    def __init__(
+        self, model: LoadedModel, storage: PageStorage, max_graph_rows: int = 0, masks: MaskFiller | None = None
+    ) -> None:
+        """`max_graph_rows`: most rows of a decode step that runs as a CUDA graph; 0: no graphs.
+
+        `masks` None: a row with a constraint is an error.
+        """
         decoder = model.decoder(storage)
         self._decoder = with_cuda_graphs(decoder, storage, max_graph_rows) if max_graph_rows else decoder
         self._storage = storage
         self._sampler = model.sampler()
+        self._masks = masks
 
     @property
     def graph_sizes(self) -> tuple[int, ...]:
@@ -58,8 +66,8 @@ class ModelRunner:
     def start(self, batch: Batch) -> ModelStep:
         """Starts a step. The caller takes its result before it starts another one."""
         self._copy(batch)
-        sample_result = self._extend(batch.rows) if batch.rows else None
-        return ModelStep(batch, sample_result, self._storage)
+        sample_result, masks = self._extend(batch.rows) if batch.rows else (None, StepMasks())
+        return ModelStep(batch, sample_result, masks, self._storage)
 
     def _copy(self, batch: Batch) -> None:
         for copy in batch.copies:
@@ -68,8 +76,11 @@ class ModelRunner:
             else:
                 self._storage.copy_from_host(copy.slots, copy.pages)
 
-    def _extend(self, rows: tuple[Row, ...]) -> SampleResult:
-        """Forward pass over the new tokens of all rows; samples for the rows with `sample`, in order."""
+    def _extend(self, rows: tuple[Row, ...]) -> tuple[SampleResult, StepMasks]:
+        """Forward pass over the new tokens of all rows; samples for the rows with `sample`, in order.
+
+        On a GPU the masks are filled while the pass runs.
+        """
         specs = [row.sample for row in rows if row.sample is not None]
         ids: list[int] = []
         positions: list[int] = []
@@ -87,4 +98,5 @@ class ModelRunner:
         places = keep or [len(ids) - 1]
         flat_ids, flat_positions, flat_places = (int64_tensor(x, device) for x in (ids, positions, places))
         logits = self._decoder.forward(flat_ids, flat_positions, step, flat_places)
-        return sample_tokens(logits[: len(keep)], specs, self._sampler)
+        masks = StepMasks() if self._masks is None else self._masks.fill(rows)
+        return sample_tokens(logits[: len(keep)], specs, self._sampler, masks.rows), masks

@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from baton.domain.constraint import Constraint, GrammarPhase
 from baton.domain.errors import ConstraintFailed, FailedConstraint
-from baton.grammar.matcher import CompiledConstraint, ConstraintMatcher, MaskRow, first_line
+from baton.grammar.matcher import CompiledConstraint, ConstraintMatcher, MaskRow, one_line
 from baton.grammar.tokenizer import GrammarTokenizer
 
 _Key = TypeVar("_Key")
@@ -118,7 +118,7 @@ class GrammarCompiler:
         matcher = LLMatcher(self.tokenizer.ll, text, log_level=0, limits=self._library_limits)
         seconds = time.thread_time() - began
         if matcher.is_error():
-            return ConstraintFailed(f"the grammar cannot be used: {first_line(matcher.get_error())}")
+            return ConstraintFailed(f"the grammar cannot be used: {one_line(matcher.get_error())}")
         if seconds > self.limits.seconds:
             return _too_complex(f"its grammar took {seconds:.1f} s to compile, more than {self.limits.seconds:g} s")
         return matcher

@@ -75,19 +75,18 @@ class ConstraintMatcher:
         elif not self._is_last and self._ends_here():
             self._enter(self._index + 1)
 
-    def fill(self, row: MaskRow, stop_ids: Collection[int], avoided: Collection[int] = ()) -> bool:
+    def fill(self, row: MaskRow, stop_ids: Collection[int]) -> bool:
         """Sets the bits of the allowed tokens; False, and `row` is not touched, if every token is allowed.
 
-        `stop_ids` end the output where it may end. `avoided` ids are allowed only where nothing else is. Raises
-        `ConstraintFailed` if the grammar is too complex or allows nothing.
+        `stop_ids` end the output where it may end. Raises `ConstraintFailed` if the grammar is too complex or allows
+        nothing.
         """
-        ends = self._compiled.constraint.eos.union(stop_ids)
-        if self._compiled.constraint.ignore_eos:
-            avoided = self._compiled.constraint.eos.union(avoided)
-        phase = self._phase
+        constraint, phase = self._compiled.constraint, self._phase
+        ends = constraint.eos if constraint.eos.issuperset(stop_ids) else constraint.eos.union(stop_ids)
+        avoided = ends if self.num_tokens < constraint.min_tokens else constraint.eos if constraint.ignore_eos else ()
         if isinstance(phase, FreePhase):
             banned = phase.banned if phase.may_stop else phase.banned | ends
-            if self._forced is None and not banned and not self._compiled.constraint.ignore_eos:
+            if self._forced is None and not banned and not avoided:
                 return False
             self._fill_free(row, banned)
         elif phase is None:
@@ -173,7 +172,7 @@ class ConstraintMatcher:
         grammar, is_accepting = self._grammar, self._grammar.is_accepting()
         grammar.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if grammar.is_error():
-            raise _failed(FailedConstraint.TOO_COMPLEX, first_line(grammar.get_error()))
+            raise _failed(FailedConstraint.TOO_COMPLEX, one_line(grammar.get_error()))
         if is_accepting:
             _clear_bits(row, self._compiled.tokenizer.eos)
             if self._is_last:
@@ -199,10 +198,14 @@ def _clear_bits(row: MaskRow, tokens: Collection[int]) -> None:
         row[token // WORD_BITS] &= np.uint32(_ALL ^ (1 << token % WORD_BITS))
 
 
-def first_line(message: str) -> str:
-    """The first line of a library's message, at most 200 characters."""
-    lines = message.strip().splitlines()
-    return lines[0][:200] if lines else "no reason was given"
+def is_allowed(row: MaskRow, token: int) -> bool:
+    """True if the token's bit is set."""
+    return bool(row[token // WORD_BITS] >> np.uint32(token % WORD_BITS) & np.uint32(1))
+
+
+def one_line(message: str) -> str:
+    """A library's message on one line, at most 300 characters."""
+    return " ".join(message.split())[:300] or "no reason was given"
 
 
 def _failed(reason: FailedConstraint, why: str) -> ConstraintFailed:

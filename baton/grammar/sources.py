@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from baton.domain.errors import ConstraintFailed
 
@@ -26,6 +26,8 @@ MAX_CHOICES = 4096
 
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 """Values of `format` that are grammars. Others are annotations, as JSON Schema allows, and are dropped."""
+
+_CONVERTER_ERRORS = (GbnfToLarkError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 _ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
 _MANY = ("prefixItems", "anyOf", "allOf", "oneOf")
@@ -81,8 +83,8 @@ def grammar_text(source: str) -> str:
     """A Lark grammar, or one in GBNF, whose first rule is `root`."""
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(source))
-    except ValueError as error:
-        raise ConstraintFailed(f"the grammar cannot be read: {error}") from None
+    except _CONVERTER_ERRORS as error:
+        raise ConstraintFailed(f"the grammar cannot be read: {str(error)[:300]}") from None
 
 
 def explain(schema: Json, error: ConstraintFailed) -> ConstraintFailed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,9 @@ CAPABILITY = f"llguidance/{version('llguidance')}"
 """Library and version, as workers register them: two versions may allow different tokens."""
 
 WORD_BITS = 32
+
+_SAMPLE = '{"A": [1, "b c"]}'
+_PREFIX_SPACE = re.compile(r'"add_prefix_space"\s*:\s*true')
 
 
 class GrammarTokenizer:
@@ -25,7 +29,9 @@ class GrammarTokenizer:
         """
         if not eos or max(eos) >= vocab_size:
             raise ValueError("grammars need a token that ends the text")
-        self.ll = LLTokenizer(source, n_vocab=vocab_size, eos_token=sorted(eos))
+        self.ll = LLTokenizer(_without_prefix_space(source), n_vocab=vocab_size, eos_token=sorted(eos))
+        if self.ll.decode_str(self.ll.tokenize_str(_SAMPLE)) != _SAMPLE:
+            raise ValueError("the tokenizer changes texts, so that no grammar could force one")
         self.vocab_size = vocab_size
         self.eos = frozenset(eos)
 
@@ -39,6 +45,19 @@ class GrammarTokenizer:
     def num_words(self) -> int:
         """Words of 32 bits of a mask over the vocabulary."""
         return (self.vocab_size + WORD_BITS - 1) // WORD_BITS
+
+
+def _without_prefix_space(source: str) -> str:
+    """The same tokenizer, adding no space before a text: the library tokenizes parts of a text, which would get one."""
+    if not _PREFIX_SPACE.search(source):
+        return source
+    tokenizer = json.loads(source)
+    parts = [tokenizer.get("pre_tokenizer") or {}]
+    for part in parts:
+        parts += part.get("pretokenizers", ())
+        if "add_prefix_space" in part:
+            part["add_prefix_space"] = False
+    return json.dumps(tokenizer)
 
 
 def _eos(directory: Path) -> frozenset[int]:

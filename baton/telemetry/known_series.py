@@ -9,7 +9,15 @@ from collections.abc import Iterable
 
 from prometheus_client import Counter
 
-from baton.domain.errors import BatonError, Broken, Cancelled, DeadlineExceeded, Interrupted, Refused
+from baton.domain.errors import (
+    BatonError,
+    Broken,
+    Cancelled,
+    DeadlineExceeded,
+    FailedConstraint,
+    Interrupted,
+    Refused,
+)
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import FinishReason
 from baton.telemetry import metrics
@@ -28,6 +36,8 @@ def start_series(version: str, role: str, model: str) -> None:
 
 
 def _router_series() -> Iterable[tuple[Counter, tuple[str, ...]]]:
+    for failure in FailedConstraint:
+        yield metrics.CONSTRAINT_FAILURES_TOTAL, (failure.value,)
     refused, lost = _codes(Refused), _codes(Interrupted)
     for reason in FinishReason:
         yield metrics.REQUESTS_TOTAL, (Outcome.FINISHED.value, reason.value)
@@ -49,6 +59,8 @@ def _router_series() -> Iterable[tuple[Counter, tuple[str, ...]]]:
 
 
 def _worker_series(role: str) -> Iterable[tuple[Counter, tuple[str, ...]]]:
+    for failure in FailedConstraint:
+        yield metrics.CONSTRAINT_FAILURES_TOTAL, (failure.value,)
     yield metrics.PROMPT_TOKENS_TOTAL, (role,)
     yield metrics.GENERATED_TOKENS_TOTAL, (role,)
     yield metrics.CACHED_TOKENS_TOTAL, (role, "device")

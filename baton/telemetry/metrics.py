@@ -225,6 +225,24 @@ BATCH_ROWS = Gauge("baton_batch_rows", "Rows of the last step.", ["role"], regis
 WAITING_REQUESTS = Gauge(
     "baton_waiting_requests", "Requests at this worker that are in no batch yet.", ["role"], registry=REGISTRY
 )
+MASK_SECONDS = Histogram(
+    "baton_mask_seconds",
+    "CPU time of the masks of a step with constrained rows.",
+    buckets=(2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.02, 0.1),
+    registry=REGISTRY,
+)
+GRAMMAR_COMPILE_SECONDS = Histogram(
+    "baton_grammar_compile_seconds",
+    "CPU time to compile a constraint, and to consume what earlier attempts emitted.",
+    buckets=(1e-4, 5e-4, 0.001, 0.005, 0.02, 0.1, 0.5),
+    registry=REGISTRY,
+)
+CONSTRAINT_FAILURES_TOTAL = Counter(
+    "baton_constraint_failures",
+    "Requests whose constraint could not be kept, by reason.",
+    ["reason"],
+    registry=REGISTRY,
+)
 PREEMPTIONS_TOTAL = Counter("baton_preemptions", "Rows that lost their pages.", ["reason"], registry=REGISTRY)
 SEND_BACKS_TOTAL = Counter(
     "baton_send_backs",

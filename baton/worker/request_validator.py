@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from baton.domain.constraint import Constraint, FreePhase
 from baton.domain.errors import ContextOverflow, InvalidRequest
 from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest, SamplingParams, StopParams
@@ -17,6 +18,7 @@ from baton.rpc.gen import common_pb2
 
 MAX_NAME_CHARS = 256
 MAX_STOP_TOKENS = 4096
+MAX_PHASES = 64
 MAX_DURATION_S = 86400.0
 
 
@@ -38,6 +40,8 @@ class EngineRequestValidator:
         _require(0 < num_prompt <= len(request.tokens), "num_prompt_tokens", f"is {num_prompt}, not among the tokens")
         self._check_stop(request.stop)
         self._check_sampling(request.sampling)
+        if request.constraint is not None:
+            self._check_constraint(request.constraint)
         self._check_length(len(request.tokens))
         return request
 
@@ -63,6 +67,13 @@ class EngineRequestValidator:
         _require(len(stop.stop_token_ids) <= MAX_STOP_TOKENS, "stop_token_ids", f"are more than {MAX_STOP_TOKENS}")
         _require(self._are_tokens(tuple(stop.stop_token_ids)), "stop_token_ids", f"are not below {self.vocab_size}")
 
+    def _check_constraint(self, constraint: Constraint) -> None:
+        _require(len(constraint.phases) <= MAX_PHASES, "constraint", f"has more than {MAX_PHASES} phases")
+        free = [token for phase in constraint.phases if isinstance(phase, FreePhase) for token in _free_tokens(phase)]
+        tokens = (*constraint.eos, *free)
+        _require(len(tokens) <= MAX_STOP_TOKENS, "constraint", f"names more than {MAX_STOP_TOKENS} tokens")
+        _require(self._are_tokens(tokens), "constraint", f"names tokens that are not below {self.vocab_size}")
+
     def _check_sampling(self, sampling: SamplingParams) -> None:
         _require(_within(sampling.temperature, 0.0), "temperature", "is negative or no number")
         _require(sampling.top_k >= 0, "top_k", "is negative")
@@ -76,6 +87,10 @@ class EngineRequestValidator:
         _require(self._are_tokens(tokens), "logit_bias", f"names tokens that are not below {self.vocab_size}")
         _require(all(math.isfinite(bias) for _, bias in sampling.logit_bias), "logit_bias", "is no number")
         _require((sampling.logprobs or 0) <= self.vocab_size, "logprobs", f"are more than {self.vocab_size}")
+
+
+def _free_tokens(phase: FreePhase) -> tuple[int, ...]:
+    return (*(token for end in phase.ends for token in end), *phase.on_budget, *phase.banned)
 
 
 def validate_id(message: common_pb2.AttemptId) -> AttemptId:

@@ -35,9 +35,13 @@ STOPPED = completion("stopped", 60, 120, stop=["\n\n", "the"], temperature=0.7, 
 TALK = chat("talk", "What is Baton, and who conducts the orchestra?", 64)
 LONG = completion("long", 3000, 12)
 LONGISH = completion("longish", 1800, 12, **SEEDED)
+JSON = completion(
+    "json", 45, 150, guided_json={"type": "array", "items": {"type": "integer"}, "minItems": 20}, **SEEDED
+)
+"""Constrained: killed in the middle of a grammar, it keeps to it."""
 SEVERAL_PAGES = completion("several pages", 200, 30, **SEEDED)
 MARATHON = completion("marathon", 60, 3500)
 """Outlasts a router's lease several times."""
 FILLER = completion("filler", 30, 260)
 
-ALL = (SHORT, STEADY, SEEDED_PAIR, STOPPED, TALK, LONG, LONGISH, SEVERAL_PAGES, MARATHON, FILLER)
+ALL = (SHORT, STEADY, SEEDED_PAIR, STOPPED, JSON, TALK, LONG, LONGISH, SEVERAL_PAGES, MARATHON, FILLER)

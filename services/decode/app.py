@@ -153,6 +153,7 @@ class _Worker:
             self._settings.reservation_deadline_s,
             lambda: self._lifecycle.draining,
             (self._id, self._incarnation) if self._settings.prefills else None,
+            self._engine.masks,
         )
         servicer = DecodeServicer(self._mailbox, self._streams, self._links, self._handoffs, config)
         worker = WorkerServicer(self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events)
@@ -173,6 +174,7 @@ class _Worker:
             status=self._lifecycle.status,
             load=self._loop.load(),
             text_digest=self._engine.text_digest,
+            grammars=self._engine.grammars,
             links=self._links.records(),
             prefills=self._settings.prefills,
         )

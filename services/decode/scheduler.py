@@ -24,9 +24,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from baton.domain.arithmetic import ceil_div
-from baton.domain.errors import SentBack
+from baton.domain.errors import BatonError, SentBack
 from baton.domain.ids import AttemptId, PageId, PageKey
-from baton.domain.request import EngineRequest, OutputToken, SampledToken, banned_tokens, finish_reason
+from baton.domain.request import EngineRequest, OutputToken, SampledToken, finish_reason
 from baton.domain.timing.row_timer import RowTimer, StepTotals
 from baton.domain.timing.step_time import StepShape
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, StepOutput
@@ -188,13 +188,15 @@ class DecodeScheduler:
         by_id = {row.request.id: row for queue in (self._running, self._local) for row in queue}
         effects = self.take_pending_effects()
         self._settle(batch, by_id)
-        for batch_row, sampled in zip(batch.rows, output.sampled, strict=True):
+        for index, (batch_row, sampled) in enumerate(zip(batch.rows, output.sampled, strict=True)):
             row = by_id.get(batch_row.id)
             if row is None:  # aborted while the step ran
                 continue
             self._advance_row(row, batch_row.start + len(batch_row.tokens))
             if sampled is not None:
                 effects.append(self._append_token(row, sampled, now))
+            elif index in output.failures:
+                effects.append(self._fail(row, output.failures[index], now))
         return effects
 
     def take_pending_effects(self) -> list[DecodeEffect]:
@@ -288,8 +290,7 @@ class DecodeScheduler:
         request, start, end = row.request, row.num_filled, row.num_filled + num_tokens
         spec = None
         if end == len(row.tokens):
-            banned = banned_tokens(request.stop, row.num_output_tokens)
-            spec = SampleSpec(request.sampling, row.tokens, request.num_prompt_tokens, banned)
+            spec = SampleSpec.of(request, row.tokens)
         return Row(request.id, row.tokens[start:end], start, row.table.pages, spec)
 
     def _settle(self, batch: Batch, by_id: Mapping[AttemptId, _Row]) -> None:
@@ -322,6 +323,17 @@ class DecodeScheduler:
         self._learn_length(row)
         log_transition("row", row.request.id, finish.value, "ended")
         return EmitTokens(row.request.id, (token,), finish, row.timer.times())
+
+    def _fail(self, row: _Row, error: BatonError, now: float) -> Fail:
+        """Ends a row that a step has failed."""
+        if row in self._local:
+            self._local.remove(row)
+        else:
+            self._running.remove(row)
+            row.timer.leave(now)
+        self._release(row)
+        log_transition("row", row.request.id, "fail", "ended")
+        return Fail(row.request.id, error, row.timer.times())
 
     def _row(self, request: EngineRequest, table: PageTable, tokens: list[int], num_filled: int) -> _Row:
         return _Row(next(self._arrival_numbers), request, table, tokens, num_filled, RowTimer(self._totals))

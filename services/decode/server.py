@@ -15,6 +15,7 @@ from baton.domain.errors import BatonError, DeadlineExceeded, Draining, InvalidR
 from baton.domain.ids import AttemptId, Incarnation, PageKey, ReservationId, WorkerId
 from baton.domain.trace_context import TraceContext
 from baton.engine.mailbox import Mailbox
+from baton.engine.masks import MaskFiller
 from baton.engine.messages import Abort, Fail
 from baton.engine.reply import Reply
 from baton.engine.step_metrics import monotonic_s
@@ -25,6 +26,7 @@ from baton.rpc.request_metadata import received_trace_context
 from baton.rpc.times_codec import encode_decode_times, encode_import_times
 from baton.rpc.token_check import set_check
 from baton.telemetry.logs import get_logger
+from baton.worker.constraints import prepare_constraint
 from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
 from baton.worker.streams import AttemptStreams
 from services.decode.commands import Claim, DecodeCommand, Reserve
@@ -46,13 +48,15 @@ BUSY_RETRY_S = 0.05
 class ServicerConfig:
     """Validation and limits of calls.
 
-    `local_source`: this worker's own id and incarnation if it computes prompts; else None.
+    `local_source`: this worker's own id and incarnation if it computes prompts; else None. `masks`: of the engine;
+    None: requests with a constraint are refused.
     """
 
     validator: EngineRequestValidator
     max_reservation_s: float
     is_draining: Callable[[], bool]
     local_source: tuple[WorkerId, Incarnation] | None = None
+    masks: MaskFiller | None = None
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServicer):
@@ -88,6 +92,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         id = codec.decode_id(request.request.id)
         try:
             claim = self._parse(request)
+            await prepare_constraint(self._config.masks, claim.request)
             self._streams.open(id)
         except BatonError as error:
             yield _encode(Fail(id, error))

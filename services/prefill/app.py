@@ -158,7 +158,9 @@ class _Worker:
         read_pages = streams[0].read_pages if streams else None
         handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, read_pages)
         validator = EngineRequestValidator(self._engine.vocab_size, self._engine.max_model_len)
-        prefill = PrefillServicer(self._mailbox, self._streams, lambda: self._lifecycle.draining, validator)
+        prefill = PrefillServicer(
+            self._mailbox, self._streams, lambda: self._lifecycle.draining, validator, self._engine.masks
+        )
         worker = WorkerServicer(self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, server)
@@ -178,6 +180,7 @@ class _Worker:
             status=self._lifecycle.status,
             load=self._loop.load(),
             text_digest=self._engine.text_digest,
+            grammars=self._engine.grammars,
         )
 
     def _make_tags(self) -> PromptTags | None:

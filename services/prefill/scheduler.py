@@ -34,7 +34,7 @@ from baton.domain.errors import (
 )
 from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, PageId
-from baton.domain.request import EngineRequest, FinishReason, SampledToken, banned_tokens, finish_reason
+from baton.domain.request import EngineRequest, FinishReason, SampledToken, finish_reason
 from baton.domain.timing.attempt_times import PrefillTimes
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.chunking import StepBudget
@@ -244,7 +244,7 @@ class PrefillScheduler:
         """Applies a finished step: enters full pages into the cache, publishes and seals."""
         by_id = {p.request.id: p for p in self._queue.chunking}
         effects: list[PrefillEffect] = []
-        for row, sampled in zip(batch.rows, output.sampled, strict=True):
+        for index, (row, sampled) in enumerate(zip(batch.rows, output.sampled, strict=True)):
             prompt = by_id.get(row.id)
             if prompt is None:  # aborted while the step ran
                 continue
@@ -253,6 +253,10 @@ class PrefillScheduler:
             prompt.table.cache_full_pages(prompt.request.tokens, prompt.num_filled)
             if self._tier is not None:
                 self._tier.on_filled(prompt.table.cached_keys, prompt.num_cached // self._limits.page_size)
+            if index in output.failures:
+                self.abort(row.id)
+                effects.append(Fail(row.id, output.failures[index]))
+                continue
             effects += self._publish(prompt, now)
             effects += self._seal(prompt, sampled, now) if sampled else [Progress(row.id, prompt.num_filled)]
         return effects
@@ -336,14 +340,9 @@ class PrefillScheduler:
         """The prompt's next chunk."""
         tokens, start = prompt.request.tokens, prompt.num_filled
         end = start + num_tokens
-        spec = self._sample_spec(prompt.request) if end == len(tokens) else None
+        spec = SampleSpec.of(prompt.request, tokens) if end == len(tokens) else None
         prompt.start_chunk(num_tokens, now)
         return Row(prompt.request.id, tokens[start:end], start, prompt.table.pages, spec)
-
-    @staticmethod
-    def _sample_spec(request: EngineRequest) -> SampleSpec:
-        banned = banned_tokens(request.stop, request.num_emitted)
-        return SampleSpec(request.sampling, request.tokens, request.num_prompt_tokens, banned)
 
     def _publish(self, prompt: Prompt, now: float) -> list[PrefillEffect]:
         done = prompt.num_remaining == 0

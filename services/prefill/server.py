@@ -14,6 +14,7 @@ from baton.domain.errors import BatonError, DeadlineExceeded, Draining, Overload
 from baton.domain.ids import AttemptId
 from baton.domain.request import OutputToken
 from baton.engine.mailbox import Mailbox
+from baton.engine.masks import MaskFiller
 from baton.engine.messages import Abort, Fail
 from baton.engine.step_metrics import monotonic_s
 from baton.rpc import codec
@@ -21,6 +22,7 @@ from baton.rpc.gen import common_pb2, prefill_pb2, prefill_pb2_grpc
 from baton.rpc.times_codec import encode_prefill_times
 from baton.rpc.token_check import set_check
 from baton.telemetry.logs import get_logger
+from baton.worker.constraints import prepare_constraint
 from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
 from baton.worker.streams import AttemptStreams
 from services.prefill.commands import AddPrompt, PrefillCommand
@@ -42,11 +44,14 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         streams: AttemptStreams[PrefillStreamEvent],
         is_draining: Callable[[], bool],
         validator: EngineRequestValidator,
+        masks: MaskFiller | None = None,
     ) -> None:
+        """`masks`: of the engine; None: requests with a constraint are refused."""
         self._mailbox = mailbox
         self._streams = streams
         self._is_draining = is_draining
         self._validator = validator
+        self._masks = masks
 
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext[object, object]
@@ -55,6 +60,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         try:
             add = self._parse(request)
             id = add.request.id
+            await prepare_constraint(self._masks, add.request)
             self._streams.open(id)
         except BatonError as error:
             yield _failed(error)

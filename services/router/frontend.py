@@ -13,6 +13,7 @@ from baton.store.store import Durability, StateStore
 from baton.store.write_behind.writer import StoreWriter
 from baton.telemetry.request_traces import RequestTraces
 from services.router.generation import Dispatcher
+from services.router.openai.constraint.checker import ConstraintChecker
 from services.router.openai.request_parser import RequestParser
 from services.router.openai.tokenization import TokenizationParser
 from services.router.openai.validation import RequestValidator
@@ -82,6 +83,7 @@ class Frontend:
     resumer: Resumer
     takeovers: Takeovers
     tokenization: TokenizationParser
+    constraints: ConstraintChecker
     held_tokens: Callable[[], int | None] = lambda: None
     rate_headers: Callable[[str], Mapping[str, str]] = lambda tenant: {}
 
@@ -138,5 +140,13 @@ def build_frontend(
         unread,
     )
     return Frontend(
-        text, limits, traces, parser, response_context, resumer, takeovers, TokenizationParser(validator, text)
+        text,
+        limits,
+        traces,
+        parser,
+        response_context,
+        resumer,
+        takeovers,
+        TokenizationParser(validator, text),
+        ConstraintChecker(text),
     )

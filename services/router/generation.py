@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton.domain.constraint import Constraint
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken, SamplingParams, StopParams
 from baton.telemetry.sequence_timer import SequenceTimer
@@ -24,7 +25,8 @@ class SequenceSpec:
     last workers. Only workers with that fingerprint may continue: a client may have heard tokens that are not in the
     store.
 
-    `tenant` is "" without API keys. A higher `priority` comes first within a tenant.
+    `tenant` is "" without API keys. A higher `priority` comes first within a tenant. Only workers with this router's
+    grammar library run a sequence with a `constraint`.
     """
 
     id: RequestId
@@ -40,6 +42,7 @@ class SequenceSpec:
     tenant: str = ""
     priority: int = 0
     owner_tag: int = 0
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

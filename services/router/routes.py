@@ -227,6 +227,8 @@ class _Endpoints:
                 parsed = await self._frontend.parser.parse(raw)
             if parsed.request.unknown_fields:
                 self._check_unknown(parsed.request.unknown_fields)
+            if parsed.request.constraint is not None:
+                await self._frontend.constraints.check(parsed.request.constraint)
             dispatcher = self._frontend.response_context.dispatcher
             await dispatcher.reserve_rates(origin.tenant, parsed.request.sequences)
         except BaseException as error:

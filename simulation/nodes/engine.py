@@ -16,6 +16,7 @@ from baton.engine.batch import Batch, SampleSpec, StepOutput
 from baton.engine.fake_runner import FakeRunner
 from baton.engine.mailbox import Mailbox
 from baton.engine.thread import EngineLoop
+from baton.grammar.matcher import MaskRow
 from baton.kv.memory import PageMemory
 from simulation.runtime.process import SimProcess
 
@@ -78,9 +79,9 @@ class SimRunner(FakeRunner):
         self.has_run = True
         return super().run(batch)
 
-    def _sample(self, spec: SampleSpec) -> SampledToken:
+    def _sample(self, spec: SampleSpec, mask: MaskRow | None) -> SampledToken:
         sampling = replace(spec.sampling, seed=spec.sampling.seed + self._version)
-        return super()._sample(replace(spec, sampling=sampling))
+        return super()._sample(replace(spec, sampling=sampling), mask)
 
 
 class SimEngine:

@@ -32,8 +32,8 @@ NEEDED: dict[FieldEndpoint, dict[str, Any]] = {
     FieldEndpoint.CHAT: {"model": "m", "messages": [{"role": "user", "content": "hello"}]},
     FieldEndpoint.COMPLETION: {"model": "m", "prompt": "hello"},
 }
-NO_EFFECT_ALONE = {"model", "best_of", "response_format"}
-"""Required, equal to n, or with one accepted value."""
+NO_EFFECT_ALONE = {"model", "best_of"}
+"""Required, or equal to n."""
 
 OTHER_VALUES: dict[str, Any] = {
     "messages": [{"role": "user", "content": "goodbye"}],
@@ -62,6 +62,17 @@ OTHER_VALUES: dict[str, Any] = {
     "extra_key": "s",
     "skip_special_tokens": False,
     "chat_template_kwargs": {"mood": "wild"},
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "a+"},
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "guided_choice": ["a", "b"],
+    "guided_grammar": 'root ::= "a"',
+    "guided_whitespace_pattern": "[ ]?",
+    "regex": "a+",
+    "ebnf": 'root ::= "a"',
+    "json_schema": '{"type": "object"}',
+    "grammar": 'root ::= "a"',
 }
 COMPANIONS: dict[tuple[FieldEndpoint, str], dict[str, Any]] = {
     (FieldEndpoint.CHAT, "continue_final_message"): {
@@ -69,6 +80,8 @@ COMPANIONS: dict[tuple[FieldEndpoint, str], dict[str, Any]] = {
         "add_generation_prompt": False,
     },
     (FieldEndpoint.CHAT, "top_logprobs"): {"logprobs": True},
+    (FieldEndpoint.CHAT, "guided_whitespace_pattern"): {"guided_json": {"type": "object"}},
+    (FieldEndpoint.COMPLETION, "guided_whitespace_pattern"): {"guided_json": {"type": "object"}},
     (FieldEndpoint.CHAT, "stream_options"): {"stream": True},
     (FieldEndpoint.COMPLETION, "stream_options"): {"stream": True},
 }

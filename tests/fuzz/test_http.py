@@ -34,7 +34,7 @@ FEW, SOME, MANY = (
     )
     for examples in (25, 60, 200)
 )
-BEYOND_THE_SCHEMA = {"context_length_exceeded"}
+BEYOND_THE_SCHEMA = {"context_length_exceeded", "constraint_failed"}
 
 TEXT_PATHS = {
     "/v1/chat/completions/render": "ChatRequest",
@@ -75,7 +75,14 @@ def without_conflicts(body: dict[str, Any]) -> dict[str, Any]:
     prompt = agreed.get("prompt")
     if isinstance(prompt, list) and not isinstance(prompt[0], int) and len(prompt) > MAX_REQUEST_CHOICES // MAX_CHOICES:
         agreed["prompt"] = prompt[: MAX_REQUEST_CHOICES // MAX_CHOICES]
-    for name in ("best_of", "continue_final_message", "enable_thinking", "chat_template_kwargs"):
+    for name in (
+        "structured_outputs",
+        "response_format",
+        "best_of",
+        "continue_final_message",
+        "enable_thinking",
+        "chat_template_kwargs",
+    ):
         agreed.pop(name, None)
     agreed.pop("min_tokens", None)
     biases = agreed.get("logit_bias") or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.planted.constraint_bugs import CONSTRAINT_BUGS
 from tests.planted.event_bugs import EVENT_BUGS
 from tests.planted.latent_bugs import LATENT_BUGS
 from tests.planted.prefill_bugs import PREFILL_BUGS
@@ -23,6 +24,7 @@ def bug(promise: str, name: str, file: str, before: str, after: str, tests: str)
 
 BUGS = (
     *EVENT_BUGS,
+    *CONSTRAINT_BUGS,
     *LATENT_BUGS,
     *PREFILL_BUGS,
     bug(

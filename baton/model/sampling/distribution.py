@@ -7,13 +7,15 @@ order of equally probable tokens, so that it is the same in every batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
 import torch
 
 from baton.domain.request import SamplingParams
+from baton.grammar.matcher import MaskRow
 from baton.model.to_device import int64_tensor, to_device
 
 TOP_P_CANDIDATES = (1024, 8192)
@@ -49,6 +51,21 @@ def process_logits(
         logits[int64_tensor(tokens, logits.device)] += to_device(added, logits.device)
     if banned:
         logits.index_fill_(0, int64_tensor(list(banned), logits.device), -torch.inf)
+
+
+def mask_logits(logits: torch.Tensor, masks: Mapping[int, MaskRow]) -> None:
+    """Sets the logits of tokens without a bit to minus infinity, in place, for the rows that `masks` names.
+
+    `logits`: [rows, vocab_size] on any device. Bits are unpacked on the host, which is faster than torch does it.
+    """
+    rows, bits = list(masks), np.stack(list(masks.values())).view(np.uint8)
+    forbidden = np.unpackbits(~bits, axis=1, count=logits.shape[-1], bitorder="little").view(np.bool_)
+    forbidden_here = to_device(torch.from_numpy(forbidden), logits.device)
+    if rows == list(range(len(logits))):
+        logits.masked_fill_(forbidden_here, -torch.inf)
+        return
+    places = int64_tensor(rows, logits.device)
+    logits[places] = logits[places].masked_fill_(forbidden_here, -torch.inf)
 
 
 def changes_logits(sampling: SamplingParams, banned: frozenset[int]) -> bool:

@@ -8,18 +8,21 @@ to the host. Knows rows and logits, no scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from baton.domain.errors import Broken
 from baton.domain.request import SampledToken, SamplingParams, TokenLogprobs
+from baton.grammar.matcher import MaskRow
 from baton.model.sampling.distribution import (
     TOP_P_CANDIDATES,
     Filters,
     changes_logits,
     filter_weights,
+    mask_logits,
     process_logits,
     sample_by_cdf,
     uniform,
@@ -41,6 +44,9 @@ class SamplingRow(Protocol):
 
     @property
     def banned(self) -> frozenset[int]: ...
+
+    @property
+    def mask(self) -> object | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,9 @@ class SampleResult:
         return tuple(SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens))
 
 
+Masks = Mapping[int, MaskRow | None]
+
+
 class SamplerBackend(Protocol):
     """Samples tokens [rows], int64, from logits [rows, vocab_size] on their device. Does not change the logits."""
 
@@ -105,24 +114,39 @@ class TorchSampler:
 _TORCH = TorchSampler()
 
 
-def sample_tokens(logits: torch.Tensor, rows: Sequence[SamplingRow], sampler: SamplerBackend = _TORCH) -> SampleResult:
+def sample_tokens(
+    logits: torch.Tensor,
+    rows: Sequence[SamplingRow],
+    sampler: SamplerBackend = _TORCH,
+    masks: Masks | None = None,
+) -> SampleResult:
     """Samples one token for each row of `logits` [rows, vocab_size] without waiting for their device.
 
-    Ties of greedy rows go to the lowest token id.
+    Ties of greedy rows go to the lowest token id. `masks`: by row, bits of 32-bit words, one for each token that may
+    follow; None: all may. They only remove tokens: order, random number and logprobs stay. Raises `Broken` if a row
+    with a `mask` has none here.
     """
+    masks = masks or {}
+    if any(row.mask is not None and index not in masks for index, row in enumerate(rows)):
+        raise Broken("a constrained row has no mask")
     if not rows:
         return SampleResult(logits.new_empty(0, dtype=torch.int64), None)
-    tokens = _tokens(logits, rows, sampler)
+    tokens = _tokens(logits, rows, sampler, masks)
     return SampleResult(tokens, _logprobs(logits, tokens, rows))
 
 
-def _tokens(logits: torch.Tensor, rows: Sequence[SamplingRow], sampler: SamplerBackend) -> torch.Tensor:
+def _tokens(logits: torch.Tensor, rows: Sequence[SamplingRow], sampler: SamplerBackend, masks: Masks) -> torch.Tensor:
     edited = [index for index, row in enumerate(rows) if changes_logits(row.sampling, row.banned)]
     sampled = [index for index, row in enumerate(rows) if not row.sampling.greedy]
+    masked = {index: bits for index, bits in masks.items() if bits is not None}
     if edited:
         logits = logits.to(torch.float32, copy=True)
         for index in edited:
             _process(logits[index], rows[index])
+    elif masked:
+        logits = logits.clone()
+    if masked:
+        mask_logits(logits, masked)
     if not sampled:
         return sampler.argmax(logits)
     if len(sampled) == len(rows):

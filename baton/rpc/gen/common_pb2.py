@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/common.proto\x12\x08\x62\x61ton.v1\"C\n\tAttemptId\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\towner_tag\x18\x03 \x01(\x07\"\xc4\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x03\x12;\n\nlogit_bias\x18\t \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"L\n\nStopParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\"\xb9\x01\n\rEngineRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\"\n\x04stop\x18\x05 \x01(\x0b\x32\x14.baton.v1.StopParams\x12\x0c\n\x04salt\x18\x06 \x01(\t\".\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"r\n\x0bOutputToken\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12#\n\x03top\x18\x04 \x03(\x0b\x32\x16.baton.v1.TokenLogprobB\n\n\x08_logprob\"\x9a\x01\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12!\n\x04seen\x18\x04 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12&\n\x07verdict\x18\x05 \x01(\x0e\x32\x15.baton.v1.PageVerdict\"\x9a\x01\n\x0cPrefillTimes\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\x12\x0f\n\x07seal_us\x18\x03 \x01(\x04\x12#\n\x06\x63hunks\x18\x04 \x03(\x0b\x32\x13.baton.v1.ChunkTime\x12\x17\n\x0f\x63omputed_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\"-\n\tChunkTime\x12\x10\n\x08start_us\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xce\x01\n\x0bImportTimes\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x16\n\x0e\x66irst_chunk_us\x18\x03 \x01(\x04\x12\x0f\n\x07pull_us\x18\x04 \x01(\x04\x12\x12\n\nexposed_us\x18\x05 \x01(\x04\x12\x11\n\tcommit_us\x18\x06 \x01(\x04\x12\x0f\n\x07join_us\x18\x07 \x01(\x04\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\r\n\x05pages\x18\t \x01(\r\x12\r\n\x05proof\x18\n \x01(\t\x12\x10\n\x08re_reads\x18\x0b \x01(\r\"o\n\x0b\x44\x65\x63odeTimes\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0f\n\x07step_us\x18\x02 \x01(\x04\x12\x11\n\twaited_us\x18\x03 \x01(\x04\x12\x14\n\x0cpreempted_us\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\"h\n\x0c\x41\x62ortRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\'\n\x08suspects\x18\x03 \x03(\x0b\x32\x15.baton.v1.SuspectPage\";\n\x0bSuspectPage\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04page\x18\x02 \x01(\r\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\"4\n\nAbortReply\x12&\n\x07verdict\x18\x01 \x01(\x0e\x32\x15.baton.v1.PageVerdict*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*t\n\x0bPageVerdict\x12\x1c\n\x18PAGE_VERDICT_UNSPECIFIED\x10\x00\x12\x17\n\x13PAGE_VERDICT_SOURCE\x10\x01\x12\x15\n\x11PAGE_VERDICT_LINK\x10\x02\x12\x17\n\x13PAGE_VERDICT_PULLER\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/common.proto\x12\x08\x62\x61ton.v1\"C\n\tAttemptId\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\towner_tag\x18\x03 \x01(\x07\"\xc4\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x03\x12;\n\nlogit_bias\x18\t \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"L\n\nStopParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\"\xe3\x01\n\rEngineRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\"\n\x04stop\x18\x05 \x01(\x0b\x32\x14.baton.v1.StopParams\x12\x0c\n\x04salt\x18\x06 \x01(\t\x12(\n\nconstraint\x18\x07 \x01(\x0b\x32\x14.baton.v1.Constraint\"\x84\x01\n\nConstraint\x12\x1f\n\x06phases\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Phase\x12\x14\n\x07loop_to\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0b\n\x03\x65os\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x12\n\nmin_tokens\x18\x05 \x01(\rB\n\n\x08_loop_to\"`\n\x05Phase\x12#\n\x04\x66ree\x18\x01 \x01(\x0b\x32\x13.baton.v1.FreePhaseH\x00\x12)\n\x07grammar\x18\x02 \x01(\x0b\x32\x16.baton.v1.GrammarPhaseH\x00\x42\x07\n\x05phase\"\x87\x01\n\tFreePhase\x12%\n\x04\x65nds\x18\x01 \x03(\x0b\x32\x17.baton.v1.TokenSequence\x12\x13\n\x06\x62udget\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x11\n\ton_budget\x18\x03 \x03(\r\x12\x10\n\x08may_stop\x18\x04 \x01(\x08\x12\x0e\n\x06\x62\x61nned\x18\x05 \x03(\rB\t\n\x07_budget\"\x1c\n\x0cGrammarPhase\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x1f\n\rTokenSequence\x12\x0e\n\x06tokens\x18\x01 \x03(\r\".\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"r\n\x0bOutputToken\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12#\n\x03top\x18\x04 \x03(\x0b\x32\x16.baton.v1.TokenLogprobB\n\n\x08_logprob\"\x9a\x01\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12!\n\x04seen\x18\x04 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12&\n\x07verdict\x18\x05 \x01(\x0e\x32\x15.baton.v1.PageVerdict\"\x9a\x01\n\x0cPrefillTimes\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\x12\x0f\n\x07seal_us\x18\x03 \x01(\x04\x12#\n\x06\x63hunks\x18\x04 \x03(\x0b\x32\x13.baton.v1.ChunkTime\x12\x17\n\x0f\x63omputed_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\"-\n\tChunkTime\x12\x10\n\x08start_us\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xce\x01\n\x0bImportTimes\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x16\n\x0e\x66irst_chunk_us\x18\x03 \x01(\x04\x12\x0f\n\x07pull_us\x18\x04 \x01(\x04\x12\x12\n\nexposed_us\x18\x05 \x01(\x04\x12\x11\n\tcommit_us\x18\x06 \x01(\x04\x12\x0f\n\x07join_us\x18\x07 \x01(\x04\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\r\n\x05pages\x18\t \x01(\r\x12\r\n\x05proof\x18\n \x01(\t\x12\x10\n\x08re_reads\x18\x0b \x01(\r\"o\n\x0b\x44\x65\x63odeTimes\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0f\n\x07step_us\x18\x02 \x01(\x04\x12\x11\n\twaited_us\x18\x03 \x01(\x04\x12\x14\n\x0cpreempted_us\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\"h\n\x0c\x41\x62ortRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\'\n\x08suspects\x18\x03 \x03(\x0b\x32\x15.baton.v1.SuspectPage\";\n\x0bSuspectPage\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04page\x18\x02 \x01(\r\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\"4\n\nAbortReply\x12&\n\x07verdict\x18\x01 \x01(\x0e\x32\x15.baton.v1.PageVerdict*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*t\n\x0bPageVerdict\x12\x1c\n\x18PAGE_VERDICT_UNSPECIFIED\x10\x00\x12\x17\n\x13PAGE_VERDICT_SOURCE\x10\x01\x12\x15\n\x11PAGE_VERDICT_LINK\x10\x02\x12\x17\n\x13PAGE_VERDICT_PULLER\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1765
-  _globals['_FINISHREASON']._serialized_end=1860
-  _globals['_PAGEVERDICT']._serialized_start=1862
-  _globals['_PAGEVERDICT']._serialized_end=1978
+  _globals['_FINISHREASON']._serialized_start=2241
+  _globals['_FINISHREASON']._serialized_end=2336
+  _globals['_PAGEVERDICT']._serialized_start=2338
+  _globals['_PAGEVERDICT']._serialized_end=2454
   _globals['_ATTEMPTID']._serialized_start=35
   _globals['_ATTEMPTID']._serialized_end=102
   _globals['_SAMPLINGPARAMS']._serialized_start=105
@@ -46,25 +46,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOPPARAMS']._serialized_start=431
   _globals['_STOPPARAMS']._serialized_end=507
   _globals['_ENGINEREQUEST']._serialized_start=510
-  _globals['_ENGINEREQUEST']._serialized_end=695
-  _globals['_TOKENLOGPROB']._serialized_start=697
-  _globals['_TOKENLOGPROB']._serialized_end=743
-  _globals['_OUTPUTTOKEN']._serialized_start=745
-  _globals['_OUTPUTTOKEN']._serialized_end=859
-  _globals['_FAILURE']._serialized_start=862
-  _globals['_FAILURE']._serialized_end=1016
-  _globals['_PREFILLTIMES']._serialized_start=1019
-  _globals['_PREFILLTIMES']._serialized_end=1173
-  _globals['_CHUNKTIME']._serialized_start=1175
-  _globals['_CHUNKTIME']._serialized_end=1220
-  _globals['_IMPORTTIMES']._serialized_start=1223
-  _globals['_IMPORTTIMES']._serialized_end=1429
-  _globals['_DECODETIMES']._serialized_start=1431
-  _globals['_DECODETIMES']._serialized_end=1542
-  _globals['_ABORTREQUEST']._serialized_start=1544
-  _globals['_ABORTREQUEST']._serialized_end=1648
-  _globals['_SUSPECTPAGE']._serialized_start=1650
-  _globals['_SUSPECTPAGE']._serialized_end=1709
-  _globals['_ABORTREPLY']._serialized_start=1711
-  _globals['_ABORTREPLY']._serialized_end=1763
+  _globals['_ENGINEREQUEST']._serialized_end=737
+  _globals['_CONSTRAINT']._serialized_start=740
+  _globals['_CONSTRAINT']._serialized_end=872
+  _globals['_PHASE']._serialized_start=874
+  _globals['_PHASE']._serialized_end=970
+  _globals['_FREEPHASE']._serialized_start=973
+  _globals['_FREEPHASE']._serialized_end=1108
+  _globals['_GRAMMARPHASE']._serialized_start=1110
+  _globals['_GRAMMARPHASE']._serialized_end=1138
+  _globals['_TOKENSEQUENCE']._serialized_start=1140
+  _globals['_TOKENSEQUENCE']._serialized_end=1171
+  _globals['_TOKENLOGPROB']._serialized_start=1173
+  _globals['_TOKENLOGPROB']._serialized_end=1219
+  _globals['_OUTPUTTOKEN']._serialized_start=1221
+  _globals['_OUTPUTTOKEN']._serialized_end=1335
+  _globals['_FAILURE']._serialized_start=1338
+  _globals['_FAILURE']._serialized_end=1492
+  _globals['_PREFILLTIMES']._serialized_start=1495
+  _globals['_PREFILLTIMES']._serialized_end=1649
+  _globals['_CHUNKTIME']._serialized_start=1651
+  _globals['_CHUNKTIME']._serialized_end=1696
+  _globals['_IMPORTTIMES']._serialized_start=1699
+  _globals['_IMPORTTIMES']._serialized_end=1905
+  _globals['_DECODETIMES']._serialized_start=1907
+  _globals['_DECODETIMES']._serialized_end=2018
+  _globals['_ABORTREQUEST']._serialized_start=2020
+  _globals['_ABORTREQUEST']._serialized_end=2124
+  _globals['_SUSPECTPAGE']._serialized_start=2126
+  _globals['_SUSPECTPAGE']._serialized_end=2185
+  _globals['_ABORTREPLY']._serialized_start=2187
+  _globals['_ABORTREPLY']._serialized_end=2239
 # @@protoc_insertion_point(module_scope)

@@ -78,20 +78,70 @@ class StopParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EngineRequest(_message.Message):
-    __slots__ = ("id", "tokens", "num_prompt_tokens", "sampling", "stop", "salt")
+    __slots__ = ("id", "tokens", "num_prompt_tokens", "sampling", "stop", "salt", "constraint")
     ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     id: AttemptId
     tokens: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
     sampling: SamplingParams
     stop: StopParams
     salt: str
-    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., salt: _Optional[str] = ...) -> None: ...
+    constraint: Constraint
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., salt: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+
+class Constraint(_message.Message):
+    __slots__ = ("phases", "loop_to", "eos", "ignore_eos", "min_tokens")
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    LOOP_TO_FIELD_NUMBER: _ClassVar[int]
+    EOS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    phases: _containers.RepeatedCompositeFieldContainer[Phase]
+    loop_to: int
+    eos: _containers.RepeatedScalarFieldContainer[int]
+    ignore_eos: bool
+    min_tokens: int
+    def __init__(self, phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., loop_to: _Optional[int] = ..., eos: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., min_tokens: _Optional[int] = ...) -> None: ...
+
+class Phase(_message.Message):
+    __slots__ = ("free", "grammar")
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    free: FreePhase
+    grammar: GrammarPhase
+    def __init__(self, free: _Optional[_Union[FreePhase, _Mapping]] = ..., grammar: _Optional[_Union[GrammarPhase, _Mapping]] = ...) -> None: ...
+
+class FreePhase(_message.Message):
+    __slots__ = ("ends", "budget", "on_budget", "may_stop", "banned")
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    ON_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    MAY_STOP_FIELD_NUMBER: _ClassVar[int]
+    BANNED_FIELD_NUMBER: _ClassVar[int]
+    ends: _containers.RepeatedCompositeFieldContainer[TokenSequence]
+    budget: int
+    on_budget: _containers.RepeatedScalarFieldContainer[int]
+    may_stop: bool
+    banned: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ends: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., budget: _Optional[int] = ..., on_budget: _Optional[_Iterable[int]] = ..., may_stop: bool = ..., banned: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GrammarPhase(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class TokenSequence(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token", "logprob")

@@ -53,9 +53,11 @@ class Pair:
     def incarnations(self) -> tuple[Incarnation, Incarnation]:
         return self.prefill.incarnation, self.decode.incarnation
 
-    def matches(self, fingerprint: str) -> bool:
-        """True when both workers have this fingerprint. Every pair matches ""."""
-        return not fingerprint or all(worker.fingerprint == fingerprint for worker in self.workers)
+    def matches(self, fingerprint: str, grammars: str = "") -> bool:
+        """True when both workers have this fingerprint and grammar library. Every pair matches ""."""
+        return all(
+            fingerprint in ("", worker.fingerprint) and grammars in ("", worker.grammars) for worker in self.workers
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class PlacementQuery:
     """The needs of an attempt. `num_tokens` are to be prefilled; `max_tokens` bounds them and all output together.
 
     `keys`: page size -> keys of the full pages of the tokens. `busy`: decode workers that had no room just now.
-    `fingerprint`: the one that the workers must have; "" for any.
+    `fingerprint`, `grammars`: those that the workers must have; "" for any.
     """
 
     num_tokens: int
@@ -92,6 +94,7 @@ class PlacementQuery:
     avoided: Avoided = Avoided()
     busy: frozenset[Incarnation] = frozenset()
     fingerprint: str = ""
+    grammars: str = ""
 
 
 class PrefixIndex:
@@ -160,7 +163,7 @@ def choose_pair(pairs: Iterable[Pair], query: PlacementQuery, index: PrefixIndex
     best: list[Pair] = []
     lowest: tuple[int, bool, float] | None = None
     for pair in pairs:
-        if pair.decode.incarnation in query.busy or not pair.matches(query.fingerprint):
+        if pair.decode.incarnation in query.busy or not pair.matches(query.fingerprint, query.grammars):
             continue
         if capacity_tokens(pair) < query.max_tokens:
             continue

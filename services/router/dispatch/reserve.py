@@ -20,6 +20,7 @@ from baton.domain.errors import BatonError, DeadlineExceeded, Draining, ModelRep
 from baton.domain.ids import AttemptId, Incarnation, PageKey
 from baton.domain.request import EngineRequest
 from baton.domain.worker import WorkerRole
+from baton.grammar.tokenizer import CAPABILITY
 from baton.kv.keys import page_keys
 from baton.rpc.codec import decode_failure, encode_id
 from baton.rpc.gen import decode_pb2
@@ -245,7 +246,10 @@ class Reserver:
         keys = {}
         for size in self._workers.page_sizes():
             keys[size] = page_keys(request.tokens, size, request.salt)
-        return PlacementQuery(len(request.tokens), max_tokens, keys, avoided, fingerprint=fingerprint)
+        grammars = CAPABILITY if request.constraint is not None else ""
+        return PlacementQuery(
+            len(request.tokens), max_tokens, keys, avoided, fingerprint=fingerprint, grammars=grammars
+        )
 
     def _timeout_error(self, request: EngineRequest, fingerprint: str) -> BatonError:
         id = request.id.request_id

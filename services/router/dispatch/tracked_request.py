@@ -94,8 +94,9 @@ class TrackedRequest:
         sequence = self.sequence
         tokens = (*sequence.prompt_tokens, *self._emitted)
         return EngineRequest(
-            self.id, tokens, len(sequence.prompt_tokens), sequence.sampling, sequence.stop, sequence.salt
-        )
+            self.id, tokens, len(sequence.prompt_tokens), sequence.sampling, sequence.stop, sequence.salt,
+            sequence.constraint,
+        )  # fmt: skip
 
     def on_reserved(self, reservation: PairReservation) -> None:
         """Records the workers of the attempt."""

@@ -12,6 +12,7 @@ import grpc
 
 from baton.domain.errors import (
     BatonError,
+    ConstraintFailed,
     ContextOverflow,
     DeadlineExceeded,
     Draining,
@@ -91,7 +92,7 @@ class AttemptFailure(Exception):
 
 # The router has checked the request, the room for it and the deadline itself. A worker that disagrees may have received
 # other bytes, so another attempt confirms its refusal.
-_DOUBTED = (DeadlineExceeded, InvalidRequest, ContextOverflow, ModelNotFound)
+_DOUBTED = (DeadlineExceeded, InvalidRequest, ContextOverflow, ModelNotFound, ConstraintFailed)
 
 _OWN_SOURCE = {WorkerRole.PREFILL: FaultSource.PREFILL, WorkerRole.DECODE: FaultSource.DECODE}
 

@@ -18,6 +18,7 @@ from baton.domain.errors import (
     BatonError,
     Broken,
     Cancelled,
+    ConstraintFailed,
     ContextOverflow,
     DeadlineExceeded,
     Draining,
@@ -145,6 +146,7 @@ _INTERNAL = _ErrorKind(500, "server_error")
 _ERROR_KINDS: dict[type[BatonError], _ErrorKind] = {
     InvalidRequest: _ErrorKind(400, "invalid_request_error"),
     ContextOverflow: _ErrorKind(400, "invalid_request_error"),
+    ConstraintFailed: _ErrorKind(400, "invalid_request_error"),
     BodyTooLarge: _ErrorKind(413, "invalid_request_error", closes=True),
     BodyTooSlow: _ErrorKind(408, "invalid_request_error", closes=True),
     MalformedHttp: _ErrorKind(400, "invalid_request_error", closes=True),

@@ -21,9 +21,17 @@ from services.router.openai.bounds import (
     MAX_STOP_TOKEN_IDS,
     STREAM_FLAGS,
 )
+from services.router.openai.constraint.reader import (
+    RESPONSE_FORMAT,
+    STRUCTURED_OUTPUTS,
+    RequestedConstraint,
+    read_constraint,
+)
 from services.router.openai.fields import Fields, is_integer, is_number, short_repr
 from services.router.openai.valid_request import StreamOptions
 from services.router.text.text_model import TextModel
+
+_FORM_FIELDS = frozenset({RESPONSE_FORMAT, STRUCTURED_OUTPUTS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,7 @@ class CommonParams:
     skip_special_tokens: bool
     return_token_ids: bool
     include_stop: bool
+    constraint: RequestedConstraint | None
     stream_options: StreamOptions | None
 
 
@@ -64,8 +73,10 @@ def read_common_params(
     """
     body, get = fields.values, scalars.get
     _check_consistency(fields, scalars, default_max_tokens)
-    if "response_format" in body:
-        _check_response_format(fields)
+    constraint = None
+    if not body.keys().isdisjoint(_FORM_FIELDS):
+        flags = {"ignore_eos": get("ignore_eos", False), "min_tokens": get("min_tokens", 0)}
+        constraint = read_constraint(fields, text.eos_token_ids, **flags)
     defaults, top_k, older = text.sampling_defaults, get("top_k"), get("max_tokens")
     stop_token_ids = _read_stop_token_ids(fields, text.vocab_size) if "stop_token_ids" in body else frozenset[int]()
     return CommonParams(
@@ -86,12 +97,15 @@ def read_common_params(
         default_max_tokens=default_max_tokens,
         min_tokens=get("min_tokens", 0),
         stop_strings=_read_stop_strings(fields) if "stop" in body else (),
-        stop_token_ids=stop_token_ids if get("ignore_eos") else stop_token_ids | text.eos_token_ids,
+        stop_token_ids=stop_token_ids
+        if get("ignore_eos") and constraint is None  # a complete text ends in any case
+        else stop_token_ids | text.eos_token_ids,
         salt=_salt(tenant, get("cache_salt", "")) if tenant or "cache_salt" in scalars else "",
         priority=get("priority", 0),
         skip_special_tokens=get("skip_special_tokens", True),
         return_token_ids=get("return_token_ids", False),
         include_stop=get("include_stop_str_in_output", False),
+        constraint=constraint,
         stream_options=_read_stream_options(fields, get("stream", False)),
     )
 
@@ -161,17 +175,6 @@ def _salt(tenant: str, cache_salt: str) -> str:
     """
     parts = (str(len(tenant)).encode(), tenant.encode(), cache_salt.encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
-
-
-def _check_response_format(fields: Fields) -> None:
-    response_format = fields.mapping("response_format")
-    kind = None if response_format is None else response_format.values.get("type")
-    if response_format is None or kind == "text":
-        return
-    if kind in ("json_object", "json_schema"):
-        response_format.add_error("type", f"{kind} is not supported yet; only text is")
-    else:
-        response_format.add_mismatch("type", "text, json_object or json_schema")
 
 
 def _read_logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from baton.domain.ids import RequestId
 from services.router.generation import SequenceSpec
+from services.router.openai.constraint.reader import RequestedConstraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class ValidRequest:
 
     A completion continues the text of its prompt. `echoes` are the texts that its choices begin with, "" without an
     echo. With `max_tokens` 0 (only an echo) there are no sequences. `unknown_fields`: names that have no row in the
-    table of fields; a client may send any. `include_stop`: a text ends with what stopped it.
+    table of fields; a client may send any. `include_stop`: a text ends with what stopped it. `constraint`: of every
+    choice.
     """
 
     id: RequestId
@@ -42,6 +44,7 @@ class ValidRequest:
     echoes: tuple[str, ...] = ()
     unknown_fields: tuple[str, ...] = ()
     include_stop: bool = False
+    constraint: RequestedConstraint | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -156,7 +156,8 @@ class RequestValidator:
             max_tokens = params.max_tokens
             if max_tokens is None:
                 max_tokens = min(remaining, params.default_max_tokens or remaining)
-            stop = StopParams(max_tokens, params.min_tokens, params.stop_token_ids)
+            min_tokens = params.min_tokens if params.constraint is None else 0  # the constraint has them
+            stop = StopParams(max_tokens, min_tokens, params.stop_token_ids)
             seed = metadata.seed + len(sequences) if params.seed is None else params.seed
             for choice in range(params.num_choices if max_tokens else 0):
                 id = RequestId(f"{metadata.id}-{len(sequences)}") if sequences else metadata.id
@@ -165,6 +166,7 @@ class RequestValidator:
                     SequenceSpec(
                         id, prompt, sampling, stop, params.salt, self._deadline_s,
                         tenant=metadata.tenant, priority=params.priority,
+                        constraint=None if params.constraint is None else params.constraint.value,
                     )
                 )  # fmt: skip
         return ValidRequest(
@@ -178,6 +180,7 @@ class RequestValidator:
             skip_special_tokens=params.skip_special_tokens,
             return_token_ids=params.return_token_ids,
             include_stop=params.include_stop,
+            constraint=params.constraint,
             stream_options=params.stream_options,
         )
 

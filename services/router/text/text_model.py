@@ -97,6 +97,11 @@ class TextModel:
         tokenizer = Tokenizer.from_str(tokenizer_json)
         return cls(tokenizer, tokenizer_config, merged, template, defaults, text_digest(directory))
 
+    def tokenizer_json(self) -> str:
+        """The tokenizer, in the form of a `tokenizer.json`."""
+        text: str = self._tokenizer.to_str()
+        return text
+
     @property
     def has_chat_template(self) -> bool:
         """True when `render_chat` works."""

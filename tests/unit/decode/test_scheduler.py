@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from baton.domain.arithmetic import ceil_div
-from baton.domain.errors import SentBack
+from baton.domain.errors import ConstraintFailed, SentBack
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import SampledToken, StopParams
+from baton.engine.batch import StepOutput
 from baton.engine.messages import Fail
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from services.decode.effects import DecodeEffect, EmitTokens
@@ -113,5 +114,22 @@ def test_an_abort_frees_host_memory():
     assert world.scheduler.abort(NEW.id)
     assert not world.scheduler.abort(NEW.id)
     assert world.host.num_free == 8
+    run_to_the_end(world)
+    assert_idle(world.cache)
+
+
+def test_a_row_whose_constraint_fails_ends_and_others_go_on():
+    world = tiny_decode(digests=True, num_host_pages=8)
+    for request in (OLD, NEW):
+        board(world, request)
+    batch = world.scheduler.schedule(0.0)
+    assert batch is not None
+    output = world.runner.run(batch)
+    failed = StepOutput((None, *output.sampled[1:]), {0: ConstraintFailed("nothing may follow")})
+    effects = world.scheduler.commit(batch, failed, 0.0)
+    [fail] = [effect for effect in effects if isinstance(effect, Fail)]
+    assert (fail.id, fail.error.code) == (batch.rows[0].id, "constraint_failed")
+    assert fail.times is not None
+    assert [effect.id for effect in effects if isinstance(effect, EmitTokens)] == [row.id for row in batch.rows[1:]]
     run_to_the_end(world)
     assert_idle(world.cache)

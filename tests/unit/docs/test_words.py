@@ -20,13 +20,13 @@ MAX_TEST_NAME = 70
 PLAIN = frozenset(
     """
     access activation activity agent answer app arrived attention auth avoided bar body bound broken buffer builder
-    busy bytes cancelled capacity capturer channel child choice claim classes client close cluster command
+    busy bytes cancelled capacity capturer channel checker child choice claim classes client close cluster command
     comparison compiler completion condition config connect connection context contradiction controller copy cursor
     cut dataset deadlock decode defaults delivery delta details detokenizer device direction disconnect dispatcher
     distribution drained dtype end ended endpoint entry envelope environment error estimator event exceeded expired
-    fabric fact fail failed family fault fields file filter filters flags flight flipper flusher format forward
-    found frontend gate group growth handle handler harness health histogram history hook http id identity idle
-    imported index info interceptor interrupted interval issuer kind large late latency layer layout length
+    fabric fact fail failed family fault fields file filler filter filters flags flight flipper flusher format
+    forward found frontend gate group growth handle handler harness health histogram history hook http id identity
+    idle imported index info interceptor interrupted interval issuer kind large late latency layer layout length
     lifecycle limits line linear list listener liveness llm load log logits logprob loop loss lost mailbox malformed
     matcher memory message metadata meter metric middleware milestone missing model module muon network node noise
     norm notifier objective operation ops options origin outbox outcome output overflow overloaded pacer packer

@@ -52,7 +52,7 @@ def no_room(*_: object, **__: object) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def no_capture(*_: object) -> None:
+def no_capture(*_: object, **__: object) -> None:
     raise RuntimeError("operation not permitted when stream is capturing")
 
 

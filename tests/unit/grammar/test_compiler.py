@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from baton.bundled import MODEL_DIR
 from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
 from baton.domain.errors import ConstraintFailed, FailedConstraint
 from baton.grammar import sources
 from baton.grammar.compiler import GrammarCompiler, GrammarLimits
+from baton.grammar.tokenizer import GrammarTokenizer
 from tests import grammars
 
 HOSTILE = {
@@ -95,3 +98,30 @@ def test_free_phases_need_no_grammar() -> None:
 def test_values_that_mean_nothing_are_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match=r"."):
         wrong()  # type: ignore[operator]
+
+
+def _tokenizer_with(change: Any) -> str:
+    source = json.loads((MODEL_DIR / "tokenizer.json").read_text(encoding="utf-8"))
+    change(source)
+    return json.dumps(source)
+
+
+def test_a_prefix_space_is_no_part_of_a_forced_text() -> None:
+    """The library tokenizes forced bytes; with a space before them it would allow only tokens that it then refuses."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    source = _tokenizer_with(lambda tokenizer: tokenizer.update(pre_tokenizer=byte_level))
+    tokenizer = GrammarTokenizer(source, grammars.VOCAB_SIZE, {0})
+    constraint = Constraint((GrammarPhase(sources.json_schema_grammar({"type": "array"})),), eos=tokenizer.eos)
+    GrammarCompiler(tokenizer).check(constraint)
+
+
+def test_a_tokenizer_that_changes_texts_is_refused() -> None:
+    source = _tokenizer_with(lambda tokenizer: tokenizer.update(normalizer={"type": "Lowercase"}))
+    with pytest.raises(ValueError, match="changes texts"):
+        GrammarTokenizer(source, grammars.VOCAB_SIZE, {0})
+
+
+@pytest.mark.parametrize("eos", [set(), {grammars.VOCAB_SIZE}])
+def test_a_tokenizer_needs_an_end_token(eos: set[int]) -> None:
+    with pytest.raises(ValueError, match="ends the text"):
+        GrammarTokenizer((MODEL_DIR / "tokenizer.json").read_text(encoding="utf-8"), grammars.VOCAB_SIZE, eos)

@@ -51,14 +51,18 @@ def test_an_incomplete_text_allows_no_stop_id() -> None:
     assert 77 not in choices or "}" not in grammars.decode([77])
 
 
-def test_avoided_tokens_are_allowed_only_where_nothing_else_is() -> None:
-    constraint = grammars.constraint(sources.regex_grammar("a+"))
-    row, state = grammars.new_row(), grammars.matcher(constraint, grammars.encode("a"))
-    assert state.fill(row, (), avoided=EOS)
-    assert not any(row[token // 32] >> (token % 32) & 1 for token in EOS)
-    done = grammars.matcher(grammars.constraint(sources.choice_grammar(["yes"])), grammars.encode("yes"))
-    assert done.fill(row, (), avoided=EOS)
-    assert all(row[token // 32] >> (token % 32) & 1 for token in EOS)
+def test_min_tokens_do_not_forbid_the_only_token() -> None:
+    phase = GrammarPhase(sources.regex_grammar("a{1,3}"))
+    constraint = Constraint((phase,), eos=frozenset(EOS), min_tokens=2)
+    a = grammars.encode("a")
+    one = grammars.allowed(grammars.matcher(constraint, a), frozenset({77}))
+    assert one is not None
+    assert not one & {*EOS, 77}
+    two = grammars.allowed(grammars.matcher(constraint, a * 2), frozenset({77}))
+    assert two is not None
+    assert two > {*EOS, 77}
+    short = Constraint((GrammarPhase(sources.choice_grammar(["yes"])),), eos=frozenset(EOS), min_tokens=9)
+    assert grammars.allowed(grammars.matcher(short, grammars.encode("yes"))) == EOS
 
 
 def test_tokens_that_are_not_allowed_are_refused() -> None:

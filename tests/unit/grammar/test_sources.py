@@ -127,3 +127,9 @@ def test_choices_are_counted_and_not_empty(choices: list[str]) -> None:
 def test_regular_expressions_are_regular(text: str) -> None:
     with pytest.raises(ConstraintFailed):
         grammars.compiler().check(grammars.constraint(sources.regex_grammar(text)))
+
+
+@pytest.mark.parametrize("text", ["::= x", "\u00a2\u0088}", "root ::= (" * 300, "start: (((", 'root ::= "a'])
+def test_a_grammar_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ConstraintFailed):
+        grammars.compiler().check(grammars.constraint(sources.grammar_text(text)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from baton.domain.errors import DeadlineExceeded, LeaseEnded, Superseded
+from baton.domain.errors import ConstraintFailed, DeadlineExceeded, LeaseEnded, Superseded
 from baton.domain.handoff import PublishedChunk
 from baton.domain.timing.attempt_times import PrefillTimes
+from baton.engine.batch import StepOutput
 from baton.engine.messages import Fail
 from baton.kv.pages import Owner
 from services.prefill.scheduler import ExportExpired, PrefillEffect, Seal
@@ -138,3 +139,20 @@ def test_the_times_of_a_prompt_add_up():
         queue_us=1_000_000, compute_us=1_000_000, seal_us=2_250_000,
         chunks=((1_000_000, 4), (1_750_000, 2)), computed_tokens=6, cached_tokens=0,
     )  # fmt: skip
+
+
+def test_a_prompt_whose_constraint_fails_ends_its_export():
+    world = tiny_prefill(LEASE_S, token_budget=16)
+    world.scheduler.add(engine_request("r", PROMPT), 0, 9.0)
+    world.scheduler.add(engine_request("s", [1, 1]), 0, 9.0)
+    batch = world.scheduler.schedule(0.0)
+    assert batch is not None
+    output = world.runner.run(batch)
+    index = next(i for i, row in enumerate(batch.rows) if row.id == engine_request("r", PROMPT).id)
+    sampled = tuple(None if i == index else one for i, one in enumerate(output.sampled))
+    failed = StepOutput(sampled, {index: ConstraintFailed("nothing may follow")})
+    effects = world.scheduler.commit(batch, failed, 0.0)
+    assert [effect.id.request_id for effect in effects if isinstance(effect, Fail)] == ["r"]
+    assert [effect.id.request_id for effect in effects if isinstance(effect, Seal)] == ["s"]
+    assert world.exports.commit(engine_request("s", [1, 1]).id)
+    assert_idle(world.cache)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain import errors
+from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, SamplingParams, StopParams, TokenLogprobs
 from baton.rpc import codec
@@ -37,6 +38,25 @@ def samplings(floats: st.SearchStrategy[float]) -> st.SearchStrategy[SamplingPar
 
 
 stops = st.builds(StopParams, uint32, uint32, st.frozensets(uint32, max_size=5))
+phases = st.one_of(
+    st.builds(GrammarPhase, st.text(min_size=1, max_size=9)),
+    st.builds(
+        FreePhase,
+        ends=st.lists(st.lists(uint32, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple),
+        budget=st.none() | uint32,
+        on_budget=st.lists(uint32, min_size=1, max_size=3).map(tuple),
+        may_stop=st.booleans(),
+        banned=st.frozensets(uint32, max_size=3),
+    ),
+)
+constraints = st.builds(
+    Constraint,
+    phases=st.lists(phases, min_size=1, max_size=3).map(tuple),
+    loop_to=st.none() | st.just(0),
+    eos=st.frozensets(uint32, max_size=3),
+    ignore_eos=st.booleans(),
+    min_tokens=uint32,
+)
 requests = st.builds(
     EngineRequest,
     id=ids,
@@ -45,6 +65,7 @@ requests = st.builds(
     sampling=samplings(singles),
     stop=stops,
     salt=st.text(max_size=10),
+    constraint=st.none() | constraints,
 )
 logprobs = st.builds(TokenLogprobs, singles, st.lists(st.tuples(uint32, singles), max_size=5).map(tuple))
 tokens = st.builds(OutputToken, uint32, uint32, st.none() | logprobs)
@@ -54,6 +75,21 @@ tokens = st.builds(OutputToken, uint32, uint32, st.none() | logprobs)
 def test_requests_survive_the_wire(request):
     wire = codec.encode_request(request).SerializeToString()
     assert codec.decode_request(pb.EngineRequest.FromString(wire)) == request
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        pb.Constraint(),
+        pb.Constraint(phases=[pb.Phase()]),
+        pb.Constraint(phases=[pb.Phase(grammar=pb.GrammarPhase())]),
+        pb.Constraint(phases=[pb.Phase(free=pb.FreePhase())], loop_to=3),
+    ],
+)
+def test_a_constraint_that_means_nothing_is_refused(wire: pb.Constraint):
+    """A phase of a later version has no known kind: it is not skipped."""
+    with pytest.raises(errors.InvalidRequest, match="constraint"):
+        codec.decode_request(pb.EngineRequest(constraint=wire))
 
 
 @given(tokens)

@@ -18,7 +18,7 @@ from services.router.openai.field_table.field import (
 _LATER = "is not supported yet"
 _NEVER = "is not supported"
 _SAMPLER = "is not a setting of this sampler"
-_CONSTRAINT = "is not supported yet: output cannot be constrained"
+_CONSTRAINT = "is not supported: a grammar holds from the first token on"
 _TOOLS = "is not supported yet: tools cannot be called"
 _REASONING = "is not supported yet: reasoning is part of the text"
 _MEDIA = "is not supported: text is all that is read and written"
@@ -44,12 +44,6 @@ _OPENAI_ROWS: tuple[Row, ...] = (
 )
 
 _VLLM_ROWS: tuple[Row, ...] = (
-    ("structured_outputs", BOTH, _CONSTRAINT, ()),
-    ("guided_json", BOTH, _CONSTRAINT, ()),
-    ("guided_regex", BOTH, _CONSTRAINT, ()),
-    ("guided_choice", BOTH, _CONSTRAINT, ()),
-    ("guided_grammar", BOTH, _CONSTRAINT, ()),
-    ("guided_whitespace_pattern", BOTH, _CONSTRAINT, ()),
     ("prompt_logprobs", BOTH, _LATER, ()),
     ("logprob_token_ids", BOTH, _LATER, ()),
     ("return_tokens_as_token_ids", BOTH, _LATER, _OFF),
@@ -87,9 +81,6 @@ _VLLM_ROWS: tuple[Row, ...] = (
 )
 
 _SGLANG_ROWS: tuple[Row, ...] = (
-    ("regex", BOTH, _CONSTRAINT, ()),
-    ("ebnf", BOTH, _CONSTRAINT, ()),
-    ("json_schema", BOTH, _CONSTRAINT, ()),
     ("stop_regex", BOTH, f"{_LATER}; use stop", ()),
     ("reasoning", CHAT, _REASONING, ()),
     ("separate_reasoning", CHAT, _REASONING, (True, False)),
@@ -119,7 +110,6 @@ _SGLANG_ROWS: tuple[Row, ...] = (
 )
 
 _LLAMA_ROWS: tuple[Row, ...] = (
-    ("grammar", BOTH, _CONSTRAINT, ("",)),
     ("grammar_lazy", BOTH, _CONSTRAINT, _OFF),
     ("grammar_triggers", BOTH, _CONSTRAINT, ([],)),
     ("grammar_type", BOTH, _CONSTRAINT, ()),

@@ -84,6 +84,40 @@ def _stream_options() -> Schema:
     return {**_OBJECT, "properties": {name: or_null({"type": "boolean"}) for name in bounds.STREAM_FLAGS}}
 
 
+def _response_format() -> Schema:
+    named = {"name": _STRING, "description": _STRING, "strict": {"type": "boolean"}, "schema": _OBJECT}
+    wrapper = {**_OBJECT, "required": ["schema"], "properties": {name: or_null(each) for name, each in named.items()}}
+    plain = {"required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}}
+    of_schema = {
+        "required": ["type", "json_schema"],
+        "properties": {"type": {"const": "json_schema"}, "json_schema": wrapper},
+    }
+    return {**_OBJECT, "anyOf": [plain, of_schema], "description": "Not every keyword of JSON Schema can be kept."}
+
+
+def _structured_outputs() -> Schema:
+    text, flag = {"type": "string", "minLength": 1}, {"type": "boolean"}
+    kinds = {
+        "json": {"anyOf": [_OBJECT, text]},
+        "json_object": {"const": True},
+        "regex": text,
+        "choice": {"type": "array", "minItems": 1, "items": text},
+        "grammar": text,
+    }
+    options = {
+        "whitespace_pattern": text,
+        "disable_any_whitespace": flag,
+        "disable_additional_properties": flag,
+        "disable_fallback": flag,
+    }
+    return {
+        **_OBJECT,
+        "properties": {**kinds, **options},
+        "oneOf": [{"required": [kind]} for kind in kinds],
+        "description": "Not every keyword of JSON Schema, and no look-around, can be kept.",
+    }
+
+
 def or_null(schema: Schema) -> Schema:
     """The schema of a value that may be null, which is the same as absent."""
     return {"anyOf": [schema, {"type": "null"}]}
@@ -106,8 +140,16 @@ LOGIT_BIAS = Shape(
 )
 STREAM_OPTIONS = Shape(f"an object of the flags {' and '.join(bounds.STREAM_FLAGS)}", lambda vocab: _stream_options())
 RESPONSE_FORMAT = Shape(
-    'an object, {"type": "text"}',
-    lambda vocab: {**_OBJECT, "required": ["type"], "properties": {"type": {"const": "text"}}},
+    'an object, {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": ...}}',
+    lambda vocab: _response_format(),
+)
+STRUCTURED_OUTPUTS = Shape(
+    "an object with one of json, json_object, regex, choice, grammar, and options", lambda vocab: _structured_outputs()
+)
+JSON_SCHEMA = Shape(
+    "a JSON Schema, as an object or as text",
+    lambda vocab: {"anyOf": [_OBJECT, _STRING]},
+    lambda value: isinstance(value, dict | str) and value != "",
 )
 
 TEMPLATE_VARIABLES = Shape(

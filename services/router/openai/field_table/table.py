@@ -69,13 +69,18 @@ def check_fields(body: Mapping[str, object], endpoint: FieldEndpoint, errors: Fi
 
 
 def _read_alias(given: Fields, field: RequestField, value: object, aliases: dict[str, object]) -> None:
-    """Puts the value under the name of its target, unless the body has that too; then both must be equal."""
-    target = given.values.get(field.target)
-    if target is None:
-        target = aliases.get(field.target)
+    """Puts the value under the name of its target, unless the body has that too; then both must be equal.
+
+    A target `name.key` is a key of an object.
+    """
+    name, _, key = field.target.partition(".")
+    target = aliases.get(name, given.values.get(name))
+    whole = target if isinstance(target, dict) else {}
+    if key:
+        target = whole.get(key)
     if field.shape is not None and value not in field.shape:
         given.add_mismatch(field.name, str(field.shape))
     elif target is None:
-        aliases[field.target] = value
+        aliases[name] = {**whole, key: value} if key else value
     elif target != value:
         given.add_error(field.name, f"contradicts {field.target}, of which it is another name")

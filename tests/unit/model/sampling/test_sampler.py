@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.domain.constraint import Constraint, FreePhase
+from baton.domain.errors import Broken
 from baton.domain.request import SampledToken, SamplingParams
-from baton.engine.batch import SampleSpec
+from baton.engine.batch import MaskSpec, SampleSpec
 from baton.model.kernels.library import load_kernels
 from baton.model.loading.identity import SAMPLER_VERSION
 from baton.model.sampling.distribution import TOP_P_CANDIDATES, Filters, filter_weights, sample_by_cdf, uniform
@@ -21,6 +25,7 @@ from baton.model.sampling.sampler import SamplerBackend, TorchSampler, sample_to
 from tests.kernels import kernel_levels
 
 VOCAB_SIZE = 12
+MASK = MaskSpec(Constraint((FreePhase(),)))
 EDGE = 1e-5
 """Distance to a filter's edge within which a token may fall on either side: weights are float32."""
 
@@ -260,3 +265,34 @@ def golden_draws(sampler: SamplerBackend) -> list[int]:
 def test_golden_draws_belong_to_this_sampler_version(sampler: SamplerBackend):
     """A change that moves a draw must raise `SAMPLER_VERSION`: workers of two versions would continue differently."""
     assert (SAMPLER_VERSION, golden_draws(sampler)) == (1, GOLDEN_DRAWS)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_removes_tokens_and_changes_no_other_row(temperature: float):
+    torch.manual_seed(3)
+    logits = torch.randn(3, 70)
+    allowed = {2, 33, 64, 69}
+    bits = np.zeros(3, np.uint32)
+    for token in allowed:
+        bits[token // 32] |= np.uint32(1 << token % 32)
+    sampling = SamplingParams(temperature=temperature, seed=4, logprobs=1)
+    history = [1, 2, 3]
+    plain = [SampleSpec(sampling, history, 3) for _ in range(3)]
+    rows = [plain[0], replace(plain[1], mask=MASK), replace(plain[2], mask=MASK)]
+    masked = sample_tokens(logits, rows, masks={1: bits, 2: None}).read()
+    unmasked = sample_tokens(logits, plain).read()
+    assert masked[0] == unmasked[0]
+    assert masked[2] == unmasked[2]
+    assert masked[1].token in allowed
+    assert masked[1].logprobs is not None
+    raw = logits[1].log_softmax(-1)[masked[1].token]
+    assert masked[1].logprobs.logprob == pytest.approx(float(raw), abs=1e-6)
+    if temperature == 0.0:
+        assert masked[1].token == max(allowed, key=lambda token: float(logits[1, token]))
+
+
+def test_a_constrained_row_is_never_sampled_without_its_mask():
+    spec = SampleSpec(SamplingParams(temperature=0.0), [1], 1, mask=MASK)
+    for masks in (None, {}, {1: None}):
+        with pytest.raises(Broken, match="mask"):
+            sample_tokens(torch.zeros(1, 70), [spec], masks=masks)

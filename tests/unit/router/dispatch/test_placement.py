@@ -217,3 +217,16 @@ def test_both_workers_of_a_pair_must_match_the_fingerprint():
     (pair,) = pairs(prefill(0), replace(decode(0), fingerprint="new"))
     assert not pair.matches("f")
     assert not pair.matches("new")
+
+
+def test_constrained_output_needs_the_same_grammar_library_on_both():
+    """A worker without it, perhaps an older one, would answer unconstrained."""
+    plain, able, other = (
+        [replace(record, grammars=name) for record in (prefill(number), decode(number))]
+        for number, name in ((1, ""), (2, "llguidance/1"), (3, "llguidance/2"))
+    )
+    query = replace(QUERY, grammars="llguidance/1")
+    index = PrefixIndex(100)
+    assert choose_pair([Pair(plain[0], able[1]), Pair(able[0], other[1]), Pair(*plain)], query, index, 0) is None
+    assert choose_pair([Pair(*plain), Pair(*able)], query, index, 0) == Pair(*able)
+    assert choose_pair([Pair(*plain)], QUERY, index, 0) == Pair(*plain)

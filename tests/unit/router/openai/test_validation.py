@@ -89,12 +89,6 @@ def test_null_is_absent_and_unknown_fields_are_named():
         ("priority", [-5, 5], ["high"]),
         ("cache_salt", ["tenant"], ["", 5]),
         ("prompt_cache_key", ["k"], [5]),
-        (
-            "response_format",
-            [{"type": "text"}],
-            [{"type": "json_object"}, {"type": "json_schema"}, {"type": "x"}, "text", {}],
-        ),
-        ("structured_outputs", [], [{"regex": "a"}]),
         ("tools", [], [[], [{"type": "function"}]]),
         ("tool_choice", [], ["auto"]),
         ("prompt_logprobs", [], [0, 1]),
@@ -127,11 +121,9 @@ def test_errors_are_bounded():
 
 
 def test_unsupported_fields_are_named():
-    for field in ("tools", "structured_outputs", "prompt_logprobs"):
+    for field in ("tools", "prompt_logprobs"):
         with pytest.raises(InvalidRequest, match="not supported yet"):
             chat(**{field: [{"a": 1}] if field == "tools" else 1})
-    with pytest.raises(InvalidRequest, match="json_schema is not supported yet"):
-        chat(response_format={"type": "json_schema", "json_schema": {}})
     with pytest.raises(InvalidRequest, match="echo is not supported yet"):
         completion(echo=True, logprobs=1)
 

@@ -1,0 +1,144 @@
+"""Reads `response_format` and `structured_outputs` into a constraint. Notes errors instead of raising them.
+
+Other servers' names (`guided_json`, `regex`, `ebnf`, ...) are aliases of keys of `structured_outputs`; the field table
+has put them there. Whether a grammar can be used is found by `checker`, after all fields were read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from baton.domain.constraint import Constraint, GrammarPhase
+from baton.domain.errors import ConstraintFailed
+from baton.grammar import sources
+from services.router.openai.bounds import FLAG, TEXT
+from services.router.openai.fields import Fields
+
+RESPONSE_FORMAT, STRUCTURED_OUTPUTS = "response_format", "structured_outputs"
+KINDS = ("json", "json_object", "regex", "choice", "grammar")
+"""Keys of `structured_outputs` that ask for a form; one of them."""
+
+OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+MAX_SOURCE_CHARS = 256 * 1024
+"""Of one text, before it is read; the compiler bounds the grammar."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedConstraint:
+    """A constraint, the field that asked for it, and its JSON Schema where it has one, to explain errors."""
+
+    value: Constraint
+    param: str
+    schema: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class _FormSpec:
+    grammar: str
+    param: str
+    schema: object = None
+
+
+def read_constraint(
+    fields: Fields, eos: frozenset[int], *, ignore_eos: bool, min_tokens: int
+) -> RequestedConstraint | None:
+    """The constraint of the request, None without one. `eos`: the model's own end tokens."""
+    forms = [_read_response_format(fields), _read_structured_outputs(fields)]
+    if None not in forms:
+        fields.add_error(STRUCTURED_OUTPUTS, "cannot be combined with response_format: both ask for a form")
+    form = forms[0] or forms[1]
+    if form is None:
+        return None
+    value = Constraint((GrammarPhase(form.grammar),), eos=eos, ignore_eos=ignore_eos, min_tokens=min_tokens)
+    return RequestedConstraint(value, form.param, form.schema)
+
+
+def _read_response_format(fields: Fields) -> _FormSpec | None:
+    wanted = fields.mapping(RESPONSE_FORMAT)
+    if wanted is None:
+        return None
+    match wanted.values.get("type"):
+        case "text":
+            pass
+        case "json_object":
+            return _FormSpec(sources.json_object_grammar(), RESPONSE_FORMAT)
+        case "json_schema":
+            return _read_json_schema(wanted)
+        case "structural_tag":
+            wanted.add_error("type", "structural_tag is not supported yet")
+        case _:
+            wanted.add_mismatch("type", "text, json_object or json_schema")
+    return None
+
+
+def _read_json_schema(wanted: Fields) -> _FormSpec | None:
+    """OpenAI's wrapper, `{"name", "schema", "strict"}`. The output keeps to the schema, strict or not."""
+    wrapper = wanted.mapping("json_schema")
+    if wrapper is None:
+        if wanted.values.get("json_schema") is None:
+            wanted.add_mismatch("json_schema", "an object with name and schema")
+        return None
+    wrapper.read({"name": TEXT, "description": TEXT, "strict": FLAG})
+    schema = wrapper.values.get("schema")
+    return _noted(wrapper, "schema", RESPONSE_FORMAT, lambda: sources.json_schema_grammar(schema), schema)
+
+
+def _read_structured_outputs(fields: Fields) -> _FormSpec | None:
+    wanted = fields.mapping(STRUCTURED_OUTPUTS)
+    if wanted is None:
+        return None
+    flags = dict.fromkeys(OPTIONS[1:], FLAG)
+    options = wanted.read({"whitespace_pattern": TEXT, **flags, "json_object": FLAG, "disable_fallback": FLAG})
+    known = {*KINDS, *OPTIONS, "disable_fallback"}
+    for name in wanted.values.keys() - known:
+        if wanted.values[name] is not None:
+            wanted.add_error(name, "is not supported")
+    kinds = [kind for kind in KINDS if wanted.values.get(kind) not in (None, False)]
+    if len(kinds) != 1:
+        fields.add_mismatch(STRUCTURED_OUTPUTS, f"an object with one of {', '.join(KINDS)}")
+        return None
+    kind = kinds[0]
+    value = wanted.values[kind]
+    schema = _schema(value) if kind == "json" else {"type": "object"} if kind == "json_object" else None
+    return _noted(wanted, kind, STRUCTURED_OUTPUTS, lambda: _grammar(kind, value, schema, options), schema)
+
+
+def _grammar(kind: str, value: object, schema: object, options: Mapping[str, Any]) -> str:
+    """Raises `ConstraintFailed` for a value of the wrong type."""
+    if kind in ("json", "json_object"):
+        return sources.json_schema_grammar(
+            schema,
+            whitespace_pattern=options.get("whitespace_pattern"),
+            any_whitespace=not options.get("disable_any_whitespace", False),
+            additional_properties=not options.get("disable_additional_properties", False),
+        )
+    if kind == "choice":
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise ConstraintFailed("a choice is a list of texts")
+        return sources.choice_grammar(value)
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_SOURCE_CHARS:
+        raise ConstraintFailed(f"a {kind} is a text of 1 to {MAX_SOURCE_CHARS} characters")
+    return sources.regex_grammar(value) if kind == "regex" else sources.grammar_text(value)
+
+
+def _schema(value: object) -> object:
+    """The schema, which some clients send as text. What is no JSON is left as it is, and refused later."""
+    if isinstance(value, str) and len(value) <= MAX_SOURCE_CHARS:
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _noted(fields: Fields, name: str, param: str, make: Callable[[], str], schema: object) -> _FormSpec | None:
+    try:
+        return _FormSpec(make(), param, schema)
+    except ConstraintFailed as error:
+        fields.add_error(name, str(error))
+    except RecursionError:
+        fields.add_error(name, "is nested too deeply")
+    return None

@@ -1,0 +1,92 @@
+"""Constrained tokens of a stock Hugging Face model, from its logits and llguidance's own bitmask, step by step.
+
+Shares no code with the cluster's sampling: edits, mask, softmax and inverse CDF are written out here, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from llguidance import LLMatcher
+
+from baton.bundled import MODEL_DIR
+from baton.grammar.tokenizer import GrammarTokenizer
+from tests.tiny_models import VOCAB_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Sampling of the reference, in the names of the API. `logit_bias`: token -> bias."""
+
+    temperature: float = 0.0
+    seed: int = 0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+
+    def parameters(self) -> dict[str, float | int]:
+        """As fields of a request."""
+        return {
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "min_tokens": self.min_tokens,
+        }
+
+
+class ConstrainedReference:
+    """A float32 model without a cache."""
+
+    def __init__(self, directory: Path = MODEL_DIR) -> None:
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        self._tokenizer = GrammarTokenizer.of_directory(MODEL_DIR, VOCAB_SIZE)
+
+    def generate(
+        self, grammar: str, prompt: Sequence[int], max_tokens: int, draw: Draw | None = None
+    ) -> tuple[list[int], list[float]]:
+        """Tokens up to an end token, which is the last one, or `max_tokens`; and their raw log probabilities."""
+        draw, matcher = draw or Draw(), LLMatcher(self._tokenizer.ll, grammar)
+        output: list[int] = []
+        logprobs: list[float] = []
+        while len(output) < max_tokens:
+            raw = self._logits([*prompt, *output])
+            allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")[:VOCAB_SIZE]
+            if len(output) < draw.min_tokens and allowed.sum() > sum(allowed[token] for token in self._tokenizer.eos):
+                allowed[list(self._tokenizer.eos)] = 0
+            edited = np.where(allowed == 1, _edited(raw, prompt, output, draw), -np.inf)
+            token = int(edited.argmax()) if draw.temperature == 0 else _drawn(edited, draw, len(prompt) + len(output))
+            output.append(token)
+            logprobs.append(float(raw[token] - np.logaddexp.reduce(raw)))
+            if token in self._tokenizer.eos:
+                break
+            assert matcher.consume_token(token)
+        return output, logprobs
+
+    def _logits(self, tokens: Sequence[int]) -> np.ndarray:
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([list(tokens)])).logits[0, -1]
+        return np.asarray(logits.double().numpy())
+
+
+def _edited(raw: np.ndarray, prompt: Sequence[int], output: Sequence[int], draw: Draw) -> np.ndarray:
+    edited = raw.copy()
+    for token in {*prompt, *output}:
+        factor = draw.repetition_penalty
+        edited[token] = edited[token] / factor if edited[token] > 0 else edited[token] * factor
+    for token in output:
+        edited[token] -= draw.frequency_penalty
+    return edited
+
+
+def _drawn(logits: np.ndarray, draw: Draw, position: int) -> int:
+    digest = blake2b(f"{draw.seed}:{position}".encode(), digest_size=8, person=b"baton-sample").digest()
+    number = (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+    cumulated = np.exp((logits - logits.max()) / draw.temperature).cumsum()
+    return int(np.searchsorted(cumulated, number * cumulated[-1], side="right"))

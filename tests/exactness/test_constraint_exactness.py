@@ -1,0 +1,182 @@
+"""Constrained output of the cluster is that of a loop that masks the model's logits, token for token."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from baton.grammar import sources
+from baton.transfer.nixl_agent import nixl_available
+from tests import grammars
+from tests.cluster import Cluster, Process, completion_tokens
+from tests.exactness.constrained_reference import ConstrainedReference, Draw
+from tests.stream_client import ResumableCall, ask, resume, tokens
+from tests.tiny_models import add_tokenizer, save_random_model
+
+pytestmark = [pytest.mark.exactness, pytest.mark.integration]
+
+PAGES, CHUNKS = {"page-size": 8}, {"token-budget": 24}
+MAX_TOKENS = 48
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "bc", "def"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+LIST = {"type": "array", "items": {"type": "integer"}, "minItems": 12, "maxItems": 20}
+LARK = 'start: expr\nexpr: NUMBER (OP NUMBER)*\nNUMBER: /[0-9]{1,4}/\nOP: "+" | "-"'
+FORMS: dict[str, tuple[dict[str, Any], str]] = {
+    "schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
+        sources.json_schema_grammar(PERSON),
+    ),
+    "list": ({"guided_json": json.dumps(LIST)}, sources.json_schema_grammar(LIST)),
+    "object": ({"response_format": {"type": "json_object"}}, sources.json_object_grammar()),
+    "regex": ({"structured_outputs": {"regex": "[a-f]{3,9}-[0-9]{4}"}}, sources.regex_grammar("[a-f]{3,9}-[0-9]{4}")),
+    "lark": ({"guided_grammar": LARK}, sources.grammar_text(LARK)),
+    "choice": (
+        {"guided_choice": ["first", "second one", "third"]},
+        sources.choice_grammar(["first", "second one", "third"]),
+    ),
+}
+DRAWS = {
+    "greedy": Draw(),
+    "sampled": Draw(temperature=1.0, seed=5),
+    "penalties": Draw(temperature=0.8, seed=6, frequency_penalty=0.7, repetition_penalty=1.3),
+    "min tokens": Draw(temperature=0.7, seed=7, min_tokens=9),
+}
+
+
+def prompt_of(seed: int, num_tokens: int = 37) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(9, grammars.VOCAB_SIZE) for _ in range(num_tokens)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights: without its mask it would write no JSON."""
+    return add_tokenizer(save_random_model("qwen3", tmp_path_factory.mktemp("model") / "qwen3"))
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> ConstrainedReference:
+    return ConstrainedReference(model)
+
+
+@pytest.fixture(scope="module", params=["stream"] if nixl_available() else ["nixl", "stream"])
+def cluster(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(
+        tmp_path_factory.mktemp("constrained"),
+        model=str(model),
+        transport=request.param,
+        flags=PAGES,
+        prefill_flags=CHUNKS,
+    ) as cluster:
+        yield cluster
+
+
+def answer(cluster: Cluster, prompt: list[int], form: str, draw: Draw, **more: Any) -> dict[str, Any]:
+    fields = {**FORMS[form][0], **draw.parameters(), "max_tokens": MAX_TOKENS, "return_token_ids": True, **more}
+    return cluster.complete(prompt, **fields)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("form", FORMS)
+def test_tokens_of_every_form(form: str, draw: str, cluster: Cluster, reference: ConstrainedReference) -> None:
+    """Twice: the second prompt comes from the prefix caches."""
+    prompt = prompt_of(len(form) + len(draw))
+    expected, _ = reference.generate(FORMS[form][1], prompt, MAX_TOKENS, DRAWS[draw])
+    moved = cluster.bytes_moved
+    for _ in range(2):
+        assert completion_tokens(answer(cluster, prompt, form, DRAWS[draw])) == expected
+    assert cluster.bytes_moved > moved
+
+
+def test_choices_with_their_raw_logprobs(cluster: Cluster, reference: ConstrainedReference) -> None:
+    prompt, draw = prompt_of(20), DRAWS["sampled"]
+    body = answer(cluster, prompt, "schema", draw, n=3, logprobs=2)
+    for choice in range(3):
+        seeded = Draw(temperature=draw.temperature, seed=draw.seed + choice)
+        expected, logprobs = reference.generate(FORMS["schema"][1], prompt, MAX_TOKENS, seeded)
+        assert completion_tokens(body, choice) == expected
+        assert body["choices"][choice]["logprobs"]["token_logprobs"] == pytest.approx(logprobs, abs=1e-4)
+
+
+def test_complete_answers_of_a_random_model_validate(cluster: Cluster) -> None:
+    """Many at once; those that were cut are only a prefix of a valid text."""
+    fields = {**FORMS["schema"][0], "max_tokens": 200, "temperature": 1.2}
+
+    def run(seed: int) -> dict[str, Any]:
+        choice: dict[str, Any] = cluster.complete(prompt_of(seed, 9), **fields, seed=seed)["choices"][0]
+        return choice
+
+    with ThreadPoolExecutor(12) as pool:
+        choices = list(pool.map(run, range(36)))
+    done = [choice for choice in choices if choice["finish_reason"] == "stop"]
+    assert len(done) >= 18
+    for choice in done:
+        jsonschema_rs.validate(PERSON, json.loads(choice["text"]))
+
+
+def test_ignored_eos_does_not_extend_a_complete_text(cluster: Cluster) -> None:
+    body = answer(cluster, prompt_of(3), "choice", Draw(), ignore_eos=True)["choices"][0]
+    assert body["finish_reason"] == "stop"
+    assert body["text"] in ("first", "second one", "third")
+
+
+def test_forced_preemption(model: Path, reference: ConstrainedReference, tmp_path: Path) -> None:
+    """Local prompts, too: decode masks the first token itself."""
+    prompts = [prompt_of(seed, 20) for seed in range(6)]
+    draw = Draw(temperature=1.0, seed=3)
+    expected = [reference.generate(FORMS["list"][1], prompt, 60, draw)[0] for prompt in prompts]
+    tight = {"num-pages": 34, "max-rows": 8, "token-budget": 24}
+    with (
+        Cluster(tmp_path, model=str(model), num_prefill=0, flags=PAGES, decode_flags=tight) as cluster,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        answers = list(pool.map(lambda prompt: answer(cluster, prompt, "list", draw, max_tokens=60), prompts))
+        assert cluster.metric("decode-0", "baton_preemptions_total") > 0
+        assert cluster.metric("decode-0", "baton_mask_seconds_count") > 20
+    assert [completion_tokens(body) for body in answers] == expected
+
+
+def _killed(process: Process) -> None:
+    process.expected_running = False
+    process.signal(signal.SIGKILL)
+
+
+def test_kills_in_the_middle_of_a_grammar(model: Path, reference: ConstrainedReference, tmp_path: Path) -> None:
+    """A decode worker dies, then a prefill worker, then the router: tokens and form stay."""
+    grammar, prompt, draw = FORMS["list"][1], prompt_of(5, 30), Draw(temperature=1.0, seed=9)
+    expected, _ = reference.generate(grammar, prompt, 90, draw)
+    assert len(expected) > 30
+    with Cluster(
+        tmp_path, model=str(model), num_prefill=2, num_decode=2, num_routers=2, flags=PAGES, prefill_flags=CHUNKS
+    ) as cluster:
+        body = {"model": cluster.model_name, "prompt": prompt, "max_tokens": 90, "stream": True}
+        body |= {**FORMS["list"][0], **draw.parameters(), "return_token_ids": True}
+        with ask(cluster.router_urls()[1], body) as events:
+            seen = list(itertools.islice(events, 8))
+            _killed(cluster.processes["decode-0"])
+            seen += itertools.islice(events, 8)
+            _killed(cluster.processes["prefill-0"])
+            seen += itertools.islice(events, 8)
+            _killed(cluster.processes["router-1"])
+        with resume(cluster.url, seen[-1]) as events:
+            seen += events
+        assert [token for token in tokens(seen) if token is not None] == expected
+        again = ResumableCall(cluster.router_urls, body)
+        assert [token for token in again.run(60.0) if token is not None] == expected

@@ -1,0 +1,64 @@
+"""Values of `response_format` and `structured_outputs` that are read, and those that are refused by name."""
+
+import pytest
+
+from baton.domain.errors import InvalidRequest
+from tests.unit.router.openai.test_validation import chat
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        (
+            "response_format",
+            [
+                {"type": "text"},
+                {"type": "json_object"},
+                {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"type": "object"}}},
+            ],
+            [
+                {"type": "json_schema"},
+                {"type": "json_schema", "json_schema": {}},
+                {"type": "json_schema", "json_schema": {"schema": "text"}},
+                {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}},
+                {"type": "structural_tag"},
+                {"type": "x"},
+                "text",
+                {},
+            ],
+        ),
+        (
+            "structured_outputs",
+            [
+                {"regex": "a"},
+                {"json": {"type": "object"}, "disable_any_whitespace": True},
+                {"json": "{}"},
+                {"json_object": True, "regex": None, "disable_fallback": False},
+                {"choice": ["a", "b"]},
+                {"grammar": 'start: "a"'},
+            ],
+            [
+                {},
+                {"regex": "a", "choice": ["a"]},
+                {"regex": ""},
+                {"regex": 5},
+                {"choice": []},
+                {"choice": "ab"},
+                {"json": "{"},
+                {"json": 5},
+                {"structural_tag": "x", "regex": "a"},
+                {"regex": "a", "whitespace_pattern": 3},
+                "regex",
+            ],
+        ),
+    ],
+)
+def test_values(field: str, good: list, bad: list):
+    for value in good:
+        call = chat(**{field: value})
+        assert (call.constraint is None) == (value == {"type": "text"})
+        assert call.sequences[0].constraint == (None if call.constraint is None else call.constraint.value)
+    for value in bad:
+        with pytest.raises(InvalidRequest) as refusal:
+            chat(**{field: value})
+        assert (refusal.value.param or "").startswith(field)
