@@ -6,7 +6,7 @@ Called by routers. A wrong source raises `ConstraintFailed`; what only the compi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
@@ -85,6 +85,30 @@ def grammar_text(source: str) -> str:
         return LLMatcher.grammar_from_lark(any_to_lark(source))
     except _CONVERTER_ERRORS as error:
         raise ConstraintFailed(f"the grammar cannot be read: {str(error)[:300]}") from None
+
+
+def tool_calls_grammar(
+    schemas: Mapping[str, Json], opening: tuple[str, bool], closing: tuple[str, bool], *, most: int
+) -> str:
+    """One to `most` calls: marker, `{"name": ..., "arguments": ...}`, marker. `schemas`: of the arguments, by name.
+
+    A marker is a text, and True if one token of the vocabulary is this text; "" for none.
+    """
+    more = f' ("\\n" call){{0,{most - 1}}}' if most > 1 else ""
+    names = " | ".join(f"tool{index}" for index in range(len(schemas)))
+    rules = [f"start: call{more}", f'call: {_marker(*opening)} "\\n" ({names}) "\\n" {_marker(*closing)}']
+    for index, (name, schema) in enumerate(schemas.items()):
+        if not isinstance(schema, dict):
+            raise ConstraintFailed(f"the parameters of {name} are no JSON Schema")
+        guidance = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+        arguments = json.dumps({**_prepared(schema, additional_properties=True), "x-guidance": guidance})
+        head = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
+        rules += [f'tool{index}: {head} arguments{index} "}}"', f"arguments{index}: %json {arguments}"]
+    return LLMatcher.grammar_from_lark("\n".join(rules))
+
+
+def _marker(text: str, is_token: bool) -> str:
+    return text if is_token else json.dumps(text) if text else ""
 
 
 def explain(schema: Json, error: ConstraintFailed) -> ConstraintFailed:

@@ -23,7 +23,7 @@ LISTS = Path(__file__).parent / "fields"
 NAMES = {"chat": FieldEndpoint.CHAT, "completion": FieldEndpoint.COMPLETION}
 TEMPLATE = (
     "{{ enable_thinking }}{{ mood }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
+    "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 TEXT = TextModel(byte_level_tokenizer(), {}, {"eos_token_id": 5}, TEMPLATE)
 VALIDATOR = RequestValidator(TEXT, "m", max_model_len=4096, deadline_s=1.0)
@@ -62,6 +62,8 @@ OTHER_VALUES: dict[str, Any] = {
     "extra_key": "s",
     "skip_special_tokens": False,
     "chat_template_kwargs": {"mood": "wild"},
+    "tools": [{"type": "function", "function": {"name": "add"}}],
+    "tool_choice": "required",
     "response_format": {"type": "json_object"},
     "structured_outputs": {"regex": "a+"},
     "guided_json": {"type": "object"},
@@ -80,6 +82,8 @@ COMPANIONS: dict[tuple[FieldEndpoint, str], dict[str, Any]] = {
         "add_generation_prompt": False,
     },
     (FieldEndpoint.CHAT, "top_logprobs"): {"logprobs": True},
+    (FieldEndpoint.CHAT, "tool_choice"): {"tools": [{"type": "function", "function": {"name": "add"}}]},
+    (FieldEndpoint.CHAT, "parallel_tool_calls"): {"tools": [{"type": "function", "function": {"name": "add"}}]},
     (FieldEndpoint.CHAT, "guided_whitespace_pattern"): {"guided_json": {"type": "object"}},
     (FieldEndpoint.COMPLETION, "guided_whitespace_pattern"): {"guided_json": {"type": "object"}},
     (FieldEndpoint.CHAT, "stream_options"): {"stream": True},

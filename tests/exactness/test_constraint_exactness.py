@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import openai
 import pytest
 
 from baton.grammar import sources
@@ -129,6 +130,35 @@ def test_complete_answers_of_a_random_model_validate(cluster: Cluster) -> None:
     assert len(done) >= 18
     for choice in done:
         jsonschema_rs.validate(PERSON, json.loads(choice["text"]))
+
+
+def test_required_calls_of_a_random_model_keep_to_their_schemas(cluster: Cluster) -> None:
+    """Whole and streamed by the SDK: the same calls, of declared tools, with valid arguments."""
+    parameters: dict[str, dict[str, Any]] = {
+        "person": PERSON,
+        "list": {"type": "object", "properties": {"all": LIST}, "required": ["all"]},
+    }
+    tools: Any = [
+        {"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in parameters.items()
+    ]
+    client = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0)
+    num_calls = 0
+    for seed in range(6):
+        body: Any = {"model": cluster.model_name, "messages": [{"role": "user", "content": "call"}], "tools": tools}
+        body |= {"tool_choice": "required", "max_tokens": 400, "temperature": 1.0, "seed": seed}
+        choice = client.chat.completions.create(**body).choices[0]
+        whole = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+        streamed, finish = list[Any](), None
+        for event in client.chat.completions.create(**body, stream=True):
+            streamed += event.choices[0].delta.tool_calls or []
+            finish = event.choices[0].finish_reason
+        assert [(call.function.name, call.function.arguments) for call in streamed] == whole
+        assert (finish, choice.message.content or "") == (choice.finish_reason, "")
+        assert finish in ("tool_calls", "length")
+        num_calls += len(whole)
+        for name, arguments in whole:
+            jsonschema_rs.validate(parameters[name], json.loads(arguments))
+    assert num_calls >= 3
 
 
 def test_ignored_eos_does_not_extend_a_complete_text(cluster: Cluster) -> None:

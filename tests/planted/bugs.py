@@ -7,6 +7,7 @@ from tests.planted.event_bugs import EVENT_BUGS
 from tests.planted.latent_bugs import LATENT_BUGS
 from tests.planted.prefill_bugs import PREFILL_BUGS
 from tests.planted.runner import PlantedBug
+from tests.planted.tool_bugs import TOOL_BUGS
 
 PAGES, OWNERSHIP, MESSAGES, IDENTITY = "right pages", "one owner", "messages", "identity"
 SEAL, FAIRNESS, READERS, ROOM = "sealed store", "fairness", "readers", "room to grow"
@@ -26,6 +27,7 @@ BUGS = (
     *EVENT_BUGS,
     *CONSTRAINT_BUGS,
     *LATENT_BUGS,
+    *TOOL_BUGS,
     *PREFILL_BUGS,
     bug(
         CLIENTS, "a refused field is ignored", "services/router/openai/field_table/table.py",

@@ -19,6 +19,7 @@ MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 4096
 """Of one message."""
 
+MAX_TOOLS = 128
 MAX_TOOL_CALLS = 128
 """Of one message."""
 

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from baton.domain.request import FinishReason
 from services.router.openai.logprobs import chat_logprobs, token_ids
 from services.router.openai.response_builder import FinishedChoice, stop_reason
 from services.router.openai.schemas import (
@@ -17,10 +18,14 @@ from services.router.openai.schemas import (
     ChatCompletionChunk,
     ChatDelta,
     ChatMessage,
+    ChatToolCall,
+    FinishReasonName,
+    FunctionCall,
     Usage,
 )
 from services.router.openai.valid_request import ValidRequest
 from services.router.text.choice_text import TokenEvent
+from services.router.text.parsers.base import ToolCall, call_id
 from services.router.text.text_model import TextModel
 
 
@@ -33,6 +38,7 @@ class ChatResponseBuilder:
         self._fingerprint = fingerprint
         self._encode = msgspec.json.Encoder().encode
         self._role_sent: set[int] = set()  # choices whose role is sent
+        self._with_calls: set[int] = set()  # choices that have called a tool
 
     def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> bytes:
         """One token. The first chunk of a choice names the role."""
@@ -44,9 +50,11 @@ class ChatResponseBuilder:
         token = event.token
         choice = ChatChunkChoice(
             event.choice,
-            ChatDelta(event.text, role),
+            ChatDelta(
+                event.text, role, self._calls(event.choice, event.calls, in_chunk=True) if event.calls else UNSET
+            ),
             None if token is None or token.logprobs is None else chat_logprobs(self._text, [token]),
-            None if event.finish is None else event.finish.value,
+            None if event.finish is None else self._finish(event.choice, event.finish),
             UNSET if not request.return_token_ids else [] if token is None else [token.token],
             UNSET
             if event.finish is None
@@ -99,4 +107,25 @@ class ChatResponseBuilder:
         ids = token_ids(self._request.return_token_ids, choice.tokens)
         last = choice.tokens[-1] if choice.tokens else None
         reason = stop_reason(self._request, self._text.eos_token_ids, choice.finish, choice.stop, last)
-        return ChatChoice(choice.index, ChatMessage(choice.text), logprobs, choice.finish.value, ids, reason)
+        message = ChatMessage(choice.text)
+        if choice.calls:
+            calls = self._calls(choice.index, choice.calls, in_chunk=False)
+            message = ChatMessage(choice.text or None, tool_calls=calls)
+        return ChatChoice(choice.index, message, logprobs, self._finish(choice.index, choice.finish), ids, reason)
+
+    def _calls(self, choice: int, calls: Sequence[ToolCall], *, in_chunk: bool) -> list[ChatToolCall]:
+        self._with_calls.add(choice)
+        return [
+            ChatToolCall(
+                id=call_id(self._request.id, choice, call.index),
+                function=FunctionCall(call.name, call.arguments),
+                index=call.index if in_chunk else UNSET,
+            )
+            for call in calls
+        ]
+
+    def _finish(self, choice: int, finish: FinishReason) -> FinishReasonName:
+        """`tool_calls` for an answer that ends with calls of the model's choice; a named tool ends with `stop`."""
+        tools = self._request.tools
+        called = choice in self._with_calls and tools is not None and not tools.is_named
+        return "tool_calls" if called and finish is FinishReason.STOP else finish.value

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
@@ -44,6 +44,10 @@ class ChatParams:
     messages: list[Message]
     options: RenderOptions
     unread: tuple[str, ...] = ()
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ChatParams:
+        """The same chat of a model that may call `tools`."""
+        return replace(self, options=replace(self.options, tools=tuple(tools)))
 
 
 def read_chat(fields: Fields, scalars: Mapping[str, Any], text: TextModel, created_s: int) -> ChatParams:
@@ -96,9 +100,26 @@ def _read_message(fields: Fields, index: int, entry: object) -> Message:
         message.add_mismatch("role", f"one of {', '.join(ROLES)}")
     if entry.get("tool_calls") is not None:
         _check_tool_calls(message)
+        entry = {**entry, "tool_calls": _with_objects(entry["tool_calls"])}
     if isinstance(entry.get("content"), str):
         return entry
     return {**entry, "content": _read_content(message)}
+
+
+def _with_objects(calls: object) -> object:
+    """Tool calls whose arguments are objects, where they are text of one: templates print them as JSON."""
+    if not isinstance(calls, list) or not all(map(_is_call, calls)):
+        return calls
+    return [{**call, "function": {**call["function"], "arguments": _parsed(call)}} for call in calls]
+
+
+def _parsed(call: dict[str, Any]) -> object:
+    arguments = call["function"]["arguments"]
+    try:
+        parsed = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
 
 
 def _check_tool_calls(message: Fields) -> None:

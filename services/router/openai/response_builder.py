@@ -12,6 +12,7 @@ from baton.domain.request import FinishReason, OutputToken
 from services.router.openai.schemas import StopReason, Usage
 from services.router.openai.valid_request import ValidRequest
 from services.router.text.choice_text import TokenEvent
+from services.router.text.parsers.base import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class FinishedChoice:
     tokens: tuple[OutputToken, ...]
     finish: FinishReason
     stop: int | None = None
+    calls: tuple[ToolCall, ...] = ()
 
 
 def stop_reason(

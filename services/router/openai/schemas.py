@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-FinishReasonName = Literal["stop", "length"]
+FinishReasonName = Literal["stop", "length", "tool_calls"]
 
 StopReason = int | str | None
 """The stop string, or the client's stop token, that ended a choice; None for another end. In vLLM's responses too."""
@@ -55,12 +55,29 @@ class ChatLogprobs(Struct, frozen=True):
     refusal: None = None
 
 
-class ChatMessage(Struct, frozen=True):
-    """The whole text of a choice."""
+class FunctionCall(Struct, frozen=True):
+    """The function that a model calls. `arguments`: JSON, as the model wrote it."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ChatToolCall(Struct, frozen=True, kw_only=True):
+    """One call of a choice. `index` in chunks only."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | UnsetType = UNSET
+
+
+class ChatMessage(Struct, frozen=True):
+    """The whole text of a choice, None if there are only calls."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):
@@ -92,6 +109,7 @@ class ChatDelta(Struct, frozen=True):
 
     content: str
     role: Literal["assistant"] | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from baton.domain.ids import RequestId
 from services.router.generation import SequenceSpec
 from services.router.openai.constraint.reader import RequestedConstraint
+from services.router.openai.tools.reader import RequestedTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class ValidRequest:
     A completion continues the text of its prompt. `echoes` are the texts that its choices begin with, "" without an
     echo. With `max_tokens` 0 (only an echo) there are no sequences. `unknown_fields`: names that have no row in the
     table of fields; a client may send any. `include_stop`: a text ends with what stopped it. `constraint`: of every
-    choice.
+    choice. `tools`: those that its choices may call.
     """
 
     id: RequestId
@@ -45,6 +46,7 @@ class ValidRequest:
     unknown_fields: tuple[str, ...] = ()
     include_stop: bool = False
     constraint: RequestedConstraint | None = None
+    tools: RequestedTools | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from baton.domain.errors import ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
@@ -19,6 +20,7 @@ from services.router.openai.field_table.table import SCALARS, CheckedFields, che
 from services.router.openai.fields import FieldErrors, Fields, short_repr
 from services.router.openai.parameters import CommonParams, choice_seed, read_common_params
 from services.router.openai.prompts import PromptInput, read_chat, read_prompts
+from services.router.openai.tools.reader import TOOL_FIELDS, RequestedTools, read_tools
 from services.router.openai.valid_request import ValidRequest
 from services.router.text.text_model import TextModel
 
@@ -79,13 +81,32 @@ class RequestValidator:
             fields.add_error("top_logprobs", "needs logprobs: true")
         params = read_common_params(fields, scalars, logprobs, self._text, metadata.tenant)
         chat = read_chat(fields, scalars, self._text, metadata.created_s)
+        tools = None
+        if not body.keys().isdisjoint(TOOL_FIELDS):
+            tools, params = self._read_tools(fields, params, scalars)
+            chat = chat.with_tools(() if tools is None else tools.definitions)
         fields.errors.raise_if_any()
         text = self._text.render_chat(chat.messages, chat.options)
         if self._may_be_too_long(text):
             self._remaining_context(self._text.min_tokens(text), params, "messages", "at least ")
         tokens = self._text.encode(text, add_special_tokens=False)
         built = self._build(metadata, str(body["model"]), (tokens,), params, "messages")
-        return replace(built, unknown_fields=checked.unknown + chat.unread), text
+        return replace(built, unknown_fields=checked.unknown + chat.unread, tools=tools), text
+
+    def _read_tools(
+        self, fields: Fields, params: CommonParams, scalars: Mapping[str, Any]
+    ) -> tuple[RequestedTools | None, CommonParams]:
+        """The tools of a chat, and the parameters with their constraint."""
+        ignore_eos = scalars.get("ignore_eos", False)
+        tools = read_tools(fields, self._text, ignore_eos=ignore_eos, min_tokens=params.min_tokens)
+        if tools is None:
+            return None, params
+        if params.constraint is not None:
+            fields.add_error("tools", f"cannot be combined with {params.constraint.param} yet")
+        if tools.constraint is None:
+            return tools, params
+        stop_token_ids = params.stop_token_ids | self._text.eos_token_ids
+        return tools, replace(params, constraint=tools.constraint, stop_token_ids=stop_token_ids)
 
     def completion(self, body: Body, metadata: RequestMetadata) -> ValidRequest:
         """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""

@@ -30,6 +30,7 @@ from services.router.openai.schemas import PromptTokensDetails, Usage
 from services.router.openai.valid_request import ValidRequest
 from services.router.streaming.unread_buffer import UnreadBudget, UnreadBuffer
 from services.router.text.choice_text import ChoiceText, TokenEvent
+from services.router.text.parsers.hermes import HermesParser
 from services.router.text.text_model import TextModel
 
 MAX_QUEUED_EVENTS = 64
@@ -275,7 +276,12 @@ class TokenStream:
         request, sequence = self._request, self._request.sequences[choice]
         context = sequence.prompt_tokens if request.continues_prompt else ()
         detokenizer = self._text.detokenizer(skip_special_tokens=request.skip_special_tokens, context=context)
-        return ChoiceText(choice, sequence.stop, detokenizer, request.stop_strings, include_stop=request.include_stop)
+        parser, tools = None, request.tools
+        if tools is not None:
+            parser = HermesParser(tools.names, single=tools.single, calls_only=tools.calls_only)
+        return ChoiceText(
+            choice, sequence.stop, detokenizer, request.stop_strings, include_stop=request.include_stop, parser=parser
+        )
 
     def _add(self, event: TokenEvent) -> None:
         """Queues an event. Drops one after an error: the second source brings it again."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
+import msgspec
+
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.telemetry.metrics import UNREAD_BYTES
 from services.router.text.choice_text import TokenEvent
+from services.router.text.parsers.base import ToolCall
 
 MAX_UNREAD_LOGPROB_BYTES = 1 << 20
 """Most bytes of unread logprobs of one stream; a client that leaves more is hung up."""
@@ -23,12 +26,18 @@ _COMPACT_BYTES = 64 * 1024
 """Bytes that were read are dropped in pieces of this size."""
 
 _EVENT = struct.Struct("<IIIIIhB")  # choice, index, token, cached tokens, bytes of text, alternatives or -1, flags
+_CALLS = struct.Struct("<I")
+_HAS_CALLS = 1 << 31
+"""Of the bytes of text: calls follow it, after their number of bytes. Few events have any."""
+
 _LOGPROB = struct.Struct("<d")
 _ALTERNATIVE = struct.Struct("<Id")
 _HAS_TOKEN = 1
 _FINISHES: tuple[FinishReason | None, ...] = (None, *FinishReason)
 _FINISH_BITS = 2
 """Of the flags: the token's bit, the finish, and above both the index of the stop string plus one, at most 16."""
+
+_calls_decoder = msgspec.json.Decoder(tuple[ToolCall, ...])
 
 _NUMBERS = {finish: number for number, finish in enumerate(_FINISHES)}
 
@@ -88,8 +97,12 @@ class UnreadBuffer:
             flags |= event.stop + 1 << 1 + _FINISH_BITS
         index, id = (token.index, token.token) if token is not None else (0, 0)
         num_top = -1 if logprobs is None else len(logprobs.top)
-        self._data += _EVENT.pack(event.choice, index, id, event.num_cached_tokens, len(text), num_top, flags)
+        size = len(text) | (_HAS_CALLS if event.calls else 0)
+        self._data += _EVENT.pack(event.choice, index, id, event.num_cached_tokens, size, num_top, flags)
         self._data += text
+        if event.calls:
+            calls = msgspec.json.encode(event.calls)
+            self._data += _CALLS.pack(len(calls)) + calls
         if logprobs is not None:
             self._data += _LOGPROB.pack(logprobs.logprob)
             for alternative in logprobs.top:
@@ -129,10 +142,17 @@ class UnreadBuffer:
             self._on_overflow()
 
     def _pop(self) -> TokenEvent:
-        choice, index, id, num_cached, num_text, num_top, flags = _EVENT.unpack_from(self._data, self._start)
+        choice, index, id, num_cached, size, num_top, flags = _EVENT.unpack_from(self._data, self._start)
+        num_text = size & ~_HAS_CALLS
         at = self._start + _EVENT.size
         text = self._data[at : at + num_text].decode("utf-8", "surrogatepass")
         at += num_text
+        calls: tuple[ToolCall, ...] = ()
+        if size & _HAS_CALLS:
+            [num_calls] = _CALLS.unpack_from(self._data, at)
+            at += _CALLS.size
+            calls = _calls_decoder.decode(self._data[at : at + num_calls])
+            at += num_calls
         logprobs = None
         if num_top >= 0:
             [logprob] = _LOGPROB.unpack_from(self._data, at)
@@ -146,7 +166,7 @@ class UnreadBuffer:
         token = OutputToken(index, id, logprobs) if flags & _HAS_TOKEN else None
         stop = (flags >> 1 + _FINISH_BITS) - 1
         finish = _FINISHES[flags >> 1 & (1 << _FINISH_BITS) - 1]
-        return TokenEvent(choice, token, text, num_cached, finish, None if stop < 0 else stop)
+        return TokenEvent(choice, token, text, num_cached, finish, None if stop < 0 else stop, calls)
 
 
 def _logprob_bytes(num_top: int) -> int:

@@ -33,6 +33,9 @@ RESERVED_VARIABLES = frozenset(
 )
 """Variables that clients cannot set; nor can they set special tokens."""
 
+TOOL_FORMATS = {"hermes": "<tool_call>"}
+"""Format of tool calls -> text of a template that teaches it, or renders earlier calls in it."""
+
 # Exceptions of a template that expects other messages. All of them are the caller's mistake.
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
@@ -42,13 +45,14 @@ class RenderOptions:
     """All that a prompt depends on beside messages and template. The same options give the same prompt at any time.
 
     `created_s`: Unix time of the call; a template that asks for the date gets this one, in UTC. `variables`: of the
-    client. `continue_final_message`: the prompt ends within the last message.
+    client. `continue_final_message`: the prompt ends within the last message. `tools`: that the model may call.
     """
 
     created_s: int = 0
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: Mapping[str, object] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, object]] = ()
 
 
 class _GenerationBlocks(Extension):
@@ -69,6 +73,7 @@ class ChatTemplate:
         environment = _environment()
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
+        self.tool_format = next((name for name, signature in TOOL_FORMATS.items() if signature in source), None)
         self._read = frozenset(meta.find_undeclared_variables(environment.parse(source)))
 
     def may_set(self, name: str) -> bool:
@@ -97,7 +102,7 @@ class ChatTemplate:
                 {
                     **options.variables,
                     "messages": list(messages),
-                    "tools": None,
+                    "tools": list(options.tools) or None,
                     "documents": None,
                     "add_generation_prompt": options.add_generation_prompt,
                     "strftime_now": created.strftime,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from baton.domain.request import FinishReason, OutputToken, StopParams
 from services.router.generation import TokenChunk
 from services.router.text.detokenizer import Detokenizer
+from services.router.text.parsers.base import OutputParser, ParsedPiece, ToolCall
 from services.router.text.stop_strings import StopMatcher
 
 
@@ -19,7 +20,7 @@ class TokenEvent:
     """A token of a choice, and the text that became certain with it: none, its own, or held-back text too.
 
     `token` None: the sequence ended without another token. `finish` comes with the choice's last event, and `stop`, the
-    index of the stop string that ended it.
+    index of the stop string that ended it. `calls`: that became complete with it.
     """
 
     choice: int
@@ -28,12 +29,14 @@ class TokenEvent:
     num_cached_tokens: int
     finish: FinishReason | None = None
     stop: int | None = None
+    calls: tuple[ToolCall, ...] = ()
 
 
 class ChoiceText:
     """State of one choice. A stop token is no text; a stop string ends the text before it, and the choice.
 
-    With `include_stop` both are part of the text.
+    With `include_stop` both are part of the text. A `parser` takes calls out of the text; stop strings are looked for
+    in what is left.
     """
 
     def __init__(
@@ -44,11 +47,13 @@ class ChoiceText:
         stop_strings: Sequence[str],
         *,
         include_stop: bool = False,
+        parser: OutputParser | None = None,
     ) -> None:
         self._choice = choice
         self._stop = stop
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stop_strings, include=include_stop) if stop_strings else None
+        self._parser = parser
         self._hides_stop_token = not include_stop
         self._num_tokens = 0
 
@@ -70,13 +75,26 @@ class ChoiceText:
                 text = self._detokenizer.push(token.token)
             if finish is not None:
                 text += self._detokenizer.finish()
-            stop = None
+            stop, calls = None, tuple[ToolCall, ...]()
+            if self._parser is not None:
+                text, calls, finish = self._parse(self._parser, text, finish)
             if self._matcher is not None:
                 text, finish, stop = self._match(self._matcher, text, finish)
-            events.append(TokenEvent(self._choice, token, text, chunk.num_cached_tokens, finish, stop))
+            events.append(TokenEvent(self._choice, token, text, chunk.num_cached_tokens, finish, stop, calls))
             if finish is not None:
                 break
         return events
+
+    @staticmethod
+    def _parse(
+        parser: OutputParser, text: str, finish: FinishReason | None
+    ) -> tuple[str, tuple[ToolCall, ...], FinishReason | None]:
+        """Text that is no call, complete calls, and `STOP` if nothing more is shown."""
+        piece = parser.push(text)
+        last = parser.finish() if finish is not None else ParsedPiece()
+        if finish is None and parser.is_done:
+            finish = FinishReason.STOP
+        return piece.text + last.text, piece.calls + last.calls, finish
 
     def _match(
         self, matcher: StopMatcher, text: str, finish: FinishReason | None

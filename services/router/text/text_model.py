@@ -97,6 +97,16 @@ class TextModel:
         tokenizer = Tokenizer.from_str(tokenizer_json)
         return cls(tokenizer, tokenizer_config, merged, template, defaults, text_digest(directory))
 
+    @property
+    def tool_format(self) -> str | None:
+        """The format of tool calls, by the signature in the chat template; None if it is none that is known."""
+        return None if self._template is None else self._template.tool_format
+
+    def added_token(self, text: str) -> int | None:
+        """The id of the added token that is `text`; None if there is none."""
+        found = self._tokenizer.token_to_id(text)
+        return found if found in self._tokenizer.get_added_tokens_decoder() else None
+
     def tokenizer_json(self) -> str:
         """The tokenizer, in the form of a `tokenizer.json`."""
         text: str = self._tokenizer.to_str()

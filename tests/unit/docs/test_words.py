@@ -30,14 +30,14 @@ PLAIN = frozenset(
     lifecycle limits line linear list listener liveness llm load log logits logprob loop loss lost mailbox malformed
     matcher memory message metadata meter metric middleware milestone missing model module muon network node noise
     norm notifier objective operation ops options origin outbox outcome output overflow overloaded pacer packer
-    params parser part payload phase plan policy position preempted prefill process profile progress protocol proxy
-    pulled quantization query range read reader ready receiver recorder redis refused region registry remark renewed
-    replaced replayable replied reply report reserve reserved reserver resources response result resumer ring role
-    rope rule run sample scalar scale scheduler search segment selection selector series server servicer set
-    settings shape sink slow span spec splitter stage status storage stream submit subscription successor summary
-    superseded supervisor sync system target template tensor text thread time timeout timing tokenizer total trace
-    transcript transfer trust type unavailable unmeasured unreadable unsupported url usage use validator variant
-    verifier version violation vocabulary wake watcher weight window writer
+    params parser part payload phase piece plan policy position preempted prefill process profile progress protocol
+    proxy pulled quantization query range read reader ready receiver recorder redis refused region registry remark
+    renewed replaced replayable replied reply report reserve reserved reserver resources response result resumer
+    ring role rope rule run sample scalar scale scheduler search segment selection selector series server servicer
+    set settings shape sink slow span spec splitter stage status storage stream submit subscription successor
+    summary superseded supervisor sync system target template tensor text thread time timeout timing tokenizer tool
+    total trace transcript transfer trust type unavailable unmeasured unreadable unsupported url usage use validator
+    variant verifier version violation vocabulary wake watcher weight window writer
     """.split()
 )
 """Head nouns of classes that need no entry in the glossary."""

@@ -74,6 +74,14 @@ _PROMPT_ROWS = (
     _row("echo", COMPLETION, _OPENAI, FLAG, "Begins the answer with the prompt. Not with logprobs.", default=False),
 )  # fmt: skip
 
+_TOOL_ROWS = (
+    _row("tools", CHAT, _OPENAI, shapes.TOOLS, "Functions that the model may call.", note="none"),
+    _row("tool_choice", CHAT, _OPENAI, shapes.TOOL_CHOICE,
+         "required and a name constrain the answer to calls; none leaves the tools out of the prompt.", note="auto"),
+    _row("parallel_tool_calls", CHAT, _OPENAI, FLAG, "More than one call in an answer. Without tools no effect.",
+         default=True),
+)  # fmt: skip
+
 _TEMPLATE_ROWS = (
     _row("add_generation_prompt", CHAT, _VLLM, FLAG, "The prompt ends with the head of the assistant's turn.",
          default=True),
@@ -194,4 +202,13 @@ _ALIAS_ROWS = (
     _alias("return_tokens", BOTH, _LLAMA, FLAG, "return_token_ids"),
 )
 
-HONOURED = _PROMPT_ROWS + _TEMPLATE_ROWS + _SAMPLING_ROWS + _LENGTH_ROWS + _RESPONSE_ROWS + _SERVING_ROWS + _ALIAS_ROWS
+HONOURED = (
+    _PROMPT_ROWS
+    + _TOOL_ROWS
+    + _TEMPLATE_ROWS
+    + _SAMPLING_ROWS
+    + _LENGTH_ROWS
+    + _RESPONSE_ROWS
+    + _SERVING_ROWS
+    + _ALIAS_ROWS
+)

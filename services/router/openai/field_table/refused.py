@@ -19,7 +19,7 @@ _LATER = "is not supported yet"
 _NEVER = "is not supported"
 _SAMPLER = "is not a setting of this sampler"
 _CONSTRAINT = "is not supported: a grammar holds from the first token on"
-_TOOLS = "is not supported yet: tools cannot be called"
+_TOOLS = "is not supported; use tools"
 _REASONING = "is not supported yet: reasoning is part of the text"
 _MEDIA = "is not supported: text is all that is read and written"
 _ROUTING = "is not for clients: workers are chosen by the router"
@@ -29,9 +29,6 @@ _OFF = (False,)
 Row = tuple[str, frozenset[FieldEndpoint], str, tuple[object, ...]]
 
 _OPENAI_ROWS: tuple[Row, ...] = (
-    ("tools", CHAT, _TOOLS, ()),
-    ("tool_choice", CHAT, _TOOLS, ("none",)),
-    ("parallel_tool_calls", CHAT, _TOOLS, (True, False)),
     ("functions", CHAT, _TOOLS, ()),
     ("function_call", CHAT, _TOOLS, ("none",)),
     ("reasoning_effort", CHAT, _REASONING, ()),
@@ -122,7 +119,7 @@ _LLAMA_ROWS: tuple[Row, ...] = (
     ("reasoning_budget_end_tags", BOTH, _REASONING, ([],)),
     ("reasoning_control", BOTH, _REASONING, _OFF),
     ("reasoning_format", BOTH, _REASONING, ("none", "auto")),
-    ("parse_tool_calls", BOTH, _TOOLS, _OFF),
+    ("parse_tool_calls", BOTH, _TOOLS, (True, False)),
     ("chat_format", BOTH, _NEVER, ()),
     ("chat_parser", BOTH, _NEVER, ("",)),
     ("generation_prompt", BOTH, _NEVER, ("",)),

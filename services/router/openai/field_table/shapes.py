@@ -84,6 +84,31 @@ def _stream_options() -> Schema:
     return {**_OBJECT, "properties": {name: or_null({"type": "boolean"}) for name in bounds.STREAM_FLAGS}}
 
 
+def _tools() -> Schema:
+    function = {
+        **_OBJECT,
+        "required": ["name"],
+        "properties": {
+            "name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"},
+            "description": or_null(_STRING),
+            "parameters": or_null(_OBJECT),
+            "strict": or_null({"type": "boolean"}),
+        },
+    }
+    properties = {"type": {"const": "function"}, "function": function}
+    return _list({**_OBJECT, "required": ["type", "function"], "properties": properties}, 1, bounds.MAX_TOOLS)
+
+
+def _tool_choice() -> Schema:
+    function = {**_OBJECT, "required": ["name"], "properties": {"name": _STRING}}
+    named = {
+        **_OBJECT,
+        "required": ["type", "function"],
+        "properties": {"type": {"const": "function"}, "function": function},
+    }
+    return {"anyOf": [{"enum": ["none", "auto", "required"]}, named]}
+
+
 def _response_format() -> Schema:
     named = {"name": _STRING, "description": _STRING, "strict": {"type": "boolean"}, "schema": _OBJECT}
     wrapper = {**_OBJECT, "required": ["schema"], "properties": {name: or_null(each) for name, each in named.items()}}
@@ -146,6 +171,8 @@ RESPONSE_FORMAT = Shape(
 STRUCTURED_OUTPUTS = Shape(
     "an object with one of json, json_object, regex, choice, grammar, and options", lambda vocab: _structured_outputs()
 )
+TOOLS = Shape(f"a list of 1 to {bounds.MAX_TOOLS} functions", lambda vocab: _tools())
+TOOL_CHOICE = Shape("none, auto, required, or the name of one", lambda vocab: _tool_choice())
 JSON_SCHEMA = Shape(
     "a JSON Schema, as an object or as text",
     lambda vocab: {"anyOf": [_OBJECT, _STRING]},

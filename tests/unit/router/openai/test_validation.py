@@ -17,6 +17,9 @@ ORIGIN = RequestMetadata(RID, created_s=7, seed=2**63 - 2)
 VALIDATOR = RequestValidator(bundled(), "m", MODEL_LEN, deadline_s=9.0)
 
 
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
 def chat(**body) -> ValidRequest:
     return VALIDATOR.chat({"model": "m", "messages": HELLO, **body}, ORIGIN)
 
@@ -89,8 +92,8 @@ def test_null_is_absent_and_unknown_fields_are_named():
         ("priority", [-5, 5], ["high"]),
         ("cache_salt", ["tenant"], ["", 5]),
         ("prompt_cache_key", ["k"], [5]),
-        ("tools", [], [[], [{"type": "function"}]]),
-        ("tool_choice", [], ["auto"]),
+        ("tools", [], [[], {}, [{"type": "function"}], [*TOOLS, *TOOLS], [{**TOOLS[0], "type": "web"}]]),
+        ("tool_choice", ["none", "auto"], ["required", "often", {"type": "function"}, {"name": "add"}]),
         ("prompt_logprobs", [], [0, 1]),
         ("best_of", [1], [2, "1", 0]),
         (
@@ -121,9 +124,8 @@ def test_errors_are_bounded():
 
 
 def test_unsupported_fields_are_named():
-    for field in ("tools", "prompt_logprobs"):
-        with pytest.raises(InvalidRequest, match="not supported yet"):
-            chat(**{field: [{"a": 1}] if field == "tools" else 1})
+    with pytest.raises(InvalidRequest, match="not supported yet"):
+        chat(prompt_logprobs=1)
     with pytest.raises(InvalidRequest, match="echo is not supported yet"):
         completion(echo=True, logprobs=1)
 

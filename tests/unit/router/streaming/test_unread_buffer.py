@@ -9,6 +9,7 @@ from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from services.router.openai.bounds import MAX_STOP_STRINGS
 from services.router.streaming.unread_buffer import MAX_UNREAD_LOGPROB_BYTES, UnreadBudget, UnreadBuffer
 from services.router.text.choice_text import TokenEvent
+from services.router.text.parsers.base import ToolCall
 
 LOGPROBS = st.builds(
     TokenLogprobs,
@@ -16,6 +17,7 @@ LOGPROBS = st.builds(
     st.lists(st.tuples(st.integers(0, 2**32 - 1), st.floats(allow_nan=False)), max_size=20).map(tuple),
 )
 TOKENS = st.builds(OutputToken, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.none() | LOGPROBS)
+CALLS = st.lists(st.builds(ToolCall, st.integers(0, 9), st.text(max_size=9), st.text(max_size=9)), max_size=2)
 EVENTS = st.builds(
     TokenEvent,
     st.integers(0, 127),
@@ -24,6 +26,7 @@ EVENTS = st.builds(
     st.integers(0, 2**20),
     st.none() | st.sampled_from(FinishReason),
     st.none() | st.integers(0, MAX_STOP_STRINGS - 1),
+    CALLS.map(tuple),
 )
 
 

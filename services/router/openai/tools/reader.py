@@ -1,0 +1,141 @@
+"""Reads `tools`, `tool_choice` and `parallel_tool_calls`. Notes errors instead of raising them.
+
+`required` and a named tool constrain the whole output to calls. With `auto` the model decides; where the marker of a
+call is one token, what follows it is constrained: a declared name, and an object, which keeps to the schema with
+`strict`. Without such a token `strict` needs `required` or a name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
+from baton.domain.errors import ConstraintFailed
+from baton.grammar.sources import tool_calls_grammar
+from services.router.openai.bounds import FLAG, MAX_TOOL_CALLS, MAX_TOOLS
+from services.router.openai.constraint.reader import RequestedConstraint
+from services.router.openai.fields import Fields, short_repr
+from services.router.text.parsers.hermes import CLOSE, OPEN
+from services.router.text.text_model import TextModel
+
+TOOLS, CHOICE, PARALLEL = "tools", "tool_choice", "parallel_tool_calls"
+TOOL_FIELDS = frozenset({TOOLS, CHOICE, PARALLEL})
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedTools:
+    """Tools that the model may call, as the template gets them. `names`: those that count as calls.
+
+    `single`: at most one call; `is_named`: the client has chosen it; `calls_only`: the answer has no text.
+    """
+
+    definitions: tuple[Mapping[str, Any], ...]
+    names: frozenset[str]
+    single: bool = False
+    is_named: bool = False
+    calls_only: bool = False
+    constraint: RequestedConstraint | None = None
+
+
+def read_tools(
+    fields: Fields, text: TextModel, *, ignore_eos: bool = False, min_tokens: int = 0
+) -> RequestedTools | None:
+    """The tools of a chat; None without any, and with `tool_choice: "none"`: then the prompt has none either."""
+    definitions = _read_definitions(fields)
+    flags = fields.read({PARALLEL: FLAG})
+    names = [definition["function"]["name"] for definition in definitions]
+    if len(set(names)) < len(names):
+        fields.add_error(TOOLS, "must have different names")
+    choice = _read_choice(fields, names)
+    if not definitions or choice == "none":
+        return None
+    if text.tool_format is None:
+        fields.add_error(TOOLS, "cannot be called: the chat template of this model has no known format of calls")
+        return None
+    is_named = choice not in ("auto", "required")
+    called = [each for each in definitions if not is_named or each["function"]["name"] == choice]
+    single = is_named or not flags.get(PARALLEL, True)
+    try:
+        value = _constraint(text, called, str(choice), single=single)
+    except ConstraintFailed as error:
+        fields.add_error(TOOLS, str(error))
+        return None
+    if value is not None:
+        value = Constraint(value.phases, value.loop_to, text.eos_token_ids, ignore_eos, min_tokens)
+    requested = None if value is None else RequestedConstraint(value, TOOLS)
+    return RequestedTools(tuple(definitions), frozenset(names), single, is_named, choice != "auto", requested)
+
+
+def _read_definitions(fields: Fields) -> list[dict[str, Any]]:
+    value = fields.values.get(TOOLS)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_TOOLS:
+        fields.add_mismatch(TOOLS, f"a list of 1 to {MAX_TOOLS} tools")
+        return []
+    wrong = [index for index, tool in enumerate(value) if not _is_definition(tool)]
+    for index in wrong:
+        shape = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
+        fields.add_error(f"{TOOLS}[{index}]", f"must be a tool such as {shape}, not {short_repr(value[index])}")
+    return [] if wrong else value
+
+
+def _is_definition(value: object) -> bool:
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return False
+    return (
+        _NAME.fullmatch(function["name"]) is not None
+        and isinstance(function.get("description"), str | None)
+        and isinstance(function.get("parameters"), dict | None)
+        and isinstance(function.get("strict"), bool | None)
+    )
+
+
+def _read_choice(fields: Fields, names: Sequence[str]) -> str:
+    """`none`, `auto`, `required`, or the name of a tool."""
+    value = fields.values.get(CHOICE)
+    if value is None:
+        return "auto"
+    if value in ("none", "auto", "required"):
+        if value == "required" and not names:
+            fields.add_error(CHOICE, "needs tools")
+        return str(value)
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        shape = '{"type": "function", "function": {"name": ...}}'
+        fields.add_mismatch(CHOICE, f"none, auto, required or {shape}")
+    elif name not in names:
+        fields.add_error(CHOICE, f"names no tool of the request: {short_repr(name)}")
+    else:
+        return name
+    return "none"
+
+
+def _constraint(
+    text: TextModel, called: Sequence[Mapping[str, Any]], choice: str, *, single: bool
+) -> Constraint | None:
+    """The constraint of the calls; None where the model may write anything. Raises `ConstraintFailed`."""
+    functions = [tool["function"] for tool in called]
+    opening, closing = text.added_token(OPEN), text.added_token(CLOSE)
+    if choice != "auto":
+        schemas = {function["name"]: function.get("parameters") or {"type": "object"} for function in functions}
+        markers = (OPEN, opening is not None), (CLOSE, closing is not None)
+        grammar = tool_calls_grammar(schemas, *markers, most=1 if single else MAX_TOOL_CALLS)
+        return Constraint((GrammarPhase(grammar),))
+    if opening is None:
+        strict = [function["name"] for function in functions if function.get("strict")]
+        if strict:
+            raise ConstraintFailed(f"strict of {strict[0]} needs tool_choice required or named with this model")
+        return None
+    schemas = {
+        function["name"]: (function.get("parameters") if function.get("strict") else None) or {"type": "object"}
+        for function in functions
+    }
+    grammar = tool_calls_grammar(schemas, ("", False), (CLOSE, closing is not None), most=1)
+    return Constraint((FreePhase(ends=((opening,),)), GrammarPhase(grammar)), loop_to=None if single else 0)
