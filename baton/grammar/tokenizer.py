@@ -61,10 +61,11 @@ def _without_prefix_space(source: str) -> str:
 
 
 def _eos(directory: Path) -> frozenset[int]:
-    """The end tokens of `generation_config.json`, else of `config.json`."""
+    """The end tokens of `generation_config.json`, else of `config.json`, perhaps of its text model."""
     for name in ("generation_config.json", "config.json"):
         path = directory / name
-        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
-        if value is not None:
-            return frozenset(value if isinstance(value, list) else [value])
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        for part in (config, config.get("text_config") or {}):
+            if (value := part.get("eos_token_id")) is not None:
+                return frozenset(value if isinstance(value, list) else [value])
     return frozenset()

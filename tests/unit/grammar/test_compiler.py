@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,3 +126,20 @@ def test_a_tokenizer_that_changes_texts_is_refused() -> None:
 def test_a_tokenizer_needs_an_end_token(eos: set[int]) -> None:
     with pytest.raises(ValueError, match="ends the text"):
         GrammarTokenizer((MODEL_DIR / "tokenizer.json").read_text(encoding="utf-8"), grammars.VOCAB_SIZE, eos)
+
+
+@pytest.mark.parametrize(
+    ("configs", "expected"),
+    [
+        ({"config.json": {"eos_token_id": 3}}, {3}),
+        ({"config.json": {"eos_token_id": 3}, "generation_config.json": {"eos_token_id": [4, 5]}}, {4, 5}),
+        ({"config.json": {"text_config": {"eos_token_id": 6}}, "generation_config.json": {}}, {6}),
+    ],
+)
+def test_end_tokens_of_a_model_directory(
+    configs: dict[str, dict[str, Any]], expected: set[int], tmp_path: Path
+) -> None:
+    for name, config in configs.items():
+        (tmp_path / name).write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_bytes((MODEL_DIR / "tokenizer.json").read_bytes())
+    assert GrammarTokenizer.of_directory(tmp_path, grammars.VOCAB_SIZE).eos == expected
