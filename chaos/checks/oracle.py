@@ -84,7 +84,8 @@ def compare(transcript: Transcript, expected: GeneratedAnswer, codes: frozenset[
         case StreamEnd.FAILED | StreamEnd.REFUSED if transcript.code not in codes:
             yield f"{name}: {transcript.end.value} with {transcript.code} (HTTP {transcript.status})"
         case StreamEnd.LOST | StreamEnd.TIMED_OUT | None:
-            yield f"{name}: no end was received ({transcript.end and transcript.end.value}, {transcript.code})"
+            end, stored = transcript.end and transcript.end.value, "stored" if transcript.stored else "not stored"
+            yield f"{name}: no end was received ({end}, {transcript.code or 'no code'}, announced as {stored})"
     for index, choice in enumerate(received.choices):
         if index >= len(expected.choices) or not choice.is_prefix_of(expected.choices[index]):
             yield f"{name}: what was received is not how the answer is_prefix_of: {_difference(received, expected)}"
