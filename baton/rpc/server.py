@@ -27,6 +27,9 @@ MAX_CALLS_PER_CONNECTION = 1024
 MAX_CONNECTIONS = 1024
 MAX_METADATA_BYTES = 16 * 1024
 HANDSHAKE_TIMEOUT_S = 5.0
+STOP_MARGIN_S = 5.0
+"""Longest wait for a stopped server, beyond the grace of its calls. The process ends all the same."""
+
 REBIND_S = 0.1
 """Pause before a crashed server's port is bound again, if that failed."""
 
@@ -82,11 +85,14 @@ class RunningServer:
         self._task = asyncio.get_running_loop().create_task(self._keep_serving(), name="grpc-server")
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Accepts no new calls, gives running ones `grace_s`, then cancels them. Idempotent."""
+        """Accepts no new calls, gives running ones `grace_s`, then cancels them. Idempotent; bounded in time."""
         server = self.server
-        await server.stop(grace_s)  # before the task is cancelled: its wait is a part of the server
+        # Before the task is cancelled: its wait is a part of the server.
+        ended, _ = await asyncio.wait([asyncio.ensure_future(server.stop(grace_s))], timeout=grace_s + STOP_MARGIN_S)
         self._task.cancel()
-        await asyncio.wait([self._task])
+        _, waiting = await asyncio.wait([self._task], timeout=STOP_MARGIN_S)
+        if waiting or not ended:
+            log.warning("grpc_server_does_not_stop", port=self.port)
         if self.server is not server:
             await self.server.stop(0.0)  # it was replaced meanwhile
 

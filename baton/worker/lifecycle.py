@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -33,6 +33,9 @@ log = get_logger()
 EngineT = TypeVar("EngineT")
 T = TypeVar("T")
 EXIT_ID_TAKEN = 3
+CANCEL_AGAIN_S = 1.0
+"""Wait for cancelled tasks before they are cancelled once more."""
+
 WATCHED_HEARTBEATS = 3
 """Heartbeats in which the live holder of a worker id announces itself."""
 
@@ -146,8 +149,7 @@ class WorkerLifecycle:
                 try:
                     yield
                 finally:
-                    for task in tasks:
-                        task.cancel()
+                    await _cancel_all(tasks)
         finally:
             for one in work:
                 one.close()  # needed for a task that was cancelled before its first step
@@ -171,6 +173,17 @@ class WorkerLifecycle:
     def _from_any_thread(self, call: Callable[..., object], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
             self._loop.call_soon_threadsafe(call, *arguments)
+
+
+async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancels tasks until all have ended: a library may swallow a cancellation that meets its own timeout."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+        if pending:
+            log.warning("tasks_cancelled_again", tasks=[repr(task.get_coro()) for task in pending])
 
 
 async def run_worker(

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.integration
 def read_lines(stream: IO[str], printed: Queue[str]) -> None:
     for line in stream:
         printed.put(line)
+    printed.put("")
     stream.close()
 
 
@@ -34,10 +35,34 @@ def lines_until(stream: IO[str], last: str, timeout_s: float) -> list[str]:
     lines: list[str] = []
     while not lines or not lines[-1].startswith(last):
         try:
-            lines.append(printed.get(timeout=timeout_s).rstrip())
+            line = printed.get(timeout=timeout_s)
         except Empty:
-            raise AssertionError(f"no line begins with {last!r}: {lines}") from None
+            line = ""
+        if not line:
+            raise AssertionError(f"no line begins with {last!r}: {lines}")
+        lines.append(line.rstrip())
     return lines
+
+
+def started(port: int, temporary: Path, errors: Path) -> tuple[subprocess.Popen[str], list[str]]:
+    """`baton up`, and what it prints until it serves. Started again where another test has taken a planned port."""
+    command = [sys.executable, "-m", "services.cli.main", "up", f"--port={port}", "--kv-memory-mib=64"]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    for _ in range(5):
+        with errors.open("wb") as stderr:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
+        assert process.stdout is not None
+        try:
+            return process, lines_until(process.stdout, "Ctrl-C", START_TIMEOUT_S)
+        except AssertionError:
+            try:
+                process.wait(30.0)  # it ends its children
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10.0)
+            if "in use by another process" not in errors.read_text():
+                raise
+    raise AssertionError("five times a port was taken between its choice and its use")
 
 
 def children_of(pid: int) -> list[int]:
@@ -54,13 +79,8 @@ def test_up_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
     [port] = free_ports(1)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    command = [sys.executable, "-m", "services.cli.main", "up", f"--port={port}", "--kv-memory-mib=64"]
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    with (tmp_path / "stderr").open("wb") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
-    assert process.stdout is not None
+    process, lines = started(port, temporary, tmp_path / "stderr")
     try:
-        lines = lines_until(process.stdout, "Ctrl-C", START_TIMEOUT_S)
         [curl] = [line for line in lines if line.startswith("curl")]
         url = re.search(r"http://\S+/v1/chat/completions", curl)
         body = re.search(r"-d '(.*)'", curl)

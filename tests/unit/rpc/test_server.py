@@ -1,6 +1,8 @@
 """A server, a channel to it, and errors on the way."""
 
+import asyncio
 import errno
+from typing import cast
 
 import grpc
 import pytest
@@ -8,9 +10,10 @@ import pytest
 from baton.domain.errors import Overloaded, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, RequestId
 from baton.rpc import codec
+from baton.rpc import server as server_module
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import common_pb2, prefill_pb2_grpc
-from baton.rpc.server import ServerAuth, start_server
+from baton.rpc.server import RunningServer, ServerAuth, start_server
 
 DEADLINE_S = 20.0
 WORKER = Incarnation(7)
@@ -91,3 +94,19 @@ async def test_a_stub_is_built_once_for_each_incarnation():
         assert channels.stub(prefill_pb2_grpc.PrefillStub, "127.0.0.1:1", Incarnation(WORKER + 1)) is not successor
     finally:
         await channels.close()
+
+
+class HungServer:
+    """A gRPC server whose stop never returns."""
+
+    async def stop(self, grace_s: float | None) -> None:
+        await asyncio.Event().wait()
+
+    async def wait_for_termination(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_server_that_does_not_stop_is_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_module, "STOP_MARGIN_S", 0.01)
+    server = RunningServer(cast(grpc.aio.Server, HungServer()), 1, lambda port: (cast(grpc.aio.Server, None), 0))
+    await asyncio.wait_for(server.stop(0.01), DEADLINE_S)

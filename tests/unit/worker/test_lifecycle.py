@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from baton.domain.worker import WorkerStatus
+from baton.worker import lifecycle as lifecycle_module
 from baton.worker.lifecycle import WorkerLifecycle
 from baton.worker.registration import Registration, RegistrationLoss
 
@@ -142,3 +143,27 @@ async def test_an_unfit_worker_drains_and_ends_with_an_error():
     worker.lifecycle.on_idle()
     await ended(life)
     assert worker.lifecycle.exit_code == 1
+
+
+async def test_a_task_that_swallows_a_cancellation_ends_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    """As a library does whose own timeout meets it: without a second cancellation the process would never end."""
+    monkeypatch.setattr(lifecycle_module, "CANCEL_AGAIN_S", 0.01)
+    num_cancelled, began = 0, asyncio.Event()
+
+    class Stubborn(Worker):
+        async def run(self) -> None:
+            nonlocal num_cancelled
+            began.set()
+            while num_cancelled < 3:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    num_cancelled += 1
+
+    worker = Stubborn()
+    living = worker.live()
+    await began.wait()
+    worker.lifecycle.stop()
+    await ended(living)
+    assert num_cancelled == 3
+    assert worker.diary[-1] == "left"
