@@ -32,7 +32,8 @@ class Reply(Generic[Answer]):
     async def wait(self, timeout_s: float) -> Answer:
         """The answer. Raises the error that was sent, or `DeadlineExceeded`."""
         try:
-            return await asyncio.wait_for(self._future, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await self._future
         except TimeoutError:
             raise DeadlineExceeded(f"the engine did not answer within {timeout_s} s") from None
 

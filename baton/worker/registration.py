@@ -8,6 +8,7 @@ once: routers keep the records they have, and the next announcement makes the wo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,10 +68,9 @@ class Registration:
         while True:
             self._changed.clear()
             await self.announce()
-            try:
-                await asyncio.wait_for(self._changed.wait(), self._interval_s)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):  # not `wait_for`: Python 3.11's swallows a cancellation at a change
+                async with asyncio.timeout(self._interval_s):
+                    await self._changed.wait()
 
     async def withdraw(self) -> None:
         """Withdraws the record. In an unreachable store it expires."""

@@ -58,7 +58,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         while not drained.is_set():
             yield worker_pb2.DrainProgress(num_requests=self._num_requests())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(drained.wait(), REPORT_INTERVAL_S)
+                async with asyncio.timeout(REPORT_INTERVAL_S):
+                    await drained.wait()
         yield worker_pb2.DrainProgress(num_requests=self._num_requests(), ended=True)
 
     async def RecentAttempts(

@@ -37,7 +37,8 @@ class AttemptStreams(Generic[Event]):
     async def next(self, id: AttemptId, timeout_s: float) -> Event:
         """The next event of an open stream. Raises `DeadlineExceeded`."""
         try:
-            return await asyncio.wait_for(self._queues[id].get(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await self._queues[id].get()
         except TimeoutError:
             raise DeadlineExceeded(f"{id}: no event within {timeout_s:.1f} s") from None
 

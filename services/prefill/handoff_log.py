@@ -71,7 +71,8 @@ class HandoffLog:
                 if entry.ended:
                     return
                 try:
-                    await asyncio.wait_for(changed.wait(), timeout_s)
+                    async with asyncio.timeout(timeout_s):
+                        await changed.wait()
                 except TimeoutError:
                     yield DeadlineExceeded(f"{id}: no event for {timeout_s} s")
                     return

@@ -14,6 +14,7 @@ from baton.worker.registration import Registration, RegistrationLoss
 
 RECORD = WorkerRecord(WorkerId("decode-0"), WorkerRole.DECODE, Incarnation(1), "10.0.0.1:7", "m", "f", 16, 100, 100)
 OTHER = replace(RECORD, incarnation=Incarnation(2), address="10.0.0.2:7")
+NEVER_S = 600.0
 TRUST = ClusterTrust(b"s" * 32)
 
 
@@ -88,5 +89,26 @@ def test_a_holder_whose_record_ended_learns_that_it_was_replaced():
         assert world.losses == [RegistrationLoss.REPLACED]
         await newer.announce()
         assert [record.address for record in await world.store.workers()] == [OTHER.address]
+
+    asyncio.run(run())
+
+
+def test_a_change_does_not_swallow_the_end():
+    """A link that goes down asks for an announcement in the moment in which the process ends."""
+
+    async def run() -> None:
+        for num_ticks in range(8):
+            world = World()
+            registration = Registration(world.store, lambda: RECORD, NEVER_S, world.losses.append, TRUST, 0.0)
+            running = asyncio.create_task(registration.run())
+            for _ in range(20):  # it has announced and waits
+                await asyncio.sleep(0)
+            assert await world.store.workers()
+            registration.announce_soon()
+            for _ in range(num_ticks):
+                await asyncio.sleep(0)
+            running.cancel()
+            ended, _ = await asyncio.wait({running}, timeout=1.0)
+            assert ended, f"{num_ticks} ticks after the change"
 
     asyncio.run(run())
