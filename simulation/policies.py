@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.domain.fingerprint import Fingerprint, FingerprintPart
+from baton.engine.handoff.kv_export import ExportTable
 from baton.store.memory_store import MemoryStore
 from baton.store.ownership import OwnerLease
 from baton.store.write_behind.writer import StoreWriter
@@ -14,7 +15,6 @@ from services.decode.handoff_client import HandoffClient
 from services.decode.import_policy import ImportPolicy
 from services.decode.import_table import ImportTable
 from services.decode.scheduler import DecodeScheduler
-from services.prefill.kv_export import ExportTable
 from services.prefill.scheduler import PrefillScheduler
 from services.router.dispatch.dispatcher import TokenDispatcher
 from services.router.takeover.supersede_listener import SupersedeListener

@@ -22,6 +22,7 @@ from baton.domain.request import (
 )
 from baton.engine.chunking import ChunkBudget
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner, fake_slots, fake_token
+from baton.engine.handoff.kv_export import ExportTable
 from baton.kv.growth import GrowthReserve
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
@@ -32,7 +33,6 @@ from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.page_faults import PageFaults
 from services.decode.scheduler import DecodeScheduler
-from services.prefill.kv_export import ExportTable
 from services.prefill.policy import PolicySettings, PrefillLimits
 from services.prefill.scheduler import PrefillScheduler
 from simulation.runtime.page_memory import SimMemory

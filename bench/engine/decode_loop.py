@@ -24,6 +24,7 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, SampledToken, StopParams
 from baton.domain.worker import WorkerRole
+from baton.engine.handoff.import_commands import FreeProbePages
 from baton.engine.mailbox import Mailbox
 from baton.engine.page_scrub import PageScrub
 from baton.engine.runner import ModelRunner
@@ -38,7 +39,7 @@ from baton.model.sampling.sampler import SamplerBackend
 from baton.model.storage import PageStorage
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from bench.engine.bench_engine import GREEDY, BenchEngine
-from services.decode.commands import DecodeCommand, FreeProbePages
+from services.decode.commands import DecodeCommand
 from services.decode.effects import DecodeEffect, OutwardEffect
 from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_table import ImportLimits, ImportTable

@@ -22,14 +22,15 @@ from baton.domain.ids import AttemptId, RequestId
 from baton.domain.request import EngineRequest, SampledToken, SamplingParams, StopParams
 from baton.domain.timing.step_time import StepShape
 from baton.engine.batch import Batch, StepOutput
+from baton.engine.handoff.export_events import Seal
+from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.step_metrics import shape_of
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from services.cli.bench.workload.traces import TraceRow, read_azure, read_mooncake, scale, scaled_block_tokens
-from services.prefill.kv_export import ExportTable
 from services.prefill.policy import PolicySettings, PrefillLimits, PrefillPolicy
-from services.prefill.scheduler import PrefillScheduler, Seal
+from services.prefill.scheduler import PrefillScheduler
 
 LENGTH = 1 / 16
 PAGE_SIZE = scaled_block_tokens(LENGTH)

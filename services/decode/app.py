@@ -27,6 +27,7 @@ from baton.transfer.base import PullEvent
 from baton.transfer.factory import make_puller, usable_transports
 from baton.worker.address import advertised_address
 from baton.worker.event_log import SharedEventLog
+from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
 from baton.worker.lifecycle import WorkerContext, run_worker
 from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
@@ -40,7 +41,6 @@ from services.decode.commands import DecodeCommand
 from services.decode.handoff_client import HandoffClient
 from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_table import ImportLimits, ImportTable
-from services.decode.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
 from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
 from services.decode.page_faults import PageFaults

@@ -17,6 +17,7 @@ from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, Incarnation, PageId, PageKey
 from baton.domain.request import SampledToken
 from baton.domain.trace_context import NO_TRACE_CONTEXT, TraceContext
+from baton.engine.handoff.import_commands import CommitReplied, LeasesRenewed, QuarantineArrived, VerdictArrived
 from baton.engine.mailbox import Mailbox
 from baton.engine.step_metrics import monotonic_s
 from baton.kv.keys import KEY_BYTES
@@ -28,18 +29,10 @@ from baton.rpc.request_metadata import Metadata, request_metadata
 from baton.rpc.token_check import verify_check
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
+from baton.worker.handoff.links import PrefillLink, PrefillLinks
 from baton.worker.request_validator import EngineRequestValidator
-from services.decode.commands import (
-    CommitReplied,
-    DecodeCommand,
-    LeasesRenewed,
-    QuarantineArrived,
-    SealArrived,
-    SourceLost,
-    VerdictArrived,
-)
+from services.decode.commands import DecodeCommand, SealArrived, SourceLost
 from services.decode.kv_import import SealInfo
-from services.decode.links import PrefillLink, PrefillLinks
 
 log = get_logger()
 

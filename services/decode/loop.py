@@ -13,6 +13,15 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.timing.attempt_times import to_us
 from baton.domain.worker import WorkerLoad
 from baton.engine.batch import Batch, Runner, StepInFlight, StepOutput
+from baton.engine.handoff.import_commands import (
+    AllocateProbePages,
+    CommitReplied,
+    FreeProbePages,
+    LeasesRenewed,
+    QuarantineArrived,
+    SourceReplaced,
+    VerdictArrived,
+)
 from baton.engine.messages import Abort, Fail
 from baton.engine.page_scrub import PageScrub
 from baton.engine.step_metrics import monotonic_s
@@ -20,20 +29,7 @@ from baton.engine.turn import Activity, EngineTurn
 from baton.kv.pages import Hold
 from baton.telemetry import metrics
 from baton.transfer.base import Pull, PullEvent
-from services.decode.commands import (
-    AllocateProbePages,
-    Claim,
-    CommitReplied,
-    DecodeCommand,
-    FreeProbePages,
-    LeasesRenewed,
-    QuarantineArrived,
-    Reserve,
-    SealArrived,
-    SourceLost,
-    SourceReplaced,
-    VerdictArrived,
-)
+from services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived, SourceLost
 from services.decode.effects import DecodeEffect, EmitTokens, OutwardEffect, ReportImported
 from services.decode.import_policy import ImportPolicy
 from services.decode.import_table import ImportTable

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from baton.engine.messages import Fail
 from baton.transfer.base import PullEvent, PullOutcome
+from baton.worker.handoff.links import PrefillLinks
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.streams import AttemptStreams
 from services.decode.effects import (
@@ -20,7 +21,6 @@ from services.decode.effects import (
     ReportImported,
 )
 from services.decode.handoff_client import HandoffClient
-from services.decode.links import PrefillLinks
 from services.decode.server import DecodeStreamEvent
 
 

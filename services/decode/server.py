@@ -27,13 +27,13 @@ from baton.rpc.times_codec import encode_decode_times, encode_import_times
 from baton.rpc.token_check import set_check
 from baton.telemetry.logs import get_logger
 from baton.worker.constraints import prepare_constraint
+from baton.worker.handoff.links import PrefillLinks
 from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
 from baton.worker.streams import AttemptStreams
 from services.decode.commands import Claim, DecodeCommand, Reserve
 from services.decode.effects import EmitTokens, ReportImported
 from services.decode.handoff_client import HandoffClient
 from services.decode.kv_import import Busy, Reserved
-from services.decode.links import PrefillLinks
 
 log = get_logger()
 

@@ -25,6 +25,9 @@ from baton.domain.ids import AttemptId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, SamplingParams, StopParams
 from baton.domain.worker import WorkerRole
 from baton.engine.chunking import ChunkBudget
+from baton.engine.handoff.export_commands import CommitExport, ReleaseExport
+from baton.engine.handoff.export_events import Seal
+from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import Abort, Fail
 from baton.engine.page_scrub import PageScrub
@@ -50,17 +53,10 @@ from services.decode.kv_import import Busy, Reserved, SealInfo
 from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.page_faults import PageFaults
 from services.decode.scheduler import DecodeScheduler
-from services.prefill.commands import (
-    AddPrompt,
-    CommitExport,
-    PrefillCommand,
-    PrefillEvent,
-    ReleaseExport,
-)
-from services.prefill.kv_export import ExportTable
+from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
 from services.prefill.loop import PrefillLoop
 from services.prefill.policy import PrefillLimits
-from services.prefill.scheduler import PrefillScheduler, Seal
+from services.prefill.scheduler import PrefillScheduler
 
 Command = TypeVar("Command")
 Answer = TypeVar("Answer")

@@ -12,6 +12,7 @@ from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.file_tier.controller import FileTierController
 from baton.engine.file_tier.start import TierFiles, open_file_tier
+from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.mailbox import Mailbox
 from baton.engine.page_scrub import PageScrub
 from baton.engine.thread import EngineThread
@@ -28,6 +29,8 @@ from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream import StreamSource
 from baton.worker.address import advertised_address
 from baton.worker.event_log import SharedEventLog
+from baton.worker.handoff.handoff_log import HandoffLog
+from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.lifecycle import WorkerContext, run_worker
 from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
@@ -38,9 +41,6 @@ from baton.worker.server import WorkerServicer
 from baton.worker.status_line import log_status_forever
 from baton.worker.streams import AttemptStreams
 from services.prefill.commands import PrefillCommand, TierEnded
-from services.prefill.handoff_log import HandoffLog
-from services.prefill.handoff_server import HandoffServicer, LinkConfig
-from services.prefill.kv_export import ExportTable
 from services.prefill.loop import PrefillLoop
 from services.prefill.outbox import PrefillOutbox
 from services.prefill.policy import PrefillLimits

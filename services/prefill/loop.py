@@ -10,24 +10,16 @@ from collections.abc import Callable, Sequence
 from baton.domain.errors import BatonError
 from baton.domain.worker import WorkerLoad
 from baton.engine.batch import Runner
+from baton.engine.handoff.export_commands import CommitExport, ReleaseExport, RenewalAnswer, RenewLeases
+from baton.engine.handoff.export_events import ExportEnded, Seal
+from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.messages import Abort, Fail
 from baton.engine.page_scrub import PageScrub
 from baton.engine.step_metrics import monotonic_s
 from baton.engine.turn import Activity, EngineTurn
 from baton.telemetry import metrics
-from services.prefill.commands import (
-    AddPrompt,
-    CommitExport,
-    ExportEnded,
-    PrefillCommand,
-    PrefillEvent,
-    ReleaseExport,
-    RenewalAnswer,
-    RenewLeases,
-    TierEnded,
-)
-from services.prefill.kv_export import ExportTable
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler, Seal
+from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent, TierEnded
+from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 
 
 class PrefillLoop:

@@ -7,12 +7,12 @@ import contextlib
 
 from baton.domain.errors import Cancelled
 from baton.domain.handoff import PublishedChunk
+from baton.engine.handoff.export_events import ExportEnded, ExportExpired, Seal
 from baton.engine.messages import Fail
+from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.streams import AttemptStreams
-from services.prefill.commands import ExportEnded, PrefillEvent
-from services.prefill.handoff_log import HandoffLog
-from services.prefill.scheduler import ExportExpired, Seal
+from services.prefill.commands import PrefillEvent
 from services.prefill.server import PrefillStreamEvent
 
 

@@ -34,10 +34,11 @@ from baton.domain.errors import (
 )
 from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, PageId
-from baton.domain.request import EngineRequest, FinishReason, SampledToken, finish_reason
-from baton.domain.timing.attempt_times import PrefillTimes
+from baton.domain.request import EngineRequest, SampledToken, finish_reason
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.chunking import StepBudget
+from baton.engine.handoff.export_events import ExportExpired, Seal
+from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.messages import Fail
 from baton.kv.file_tier.lower_tier import LowerTier, TierUse
 from baton.kv.keys import page_keys
@@ -46,7 +47,6 @@ from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, Owner
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
-from services.prefill.kv_export import ExportTable
 from services.prefill.policy import AdmissionGate, PrefillLimits
 from services.prefill.prompt import Prompt, PromptState
 from services.prefill.prompt_tags import PromptTags
@@ -62,29 +62,6 @@ class Progress:
 
     id: AttemptId
     num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Seal:
-    """Seal of a prompt: the last chunk is published and the first token, of output index `index`, is sampled.
-
-    `num_from_file`: those of the cached tokens that were read from the file tier.
-    """
-
-    id: AttemptId
-    index: int
-    first_token: SampledToken
-    finish: FinishReason | None
-    num_pages: int
-    times: PrefillTimes
-    num_from_file: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ExportExpired:
-    """End of a sealed export whose lease ran out before the commit."""
-
-    id: AttemptId
 
 
 PrefillEffect = PublishedChunk | Progress | Seal | Fail | ExportExpired

@@ -13,6 +13,7 @@ import grpc
 from baton.domain.errors import BatonError, DeadlineExceeded, Draining, Overloaded
 from baton.domain.ids import AttemptId
 from baton.domain.request import OutputToken
+from baton.engine.handoff.export_events import Seal
 from baton.engine.mailbox import Mailbox
 from baton.engine.masks import MaskFiller
 from baton.engine.messages import Abort, Fail
@@ -26,7 +27,7 @@ from baton.worker.constraints import prepare_constraint
 from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
 from baton.worker.streams import AttemptStreams
 from services.prefill.commands import AddPrompt, PrefillCommand
-from services.prefill.scheduler import Progress, Seal
+from services.prefill.scheduler import Progress
 
 log = get_logger()
 

@@ -29,6 +29,7 @@ from baton.transfer.base import PullEvent
 from baton.transfer.digest import PoolHasher
 from baton.transfer.fake import TRANSPORT
 from baton.transfer.puller import ThreadedPuller
+from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.streams import AttemptStreams
@@ -36,7 +37,6 @@ from services.decode.commands import DecodeCommand, Reserve
 from services.decode.effects import EmitTokens, OutwardEffect
 from services.decode.import_policy import ImportRules
 from services.decode.import_table import ImportLimits
-from services.decode.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
 from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
 from services.decode.page_faults import PageFaults

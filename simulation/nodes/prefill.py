@@ -15,6 +15,7 @@ from typing import Any, cast
 from baton.domain.ids import WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
 from baton.engine.fake_runner import SLOT_BYTES
+from baton.engine.handoff.export_events import Seal
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
 from baton.kv.page_checks import PageChecks
@@ -23,16 +24,15 @@ from baton.kv.prefix_cache import PrefixCache
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
 from baton.transfer.digest import PoolHasher
 from baton.transfer.fake import TRANSPORT
+from baton.worker.handoff.handoff_log import HandoffLog
+from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.streams import AttemptStreams
 from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
-from services.prefill.handoff_log import HandoffLog
-from services.prefill.handoff_server import HandoffServicer, LinkConfig
 from services.prefill.loop import PrefillLoop
 from services.prefill.outbox import PrefillOutbox
 from services.prefill.policy import PolicySettings, PrefillLimits
-from services.prefill.scheduler import Seal
 from services.prefill.server import PrefillServicer, PrefillStreamEvent
 from simulation.checks.invariants import EmissionCheck, check_idle, check_pages
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner

@@ -20,6 +20,7 @@ from baton.domain.request import EngineRequest, SamplingParams, StopParams
 from baton.domain.worker import WorkerLoad, WorkerRecord, WorkerRole
 from baton.engine.batch import Batch, StepOutput
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner, fake_geometry, fake_token
+from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.mailbox import Mailbox
 from baton.engine.page_scrub import PageScrub
 from baton.engine.thread import EngineThread
@@ -44,6 +45,9 @@ from baton.store.options import StoreOptions
 from baton.transfer.base import PullEvent
 from baton.transfer.digest import PoolHasher
 from baton.transfer.stream import StreamPuller, StreamSource
+from baton.worker.handoff.handoff_log import HandoffLog
+from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
+from baton.worker.handoff.links import LinkIdentity, PrefillLinks
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.streams import AttemptStreams
@@ -51,16 +55,12 @@ from services.decode.commands import DecodeCommand
 from services.decode.handoff_client import HandoffClient
 from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_table import ImportLimits, ImportTable
-from services.decode.links import LinkIdentity, PrefillLinks
 from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
 from services.decode.page_faults import PageFaults
 from services.decode.scheduler import DecodeScheduler
 from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
 from services.prefill.commands import PrefillCommand
-from services.prefill.handoff_log import HandoffLog
-from services.prefill.handoff_server import HandoffServicer, LinkConfig
-from services.prefill.kv_export import ExportTable
 from services.prefill.loop import PrefillLoop
 from services.prefill.outbox import PrefillOutbox
 from services.prefill.policy import PrefillLimits

@@ -73,12 +73,12 @@ BUGS = (
     bug(
         IDENTITY, "another page format is explained by its other parts", "baton/domain/fingerprint.py",
         "if here.get(PAGE_FORMAT, OLDEST_PAGE_FORMAT) != there.get(PAGE_FORMAT, OLDEST_PAGE_FORMAT):", "if False:",
-        "tests/unit/domain/test_fingerprint.py tests/unit/prefill/test_hello.py",
+        "tests/unit/domain/test_fingerprint.py tests/unit/worker/handoff/test_hello.py",
     ),
     bug(
         IDENTITY, "the number of head groups is not in the fingerprint", "baton/kv/geometry.py",
         '            "kv_head_groups": str(self.group.head_groups),\n', "",
-        f"{KV}/test_geometry.py tests/unit/prefill/test_hello.py",
+        f"{KV}/test_geometry.py tests/unit/worker/handoff/test_hello.py",
     ),
     bug(
         PAGES, "rows of a page are gathered as if it had one head group", "baton/model/storage.py",

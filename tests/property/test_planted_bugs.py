@@ -9,12 +9,12 @@ from baton.domain.errors import BatonError
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId
 from baton.engine.batch import Batch, HostCopy, StepOutput
+from baton.engine.handoff.kv_export import ExportTable
 from services.decode.effects import DecodeEffect
 from services.decode.import_policy import ImportPolicy
 from services.decode.import_table import ImportTable
 from services.decode.kv_import import SealInfo
 from services.decode.scheduler import DecodeScheduler
-from services.prefill.kv_export import ExportTable
 from services.prefill.prompt import Prompt
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from tests.property.machines.decode_machine import DecodeMachine

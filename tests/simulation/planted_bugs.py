@@ -12,6 +12,7 @@ from baton.domain.ids import AttemptId, Ballot, OwnerId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import EngineRequest
 from baton.engine.batch import Batch, StepOutput
+from baton.engine.handoff.kv_export import ExportTable, KvExport
 from baton.kv.pages import Hold
 from baton.rpc.request_metadata import Metadata
 from baton.store.memory_call_store import MemoryCallStore
@@ -22,7 +23,6 @@ from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.import_table import ImportTable
 from services.decode.kv_import import KvImport, SealInfo
 from services.decode.scheduler import DecodeScheduler
-from services.prefill.kv_export import ExportTable, KvExport
 from services.router.dispatch.dispatcher import TokenDispatcher
 from services.router.dispatch.placement import Avoided
 from services.router.dispatch.reserve import PairReservation, Reserver

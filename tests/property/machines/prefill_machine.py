@@ -13,12 +13,13 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import EngineRequest, StopParams
 from baton.engine.batch import Batch, Row
+from baton.engine.handoff.export_events import ExportExpired, Seal
+from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.messages import Fail
 from baton.kv.pages import Owner
 from baton.transfer.digest import page_digest
-from services.prefill.kv_export import ExportTable
 from services.prefill.policy import PolicySettings, PrefillPolicy
-from services.prefill.scheduler import ExportExpired, PrefillEffect, PrefillScheduler, Progress, Seal
+from services.prefill.scheduler import PrefillEffect, PrefillScheduler, Progress
 from tests.tiny_workers import (
     NUM_PAGES,
     PAGE_BYTES,

@@ -16,6 +16,8 @@ from baton.domain.errors import BatonError, PageVerdict, WorkerLost
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, StopParams
+from baton.engine.handoff.export_events import Seal
+from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.messages import Fail as DecodeFail
 from baton.engine.messages import Fail as PrefillFail
 from baton.kv.keys import page_keys
@@ -34,8 +36,7 @@ from services.decode.import_policy import ImportPolicy
 from services.decode.import_table import ImportTable
 from services.decode.kv_import import Reserved, SealInfo
 from services.decode.scheduler import DecodeScheduler
-from services.prefill.kv_export import ExportTable
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler, Seal
+from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from tests.tiny_workers import (
     PAGE_BYTES,
     PAGE_SIZE,

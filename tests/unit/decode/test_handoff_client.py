@@ -13,22 +13,16 @@ from baton.domain.errors import LinkBroken, PageVerdict, WorkerLost
 from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, Incarnation, PageId, PageKey, RequestId, WorkerId
 from baton.domain.worker import LinkRecord
+from baton.engine.handoff.import_commands import CommitReplied, LeasesRenewed, QuarantineArrived, VerdictArrived
 from baton.engine.mailbox import Mailbox
 from baton.kv.page_tags import TAG_BYTES
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
 from baton.rpc.request_metadata import Metadata
+from baton.worker.handoff.links import PrefillLink
 from baton.worker.request_validator import EngineRequestValidator
-from services.decode.commands import (
-    CommitReplied,
-    DecodeCommand,
-    LeasesRenewed,
-    QuarantineArrived,
-    SourceLost,
-    VerdictArrived,
-)
+from services.decode.commands import DecodeCommand, SourceLost
 from services.decode.handoff_client import HandoffClient
-from services.decode.links import PrefillLink
 
 ONE, TWO = (AttemptId(RequestId(name), 1) for name in ("one", "two"))
 CHUNK = handoff_pb2.HandoffEvent(chunk=handoff_pb2.ChunkReady(first_page=0, pages=[3], digests=[7]))

@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.domain.ids import AttemptId, RequestId
+from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.transition_log import log_transition
 from baton.kv.pages import Hold, PagePool
-from services.prefill.kv_export import ExportTable
 
 ID = AttemptId(RequestId("r"), 2)
 

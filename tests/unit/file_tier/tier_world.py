@@ -10,6 +10,8 @@ from baton.domain.ids import AttemptId, PageKey
 from baton.domain.request import EngineRequest
 from baton.engine.fake_runner import FakeRunner
 from baton.engine.file_tier.controller import FileTierController, TierMover
+from baton.engine.handoff.export_events import Seal
+from baton.engine.handoff.kv_export import ExportTable
 from baton.kv.file_tier.tier import FileTier
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
@@ -19,9 +21,8 @@ from baton.transfer.digest import PoolHasher
 from baton.transfer.file_tier.index_log import IndexLog
 from baton.transfer.file_tier.mover import FileMover
 from baton.transfer.file_tier.slot_file import FolderClaim, SlotFile
-from services.prefill.kv_export import ExportTable
 from services.prefill.policy import PrefillLimits
-from services.prefill.scheduler import PrefillEffect, PrefillScheduler, Seal
+from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from simulation.runtime.page_memory import SimMemory
 from tests.cluster import eventually
 from tests.tiny_workers import PAGE_BYTES, PAGE_SIZE, VOCAB_SIZE, check_invariants, engine_request, expected_output

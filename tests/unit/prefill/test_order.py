@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from baton.engine.handoff.export_events import Seal
 from services.prefill.policy import PolicySettings, PrefillPolicy
-from services.prefill.scheduler import Seal
 from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, TinyPrefill, engine_request, tiny_prefill
 
 PROMPT = [0, 1, 1, 0, 1, 0]  # 3 pages

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner
+from baton.engine.handoff.kv_export import ExportTable
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
-from services.prefill.kv_export import ExportTable
 from services.prefill.policy import PolicySettings, PrefillLimits, PrefillPolicy
 from services.prefill.scheduler import PrefillScheduler
 from simulation.runtime.page_memory import SimMemory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.engine.handoff.export_events import Seal
 from baton.kv.keys import page_keys
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, PagePool
@@ -11,7 +12,6 @@ from baton.kv.prefix_cache import PrefixCache
 from services.prefill.policy import PolicySettings, PrefillLimits, PrefillPolicy
 from services.prefill.prompt import Prompt
 from services.prefill.queue import PromptQueue
-from services.prefill.scheduler import Seal
 from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, TinyPrefill, assert_idle, engine_request, tiny_prefill
 
 SHARED = [0, 1, 1, 0, 1, 0]  # 3 pages

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.arithmetic import ceil_div
+from baton.engine.handoff.export_events import Seal
 from services.prefill.policy import PolicySettings, PrefillPolicy
-from services.prefill.scheduler import Seal
 from tests.tiny_workers import NUM_PAGES, PAGE_SIZE, REPEATABLE_SETTINGS, assert_idle, engine_request, tiny_prefill
 
 SHARES = {0.0: 1, 0.25: 1, 0.5: 2, 1.0: 4}

@@ -12,13 +12,14 @@ from baton.domain.errors import LinkBroken
 from baton.domain.fingerprint import Fingerprint
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.engine.handoff.import_commands import SourceReplaced
 from baton.engine.mailbox import Mailbox
 from baton.rpc.channel_pool import ChannelPool
 from baton.store.store import WorkerRegistry
 from baton.transfer.base import SourceInfo
 from baton.transfer.puller import ThreadedPuller
-from services.decode.commands import DecodeCommand, SourceReplaced
-from services.decode.links import LinkIdentity, PrefillLinks
+from baton.worker.handoff.links import LinkIdentity, PrefillLinks
+from services.decode.commands import DecodeCommand
 
 ID = WorkerId("prefill-0")
 

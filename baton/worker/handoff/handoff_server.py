@@ -16,7 +16,8 @@ from baton.domain.fingerprint import Fingerprint, FingerprintPart
 from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.request import OutputToken
-from baton.engine.mailbox import Mailbox
+from baton.engine.handoff.export_commands import CommitExport, ExportMailbox, ReleaseExport, RenewalAnswer, RenewLeases
+from baton.engine.handoff.export_events import Seal
 from baton.engine.reply import Reply
 from baton.kv.page_digests import join_parts, split_parts
 from baton.kv.page_tags import split_tags
@@ -26,10 +27,8 @@ from baton.rpc.token_check import set_check
 from baton.rpc.version import PROTOCOL_VERSION
 from baton.telemetry.logs import get_logger
 from baton.transfer.factory import choose_transport
+from baton.worker.handoff.handoff_log import HandoffEvent, HandoffLog
 from baton.worker.request_validator import MAX_NAME_CHARS, validate_id
-from services.prefill.commands import CommitExport, PrefillCommand, ReleaseExport, RenewalAnswer, RenewLeases
-from services.prefill.handoff_log import HandoffEvent, HandoffLog
-from services.prefill.scheduler import Seal
 
 log = get_logger()
 
@@ -73,7 +72,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
     """Serves decode workers."""
 
     def __init__(
-        self, terms: LinkConfig, mailbox: Mailbox[PrefillCommand], handoffs: HandoffLog, read_pages: ReadPages | None
+        self, terms: LinkConfig, mailbox: ExportMailbox, handoffs: HandoffLog, read_pages: ReadPages | None
     ) -> None:
         self._terms = terms
         self._mailbox = mailbox

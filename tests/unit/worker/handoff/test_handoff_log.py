@@ -11,8 +11,8 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, RequestId
 from baton.domain.request import SampledToken
 from baton.domain.timing.attempt_times import PrefillTimes
-from services.prefill.handoff_log import HandoffEvent, HandoffLog
-from services.prefill.scheduler import Seal
+from baton.engine.handoff.export_events import Seal
+from baton.worker.handoff.handoff_log import HandoffEvent, HandoffLog
 
 ID = AttemptId(RequestId("r"), 1)
 CHUNKS = [PublishedChunk(ID, page, (PageId(page),), (page,)) for page in range(3)]

@@ -20,7 +20,7 @@ from baton.domain.liveness import Liveness
 from baton.domain.timing.attempt_times import ImportTimes
 from baton.domain.trust import RecordVerifier
 from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
-from baton.engine.mailbox import Mailbox
+from baton.engine.handoff.import_commands import AllocateProbePages, FreeProbePages, LinkMailbox, SourceReplaced
 from baton.engine.reply import Reply
 from baton.rpc import codec
 from baton.rpc.channel_pool import ChannelPool
@@ -34,7 +34,6 @@ from baton.transfer.base import PullEvent, SourceInfo
 from baton.transfer.nixl_mover import TCP_PATH
 from baton.transfer.probe import probe_bandwidth
 from baton.transfer.puller import ThreadedPuller
-from services.decode.commands import AllocateProbePages, DecodeCommand, FreeProbePages, SourceReplaced
 
 log = get_logger()
 
@@ -75,7 +74,7 @@ class PrefillLinks:
         registry: WorkerRegistry,
         channels: ChannelPool,
         puller: ThreadedPuller,
-        mailbox: Mailbox[DecodeCommand],
+        mailbox: LinkMailbox,
         on_change: Callable[[], None],
     ) -> None:
         self._identity = identity

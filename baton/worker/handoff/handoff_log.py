@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from baton.domain.errors import BatonError, Cancelled, DeadlineExceeded
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId
-from services.prefill.scheduler import Seal
+from baton.engine.handoff.export_events import Seal
 
 HandoffEvent = PublishedChunk | Seal | BatonError
 """An error is the last event of a handoff that failed, before or after its seal."""

@@ -15,9 +15,9 @@ from baton.engine.mailbox import Mailbox
 from baton.telemetry import metrics
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.nixl_mover import TCP_PATH
+from baton.worker.handoff.links import PrefillLinks
 from services.decode.commands import DecodeCommand
-from services.decode.links import PrefillLinks
-from tests.unit.decode.test_replaced_source import Puller, Registry, make_links, prefill_record
+from tests.unit.worker.handoff.test_replaced_source import Puller, Registry, make_links, prefill_record
 
 HERE = WorkerRecord(WorkerId("decode-0"), WorkerRole.DECODE, Incarnation(9), "a:2", "m", "f", 16, 512, 512)
 LABELS = {"source": "prefill-0", "destination": "decode-0"}

@@ -8,8 +8,8 @@ import pytest
 
 from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import AttemptId, PageId, RequestId
+from baton.engine.handoff.kv_export import ExportTable
 from baton.kv.pages import Hold, Owner, PagePool
-from services.prefill.kv_export import ExportTable
 
 LEASE_S = 5.0
 ID = AttemptId(RequestId("r"), 1)
