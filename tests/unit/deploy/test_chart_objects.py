@@ -1,0 +1,203 @@
+"""Objects of the chart fit together: selectors, ports, targets, secrets, network rules."""
+
+import re
+
+import pytest
+
+from baton.telemetry.metrics import declared
+from tests.unit.deploy.chart import (
+    EXAMPLES,
+    NAMESPACE,
+    RELEASE,
+    component,
+    container,
+    named,
+    pod,
+    render,
+    selects,
+    services,
+    workloads,
+)
+
+MANY_NODES = "values-many-nodes.yaml"
+WORKERS = ("prefill", "decode")
+OURS = ("router", *WORKERS)
+SUFFIXES = {"counter": "_total", "gauge": "", "histogram": "_sum"}
+
+each_example = pytest.mark.parametrize("values", EXAMPLES)
+
+
+def labels(workload) -> dict[str, str]:
+    return workload["spec"]["template"]["metadata"]["labels"]
+
+
+def selected(objects, selector) -> list[str]:
+    """Components whose pods a selector takes."""
+    return [component(each) for each in workloads(objects) if selects(selector, labels(each))]
+
+
+def port_names(workload) -> set[str]:
+    return {port["name"] for port in container(workload)["ports"]}
+
+
+@each_example
+def test_every_selector_takes_the_pods_of_its_component(values):
+    objects = render(values)
+    for found in objects:
+        spec = found.get("spec", {})
+        match found["kind"]:
+            case "Service":
+                selector = spec["selector"]
+            case "Deployment" | "StatefulSet" | "PodDisruptionBudget":
+                selector = spec["selector"]["matchLabels"]
+            case "NetworkPolicy":
+                selector = spec["podSelector"]["matchLabels"]
+            case _:
+                continue
+        assert selected(objects, selector) == [component(found)], found["metadata"]["name"]
+
+
+@each_example
+def test_services_lead_to_ports_that_pods_have(values):
+    objects = render(values)
+    pods = {component(each): each for each in workloads(objects)}
+    for service in named(objects, "Service").values():
+        targets = {port["targetPort"] for port in service["spec"]["ports"]}
+        assert targets <= port_names(pods[component(service)])
+    for policy in named(objects, "NetworkPolicy").values():
+        allowed = {port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", ())}
+        assert allowed <= port_names(pods[component(policy)])
+
+
+@each_example
+def test_workers_have_a_headless_service_that_names_their_pods(values):
+    objects = render(values)
+    for role in WORKERS:
+        workload = services(objects)[role]
+        service = named(objects, "Service")[workload["spec"]["serviceName"]]
+        assert workload["kind"] == "StatefulSet"
+        assert workload["spec"]["podManagementPolicy"] == "Parallel"
+        assert service["spec"]["clusterIP"] == "None"
+        assert service["spec"]["publishNotReadyAddresses"] is True
+
+
+@each_example
+def test_every_mounted_volume_and_named_secret_exists(values):
+    objects = render(values)
+    made = named(objects, "Secret").keys() | named(objects, "ConfigMap").keys()
+    given = {"baton-cluster", "baton-tls", "baton-keys", "baton-redis"} if values == MANY_NODES else set()
+    for workload in workloads(objects):
+        claims = {each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", ())}
+        volumes = {each["name"]: each for each in pod(workload)["volumes"]}
+        assert {each["name"] for each in container(workload)["volumeMounts"]} == volumes.keys() | claims
+        sources = [each.get("secret", {}).get("secretName") for each in volumes.values()]
+        sources += [each.get("configMap", {}).get("name") for each in volumes.values()]
+        for variable in container(workload)["env"]:
+            sources.append(variable.get("valueFrom", {}).get("secretKeyRef", {}).get("name"))
+        assert {source for source in sources if source} <= made | given
+
+
+@each_example
+def test_no_secret_is_readable_by_others_or_shown_in_a_command(values):
+    for workload in workloads(render(values)):
+        for volume in pod(workload)["volumes"]:
+            assert volume.get("secret", {}).get("defaultMode", 0o440) == 0o440
+        words = container(workload).get("command", []) + container(workload).get("args", [])
+        assert not any(re.search(r"--requirepass|--a(uth|pi-key)", word) for word in words)
+
+
+@each_example
+def test_no_pod_runs_as_root_or_may_write_to_its_image(values):
+    for workload in workloads(render(values)):
+        security = container(workload)["securityContext"]
+        assert pod(workload)["securityContext"]["runAsNonRoot"] is True
+        assert pod(workload)["securityContext"]["runAsUser"] > 0
+        assert pod(workload)["automountServiceAccountToken"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"]["drop"] == ["ALL"]
+        assert set(security["capabilities"].get("add", [])) <= {"IPC_LOCK"}
+        assert "memory" in container(workload)["resources"]["limits"]
+
+
+@each_example
+def test_worker_ports_are_open_to_routers_and_workers_only(values):
+    objects = render(values)
+    policies = {component(each): each for each in named(objects, "NetworkPolicy").values()}
+    for role in WORKERS:
+        for rule in policies[role]["spec"]["ingress"]:
+            ports = {port["port"] for port in rule.get("ports", ())}
+            peers = [peer.get("podSelector", {}).get("matchLabels", {}) for peer in rule["from"]]
+            assert rule["from"], "an empty list would allow everyone"
+            if ports == {"metrics"}:
+                continue
+            allowed = {name for peer in peers for name in selected(objects, peer)}
+            assert all(peers)
+            assert allowed == ({*OURS} if ports == {"grpc"} else {*WORKERS})
+    assert [not rule.get("from") for rule in policies["router"]["spec"]["ingress"]] == [True, False]
+
+
+@pytest.mark.parametrize(("values", "opened"), [("values.yaml", False), (MANY_NODES, True)])
+def test_other_worker_ports_open_only_where_nixl_may_be_used(values, opened):
+    policies = named(render(values), "NetworkPolicy").values()
+    rules = [rule for each in policies if component(each) in WORKERS for rule in each["spec"]["ingress"]]
+    assert any("ports" not in rule for rule in rules) is opened
+
+
+def test_autoscalers_own_the_number_of_pods_that_they_scale():
+    objects = render(MANY_NODES)
+    scalers = [*named(objects, "ScaledObject").values(), *named(objects, "HorizontalPodAutoscaler").values()]
+    targets = {component(each): each["spec"]["scaleTargetRef"] for each in scalers}
+    for name, workload in services(objects).items():
+        assert targets[name]["name"] == workload["metadata"]["name"]
+        assert targets[name]["kind"] == workload["kind"]
+        assert "replicas" not in workload["spec"]
+    assert all("replicas" in each["spec"] for each in services(render()).values())
+    assert not named(render(), "ScaledObject")
+
+
+def test_scaling_queries_ask_for_metrics_of_this_release_that_exist():
+    known = {
+        family.name + SUFFIXES[family.type]: set(metric._labelnames)
+        for metric in declared()
+        for family in metric.describe()
+    }
+    scaled = named(render(MANY_NODES), "ScaledObject")
+    for found in scaled.values():
+        for trigger in found["spec"]["triggers"]:
+            query = trigger["metadata"]["query"]
+            series = re.findall(r"(baton_\w+){([^}]*)}", query)
+            assert len(series) == query.count("baton_")
+            for name, matchers in series:
+                assert f'namespace="{NAMESPACE}",release="{RELEASE}"' in matchers
+                assert set(re.findall(r"(\w+)=~?\"", matchers)) - {"namespace", "release", "job"} <= known[name]
+            assert float(trigger["metadata"]["threshold"]) > 0
+    assert len(scaled) == 2
+
+
+def test_prometheus_finds_every_kind_under_the_job_of_the_alerts():
+    objects = render(MANY_NODES)
+    monitors = named(objects, "ServiceMonitor").values()
+    for monitor in monitors:
+        chosen = [
+            each
+            for each in named(objects, "Service").values()
+            if selects(monitor["spec"]["selector"]["matchLabels"], each["metadata"]["labels"])
+        ]
+        (service,) = chosen
+        (endpoint,) = monitor["spec"]["endpoints"]
+        assert component(service) == component(monitor)
+        assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+        assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == component(monitor)
+        assert {rule["targetLabel"] for rule in endpoint["relabelings"]} == {"worker", "release"}
+        assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    assert {component(each) for each in monitors} == {*OURS}
+
+
+def test_gpus_and_rdma_devices_are_requested():
+    workload = services(render(MANY_NODES))["decode"]
+    limits = container(workload)["resources"]["limits"]
+    assert (limits["nvidia.com/gpu"], limits["rdma/hca"], limits["memory"]) == (1, 1, "192Gi")
+    assert container(workload)["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    limits = container(services(render())["decode"])["resources"]["limits"]
+    assert limits.keys() == {"memory"}
