@@ -23,6 +23,28 @@ class WorkerStatus(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Pages of a pool by owner (`baton.kv.pages.Owner`); they add up to the pool."""
+
+    free: int = 0
+    cached: int = 0
+    pinned: int = 0
+    live: int = 0
+    reserved: int = 0
+    draining: int = 0
+    retired: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Totals since the start: computed tokens, prompt tokens, and prompt tokens found in the prefix cache."""
+
+    num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """A snapshot by the engine thread. `step_age_s`: age of the current step; 0 while idle."""
 
@@ -33,17 +55,34 @@ class WorkerLoad:
     available_pages: int = 0
     total_pages: int = 0
     step_age_s: float = 0.0
+    pages: PageCounts = PageCounts()
+    activity: Activity = Activity()
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
-    """A decode worker's working link to one prefill worker. `num_probe_bytes` were moved by the probe at link-up."""
+    """A decode worker's working link to one prefill worker. `num_probe_bytes` were moved by the probe at link-up.
+
+    `path`: how the bytes move, as far as the transport can tell. `num_pulled_bytes` and `pull_us`: bytes of all pulls
+    since link-up, and the sum of their durations.
+    """
 
     prefill_id: WorkerId
     prefill_incarnation: Incarnation
     transport: str
     bandwidth_bytes_per_s: float
     num_probe_bytes: int
+    path: str = ""
+    num_pulled_bytes: int = 0
+    pull_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenLink:
+    """A prefill worker that a decode worker could not link to, and the reason."""
+
+    prefill_id: WorkerId
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +90,7 @@ class WorkerRecord:
     """One live worker process. Workers with different fingerprints cannot be linked.
 
     `prefills`: a decode worker that can compute prompts itself. `text_digest`: of tokenizer and template.
-    `grammars`: library and version that constrain output; "": none.
+    `grammars`: library and version that constrain output; "": none. `broken_links`: prefill workers without a link.
     `announcement`: grows with each announcement of an incarnation, so a replayed older record is found.
     `signature`: of all other fields under the cluster's secret (`baton.domain.trust`); empty in an open cluster.
     """
@@ -73,6 +112,7 @@ class WorkerRecord:
     text_digest: str = ""
     announcement: int = 0
     grammars: str = ""
+    broken_links: tuple[BrokenLink, ...] = ()
 
     @property
     def linked(self) -> tuple[Incarnation, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from baton.domain.timing.step_time import StepShape, StepTimeModel
-from baton.domain.worker import WorkerRole
+from baton.domain.worker import PageCounts, WorkerRole
 from baton.engine.batch import Batch, Runner, StepOutput
 from baton.kv.pages import Owner, PagePool
 from baton.telemetry import metrics
@@ -72,10 +72,14 @@ class StepMetrics:
     def update_gauges(self, num_waiting: int) -> None:
         """Publishes changed page counts and the queue's length."""
         self._waiting.set(num_waiting)
-        for owner, count in self._pool.counts().items():
-            if self._counts.get(owner) != count:
-                self._counts[owner] = count
+        before, self._counts = self._counts, self._pool.counts()
+        for owner, count in self._counts.items():
+            if before.get(owner) != count:
                 self._pages[owner].set(count)
+
+    def pages(self) -> PageCounts:
+        """The pool at the last `update_gauges`. Any thread may call it: `_counts` is replaced, never changed."""
+        return PageCounts(**{owner.name.lower(): count for owner, count in self._counts.items()})
 
 
 def shape_of(batch: Batch) -> StepShape:

@@ -6,10 +6,10 @@ Owned by the engine thread; `load`, `activity` and `close` are thread-safe.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeVar
 
-from baton.domain.worker import WorkerLoad, WorkerRole
+from baton.domain.worker import Activity, WorkerLoad, WorkerRole
 from baton.engine import step_metrics
 from baton.engine.mailbox import Mailbox
 from baton.kv.integrity_check import IntegrityCheck
@@ -21,15 +21,6 @@ IDLE_CHECK_S = 0.5
 """Quiet time before a round of the idle check begins."""
 SLICE_PAUSE_S = 0.01
 """Time between two slices of a round. A command ends the wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """Totals since the start: computed tokens, prompt tokens, and prompt tokens found in the prefix cache."""
-
-    num_tokens: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
 
 
 class EngineTurn(Generic[Command]):
@@ -85,8 +76,9 @@ class EngineTurn(Generic[Command]):
             self.cache.events.flush()
 
     def load(self) -> WorkerLoad:
-        """Load after the last turn, with the age of the current step."""
-        return replace(self._load, step_age_s=self.steps.step_age_s())
+        """Load, pages and totals after the last turn, with the age of the current step."""
+        steps = self.steps
+        return replace(self._load, step_age_s=steps.step_age_s(), pages=steps.pages(), activity=self.activity())
 
     def activity(self) -> Activity:
         """Totals for the status line."""

@@ -56,6 +56,15 @@ class FastHistogram:
             child = self._children[values] = FastHistogramChild(self._bounds)
         return child
 
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """Upper bounds of the buckets, without the last, which has none."""
+        return self._bounds
+
+    def counts(self) -> tuple[int, ...]:
+        """Observations by bucket, of all children together."""
+        return tuple([sum(each) for each in zip(*[child.counts for child in self._children.values()], strict=True)])
+
     def describe(self) -> Iterable[HistogramMetricFamily]:
         """The metric without samples; part of prometheus_client's collector interface."""
         return [HistogramMetricFamily(self._name, self._documentation, labels=self._labelnames)]
@@ -70,3 +79,19 @@ class FastHistogram:
                 buckets.append((str(bound), float(total)))
             family.add_metric(values, buckets, child.sum)
         return [family]
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], fraction: float) -> float | None:
+    """The `fraction` quantile of bucketed observations, linear within a bucket, as Prometheus computes it.
+
+    The last bucket has no upper bound: its quantiles are its lower bound. None without an observation.
+    """
+    rank, below = fraction * sum(counts), 0
+    if not sum(counts):
+        return None
+    for index, count in enumerate(counts):
+        if count and below + count >= rank:
+            low = bounds[index - 1] if index else 0.0
+            return low if index == len(bounds) else low + (bounds[index] - low) * (rank - below) / count
+        below += count
+    return bounds[-1]

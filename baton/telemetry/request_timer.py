@@ -59,6 +59,7 @@ class RequestTimer:
         self.id = ""
         self.cached_tokens = 0
         self.durable = False
+        self.on_event: Callable[[RequestTimer, TraceEvent], None] | None = None
         self.sequences: list[SequenceTimer] = []
         self.stamps: dict[Stage, float] = {}
         self._router = router
@@ -93,9 +94,12 @@ class RequestTimer:
         self.sequences = [SequenceTimer(self, index) for index in range(num_sequences)]
 
     def event(self, kind: str, text: str) -> None:
-        """Adds to the trace's events; no effect beyond `MAX_EVENTS`."""
+        """Adds to the trace's events; no effect beyond `MAX_EVENTS`. Calls `on_event` at once."""
         if len(self._events) < MAX_EVENTS:
-            self._events.append(TraceEvent(self.us(self.clock()), kind, text[:MAX_TEXT_CHARS]))
+            event = TraceEvent(self.us(self.clock()), kind, text[:MAX_TEXT_CHARS])
+            self._events.append(event)
+            if self.on_event is not None:
+                self.on_event(self, event)
 
     def us(self, at_s: float) -> int:
         """Whole microseconds from the arrival to `at_s`, never negative."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from baton.telemetry.logs import get_logger
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
-from baton.telemetry.request_trace import Outcome, RequestTrace, decode_trace, encode_trace, log_fields
+from baton.telemetry.request_trace import Outcome, RequestTrace, TraceEvent, decode_trace, encode_trace, log_fields
 
 MAX_RECENT = 2048
 MAX_NOTABLE = 512
@@ -22,6 +22,9 @@ _SAMPLE_REQUESTS = 200
 
 TraceSink = Callable[[RequestTrace, bytes], None]
 """Gets each trace once, with its encoding. Called on the event loop; may not block."""
+
+EventSink = Callable[[RequestTimer, TraceEvent], None]
+"""Gets the events of running requests. Called on the event loop; may not block or raise."""
 
 log = get_logger()
 
@@ -44,6 +47,7 @@ class RequestTraces:
         self._model = model
         self._request_log = request_log
         self._sinks = list(sinks)
+        self._event_sink: EventSink | None = None
         self._running: dict[str, RequestTimer] = {}
         self._recent = _Ring(MAX_RECENT)
         self._notable = _Ring(MAX_NOTABLE)
@@ -55,9 +59,15 @@ class RequestTraces:
         """`sink` gets every later trace."""
         self._sinks.append(sink)
 
+    def on_event(self, sink: EventSink) -> None:
+        """`sink` gets the events of all later requests as they happen."""
+        self._event_sink = sink
+
     def start(self, origin: RequestOrigin, arrived_s: float) -> RequestTimer:
         """The timer of a new request; `RequestTimer.end` brings its trace here."""
-        return RequestTimer(origin, arrived_s, self._router, self._model, self._end)
+        timer = RequestTimer(origin, arrived_s, self._router, self._model, self._end)
+        timer.on_event = self._event_sink
+        return timer
 
     def begin(self, timer: RequestTimer) -> None:
         """`timer` has its id now: `find` shows the running request."""

@@ -92,6 +92,8 @@ class SequenceTimer:
         if self._attempt is not None:
             self._attempt.sealed_s = self.request.clock()
             self._attempt.prefill_times = times
+            if self._num_attempts > 1 and self.first_s is not None:
+                self._report_replay(self._attempt)
 
     def imported(self, times: ImportTimes | None) -> None:
         """Decode has committed the import."""
@@ -194,6 +196,13 @@ class SequenceTimer:
             num_attempts=self._num_attempts,
             attempts=tuple(self._attempt_trace(attempt, now_s) for attempt in self._attempts),
         )
+
+    def _report_replay(self, attempt: _Attempt) -> None:
+        """An attempt continues after a token: names its workers and the pause up to its seal."""
+        prefill, decode = attempt.prefill, attempt.decode
+        if prefill is not None and decode is not None and attempt.sealed_s is not None:
+            pause = f"{attempt.sealed_s - self._last_s:.2f} s pause"
+            self.request.event("replayed", f"attempt {attempt.number} on {prefill.id} > {decode.id}, {pause}")
 
     def _add(self, attempt: _Attempt) -> None:
         self._num_attempts += 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from baton.domain.worker import WorkerLoad
-from baton.engine.turn import Activity
+from baton.domain.worker import Activity, WorkerLoad
 from baton.telemetry.logs import get_logger
 
 log = get_logger()

@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from services.router.edge.api_keys import ApiKeys, make_entry, new_key
 
@@ -26,14 +29,19 @@ class OwnKeys:
     key: str = field(repr=False)
 
 
-def key(tenant: str, /) -> int:
+def key(
+    tenant: str,
+    /,
+    *,
+    operator: Annotated[bool, Parameter(negative="", help="The key sees the whole cluster on the page.")] = False,
+) -> int:
     """Make an API key for TENANT and print its line of the router's --api-keys-file.
 
     The line goes to standard output: append it to the file. The key goes to standard error and is not shown again: the
     line holds only its digest. A tenant may have several keys. The router reads the file when it starts.
     """
     made = new_key()
-    line = make_entry(tenant, made).line()
+    line = make_entry(tenant, made, operator=operator).line()
     print(f"The key of {tenant}, shown only now: {made}", file=sys.stderr)
     print(f"{line}  # made {datetime.now(UTC):%Y-%m-%d}")
     return 0

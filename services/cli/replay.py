@@ -28,8 +28,9 @@ from baton.store.memory_store import MemoryStore
 from baton.store.store import CallRecord, SequenceRecord, StateStore, WorkerRegistry
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from services.cli.settings import COMMANDS, ReplaySettings
-from services.router.app import DEFAULT_CONTEXT_TOKENS, RunningBackend, open_backend
+from services.router.app import RunningBackend, open_backend
 from services.router.generation import SequenceSpec
+from services.router.limits import DEFAULT_CONTEXT_TOKENS
 from services.router.openai.fields import parse_object
 from services.router.openai.request_parser import RequestParser
 from services.router.openai.validation import RequestValidator

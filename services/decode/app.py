@@ -176,6 +176,7 @@ class _Worker:
             text_digest=self._engine.text_digest,
             grammars=self._engine.grammars,
             links=self._links.records(),
+            broken_links=self._links.broken(),
             prefills=self._settings.prefills,
         )
 

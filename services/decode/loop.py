@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from baton.domain.errors import BatonError, Cancelled
 from baton.domain.handoff import PublishedChunk
 from baton.domain.timing.attempt_times import to_us
-from baton.domain.worker import WorkerLoad
+from baton.domain.worker import Activity, WorkerLoad
 from baton.engine.batch import Batch, Runner, StepInFlight, StepOutput
 from baton.engine.handoff.import_commands import (
     AllocateProbePages,
@@ -25,7 +25,7 @@ from baton.engine.handoff.import_commands import (
 from baton.engine.messages import Abort, Fail
 from baton.engine.page_scrub import PageScrub
 from baton.engine.step_metrics import monotonic_s
-from baton.engine.turn import Activity, EngineTurn
+from baton.engine.turn import EngineTurn
 from baton.kv.pages import Hold
 from baton.telemetry import metrics
 from baton.transfer.base import Pull, PullEvent

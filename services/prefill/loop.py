@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from baton.domain.errors import BatonError
-from baton.domain.worker import WorkerLoad
+from baton.domain.worker import Activity, WorkerLoad
 from baton.engine.batch import Runner
 from baton.engine.handoff.export_commands import CommitExport, ReleaseExport, RenewalAnswer, RenewLeases
 from baton.engine.handoff.export_events import ExportEnded, Seal
@@ -16,7 +16,7 @@ from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.messages import Abort, Fail
 from baton.engine.page_scrub import PageScrub
 from baton.engine.step_metrics import monotonic_s
-from baton.engine.turn import Activity, EngineTurn
+from baton.engine.turn import EngineTurn
 from baton.telemetry import metrics
 from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent, TierEnded
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler

@@ -21,13 +21,11 @@ from baton.domain.ids import OwnerId, new_incarnation
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.shutdown import shutdown_event
 from baton.settings.base import SettingsError
-from baton.settings.groups import MIB
 from baton.settings.model_source import ModelFiles, model_name, resolve_model
 from baton.settings.process import freeze_gc
 from baton.settings.trust import open_cluster_warning, read_trust
 from baton.store.connect import connect
 from baton.store.durability import DurabilityWatcher
-from baton.store.options import StoreOptions
 from baton.store.ownership import OwnerLease
 from baton.store.private_store import PrivateStore
 from baton.store.store import StateStore
@@ -38,21 +36,22 @@ from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import DEGRADED
 from baton.telemetry.request_traces import RequestTraces
-from services.router.admission.admission_queue import AdmissionLimits
 from services.router.admission.tenants import TenantTable
-from services.router.admission.tenants_file import read_tenants
+from services.router.cluster.feed import ClusterFeed
+from services.router.cluster.view import ClusterView, ViewIdentity
+from services.router.cluster_reader import ClusterReader
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.cache_index.reader import CacheEventReaders
-from services.router.dispatch.dispatcher import DispatchLimits, RouterIdentity, TokenDispatcher
+from services.router.dispatch.dispatcher import RouterIdentity, TokenDispatcher
 from services.router.dispatch.rate_limiter import RateLimiter
-from services.router.dispatch.reserve import ReserveLimits
 from services.router.dispatch.service_sync import ServiceSync
-from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
+from services.router.dispatch.workers import WorkerFilter, WorkerSet
 from services.router.edge.api_keys import ApiKeys
 from services.router.edge.http_protocol import BoundedHttpProtocol
-from services.router.frontend import ApiLimits, Frontend, StoreAccess, build_frontend
+from services.router.frontend import Frontend, StoreAccess, build_frontend
+from services.router.limits import api_limits, dispatch_limits, store_options, worker_limits
 from services.router.routes import make_app
-from services.router.settings import EventIds, RouterSettings
+from services.router.settings import RouterSettings
 from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.text.text_model import TextModel
 
@@ -62,12 +61,6 @@ if TYPE_CHECKING:
 BACKLOG = 2048
 SHUTDOWN_GRACE_S = 1
 """Longest wait for connections to close after their requests."""
-
-WORKER_WAIT_S = 30.0
-"""Longest wait of an interrupted request for workers: enough for a restart."""
-
-DEFAULT_CONTEXT_TOKENS = 1 << 20
-"""For a model without a maximum context: the page pools of the workers are the bound."""
 
 log = get_logger(__name__)
 
@@ -88,6 +81,10 @@ class StoreHealth:
 
         return report
 
+    def away(self) -> tuple[str, ...]:
+        """("redis",) while it is unavailable."""
+        return ("redis",) if self._failing else ()
+
     def _show(self) -> None:
         DEGRADED.labels("redis").set(bool(self._failing))
 
@@ -104,6 +101,7 @@ class RunningBackend:
     writer: StoreWriter
     durability: DurabilityWatcher
     store_access: StoreAccess
+    health: StoreHealth
 
     def on_store_reset(self) -> None:
         """The store has lost what it had: writes it again, and reads again what the store keeps."""
@@ -156,7 +154,8 @@ async def run(
     """
     async with open_backend(settings, store, text.digest) as backend, open_frontend(settings, text, backend) as running:
         keys = ApiKeys.read(settings.api_keys_file) if settings.api_keys_file is not None else None
-        server = _http_server(settings, backend, running.frontend, keys)
+        feed = _cluster_feed(settings, backend)
+        server = _http_server(settings, backend, running.frontend, keys, feed)
         await backend.workers.wait_for_first_read()
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
         stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -168,6 +167,7 @@ async def run(
                 await _drain(backend.dispatcher, settings.drain_timeout_s)
         finally:
             stopping.cancel()
+            await feed.close()
             server.should_exit = True
             await asyncio.gather(serving, stopping, return_exceptions=True)
             await running.frontend.takeovers.close()
@@ -237,6 +237,7 @@ async def open_backend(
             writer,
             durability,
             StoreAccess(store, writer, owner, supersede_listener, lambda: durability.level),
+            health,
         )
 
 
@@ -293,49 +294,6 @@ def owner_id(router_id: str) -> OwnerId:
     return OwnerId(f"{router_id}/{new_incarnation():x}")
 
 
-def store_options(settings: RouterSettings) -> StoreOptions:
-    """The settings of the store. Records are kept longer than the longest request."""
-    return StoreOptions(
-        worker_ttl_s=settings.worker_ttl_s,
-        heartbeat_s=settings.heartbeat_interval_s,
-        retention_s=max(StoreOptions().retention_s, 2 * settings.request_deadline_s),
-    )
-
-
-def api_limits(settings: RouterSettings, text: TextModel) -> ApiLimits:
-    """The settings of the HTTP side."""
-    return ApiLimits(
-        model_name=settings.public_model_name,
-        other_model_names=settings.model_names[1:],
-        max_model_len=text.max_position_tokens or DEFAULT_CONTEXT_TOKENS,
-        max_body_bytes=settings.max_body_bytes,
-        request_deadline_s=settings.request_deadline_s,
-        always_ids=settings.event_ids is EventIds.ALWAYS,
-        store_prompts=settings.store_prompts,
-        strict_fields=settings.strict_fields,
-        cors_origins=settings.allowed_origins,
-    )
-
-
-def worker_limits(settings: RouterSettings) -> WorkerLimits:
-    """The settings of worker tracking."""
-    return WorkerLimits(settings.worker_ttl_s, settings.heartbeat_interval_s, settings.max_step_age_s)
-
-
-def dispatch_limits(settings: RouterSettings) -> DispatchLimits:
-    """The settings of dispatch."""
-    return DispatchLimits(
-        admission=AdmissionLimits(
-            max_running_requests=settings.max_running_requests,
-            max_ttft_s=settings.max_ttft_s,
-            max_queued_bytes=settings.max_queued_mib * MIB,
-        ),
-        reserve=ReserveLimits(settings.reserve_timeout_s, WORKER_WAIT_S),
-        max_attempts=settings.max_attempts,
-        tenants=TenantTable() if settings.tenants_file is None else read_tenants(settings.tenants_file),
-    )
-
-
 class _HttpServer(uvicorn.Server):
     """uvicorn without signal handlers: `run` decides when to stop."""
 
@@ -344,11 +302,20 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
+def _cluster_feed(settings: RouterSettings, backend: RunningBackend) -> ClusterFeed:
+    """What `/v1/cluster` shows of this router."""
+    identity = ViewIdentity(settings.router_id, settings.public_model_name, __version__)
+    reader = ClusterReader(backend.dispatcher, backend.workers, backend.health.away)
+    view = ClusterView(identity, reader, backend.traces)
+    backend.workers.add_listener(view.observe)
+    return ClusterFeed(view)
+
+
 def _http_server(
-    settings: RouterSettings, backend: RunningBackend, frontend: Frontend, keys: ApiKeys | None
+    settings: RouterSettings, backend: RunningBackend, frontend: Frontend, keys: ApiKeys | None, feed: ClusterFeed
 ) -> _HttpServer:
     start_series(__version__, "router", settings.public_model_name)
-    app = make_app(frontend, backend.readiness, keys)
+    app = make_app(frontend, backend.readiness, keys, feed)
     config = uvicorn.Config(
         app,
         http=BoundedHttpProtocol,

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 import baton
+from baton.telemetry.request_trace import Outcome, RequestTrace
+from services.router.cluster.snapshot import ClusterSnapshot, RecentRequests
 from services.router.edge.auth_middleware import PUBLIC_PATHS
 from services.router.openai.field_table.field import FieldEndpoint, Schema
 from services.router.openai.request_schemas import body_schema, detokenize_schema, tokenize_schema
@@ -31,6 +33,7 @@ from services.router.openai.schemas import (
 from services.router.takeover.status import RequestStatus
 
 _REF = "#/components/schemas/"
+_CLUSTER_STRUCTS = (ClusterSnapshot, RecentRequests, RequestTrace)
 _STRUCTS = (
     ChatCompletion,
     ChatCompletionChunk,
@@ -108,6 +111,17 @@ _GETS = {
     "/metrics": _Operation("Metrics, as Prometheus reads them", (("text/plain", {"type": "string"}),)),
     "/openapi.json": _Operation("This document", (("application/json", _ANY_JSON),)),
 }
+_CLUSTER_EVENTS: Schema = {
+    "type": "string",
+    "description": "Server-sent events: `snapshot` (a ClusterSnapshot, first and every 15 s), `frame` (its changed "
+    "parts), `event` (a ClusterEvent) and `request` (a RecentRequest).",
+}
+_CLUSTER_GETS = {
+    "/v1/cluster": _json("Workers, links and requests, as this router sees them", ClusterSnapshot),
+    "/v1/cluster/events": _Operation("The same, live", (("text/event-stream", _CLUSTER_EVENTS),), (429,)),
+    "/v1/cluster/requests": _json("Requests that ended lately", RecentRequests, 400),
+    "/v1/cluster/requests/{id}": _json("The trace of a running or recent request", RequestTrace, 404),
+}
 _POSTS = {
     "/v1/chat/completions": (_generated("An answer to a chat", ChatCompletion, ChatCompletionChunk), "ChatRequest"),
     "/v1/chat/completions/render": (
@@ -129,9 +143,12 @@ _POSTS = {
 _GENERATING = frozenset(endpoint.value for endpoint in FieldEndpoint)
 
 
-def openapi_document(model_names: Sequence[str], vocab_size: int, *, requires_api_key: bool) -> Schema:
-    """The document of a router that serves this model."""
-    _, structs = msgspec.json.schema_components(_STRUCTS, ref_template=_REF + "{name}")
+def openapi_document(
+    model_names: Sequence[str], vocab_size: int, *, requires_api_key: bool, shows_cluster: bool = False
+) -> Schema:
+    """The document of a router that serves this model. `shows_cluster`: it has `/v1/cluster`."""
+    kinds = (*_STRUCTS, *_CLUSTER_STRUCTS) if shows_cluster else _STRUCTS
+    _, structs = msgspec.json.schema_components(kinds, ref_template=_REF + "{name}")
     requests = {
         "ChatRequest": body_schema(FieldEndpoint.CHAT, model_names, vocab_size),
         "CompletionRequest": body_schema(FieldEndpoint.COMPLETION, model_names, vocab_size),
@@ -144,14 +161,14 @@ def openapi_document(model_names: Sequence[str], vocab_size: int, *, requires_ap
     return {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": baton.__version__, "description": "LLM serving, OpenAI-compatible."},
-        "paths": _paths(requires_api_key),
+        "paths": _paths(requires_api_key, shows_cluster),
         "components": components,
     }
 
 
-def _paths(requires_api_key: bool) -> Schema:
+def _paths(requires_api_key: bool, shows_cluster: bool) -> Schema:
     paths: Schema = {}
-    for path, answered in _GETS.items():
+    for path, answered in {**_GETS, **(_CLUSTER_GETS if shows_cluster else {})}.items():
         paths[path] = {"get": _operation(path, answered, requires_api_key)}
     for path, (answered, request) in _POSTS.items():
         body = {"required": True, "content": {"application/json": {"schema": {"$ref": _REF + request}}}}
@@ -186,6 +203,11 @@ def _parameters(path: str, answered: _Operation) -> Iterator[Schema]:
     if path in _GENERATING:
         description = "`none`: the state store gets nothing of the request; only the router that got it can resume it."
         yield {"name": "x-baton-store", "in": "header", "schema": {"enum": ["none"]}, "description": description}
+    if path == "/v1/cluster/requests":
+        yield {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": 200}}
+        yield {"name": "slower_than_ms", "in": "query", "schema": {"type": "integer", "minimum": 0}}
+        yield {"name": "outcome", "in": "query", "schema": {"enum": [outcome.value for outcome in Outcome]}}
+        yield {"name": "notable", "in": "query", "schema": {"type": "boolean"}}
     if path.endswith("/stream"):
         description = "The same, for clients that cannot set headers."
         yield {"name": "last_event_id", "in": "query", "schema": string, "description": description}

@@ -31,6 +31,8 @@ from baton.domain.ids import RequestId
 from baton.telemetry import metrics
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from baton.telemetry.request_trace import Stage
+from services.router.cluster.endpoints import ClusterEndpoints
+from services.router.cluster.feed import ClusterFeed
 from services.router.edge.api_keys import ApiKeys
 from services.router.edge.auth_middleware import ApiKeyMiddleware, tenant_of
 from services.router.edge.body import read_body
@@ -66,12 +68,15 @@ MAX_BODIES = 16
 log = structlog.get_logger(__name__)
 
 
-def make_app(frontend: Frontend, readiness: ReadinessCheck, keys: ApiKeys | None = None) -> Starlette:
-    """The HTTP application. With `keys`, every request needs one of them."""
+def make_app(
+    frontend: Frontend, readiness: ReadinessCheck, keys: ApiKeys | None = None, feed: ClusterFeed | None = None
+) -> Starlette:
+    """The HTTP application. With `keys`, every request needs one of them; with `feed`, it shows the cluster."""
     description = openapi_document(
         (frontend.limits.model_name, *frontend.limits.other_model_names),
         frontend.text.vocab_size,
         requires_api_key=keys is not None,
+        shows_cluster=feed is not None,
     )
     api = _Endpoints(frontend, readiness)
     app = Starlette(
@@ -90,6 +95,7 @@ def make_app(frontend: Frontend, readiness: ReadinessCheck, keys: ApiKeys | None
             Route("/metrics", api.metrics),
             Route("/version", api.version),
             Route("/openapi.json", partial(_send_json, msgspec.json.encode(description))),
+            *(ClusterEndpoints(feed).routes() if feed is not None else []),
         ],
         middleware=[
             Middleware(RequestMiddleware, rate_headers=frontend.rate_headers),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -17,9 +17,9 @@ from baton.domain.errors import BatonError, LinkBroken
 from baton.domain.fingerprint import Fingerprint
 from baton.domain.ids import Incarnation, PageId, WorkerId
 from baton.domain.liveness import Liveness
-from baton.domain.timing.attempt_times import ImportTimes
+from baton.domain.timing.attempt_times import ImportTimes, to_us
 from baton.domain.trust import RecordVerifier
-from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
+from baton.domain.worker import BrokenLink, LinkRecord, WorkerRecord, WorkerRole, WorkerStatus
 from baton.engine.handoff.import_commands import AllocateProbePages, FreeProbePages, LinkMailbox, SourceReplaced
 from baton.engine.reply import Reply
 from baton.rpc import codec
@@ -39,6 +39,9 @@ log = get_logger()
 
 PROBE_BYTES = 4 * 1024 * 1024
 HELLO_TIMEOUT_S = 5.0
+
+MAX_REASON_CHARS = 160
+"""Of a broken link in this worker's record."""
 
 LINK_GRACE_TTLS = 5
 """Registration lifetimes that a link outlives its worker's last announcement by."""
@@ -90,6 +93,7 @@ class PrefillLinks:
         self._draining: set[Incarnation] = set()
         self._series = PeerSeries()
         self._connected: dict[WorkerId, Incarnation] = {}  # last connected to the puller
+        self._pulled: dict[WorkerId, tuple[int, int]] = {}  # bytes and microseconds since link-up
 
     def get(self, id: WorkerId, incarnation: Incarnation) -> PrefillLink:
         """The link to exactly this process. Raises `LinkBroken` when there is none."""
@@ -101,8 +105,17 @@ class PrefillLinks:
         return link
 
     def records(self) -> tuple[LinkRecord, ...]:
-        """Links for this worker's record."""
-        return tuple(link.record for link in self._links.values())
+        """Links for this worker's record, with what they have moved so far."""
+        return tuple(self._moved(id, link.record) for id, link in self._links.items())
+
+    def broken(self) -> tuple[BrokenLink, ...]:
+        """Prefill workers that could not be linked, for this worker's record."""
+        failures = [(id, why) for id, why in self._failures.items() if id not in self._links]
+        return tuple(BrokenLink(id, why[:MAX_REASON_CHARS]) for id, why in failures)
+
+    def _moved(self, id: WorkerId, record: LinkRecord) -> LinkRecord:
+        num_bytes, pull_us = self._pulled[id]
+        return replace(record, path=self._puller.path(id), num_pulled_bytes=num_bytes, pull_us=pull_us)
 
     def up(self) -> tuple[PrefillLink, ...]:
         """All links."""
@@ -158,6 +171,8 @@ class PrefillLinks:
         """Records the metrics of a pull that ended, unless its source has left."""
         if source not in self._links:
             return
+        num_bytes, pull_us = self._pulled[source]
+        self._pulled[source] = num_bytes + event.num_bytes, pull_us + to_us(event.seconds)
         labels = (f"{source}->{self._identity.worker_id}", self._puller.transport)
         self._series.labels(source, metrics.TRANSFER_BYTES_TOTAL, *labels).inc(event.num_bytes)
         self._series.labels(source, metrics.TRANSFER_SECONDS, *labels).observe(event.seconds)
@@ -194,6 +209,7 @@ class PrefillLinks:
         bandwidth = num_bytes / seconds if seconds else 0.0
         record = LinkRecord(worker.id, source.incarnation, source.transport, bandwidth, num_bytes)
         self._links[worker.id] = link = PrefillLink(record, worker.address, self._puller.path(worker.id))
+        self._pulled[worker.id] = 0, 0
         self._failures.pop(worker.id, None)
         self._report_up(link)
         self._on_change()
@@ -265,7 +281,7 @@ class PrefillLinks:
         self._puller.disconnect(id)
 
     def _drop(self, id: WorkerId, reason: str) -> None:
-        del self._links[id]
+        del self._links[id], self._pulled[id]
         log.warning("link_down", prefill=id, reason=reason)
         self._series.remove(id)
         self._puller.disconnect(id)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from baton.domain.ids import RequestId
 from baton.telemetry.metrics import QUEUED_REQUESTS, QUEUED_TOKENS
@@ -31,6 +32,10 @@ class AdmissionController:
 
     def __contains__(self, id: RequestId) -> bool:
         return id in self._tracked
+
+    def tracked(self) -> Iterable[TrackedRequest]:
+        """All admitted requests, waiting and running, oldest first."""
+        return self._tracked.values()
 
     def resize(self, num_rows: int | None) -> None:
         """Starts the requests that may run now. `num_rows`: rows of all decode workers; None: unknown."""

@@ -10,7 +10,7 @@ Called through `generation.Dispatcher`. Knows no text, HTTP or Redis.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.domain.errors import (
@@ -92,6 +92,8 @@ class TokenDispatcher:
         self._draining = False
         self._clock = asyncio.get_running_loop().time
         self._status = StatusLog(self._status_fields)
+        self.num_tokens = 0
+        """Output tokens since the start."""
 
     @property
     def draining(self) -> bool:
@@ -101,6 +103,10 @@ class TokenDispatcher:
     def admission_queue(self) -> AdmissionQueue:
         """The queue, for the exchange with other routers."""
         return self._admission.queue
+
+    def tracked(self) -> Iterable[TrackedRequest]:
+        """The admitted sequences, waiting and running, oldest first. Read only."""
+        return self._admission.tracked()
 
     @property
     def num_open(self) -> int:
@@ -249,6 +255,7 @@ class TokenDispatcher:
         """Counts and charges the tokens of a chunk."""
         num_tokens = len(chunk.tokens)
         self._status.num_tokens += num_tokens
+        self.num_tokens += num_tokens
         self._admission.queue.on_tokens(tracked.slot, num_tokens, chunk.num_cached_tokens, self._clock())
 
     async def _reserve(self, tracked: TrackedRequest) -> PairReservation:

@@ -10,6 +10,7 @@ After that one attempt probes the link.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -39,6 +40,13 @@ class _Breaker:
     probe: AttemptId | None = None
 
 
+class BreakerState(enum.Enum):
+    """State of a breaker that is not closed. OPEN: no attempt; HALF_OPEN: one attempt at a time probes the link."""
+
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
 @dataclass(frozen=True, slots=True)
 class LinkFailure:
     """A breaker opened for `open_s`.
@@ -60,6 +68,13 @@ class LinkBreakers:
 
     def __len__(self) -> int:
         return len(self._breakers)
+
+    def states(self, now: float) -> dict[LinkId, BreakerState]:
+        """The breakers that are not closed, and their states."""
+        return {
+            link: BreakerState.OPEN if now < breaker.open_until else BreakerState.HALF_OPEN
+            for link, breaker in self._breakers.items()
+        }
 
     def allows(self, link: LinkId, now: float) -> bool:
         """True for a closed breaker, and for a half-open one without a probe."""

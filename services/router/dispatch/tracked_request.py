@@ -75,6 +75,21 @@ class TrackedRequest:
             self._emitted.extend(token.token for token in sequence.emitted)
 
     @property
+    def pair(self) -> Pair | None:
+        """The workers of the latest attempt; None before the first reservation."""
+        return self._pair
+
+    @property
+    def num_emitted(self) -> int:
+        """Output tokens so far, of all attempts."""
+        return len(self._emitted)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were in a prefix cache."""
+        return self._num_cached_tokens
+
+    @property
     def required_fingerprint(self) -> str:
         """Fingerprint that the next attempt's workers must have: the one of the workers that computed the first token.
 

@@ -10,6 +10,7 @@ failed links, `in_flight` the attempts placed lately.
 from __future__ import annotations
 
 import asyncio
+import enum
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import OPEN_LINK_BREAKERS
 from services.router.dispatch.cache_index.index import CacheIndex
 from services.router.dispatch.in_flight import InFlight
-from services.router.dispatch.link_breaker import LinkBreakerLimits, LinkBreakers
+from services.router.dispatch.link_breaker import BreakerState, LinkBreakerLimits, LinkBreakers, LinkId
 from services.router.dispatch.placement import (
     Pair,
     PlacementQuery,
@@ -55,6 +56,16 @@ class WorkerLimits:
     heartbeat_interval_s: float
     max_step_age_s: float
     link_breaker: LinkBreakerLimits = field(default_factory=LinkBreakerLimits)
+
+
+class WorkerAbsence(enum.Enum):
+    """Reason why a known worker gets nothing. SILENT: not announced; SUSPECTED: a call to it failed; STUCK: in a
+    step."""
+
+    NONE = ""
+    SILENT = "silent"
+    SUSPECTED = "suspected"
+    STUCK = "stuck"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +243,20 @@ class WorkerSet:
     def served(self) -> list[WorkerRecord]:
         """The workers of this router's model that are not lost."""
         return [record for record in self._records.values() if self._filter.serves(record)]
+
+    def absence(self, record: WorkerRecord) -> WorkerAbsence:
+        """The reason why the router gives a known worker nothing, as far as it is not the worker's own status."""
+        now, incarnation = self._now(), record.incarnation
+        if not self._liveness.is_present(incarnation, now):
+            return WorkerAbsence.SILENT
+        if self._suspected_until.get(incarnation, now) > now:
+            return WorkerAbsence.SUSPECTED
+        stuck = record.load.step_age_s > self._limits.max_step_age_s
+        return WorkerAbsence.STUCK if stuck else WorkerAbsence.NONE
+
+    def breakers(self) -> dict[LinkId, BreakerState]:
+        """The links whose circuit breaker is not closed."""
+        return self._link_breakers.states(self._now())
 
     def prefill_stub(self, record: WorkerRecord) -> PrefillStub:
         return self._channels.stub(PrefillStub, record.address, record.incarnation)

@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.router.edge.api_keys import ApiKeys
+from services.router.edge.api_keys import ApiKeyEntry, ApiKeys
 from services.router.edge.http_errors import InvalidApiKey, error_response
 
 PUBLIC_PATHS = frozenset({"/health", "/ready"})
@@ -16,6 +16,7 @@ KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 """Headers of OpenAI's, Anthropic's and Azure's clients."""
 
 _STATE = "tenant"
+_OPERATOR = "operator"
 
 
 class ApiKeyMiddleware:
@@ -29,21 +30,22 @@ class ApiKeyMiddleware:
         """ASGI."""
         if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
             try:
-                scope.setdefault("state", {})[_STATE] = self._tenant(Headers(scope=scope))
+                entry = self._entry(Headers(scope=scope))
+                scope.setdefault("state", {}).update({_STATE: entry.tenant, _OPERATOR: entry.operator})
             except InvalidApiKey as error:
                 await error_response(error).response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _tenant(self, headers: Headers) -> str:
-        """The tenant of the key. Raises `InvalidApiKey`, which repeats nothing that the client sent."""
+    def _entry(self, headers: Headers) -> ApiKeyEntry:
+        """The entry of the key. Raises `InvalidApiKey`, which repeats nothing that the client sent."""
         key = _key_of(headers)
         if not key:
             raise InvalidApiKey("an API key is needed, as the header Authorization: Bearer <key>, x-api-key or api-key")
-        tenant = self._keys.tenant_of(key)
-        if tenant is None:
+        entry = self._keys.find(key)
+        if entry is None:
             raise InvalidApiKey("this API key is not known here")
-        return tenant
+        return entry
 
 
 def _key_of(headers: Headers) -> str:
@@ -64,3 +66,8 @@ def tenant_of(connection: HTTPConnection) -> str:
     """The tenant of a request; "" without API keys."""
     tenant = getattr(connection.state, _STATE, "")
     return tenant if isinstance(tenant, str) else ""
+
+
+def is_operator(connection: HTTPConnection) -> bool:
+    """True if the caller may see the whole cluster: with a key marked `operator`, or where no keys are needed."""
+    return getattr(connection.state, _OPERATOR, True) is True

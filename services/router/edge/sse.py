@@ -26,3 +26,8 @@ def accepts_event_ids(headers: Mapping[str, str]) -> bool:
 def event(data: bytes, id: bytes | None) -> bytes:
     """One event. `data` is one line: JSON, or `DONE`."""
     return b"data: %b\n\n" % data if id is None else b"id: %b\ndata: %b\n\n" % (id, data)
+
+
+def named_event(name: bytes, data: bytes) -> bytes:
+    """One event with a type. `data` is one line."""
+    return b"event: %b\ndata: %b\n\n" % (name, data)

@@ -6,8 +6,7 @@ import asyncio
 
 from structlog.testing import capture_logs
 
-from baton.domain.worker import WorkerLoad
-from baton.engine.turn import Activity
+from baton.domain.worker import Activity, WorkerLoad
 from baton.worker.status_line import log_status_forever, status_fields
 
 LOAD = WorkerLoad(waiting_requests=2, running_rows=3, available_pages=5, total_pages=8)

@@ -1,0 +1,132 @@
+"""`/v1/cluster` and its parts over HTTP. `routes` adds them.
+
+A key marked `operator` sees everything, another one the counts and the requests of its tenant. Without API keys every
+caller sees everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from baton.domain.errors import Cancelled, DeadlineExceeded, InvalidRequest
+from baton.telemetry.request_trace import Outcome
+from services.router.cluster.feed import ClusterFeed
+from services.router.cluster.rows import recent_row
+from services.router.cluster.snapshot import RecentRequests
+from services.router.edge.auth_middleware import is_operator, tenant_of
+from services.router.edge.disconnect import cancel_on_disconnect
+from services.router.edge.http_errors import RequestNotFound
+from services.router.edge.sse import HEADERS
+from services.router.openai.fields import short_repr
+
+CLUSTER = "/v1/cluster"
+MAX_LISTED = 200
+DEFAULT_LISTED = 50
+MAX_VIEW_S = 900.0
+"""Longest life of one stream of events; the viewer opens another one."""
+
+
+class ClusterEndpoints:
+    """The endpoints of one feed."""
+
+    def __init__(self, feed: ClusterFeed) -> None:
+        self._feed = feed
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route(CLUSTER, self.cluster),
+            Route(f"{CLUSTER}/events", self.events),
+            Route(f"{CLUSTER}/requests", self.requests),
+            Route(f"{CLUSTER}/requests/{{id}}", self.request),
+        ]
+
+    async def cluster(self, request: Request) -> Response:
+        """GET /v1/cluster: the snapshot."""
+        return _json(self._feed.snapshot(visible_tenant(request)))
+
+    async def events(self, request: Request) -> Response:
+        """GET /v1/cluster/events: the snapshot and what changes, as server-sent events."""
+        messages = self._feed.follow(visible_tenant(request))
+        return await ClusterStream.open(messages)
+
+    async def requests(self, request: Request) -> Response:
+        """GET /v1/cluster/requests: requests that ended lately."""
+        query = request.query_params
+        limit = _number(query.get("limit"), "limit", DEFAULT_LISTED, MAX_LISTED)
+        slower_us = 1000 * _number(query.get("slower_than_ms"), "slower_than_ms", 0, 10**9)
+        outcome = query.get("outcome", "")
+        if outcome and outcome not in {each.value for each in Outcome}:
+            raise InvalidRequest(f"outcome cannot be {short_repr(outcome)}", param="outcome")
+        notable = query.get("notable", "") not in ("", "0", "false")
+        found = []
+        for trace in self._feed.view.recent(visible_tenant(request), MAX_LISTED, notable=notable):
+            if trace.e2e_us >= slower_us and outcome in ("", trace.outcome.value):
+                found.append(recent_row(trace))
+        return _json(msgspec.json.encode(RecentRequests(found[:limit])))
+
+    async def request(self, request: Request) -> Response:
+        """GET /v1/cluster/requests/{id}: the trace of a running or recent request of this router."""
+        id = request.path_params["id"]
+        trace = self._feed.view.trace(id, visible_tenant(request))
+        if trace is None:
+            raise RequestNotFound(f"the request {short_repr(id)} is not known to this router", param="id")
+        return _json(msgspec.json.encode(trace))
+
+
+class ClusterStream(Response):
+    """Messages in SSE until the viewer leaves, the feed closes or `MAX_VIEW_S` is over."""
+
+    def __init__(self, first: bytes, messages: AsyncGenerator[bytes, None]) -> None:
+        self._first = first
+        self._messages = messages
+
+    @classmethod
+    async def open(cls, messages: AsyncGenerator[bytes, None]) -> ClusterStream:
+        """Takes the first message, so that a refusal is still a status."""
+        return cls(await anext(messages), messages)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        too_slow: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            await cancel_on_disconnect(scope, receive, self._send(send), MAX_VIEW_S, too_slow)
+        except Cancelled:
+            return
+        except DeadlineExceeded:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._messages) as messages:
+            headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            async for message in messages:
+                await send({"type": "http.response.body", "body": message, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def visible_tenant(request: Request) -> str | None:
+    """The tenant whose requests the caller may see; None for all."""
+    return None if is_operator(request) else tenant_of(request)
+
+
+def _number(text: str | None, name: str, default: int, most: int) -> int:
+    """A whole number from 0 to `most`. Raises `InvalidRequest`."""
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 12 or int(text) > most:
+        raise InvalidRequest(f"{name} must be a whole number up to {most}, not {short_repr(text)}", param=name)
+    return int(text)
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json", headers={"cache-control": "no-store"})

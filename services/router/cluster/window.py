@@ -1,0 +1,98 @@
+"""The last minutes of one router: latencies, errors, refusals and output tokens. Owned by `view`; pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.telemetry.fast_histogram import quantile
+from baton.telemetry.request_trace import Outcome, RequestTrace
+from services.router.cluster.snapshot import ServiceWindow
+
+WINDOW_S = 300.0
+MAX_REQUESTS = 4096
+RATE_S = 2.0
+"""Span of the rate of output tokens."""
+MAX_TOTALS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    at_s: float
+    outcome: Outcome
+    replayed: bool
+    ttft_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    at_s: float
+    num_tokens: int
+    itl_counts: tuple[int, ...]
+
+
+class RequestWindow:
+    """`itl_bounds`: upper bounds of the buckets of the ITL histogram."""
+
+    def __init__(self, itl_bounds: Sequence[float]) -> None:
+        self._itl_bounds = itl_bounds
+        self._ended: deque[_Ended] = deque(maxlen=MAX_REQUESTS)
+        self._totals: deque[_Totals] = deque(maxlen=MAX_TOTALS)
+
+    def add(self, trace: RequestTrace, now: float) -> None:
+        """Adds a request that ended."""
+        replayed = any(sequence.num_attempts > 1 for sequence in trace.sequences)
+        self._ended.append(_Ended(now, trace.outcome, replayed, trace.ttft_us))
+
+    def observe(self, num_tokens: int, itl_counts: tuple[int, ...], now: float) -> None:
+        """Adds the totals of this moment; called about once a second."""
+        if not self._totals or now - self._totals[-1].at_s >= RATE_S / 4:
+            self._totals.append(_Totals(now, num_tokens, itl_counts))
+
+    def output_tokens_per_s(self, num_tokens: int, now: float) -> float:
+        """Output tokens a second over about `RATE_S`, with the total of this moment."""
+        base = next((each for each in reversed(self._totals) if now - each.at_s >= RATE_S), None)
+        base = base or (self._totals[0] if self._totals else None)
+        if base is None or now <= base.at_s:
+            return 0.0
+        return max(0.0, (num_tokens - base.num_tokens) / (now - base.at_s))
+
+    def summary(self, num_tokens: int, itl_counts: tuple[int, ...], now: float) -> ServiceWindow:
+        """The window that ends now."""
+        while self._ended and now - self._ended[0].at_s > WINDOW_S:
+            self._ended.popleft()
+        while self._totals and now - self._totals[0].at_s > WINDOW_S:
+            self._totals.popleft()
+        outcomes = [each.outcome for each in self._ended]
+        failed, refused = outcomes.count(Outcome.FAILED), outcomes.count(Outcome.REFUSED)
+        served = len(outcomes) - refused
+        return ServiceWindow(
+            seconds=round(WINDOW_S),
+            requests=len(outcomes),
+            failed=failed,
+            refused=refused,
+            replayed=sum(each.replayed for each in self._ended),
+            error_ratio=failed / served if served else 0.0,
+            output_tok_s=round(self.output_tokens_per_s(num_tokens, now), 1),
+            ttft_p95_ms=_ms(_percentile([each.ttft_us for each in self._ended if each.ttft_us is not None], 0.95)),
+            itl_p99_ms=self._itl_p99_ms(itl_counts),
+        )
+
+    def _itl_p99_ms(self, itl_counts: tuple[int, ...]) -> float | None:
+        if not itl_counts:
+            return None
+        before = self._totals[0].itl_counts if self._totals else ()
+        base = before or (0,) * len(itl_counts)
+        seconds = quantile(self._itl_bounds, [b - a for a, b in zip(base, itl_counts, strict=True)], 0.99)
+        return None if seconds is None else round(1000 * seconds, 1)
+
+
+def _percentile(values: list[int], fraction: float) -> int | None:
+    """The smallest value that is at least as large as `fraction` of them; None without one."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))] if ordered else None
+
+
+def _ms(us: int | None) -> float | None:
+    return None if us is None else us / 1000

@@ -1,0 +1,64 @@
+"""The limits of the router's parts, made from its settings. Called by `app`."""
+
+from __future__ import annotations
+
+from baton.settings.groups import MIB
+from baton.store.options import StoreOptions
+from services.router.admission.admission_queue import AdmissionLimits
+from services.router.admission.tenants import TenantTable
+from services.router.admission.tenants_file import read_tenants
+from services.router.dispatch.dispatcher import DispatchLimits
+from services.router.dispatch.reserve import ReserveLimits
+from services.router.dispatch.workers import WorkerLimits
+from services.router.frontend import ApiLimits
+from services.router.settings import EventIds, RouterSettings
+from services.router.text.text_model import TextModel
+
+WORKER_WAIT_S = 30.0
+"""Longest wait of an interrupted request for workers: enough for a restart."""
+
+DEFAULT_CONTEXT_TOKENS = 1 << 20
+"""For a model without a maximum context: the page pools of the workers are the bound."""
+
+
+def store_options(settings: RouterSettings) -> StoreOptions:
+    """The settings of the store. Records are kept longer than the longest request."""
+    return StoreOptions(
+        worker_ttl_s=settings.worker_ttl_s,
+        heartbeat_s=settings.heartbeat_interval_s,
+        retention_s=max(StoreOptions().retention_s, 2 * settings.request_deadline_s),
+    )
+
+
+def api_limits(settings: RouterSettings, text: TextModel) -> ApiLimits:
+    """The settings of the HTTP side."""
+    return ApiLimits(
+        model_name=settings.public_model_name,
+        other_model_names=settings.model_names[1:],
+        max_model_len=text.max_position_tokens or DEFAULT_CONTEXT_TOKENS,
+        max_body_bytes=settings.max_body_bytes,
+        request_deadline_s=settings.request_deadline_s,
+        always_ids=settings.event_ids is EventIds.ALWAYS,
+        store_prompts=settings.store_prompts,
+        strict_fields=settings.strict_fields,
+        cors_origins=settings.allowed_origins,
+    )
+
+
+def worker_limits(settings: RouterSettings) -> WorkerLimits:
+    """The settings of worker tracking."""
+    return WorkerLimits(settings.worker_ttl_s, settings.heartbeat_interval_s, settings.max_step_age_s)
+
+
+def dispatch_limits(settings: RouterSettings) -> DispatchLimits:
+    """The settings of dispatch."""
+    return DispatchLimits(
+        admission=AdmissionLimits(
+            max_running_requests=settings.max_running_requests,
+            max_ttft_s=settings.max_ttft_s,
+            max_queued_bytes=settings.max_queued_mib * MIB,
+        ),
+        reserve=ReserveLimits(settings.reserve_timeout_s, WORKER_WAIT_S),
+        max_attempts=settings.max_attempts,
+        tenants=TenantTable() if settings.tenants_file is None else read_tenants(settings.tenants_file),
+    )
