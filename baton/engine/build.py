@@ -27,6 +27,7 @@ from baton.kv.prefix_cache import PrefixCache
 from baton.model.cpu import configure_threads
 from baton.model.device_memory import CudaCopyStream, DeviceMemory
 from baton.model.linears.packing import WeightLayout
+from baton.model.loading.bit_check import VerificationBits, check_bits
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.identity import checkpoint_root, model_fingerprint
 from baton.model.loading.kernel_choice import KernelUse
@@ -54,7 +55,7 @@ class Engine:
 
     `fingerprint` covers all that pages depend on. Only workers with equal fingerprints exchange pages. `text_digest`
     is that of the model's tokenizer and template. `masks`: of constrained rows; None where the library cannot use the
-    tokenizer.
+    tokenizer. `verification`: bits of a row of several tokens; None where it was not checked.
     """
 
     geometry: KVGeometry
@@ -68,6 +69,7 @@ class Engine:
     vocab_size: int
     max_model_len: int
     masks: MaskFiller | None
+    verification: VerificationBits | None
 
     @property
     def grammars(self) -> str:
@@ -75,10 +77,13 @@ class Engine:
         return "" if self.masks is None else CAPABILITY
 
 
-def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph_rows: int = 0) -> Engine:
+def build_engine(
+    settings: WorkerSettings, num_host_pages: int | None, max_graph_rows: int = 0, decodes: bool = False
+) -> Engine:
     """Loads and checks the model and allocates its pool. `num_host_pages` None: as many as the pool has.
 
-    `max_graph_rows`: most rows of a GPU step that runs as a CUDA graph. Blocks until the model is loaded.
+    `max_graph_rows`: most rows of a GPU step that runs as a CUDA graph. `decodes`: checks the bits of rows of several
+    tokens, too. Blocks until the model is loaded.
     Raises `SettingsError`, `UnreadableModel` or `UnsupportedModel`.
     """
     configure_threads(settings.threads)
@@ -87,6 +92,7 @@ def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph
         root = beside.submit(checkpoint_root, directory)
         model = _load(settings, directory)
     masks = _masks(directory, model.config.vocab_size)
+    verification = _verification(model) if decodes else None
     num_pages = settings.pool_pages(model.geometry.page_bytes)
     num_host_pages = num_pages if num_host_pages is None else num_host_pages
     host = _host_memory(num_host_pages, model.geometry) if num_host_pages else None
@@ -103,8 +109,18 @@ def build_engine(settings: WorkerSettings, num_host_pages: int | None, max_graph
     vocab_size = model.config.vocab_size
     host_hasher = PoolHasher(host) if settings.digests and host is not None else None
     return Engine(
-        model.geometry, fingerprint, text, memory, cache, checks, host_hasher, runner, vocab_size, max_model_len, masks
-    )
+        model.geometry, fingerprint, text, memory, cache, checks, host_hasher, runner, vocab_size, max_model_len, masks,
+        verification,
+    )  # fmt: skip
+
+
+def _verification(model: LoadedModel) -> VerificationBits:
+    """Checks and reports the bits of rows of several tokens."""
+    began = time.monotonic()
+    bits = check_bits(model)
+    metrics.VERIFICATION.labels(bits.value).set(1)
+    log.info("verification_checked", bits=bits.value, seconds=round(time.monotonic() - began, 2))
+    return bits
 
 
 def _masks(directory: Path, vocab_size: int) -> MaskFiller | None:

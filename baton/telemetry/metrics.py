@@ -132,6 +132,12 @@ WEIGHTS_HUGE_FRACTION = Gauge(
     ["layout"],
     registry=REGISTRY,
 )
+VERIFICATION = Gauge(
+    "baton_verification",
+    "1 for the bits of logits when a step computes several tokens of a sequence: exact (as of each alone) or rounding.",
+    ["bits"],
+    registry=REGISTRY,
+)
 KV_PAGES = Gauge("baton_kv_pages", "Pages of the pool by owner.", ["owner"], registry=REGISTRY)
 
 # --- handoff and transfer (workers) ---

@@ -57,7 +57,7 @@ SERVER_GRACE_S = 1.0
 async def serve(settings: DecodeSettings) -> int:
     """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
     max_graph_rows = settings.max_rows if settings.cuda_graphs else 0
-    make_engine = partial(build_engine, settings, settings.host_pages, max_graph_rows)
+    make_engine = partial(build_engine, settings, settings.host_pages, max_graph_rows, decodes=True)
     return await run_worker(
         settings, WorkerRole.DECODE, make_engine, lambda engine, context: _Worker(settings, engine, context).run()
     )

@@ -22,8 +22,8 @@ from baton.model.kernels.build import IsaLevel
 from baton.model.kernels.library import Kernels, supports_dtype
 from baton.model.storage import PageStorage
 
-MAX_ROW_TOKENS = 8
-"""Longest segment that counts as a row: decoded tokens and speculative proposals."""
+MAX_ROW_TOKENS = 16
+"""Longest segment that counts as a row, decoded and drafted tokens: `kMaxRowTokens` of src/attention.cpp."""
 _SEGMENT_COLUMNS = ("offset", "start", "num_tokens")
 
 

@@ -17,6 +17,7 @@
 namespace {
 
 constexpr int kTileKeys = 64;
+constexpr int kMaxRowTokens = 16;     // longest segment that is a row: its tokens get the bits that each gets alone
 constexpr int kMaxTileQueries = 192;  // of a prompt chunk: queries, sums and scores then stay in the second cache
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kNoWindow = 0;
@@ -103,9 +104,12 @@ class Tile {
     int64_t max_tokens() const { return max_tokens_; }
 
     // Attention of `num_tokens` tokens for one KV head: flat from `token_offset`, at positions from `position`.
-    void attend(const int32_t* pages, int64_t token_offset, int64_t position, int64_t num_tokens, int64_t kv_head) {
+    // The tokens of a row get the bits that each gets alone: neither the path nor the edges of key tiles depend on how
+    // many there are.
+    void attend(const int32_t* pages, int64_t token_offset, int64_t position, int64_t num_tokens, int64_t kv_head,
+                bool is_row) {
         pages_ = pages, position_ = position, num_queries_ = num_tokens * group_, kv_head_ = kv_head;
-        is_small_m_ = num_queries_ <= W::kMaxSmallM;
+        is_small_m_ = (is_row ? group_ : num_queries_) <= W::kMaxSmallM;
         group_offset_ = kv_head / layer_.group_heads * layer_.group_stride;
         first_slot_ = kv_head % layer_.group_heads * layer_.page_size;
         prepare(token_offset, num_tokens);
@@ -114,15 +118,19 @@ class Tile {
         // Few queries do little work per key, so the tile's keys and values must stay in the L1 cache.
         const bool fits_cache = !is_small_m_ || layer_.k_dim * (int64_t)sizeof(T) <= 256;
         const int64_t step = fits_cache ? kTileKeys : kTileKeys / 2;
-        for (int64_t key = oldest; key < end; key += step) {
+        const int64_t first = oldest / step * step;
+        for (int64_t key = first; key < end; key += step) {
             const int64_t num_keys = min_of(step, end - key);
+            const int64_t num_unseen = max_of(0, oldest - key);  // left of every window: slots that are not read
             num_next_keys_ = min_of(step, end - key - num_keys);
-            find_rows(layer_.keys, layer_.key_slot_stride, key, num_keys, keys_);
-            find_rows(layer_.values, layer_.value_slot_stride, key, num_keys, values_);
+            find_rows(layer_.keys, layer_.key_slot_stride, key + num_unseen, num_keys - num_unseen, keys_ + num_unseen);
+            find_rows(layer_.values, layer_.value_slot_stride, key + num_unseen, num_keys - num_unseen,
+                      values_ + num_unseen);
+            for (int64_t i = 0; i < num_unseen; i++) keys_[i] = keys_[num_unseen], values_[i] = values_[num_unseen];
             find_rows(layer_.keys, layer_.key_slot_stride, key + num_keys, num_next_keys_, next_keys_);
             score(num_keys);
             softmax(key, num_keys);
-            add_values(num_keys, key == oldest);
+            add_values(num_keys, key == first);
         }
         store_outputs(token_offset, num_tokens);
     }
@@ -314,7 +322,7 @@ void attend(const AttentionLayer& layer, const Segments& step) {
             for (; index >= num_tiles(s); s++) index -= num_tiles(s);
             const int64_t done = index * max_tokens, num_tokens = min_of(max_tokens, step.num_tokens[s] - done);
             tile.attend(step.pages + step.first_page[s], step.offset[s] + done, step.start[s] + done, num_tokens,
-                        i % layer.num_kv_heads);
+                        i % layer.num_kv_heads, step.num_tokens[s] <= kMaxRowTokens);
         }
     });
 }
