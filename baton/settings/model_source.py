@@ -20,15 +20,18 @@ class ModelFiles(Enum):
     ALL = (*_TEXT_PATTERNS, "*.safetensors")
 
 
-def resolve_model(name: str, files: ModelFiles = ModelFiles.ALL) -> Path:
-    """The directory that holds model `name`. Downloads a Hugging Face id (blocks). Raises `SettingsError`."""
+def resolve_model(name: str, files: ModelFiles = ModelFiles.ALL, *, download: bool = True) -> Path:
+    """The directory that holds model `name`. Downloads a Hugging Face id (blocks), unless `download` is False.
+
+    Raises `SettingsError`.
+    """
     if name == BUNDLED:
         return _bundled()
     directory = Path(name).expanduser()
     if directory.is_dir():
         return _checked(directory, name, files)
     if _HUB_ID.fullmatch(name):
-        return _checked(_download(name, files), name, files)
+        return _checked(_download(name, files, local_only=not download), name, files)
     raise SettingsError(f"model {name!r}", why="there is no such directory", hint=_CHOICES)
 
 
@@ -58,18 +61,19 @@ def _checked(directory: Path, name: str, files: ModelFiles) -> Path:
     return directory
 
 
-def _download(name: str, files: ModelFiles) -> Path:
+def _download(name: str, files: ModelFiles, *, local_only: bool) -> Path:
     # Slow to import, and not needed for local models.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(files.value)))
+        return Path(snapshot_download(name, allow_patterns=list(files.value), local_files_only=local_only))
     except GatedRepoError:
         why, hint = "its owner must grant you access", "Ask for it on huggingface.co, then run `hf auth login`."
     except (RepositoryNotFoundError, HFValidationError):
         why, hint = "the Hugging Face hub has no such model, nor is there such a directory", _CHOICES
     except (HfHubHTTPError, OSError) as error:  # LocalEntryNotFoundError and ConnectionError are OSErrors
-        why = f"it is not in the local cache and cannot be downloaded ({type(error).__name__})"
+        way = "is not downloaded here" if local_only else "cannot be downloaded"
+        why = f"it is not in the local cache and {way} ({type(error).__name__})"
         hint = "Check the network and HF_HUB_OFFLINE, or download it elsewhere and give its directory."
     raise SettingsError(f"model {name!r}", why=why, hint=hint)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cyclopts import App
 
 from services.cli.bench.commands import bench_app
+from services.cli.doctor.command import doctor
 from services.cli.drain import drain
 from services.cli.errors import EXPECTED_ERRORS, explain
 from services.cli.key import key
@@ -29,6 +30,7 @@ def build_app() -> App:
         version=lambda: importlib.metadata.version("baton-serve"),
     )
     app.command(bench_app)
+    app.command(doctor)
     app.command(drain)
     app.command(key)
     app.command(replay)

@@ -92,6 +92,22 @@ class DrainSettings(ClusterClientSettings):
     """Longest wait for the worker's exit; it goes on draining after that."""
 
 
+class DoctorSettings(ClusterTrustSettings):
+    """Check this machine, Redis and the registered workers."""
+
+    redis_url: RedisUrl | None = None
+    """URL of the state store to check, with the workers in its registry; default: a server that `baton up` starts."""
+
+    model: str | None = None
+    """Model whose files are checked, and compared with those of the registered workers; default: none."""
+
+    host: str = "127.0.0.1"
+    """Interface whose ports are checked."""
+
+    port: Port = 8000
+    """HTTP port that the router is to have."""
+
+
 class TraceSettings(ClusterClientSettings):
     """Show where the time of one request went."""
 
@@ -133,6 +149,7 @@ SERVICES: dict[str, type[Settings]] = {
 
 COMMANDS: dict[str, type[Settings]] = {
     "up": UpSettings,
+    "doctor": DoctorSettings,
     "drain": DrainSettings,
     "trace": TraceSettings,
     "replay": ReplaySettings,

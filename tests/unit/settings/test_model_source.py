@@ -47,7 +47,8 @@ def test_a_missing_directory_is_refused_without_asking_the_hub(tmp_path, monkeyp
 def test_a_hub_id_is_downloaded_with_only_the_files_needed(tmp_path, monkeypatch, files, weights):
     asked = {}
 
-    def download(name, *, allow_patterns):
+    def download(name, *, allow_patterns, local_files_only):
+        assert not local_files_only
         asked[name] = allow_patterns
         return str(make_model(tmp_path / "m", "config.json", "tokenizer.json", "model.safetensors"))
 
@@ -57,12 +58,22 @@ def test_a_hub_id_is_downloaded_with_only_the_files_needed(tmp_path, monkeypatch
 
 
 def test_a_failed_download_gives_a_hint(monkeypatch):
-    def offline(name, *, allow_patterns):
+    def offline(name, *, allow_patterns, local_files_only):
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(SettingsError, match=r"org/name.*cannot be downloaded.*Check the network"):
         resolve_model("org/name")
+
+
+def test_a_check_downloads_nothing(monkeypatch):
+    def only_local(name, *, allow_patterns, local_files_only):
+        assert local_files_only
+        raise LocalEntryNotFoundError("not here")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", only_local)
+    with pytest.raises(SettingsError, match=r"org/name.*is not downloaded here"):
+        resolve_model("org/name", download=False)
 
 
 def test_the_bundled_model_needs_no_network(monkeypatch):
