@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Puts Debian's promtool into .venv/bin, for the tests of docker/prometheus. The package is unpacked, not installed: no
-# daemon starts. Does nothing where promtool is there already; says why where it cannot be had.
+# Puts Debian's promtool and prometheus into .venv/bin, for the tests of docker/prometheus and docker/grafana. The package
+# is unpacked, not installed: no daemon starts. Does nothing where both are there already; says why where they cannot be
+# had.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-if command -v promtool >/dev/null || [ -x .venv/bin/promtool ]; then exit 0; fi
+is_there() { command -v "$1" >/dev/null || [ -x ".venv/bin/$1" ]; }
+if is_there promtool && is_there prometheus; then exit 0; fi
 if ! command -v apt-get >/dev/null; then
     echo "promtool: not on PATH, and this is no Debian to take it from; its tests are skipped" >&2
     exit 0
@@ -18,4 +20,4 @@ chmod 755 "$folder"
     apt-get download -qq prometheus
     dpkg-deb -x prometheus_*.deb .
 )
-install -m 755 "$folder/usr/bin/promtool" .venv/bin/promtool
+install -m 755 "$folder/usr/bin/promtool" "$folder/usr/bin/prometheus" .venv/bin/

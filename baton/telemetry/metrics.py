@@ -39,6 +39,21 @@ ADMISSION_TOTAL = Counter(
 )
 QUEUED_REQUESTS = Gauge("baton_queued_requests", "Requests in the admission queue.", registry=REGISTRY)
 QUEUED_TOKENS = Gauge("baton_queued_tokens", "Prompt tokens in the admission queue.", registry=REGISTRY)
+WORKERS = Gauge(
+    "baton_workers", "Workers that this router knows, by status.", ["model", "role", "status"], registry=REGISTRY
+)
+READY_PAIRS = Gauge(
+    "baton_ready_pairs",
+    "Linked prefill/decode pairs that take requests, as this router sees them.",
+    ["model"],
+    registry=REGISTRY,
+)
+WORKERS_LOST_TOTAL = Counter(
+    "baton_workers_lost",
+    "Workers that vanished from the registry without having withdrawn, as this router saw them.",
+    ["model", "role"],
+    registry=REGISTRY,
+)
 OPEN_LINK_BREAKERS = Gauge(
     "baton_open_link_breakers",
     "Links whose circuit breaker is open or half-open in this router.",
@@ -105,6 +120,27 @@ FIRST_ITL_SECONDS = Histogram(
     registry=REGISTRY,
 )
 E2E_SECONDS = Histogram("baton_e2e_seconds", "Arrival to end.", ["path"], buckets=_LATENCY_BUCKETS_S, registry=REGISTRY)
+
+# --- tenants (router, from `tenant_series` only) ---
+TENANT_REQUESTS_TOTAL = Counter(
+    "baton_tenant_requests",
+    "Requests that ended, by tenant; those beyond 100 tenants as `other`.",
+    ["tenant", "outcome"],
+    registry=REGISTRY,
+)
+TENANT_TOKENS_TOTAL = Counter(
+    "baton_tenant_tokens",
+    "Tokens of requests that ended, by tenant and kind: prompt, cached (a part of it), output.",
+    ["tenant", "kind"],
+    registry=REGISTRY,
+)
+TENANT_TTFT_SECONDS = Histogram(
+    "baton_tenant_ttft_seconds",
+    "Arrival to first token sent, by tenant.",
+    ["tenant"],
+    buckets=_LATENCY_BUCKETS_S,
+    registry=REGISTRY,
+)
 
 # --- tokens and pages (workers) ---
 PROMPT_TOKENS_TOTAL = Counter("baton_prompt_tokens", "Prompt tokens of accepted requests.", ["role"], registry=REGISTRY)

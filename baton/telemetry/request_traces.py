@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from baton.telemetry.logs import get_logger
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from baton.telemetry.request_trace import Outcome, RequestTrace, TraceEvent, decode_trace, encode_trace, log_fields
+from baton.telemetry.tenant_series import TenantSeries
 
 MAX_RECENT = 2048
 MAX_NOTABLE = 512
@@ -48,6 +49,7 @@ class RequestTraces:
         self._request_log = request_log
         self._sinks = list(sinks)
         self._event_sink: EventSink | None = None
+        self._tenants = TenantSeries()
         self._running: dict[str, RequestTimer] = {}
         self._recent = _Ring(MAX_RECENT)
         self._notable = _Ring(MAX_NOTABLE)
@@ -91,6 +93,7 @@ class RequestTraces:
         self._running.pop(trace.id, None)
         notable = False
         try:
+            self._tenants.observe(trace)
             notable = self._is_notable(trace)
             self._record(trace, notable)
         except Exception:

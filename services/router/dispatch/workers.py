@@ -27,6 +27,7 @@ from baton.store.notifier import wait_for_event
 from baton.store.store import StoreUnavailable, WorkerRegistry
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import OPEN_LINK_BREAKERS
+from baton.telemetry.worker_series import WorkerSeries
 from services.router.dispatch.cache_index.index import CacheIndex
 from services.router.dispatch.in_flight import InFlight
 from services.router.dispatch.link_breaker import BreakerState, LinkBreakerLimits, LinkBreakers, LinkId
@@ -106,6 +107,7 @@ class WorkerSet:
         self._now = clock
         self._records: dict[Incarnation, WorkerRecord] = {}
         self._liveness = Liveness(limits.worker_ttl_s)
+        self._series = WorkerSeries(worker_filter.model, limits.worker_ttl_s)
         self._unread = "starting: the state store has not answered yet"
         self._refused: dict[WorkerId, str] = {}  # reasons of the records that the last reading refused
         self._suspected_until: dict[Incarnation, float] = {}
@@ -122,6 +124,7 @@ class WorkerSet:
 
     def start(self) -> asyncio.Task[None]:
         """Starts to read the registry. The task ends with `close`, or with a bug that its owner must handle."""
+        self._series.start()
         self._refresh_task = asyncio.create_task(self._run(), name="workers")
         return self._refresh_task
 
@@ -304,6 +307,8 @@ class WorkerSet:
                 self._unread = ""
                 await self._update(announced)
                 self._read_once.set()
+            now, pairs = self._now(), self._eligible_pairs()
+            self._series.show(((r, self._liveness.is_present(r.incarnation, now)) for r in self.served()), len(pairs))
             for on_refresh in self._listeners:
                 on_refresh()
             self._notify_change()
@@ -324,6 +329,7 @@ class WorkerSet:
         accepted = [record for record in announced if self._verifier.accept(record)]
         self._note_refused(announced, {record.incarnation for record in accepted})
         self._liveness.observe([record.incarnation for record in accepted], now)
+        self._series.observe(accepted, now)
         current = {record.id: record.incarnation for record in accepted}
         lost = [r for r in self._records.values() if self._is_lost(r, current.get(r.id), now)]
         for record in lost:
@@ -352,7 +358,7 @@ class WorkerSet:
         return current != record.incarnation
 
     def _remove(self, record: WorkerRecord) -> None:
-        log.warning("worker_lost", worker=record.id, incarnation=record.incarnation)
+        self._series.remove(record)
         self._liveness.forget(record.incarnation)
         for table in (self._records, self._suspected_until):
             table.pop(record.incarnation, None)

@@ -24,7 +24,6 @@ COMPOSE: dict[str, Any] = read_yaml(DOCKER / "compose.yaml")
 SHARED: dict[str, Any] = read_yaml(DOCKER / "compose.cma.yaml")
 SECRET: dict[str, Any] = read_yaml(DOCKER / "compose.secret.yaml")
 PROMETHEUS: dict[str, Any] = read_yaml(DOCKER / "prometheus" / "prometheus.yml")
-ALERTS: dict[str, Any] = read_yaml(DOCKER / "prometheus" / "alerts.yml")
 
 
 def environment(service: str) -> dict[str, str]:

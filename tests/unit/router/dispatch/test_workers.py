@@ -13,6 +13,7 @@ from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.domain.worker import WorkerRecord, WorkerStatus
 from baton.rpc.channel_pool import ChannelPool
 from baton.store.store import StoreUnavailable
+from baton.telemetry.metrics import REGISTRY
 from services.router.dispatch.workers import WorkerFilter, WorkerLimits, WorkerSet
 from tests.unit.router.dispatch.test_placement import QUERY, decode, link, prefill
 
@@ -284,6 +285,31 @@ async def test_listeners_run_after_each_refresh():
         await w.look(P0, D0, unlinked, at=0.1)
         await w.fail_to_look(at=0.2)
         assert rows == [None, D0.load.max_rows, D0.load.max_rows]
+
+
+def shown(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(name, {"model": "m", **labels})
+
+
+async def test_metrics_tell_a_drained_worker_from_a_lost_one():
+    async with watched() as w:
+        lost = shown("baton_workers_lost_total", role="decode")
+        assert lost is not None, "the counter starts before the first loss"
+        other = replace(D0, id=WorkerId("d9"), incarnation=Incarnation(99), address="127.0.0.1:9")
+        await w.look(P0, D0, other, at=0.0)
+        assert shown("baton_ready_pairs") == 2.0
+        await w.look(P0, D0, replace(other, status=WorkerStatus.DRAINING, announcement=2), at=0.5)
+        assert shown("baton_workers", role="decode", status="draining") == 1.0
+        assert shown("baton_ready_pairs") == 1.0
+        await w.look(P0, D0, at=0.6)
+        await w.look(P0, D0, at=5.0)
+        assert shown("baton_workers_lost_total", role="decode") == lost, "it drained"
+        await w.look(P0, at=5.1)
+        assert shown("baton_workers", role="decode", status="absent") == 1.0
+        await w.look(P0, at=9.0)
+        assert shown("baton_workers_lost_total", role="decode") == lost + 1
+        assert shown("baton_workers", role="decode", status="absent") == 0.0
+        assert shown("baton_ready_pairs") == 0.0
 
 
 async def test_a_bug_in_the_registry_ends_the_task():
