@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from baton.domain.ids import Ballot, OwnerId, RequestId, owner_tag
+from baton.domain.ids import AttemptId, Ballot, OwnerId, RequestId, owner_tag
 from baton.domain.request import FinishReason, OutputToken
 from baton.store import transitions
 from baton.store.notifier import wait_for_event
@@ -80,6 +80,8 @@ _NO_LEASE = _Lease(0, 0.0)
 @dataclass(slots=True)
 class _Journal:
     tokens: list[OutputToken] = field(default_factory=list)
+    writers: list[AttemptId] = field(default_factory=list)  # of each token
+    last_writer: AttemptId | None = None
     num_cached_tokens: int = 0
     finish: FinishReason | None = None
     failure_code: str = ""
@@ -202,8 +204,9 @@ class MemoryCallStore:
         if not journal.has_more(start):
             return JournalPart((), 0, None, "")
         return JournalPart(
-            tuple(journal.tokens[start:]), journal.num_cached_tokens, journal.finish, journal.failure_code
-        )
+            tuple(journal.tokens[start:]), journal.num_cached_tokens, journal.finish, journal.failure_code,
+            tuple(filter(None, (*journal.writers[start:], journal.last_writer))),
+        )  # fmt: skip
 
     def _write(self, entry: JournalEntry) -> WriteOutcome:
         id = entry.id.request_id
@@ -228,6 +231,8 @@ class MemoryCallStore:
         logprobs = entry.logprobs or (None,) * len(entry.tokens)
         tokens = map(OutputToken, itertools.count(entry.first), entry.tokens, logprobs)
         journal.tokens.extend(itertools.islice(tokens, max(0, len(journal.tokens) - entry.first), None))
+        journal.writers += [entry.id] * (len(journal.tokens) - len(journal.writers))
+        journal.last_writer = entry.id
         journal.num_cached_tokens = entry.num_cached_tokens
         journal.finish, journal.failure_code = entry.finish, entry.failure_code
         journal.expires_at = self._clock() + self._options.retention_s

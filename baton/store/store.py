@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton.domain.errors import BatonError
@@ -172,12 +172,17 @@ class WriteOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class JournalPart:
-    """A journal from a given index on, in order. The end, if stored, comes with the last token."""
+    """A journal from a given index on, in order. The end, if stored, comes with the last token.
+
+    `writers`: the attempts that wrote it, in order. A store that has lost a journal may get another one of the same
+    sequence, of a later attempt and perhaps another model: who has read a part of the first compares that.
+    """
 
     tokens: tuple[OutputToken, ...]
     num_cached_tokens: int
     finish: FinishReason | None
     failure_code: str
+    writers: tuple[AttemptId, ...] = field(default=(), compare=False)
 
     @property
     def ended(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from baton.domain.ids import RequestId
+from baton.domain.ids import AttemptId, RequestId
 from baton.domain.request import FinishReason, OutputToken, TokenLogprobs
 from baton.store.redis.unsealed_log import UnsealedLog
 from baton.store.seal import SealedKind, SealError, SealFault, StoreSeal
@@ -31,6 +31,8 @@ class _Payload(msgspec.Struct, array_like=True, frozen=True):
     finish: FinishReason | None = None
     failure_code: str = ""
     logprobs: tuple[_Logprobs | None, ...] = ()
+    attempt: int = 0
+    owner_tag: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -67,6 +69,7 @@ class JournalFormat:
         before a gap: an end that follows missing tokens is not the end.
         """
         tokens: list[OutputToken] = []
+        writers: list[AttemptId] = []
         num_cached_tokens, finish, failure_code = 0, None, ""
         for payload in payloads:
             due = start + len(tokens)
@@ -79,7 +82,8 @@ class JournalFormat:
                 break
             tokens += (_token(entry, position) for position in range(max(0, due - entry.first), len(entry.tokens)))
             num_cached_tokens, finish, failure_code = entry.num_cached_tokens, entry.finish, entry.failure_code
-        return JournalPart(tuple(tokens), num_cached_tokens, finish, failure_code)
+            writers.append(AttemptId(id, entry.attempt, entry.owner_tag))
+        return JournalPart(tuple(tokens), num_cached_tokens, finish, failure_code, tuple(writers))
 
     def _opened(self, id: RequestId, payload: bytes) -> _Payload:
         try:

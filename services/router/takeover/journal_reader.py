@@ -20,6 +20,7 @@ from baton.store.notifier import wait_for_event
 from baton.store.store import CallRecord, CallStore, JournalPart, StoreUnavailable
 from services.router.generation import TokenChunk
 from services.router.openai.valid_request import ValidRequest
+from services.router.takeover.journal_position import JournalPosition
 from services.router.takeover.takeover import Takeovers
 
 JOURNAL_WAIT_S = 0.5
@@ -56,7 +57,10 @@ class JournalReader:
         takeovers.add_reader(request.id, seed, superseded)
 
     async def open(self, choice: int) -> AsyncGenerator[TokenChunk, None]:
-        """The journal of one choice. Raises the error that it ends with."""
+        """The journal of one choice. Raises the error that it ends with.
+
+        Raises `ModelReplaced` when the store has another journal of it by now, with other tokens than those given.
+        """
         return self._chunks(self._request.sequences[choice].id)
 
     def on_first_chunk(self, choice: int) -> None:
@@ -71,21 +75,24 @@ class JournalReader:
         self._takeovers.remove_reader(self._request.id, finished=finished)
 
     async def _chunks(self, id: RequestId) -> AsyncGenerator[TokenChunk, None]:
-        num_read, num_final_reads = 0, int(await self._is_over())
+        position, num_final_reads = JournalPosition(), int(await self._is_over())
         while num_final_reads <= MAX_FINAL_READS:
-            part = await self._read(id, num_read)
-            num_read += len(part.tokens)
+            part = await self._read(id, position.num_read, JOURNAL_WAIT_S)
+            if not position.continues(part):
+                part = position.rest_of(await self._read(id, 0, 0.0))
+            position.advance(part)
             yield TokenChunk(part.tokens, part.num_cached_tokens, part.finish)
             if part.failure_code:
                 raise from_code(part.failure_code, "the request failed on the router that ran it")
             if not part.tokens:
                 num_final_reads += await self._is_over()
+        position.rest_of(await self._read(id, 0, 0.0))
         raise WorkerLost("the response was lost before it was complete")
 
-    async def _read(self, id: RequestId, start: int) -> JournalPart:
+    async def _read(self, id: RequestId, start: int, wait_s: float) -> JournalPart:
         while True:
             try:
-                return await self._store.read_journal(id, start, JOURNAL_WAIT_S)
+                return await self._store.read_journal(id, start, wait_s)
             except StoreUnavailable as error:
                 await self._wait_for_store(error)
 
