@@ -25,6 +25,8 @@ class Rule(enum.Enum):
 
     ONE_END = "a sequence reaches one terminal state and stays there; only a cancelled one may be resumed"
     ATTEMPTS_GROW = "a sequence's attempt never goes down"
+    ONE_OWNER = "while the store keeps its data, one router owns a call in an epoch"
+    WRITERS_GROW = "no attempt writes a journal behind a later one"
     EMITTED_GROWS = "a sequence's count of emitted tokens never goes down"
     INDICES = "a choice's event ids count up by one, and no other choice's count moves with them"
     ENDS_ONCE = "a choice ends once, and nothing of it comes afterwards"
@@ -81,7 +83,8 @@ def check(client: ClientHistory, sequences: Sequence[SequenceHistory]) -> list[C
     """All contradictions of one call."""
     found = [*_ids(client), *_choice_ends(client), *_durable(client)]
     for sequence in sequences:
-        found += [*_observations(sequence), *_journal(client, sequence), *_end(client, sequence)]
+        found += [*_observations(sequence), *_owners(sequence), *_writers(sequence)]
+        found += [*_journal(client, sequence), *_end(client, sequence)]
     return found
 
 
@@ -124,6 +127,24 @@ def _observations(sequence: SequenceHistory) -> Iterator[Contradiction]:
             yield Contradiction(Rule.EMITTED_GROWS, where)
         if earlier.state.terminal and later.state is not earlier.state and not _resumed(earlier, later):
             yield Contradiction(Rule.ONE_END, where)
+
+
+def _owners(sequence: SequenceHistory) -> Iterator[Contradiction]:
+    """Checks the owner tags: each router process has one."""
+    owners: dict[int, int] = {}
+    for record in sequence.observations:
+        epoch, tag = record.attempt_id.ballot
+        if owners.setdefault(epoch, tag) != tag:
+            yield Contradiction(Rule.ONE_OWNER, f"{record.id}: {owners[epoch]:08x} and {tag:08x} in epoch {epoch}")
+            return
+
+
+def _writers(sequence: SequenceHistory) -> Iterator[Contradiction]:
+    """Checks the attempts of the journal's entries."""
+    for earlier, later in pairwise(sequence.journal.writers if sequence.journal else ()):
+        if later.order < earlier.order:
+            yield Contradiction(Rule.WRITERS_GROW, f"{earlier} wrote before {later}")
+            return
 
 
 def _resumed(earlier: SequenceRecord, later: SequenceRecord) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.domain.ids import RequestId
+from baton.domain.ids import AttemptId, RequestId, first_attempt
 from baton.domain.lifecycle import RequestState
 from baton.domain.request import FinishReason, OutputToken
 from baton.store.store import JournalPart, SequenceRecord
@@ -74,6 +74,7 @@ def with_events(*events: Event) -> ClientHistory:
 
 
 FINISHED = record(RequestState.FINISHED, 2, 3)
+OUR_ATTEMPT, THEIR_ATTEMPT = AttemptId(RequestId(CALL), 1, 5), AttemptId(RequestId(CALL), first_attempt(2), 4)
 GAP = (event(0, "1.0", 10), event(0, "3.0", 12, "length"))
 DUPLICATE = (event(0, "1.0", 10), event(0, "1.0", 10), event(0, "2.0", 11), event(0, "3.0", 12, "length"))
 WRONG_CHOICE = (event(0, "1.0", 10), event(0, "1.1", 11))
@@ -145,6 +146,18 @@ PLANTED: list[tuple[Rule, str, ClientHistory, SequenceHistory]] = [
         "[DONE] without the choice's end",
         with_events(event(0, "1.0", 10)),
         replace(FIRST, journal=None),
+    ),
+    (
+        Rule.ONE_OWNER,
+        "two owners in one epoch",
+        CLIENT,
+        replace(FIRST, observations=(replace(FINISHED, owner_tag=1), replace(FINISHED, owner_tag=2))),
+    ),
+    (
+        Rule.WRITERS_GROW,
+        "an old owner writes the journal",
+        CLIENT,
+        replace(FIRST, journal=replace(journal(10, 11, 12), writers=(THEIR_ATTEMPT, OUR_ATTEMPT))),
     ),
     (
         Rule.DURABLE,

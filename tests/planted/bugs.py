@@ -6,6 +6,7 @@ from tests.planted.constraint_bugs import CONSTRAINT_BUGS
 from tests.planted.event_bugs import EVENT_BUGS
 from tests.planted.latent_bugs import LATENT_BUGS
 from tests.planted.prefill_bugs import PREFILL_BUGS
+from tests.planted.promise_bugs import PROMISE_BUGS
 from tests.planted.runner import PlantedBug
 from tests.planted.tool_bugs import TOOL_BUGS
 
@@ -29,6 +30,7 @@ BUGS = (
     *LATENT_BUGS,
     *TOOL_BUGS,
     *PREFILL_BUGS,
+    *PROMISE_BUGS,
     bug(
         CLIENTS, "a refused field is ignored", "services/router/openai/field_table/table.py",
         "given.add_error(name, field.meaning)", "pass",

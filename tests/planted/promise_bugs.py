@@ -1,0 +1,255 @@
+"""Planted bugs of the README's own promises: kills cost a pause, cancel leaks nothing, waits end, labels are true."""
+
+from __future__ import annotations
+
+from tests.planted.runner import PlantedBug
+
+SURVIVAL, CANCEL, LEASES, DURABLE = "kills cost a pause", "cancel leaks nothing", "pins and leases", "durable is true"
+CALLERS, WORKER_ID, INPUT = "callers without the secret", "a worker's id is its own", "bad input is answered"
+WAITS, LABELS, READERS = "every wait ends", "labels are true", "clients that do not read"
+
+DISPATCH, DECODE, PREFILL = "services/router/dispatch", "services/decode", "services/prefill"
+RETRIES = "tests/service/dispatch/test_retries.py tests/service/dispatch/test_link_failures.py"
+EXPORTS, IMPORTS = "tests/unit/prefill/test_kv_export.py", "tests/unit/decode/test_import_table.py"
+DURABILITY = "tests/unit/store/test_durability.py"
+HUNG = "tests/service/dispatch/test_hung_workers.py"
+UNREAD = "tests/unit/router/streaming tests/service/http/test_slow_readers.py"
+HTTP = "tests/service/http/test_http_protocol.py tests/service/http/test_errors.py"
+CALL_TOKENS = "tests/unit/rpc/test_call_token.py tests/unit/rpc/test_auth_interceptor.py"
+IDS = "tests/unit/worker/test_worker_id.py tests/unit/worker/test_registration.py"
+
+PROMISE_BUGS = (
+    PlantedBug(
+        SURVIVAL, "the next attempt forgets what was sent", f"{DISPATCH}/tracked_request.py",
+        "tokens = (*sequence.prompt_tokens, *self._emitted)", "tokens = tuple(sequence.prompt_tokens)", RETRIES,
+    ),
+    PlantedBug(
+        SURVIVAL, "a gap in the tokens is passed on", f"{DISPATCH}/tracked_request.py",
+        "if token.index != index:", "if False:", RETRIES,
+    ),
+    PlantedBug(
+        SURVIVAL, "the failed worker is chosen again", f"{DISPATCH}/tracked_request.py",
+        "self.avoided = failure.avoid(self.avoided, self._pair)", "pass", RETRIES,
+    ),
+    PlantedBug(
+        SURVIVAL, "another model goes on with an answer", f"{DISPATCH}/tracked_request.py",
+        'return self._fingerprint if self._emitted or self.sequence.fingerprint else ""', 'return ""',
+        "tests/service/dispatch/test_required_fingerprint.py",
+    ),
+    PlantedBug(
+        SURVIVAL, "failures of a long answer add up", f"{DISPATCH}/attempt.py",
+        "self._tracked.num_failures = 0", "pass", RETRIES,
+    ),
+    PlantedBug(
+        SURVIVAL, "workers that never had the request count", f"{DISPATCH}/dispatcher.py",
+        "failure.counted = False  # a request", "pass  # a request", RETRIES,
+    ),
+    PlantedBug(
+        SURVIVAL, "a reader goes on in another journal", "services/router/takeover/journal_reader.py",
+        "if not position.continues(part):", "if False:", "tests/unit/router/takeover/test_journal_reader.py",
+    ),
+    PlantedBug(
+        CANCEL, "a hang-up aborts nothing", f"{DISPATCH}/attempt.py",
+        "self._aborts.send(self._request.id, worker, self._abort_reason)", "pass",
+        "tests/service/dispatch/test_dispatcher.py",
+    ),
+    PlantedBug(
+        CANCEL, "an aborted import keeps its reservation", f"{DECODE}/import_table.py",
+        "self.num_reserved_pages -= kv_import.num_reserved\n        kv_import.num_reserved = 0\n        "
+        "kv_import.queued_pulls.clear()", "kv_import.queued_pulls.clear()", IMPORTS,
+    ),
+    PlantedBug(
+        CANCEL, "pages are freed under a read", f"{DECODE}/import_table.py",
+        "if kv_import.in_flight:\n            return\n        kv_import.advance(ImportEvent.DRAINED)",
+        "kv_import.advance(ImportEvent.DRAINED)", IMPORTS,
+    ),
+    PlantedBug(
+        CANCEL, "an aborted export keeps its pins", f"{PREFILL}/kv_export.py",
+        "self._pool.drop(export.pages, Hold.PINNED)", "pass", EXPORTS,
+    ),
+    PlantedBug(
+        CANCEL, "a cancelled request keeps its slot", f"{DISPATCH}/dispatcher.py",
+        "self._admission.release(tracked)", "pass", "tests/service/dispatch/test_dispatcher.py",
+    ),
+    PlantedBug(
+        CANCEL, "a disconnect is not watched", "services/router/edge/disconnect.py",
+        "waiting: set[asyncio.Future[Any]] = {worker, watcher, too_slow}",
+        "waiting: set[asyncio.Future[Any]] = {worker, too_slow}", "tests/unit/router tests/service/http",
+    ),
+    PlantedBug(
+        LEASES, "a lease never ends", f"{PREFILL}/kv_export.py",
+        "o.lease_ends_at is not None and o.lease_ends_at <= now]", "False]", EXPORTS,
+    ),
+    PlantedBug(
+        LEASES, "a renewal does not tell what has ended", f"{PREFILL}/kv_export.py",
+        "ended.append(id)", "pass", EXPORTS,
+    ),
+    PlantedBug(
+        LEASES, "a late commit is valid", f"{PREFILL}/kv_export.py",
+        "return self._ended.get(id) is ExportState.COMMITTED", "return True", EXPORTS,
+    ),
+    PlantedBug(
+        LEASES, "a commit without an answer is valid", f"{DECODE}/import_policy.py",
+        "if valid is None and self._imports.is_proven(id):", "if valid is None:",
+        "tests/unit/decode/test_import_policy.py",
+    ),
+    PlantedBug(
+        LEASES, "an abandoned export commits", f"{PREFILL}/kv_export.py",
+        "self._end(export, ExportEvent.ABORT)\n            return False",
+        "self._end(export, ExportEvent.ABORT)\n            return True", EXPORTS,
+    ),
+    PlantedBug(
+        DURABLE, "a failing disk is durable", "baton/store/durability.py",
+        ' and info.get("aof_last_write_status") == "ok"', "", DURABILITY,
+    ),
+    PlantedBug(
+        DURABLE, "an evicting store is durable", "baton/store/durability.py",
+        "evicts or info.get", "info.get", DURABILITY,
+    ),
+    PlantedBug(
+        DURABLE, "everysec is durable", "baton/store/durability.py",
+        'in ("always", "no")', 'in ("always", "no", "everysec")', DURABILITY,
+    ),
+    PlantedBug(
+        DURABLE, "an outage leaves the last reading", "baton/store/durability.py",
+        "self._set(Durability.ROUTER)\n        self._doubt.set()", "self._doubt.set()", DURABILITY,
+    ),
+    PlantedBug(
+        DURABLE, "a reading from before the doubt counts", "baton/store/durability.py",
+        "if not self._doubt.is_set():", "if True:", DURABILITY,
+    ),
+    PlantedBug(
+        DURABLE, "a store that does not answer keeps its level", "baton/store/durability.py",
+        "level, wait_s = Durability.ROUTER, self._retry_s", "level, wait_s = self._level, self._retry_s", DURABILITY,
+    ),
+    PlantedBug(
+        READERS, "unread output has no bound", "services/router/streaming/unread_buffer.py",
+        "while self._num_bytes > self._max_bytes:", "while False:", UNREAD,
+    ),
+    PlantedBug(
+        READERS, "unread logprobs have no bound", "services/router/streaming/unread_buffer.py",
+        "if self._num_logprob_bytes > MAX_UNREAD_LOGPROB_BYTES:", "if False:", UNREAD,
+    ),
+    PlantedBug(
+        READERS, "the client that reads is hung up", "services/router/streaming/unread_buffer.py",
+        "next(iter(self._buffers)).overflow()", "next(reversed(self._buffers)).overflow()", UNREAD,
+    ),
+    PlantedBug(
+        READERS, "a slot waits for its client", f"{DISPATCH}/dispatcher.py",
+        "self._admission.leave(tracked)  #", "pass  #",
+        "tests/service/dispatch/test_dispatcher.py tests/service/http/test_slow_readers.py",
+    ),
+    PlantedBug(
+        READERS, "no write times out", "services/router/edge/http_protocol.py",
+        "if self._num_stalled_checks >= _WRITE_CHECKS:", "if False:",
+        "tests/service/http/test_http_protocol.py tests/service/http/test_slow_readers.py",
+    ),
+    PlantedBug(
+        CALLERS, "a call token works twice", "baton/rpc/call_token.py",
+        "if not bit or self.seen & bit:", "if not bit:", CALL_TOKENS,
+    ),
+    PlantedBug(
+        CALLERS, "a token for the predecessor works", "baton/rpc/call_token.py",
+        "if audience != self._incarnation:", "if False:", CALL_TOKENS,
+    ),
+    PlantedBug(
+        CALLERS, "a token does not name its method", "baton/rpc/call_token.py",
+        'b"".join((b"header\\0", header, method.encode()))', 'b"".join((b"header\\0", header))', CALL_TOKENS,
+    ),
+    PlantedBug(
+        CALLERS, "calls without a token are served", "baton/rpc/auth_interceptor.py",
+        "if token is CallTokenFault.MISSING and self._rules.open:", "if token is CallTokenFault.MISSING:", CALL_TOKENS,
+    ),
+    PlantedBug(
+        CALLERS, "calls older than the window are served", "baton/rpc/call_token.py",
+        "if self.newest - number < WINDOW_CALLS else 0", "if True else 0", CALL_TOKENS,
+    ),
+    PlantedBug(
+        WORKER_ID, "a held id is free", "baton/worker/worker_id.py",
+        "if held is not None and await _is_announced_again(registry, held, watch_s):", "if False:", IDS,
+    ),
+    PlantedBug(
+        WORKER_ID, "a dead holder keeps the id", "baton/worker/worker_id.py",
+        "if held is not None and await _is_announced_again(registry, held, watch_s):", "if held is not None:", IDS,
+    ),
+    PlantedBug(
+        WORKER_ID, "two ports of a host share an id", "baton/worker/worker_id.py",
+        'suffix = "" if port == usual_port else', 'suffix = "" if port else', IDS,
+    ),
+    PlantedBug(
+        WORKER_ID, "a worker whose id was taken goes on", "baton/worker/registration.py",
+        "self._on_lost(RegistrationLoss.TAKEN)", "pass", IDS,
+    ),
+    PlantedBug(
+        WORKER_ID, "a replaced worker goes on", "baton/worker/registration.py",
+        "self._on_lost(RegistrationLoss.REPLACED)", "pass", IDS,
+    ),
+    PlantedBug(
+        INPUT, "a body has no bound", "services/router/edge/body.py",
+        "if len(body) > max_body_bytes:", "if False:", "tests/service/http/test_errors.py tests/unit/router",
+    ),
+    PlantedBug(
+        INPUT, "a compressed body is parsed", "services/router/edge/body.py",
+        'if encoding not in ("", "identity"):', "if False:", "tests/service/http/test_edges.py",
+    ),
+    PlantedBug(
+        INPUT, "a head has no bound", "services/router/edge/http_protocol.py",
+        "if num_bytes > MAX_HEAD_BYTES:", "if False:", HTTP,
+    ),
+    PlantedBug(
+        INPUT, "a refusal dies with its connection", "services/router/edge/lingering_close.py",
+        "if self._is_read() or not self._transport.can_write_eof():", "if True:", HTTP,
+    ),
+    PlantedBug(
+        INPUT, "a refused body may go on for ever", "services/router/edge/lingering_close.py",
+        "if self._num_bytes > MAX_LINGER_BYTES:", "if False:", HTTP,
+    ),
+    PlantedBug(
+        WAITS, "an attempt outlives its deadline", f"{DISPATCH}/attempt.py",
+        "self._undo.append(loop.call_at(deadline, self._interrupt, late).cancel)", "del late", HUNG,
+    ),
+    PlantedBug(
+        WAITS, "a queue has no deadline", f"{DISPATCH}/dispatcher.py",
+        "async with asyncio.timeout_at(tracked.deadline):", "async with asyncio.timeout_at(None):",
+        "tests/service/dispatch/test_admission.py tests/service/dispatch/test_overload.py",
+    ),
+    PlantedBug(
+        WAITS, "a reservation waits for ever", f"{DISPATCH}/reserve.py",
+        "async with asyncio.timeout_at(deadline):", "async with asyncio.timeout_at(None):",
+        "tests/service/dispatch/test_dispatcher.py tests/service/dispatch/test_admission.py",
+    ),
+    PlantedBug(
+        WAITS, "a read of pages is never late", "baton/transfer/puller.py",
+        "if now > active.deadline:", "if False:", "tests/unit/transfer/test_puller.py",
+    ),
+    PlantedBug(
+        WAITS, "a store that is silent holds its caller", "baton/store/redis/client.py",
+        "async with asyncio.timeout(self._timeout_s + wait_s):", "async with asyncio.timeout(None):",
+        "tests/unit/store/redis tests/contract/test_store_calls.py",
+    ),
+    PlantedBug(
+        WAITS, "a head may take for ever", "services/router/edge/http_protocol.py",
+        'self._reject(HeadTooSlow(f"the request\'s head did not arrive within {HEAD_TIMEOUT_S:g} s"))', "pass", HTTP,
+    ),
+    PlantedBug(
+        LABELS, "a write's transport is a read's", "baton/transfer/ucx_report.py",
+        "if in_read:", "if True:", "tests/unit/transfer/test_ucx_report.py",
+    ),
+    PlantedBug(
+        LABELS, "one of two transports is shown", "baton/transfer/ucx_report.py",
+        'if len(found) == 1 and "?" not in found else None', "if found else None",
+        "tests/unit/transfer/test_ucx_report.py",
+    ),
+    PlantedBug(
+        LABELS, "a rollback keeps the shown durability", "baton/store/durability.py",
+        "self._doubt.set()", "pass", DURABILITY,
+    ),
+    PlantedBug(
+        LABELS, "a host's durability is shown for a restart's", "baton/store/durability.py",
+        'int(config.get("min-replicas-to-write", 0)) > 0', "True", DURABILITY,
+    ),
+    PlantedBug(
+        LABELS, "a departed worker keeps its series", f"{DECODE}/links.py",
+        "self._series.remove(departed)", "pass", "tests/unit/decode/test_link_series.py",
+    ),
+)  # fmt: skip
