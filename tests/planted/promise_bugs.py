@@ -8,11 +8,10 @@ SURVIVAL, CANCEL, LEASES, DURABLE = "kills cost a pause", "cancel leaks nothing"
 CALLERS, WORKER_ID, INPUT = "callers without the secret", "a worker's id is its own", "bad input is answered"
 WAITS, LABELS, READERS = "every wait ends", "labels are true", "clients that do not read"
 
-DISPATCH, DECODE, PREFILL = "services/router/dispatch", "services/decode", "services/prefill"
+DISPATCH, DECODE, HANDOFF = "services/router/dispatch", "services/decode", "baton/engine/handoff"
 RETRIES = "tests/service/dispatch/test_retries.py tests/service/dispatch/test_link_failures.py"
-EXPORTS, IMPORTS = "tests/unit/prefill/test_kv_export.py", "tests/unit/decode/test_import_table.py"
+EXPORTS, IMPORTS = "tests/unit/engine/handoff/test_kv_export.py", "tests/unit/decode/test_import_table.py"
 DURABILITY = "tests/unit/store/test_durability.py"
-HUNG = "tests/service/dispatch/test_hung_workers.py"
 UNREAD = "tests/unit/router/streaming tests/service/http/test_slow_readers.py"
 HTTP = "tests/service/http/test_http_protocol.py tests/service/http/test_errors.py"
 CALL_TOKENS = "tests/unit/rpc/test_call_token.py tests/unit/rpc/test_auth_interceptor.py"
@@ -64,7 +63,7 @@ PROMISE_BUGS = (
         "kv_import.advance(ImportEvent.DRAINED)", IMPORTS,
     ),
     PlantedBug(
-        CANCEL, "an aborted export keeps its pins", f"{PREFILL}/kv_export.py",
+        CANCEL, "an aborted export keeps its pins", f"{HANDOFF}/kv_export.py",
         "self._pool.drop(export.pages, Hold.PINNED)", "pass", EXPORTS,
     ),
     PlantedBug(
@@ -77,15 +76,15 @@ PROMISE_BUGS = (
         "waiting: set[asyncio.Future[Any]] = {worker, too_slow}", "tests/unit/router tests/service/http",
     ),
     PlantedBug(
-        LEASES, "a lease never ends", f"{PREFILL}/kv_export.py",
+        LEASES, "a lease never ends", f"{HANDOFF}/kv_export.py",
         "o.lease_ends_at is not None and o.lease_ends_at <= now]", "False]", EXPORTS,
     ),
     PlantedBug(
-        LEASES, "a renewal does not tell what has ended", f"{PREFILL}/kv_export.py",
+        LEASES, "a renewal does not tell what has ended", f"{HANDOFF}/kv_export.py",
         "ended.append(id)", "pass", EXPORTS,
     ),
     PlantedBug(
-        LEASES, "a late commit is valid", f"{PREFILL}/kv_export.py",
+        LEASES, "a late commit is valid", f"{HANDOFF}/kv_export.py",
         "return self._ended.get(id) is ExportState.COMMITTED", "return True", EXPORTS,
     ),
     PlantedBug(
@@ -94,7 +93,7 @@ PROMISE_BUGS = (
         "tests/unit/decode/test_import_policy.py",
     ),
     PlantedBug(
-        LEASES, "an abandoned export commits", f"{PREFILL}/kv_export.py",
+        LEASES, "an abandoned export commits", f"{HANDOFF}/kv_export.py",
         "self._end(export, ExportEvent.ABORT)\n            return False",
         "self._end(export, ExportEvent.ABORT)\n            return True", EXPORTS,
     ),
@@ -194,7 +193,7 @@ PROMISE_BUGS = (
     ),
     PlantedBug(
         INPUT, "a head has no bound", "services/router/edge/http_protocol.py",
-        "if num_bytes > MAX_HEAD_BYTES:", "if False:", HTTP,
+        "if num_bytes > MAX_HEAD_BYTES:", "if False:", "tests/fuzz/test_wire.py",
     ),
     PlantedBug(
         INPUT, "a refusal dies with its connection", "services/router/edge/lingering_close.py",
@@ -203,10 +202,6 @@ PROMISE_BUGS = (
     PlantedBug(
         INPUT, "a refused body may go on for ever", "services/router/edge/lingering_close.py",
         "if self._num_bytes > MAX_LINGER_BYTES:", "if False:", HTTP,
-    ),
-    PlantedBug(
-        WAITS, "an attempt outlives its deadline", f"{DISPATCH}/attempt.py",
-        "self._undo.append(loop.call_at(deadline, self._interrupt, late).cancel)", "del late", HUNG,
     ),
     PlantedBug(
         WAITS, "a queue has no deadline", f"{DISPATCH}/dispatcher.py",
@@ -249,7 +244,20 @@ PROMISE_BUGS = (
         'int(config.get("min-replicas-to-write", 0)) > 0', "True", DURABILITY,
     ),
     PlantedBug(
-        LABELS, "a departed worker keeps its series", f"{DECODE}/links.py",
-        "self._series.remove(departed)", "pass", "tests/unit/decode/test_link_series.py",
+        LABELS, "a departed worker keeps its series", "baton/worker/handoff/links.py",
+        "self._series.remove(departed)", "pass", "tests/unit/worker/handoff/test_link_series.py",
+    ),
+    PlantedBug(
+        "nothing ignored", "an alias silently wins over its target", "services/router/openai/field_table/table.py",
+        "elif target != value:", "elif False:", "tests/contract/test_request_fields.py",
+    ),
+    PlantedBug(
+        "room to grow", "a full reserve keeps the free pages of half a row", "baton/kv/growth.py",
+        "math.ceil((row.num_tokens + rest) /", "math.ceil((row.num_tokens + rest / 2) /",
+        "tests/unit/decode/test_growth.py",
+    ),
+    PlantedBug(
+        "sealed store", "every id has one key", "baton/store/seal.py",
+        'id.encode() + b"\\x01"', 'b"\\x01"', "tests/unit/store/test_seal.py",
     ),
 )  # fmt: skip
