@@ -54,6 +54,7 @@ from services.router.routes import make_app
 from services.router.settings import RouterSettings
 from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.text.text_model import TextModel
+from services.router.ui.bundle import page_bundle
 
 if TYPE_CHECKING:
     from baton.telemetry.spans import SpanSink
@@ -304,7 +305,8 @@ class _HttpServer(uvicorn.Server):
 
 def _cluster_feed(settings: RouterSettings, backend: RunningBackend) -> ClusterFeed:
     """What `/v1/cluster` shows of this router."""
-    identity = ViewIdentity(settings.router_id, settings.public_model_name, __version__)
+    build = page_bundle().build if settings.ui else ""
+    identity = ViewIdentity(settings.router_id, settings.public_model_name, __version__, build)
     reader = ClusterReader(backend.dispatcher, backend.workers, backend.health.away)
     view = ClusterView(identity, reader, backend.traces)
     backend.workers.add_listener(view.observe)
@@ -315,7 +317,7 @@ def _http_server(
     settings: RouterSettings, backend: RunningBackend, frontend: Frontend, keys: ApiKeys | None, feed: ClusterFeed
 ) -> _HttpServer:
     start_series(__version__, "router", settings.public_model_name)
-    app = make_app(frontend, backend.readiness, keys, feed)
+    app = make_app(frontend, backend.readiness, keys, feed, page_bundle() if settings.ui else None)
     config = uvicorn.Config(
         app,
         http=BoundedHttpProtocol,

@@ -48,6 +48,7 @@ from services.router.openai.validation import RequestMetadata
 from services.router.openapi import openapi_document
 from services.router.respond import GenerationResponse
 from services.router.streaming.cursor import Cursor
+from services.router.ui.bundle import PageBundle
 
 ReadinessCheck = Callable[[], tuple[bool, str]]
 """Returns whether requests can be served, and the reason."""
@@ -69,9 +70,16 @@ log = structlog.get_logger(__name__)
 
 
 def make_app(
-    frontend: Frontend, readiness: ReadinessCheck, keys: ApiKeys | None = None, feed: ClusterFeed | None = None
+    frontend: Frontend,
+    readiness: ReadinessCheck,
+    keys: ApiKeys | None = None,
+    feed: ClusterFeed | None = None,
+    page: PageBundle | None = None,
 ) -> Starlette:
-    """The HTTP application. With `keys`, every request needs one of them; with `feed`, it shows the cluster."""
+    """The HTTP application. With `keys`, every request needs one of them; with `feed`, it shows the cluster.
+
+    `page`: the files of the page at `/`.
+    """
     description = openapi_document(
         (frontend.limits.model_name, *frontend.limits.other_model_names),
         frontend.text.vocab_size,
@@ -96,6 +104,7 @@ def make_app(
             Route("/version", api.version),
             Route("/openapi.json", partial(_send_json, msgspec.json.encode(description))),
             *(ClusterEndpoints(feed).routes() if feed is not None else []),
+            *(page.routes() if page is not None else []),
         ],
         middleware=[
             Middleware(RequestMiddleware, rate_headers=frontend.rate_headers),

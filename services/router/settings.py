@@ -68,6 +68,9 @@ class RouterSettings(ServiceSettings):
     """Origins whose pages may call from a browser, separated by commas; `*` for any, `none` for none. Default: any
     without API keys, none with them."""
 
+    ui: bool = True
+    """Serve the page at `/`: the live view of the cluster, and a chat."""
+
     event_ids: EventIds = EventIds.ACCEPTED
     """Clients that get event ids, with which a stream can be resumed: those that accept `text/event-stream`, or all."""
 

@@ -9,8 +9,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.router.edge.api_keys import ApiKeyEntry, ApiKeys
 from services.router.edge.http_errors import InvalidApiKey, error_response
 
-PUBLIC_PATHS = frozenset({"/health", "/ready"})
-"""Probes have no key."""
+PUBLIC_PATHS = frozenset({"/", "/health", "/ready"})
+"""Probes have no key; the page asks for one."""
+
+PUBLIC_PREFIX = "/ui/"
+"""The page's files hold no data."""
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 """Headers of OpenAI's, Anthropic's and Azure's clients."""
@@ -28,7 +31,7 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
+        if scope["type"] == "http" and not _is_public(scope):
             try:
                 entry = self._entry(Headers(scope=scope))
                 scope.setdefault("state", {}).update({_STATE: entry.tenant, _OPERATOR: entry.operator})
@@ -46,6 +49,13 @@ class ApiKeyMiddleware:
         if entry is None:
             raise InvalidApiKey("this API key is not known here")
         return entry
+
+
+def _is_public(scope: Scope) -> bool:
+    """True for what needs no key: probes, and the page's files, which are only read."""
+    path = scope["path"]
+    is_page = path == "/" or path.startswith(PUBLIC_PREFIX)
+    return (path in PUBLIC_PATHS or is_page) and (not is_page or scope["method"] in ("GET", "HEAD"))
 
 
 def _key_of(headers: Headers) -> str:

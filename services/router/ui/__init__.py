@@ -1,0 +1,1 @@
+"""The page at `/`: files in `static/` and `vendor/`, served as they are. No build step."""

@@ -1,0 +1,1 @@
+export { h, html, render, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./preact-htm.js";
