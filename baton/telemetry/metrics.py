@@ -121,7 +121,7 @@ FIRST_ITL_SECONDS = Histogram(
 )
 E2E_SECONDS = Histogram("baton_e2e_seconds", "Arrival to end.", ["path"], buckets=_LATENCY_BUCKETS_S, registry=REGISTRY)
 
-# --- tenants (router, from `tenant_series` only) ---
+# --- tenants (router, from `series.tenant_series` only) ---
 TENANT_REQUESTS_TOTAL = Counter(
     "baton_tenant_requests",
     "Requests that ended, by tenant; those beyond 100 tenants as `other`.",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from baton.telemetry.logs import get_logger
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from baton.telemetry.request_trace import Outcome, RequestTrace, TraceEvent, decode_trace, encode_trace, log_fields
-from baton.telemetry.tenant_series import TenantSeries
+from baton.telemetry.series.tenant_series import TenantSeries
 
 MAX_RECENT = 2048
 MAX_NOTABLE = 512

@@ -27,7 +27,7 @@ from baton.store.notifier import wait_for_event
 from baton.store.store import StoreUnavailable, WorkerRegistry
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import OPEN_LINK_BREAKERS
-from baton.telemetry.worker_series import WorkerSeries
+from baton.telemetry.series.worker_series import WorkerSeries
 from services.router.dispatch.cache_index.index import CacheIndex
 from services.router.dispatch.in_flight import InFlight
 from services.router.dispatch.link_breaker import BreakerState, LinkBreakerLimits, LinkBreakers, LinkId

@@ -6,7 +6,7 @@ import msgspec
 
 from baton.telemetry.metrics import REGISTRY
 from baton.telemetry.request_trace import Outcome, RequestTrace
-from baton.telemetry.tenant_series import MAX_TENANTS, OTHERS, TenantSeries
+from baton.telemetry.series.tenant_series import MAX_TENANTS, OTHERS, TenantSeries
 
 TRACE = RequestTrace("cmpl-1", "router-0", "m", "/v1/completions", 0, Outcome.FINISHED, 900_000)
 replace = msgspec.structs.replace
