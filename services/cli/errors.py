@@ -18,6 +18,7 @@ from baton.store.store import WorkerIdInUse
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_ID_TAKEN = 3
+EXIT_INTERRUPTED = 130
 
 _HINT_BY_ERRNO = {
     errno.EADDRINUSE: "Stop the process that holds it, or choose another port.",

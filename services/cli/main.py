@@ -9,17 +9,16 @@ from collections.abc import Sequence
 from cyclopts import App
 
 from services.cli.bench.commands import bench_app
+from services.cli.chat.command import chat
 from services.cli.doctor.command import doctor
 from services.cli.drain import drain
-from services.cli.errors import EXPECTED_ERRORS, explain
+from services.cli.errors import EXIT_INTERRUPTED, EXPECTED_ERRORS, explain
 from services.cli.key import key
 from services.cli.replay import replay
 from services.cli.run import run_model
 from services.cli.serve import serve_app
 from services.cli.trace import trace
 from services.cli.up import up
-
-EXIT_INTERRUPTED = 130
 
 
 def build_app() -> App:
@@ -30,6 +29,7 @@ def build_app() -> App:
         version=lambda: importlib.metadata.version("baton-serve"),
     )
     app.command(bench_app)
+    app.command(chat)
     app.command(doctor)
     app.command(drain)
     app.command(key)

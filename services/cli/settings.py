@@ -92,6 +92,34 @@ class DrainSettings(ClusterClientSettings):
     """Longest wait for the worker's exit; it goes on draining after that."""
 
 
+class ChatSettings(Settings):
+    """Chat with a model of a running cluster."""
+
+    router: str = "http://127.0.0.1:8000"
+    """URLs of routers of one cluster, separated by commas; a broken answer goes on at the next one."""
+
+    api_key: SecretStr | None = None
+    """API key, if keys are required; a variable is safer than a flag."""
+
+    model: str | None = None
+    """Name of the model, as /v1/models lists it; default: the first one there."""
+
+    system: str | None = None
+    """System prompt."""
+
+    temperature: Annotated[float, Field(ge=0.0)] | None = None
+    """0 is greedy; default: what the model's makers recommend."""
+
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Share of the probability that tokens are drawn from."""
+
+    max_tokens: Count | None = None
+    """Longest answer; default: what is left of the context."""
+
+    seed: int | None = None
+    """Seed of sampling; equal seeds give equal answers."""
+
+
 class DoctorSettings(ClusterTrustSettings):
     """Check this machine, Redis and the registered workers."""
 
@@ -149,6 +177,7 @@ SERVICES: dict[str, type[Settings]] = {
 
 COMMANDS: dict[str, type[Settings]] = {
     "up": UpSettings,
+    "chat": ChatSettings,
     "doctor": DoctorSettings,
     "drain": DrainSettings,
     "trace": TraceSettings,
