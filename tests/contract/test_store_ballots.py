@@ -10,6 +10,7 @@ import pytest
 from baton.domain.errors import Superseded
 from baton.domain.ids import AttemptId, OwnerId, RequestId, first_attempt, owner_tag
 from baton.domain.lifecycle import RequestEvent, RequestState
+from baton.domain.request import FinishReason
 from baton.store.options import StoreOptions
 from baton.store.store import (
     NO_BALLOT,
@@ -213,3 +214,19 @@ async def test_a_lease_expires(open_store: OpenStore) -> None:
         while not await store.list_orphans():
             await store.read_journal(SEQUENCE, 0, 0.01)  # lets time pass
     assert await store.list_orphans() == [CALL]
+
+
+async def test_a_journal_names_the_attempts_that_wrote_it(store: StateStore) -> None:
+    await store.create(sequence(state=RequestState.RECEIVED))
+    assert (await store.read_journal(SEQUENCE, 0, 0.0)).writers == ()
+    attempts = [AttemptId(SEQUENCE, number) for number in (1, 2, 3)]
+    await store.write_journal(
+        [
+            JournalEntry(attempts[0], 0, (5, 6, 7)),
+            JournalEntry(attempts[1], 2, (7, 8, 9)),
+            JournalEntry(attempts[2], 5, (), finish=FinishReason.STOP),
+        ]
+    )
+    for start, first in ((0, 0), (2, 0), (3, 1), (5, 2)):
+        part = await store.read_journal(SEQUENCE, start, 0.0)
+        assert list(dict.fromkeys(part.writers)) == attempts[first:], start

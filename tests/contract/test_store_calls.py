@@ -228,17 +228,6 @@ async def test_a_journal_is_read_from_any_token(store: StateStore) -> None:
     assert await store.read_journal(RequestId("unknown"), 0, 0.0) == EMPTY
 
 
-async def test_a_journal_names_the_attempts_that_wrote_it(store: StateStore) -> None:
-    await store.create(sequence())
-    assert (await store.read_journal(SEQUENCES[0], 0, 0.0)).writers == ()
-    later, third = AttemptId(SEQUENCES[0], 2), AttemptId(SEQUENCES[0], 3)
-    await store.write_journal([entry(0, 3), entry(2, 5, attempt=2), entry(5, 5, attempt=3, finish=FinishReason.STOP)])
-    first = AttemptId(SEQUENCES[0], 1)
-    for start, writers in ((0, [first, later, third]), (2, [first, later, third]), (3, [later, third]), (5, [third])):
-        part = await store.read_journal(SEQUENCES[0], start, 0.0)
-        assert list(dict.fromkeys(part.writers)) == writers, start
-
-
 async def test_a_long_journal_is_read_whole(store: StateStore) -> None:
     await store.create(sequence())
     written = [entry(index, index + 1) for index in range(3000)]

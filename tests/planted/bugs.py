@@ -11,16 +11,14 @@ from tests.planted.runner import PlantedBug
 from tests.planted.tool_bugs import TOOL_BUGS
 
 PAGES, OWNERSHIP, MESSAGES, IDENTITY = "right pages", "one owner", "messages", "identity"
-SEAL, FAIRNESS, READERS, ROOM = "sealed store", "fairness", "readers", "room to grow"
-CHECKPOINTS = "right weights"
-CLIENTS = "nothing ignored"
+SEAL, FAIRNESS, ROOM = "sealed store", "fairness", "room to grow"
+CHECKPOINTS, CLIENTS = "right weights", "nothing ignored"
 
 KV, DECODE, PREFILL = "tests/unit/kv", "tests/unit/decode", "tests/unit/prefill"
 STORE_CALLS = "tests/contract/test_store_ballots.py tests/contract/test_store_calls.py"
 
 
 def bug(promise: str, name: str, file: str, before: str, after: str, tests: str) -> PlantedBug:
-    """One row of the table."""
     return PlantedBug(promise, name, file, before, after, tests)
 
 
