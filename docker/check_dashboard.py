@@ -1,4 +1,4 @@
-"""Runs every expression of Grafana's dashboard against a live Prometheus and reports those without a value.
+"""Runs every expression of Grafana's dashboards against a live Prometheus and reports those without a value.
 
     python docker/check_dashboard.py http://127.0.0.1:9090
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BOARD = Path(__file__).parent / "grafana" / "boards" / "baton.json"
+BOARDS = Path(__file__).parent / "grafana" / "boards"
 RATE_INTERVAL = "1m"
 """Value of `$__rate_interval`: there must have been requests within it."""
 
@@ -39,9 +39,10 @@ class Target:
     expression: str
 
 
-def targets(board: Path = BOARD) -> Iterator[Target]:
-    """All expressions of a dashboard, in order, including collapsed rows."""
-    yield from _targets(json.loads(board.read_text(encoding="utf-8"))["panels"])
+def targets(folder: Path = BOARDS) -> Iterator[Target]:
+    """All expressions of all dashboards, in order, including collapsed rows."""
+    for board in sorted(folder.glob("*.json")):
+        yield from _targets(json.loads(board.read_text(encoding="utf-8"))["panels"])
 
 
 def _targets(panels: list[dict[str, Any]]) -> Iterator[Target]:
@@ -64,10 +65,10 @@ def query(url: str, expression: str) -> list[float]:
     return [float(series["value"][1]) for series in answer["data"]["result"]]
 
 
-def fault(url: str, target: Target) -> str | None:
+def fault(url: str, target: Target, rate_interval: str = RATE_INTERVAL) -> str | None:
     """Reason why a panel shows nothing for `target` now; None if it shows a value."""
     try:
-        values = query(url, target.expression.replace("$__rate_interval", RATE_INTERVAL))
+        values = query(url, target.expression.replace("$__rate_interval", rate_interval))
     except QueryFailed as error:
         return f"error: {error}"
     if not values:

@@ -11,7 +11,8 @@ import yaml  # type: ignore[import-untyped]
 from tests.unit.deploy.chart import CHART, EXAMPLES, SCHEMAS, helm, missing, render, template
 
 VERSIONS = ("1.29.0", "1.37.0")
-CUSTOM = {"ScaledObject": "keda/keda.sh/v1alpha1", "ServiceMonitor": "prometheus-operator/monitoring.coreos.com/v1"}
+OPERATOR = "prometheus-operator/monitoring.coreos.com/v1"
+CUSTOM = {"ScaledObject": "keda/keda.sh/v1alpha1", "ServiceMonitor": OPERATOR, "PrometheusRule": OPERATOR}
 MANY_NODES = "values-many-nodes.yaml"
 
 VALIDATOR = """
@@ -71,7 +72,8 @@ def validate_custom(*objects) -> subprocess.CompletedProcess[str]:
 
 def test_keda_and_the_prometheus_operator_accept_their_objects():
     custom = [found for found in render(MANY_NODES) if found["kind"] in CUSTOM]
-    assert sorted(found["kind"] for found in custom) == ["ScaledObject"] * 2 + ["ServiceMonitor"] * 3
+    kinds = ["PrometheusRule"] * 2 + ["ScaledObject"] * 2 + ["ServiceMonitor"] * 3
+    assert sorted(found["kind"] for found in custom) == kinds
     done = validate_custom(*custom)
     assert done.returncode == 0, done.stderr
 

@@ -3,12 +3,14 @@
 import re
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from baton.telemetry.metrics import declared
 from tests.unit.deploy.chart import (
     EXAMPLES,
     NAMESPACE,
     RELEASE,
+    ROOT,
     component,
     container,
     named,
@@ -201,3 +203,13 @@ def test_gpus_and_rdma_devices_are_requested():
     assert container(workload)["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     limits = container(services(render())["decode"])["resources"]["limits"]
     assert limits.keys() == {"memory"}
+
+
+def test_rules_and_dashboards_are_those_of_docker():
+    objects = render(MANY_NODES)
+    rules = {name.rpartition("-")[2]: found["spec"] for name, found in named(objects, "PrometheusRule").items()}
+    for name, spec in rules.items():
+        assert spec == yaml.safe_load((ROOT / "docker" / "prometheus" / f"{name}.yml").read_text(encoding="utf-8"))
+    assert rules.keys() == {"alerts", "recording"}
+    boards = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docker/grafana/boards").glob("*.json")}
+    assert named(objects, "ConfigMap")["baton-dashboards"]["data"] == boards

@@ -1,4 +1,4 @@
-"""The dashboard uses existing metrics, and the script that checks a dashboard finds faults."""
+"""Dashboards are generated, use existing metrics, and the script that checks them finds faults."""
 
 import json
 import re
@@ -13,43 +13,69 @@ from baton.telemetry.metrics import declared
 from tests.unit.docker.stack import DOCKER, read_yaml
 
 CHECK = runpy.run_path(str(DOCKER / "check_dashboard.py"))
-BOARD = json.loads((DOCKER / "grafana" / "boards" / "baton.json").read_text(encoding="utf-8"))
+BUILD = runpy.run_path(str(DOCKER / "grafana" / "build.py"))
+BOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in CHECK["BOARDS"].glob("*.json")}
+PANELS = [panel for board in BOARDS.values() for panel in board["panels"] if panel["type"] != "row"]
 PROVISIONING = DOCKER / "grafana" / "provisioning"
 EXPRESSIONS = [target.expression for target in CHECK["targets"]()]
 
+NAME = re.compile(r"\b(?:\w+:)?baton[_:][\w:]*|\bprocess_\w+")
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 # What Prometheus adds to every series.
 ADDED_LABELS = {"instance", "job", "le"}
+RECORDED = [
+    (rule["record"], rule["expr"])
+    for group in read_yaml(DOCKER / "prometheus" / "recording.yml")["groups"]
+    for rule in group["rules"]
+]
 
 
 def series() -> dict[str, set[str]]:
     """Name of a series -> its labels, for all metrics of all services."""
-    return {
+    found = {
         family.name + suffix: set(metric._labelnames) | ADDED_LABELS
         for metric in declared()
         for family in metric.describe()
         for suffix in SUFFIXES[family.type]
     }
+    for name, expression in RECORDED:
+        found[name] = {label for labels in re.findall(r"by \(([^)]*)\)", expression) for label in labels.split(", ")}
+    return found | {"process_start_time_seconds": ADDED_LABELS}
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_an_expression_names_only_metrics_and_labels_that_exist(expression):
-    names = set(re.findall(r"\bbaton_\w+", expression))
+    names = set(NAME.findall(expression))
     assert names
     assert names <= series().keys()
-    grouped = re.findall(r"by \(([^)]*)\) \((?:\w+\()?(baton_\w+)", expression)
+    grouped = re.findall(r"by \(([^)]*)\) \((?:\w+\()*(baton_\w+)", expression)
     matched = re.findall(r"(baton_\w+){([^}]*)}", expression)
     assert len(grouped) == expression.count(" by (")
     assert all(set(labels.split(", ")) <= series()[name] for labels, name in grouped)
     assert all(set(re.findall(r"(\w+)[=!]", labels)) <= series()[name] for name, labels in matched)
 
 
-@pytest.mark.parametrize("panel", [each for each in BOARD["panels"] if each["type"] != "row"], ids=lambda p: p["title"])
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_a_legend_names_only_labels_that_the_panel_has(panel):
     for target in panel["targets"]:
         labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-        names = re.findall(r"\bbaton_\w+", target["expr"])
+        names = NAME.findall(target["expr"])
         assert labels <= set.intersection(*(series()[name] for name in names))
+
+
+def test_committed_dashboards_are_those_that_the_script_makes():
+    made = {board.uid: BUILD["text"](board) for board in BUILD["BOARDS"]}
+    assert made.keys() == BOARDS.keys()
+    for uid, text in made.items():
+        committed = (CHECK["BOARDS"] / f"{uid}.json").read_text(encoding="utf-8")
+        assert text == committed, "run: python docker/grafana/build.py"
+
+
+def test_there_is_a_dashboard_for_each_question():
+    assert BOARDS.keys() == {"baton", *(f"baton-{name}" for name in "split requests cache reliability tenants".split())}
+    exemplars = [target for panel in PANELS for target in panel["targets"] if target.get("exemplar")]
+    assert any("baton_ttft_seconds" in target["expr"] for target in exemplars)
+    assert all(panel["description"] for panel in PANELS)
 
 
 def test_the_dashboard_shows_what_operators_ask_for():
@@ -62,17 +88,19 @@ def test_the_dashboard_shows_what_operators_ask_for():
     assert [name for name in wanted.split() if f"baton_{name}" not in shown] == []
 
 
-def test_panels_lie_side_by_side_and_use_the_provisioned_source():
+@pytest.mark.parametrize("uid", sorted(BOARDS))
+def test_panels_lie_side_by_side_and_use_the_provisioned_source(uid):
     source = read_yaml(PROVISIONING / "datasources" / "prometheus.yaml")["datasources"][0]
     cells: set[tuple[int, int]] = set()
-    for panel in BOARD["panels"]:
+    panels = BOARDS[uid]["panels"]
+    for panel in panels:
         at = panel["gridPos"]
         assert at["x"] + at["w"] <= 24
         mine = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
         assert not cells & mine
         cells |= mine
         assert panel["type"] == "row" or panel["datasource"] == {"type": source["type"], "uid": source["uid"]}
-    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
+    assert len({panel["id"] for panel in panels}) == len(panels)
 
 
 ANSWERS = {"good": ["NaN", "1.5"], "idle": ["NaN"], "none": []}
