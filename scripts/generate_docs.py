@@ -24,6 +24,7 @@ from baton.domain.lifecycle import TABLE, TERMINAL, RequestState
 from baton.domain.ownership import ROLES, CallRole
 from baton.settings.base import Settings, env_name
 from baton.telemetry.metrics import declared
+from services.cli.forwarded_flags import DECIDED, ForwardedFlags
 from services.cli.settings import COMMANDS
 from services.router.openai.field_table.field import FieldEndpoint, FieldKind, RequestField
 from services.router.openai.field_table.table import FIELDS
@@ -180,7 +181,14 @@ def _ends(table: Table, states: type[enum.Enum]) -> frozenset[enum.Enum]:
 def _command(name: str, model: type[Settings]) -> str:
     summary = (model.__doc__ or "").strip().splitlines()[0]
     lines = [f"\n## baton {name}\n", summary, "", "| flag | variable | default | meaning |", "|---|---|---|---|"]
-    lines += [_row(field, info) for field, info in model.model_fields.items()]
+    own = model.__annotations__ if issubclass(model, ForwardedFlags) else model.model_fields
+    lines += [_row(field, info) for field, info in model.model_fields.items() if field in own]
+    if len(own) < len(model.model_fields):
+        others = ", ".join(f"`--{name.replace('_', '-')}`" for name in sorted(DECIDED))
+        lines += [
+            "",
+            f"It also takes every flag of the services below, but {others}, and hands it on to those that have it.",
+        ]
     return "\n".join(lines) + "\n"
 
 

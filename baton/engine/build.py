@@ -103,7 +103,7 @@ def build_engine(
     hasher = PoolHasher(memory) if settings.digests else None
     cache = PrefixCache(PagePool(num_pages), hasher, EvictionPolicy(settings.eviction_policy.value))
     checks = PageChecks(cache, _sample(settings.page_checks, memory.kind))
-    text, quantization = text_digest(directory), Quantization(settings.quantization.value)
+    text, quantization = text_digest(directory, settings.chat_template), Quantization(settings.quantization.value)
     fingerprint = model_fingerprint(directory, root.result(), text, model.geometry, quantization)
     log.info("model_identity", fingerprint=fingerprint.digest, **{part.name: part.digest for part in fingerprint.parts})
     vocab_size = model.config.vocab_size

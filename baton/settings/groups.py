@@ -148,6 +148,9 @@ class ServiceSettings(ClusterTrustSettings):
     model: str = "bundled"
     """`bundled`, a directory with a Hugging Face model, or a Hugging Face id such as `Qwen/Qwen3-0.6B`."""
 
+    chat_template: Path | None = None
+    """File with a Jinja template in place of the model's own chat template; the same on all routers and workers."""
+
     redis_url: StoreUrl = "redis://127.0.0.1:6379/0"
     """URL of the state store: redis://, rediss:// or unix:// (memory:// serves a single process)."""
 
@@ -168,6 +171,13 @@ class ServiceSettings(ClusterTrustSettings):
 
     log_format: LogFormat = LogFormat.CONSOLE
     """`console` for people, `json` for machines; both on standard error."""
+
+    @field_validator("chat_template")
+    @classmethod
+    def _is_file(cls, template: Path | None) -> Path | None:
+        if template is not None and not template.is_file():
+            raise ValueError("there is no such file; give a Jinja template, such as ./chat_template.jinja")
+        return template
 
     @field_validator("cpu_affinity")
     @classmethod

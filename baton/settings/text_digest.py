@@ -11,19 +11,21 @@ from pathlib import Path
 
 from baton.settings.base import SettingsError
 
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+TEMPLATE_FILE = "chat_template.jinja"
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE_FILE, "generation_config.json")
 _TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def text_digest(directory: Path) -> str:
+def text_digest(directory: Path, chat_template: Path | None = None) -> str:
     """BLAKE2b-128 of the text files in `directory`, and of the special token ids of its config.
 
-    A missing file differs from an empty one. Raises `SettingsError` for a file that cannot be read.
+    `chat_template` is read in place of the model's own. A missing file differs from an empty one.
+    Raises `SettingsError` for a file that cannot be read.
     """
     digest = blake2b(digest_size=16)
     try:
         for name in TEXT_FILES:
-            path = directory / name
+            path = chat_template if chat_template is not None and name == TEMPLATE_FILE else directory / name
             content = path.read_bytes() if path.is_file() else None
             digest.update(f"{name}:{'none' if content is None else len(content)}:".encode())
             digest.update(content or b"")

@@ -59,7 +59,7 @@ def running_system(
 def metrics_urls(banner: str) -> tuple[str, ...]:
     """Metrics URLs in the output of `baton up`."""
     words = (line.split() for line in banner.splitlines())
-    return tuple(line[1] for line in words if len(line) == 2 and line[0] == "metrics")
+    return tuple(line[1] for line in words if len(line) >= 2 and line[0] == "metrics")
 
 
 @contextlib.contextmanager

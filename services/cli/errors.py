@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from pathlib import Path
 
 import cyclopts
 import pydantic
@@ -74,8 +75,9 @@ def _problems(error: pydantic.ValidationError) -> Iterator[str]:
         if field is None:
             yield f"settings: {text}."
         else:
-            flag = f"--{field.replace('_', '-')}"
-            yield f"{flag} {problem['input']!r:.80}: {text}. Set it with {flag} or {env_name(field)}."
+            flag, given = f"--{field.replace('_', '-')}", problem["input"]
+            shown = str(given) if isinstance(given, Path) else given
+            yield f"{flag} {shown!r:.80}: {text}. Set it with {flag} or {env_name(field)}."
 
 
 def _explain_os(error: OSError) -> str:

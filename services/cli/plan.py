@@ -12,9 +12,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from baton.settings.groups import ServiceSettings
 from baton.settings.process import thread_variables
+from services.cli.forwarded_flags import SERVICES, as_words, flags_for
 from services.cli.key import OwnKeys
 from services.cli.processes.supervisor import ChildCommand
 from services.cli.settings import UpSettings
@@ -30,6 +31,8 @@ class LaunchPlan:
     router_url: str
     prefill_metrics: tuple[str, ...]
     decode_metrics: tuple[str, ...]
+    page: bool = True
+    """The router serves the page at `/`."""
     own_key: str | None = field(default=None, repr=False)
     """An API key for the smoke request, if the router requires one."""
 
@@ -54,20 +57,21 @@ def make_plan(
     for index in range(num_workers):
         role, number = ("prefill", index) if index < settings.prefill else ("decode", index - settings.prefill)
         rpc_port, metrics_port = ports[2 * index : 2 * index + 2]
-        flags = _worker_flags(settings, f"{role}-{number}", rpc_port, metrics_port, shares[index])
+        flags = _worker_flags(f"{role}-{number}", rpc_port, metrics_port, shares[index])
         if role == "decode":
-            flags["token_budget"] = str(settings.decode_token_budget)
+            flags["token_budget"] = settings.decode_token_budget
         commands.append(_serve(role, f"{role}-{number}", settings, shared, flags))
         metrics.append(f"http://{LOCALHOST}:{metrics_port}/metrics")
-    router_flags = {"host": settings.host, "port": str(port)}
+    router_flags: dict[str, Any] = {"host": settings.host, "port": port}
     if keys is not None:
-        router_flags["api_keys_file"] = str(keys.file)
+        router_flags["api_keys_file"] = keys.file
     commands.append(_serve("router", "router", settings, shared, router_flags))
     return LaunchPlan(
         commands=tuple(commands),
         router_url=f"http://{callable_host(settings.host)}:{port}",
         prefill_metrics=tuple(metrics[: settings.prefill]),
         decode_metrics=tuple(metrics[settings.prefill :]),
+        page=settings.ui is not False,
         own_key=keys.key if keys is not None else None,
     )
 
@@ -106,34 +110,25 @@ def _listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        raise OSError(errno.EADDRINUSE, f"HTTP port {port} on {host} is in use by another process") from None
+        what = f"HTTP port {port} on {host} is in use by another process (for example --port {port + 1})"
+        raise OSError(errno.EADDRINUSE, what) from None
 
 
-def _worker_flags(settings: UpSettings, id: str, port: int, metrics_port: int, cores: str) -> dict[str, str]:
+def _worker_flags(id: str, port: int, metrics_port: int, cores: str) -> dict[str, Any]:
     return {
         "host": LOCALHOST,
         "worker_id": id,
-        "port": str(port),
-        "metrics_port": str(metrics_port),
+        "port": port,
+        "metrics_port": metrics_port,
         "advertise_address": f"{LOCALHOST}:{port}",
-        "dtype": settings.dtype,
-        "transport": settings.transport,
-        "page_size": str(settings.page_size),
-        "kv_memory_mib": str(settings.kv_memory_mib),
-        "threads": str(settings.threads),
         "cpu_affinity": cores,
     }
 
 
-def _serve(service: str, name: str, settings: UpSettings, shared: SharedFlags, flags: dict[str, str]) -> ChildCommand:
-    common = {
-        "model": settings.model,
-        "redis_url": shared.redis_url,
-        "cluster_secret_file": str(shared.secret_file),
-        "drain_timeout_s": str(settings.drain_timeout_s),
-        "log_level": settings.log_level,
-    }
-    assert common.keys() <= ServiceSettings.model_fields.keys()
-    words = [f"--{field.replace('_', '-')}={value}" for field, value in {**common, **flags}.items()]
-    arguments = (sys.executable, "-m", "services.cli.main", "serve", service, *words)
+def _serve(service: str, name: str, settings: UpSettings, shared: SharedFlags, own: dict[str, Any]) -> ChildCommand:
+    """The command of one process. Raises `ValidationError` for flags that its service refuses."""
+    common = {"redis_url": shared.redis_url, "cluster_secret_file": shared.secret_file}
+    flags = {**flags_for(service, settings), **common, **own}
+    SERVICES[service](**flags)  # before anything is started, and with the flag's name
+    arguments = (sys.executable, "-m", "services.cli.main", "serve", service, *as_words(flags))
     return ChildCommand(name, arguments, thread_variables(settings.threads))

@@ -9,12 +9,11 @@ from pydantic import Field, SecretStr, model_validator
 
 from baton.settings.base import Settings
 from baton.settings.groups import ClusterTrustSettings, Count, Dtype, LogLevel, Port, RedisUrl, Seconds, Transport
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.router.settings import RouterSettings
+from services.cli.forwarded_flags import SERVICES as SERVICES
+from services.cli.forwarded_flags import ForwardedFlags
 
 
-class UpSettings(Settings):
+class UpSettings(ForwardedFlags):
     """One machine's system: Redis, a router, prefill and decode workers."""
 
     model: str = "bundled"
@@ -167,13 +166,6 @@ class ReplaySettings(ClusterClientSettings):
     wait_s: Seconds = 30.0
     """Longest wait for the workers, and for each sequence."""
 
-
-SERVICES: dict[str, type[Settings]] = {
-    "router": RouterSettings,
-    "prefill": PrefillSettings,
-    "decode": DecodeSettings,
-}
-"""Settings of `baton serve NAME`."""
 
 COMMANDS: dict[str, type[Settings]] = {
     "up": UpSettings,

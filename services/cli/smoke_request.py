@@ -40,6 +40,16 @@ async def model_served(client: httpx2.AsyncClient, router_url: str) -> str:
     return str(answer.json()["data"][0]["id"])
 
 
+async def takes_chats(client: httpx2.AsyncClient, router_url: str, model: str) -> bool:
+    """True if the router can render a chat for the model: it has a chat template."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}]}
+    try:
+        answer = await client.post(f"{router_url}/v1/chat/completions/render", json=body)
+    except httpx2.HTTPError:
+        return False
+    return answer.status_code == httpx2.codes.OK
+
+
 async def transferred_bytes(client: httpx2.AsyncClient, metrics_urls: Iterable[str]) -> float:
     """Page bytes imported so far by all decode workers."""
     pages = [(await _require_ok(client.get(url), url)).text for url in metrics_urls]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import secrets
 import tempfile
 import time
@@ -27,7 +28,10 @@ from baton.settings.base import refuse_unknown_variables
 from baton.settings.model_source import resolve_model
 from baton.settings.process import usable_cores
 from baton.store.connect import connect
+from baton.store.store import StoreUnavailable
 from services.cli import smoke_request
+from services.cli.doctor.redis_server import read_facts, server_results
+from services.cli.doctor.results import CheckStatus
 from services.cli.errors import StartFailed
 from services.cli.key import own_keys
 from services.cli.plan import LaunchPlan, SharedFlags, make_plan
@@ -123,7 +127,8 @@ async def _wait_until_serving(
                 raise StartFailed(_exit_report(exited))
             return
         if not check.done():
-            hint = "Read the logs (--log-dir keeps them), or raise --start-timeout-s."
+            longer = f"--start-timeout-s {2 * settings.start_timeout_s:.0f}"
+            hint = f"Keep the logs and read them (--log-dir ./logs), or give it longer ({longer})."
             raise StartFailed(f"no request was served within {settings.start_timeout_s:.0f} s. {hint}")
         await check
 
@@ -142,26 +147,42 @@ async def _smoke_test(plan: LaunchPlan, split: bool, exit_watch: asyncio.Task[Ch
             moved = await smoke_request.send_smoke_request(
                 client, plan.router_url, model, plan.decode_metrics, must_move=split
             )
+        chats = await smoke_request.takes_chats(client, plan.router_url, model)
     way = f"{moved} page bytes moved from prefill to decode" if moved else "decode computed its prompt itself"
     console.print(f"a first request was answered; {way}")
-    print(_welcome(plan, model), flush=True)
+    print(_welcome(plan, model, chats=chats), flush=True)
 
 
-def _welcome(plan: LaunchPlan, model: str) -> str:
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
-    key = ' -H "Authorization: Bearer $KEY"' if plan.own_key is not None else ""
-    metrics = (f"{plan.router_url}/metrics", *plan.prefill_metrics, *plan.decode_metrics)
+def _welcome(plan: LaunchPlan, model: str, *, chats: bool) -> str:
+    """The banner: what to open first, then what to read, and a first request that this model can answer."""
+    url = plan.router_url
+    workers = [f"prefill-{number}" for number in range(len(plan.prefill_metrics))]
+    workers += [f"decode-{number}" for number in range(len(plan.decode_metrics))]
+    addresses = (f"{url}/metrics", *plan.prefill_metrics, *plan.decode_metrics)
+    metrics = dict(zip(addresses, ("router", *workers), strict=True))
+    width = max(map(len, metrics))
     return "\n".join(
         (
             "Baton is up.",
-            f"API      {plan.router_url}/v1",
-            *(f"metrics  {url}" for url in metrics),
+            *((f"page     {url}/",) if plan.page else ()),
+            f"API      {url}/v1",
+            *(f"metrics  {address:<{width}}  {name}" for address, name in metrics.items()),
             "",
-            f"curl -N {plan.router_url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
+            _first_call(url, model, chats=chats, with_key=plan.own_key is not None),
+            *((f"baton chat --router {url}",) if chats else ()),
             "",
             "Ctrl-C stops everything.",
         )
     )
+
+
+def _first_call(url: str, model: str, *, chats: bool, with_key: bool) -> str:
+    """A curl line; a model without a chat template gets no chat."""
+    prompt = {"messages": [{"role": "user", "content": "Hello!"}]} if chats else {"prompt": "Once upon a time"}
+    body = json.dumps({"model": model, **prompt, "stream": True})
+    path = "chat/completions" if chats else "completions"
+    key = ' -H "Authorization: Bearer $KEY"' if with_key else ""
+    return f"curl -N {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
 async def _stop(supervisor: Supervisor, settings: UpSettings, console: Console) -> None:
@@ -195,8 +216,12 @@ def _redis(url: str | None, console: Console) -> Iterator[str]:
 
 
 async def _check_redis(url: str) -> None:
+    """Raises `StoreUnavailable` for a server that does not answer or that cannot hold our records."""
     store = await connect(url)
     await store.close()
+    failed = [found for found in server_results(url, await read_facts(url)) if found.status is CheckStatus.FAIL]
+    if failed:
+        raise StoreUnavailable("; ".join(f"{found.name}: {found.found}. {found.fix}" for found in failed))
 
 
 @contextlib.contextmanager

@@ -80,8 +80,11 @@ class TextModel:
         )
 
     @classmethod
-    def load(cls, directory: Path) -> TextModel:
-        """Reads a model's directory. Raises `OSError` for a missing file, `ValueError` for a malformed one."""
+    def load(cls, directory: Path, chat_template: Path | None = None) -> TextModel:
+        """Reads a model's directory, and `chat_template` in place of its own template.
+
+        Raises `OSError` for a missing file, `ValueError` for a malformed one.
+        """
         config = _read_json(directory / "config.json")
         text_config = config.get("text_config")
         merged = {**config, **text_config} if isinstance(text_config, dict) else dict(config)
@@ -93,9 +96,10 @@ class TextModel:
         tokenizer_json = (directory / "tokenizer.json").read_text(encoding="utf-8")
         path = directory / "tokenizer_config.json"
         tokenizer_config = _read_json(path) if path.is_file() else {}
-        template = _template(directory, tokenizer_config)
+        own = _template(directory, tokenizer_config)
+        template = own if chat_template is None else chat_template.read_text(encoding="utf-8")
         tokenizer = Tokenizer.from_str(tokenizer_json)
-        return cls(tokenizer, tokenizer_config, merged, template, defaults, text_digest(directory))
+        return cls(tokenizer, tokenizer_config, merged, template, defaults, text_digest(directory, chat_template))
 
     @property
     def tool_format(self) -> str | None:

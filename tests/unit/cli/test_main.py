@@ -111,7 +111,9 @@ def test_a_busy_port_is_explained_and_redis_stops_again(capsys, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         assert run(["up", "--port", str(port)]) == 2
-    assert f"HTTP port {port} on 127.0.0.1 is in use by another process. Stop the process" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"HTTP port {port} on 127.0.0.1 is in use by another process (for example --port {port + 1}). " in error
+    assert "Stop the process" in error
     assert stopped == [None]
 
 

@@ -4,14 +4,17 @@ import errno
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from baton.settings.groups import ServiceSettings
 from services.cli import serve
-from services.cli.main import run
+from services.cli.forwarded_flags import DECIDED, SERVICES
+from services.cli.main import build_app, run
 from services.cli.plan import SharedFlags, callable_host, free_ports, make_plan, share_cores
 from services.cli.settings import UpSettings
+from services.decode.settings import DecodeSettings
 
 SHARED = SharedFlags("unix:///tmp/s", Path("/tmp/s.secret"))
 
@@ -51,6 +54,58 @@ def test_every_command_is_accepted_by_serve_with_its_settings(served):
     assert {settings.model for _, settings in served.values()} == {"m"}
 
 
+def services_of(served, *flags: str) -> dict[str, Any]:
+    """The settings of the services that `baton up` with these flags starts, by role."""
+    settings = build_app().parse_args(["up", *flags], exit_on_error=False, print_error=False)[1].kwargs["settings"]
+    for command in make_plan(settings, SHARED, cores=[0, 1]).commands:
+        assert run(command.arguments[3:]) == 0
+    return dict(served.values())
+
+
+def test_every_flag_of_a_service_is_a_flag_of_up_but_those_it_decides():
+    known = set(UpSettings.model_fields)
+    for name, model in SERVICES.items():
+        assert set(model.model_fields) - known - DECIDED == set(), name
+
+
+def test_flags_reach_the_services_that_know_them(served, tmp_path):
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages }}")
+    found = services_of(
+        served,
+        *("--quantization", "int8", "--device", "cpu", "--max-model-len", "512", "--served-model-name", "a,b"),
+        *("--chat-template", str(template), "--no-digests", "--page-checks", "off", "--max-rows", "3"),
+        *("--token-budget", "64", "--no-ui", "--port", "0"),
+    )
+    for role in ("prefill", "decode"):
+        worker = found[role]
+        assert (worker.quantization, worker.device, worker.max_model_len, worker.digests) == ("int8", "cpu", 512, False)
+    assert {settings.chat_template for settings in found.values()} == {template}
+    assert (found["router"].served_model_name, found["router"].ui) == ("a,b", False)
+    assert (found["prefill"].token_budget, found["decode"].token_budget, found["decode"].max_rows) == (64, 0, 3)
+
+
+def test_flags_that_are_not_given_leave_the_services_defaults(served):
+    found = services_of(served, "--port", "0")
+    assert found["decode"].max_rows == DecodeSettings.model_fields["max_rows"].default
+    assert found["prefill"].digests is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--quantization", "int8", "--decoder", "stock"], "needs the lean decoder"),
+        (["--chat-template", "/no/such.jinja"], "--chat-template '/no/such.jinja': there is no such file"),
+        (["--token-budget", "4"], "token_budget must be at least page_size"),
+        (["--max-rows", "0"], "--max-rows '0'"),
+        (["--quantization", "int3"], "int8"),
+    ],
+)
+def test_flags_that_a_service_refuses_are_refused_before_a_start(flags, words, capsys):
+    assert run(["up", "--port", "0", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_without_prefill_workers_decode_workers_prefill_for_themselves(served):
     plan = make_plan(UpSettings(prefill=0, decode=2, decode_token_budget=64, port=0), SHARED, cores=[0, 1])
     assert [command.name for command in plan.commands] == ["decode-0", "decode-1", "router"]
@@ -66,7 +121,7 @@ def test_without_prefill_workers_decode_workers_prefill_for_themselves(served):
 def test_a_busy_port_is_found_before_anything_starts():
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        with pytest.raises(OSError, match=f"HTTP port {port}") as caught:
+        with pytest.raises(OSError, match=f"HTTP port {port} .* --port {port + 1}") as caught:
             make_plan(UpSettings(port=port), SHARED, cores=[0])
         assert caught.value.errno == errno.EADDRINUSE
 

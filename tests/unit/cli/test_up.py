@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,9 @@ async def run(plan: LaunchPlan, tmp_path: Path, start_timeout_s: float = DEADLIN
 async def test_up_serves_until_sigterm(arrivals, tmp_path, monkeypatch, capsys):
     welcome = up_module._welcome
 
-    def welcome_then_sigterm(plan, model):
+    def welcome_then_sigterm(plan, model, *, chats):
         asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
-        return welcome(plan, model)
+        return welcome(plan, model, chats=chats)
 
     monkeypatch.setattr(up_module, "_welcome", welcome_then_sigterm)
     plan = plan_of("")
@@ -71,8 +72,25 @@ async def test_up_serves_until_sigterm(arrivals, tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert f"curl -N {plan.router_url}/v1/chat/completions" in out
     assert '"model": "tiny"' in out
-    assert plan.decode_metrics[0] in out
+    assert out.splitlines()[1] == f"page     {plan.router_url}/"
+    assert f"metrics  {plan.decode_metrics[0]}  decode-0" in out
     assert exit_codes(arrivals) == [0]
+
+
+async def test_a_model_without_a_template_gets_no_chat_line(arrivals, tmp_path, monkeypatch, capsys):
+    welcome = up_module._welcome
+
+    def welcome_then_sigterm(plan, model, *, chats):
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+        return welcome(plan, model, chats=chats)
+
+    monkeypatch.setattr(up_module, "_welcome", welcome_then_sigterm)
+    plan = replace(plan_of("has no template"), page=False)
+    assert await run(plan, tmp_path) == 0
+    out = capsys.readouterr().out
+    assert f"curl -N {plan.router_url}/v1/completions" in out
+    assert "chat" not in out
+    assert "page" not in out
 
 
 async def kill_each(arrivals: asyncio.Queue[Child], name: str, times: int) -> None:
@@ -89,7 +107,7 @@ async def kill_each(arrivals: asyncio.Queue[Child], name: str, times: int) -> No
 async def test_an_ended_worker_is_restarted_a_bounded_number_of_times(arrivals, tmp_path, monkeypatch, times, survives):
     tasks = []
 
-    def disturb(plan, model):
+    def disturb(plan, model, *, chats):
         tasks.append(asyncio.create_task(kill_each(arrivals, "decode-0", times)))
         return "up"
 

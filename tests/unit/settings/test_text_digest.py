@@ -10,7 +10,7 @@ import pytest
 
 from baton.bundled import MODEL_DIR
 from baton.settings.base import SettingsError
-from baton.settings.text_digest import TEXT_FILES, text_digest
+from baton.settings.text_digest import TEMPLATE_FILE, TEXT_FILES, text_digest
 
 
 @pytest.fixture
@@ -28,6 +28,15 @@ def test_one_changed_byte_of_a_text_file_is_another_text_model(name: str, copy: 
     data[len(data) // 2] ^= 1
     (copy / name).write_bytes(data)
     assert text_digest(copy) != text_digest(MODEL_DIR)
+
+
+def test_a_template_given_at_start_counts_as_the_models_own(copy: Path, tmp_path: Path):
+    given = tmp_path / "given.jinja"
+    given.write_text("{{ messages[0].content }}")
+    digest = text_digest(copy, given)
+    assert digest != text_digest(copy)
+    shutil.copy(given, copy / TEMPLATE_FILE)
+    assert digest == text_digest(copy)
 
 
 @pytest.mark.parametrize("name", TEXT_FILES)

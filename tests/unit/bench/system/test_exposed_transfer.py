@@ -40,7 +40,10 @@ def test_the_share_uses_the_ttft_of_the_same_requests():
 
 
 def test_metrics_urls_come_from_the_output_of_baton_up():
-    banner = "Baton is up.\nAPI      http://h:1/v1\nmetrics  http://h:1/metrics\nmetrics  http://h:2/metrics\n\ncurl x"
+    banner = (
+        "Baton is up.\npage     http://h:1/\nAPI      http://h:1/v1\n"
+        "metrics  http://h:1/metrics  router\nmetrics  http://h:2/metrics  decode-0\n\ncurl x"
+    )
     assert metrics_urls(banner) == ("http://h:1/metrics", "http://h:2/metrics")
 
 

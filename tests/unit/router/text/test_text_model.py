@@ -51,6 +51,8 @@ def test_a_template_file_comes_before_the_config_and_names_before_order(tmp_path
     assert model.render_chat(HELLO) == "default"
     (tmp_path / "chat_template.jinja").write_text("file")
     assert TextModel.load(tmp_path).render_chat(HELLO) == "file"
+    (tmp_path / "given.jinja").write_text("given")
+    assert TextModel.load(tmp_path, tmp_path / "given.jinja").render_chat(HELLO) == "given"
 
 
 def test_a_missing_tokenizer_is_an_os_error(tmp_path):
