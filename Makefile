@@ -13,7 +13,7 @@ export TORCH PYTHON
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev up test test-fast lint format proto lock model kernels docs promtool helm sim sim-nightly chaos planted soak clean
+.PHONY: help install install-dev up test test-fast lint format proto lock model kernels docs promtool helm chromium sim sim-nightly chaos planted soak clean
 
 # One thread a worker, no download, no fork warnings: the same results on every machine.
 test test-fast: export OMP_NUM_THREADS := 1
@@ -41,6 +41,9 @@ test-fast: install-dev ## Unit, property and contract tests that take a moment
 
 promtool: install-dev ## Put Debian's promtool into .venv, for the tests of docker/prometheus
 	@scripts/fetch_promtool.sh
+
+chromium: install-dev ## Put Debian's Chromium into .venv, for the tests of the page
+	@scripts/fetch_chromium.sh
 
 helm: install-dev ## Put helm and schemas of Kubernetes objects into .venv, for the tests of deploy/helm
 	@scripts/fetch_helm.sh

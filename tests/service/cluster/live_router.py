@@ -110,7 +110,7 @@ async def live_router(
     *, text: TextModel | None = None, keys_file: Path | None = None, num_decode: int = 2, **fields: Any
 ) -> AsyncIterator[LiveRouter]:
     text = text or bundled()
-    store = MemoryStore(StoreOptions(worker_ttl_s=60.0, heartbeat_s=0.05))
+    store = MemoryStore(StoreOptions(worker_ttl_s=600.0, heartbeat_s=0.05))
     decodes = [MockDecode(f"decode-{n}") for n in range(num_decode)]
     mock = MockCluster(store, [MockPrefill("prefill-0")], decodes, text_digest=text.digest)
     settings = RouterSettings(model=MODEL, port=0, heartbeat_interval_s=0.05, api_keys_file=keys_file, **fields)

@@ -62,16 +62,17 @@ function Header({ cluster, view, children }) {
 const here = (view, hash) => (hash === "#/requests" ? view.startsWith(hash) : view === hash);
 
 /** Keys of the page; off while a field has the focus. */
-function useKeys(actions) {
+function useKeys(actions, help) {
   const latest = useRef(actions);
   latest.current = actions;
   useEffect(() => {
-    let went = 0;
+    let went = -Infinity;
     const onKey = (event) => {
       const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
+      if (help.current?.open) return; // the dialog's own keys
       if (event.ctrlKey || event.metaKey || event.altKey || (typing && event.key !== "Escape")) return;
       const name = performance.now() - went < 1200 ? `g ${event.key}` : event.key;
-      went = event.key === "g" ? performance.now() : 0;
+      went = event.key === "g" ? performance.now() : -Infinity;
       if (event.key === "Enter" && event.target.closest("a, button")) return;
       const action = latest.current[name];
       if (action) { event.preventDefault(); action(event); }
@@ -88,6 +89,7 @@ function App() {
   const [chosen, setChosen] = useState("");
   const [failuresOnly, setFailuresOnly] = useState(false);
   const [paused, setPaused] = useState(false);
+  const [finding, setFinding] = useState(false);
   const [notice, setNotice] = useState("");
   const [now, setNow] = useState(performance.now());
   const [, redraw] = useState(0);
@@ -139,8 +141,8 @@ function App() {
       else setChosen("");
       document.activeElement?.blur();
     },
-    "/": () => { location.hash = "#/requests"; requestAnimationFrame(() => document.getElementById("find")?.focus()); },
-  });
+    "/": () => { location.hash = "#/requests"; setFinding(true); },
+  }, help);
 
   const locked = state.status === "locked";
   const stale = state.status !== "live" || now - state.heardAt > STALE_MS;
@@ -148,7 +150,7 @@ function App() {
     if (locked) return html`<${KeyGate} wrong=${Boolean(apiKey())} onKey=${() => feed.current.restart()} />`;
     if (view === "#/chat") return null; // stays below, so that an answer goes on in the other views
     if (view.startsWith("#/requests/")) return html`<${OneRequest} id=${decodeURIComponent(view.slice(11))} />`;
-    if (view === "#/requests") return html`<${Requests} revision=${cluster?.recent[0]?.id} />`;
+    if (view === "#/requests") return html`<${Requests} revision=${cluster?.recent[0]?.id} finding=${finding} onFinding=${() => setFinding(false)} />`;
     if (!cluster) return html`<main><p class="empty mut">${state.message || "Connecting…"}</p></main>`;
     return html`<${Live} cluster=${cluster} history=${history} chosen=${shown} trace=${trace} message=${message} onPick=${setChosen} failuresOnly=${failuresOnly} setFailuresOnly=${setFailuresOnly} />`;
   };
@@ -156,14 +158,14 @@ function App() {
     <${Header} cluster=${cluster} view=${view}>
       <${News} state=${state} now=${now} paused=${paused} />
       ${apiKey() && html`<button onClick=${() => { setApiKey(""); feed.current.restart(); }}>Forget key</button>`}
-      <button onClick=${toggleTheme} aria-label="Switch between light and dark">Theme</button>
-      <button class="hide" onClick=${openHelp} aria-label="Keyboard shortcuts">?</button>
+      <button onClick=${toggleTheme} aria-label="Theme: light or dark">Theme</button>
+      <button class="hide" onClick=${openHelp} aria-label="? Keyboard shortcuts">?</button>
     <//>
-    ${state.status === "full" && html`<div class="notice bad">${state.message}</div>`}
-    ${cluster?.degraded.map((name) => html`<div class="notice" key=${name}><b class="warn">▲ ${name} is away:</b> running requests go on, new ones are not durable.</div>`)}
-    ${cluster?.routers[0].status === "draining" && html`<div class="notice"><b class="warn">▲ This router drains.</b> The page goes to another one when it has left.</div>`}
-    ${cluster && build.current && cluster.build !== build.current && html`<div class="notice"><b>The router was updated.</b><button class="small" onClick=${() => location.reload()}>Reload</button></div>`}
-    ${notice && html`<div class="notice bad" role="alert">${notice}<button class="small" onClick=${() => setNotice("")}>Close</button></div>`}
+    ${state.status === "full" && html`<section class="notice bad" aria-label="No place">${state.message}</section>`}
+    ${cluster?.degraded.map((name) => html`<section class="notice" key=${name} aria-label="Degraded"><p><b class="warn">▲ ${name} is away:</b> running requests go on, new ones are not durable.</p></section>`)}
+    ${cluster?.routers[0].status === "draining" && html`<section class="notice" aria-label="Draining"><p><b class="warn">▲ This router drains.</b> The page goes to another one when it has left.</p></section>`}
+    ${cluster && build.current && cluster.build !== build.current && html`<section class="notice" aria-label="Update"><b>The router was updated.</b><button class="small" onClick=${() => location.reload()}>Reload</button></section>`}
+    ${notice && html`<section class="notice bad" aria-label="Refused"><span role="alert">${notice}</span><button class="small" onClick=${() => setNotice("")}>Close</button></section>`}
     ${body()}
     ${cluster && chatted.current && html`<div hidden=${view !== "#/chat"}><${Chat} model=${cluster.model} demo=${cluster.demo} /></div>`}
     <nav class="bottom" aria-label="Views, at the bottom">${VIEWS.map(([hash, name]) => html`<a key=${hash} href=${hash} aria-current=${here(view, hash) ? "page" : null}>${name}</a>`)}</nav>

@@ -32,14 +32,14 @@ export function Levels({ cluster }) {
   const running = Object.entries(counts).reduce((sum, [state, count]) => (QUEUED.has(state) ? sum : sum + count), 0);
   const waiting = cluster.num_requests - running;
   const ms = (value) => (value === null ? "-" : duration(value));
-  return html`<dl class="slo" aria-label="Service levels">
+  return html`<section aria-label="Service levels"><dl class="slo">
     <${Level} name="TTFT p95" value=${ms(seen.ttft_p95_ms)} good=${seen.ttft_p95_ms === null ? undefined : seen.ttft_p95_ms <= objectives.ttft_p95_ms} note=${seen.ttft_p95_ms === null ? "no request yet" : `of ${duration(objectives.ttft_p95_ms)}`} />
     <${Level} name="ITL p99" value=${ms(seen.itl_p99_ms)} note=${`in ${minutes}`} />
     <${Level} name="Failed" value=${percent(seen.error_ratio, 2)} good=${seen.requests ? seen.error_ratio <= objectives.error_ratio : undefined} note=${seen.failed ? `${seen.failed} in ${minutes}` : `of ${percent(objectives.error_ratio, 1)}`} />
     <${Level} name="Replayed, refused" value=${`${seen.replayed}, ${seen.refused}`} good=${seen.refused ? false : undefined} note=${`in ${minutes}`} />
     <${Level} name="Output" value=${whole(seen.output_tok_s)} unit="tok/s" note=${`${seen.requests} in ${minutes}`} />
     <${Level} name="Running" value=${running} note=${`${Math.max(0, waiting)} waiting`} />
-  </dl>`;
+  </dl></section>`;
 }
 
 function PageBar({ worker }) {
@@ -169,7 +169,7 @@ function NoPair({ cluster }) {
   const roles = new Set(cluster.workers.filter((worker) => worker.status === "ready").map((worker) => worker.role));
   if (cluster.scope === "own" || (roles.has("prefill") && roles.has("decode"))) return null;
   const missing = ["prefill", "decode"].filter((role) => !roles.has(role)).join(" and ");
-  return html`<div class="notice"><b class="warn">▲ No ${missing} worker is ready.</b><code>baton serve ${missing.split(" ")[0]} --model … --redis-url …</code></div>`;
+  return html`<section class="notice" aria-label="Missing workers"><b class="warn">▲ No ${missing} worker is ready.</b><code>baton serve ${missing.split(" ")[0]} --model … --redis-url …</code></section>`;
 }
 
 export function Live({ cluster, history, chosen, trace, message, onPick, failuresOnly, setFailuresOnly }) {

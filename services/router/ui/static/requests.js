@@ -1,7 +1,7 @@
 // Requests that ended, and one request alone.
 import { json } from "./client.js";
 import { clock, duration, tag } from "./format.js";
-import { html, useEffect, useState } from "./preact.js";
+import { html, useEffect, useRef, useState } from "./preact.js";
 import { RequestPanel } from "./waterfall.js";
 
 const REFRESH_MS = 700;
@@ -34,7 +34,7 @@ export function OneRequest({ id }) {
   return html`<main><p><a href="#/requests">All requests</a></p><${RequestPanel} trace=${trace} message=${message} id=${id} level=${1} /></main>`;
 }
 
-export function Requests({ revision }) {
+export function Requests({ revision, finding, onFinding }) {
   const [outcome, setOutcome] = useState("");
   const [notable, setNotable] = useState(false);
   const [slower, setSlower] = useState("");
@@ -49,6 +49,12 @@ export function Requests({ revision }) {
     );
     return () => { over = true; };
   }, [outcome, notable, slower, revision]);
+  const field = useRef(null);
+  useEffect(() => {
+    if (!finding) return;
+    field.current.focus();
+    onFinding();
+  }, [finding]);
   const find = (event) => {
     event.preventDefault();
     const id = new FormData(event.target).get("id").toString().trim();
@@ -59,7 +65,7 @@ export function Requests({ revision }) {
       <label>Outcome<select value=${outcome} onChange=${(event) => setOutcome(event.target.value)}><option value="">any</option>${["finished", "failed", "refused", "cancelled"].map((each) => html`<option value=${each}>${each}</option>`)}</select></label>
       <label>Slower than, ms<input inputmode="numeric" value=${slower} onInput=${(event) => setSlower(event.target.value)} size="8" /></label>
       <label>Which<select value=${notable ? "1" : ""} onChange=${(event) => setNotable(Boolean(event.target.value))}><option value="">all</option><option value="1">failed, replayed, slowest</option></select></label>
-      <form class="wide" onSubmit=${find}><label>Find by id<input name="id" id="find" placeholder="chatcmpl-…" autocomplete="off" /></label></form>
+      <form class="wide" onSubmit=${find}><label>Find by id<input name="id" ref=${field} placeholder="chatcmpl-…" autocomplete="off" /></label></form>
     </div>
     ${message && html`<p class="bad">${message}</p>`}
     <div class="scroll" tabindex="0" role="region" aria-label="Table of requests"><table>

@@ -1,0 +1,280 @@
+"""The page in a real Chromium, over a whole router with scripted workers: what a person would see and do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from services.router.edge.api_keys import make_entry, new_key
+from tests.mock_workers import Hold as HoldAction
+from tests.mock_workers import Phase, ScriptedAction
+from tests.page.browser import ARGUMENTS, ConsoleRecorder, axe_violations, chromium_path, missing
+from tests.service.cluster.live_router import LiveRouter, live_router
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 780}
+WAIT_MS = 15_000
+HOSTILE = (
+    '<img src=x onerror="window.hit=1"> <script>window.hit=2</script> ![x](https://evil.example/?q=1) '
+    "[click](javascript:alert(1)) [ok](https://good.example) <b>bold</b> `<i>`"
+)
+Opener = Callable[..., Awaitable[Any]]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def browser() -> AsyncIterator[Any]:
+    path = chromium_path()
+    try:
+        from playwright.async_api import async_playwright, expect
+    except ImportError:
+        missing("playwright is not installed; run `make install-dev`")
+    expect.set_options(timeout=WAIT_MS)
+    async with async_playwright() as playwright:
+        launched = await playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        yield launched
+        await launched.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def router() -> AsyncIterator[LiveRouter]:
+    async with live_router() as started:
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def opened(browser: Any, router: LiveRouter) -> AsyncIterator[Opener]:
+    """Opens the page; at the end no page may have an error in its console."""
+    contexts, consoles = [], []
+
+    async def open_page(
+        hash: str = "", *, url: str = router.url, viewport: Any = DESKTOP, scheme: Any = "light"
+    ) -> Any:
+        context = await browser.new_context(viewport=viewport, color_scheme=scheme)
+        contexts.append(context)
+        page = await context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.console = ConsoleRecorder(page)
+        consoles.append(page.console)
+        await page.goto(f"{url}/{hash}")
+        return page
+
+    yield open_page
+    for context in contexts:
+        await context.close()
+    assert [console.errors for console in consoles] == [[] for _ in consoles]
+
+
+def hold_at(router: LiveRouter, index: int) -> None:
+    """Decode workers stop before this token, once, until `release`."""
+    for decode in router.mock.decodes:
+        decode._released = asyncio.Event()
+        decode.script = [ScriptedAction(Phase.DECODE, HoldAction(), index=index)]
+
+
+def release(router: LiveRouter) -> None:
+    for decode in router.mock.decodes:
+        decode.release()
+
+
+async def ask(page: Any, text: str, max_tokens: int = 8) -> None:
+    await page.get_by_label("Max tokens").fill(str(max_tokens))
+    await page.locator("#message").fill(text)
+    await page.keyboard.press("Enter")
+
+
+async def eventually_quiet(router: LiveRouter) -> None:
+    async with router.watch() as view:
+        await view.until(lambda v: v.state["num_requests"] == 0)
+
+
+async def test_a_chat_streams_and_its_stages_add_up(opened: Opener, router: LiveRouter):
+    from playwright.async_api import expect
+
+    hold_at(router, 4)
+    page = await opened("#/chat")
+    await ask(page, "hello")
+    answer = page.get_by_label("Answer 1")
+    text = answer.locator(".md")
+    await expect(text).to_have_text(re.compile(r"\S"))
+    before = await text.inner_text()
+    await expect(answer).to_have_attribute("aria-busy", "true")
+    release(router)
+    await expect(answer).to_have_attribute("aria-busy", "false")
+    assert len(await text.inner_text()) > len(before), "it was shown before it was complete"
+    await answer.get_by_role("button", name="Raw SSE").click()
+    raw = await page.locator("[data-raw]").inner_text()
+    assert raw.rstrip().endswith("data: [DONE]")
+    sent = [json.loads(line[6:]) for line in raw.split("\n") if line.startswith("data: {")]
+    told = "".join(choice["delta"].get("content") or "" for event in sent for choice in event["choices"])
+    await answer.get_by_role("button", name="Text").click()
+    assert (await text.inner_text()).split() == told.split()
+    await answer.get_by_role("link", name=re.compile("waterfall")).click()
+    sums = page.locator("[data-sum]")
+    await expect(sums).to_contain_text("E2E")
+    assert await sums.get_attribute("data-sum") == await sums.get_attribute("data-e2e")
+    shown = await page.locator("[data-stages] .n:not(.mut)").all_inner_texts()
+    total_ms = sum(float(each.removesuffix(" ms").replace(",", "")) for each in shown)
+    assert total_ms == pytest.approx(
+        int(str(await sums.get_attribute("data-e2e"))) / 1000, abs=0.05 * len(shown) + 0.01
+    )
+
+
+async def test_stop_aborts_the_request_on_its_worker(opened: Opener, router: LiveRouter):
+    from playwright.async_api import expect
+
+    hold_at(router, 3)
+    aborts = {decode.id: len(decode.aborts) for decode in router.mock.decodes}
+    page = await opened("#/chat")
+    await ask(page, "stop me")
+    await expect(page.get_by_label("Answer 1").locator(".md")).to_have_text(re.compile(r"\S"))
+    await page.get_by_role("button", name="Stop").click()
+    await expect(page.get_by_text("Stopped.")).to_be_visible()
+    await eventually_quiet(router)
+    assert any(len(decode.aborts) > aborts[decode.id] for decode in router.mock.decodes)
+    release(router)
+
+
+async def test_the_live_view_follows_a_killed_worker(opened: Opener, browser: Any):
+    from playwright.async_api import expect
+
+    async with live_router() as own:
+        hold_at(own, 3)
+        page = await opened(url=own.url)
+        await expect(page.locator("[data-worker]")).to_have_count(3)
+        answer = asyncio.create_task(own.complete(max_tokens=8))
+        chip = page.locator("[data-role=decode] .chip")
+        await expect(chip).to_have_count(1)
+        victim_id = await page.locator("[data-role=decode]", has=page.locator(".chip")).get_attribute("data-worker")
+        victim = next(each for each in own.mock.decodes if each.id == victim_id)
+        other = next(each for each in own.mock.decodes if each is not victim)
+        other.script = [ScriptedAction(Phase.DECODE, HoldAction(), index=6)]
+        await own.kill(victim)
+        card = page.locator(f"[data-worker={victim_id}]")
+        await expect(card).to_have_attribute("data-status", "lost")
+        moved = page.locator(f"[data-worker={other.id}] .chip")
+        await expect(moved).to_have_class(re.compile(r"\bre\b"))
+        await expect(page.locator("[data-event=replayed]")).to_contain_text(f"> {other.id}")
+        await expect(page.locator("[data-event=lost]")).to_contain_text(str(victim_id))
+        other.release()
+        assert (await answer).status_code == 200
+        await expect(page.locator("[data-role=decode] .chip")).to_have_count(0)
+        await expect(page.get_by_label("Service levels")).to_contain_text("1, 0")
+        await expect(page.get_by_label("One request")).to_contain_text("attempt 1 ended")
+        assert await axe_violations(page) == []
+
+
+async def test_a_key_opens_the_page_for_its_own_requests(opened: Opener, tmp_path: Path):
+    from playwright.async_api import expect
+
+    key, operator = new_key(), new_key()
+    file = tmp_path / "keys"
+    file.write_text(
+        "\n".join(each.line() for each in (make_entry("red", key), make_entry("ops", operator, operator=True)))
+    )
+    async with live_router(keys_file=file, num_decode=1) as own:
+        page = await opened(url=own.url)
+        field = page.locator("#key")
+        await expect(page.get_by_text("needs an API key")).to_be_visible()
+        assert "prefill-0" not in await page.content()
+        assert await axe_violations(page) == []
+        await field.fill(new_key())
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("alert")).to_contain_text("not known")
+        page.console.forgive("401")
+        await field.fill(key)
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("your own requests")).to_be_visible()
+        await expect(page.locator("[data-worker]")).to_have_count(0)
+        await page.get_by_role("button", name="Forget key").click()
+        await expect(field).to_be_visible()
+        page.console.forgive("401")
+        await field.fill(operator)
+        await page.keyboard.press("Enter")
+        await expect(page.locator("[data-worker]")).to_have_count(2)
+        await page.reload()
+        await expect(page.locator("[data-worker]")).to_have_count(2)
+        assert operator not in page.url
+
+
+async def test_hostile_output_is_shown_and_does_nothing(opened: Opener, router: LiveRouter):
+    page = await opened("#/chat")
+    build = (await router.snapshot())["build"]
+    load = f"async (text) => (await import(new URL('ui/{build}/markdown.js', document.baseURI))).toHtml(text)"
+    html = await page.evaluate(load, HOSTILE)
+    assert not re.search(r"<(img|script|b|i)\b|javascript:", html), html
+    assert 'href="https://good.example"' in html
+    assert "&lt;img" in html, "shown as text"
+    await page.evaluate("(html) => { document.querySelector('#message').insertAdjacentHTML('afterend', html); }", html)
+    assert await page.evaluate("window.hit") is None
+
+
+async def test_keys_do_what_the_list_says(opened: Opener, router: LiveRouter):
+    from playwright.async_api import expect
+
+    assert (await router.complete()).status_code == 200
+    page = await opened()
+    await expect(page.locator("[data-worker]")).to_have_count(3)
+    await page.keyboard.press("?")
+    await expect(page.get_by_role("dialog")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("dialog")).to_be_hidden()
+    await page.keyboard.press("t")
+    await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    await page.keyboard.press("j")
+    await page.keyboard.press("Enter")
+    await expect(page).to_have_url(re.compile("#/requests/.+"))
+    await page.keyboard.press("Escape")
+    await expect(page).to_have_url(re.compile("#/requests$"))
+    await page.keyboard.press("/")
+    await expect(page.get_by_label("Find by id")).to_be_focused()
+    await page.keyboard.type("gc")  # a field takes it
+    await expect(page).to_have_url(re.compile("#/requests$"))
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("g")
+    await page.keyboard.press("c")
+    await expect(page.locator("#message")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("hash", "viewport", "scheme"),
+    [
+        ("#/", DESKTOP, "dark"),
+        ("#/", PHONE, "light"),
+        ("#/chat", PHONE, "dark"),
+        ("#/requests", DESKTOP, "light"),
+        ("#/requests/latest", PHONE, "dark"),
+    ],
+)
+async def test_a_view_is_accessible_and_fits(opened: Opener, router: LiveRouter, hash: str, viewport: Any, scheme: str):
+    from playwright.async_api import expect
+
+    assert (await router.complete()).status_code == 200
+    if hash.endswith("latest"):
+        hash = f"#/requests/{(await router.snapshot())['recent'][0]['id']}"
+    page = await opened(hash, viewport=viewport, scheme=scheme)
+    await expect(page.locator(".news")).to_have_text("live")
+    await expect(page.locator(".slo, #message, table a, [data-sum]").first).to_be_visible()
+    assert await axe_violations(page) == []
+    assert await page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+async def test_a_router_that_ends_is_told_and_found_again(opened: Opener):
+    from playwright.async_api import expect
+
+    async with live_router(num_decode=1) as own:
+        page = await opened(url=own.url)
+        await expect(page.locator("[data-worker]")).to_have_count(2)
+    await expect(page.get_by_role("status")).to_contain_text("no news")
+    assert await page.locator("[data-worker]").count() == 2, "the last values stay"
+    page.console.forgive("ERR_CONNECTION_REFUSED")
+    page.console.forgive("ERR_INCOMPLETE_CHUNKED_ENCODING")
+    await page.goto("about:blank")
+    page.console.forgive("ERR_CONNECTION_REFUSED")
