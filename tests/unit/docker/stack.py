@@ -22,6 +22,7 @@ def read_yaml(path: Path) -> Any:
 
 COMPOSE: dict[str, Any] = read_yaml(DOCKER / "compose.yaml")
 SHARED: dict[str, Any] = read_yaml(DOCKER / "compose.cma.yaml")
+GPU: dict[str, Any] = read_yaml(DOCKER / "compose.gpu.yaml")
 SECRET: dict[str, Any] = read_yaml(DOCKER / "compose.secret.yaml")
 PROMETHEUS: dict[str, Any] = read_yaml(DOCKER / "prometheus" / "prometheus.yml")
 

@@ -1,14 +1,18 @@
 """compose.yaml agrees with the services' settings, the Dockerfile and Prometheus' targets."""
 
 import ast
+import os
 import re
+import socket
+import subprocess
 
 import pytest
 
 from baton.settings.base import known_variables, refuse_unknown_variables
 from baton.settings.groups import ANY_ADDRESS, ServiceSettings, WorkerSettings
+from services.cli.main import build_app
 from services.cli.settings import COMMANDS, SERVICES
-from tests.unit.docker.stack import COMPOSE, DOCKER, PROMETHEUS, SECRET, SHARED, environment, seconds
+from tests.unit.docker.stack import COMPOSE, DOCKER, GPU, PROMETHEUS, SECRET, SHARED, environment, seconds
 
 WORKERS = ("prefill", "decode")
 
@@ -36,7 +40,8 @@ def test_a_service_is_given_only_variables_that_exist(service):
 
 @pytest.mark.parametrize(("settings", "service"), [(name, name) for name in SERVICES], indirect=["settings"])
 def test_the_stop_grace_period_outlasts_the_drain(settings, service):
-    assert COMPOSE["services"][service]["command"] == ["serve", service]
+    words = COMPOSE["services"][service]["command"]
+    assert words == ["serve", service] or words[0].startswith(f"exec baton serve {service} ")
     assert settings.drain_timeout_s + 10 < seconds(COMPOSE["services"][service]["stop_grace_period"])
     assert COMPOSE["services"][service]["restart"] == "unless-stopped"
 
@@ -69,12 +74,101 @@ def test_prometheus_scrapes_every_replica_of_a_worker(settings):
     assert jobs.keys() == set(SERVICES)
 
 
-def test_the_router_stops_before_its_workers():
-    needs = {name: set(service.get("depends_on", ())) for name, service in COMPOSE["services"].items()}
-    assert needs["router"] == {"redis", "decode"}
-    assert needs["decode"] == {"redis", "prefill"}
-    for service in COMPOSE["services"].values():
-        assert all(wait["condition"] == "service_healthy" for wait in service.get("depends_on", {}).values())
+def test_prometheus_scrapes_every_router():
+    (job,) = (job for job in PROMETHEUS["scrape_configs"] if job["job_name"] == "router")
+    [found] = job["dns_sd_configs"]
+    assert (found["names"], found["port"]) == (["router"], int(environment("router")["BATON_PORT"]))
+
+
+def test_routers_stop_before_their_workers_which_load_side_by_side():
+    needs = {name: service.get("depends_on", {}) for name, service in COMPOSE["services"].items()}
+    assert needs["router"].keys() == {"redis", *WORKERS}
+    assert needs["proxy"] == {"router": {"condition": "service_healthy"}}
+    for name in WORKERS:
+        assert needs[name] == {"redis": {"condition": "service_healthy"}}
+        assert needs["router"][name] == {"condition": "service_started"}
+
+
+def test_two_of_each_kind_run_behind_one_port():
+    assert {name: COMPOSE["services"][name]["scale"] for name in SERVICES} == dict.fromkeys(SERVICES, 2)
+    assert [name for name, each in COMPOSE["services"].items() if "8000" in str(each.get("ports"))] == ["proxy"]
+
+
+def test_each_router_takes_its_id_from_its_container(tmp_path):
+    (script,) = COMPOSE["services"]["router"]["command"]
+    assert COMPOSE["services"]["router"]["entrypoint"] == ["sh", "-c"]
+    program = tmp_path / "baton"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    shown = subprocess.run(
+        ["sh", "-c", script.replace("$$", "$")], env=path, capture_output=True, text=True, check=True, timeout=10
+    )
+    words = shown.stdout.split()
+    assert words == ["serve", "router", "--router-id", f"router-{socket.gethostname()}"]
+    build_app().parse_args(words, exit_on_error=False, print_error=False)
+
+
+def test_every_service_is_contained():
+    for name, service in COMPOSE["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "mem_limit" in service, name
+        assert service["restart"] == "unless-stopped", name
+        assert "healthcheck" in service or name == "grafana"
+        # Our images and HAProxy's name a user themselves.
+        assert name in {*SERVICES, "proxy"} or str(service["user"]).split(":")[0] not in {"0", "root"}
+
+
+def test_redis_asks_for_the_services_password_and_is_not_published():
+    store = COMPOSE["services"]["redis"]
+    password = store["environment"]["REDISCLI_AUTH"]
+    assert "ports" not in store
+    assert all(environment(name)["BATON_REDIS_URL"] == f"redis://:{password}@redis:6379/0" for name in SERVICES)
+    (script,) = store["command"]
+    assert "requirepass $$REDISCLI_AUTH" in script
+    assert password not in script
+    assert "--appendonly yes --appendfsync no" in script
+
+
+def test_no_account_of_grafana_can_be_logged_into():
+    variables = COMPOSE["services"]["grafana"]["environment"]
+    assert variables["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert variables["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert not any("PASSWORD" in name for name in variables)
+
+
+def test_the_proxy_checks_readiness_and_repeats_no_request():
+    text = (DOCKER / "haproxy" / "haproxy.cfg").read_text(encoding="utf-8")
+    lines = {line.strip() for line in text.splitlines()}
+    port = environment("router")["BATON_PORT"]
+    assert {
+        "option http-no-delay",
+        "option abortonclose",
+        "retry-on conn-failure",
+        "option httpchk GET /ready",
+    } <= lines
+    assert f"server-template router 8 router:{port} resolvers docker init-addr none" in lines
+    stops = re.findall(r"hard-stop-after (\d+)s", text)
+    assert float(stops[0]) < seconds(COMPOSE["services"]["proxy"]["stop_grace_period"])
+
+
+def test_the_gpu_overlay_gives_each_kind_a_gpu_and_the_verbs():
+    for name in WORKERS:
+        service = GPU["services"][name]
+        refuse_unknown_variables(COMMANDS.values(), service["environment"])
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+        assert service["devices"] == ["/dev/infiniband:/dev/infiniband"]
+        assert service["ulimits"]["memlock"] == {"soft": -1, "hard": -1}
+        assert service["environment"]["UCX_NET_DEVICES"] == "all", "eth0 would force TCP"
+        assert service["environment"]["BATON_DEVICE"] == "cuda"
+        assert service["build"]["args"]["TORCH_INDEX_URL"] == ""
+    gpus = [
+        GPU["services"][name]["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for name in WORKERS
+    ]
+    assert gpus == [["0"], ["1"]]
 
 
 def test_ports_without_authentication_bind_to_loopback():
@@ -87,7 +181,7 @@ def test_every_mounted_file_exists():
     mounts = [volume for service in COMPOSE["services"].values() for volume in service.get("volumes", [])]
     folders = [DOCKER / mount.split(":")[0] for mount in mounts if mount.startswith("./")]
     volumes = {mount.split(":")[0] for mount in mounts if not mount.startswith("./")}
-    assert len(folders) == 3
+    assert len(folders) == 4
     assert all(folder.is_dir() for folder in folders)
     assert volumes == COMPOSE["volumes"].keys()
 
