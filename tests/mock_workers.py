@@ -17,9 +17,11 @@ import grpc
 from baton.bundled import MODEL_DIR
 from baton.domain.ids import AttemptId, Incarnation, ReservationId, WorkerId, new_incarnation
 from baton.domain.request import EngineRequest, FinishReason, OutputToken
-from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
+from baton.domain.scores.prompt_scores import PromptScores
+from baton.domain.worker import PROMPT_SCORES, LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
+from baton.engine.fake_runner import fake_scores, fake_slots
 from baton.rpc.auth_interceptor import AuthInterceptor
-from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_id, encode_token
+from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_id, encode_scores, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.rpc.token_check import set_check
@@ -28,6 +30,7 @@ from baton.store.store import WorkerRegistry
 
 WAIT_S = 5.0
 PAGE_SIZE = 4
+VOCAB_SIZE = 2000
 MODEL = "mock"
 TEXT_DIGEST = text_digest(MODEL_DIR)
 
@@ -37,6 +40,7 @@ class Phase(enum.Enum):
 
     RESERVE = "reserve"
     ACCEPT = "accept"
+    SCORE = "score"
     SEAL = "seal"
     SEALED = "sealed"
     IMPORT = "import"
@@ -105,6 +109,21 @@ class MockAuth(ServerAuth):
         made._rules = replace(made._rules, incarnation=incarnation)
 
 
+def scores_of(request: EngineRequest) -> PromptScores | None:
+    """The scores that every worker computes for a prompt; None if they are not asked for."""
+    if request.prompt_logprobs is None:
+        return None
+    slots = fake_slots(request.tokens[: request.num_prompt_tokens])[1:]
+    return fake_scores(slots, 1, request.prompt_logprobs, VOCAB_SIZE)
+
+
+def score_messages(request: EngineRequest) -> list[common_pb2.PromptScores]:
+    """The messages of these scores, two prompt tokens each."""
+    scores = scores_of(request)
+    parts = scores.split(4 * (scores.k + 1)) if scores else []
+    return [message for part in parts for message in encode_scores(part)]
+
+
 class MockWorker:
     """Common parts of both workers: a server, a record, a script, and the calls so far."""
 
@@ -113,6 +132,7 @@ class MockWorker:
     prefills = False  # a decode worker may prefill for itself
     fingerprint = "mock"
     text_digest = TEXT_DIGEST
+    scores_prompts = True
 
     def __init__(self, id: str, script: Sequence[ScriptedAction] = ()) -> None:
         self.id = WorkerId(id)
@@ -162,12 +182,13 @@ class MockWorker:
             fingerprint=self.fingerprint,
             page_size=PAGE_SIZE,
             max_model_len=200,
-            vocab_size=2000,
+            vocab_size=VOCAB_SIZE,
             status=self.status,
             load=self.load,
             links=tuple(links),
             prefills=self.prefills,
             text_digest=self.text_digest,
+            capabilities=(PROMPT_SCORES,) if self.scores_prompts else (),
         )
 
     async def reached(self, phase: Phase, times: int = 1) -> None:
@@ -219,6 +240,7 @@ class MockPrefill(MockWorker, prefill_pb2_grpc.PrefillServicer):
 
     role = WorkerRole.PREFILL
     num_cached_tokens = 0
+    lost_scores: frozenset[int] = frozenset()  # numbers of the messages that are not sent
 
     def _register(self, server: grpc.aio.Server) -> None:
         prefill_pb2_grpc.add_PrefillServicer_to_server(self, server)
@@ -229,8 +251,10 @@ class MockPrefill(MockWorker, prefill_pb2_grpc.PrefillServicer):
         request = decode_request(message.request)
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata() or ()))
+        scores = [prefill_pb2.PrefillEvent(scores=message) for message in score_messages(request)]
         for phase, event in (
             (Phase.ACCEPT, prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())),
+            *((Phase.SCORE, event) for index, event in enumerate(scores) if index not in self.lost_scores),
             (Phase.SEAL, prefill_pb2.PrefillEvent(sealed=self._sealed(request))),
         ):
             action = await self._run_action(phase)
@@ -295,6 +319,8 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
             first = encode_token(OutputToken(request.num_emitted, token_at(request.num_emitted)))
             times = common_pb2.ImportTimes(bytes=1, pages=1)
             yield decode_pb2.GenerateEvent(imported=decode_pb2.Imported(times=times, first_token=first))
+        for scores in score_messages(request) if local else ():
+            yield decode_pb2.GenerateEvent(scores=scores)
         for index in range(request.num_emitted + (not local), request.stop.max_tokens):
             action = await self._run_action(Phase.DECODE, index)
             if isinstance(action, Fail):

@@ -47,7 +47,8 @@ class EngineRequest:
     """One sequence to extend: the prompt, then the tokens that earlier attempts emitted.
 
     `tokens[:num_prompt_tokens]` is the prompt. The next output index is `num_emitted`. `salt` separates prefix caches.
-    `constraint`: of the output, what earlier attempts emitted included.
+    `constraint`: of the output, what earlier attempts emitted included. `prompt_logprobs`: as many of the best tokens
+    are scored at each position of the prompt, beside the prompt's own; None: nothing is scored.
     """
 
     id: AttemptId
@@ -57,6 +58,7 @@ class EngineRequest:
     stop: StopParams
     salt: str = ""
     constraint: Constraint | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def num_emitted(self) -> int:

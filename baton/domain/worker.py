@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from baton.domain.ids import Incarnation, WorkerId
 
+PROMPT_SCORES = "prompt_scores"
+"""The capability to score the prompts that a worker computes."""
+
 
 class WorkerRole(enum.Enum):
     """Role of a worker process."""
@@ -91,6 +94,7 @@ class WorkerRecord:
 
     `prefills`: a decode worker that can compute prompts itself. `text_digest`: of tokenizer and template.
     `grammars`: library and version that constrain output; "": none. `broken_links`: prefill workers without a link.
+    `capabilities`: fields of requests that it honours and that workers of an earlier version would ignore.
     `announcement`: grows with each announcement of an incarnation, so a replayed older record is found.
     `signature`: of all other fields under the cluster's secret (`baton.domain.trust`); empty in an open cluster.
     """
@@ -113,6 +117,7 @@ class WorkerRecord:
     announcement: int = 0
     grammars: str = ""
     broken_links: tuple[BrokenLink, ...] = ()
+    capabilities: tuple[str, ...] = ()
 
     @property
     def linked(self) -> tuple[Incarnation, ...]:

@@ -10,6 +10,7 @@ from baton.domain.constraint import Constraint
 from baton.domain.errors import ConstraintFailed
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import EngineRequest, SampledToken, SamplingParams, banned_tokens
+from baton.domain.scores.prompt_scores import PromptScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,30 @@ class SampleSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreSpec:
+    """Prompt tokens to score, with the `k` best beside each: those after a row's tokens, perhaps without the last."""
+
+    k: int
+    targets: Sequence[int]
+
+    @classmethod
+    def of(cls, request: EngineRequest, start: int, end: int) -> ScoreSpec | None:
+        """Scoring of a row with the tokens [start, end) of `request`; None if there is nothing to score.
+
+        The token after the prompt is sampled, or of an earlier attempt: it is no prompt token.
+        """
+        if request.prompt_logprobs is None:
+            return None
+        targets = request.tokens[start + 1 : min(end + 1, request.num_prompt_tokens)]
+        return cls(request.prompt_logprobs, targets) if targets else None
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """New tokens of one request: positions [start, start + len(tokens)).
 
     `pages` is the request's page table. It covers at least `start + len(tokens)` token slots; slots below `start` are
-    filled. `sample` is None for a chunk that does not end the prompt.
+    filled. `sample` is None for a chunk that does not end the prompt. `score`: of positions from `start` + 1 on.
     """
 
     id: AttemptId
@@ -57,6 +77,7 @@ class Row:
     start: int
     pages: Sequence[PageId]
     sample: SampleSpec | None
+    score: ScoreSpec | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -96,10 +117,12 @@ class StepOutput:
     """`sampled[i]` belongs to `batch.rows[i]`; None for a row without `sample`, and for one that failed.
 
     `failures`: by index, rows whose constraint could not be kept. Their chunk is computed, their sequence ends.
+    `scores`: by index, of the rows with a `score`.
     """
 
     sampled: tuple[SampledToken | None, ...]
     failures: Mapping[int, ConstraintFailed] = field(default_factory=dict)
+    scores: Mapping[int, PromptScores] = field(default_factory=dict)
 
 
 class StepInFlight(Protocol):

@@ -9,11 +9,13 @@ step that uses it. A transfer moves these bytes like real ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 from baton.domain.errors import Broken
 from baton.domain.request import SampledToken, TokenLogprobs
-from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, StepOutput
+from baton.domain.scores.prompt_scores import PromptScores, ScoredToken, pack_scores
+from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, ScoreSpec, StepOutput
 from baton.engine.masks import MaskFiller, StepMasks
 from baton.grammar.matcher import MaskRow, is_allowed
 from baton.kv.geometry import KVGeometry, LayerGeometry
@@ -58,6 +60,16 @@ def fake_token(
     return next(token for token in tokens if token not in banned and (mask is None or is_allowed(mask, token)))
 
 
+def fake_scores(slots: Iterable[bytes], first: int, k: int, vocab_size: int) -> PromptScores:
+    """The fake model's scores of the tokens with these slots, at positions from `first` on."""
+    scored = []
+    for slot in slots:
+        number = int.from_bytes(slot[-2:], "little")
+        top = tuple(((number + i) % vocab_size, -i / 4) for i in range(min(k, vocab_size)))
+        scored.append(ScoredToken(-number / 64, number % vocab_size + 1, top))
+    return pack_scores(first, scored)
+
+
 class FakeRunner:
     """A `Runner` over `memory`, whose pages are `page_size * SLOT_BYTES` long."""
 
@@ -93,7 +105,17 @@ class FakeRunner:
         specs = [row.sample for row in batch.rows if row.sample is not None]
         if any(spec.mask is not None and index not in masks.rows for index, spec in enumerate(specs)):
             raise Broken("a constrained row has no mask")
-        return masks.output(batch, [self._sample(spec, masks.rows.get(index)) for index, spec in enumerate(specs)])
+        output = masks.output(batch, [self._sample(spec, masks.rows.get(index)) for index, spec in enumerate(specs)])
+        scores = {
+            index: self._scores(row, row.score, prefix)
+            for index, (row, prefix) in enumerate(zip(batch.rows, before, strict=True))
+            if row.score is not None
+        }
+        return replace(output, scores=scores) if scores else output
+
+    def _scores(self, row: Row, wanted: ScoreSpec, prefix: bytes) -> PromptScores:
+        slots = fake_slots([row.tokens[0], *wanted.targets], prefix)[1:]
+        return fake_scores(slots, row.start + 1, wanted.k, self._vocab_size)
 
     def _verified(self, row: Row) -> bytes:
         """Checks the row's shape and its earlier slots; returns the digest of its earlier tokens."""

@@ -1,4 +1,4 @@
-"""Messages of both engines: the command that ends an attempt, and the effect that reports its error."""
+"""Messages of both engines: the command that ends an attempt, its error, and the scores of its prompt."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from baton.domain.errors import BatonError
 from baton.domain.ids import AttemptId
+from baton.domain.scores.prompt_scores import PromptScores
 from baton.domain.timing.attempt_times import DecodeTimes
 
 
@@ -24,3 +25,11 @@ class Fail:
     id: AttemptId
     error: BatonError
     times: DecodeTimes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Scores of the prompt tokens after a chunk's, in order. From position 1 on: the prompt has started (again)."""
+
+    id: AttemptId
+    scores: PromptScores

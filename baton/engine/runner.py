@@ -5,13 +5,14 @@ Turns a batch into tensors; does not know the scheduler.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.engine.batch import Batch, Row, StepOutput
 from baton.engine.masks import MaskFiller, StepMasks
 from baton.model.attention.base import Segment, plan_step
 from baton.model.decoders.cuda_graphs import CudaGraphDecoder, with_cuda_graphs
 from baton.model.loading.loader import LoadedModel
+from baton.model.sampling.prompt_scorer import PromptScorer
 from baton.model.sampling.sampler import SampleResult, sample_tokens
 from baton.model.storage import PageStorage
 from baton.model.to_device import int64_tensor
@@ -24,13 +25,16 @@ class ModelStep:
     batch: Batch
     sample_result: SampleResult | None
     masks: StepMasks
+    scorer: PromptScorer | None
     storage: PageStorage
 
     def result(self) -> StepOutput:
         """Waits for the device, also without samples. After it the written pages may be digested and read by peers."""
         sampled = () if self.sample_result is None else self.sample_result.read()
+        scores = {} if self.scorer is None else self.scorer.read()
         self.storage.synchronize()
-        return self.masks.output(self.batch, sampled)
+        output = self.masks.output(self.batch, sampled)
+        return replace(output, scores=scores) if scores else output
 
 
 class ModelRunner:
@@ -66,8 +70,11 @@ class ModelRunner:
     def start(self, batch: Batch) -> ModelStep:
         """Starts a step. The caller takes its result before it starts another one."""
         self._copy(batch)
-        sample_result, masks = self._extend(batch.rows) if batch.rows else (None, StepMasks())
-        return ModelStep(batch, sample_result, masks, self._storage)
+        if not batch.rows:
+            return ModelStep(batch, None, StepMasks(), None, self._storage)
+        scorer = self._scorer(batch.rows)
+        sample_result, masks = self._extend(batch.rows, scorer)
+        return ModelStep(batch, sample_result, masks, scorer, self._storage)
 
     def _copy(self, batch: Batch) -> None:
         for copy in batch.copies:
@@ -76,7 +83,18 @@ class ModelRunner:
             else:
                 self._storage.copy_from_host(copy.slots, copy.pages)
 
-    def _extend(self, rows: tuple[Row, ...]) -> tuple[SampleResult, StepMasks]:
+    def _scorer(self, rows: tuple[Row, ...]) -> PromptScorer | None:
+        """A scorer of the rows that ask for it; None if none does."""
+        if all(row.score is None for row in rows):
+            return None
+        scorer, at = PromptScorer(self._storage.device), 0
+        for index, row in enumerate(rows):
+            if row.score is not None:
+                scorer.add_row(index, at, row.start, row.score)
+            at += len(row.tokens)
+        return scorer
+
+    def _extend(self, rows: tuple[Row, ...], scorer: PromptScorer | None) -> tuple[SampleResult, StepMasks]:
         """Forward pass over the new tokens of all rows; samples for the rows with `sample`, in order.
 
         On a GPU the masks are filled while the pass runs.
@@ -97,6 +115,6 @@ class ModelRunner:
         # Not every model accepts an output head over zero rows, so at least one row is kept.
         places = keep or [len(ids) - 1]
         flat_ids, flat_positions, flat_places = (int64_tensor(x, device) for x in (ids, positions, places))
-        logits = self._decoder.forward(flat_ids, flat_positions, step, flat_places)
+        logits = self._decoder.forward(flat_ids, flat_positions, step, flat_places, scorer)
         masks = StepMasks() if self._masks is None else self._masks.fill(rows)
         return sample_tokens(logits[: len(keep)], specs, self._sampler, masks.rows), masks

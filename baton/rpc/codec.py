@@ -7,6 +7,7 @@ parameters.
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -43,7 +44,11 @@ from baton.domain.request import (
     StopParams,
     TokenLogprobs,
 )
+from baton.domain.scores.prompt_scores import PromptScores
 from baton.rpc.gen import common_pb2 as pb
+
+MAX_SCORE_NUMBERS = 1 << 16
+"""Numbers of a message of scores: 256 KiB."""
 
 CODE_METADATA_KEY = "baton-code"
 Message = TypeVar("Message")
@@ -173,6 +178,7 @@ def encode_request(request: EngineRequest) -> pb.EngineRequest:
         stop=encode_stop(request.stop),
         salt=request.salt,
         constraint=None if request.constraint is None else encode_constraint(request.constraint),
+        prompt_logprobs=request.prompt_logprobs,
     )
 
 
@@ -186,6 +192,7 @@ def decode_request(message: pb.EngineRequest) -> EngineRequest:
         stop=decode_stop(message.stop),
         salt=message.salt,
         constraint=decode_constraint(message.constraint) if message.HasField("constraint") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 
 
@@ -259,6 +266,39 @@ def decode_token(message: pb.OutputToken) -> OutputToken:
         return OutputToken(message.index, message.token)
     top = tuple((entry.token, entry.logprob) for entry in message.top)
     return OutputToken(message.index, message.token, TokenLogprobs(message.logprob, top))
+
+
+def encode_scores(scores: PromptScores) -> list[pb.PromptScores]:
+    """To the wire, in messages of bounded size, each with its check number."""
+    messages = []
+    for part in scores.split(MAX_SCORE_NUMBERS):
+        message = pb.PromptScores(
+            first=part.first,
+            k=part.k,
+            logprobs=part.logprobs,
+            ranks=part.ranks,
+            top_ids=part.top_ids,
+            top_logprobs=part.top_logprobs,
+        )
+        message.check = _check_of(message)
+        messages.append(message)
+    return messages
+
+
+def decode_scores(message: pb.PromptScores) -> PromptScores:
+    """From the wire. Raises `LinkBroken` if they are not those that were sent."""
+    if message.check != _check_of(message):
+        raise LinkBroken("scores were damaged on their way: their check number differs")
+    try:
+        packed = (message.logprobs, message.ranks, message.top_ids, message.top_logprobs)
+        return PromptScores(message.first, message.k, *packed)
+    except ValueError as error:
+        raise LinkBroken(str(error)) from None
+
+
+def _check_of(message: pb.PromptScores) -> int:
+    packed = (message.logprobs, message.ranks, message.top_ids, message.top_logprobs)
+    return zlib.crc32(b"".join(packed), zlib.crc32(struct.pack("<6I", message.first, message.k, *map(len, packed))))
 
 
 def encode_finish(reason: FinishReason | None) -> pb.FinishReason:

@@ -156,6 +156,9 @@ TIER_PAGES_TOTAL = Counter(
 TIER_CORRUPT_TOTAL = Counter(
     "baton_tier_corrupt", "Pages read from a tier whose bytes had another digest.", ["tier"], registry=REGISTRY
 )
+PROMPT_SCORES_TOTAL = Counter(
+    "baton_prompt_scores", "Prompt tokens whose log probabilities were computed.", ["role"], registry=REGISTRY
+)
 GENERATED_TOKENS_TOTAL = Counter("baton_generated_tokens", "Tokens sampled.", ["role"], registry=REGISTRY)
 TOKENS_RECOMPUTED_TOTAL = Counter(
     "baton_tokens_recomputed",

@@ -42,6 +42,7 @@ class EngineRequestValidator:
         self._check_sampling(request.sampling)
         if request.constraint is not None:
             self._check_constraint(request.constraint)
+        _require((request.prompt_logprobs or 0) <= self.vocab_size, "prompt_logprobs", f"are over {self.vocab_size}")
         self._check_length(len(request.tokens))
         return request
 

@@ -8,7 +8,7 @@ from baton.domain.handoff import Suspect
 from baton.domain.ids import AttemptId, WorkerId
 from baton.domain.request import FinishReason, OutputToken
 from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes
-from baton.engine.messages import Fail
+from baton.engine.messages import Fail, Scored
 from baton.transfer.base import Pull
 
 
@@ -76,7 +76,7 @@ class EmitTokens:
     times: DecodeTimes | None = None
 
 
-OutwardEffect = AskCommit | ConfirmCommit | AbortHandoff | AskVerdict | ReportImported | EmitTokens | Fail
+OutwardEffect = AskCommit | ConfirmCommit | AbortHandoff | AskVerdict | ReportImported | Scored | EmitTokens | Fail
 """Performed in the asyncio loop."""
 
 DecodeEffect = Pull | OutwardEffect

@@ -22,7 +22,7 @@ from baton.engine.handoff.import_commands import (
     SourceReplaced,
     VerdictArrived,
 )
-from baton.engine.messages import Abort, Fail
+from baton.engine.messages import Abort, Fail, Scored
 from baton.engine.page_scrub import PageScrub
 from baton.engine.step_metrics import monotonic_s
 from baton.engine.turn import EngineTurn
@@ -216,6 +216,8 @@ class DecodeLoop:
         match effect:
             case EmitTokens(_, tokens):
                 metrics.GENERATED_TOKENS_TOTAL.labels("decode").inc(len(tokens))
+            case Scored(_, scores):
+                metrics.PROMPT_SCORES_TOTAL.labels("decode").inc(len(scores))
             case ReportImported():
                 metrics.COMMIT_TOTAL.labels(effect.times.proof).inc()
                 self._count_prompt(effect.num_prompt_tokens, effect.num_cached_tokens)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-from baton.engine.messages import Fail
+from baton.engine.messages import Fail, Scored
 from baton.transfer.base import PullEvent, PullOutcome
 from baton.worker.handoff.links import PrefillLinks
 from baton.worker.recent_attempts import RecentAttempts
@@ -59,6 +59,8 @@ class DecodeOutbox:
                 case EmitTokens(id, _, finish, times):
                     if finish is not None:
                         self._recent.add(id, times)
+                    self._streams.deliver(id, effect)
+                case Scored(id):
                     self._streams.deliver(id, effect)
                 case AskCommit(id):
                     self._handoffs.commit(id, wants_reply=True)

@@ -29,9 +29,9 @@ from baton.domain.ids import AttemptId, PageId, PageKey
 from baton.domain.request import EngineRequest, OutputToken, SampledToken, finish_reason
 from baton.domain.timing.row_timer import RowTimer, StepTotals
 from baton.domain.timing.step_time import StepShape
-from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, StepOutput
+from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, ScoreSpec, StepOutput
 from baton.engine.chunking import ChunkBudget, cut
-from baton.engine.messages import Fail
+from baton.engine.messages import Fail, Scored
 from baton.engine.transition_log import log_transition
 from baton.kv.growth import GrowthReserve, RowGrowth
 from baton.kv.keys import page_keys
@@ -193,6 +193,8 @@ class DecodeScheduler:
             if row is None:  # aborted while the step ran
                 continue
             self._advance_row(row, batch_row.start + len(batch_row.tokens))
+            if index in output.scores:
+                effects.append(Scored(row.request.id, output.scores[index]))
             if sampled is not None:
                 effects.append(self._append_token(row, sampled, now))
             elif index in output.failures:
@@ -291,7 +293,8 @@ class DecodeScheduler:
         spec = None
         if end == len(row.tokens):
             spec = SampleSpec.of(request, row.tokens)
-        return Row(request.id, row.tokens[start:end], start, row.table.pages, spec)
+        score = ScoreSpec.of(request, start, end) if row in self._local else None
+        return Row(request.id, row.tokens[start:end], start, row.table.pages, spec, score)
 
     def _settle(self, batch: Batch, by_id: Mapping[AttemptId, _Row]) -> None:
         """Hashes the pages that a step has filled, in one batch: on a GPU each call copies to the host."""

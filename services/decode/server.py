@@ -16,7 +16,7 @@ from baton.domain.ids import AttemptId, Incarnation, PageKey, ReservationId, Wor
 from baton.domain.trace_context import TraceContext
 from baton.engine.mailbox import Mailbox
 from baton.engine.masks import MaskFiller
-from baton.engine.messages import Abort, Fail
+from baton.engine.messages import Abort, Fail, Scored
 from baton.engine.reply import Reply
 from baton.engine.step_metrics import monotonic_s
 from baton.kv.keys import KEY_BYTES
@@ -37,7 +37,7 @@ from services.decode.kv_import import Busy, Reserved
 
 log = get_logger()
 
-DecodeStreamEvent = ReportImported | EmitTokens | Fail
+DecodeStreamEvent = ReportImported | Scored | EmitTokens | Fail
 EVENT_TIMEOUT_S = 600.0
 """Longest silence of a row; bounds the wait of a preempted one."""
 ENGINE_TIMEOUT_S = 30.0
@@ -160,6 +160,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             except DeadlineExceeded as error:
                 self._mailbox.put(Abort(id, str(error)))
                 event = Fail(id, error)
+            if isinstance(event, Scored):
+                for message in codec.encode_scores(event.scores):
+                    yield decode_pb2.GenerateEvent(scores=message)
+                continue
             _log(event)
             yield _encode(event)
             if isinstance(event, Fail) or (isinstance(event, EmitTokens) and event.finish is not None):
@@ -193,7 +197,7 @@ def _encode_reservation(answer: Reserved | Busy) -> decode_pb2.ReserveReply:
             return decode_pb2.ReserveReply(busy=busy)
 
 
-def _encode(event: DecodeStreamEvent) -> decode_pb2.GenerateEvent:
+def _encode(event: ReportImported | EmitTokens | Fail) -> decode_pb2.GenerateEvent:
     match event:
         case EmitTokens(_, tokens, finish, times):
             message = decode_pb2.Tokens(

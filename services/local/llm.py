@@ -16,6 +16,7 @@ from typing import Literal, overload
 from baton.domain.errors import Broken
 from baton.domain.ids import AttemptId
 from baton.domain.request import FinishReason, SamplingParams, StopParams
+from baton.domain.scores.prompt_scores import ScoredToken
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import load_model
 from baton.settings.model_source import resolve_model
@@ -95,6 +96,15 @@ class LLM:
         encoded = self._encode(prompts)
         stream_of_tokens = self._stream(encoded, sampling or self.default_sampling(), stop)
         return stream_of_tokens if stream else self._collect(encoded, stream_of_tokens)
+
+    def score(self, prompts: Prompt | Sequence[Prompt], k: int = 0) -> list[list[ScoredToken]]:
+        """Scores each token of every prompt but the first, with the `k` best beside it. Raises `BatonError`."""
+        scored = []
+        for prompt in self._encode(prompts):
+            self.pair.submit(prompt, SamplingParams(temperature=0.0), StopParams(1), prompt_logprobs=k)
+            found = next((part.scores for part in self.pair.run() if part.scores is not None), None)
+            scored.append([] if found is None else found.tokens(k))
+        return scored
 
     def default_sampling(self) -> SamplingParams:
         """The model's recommended parameters, with a random seed."""

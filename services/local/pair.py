@@ -16,20 +16,21 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from baton.domain.errors import BatonError, Broken, IntegrityFailure
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, SamplingParams, StopParams
+from baton.domain.scores.prompt_scores import PromptScores, join_scores
 from baton.domain.worker import WorkerRole
 from baton.engine.chunking import ChunkBudget
 from baton.engine.handoff.export_commands import CommitExport, ReleaseExport
 from baton.engine.handoff.export_events import Seal
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.mailbox import Mailbox
-from baton.engine.messages import Abort, Fail
+from baton.engine.messages import Abort, Fail, Scored
 from baton.engine.page_scrub import PageScrub
 from baton.engine.reply import Reply
 from baton.engine.runner import ModelRunner
@@ -94,11 +95,12 @@ class PairLimits:
 
 @dataclass(frozen=True, slots=True)
 class PairTokens:
-    """New tokens of one request; `finish` comes with the last."""
+    """New tokens of one request; `finish` comes with the last, `scores` of its prompt with the first."""
 
     id: AttemptId
     tokens: tuple[OutputToken, ...]
     finish: FinishReason | None
+    scores: PromptScores | None = None
 
 
 class LocalPair:
@@ -118,11 +120,14 @@ class LocalPair:
         self.prefill = self._make_prefill(limits)
         self.decode = self._make_decode(limits)
         self._live: set[AttemptId] = set()
+        self._scores: dict[AttemptId, list[PromptScores]] = {}
 
-    def submit(self, prompt: tuple[int, ...], sampling: SamplingParams, stop: StopParams) -> AttemptId | None:
+    def submit(
+        self, prompt: tuple[int, ...], sampling: SamplingParams, stop: StopParams, prompt_logprobs: int | None = None
+    ) -> AttemptId | None:
         """Starts a request; None while decode has no room. Raises `ContextOverflow` for one that can never fit."""
         id = AttemptId(RequestId(uuid.uuid4().hex), 1)
-        request = EngineRequest(id, prompt, len(prompt), sampling, stop)
+        request = EngineRequest(id, prompt, len(prompt), sampling, stop, prompt_logprobs=prompt_logprobs)
         reply: DirectReply[Reserved | Busy] = DirectReply()
         keys = tuple(page_keys(prompt, self._page_size, ""))
         self._decode_mailbox.put(Reserve(id, len(prompt), keys, NO_DEADLINE_S, reply))
@@ -165,6 +170,7 @@ class LocalPair:
             self._prefill_mailbox.put(Abort(id, "stopped"))
             self._decode_mailbox.put(Abort(id, "stopped"))
         self._live.clear()
+        self._scores.clear()
         for _ in range(MAX_IDLE_STEPS):
             self.prefill.turn()
             self.decode.turn()
@@ -186,7 +192,11 @@ class LocalPair:
                 self._decode_mailbox.put(event)
             case Seal(id, index, first, finish):
                 self._decode_mailbox.put(SealArrived(id, SealInfo(first, finish, event.num_pages)))
-                yield self._tokens(id, (OutputToken(index, first.token, first.logprobs),), finish)
+                parts = self._scores.pop(id, None)
+                tokens = self._tokens(id, (OutputToken(index, first.token, first.logprobs),), finish)
+                yield tokens if parts is None else replace(tokens, scores=join_scores(parts))
+            case Scored(id, scores):
+                self._scores.setdefault(id, []).append(scores)
             case Fail(_, error):
                 raise error
 

@@ -8,7 +8,7 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.request import EngineRequest
 from baton.engine.handoff.export_commands import CommitExport, ReleaseExport, RenewLeases
 from baton.engine.handoff.export_events import ExportEnded, ExportExpired, Seal
-from baton.engine.messages import Abort, Fail
+from baton.engine.messages import Abort, Fail, Scored
 from services.prefill.scheduler import Progress
 
 
@@ -30,4 +30,4 @@ class TierEnded:
 PrefillCommand = AddPrompt | Abort | ReleaseExport | RenewLeases | CommitExport | TierEnded
 
 
-PrefillEvent = PublishedChunk | Progress | Seal | Fail | ExportExpired | ExportEnded
+PrefillEvent = PublishedChunk | Progress | Scored | Seal | Fail | ExportExpired | ExportEnded

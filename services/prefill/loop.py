@@ -13,7 +13,7 @@ from baton.engine.batch import Runner
 from baton.engine.handoff.export_commands import CommitExport, ReleaseExport, RenewalAnswer, RenewLeases
 from baton.engine.handoff.export_events import ExportEnded, Seal
 from baton.engine.handoff.kv_export import ExportTable
-from baton.engine.messages import Abort, Fail
+from baton.engine.messages import Abort, Fail, Scored
 from baton.engine.page_scrub import PageScrub
 from baton.engine.step_metrics import monotonic_s
 from baton.engine.turn import EngineTurn
@@ -127,6 +127,9 @@ class PrefillLoop:
                 metrics.CACHED_TOKENS_TOTAL.labels("prefill", "device").inc(times.cached_tokens - from_file)
                 metrics.CACHED_TOKENS_TOTAL.labels("prefill", "file").inc(from_file)
                 metrics.GENERATED_TOKENS_TOTAL.labels("prefill").inc()
+                return effect
+            case Scored(_, scores):
+                metrics.PROMPT_SCORES_TOTAL.labels("prefill").inc(len(scores))
                 return effect
             case _:
                 return effect

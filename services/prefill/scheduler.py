@@ -35,11 +35,11 @@ from baton.domain.errors import (
 from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, PageId
 from baton.domain.request import EngineRequest, SampledToken, finish_reason
-from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
+from baton.engine.batch import Batch, Row, SampleSpec, ScoreSpec, StepOutput
 from baton.engine.chunking import StepBudget
 from baton.engine.handoff.export_events import ExportExpired, Seal
 from baton.engine.handoff.kv_export import ExportTable
-from baton.engine.messages import Fail
+from baton.engine.messages import Fail, Scored
 from baton.kv.file_tier.lower_tier import LowerTier, TierUse
 from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
@@ -64,7 +64,7 @@ class Progress:
     num_tokens: int
 
 
-PrefillEffect = PublishedChunk | Progress | Seal | Fail | ExportExpired
+PrefillEffect = PublishedChunk | Progress | Scored | Seal | Fail | ExportExpired
 
 
 class PrefillScheduler:
@@ -127,7 +127,8 @@ class PrefillScheduler:
         num_decode_pages = min(decode_prefix_len, len(request.tokens) - 1) // size  # the last page is always published
         prompt = Prompt(request, table, deadline, received_at, num_published=num_decode_pages)
         prompt.keys = page_keys(request.tokens, size, request.salt)
-        prompt.num_matchable = (len(request.tokens) - 1) // size
+        # A cached position has no hidden state to score from: a prompt that is scored is computed from the first token.
+        prompt.num_matchable = (len(request.tokens) - 1) // size if request.prompt_logprobs is None else 0
         if self._tags is not None:
             prompt.identities = self._tags.identities(request)
         if self._tier is not None:
@@ -234,6 +235,8 @@ class PrefillScheduler:
                 self.abort(row.id)
                 effects.append(Fail(row.id, output.failures[index]))
                 continue
+            if index in output.scores:
+                effects.append(Scored(row.id, output.scores[index]))
             effects += self._publish(prompt, now)
             effects += self._seal(prompt, sampled, now) if sampled else [Progress(row.id, prompt.num_filled)]
         return effects
@@ -319,7 +322,8 @@ class PrefillScheduler:
         end = start + num_tokens
         spec = SampleSpec.of(prompt.request, tokens) if end == len(tokens) else None
         prompt.start_chunk(num_tokens, now)
-        return Row(prompt.request.id, tokens[start:end], start, prompt.table.pages, spec)
+        score = ScoreSpec.of(prompt.request, start, end)
+        return Row(prompt.request.id, tokens[start:end], start, prompt.table.pages, spec, score)
 
     def _publish(self, prompt: Prompt, now: float) -> list[PrefillEffect]:
         done = prompt.num_remaining == 0

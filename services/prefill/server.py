@@ -16,7 +16,7 @@ from baton.domain.request import OutputToken
 from baton.engine.handoff.export_events import Seal
 from baton.engine.mailbox import Mailbox
 from baton.engine.masks import MaskFiller
-from baton.engine.messages import Abort, Fail
+from baton.engine.messages import Abort, Fail, Scored
 from baton.engine.step_metrics import monotonic_s
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, prefill_pb2, prefill_pb2_grpc
@@ -31,7 +31,7 @@ from services.prefill.scheduler import Progress
 
 log = get_logger()
 
-PrefillStreamEvent = Progress | Seal | Fail
+PrefillStreamEvent = Progress | Scored | Seal | Fail
 GRACE_S = 5.0
 """Time after a request's deadline that its stream waits for the engine to report it."""
 
@@ -74,7 +74,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
                 return
             yield prefill_pb2.PrefillEvent(accepted=prefill_pb2.Accepted())
             async for event in self._stream_events(id, add.deadline_s + GRACE_S):
-                ended = not event.HasField("progress")
+                ended = event.WhichOneof("event") in ("sealed", "failed")
                 yield event
         finally:
             self._streams.close(id)
@@ -95,6 +95,10 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             except DeadlineExceeded as error:
                 event = Fail(id, error)
             _log(event)
+            if isinstance(event, Scored):
+                for message in codec.encode_scores(event.scores):
+                    yield prefill_pb2.PrefillEvent(scores=message)
+                continue
             yield _encode(event)
             if not isinstance(event, Progress):
                 return
@@ -122,7 +126,7 @@ def _log(event: PrefillStreamEvent) -> None:
             pass
 
 
-def _encode(event: PrefillStreamEvent) -> prefill_pb2.PrefillEvent:
+def _encode(event: Progress | Seal | Fail) -> prefill_pb2.PrefillEvent:
     match event:
         case Progress(_, num_tokens):
             return prefill_pb2.PrefillEvent(progress=prefill_pb2.Progress(num_computed_tokens=num_tokens))

@@ -128,6 +128,7 @@ def build_frontend(
         store_access.durability,
         unread,
         may_return,
+        dispatcher,
     )
     response_context = ResponseContext(
         dispatcher,
@@ -138,6 +139,7 @@ def build_frontend(
         limits.ping_interval_s,
         limits.always_ids,
         unread,
+        resumer.scoring,
     )
     return Frontend(
         text,

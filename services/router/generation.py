@@ -13,6 +13,7 @@ from typing import Protocol
 from baton.domain.constraint import Constraint
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken, SamplingParams, StopParams
+from baton.domain.scores.prompt_scores import PromptScores
 from baton.telemetry.sequence_timer import SequenceTimer
 
 
@@ -24,6 +25,9 @@ class SequenceSpec:
     prompt tokens cached then, the attempt and owner tag that the store has opened for it, and the fingerprint of its
     last workers. Only workers with that fingerprint may continue: a client may have heard tokens that are not in the
     store.
+
+    `prompt_logprobs`: as many best tokens are scored at each position of the prompt; None: nothing is. The scores come
+    with the first chunk.
 
     `tenant` is "" without API keys. A higher `priority` comes first within a tenant. Only workers with this router's
     grammar library run a sequence with a `constraint`.
@@ -43,18 +47,21 @@ class SequenceSpec:
     priority: int = 0
     owner_tag: int = 0
     constraint: Constraint | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
     """Tokens in order, without gap or duplicate. `finish` comes with the last one.
 
-    `num_cached_tokens`: prompt tokens that were in a prefix cache, of prefill or decode.
+    `num_cached_tokens`: prompt tokens that were in a prefix cache, of prefill or decode. `prompt_scores`: come with the
+    first tokens, if they were asked for.
     """
 
     tokens: tuple[OutputToken, ...]
     num_cached_tokens: int
     finish: FinishReason | None = None
+    prompt_scores: PromptScores | None = None
 
 
 class AdmittedRequest(Protocol):

@@ -9,6 +9,7 @@ client sees a pause.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from services.router.openai.request_parser import ParsedRequest, RawRequest
 from services.router.openai.response_builder import FinishedChoice
 from services.router.openai.valid_request import ValidRequest
 from services.router.streaming.generation_source import GenerationSource
+from services.router.streaming.prompt_scoring import PromptScoring
 from services.router.streaming.sse_stream import SseStream
 from services.router.streaming.token_stream import DISCONNECT_GRACE_S, ChunkSource, TokenStream
 from services.router.streaming.unread_buffer import UnreadBudget
@@ -45,7 +47,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """The parts that every response needs. `follow`: the tokens of a request that another router runs."""
+    """The parts that every response needs. `follow`: the tokens of a request that another router runs.
+
+    `scoring`: of the prompts of a request that asks for it.
+    """
 
     dispatcher: Dispatcher
     text: TextModel
@@ -55,6 +60,7 @@ class ResponseContext:
     ping_interval_s: float
     always_ids: bool
     unread: UnreadBudget
+    scoring: Callable[[ValidRequest], PromptScoring | None]
 
 
 class GenerationResponse(Response):
@@ -76,8 +82,9 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Responds, unless the client disconnects first."""
         request = self._parsed.request
+        context = self._context
         stream = self._stream = TokenStream(
-            self._context.text, request, self._source, self._follow, self._context.unread
+            context.text, request, self._source, self._follow, context.unread, context.scoring(request)
         )
         try:
             with self._context.supersede_listener.listening(request.sequences, stream.abort):
@@ -120,7 +127,12 @@ class GenerationResponse(Response):
                     if self._timer.sequences and event.finish is not None:
                         self._timer.sequences[event.choice].finish(event.finish.value)
         finished = [_finished_choice(choice, events) for choice, events in choices.items()]
-        body = self._parsed.response_builder.response(finished, stream.usage())
+        builder, scores = self._parsed.response_builder, stream.prompt_scores
+        builder.use_scores(scores)
+        if scores:  # of long prompts they take seconds
+            body = await asyncio.to_thread(builder.response, finished, stream.usage())
+        else:
+            body = builder.response(finished, stream.usage())
         return Response(body, headers=await self._call_headers(), media_type="application/json")
 
     def _follow(self, error: Superseded) -> ChunkSource:

@@ -6,7 +6,7 @@ events before the cursor of the client are left out.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -19,11 +19,13 @@ from baton.telemetry.metrics import STREAMS_RESUMED_TOTAL
 from baton.telemetry.request_traces import RequestTraces
 from services.router.edge.disconnect import cancel_on_disconnect
 from services.router.edge.http_errors import RequestNotFound
+from services.router.generation import Dispatcher
 from services.router.openai.fields import short_repr
 from services.router.openai.request_parser import ParsedRequest, RequestParser
 from services.router.openai.valid_request import ValidRequest
 from services.router.respond import response_headers
 from services.router.streaming.cursor import Cursor
+from services.router.streaming.prompt_scoring import PromptScoring
 from services.router.streaming.sse_stream import SseStream, num_tail_events
 from services.router.streaming.token_stream import DISCONNECT_GRACE_S, TokenStream
 from services.router.streaming.unread_buffer import UnreadBudget
@@ -55,6 +57,7 @@ class Resumer:
     durability: Callable[[], Durability]
     unread: UnreadBudget
     may_return: Callable[[RequestId], Awaitable[bool]]
+    dispatcher: Dispatcher
 
     async def find(self, id: RequestId, tenant: str) -> CallRecord:
         """The call. Raises `RequestNotFound`, also for a call of another tenant, or `LookupUnavailable`.
@@ -97,6 +100,20 @@ class Resumer:
         except StoreUnavailable:
             raise _lookup_unavailable() from None
 
+    def scoring(self, request: ValidRequest, seen: Sequence[int] = ()) -> PromptScoring | None:
+        """Scores the prompts of a request that asks for it. `seen`: events of each choice that the client has."""
+        if request.scores is None:
+            return None
+        return PromptScoring(request, self.dispatcher, self._fingerprint_of, seen)
+
+    async def _fingerprint_of(self, id: RequestId) -> str:
+        """Raises `LookupUnavailable`."""
+        try:
+            record = await self.store.get(id)
+        except StoreUnavailable:
+            raise _lookup_unavailable() from None
+        return "" if record is None else record.fingerprint
+
     def follow(
         self, request: ValidRequest, seed: CallRecord | None, superseded: Superseded | None = None
     ) -> JournalReader:
@@ -121,7 +138,8 @@ class ResumedResponse(Response):
         STREAMS_RESUMED_TOTAL.inc()
         request = self._parsed.request
         source = self._resumer.follow(request, self._record)
-        stream = TokenStream(self._resumer.text, request, source, unread=self._resumer.unread)
+        scoring = self._resumer.scoring(request, self._after.counts)
+        stream = TokenStream(self._resumer.text, request, source, unread=self._resumer.unread, scoring=scoring)
         events = SseStream(send, self._parsed, stream, with_ids=True, after=self._after)
         try:
             running = events.run(self._call_headers, self._resumer.ping_interval_s)

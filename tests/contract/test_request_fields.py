@@ -57,6 +57,7 @@ OTHER_VALUES: dict[str, Any] = {
     "min_new_tokens": 1,
     "stop": "x",
     "stop_token_ids": [7],
+    "prompt_logprobs": 2,
     "priority": 2,
     "cache_salt": "s",
     "extra_key": "s",

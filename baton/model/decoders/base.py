@@ -6,6 +6,7 @@ pages and positions, no requests.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -13,14 +14,44 @@ import torch
 from baton.model.attention.base import StepMetadata
 
 
+class LogitsReader(Protocol):
+    """Reads logits of many tokens, a few at a time, so that they are never all there at once."""
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of logits at a time."""
+        ...
+
+    @property
+    def places(self) -> torch.Tensor:
+        """Indices of the flat tokens whose logits are read."""
+        ...
+
+    def add(self, logits: torch.Tensor) -> None:
+        """Takes the next rows [at most `max_rows`, vocab_size]; they may be overwritten afterwards."""
+        ...
+
+
+def read_in_parts(reader: LogitsReader, hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Passes the logits of `hidden` [tokens, hidden_size] on to the reader."""
+    for part in hidden.split(reader.max_rows):
+        reader.add(head(part))
+
+
 class Decoder(Protocol):
     """A model over one storage of its geometry. Used from one thread, one step at a time."""
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: StepMetadata,
+        keep: torch.Tensor,
+        reader: LogitsReader | None = None,
     ) -> torch.Tensor:
         """Returns logits [len(keep), vocab_size] after the tokens at indices `keep` of the flat [tokens] tensors.
 
-        Afterwards the pages hold K and V of every token of the step.
+        `reader` gets those of further tokens, before the return. Afterwards the pages hold K and V of every token of
+        the step.
         """
         ...

@@ -19,7 +19,7 @@ from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import Broken
 from baton.model.attention.base import AttentionBackend, Segment, StepMetadata
 from baton.model.attention.flashinfer_backend import FlashinferAttention
-from baton.model.decoders.base import Decoder
+from baton.model.decoders.base import Decoder, LogitsReader
 from baton.model.decoders.lean import LeanDecoder
 from baton.model.storage import PageStorage
 from baton.model.to_device import int64_tensor
@@ -118,12 +118,17 @@ class CudaGraphDecoder:
         self._graphs = graphs[::-1]
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: StepMetadata,
+        keep: torch.Tensor,
+        reader: LogitsReader | None = None,
     ) -> torch.Tensor:
         """See `Decoder.forward`."""
         place = bisect.bisect_left(self.sizes, len(step.segments))
-        if place == len(self.sizes) or not step.is_decode_only:
-            return self._decoder.forward(input_ids, positions, step, keep)
+        if place == len(self.sizes) or not step.is_decode_only or reader is not None:
+            return self._decoder.forward(input_ids, positions, step, keep, reader)
         return self._graphs[place].forward(input_ids, positions, step).index_select(0, keep)
 
 

@@ -15,6 +15,7 @@ from torch.nn.functional import embedding
 
 from baton.model.attention.base import AttentionBackend, AttentionCall, StepMetadata
 from baton.model.attention.layers import ObservedLayer
+from baton.model.decoders.base import LogitsReader, read_in_parts
 from baton.model.decoders.lean_weights import ExpertFeedForward, GatedFeedForward, LeanModel
 from baton.model.decoders.ops import Ops
 from baton.model.storage import PageStorage
@@ -43,12 +44,22 @@ class LeanDecoder:
         self._scale = _embedding_scale(model)
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: StepMetadata,
+        keep: torch.Tensor,
+        reader: LogitsReader | None = None,
     ) -> torch.Tensor:
         """See `Decoder.forward`."""
         self.clear_partial_pages(step)
         self._backend.begin(step)
-        return self.compute(input_ids, positions, step, keep)
+        if reader is None:
+            return self.compute(input_ids, positions, step, keep)
+        with torch.inference_mode():
+            hidden = self._hidden(input_ids, positions, step, torch.cat((keep, reader.places)))
+            read_in_parts(reader, hidden[len(keep) :], self._logits)
+            return self._logits(hidden[: len(keep)])
 
     def clear_partial_pages(self, step: StepMetadata) -> None:
         """Zeros the pages that a step begins and does not fill. The first part of `forward`, before the plan."""

@@ -5,8 +5,11 @@ Called by the runner on the engine thread, and by the self-check. Knows pages an
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -14,7 +17,9 @@ from baton.domain.errors import Broken
 from baton.model.attention.base import AttentionBackend, StepMetadata
 from baton.model.attention.hf_hook import PagedHandler, use_handler
 from baton.model.attention.layers import ObservedLayer
+from baton.model.decoders.base import LogitsReader, read_in_parts
 from baton.model.storage import PageStorage
+from baton.model.to_device import int64_tensor
 
 
 class StockDecoder:
@@ -34,17 +39,56 @@ class StockDecoder:
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, step: StepMetadata, keep: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: StepMetadata,
+        keep: torch.Tensor,
+        reader: LogitsReader | None = None,
     ) -> torch.Tensor:
         """See `Decoder.forward`. Raises `Broken` if a layer was skipped."""
         if step.partial_pages.numel():
             self._storage.clear(step.partial_pages)
         self._backend.begin(step)
         handler = PagedHandler(self._storage, self._backend, step)
-        wanted = {"logits_to_keep": keep} if self._keeps_logits else {}
+        inputs = {"input_ids": input_ids[None], "position_ids": positions[None], "use_cache": False}
         with use_handler(handler), torch.inference_mode():
-            output = self._model(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, **wanted)
+            logits = self._logits(keep, inputs) if reader is None else self._read_logits(keep, inputs, reader)
         if handler.num_calls != self._num_layers:
             raise Broken(f"{handler.num_calls} of {self._num_layers} layers attended")
-        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _logits(self, keep: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+        wanted = {"logits_to_keep": keep} if self._keeps_logits else {}
+        logits: torch.Tensor = self._model(**inputs, **wanted).logits[0]
         return logits if self._keeps_logits else logits[keep]
+
+    def _read_logits(self, keep: torch.Tensor, inputs: dict[str, Any], reader: LogitsReader) -> torch.Tensor:
+        """Runs the layers once and the model's own head on a few tokens at a time.
+
+        What a family does behind the head (a soft cap, a scale) is part of its `forward`. So that runs for each part,
+        with an output of the layers that is there already.
+        """
+        base: Any = self._model.base_model
+        output = base(**inputs)
+        hidden = output.last_hidden_state[0]
+
+        def head(rows: torch.Tensor) -> torch.Tensor:
+            part = copy.copy(output)
+            part.last_hidden_state = rows[None]
+            every = int64_tensor(range(len(rows)), rows.device)
+            with _replaced_forward(base, part):
+                return self._logits(every, {"input_ids": every[None], "use_cache": False})
+
+        read_in_parts(reader, hidden[reader.places], head)
+        return head(hidden[keep])
+
+
+@contextmanager
+def _replaced_forward(module: torch.nn.Module, output: object) -> Iterator[None]:
+    """Inside the block the module returns `output`, whatever its input is."""
+    module.forward = lambda *_, **__: output
+    try:
+        yield
+    finally:
+        del module.forward

@@ -78,7 +78,7 @@ class StopParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EngineRequest(_message.Message):
-    __slots__ = ("id", "tokens", "num_prompt_tokens", "sampling", "stop", "salt", "constraint")
+    __slots__ = ("id", "tokens", "num_prompt_tokens", "sampling", "stop", "salt", "constraint", "prompt_logprobs")
     ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class EngineRequest(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     id: AttemptId
     tokens: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -93,7 +94,8 @@ class EngineRequest(_message.Message):
     stop: StopParams
     salt: str
     constraint: Constraint
-    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., salt: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: int
+    def __init__(self, id: _Optional[_Union[AttemptId, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., salt: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("phases", "loop_to", "eos", "ignore_eos", "min_tokens")
@@ -162,6 +164,24 @@ class OutputToken(_message.Message):
     logprob: float
     top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     def __init__(self, index: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class PromptScores(_message.Message):
+    __slots__ = ("first", "k", "logprobs", "ranks", "top_ids", "top_logprobs", "check")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    k: int
+    logprobs: bytes
+    ranks: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+    check: int
+    def __init__(self, first: _Optional[int] = ..., k: _Optional[int] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "message", "decode", "seen", "verdict")

@@ -61,14 +61,16 @@ class GenerateRequest(_message.Message):
     def __init__(self, request: _Optional[_Union[_common_pb2.EngineRequest, _Mapping]] = ..., reservation_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., prefill_incarnation: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("imported", "tokens", "failed")
+    __slots__ = ("imported", "tokens", "failed", "scores")
     IMPORTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
     imported: Imported
     tokens: Tokens
     failed: _common_pb2.Failure
-    def __init__(self, imported: _Optional[_Union[Imported, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+    scores: _common_pb2.PromptScores
+    def __init__(self, imported: _Optional[_Union[Imported, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., scores: _Optional[_Union[_common_pb2.PromptScores, _Mapping]] = ...) -> None: ...
 
 class Imported(_message.Message):
     __slots__ = ("times", "first_token")

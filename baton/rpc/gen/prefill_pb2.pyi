@@ -16,16 +16,18 @@ class PrefillRequest(_message.Message):
     def __init__(self, request: _Optional[_Union[_common_pb2.EngineRequest, _Mapping]] = ..., decode_prefix_len: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class PrefillEvent(_message.Message):
-    __slots__ = ("accepted", "progress", "sealed", "failed")
+    __slots__ = ("accepted", "progress", "sealed", "failed", "scores")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     progress: Progress
     sealed: Sealed
     failed: _common_pb2.Failure
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+    scores: _common_pb2.PromptScores
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., scores: _Optional[_Union[_common_pb2.PromptScores, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ()

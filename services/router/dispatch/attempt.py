@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -23,9 +24,10 @@ from typing import Any, Self
 import grpc
 
 from baton.domain.errors import BatonError, DeadlineExceeded, LinkBroken, WorkerLost
+from baton.domain.scores.prompt_scores import PromptScores
 from baton.domain.worker import WorkerRole
 from baton.kv.keys import page_keys
-from baton.rpc.codec import decode_failure, decode_finish, decode_token, encode_request
+from baton.rpc.codec import decode_failure, decode_finish, decode_scores, decode_token, encode_request
 from baton.rpc.gen import common_pb2, decode_pb2, prefill_pb2
 from baton.rpc.times_codec import decode_decode_times, decode_import_times, decode_prefill_times
 from baton.rpc.token_check import Checked, verify_check
@@ -33,6 +35,7 @@ from baton.telemetry.metrics import INDEX_ERROR
 from baton.telemetry.request_trace import Stage
 from services.router.dispatch.aborts import Aborts
 from services.router.dispatch.reserve import PairReservation
+from services.router.dispatch.scores.collector import ScoreCollector
 from services.router.dispatch.tracked_request import TrackedRequest
 from services.router.dispatch.worker_errors import (
     AttemptFailure,
@@ -74,6 +77,7 @@ class Attempt:
         self._decoding = False
         self._num_predicted = 0  # tokens that prefill has cached, by the index
         self._first: tuple[int, int] | None = None  # index and token of the seal
+        self._scores = ScoreCollector(self._request, self._pair.prefill.vocab_size)
         self._sealed: asyncio.Future[prefill_pb2.Sealed] = asyncio.get_running_loop().create_future()
         self._held: deque[_Read] = deque()
         self._read_task: asyncio.Task[_Read] | None = None
@@ -154,6 +158,8 @@ class Attempt:
             match event.WhichOneof("event"):
                 case "failed":
                     raise self._decode_failure(event.failed)
+                case "scores" if self._pair.local and not self._decoding:
+                    self._add_scores(event.scores)
                 case "imported" if not self._decoding:
                     self._on_imported(event.imported)
                 case "tokens":
@@ -206,11 +212,15 @@ class Attempt:
                     case "accepted":
                         self._accepted = True
                         self._tracked.timer.stamp(Stage.DISPATCH)
+                    case "scores" if not self._sealed.done():
+                        self._add_scores(event.scores)
                     case "sealed" if not self._sealed.done():
                         self._sealed.set_result(event.sealed)
                     case "failed":
                         error = error or classify_reported(decode_failure(event.failed), PREFILL)
                         self._fail_seal(error)
+        except AttemptFailure as failure:
+            error = failure
         except grpc.aio.AioRpcError as rpc_error:
             error = self._broken(PREFILL, rpc_error)
         finally:
@@ -224,12 +234,13 @@ class Attempt:
         token, finish = decode_token(sealed.first_token), decode_finish(sealed.finish_reason)
         if finish is None and self._prefill_only:
             raise _damaged("a seal without an end, where the first token is the last")
+        scores = self._take_scores()
         self._first = token.index, token.token
         INDEX_ERROR.observe(abs(self._num_predicted - sealed.num_cached_tokens))
         chunk = self._tracked.on_sealed(token, sealed.num_cached_tokens, finish)
         if chunk.finish is not None:
             self._abort_reason = "finished"  # frees the reservation and the pins
-        return chunk
+        return self._with_scores(chunk, scores)
 
     def _on_imported(self, imported: decode_pb2.Imported) -> None:
         """Records the import. Raises `AttemptFailure` if decode continues from another token than the client has."""
@@ -251,7 +262,9 @@ class Attempt:
         if not self._decoding and not self._pair.local:
             raise _damaged("tokens before the import")
         _verify(message)
+        scores = None
         if not self._decoding:
+            scores = self._take_scores() if self._pair.local else None
             self._on_decoding()
         finish = decode_finish(message.finish_reason) if message.finish_reason else None
         chunk = self._tracked.emit(tuple(map(decode_token, message.tokens)), finish)
@@ -262,7 +275,27 @@ class Attempt:
             decode, request = self._pair.decode, self._tracked.engine_request()
             computed = request.tokens[:-1]  # no step has computed the KV of the last token
             self._workers.add_cached_pages(decode, page_keys(computed, decode.page_size, request.salt))
-        return chunk
+        return self._with_scores(chunk, scores)
+
+    def _add_scores(self, message: common_pb2.PromptScores) -> None:
+        """Raises `AttemptFailure` for scores that were damaged or do not fit."""
+        try:
+            self._scores.add(decode_scores(message))
+        except LinkBroken as error:
+            raise AttemptFailure(error, FaultSource.LINK) from None
+
+    def _take_scores(self) -> PromptScores | None:
+        """The scores of the whole prompt, None if not asked for. Raises `AttemptFailure` if some are missing."""
+        try:
+            return self._scores.take()
+        except LinkBroken as error:
+            raise AttemptFailure(error, FaultSource.LINK) from None
+
+    def _with_scores(self, chunk: TokenChunk, scores: PromptScores | None) -> TokenChunk:
+        if scores is None:
+            return chunk
+        self._tracked.on_scored()
+        return replace(chunk, prompt_scores=scores)
 
     def _on_worker_lost(self, role: WorkerRole) -> None:
         if role is DECODE or not self._sealed.done():

@@ -85,7 +85,7 @@ class PlacementQuery:
     """The needs of an attempt. `num_tokens` are to be prefilled; `max_tokens` bounds them and all output together.
 
     `keys`: page size -> keys of the full pages of the tokens. `busy`: decode workers that had no room just now.
-    `fingerprint`, `grammars`: those that the workers must have; "" for any.
+    `fingerprint`, `grammars`: those that the workers must have; "" for any. `needs`: capabilities of prefill.
     """
 
     num_tokens: int
@@ -95,6 +95,7 @@ class PlacementQuery:
     busy: frozenset[Incarnation] = frozenset()
     fingerprint: str = ""
     grammars: str = ""
+    needs: frozenset[str] = frozenset()
 
 
 class PrefixIndex:
@@ -165,7 +166,7 @@ def choose_pair(pairs: Iterable[Pair], query: PlacementQuery, index: PrefixIndex
     for pair in pairs:
         if pair.decode.incarnation in query.busy or not pair.matches(query.fingerprint, query.grammars):
             continue
-        if capacity_tokens(pair) < query.max_tokens:
+        if capacity_tokens(pair) < query.max_tokens or not query.needs <= set(pair.prefill.capabilities):
             continue
         cost = _cost(pair, query, index)
         if lowest is None or cost < lowest:

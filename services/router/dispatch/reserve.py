@@ -19,7 +19,7 @@ import grpc
 from baton.domain.errors import BatonError, DeadlineExceeded, Draining, ModelReplaced, Overloaded, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, PageKey
 from baton.domain.request import EngineRequest
-from baton.domain.worker import WorkerRole
+from baton.domain.worker import PROMPT_SCORES, WorkerRole
 from baton.grammar.tokenizer import CAPABILITY
 from baton.kv.keys import page_keys
 from baton.rpc.codec import decode_failure, encode_id
@@ -202,7 +202,7 @@ class Reserver:
         message = decode_pb2.ReserveRequest(
             id=encode_id(request.id),
             num_tokens=len(request.tokens),
-            page_keys=keys,
+            page_keys=() if pair.local and request.prompt_logprobs is not None else keys,  # cached ones have no scores
             deadline_s=self._limits.reserve_timeout_s,
             max_new_tokens=max(1, request.stop.max_tokens - request.num_emitted),
         )
@@ -248,8 +248,9 @@ class Reserver:
             keys[size] = page_keys(request.tokens, size, request.salt)
         grammars = CAPABILITY if request.constraint is not None else ""
         return PlacementQuery(
-            len(request.tokens), max_tokens, keys, avoided, fingerprint=fingerprint, grammars=grammars
-        )
+            len(request.tokens), max_tokens, keys, avoided, fingerprint=fingerprint, grammars=grammars,
+            needs=frozenset() if request.prompt_logprobs is None else frozenset({PROMPT_SCORES}),
+        )  # fmt: skip
 
     def _timeout_error(self, request: EngineRequest, fingerprint: str) -> BatonError:
         id = request.id.request_id

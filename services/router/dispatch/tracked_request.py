@@ -64,6 +64,7 @@ class TrackedRequest:
         self._emitted: list[int] = []
         self._unreached_since = math.inf
         self._num_cached_tokens = sequence.num_cached_tokens
+        self._wants_scores = sequence.prompt_logprobs is not None
         _NUM_IN_STATE[self.state].inc()
         if record.state is RequestState.RECEIVED:
             records.create(record)
@@ -110,7 +111,7 @@ class TrackedRequest:
         tokens = (*sequence.prompt_tokens, *self._emitted)
         return EngineRequest(
             self.id, tokens, len(sequence.prompt_tokens), sequence.sampling, sequence.stop, sequence.salt,
-            sequence.constraint,
+            sequence.constraint, sequence.prompt_logprobs if self._wants_scores else None,
         )  # fmt: skip
 
     def on_reserved(self, reservation: PairReservation) -> None:
@@ -136,6 +137,10 @@ class TrackedRequest:
             self._num_cached_tokens = min(num_cached, len(self.sequence.prompt_tokens))
         self._advance(RequestEvent.SEAL)
         return self.emit((token,), finish)
+
+    def on_scored(self) -> None:
+        """Records that all scores of the prompt have come: later attempts do not ask again."""
+        self._wants_scores = False
 
     def on_decoding(self) -> None:
         """Records that decode has the pages of the prompt."""

@@ -33,6 +33,9 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_LOGIT_BIAS = 100.0
 MAX_TOP_LOGPROBS = 20
+MAX_PROMPT_SCORES = 1 << 20
+"""Of a request: tokens of all prompts, times the tokens that are scored at each place."""
+
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 

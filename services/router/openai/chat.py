@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from baton.domain.request import FinishReason
-from services.router.openai.logprobs import chat_logprobs, token_ids
+from baton.domain.scores.prompt_scores import PromptScores
+from services.router.openai.logprobs import chat_logprobs, prompt_logprobs, token_ids
 from services.router.openai.response_builder import FinishedChoice, stop_reason
 from services.router.openai.schemas import (
     ChatChoice,
@@ -21,6 +22,7 @@ from services.router.openai.schemas import (
     ChatToolCall,
     FinishReasonName,
     FunctionCall,
+    PromptLogprobs,
     Usage,
 )
 from services.router.openai.valid_request import ValidRequest
@@ -39,6 +41,11 @@ class ChatResponseBuilder:
         self._encode = msgspec.json.Encoder().encode
         self._role_sent: set[int] = set()  # choices whose role is sent
         self._with_calls: set[int] = set()  # choices that have called a tool
+        self._scores: Mapping[int, PromptScores] = {}
+
+    def use_scores(self, scores: Mapping[int, PromptScores]) -> None:
+        """See `ResponseBuilder.use_scores`."""
+        self._scores = scores
 
     def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> bytes:
         """One token. The first chunk of a choice names the role."""
@@ -70,6 +77,7 @@ class ChatResponseBuilder:
                 choices=[choice],
                 usage=usage,
                 prompt_token_ids=prompt,
+                prompt_logprobs=self._listed() if is_first else UNSET,
             )
         )
 
@@ -99,8 +107,15 @@ class ChatResponseBuilder:
                 choices=[self._choice(choice) for choice in choices],
                 usage=usage,
                 prompt_token_ids=list(request.prompts[0]) if request.return_token_ids else UNSET,
+                prompt_logprobs=self._listed(),
             )
         )
+
+    def _listed(self) -> PromptLogprobs | UnsetType:
+        request, scores = self._request, self._scores.get(0)
+        if request.scores is None or request.scores.listed is None or scores is None:
+            return UNSET
+        return prompt_logprobs(self._text, request.prompts[0], scores, request.scores.listed)
 
     def _choice(self, choice: FinishedChoice) -> ChatChoice:
         logprobs = chat_logprobs(self._text, choice.tokens)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from services.router.openai.logprobs import completion_logprobs, token_ids
+from baton.domain.scores.prompt_scores import PromptScores
+from services.router.openai.logprobs import (
+    completion_logprobs,
+    echoed_logprobs,
+    join_logprobs,
+    prompt_logprobs,
+    token_ids,
+)
 from services.router.openai.response_builder import FinishedChoice, stop_reason
-from services.router.openai.schemas import Completion, CompletionChoice, Usage
+from services.router.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
 from services.router.openai.valid_request import ValidRequest
 from services.router.text.choice_text import TokenEvent
 from services.router.text.text_model import TextModel
@@ -25,6 +32,11 @@ class CompletionResponseBuilder:
         self._encode = msgspec.json.Encoder().encode
         # choice -> characters of the echo and of tokens with log probabilities so far
         self._offsets: dict[int, int] = {}
+        self._scores: Mapping[int, PromptScores] = {}
+
+    def use_scores(self, scores: Mapping[int, PromptScores]) -> None:
+        """See `ResponseBuilder.use_scores`."""
+        self._scores = scores
 
     def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> bytes:
         """One token."""
@@ -38,6 +50,8 @@ class CompletionResponseBuilder:
             self._offsets[event.choice] = offset + len(self._text.token_text(token.token))
         else:
             self._offsets[event.choice] = offset
+        if is_first:
+            logprobs = join_logprobs(self._echoed(event.choice), logprobs)
         choice = CompletionChoice(
             event.choice,
             echo + event.text,
@@ -48,6 +62,7 @@ class CompletionResponseBuilder:
             if event.finish is None
             else stop_reason(request, self._text.eos_token_ids, event.finish, event.stop, token),
             self._prompt_ids(event.choice) if is_first else UNSET,
+            self._listed(event.choice) if is_first else UNSET,
         )
         return self._completion([choice], usage)
 
@@ -61,12 +76,31 @@ class CompletionResponseBuilder:
 
     def _choice(self, choice: FinishedChoice) -> CompletionChoice:
         echo = self._request.echoes[choice.index]
-        logprobs = completion_logprobs(self._text, choice.tokens, len(echo))
+        answer = completion_logprobs(self._text, choice.tokens, len(echo))
+        logprobs = join_logprobs(self._echoed(choice.index), answer)
         ids = token_ids(self._request.return_token_ids, choice.tokens)
         last = choice.tokens[-1] if choice.tokens else None
         reason = stop_reason(self._request, self._text.eos_token_ids, choice.finish, choice.stop, last)
         prompt = self._prompt_ids(choice.index)
-        return CompletionChoice(choice.index, echo + choice.text, logprobs, choice.finish.value, ids, reason, prompt)
+        listed, text = self._listed(choice.index), echo + choice.text
+        return CompletionChoice(choice.index, text, logprobs, choice.finish.value, ids, reason, prompt, listed)
+
+    def _echoed(self, choice: int) -> CompletionLogprobs | None:
+        """The log probabilities of an echo."""
+        request, prompt = self._request, choice // self._request.num_choices
+        scores = self._scores.get(prompt)
+        if request.scores is None or request.scores.echoed is None or scores is None:
+            return None
+        echo, k = request.echoes[choice], request.scores.echoed
+        return echoed_logprobs(self._text, request.prompts[prompt], echo, scores, k)
+
+    def _listed(self, choice: int) -> PromptLogprobs | UnsetType:
+        """The `prompt_logprobs` of a choice."""
+        request, prompt = self._request, choice // self._request.num_choices
+        scores = self._scores.get(prompt)
+        if request.scores is None or request.scores.listed is None or scores is None:
+            return UNSET
+        return prompt_logprobs(self._text, request.prompts[prompt], scores, request.scores.listed)
 
     def _prompt_ids(self, choice: int) -> list[int] | UnsetType:
         """The prompt of a choice, with `return_token_ids`."""

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from msgspec import UNSET, UnsetType
 
 from baton.domain.request import OutputToken, TokenLogprobs
-from services.router.openai.schemas import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from baton.domain.scores.prompt_scores import PromptScores, ScoredToken
+from services.router.openai.schemas import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
 from services.router.text.text_model import TextModel
 
 MIN_LOGPROB = -9999.0
@@ -35,6 +43,53 @@ def completion_logprobs(text: TextModel, tokens: Sequence[OutputToken], offset: 
         top_logprobs=[_top_by_text(text, name, entry) for name, entry in short_repr],
         text_offset=offsets,
     )
+
+
+def echoed_logprobs(
+    text: TextModel, prompt: Sequence[int], echo: str, scores: PromptScores, k: int
+) -> CompletionLogprobs:
+    """The parallel lists of a prompt whose text is `echo`."""
+    detokenizer, offset, offsets = text.detokenizer(skip_special_tokens=True), 0, list[int]()
+    for token in prompt:
+        offsets.append(min(offset, len(echo)))
+        offset += len(detokenizer.push(token))
+    names = [text.token_text(token) for token in prompt]
+    scored = scores.tokens(k)
+    top = [
+        _top_by_text(text, name, TokenLogprobs(each.logprob, each.top))
+        for name, each in zip(names[1:], scored, strict=True)
+    ]
+    return CompletionLogprobs(
+        tokens=names,
+        token_logprobs=[None, *(_finite(each.logprob) for each in scored)],
+        top_logprobs=[None, *top],
+        text_offset=offsets,
+    )
+
+
+def join_logprobs(echoed: CompletionLogprobs | None, answer: CompletionLogprobs | None) -> CompletionLogprobs | None:
+    """The entries of a prompt, then those of its answer."""
+    if echoed is None or answer is None:
+        return echoed or answer
+    return CompletionLogprobs(
+        tokens=echoed.tokens + answer.tokens,
+        token_logprobs=echoed.token_logprobs + answer.token_logprobs,
+        top_logprobs=echoed.top_logprobs + answer.top_logprobs,
+        text_offset=echoed.text_offset + answer.text_offset,
+    )
+
+
+def prompt_logprobs(text: TextModel, prompt: Sequence[int], scores: PromptScores, k: int) -> PromptLogprobs:
+    """One entry a token: the prompt's own first, then the `k` best."""
+    entries = zip(prompt[1:], scores.tokens(k), strict=True)
+    return [None, *(_prompt_entry(text, token, scored) for token, scored in entries)]
+
+
+def _prompt_entry(text: TextModel, token: int, scored: ScoredToken) -> dict[str, PromptLogprob]:
+    entry = {str(token): PromptLogprob(_finite(scored.logprob), scored.rank, text.token_text(token))}
+    for rank, (best, logprob) in enumerate(scored.top, start=1):
+        entry.setdefault(str(best), PromptLogprob(_finite(logprob), rank, text.token_text(best)))
+    return entry
 
 
 def token_ids(wanted: bool, tokens: Sequence[OutputToken]) -> list[int] | UnsetType:

@@ -28,7 +28,7 @@ from services.router.openai.constraint.reader import (
     read_constraint,
 )
 from services.router.openai.fields import Fields, is_integer, is_number, short_repr
-from services.router.openai.valid_request import StreamOptions
+from services.router.openai.valid_request import RequestedScores, StreamOptions
 from services.router.text.text_model import TextModel
 
 _FORM_FIELDS = frozenset({RESPONSE_FORMAT, STRUCTURED_OUTPUTS})
@@ -57,6 +57,7 @@ class CommonParams:
     include_stop: bool
     constraint: RequestedConstraint | None
     stream_options: StreamOptions | None
+    scores: RequestedScores | None = None
 
 
 def read_common_params(
@@ -107,6 +108,9 @@ def read_common_params(
         include_stop=get("include_stop_str_in_output", False),
         constraint=constraint,
         stream_options=_read_stream_options(fields, get("stream", False)),
+        scores=None
+        if (listed := get("prompt_logprobs")) is None and (logprobs is None or not get("echo"))
+        else RequestedScores(logprobs if get("echo") else None, listed),
     )
 
 

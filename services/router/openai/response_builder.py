@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import UnsetType
 
 from baton.domain.request import FinishReason, OutputToken
+from baton.domain.scores.prompt_scores import PromptScores
 from services.router.openai.schemas import StopReason, Usage
 from services.router.openai.valid_request import ValidRequest
 from services.router.text.choice_text import TokenEvent
@@ -40,6 +41,10 @@ def stop_reason(
 
 class ResponseBuilder(Protocol):
     """Builds the JSON of one response. Gets every event of its request, from the first one on."""
+
+    def use_scores(self, scores: Mapping[int, PromptScores]) -> None:
+        """Sets where the scores of prompts are, by prompt. One that is missing is left out: the client has it."""
+        ...
 
     def chunk(self, event: TokenEvent, usage: Usage | UnsetType | None) -> bytes:
         """JSON of one event of a streamed response."""

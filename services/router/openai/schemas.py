@@ -30,6 +30,18 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class PromptLogprob(Struct, frozen=True):
+    """A token at a place of the prompt. `rank`: the number of tokens there that are at least as probable."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""One entry a prompt token, None for the first: by token id, the prompt's own and the best. In vLLM's responses too."""
+
+
 # --- chat ---
 class TopLogprob(Struct, frozen=True):
     """One of the most probable tokens at a position."""
@@ -102,6 +114,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatDelta(Struct, frozen=True):
@@ -134,15 +147,19 @@ class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 # --- completions ---
 class CompletionLogprobs(Struct, frozen=True):
-    """Parallel lists, one entry a token; `text_offset` in characters of the choice's text."""
+    """Parallel lists, one entry a token; `text_offset` in characters of the choice's text.
+
+    The first token of an echoed prompt has no log probability: None.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -156,6 +173,7 @@ class CompletionChoice(Struct, frozen=True):
     token_ids: list[int] | UnsetType = UNSET
     stop_reason: StopReason | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):

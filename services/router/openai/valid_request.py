@@ -19,6 +19,22 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestedScores:
+    """The scores of prompts that a response has, each with as many of the best tokens; None: they are not asked for.
+
+    `echoed`: beside an echo, in `logprobs`. `listed`: in `prompt_logprobs`.
+    """
+
+    echoed: int | None = None
+    listed: int | None = None
+
+    @property
+    def k(self) -> int:
+        """Best tokens that a worker is asked for."""
+        return max(self.echoed or 0, self.listed or 0)
+
+
+@dataclass(frozen=True, slots=True)
 class ValidRequest:
     """A valid request to either endpoint.
 
@@ -26,7 +42,8 @@ class ValidRequest:
     one prompt after the other. The first choice of a prompt *leads*: the others start after its first token.
 
     A completion continues the text of its prompt. `echoes` are the texts that its choices begin with, "" without an
-    echo. With `max_tokens` 0 (only an echo) there are no sequences. `unknown_fields`: names that have no row in the
+    echo. With `max_tokens` 0 (only an echo) there are no sequences; with scores there are, and what they sample is
+    dropped (`drops_output`). `unknown_fields`: names that have no row in the
     table of fields; a client may send any. `include_stop`: a text ends with what stopped it. `constraint`: of every
     choice. `tools`: those that its choices may call.
     """
@@ -47,6 +64,8 @@ class ValidRequest:
     include_stop: bool = False
     constraint: RequestedConstraint | None = None
     tools: RequestedTools | None = None
+    scores: RequestedScores | None = None
+    drops_output: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:

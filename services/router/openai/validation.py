@@ -6,7 +6,7 @@ and answer. `request_parser` calls it, in a thread for large bodies. Knows nothi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,13 @@ from baton.domain.errors import ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
 from baton.domain.request import StopParams
 from services.router.generation import SequenceSpec
-from services.router.openai.bounds import DEFAULT_COMPLETION_TOKENS, LENGTHS, MAX_REQUEST_CHOICES, MAX_TOKENS_WITH_ECHO
+from services.router.openai.bounds import (
+    DEFAULT_COMPLETION_TOKENS,
+    LENGTHS,
+    MAX_PROMPT_SCORES,
+    MAX_REQUEST_CHOICES,
+    MAX_TOKENS_WITH_ECHO,
+)
 from services.router.openai.field_table.field import FieldEndpoint
 from services.router.openai.field_table.table import SCALARS, CheckedFields, check_fields
 from services.router.openai.fields import FieldErrors, Fields, short_repr
@@ -113,8 +119,6 @@ class RequestValidator:
         checked = self._open(body, FieldEndpoint.COMPLETION)
         fields, echo = checked.fields, body.get("echo") is True
         scalars = fields.read(_ECHO_SCALARS if echo else SCALARS[FieldEndpoint.COMPLETION])
-        if echo and "logprobs" in scalars:
-            fields.add_error("logprobs", "together with echo is not supported yet")
         params = read_common_params(
             fields, scalars, scalars.get("logprobs"), self._text, metadata.tenant, DEFAULT_COMPLETION_TOKENS
         )
@@ -172,11 +176,14 @@ class RequestValidator:
         `ContextOverflow`.
         """
         sequences: list[SequenceSpec] = []
+        k = self._num_scored(prompts, params)
         for prompt in prompts:
             remaining = self._remaining_context(len(prompt), params, param)
             max_tokens = params.max_tokens
             if max_tokens is None:
                 max_tokens = min(remaining, params.default_max_tokens or remaining)
+            elif k is not None:
+                max_tokens = max(1, max_tokens)
             min_tokens = params.min_tokens if params.constraint is None else 0  # the constraint has them
             stop = StopParams(max_tokens, min_tokens, params.stop_token_ids)
             seed = metadata.seed + len(sequences) if params.seed is None else params.seed
@@ -188,6 +195,7 @@ class RequestValidator:
                         id, prompt, sampling, stop, params.salt, self._deadline_s,
                         tenant=metadata.tenant, priority=params.priority,
                         constraint=None if params.constraint is None else params.constraint.value,
+                        prompt_logprobs=None if choice else k,
                     )
                 )  # fmt: skip
         return ValidRequest(
@@ -203,7 +211,21 @@ class RequestValidator:
             include_stop=params.include_stop,
             constraint=params.constraint,
             stream_options=params.stream_options,
+            scores=params.scores,
+            drops_output=k is not None and params.max_tokens == 0,
         )
+
+    @staticmethod
+    def _num_scored(prompts: Sequence[tuple[int, ...]], params: CommonParams) -> int | None:
+        """Best tokens to score at each place of the prompts; None: nothing is scored. Raises `InvalidRequest`."""
+        if params.scores is None:
+            return None
+        num_scores = (params.scores.k + 1) * sum(map(len, prompts))
+        if num_scores > MAX_PROMPT_SCORES:
+            name = "logprobs" if params.scores.listed is None else "prompt_logprobs"
+            asked = f"{params.scores.k} and the prompt's own at each place of the prompts: {num_scores} in all"
+            raise InvalidRequest(f"{name}: asks for {asked}; {MAX_PROMPT_SCORES} are the most", param=name)
+        return params.scores.k
 
     def _may_be_too_long(self, text: str) -> bool:
         """True if the text must be checked before it is tokenized: tokenizing megabytes takes seconds."""
@@ -215,6 +237,8 @@ class RequestValidator:
         Raises `ContextOverflow` if the answer needs more.
         """
         least = max(1, params.min_tokens) if params.max_tokens is None else params.max_tokens
+        if params.scores is not None:
+            least = max(1, least)  # a worker samples a token in any case
         remaining = self._max_model_len - num_prompt_tokens
         if least > remaining:
             known_least = "at least " if params.max_tokens is None else ""

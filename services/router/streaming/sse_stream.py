@@ -57,6 +57,7 @@ class SseStream:
         if not self._options.include_usage:
             usage = UNSET
         timeout_s = min(HEADER_GRACE_S, ping_interval_s)
+        self._builder.use_scores(stream.prompt_scores)
         async with stream:
             while stream.num_running:
                 event = await stream.next(timeout_s)
@@ -68,7 +69,11 @@ class SseStream:
                     continue
                 if self._after.digests:
                     self._compare(event)
-                data = chunk(event, stream.usage() if self._options.continuous_usage else usage)
+                shown = stream.usage() if self._options.continuous_usage else usage
+                if stream.prompt_scores and stream.counts[event.choice] == 1:
+                    data = await asyncio.to_thread(chunk, event, shown)  # a long prompt's scores take seconds
+                else:
+                    data = chunk(event, shown)
                 if stream.counts[event.choice] > seen[event.choice]:
                     line = (
                         b"id: %b\ndata: %b\n\n" % (self._event_id(), data) if self._with_ids else b"data: %b\n\n" % data

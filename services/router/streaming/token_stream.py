@@ -15,7 +15,7 @@ import asyncio
 import math
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Protocol
@@ -24,12 +24,14 @@ import structlog
 
 from baton.domain.errors import BatonError, Broken, DeadlineExceeded, ModelReplaced, Superseded
 from baton.domain.request import FinishReason
+from baton.domain.scores.prompt_scores import PromptScores
 from services.router.edge.disconnect import ClientTooSlow, join_tasks
 from services.router.generation import TokenChunk
 from services.router.openai.schemas import PromptTokensDetails, Usage
 from services.router.openai.valid_request import ValidRequest
+from services.router.streaming.prompt_scoring import PromptScoring
 from services.router.streaming.unread_buffer import UnreadBudget, UnreadBuffer
-from services.router.text.choice_text import ChoiceText, TokenEvent
+from services.router.text.choice_text import ChoiceText, DroppedText, TokenEvent
 from services.router.text.parsers.hermes import HermesParser
 from services.router.text.text_model import TextModel
 
@@ -90,13 +92,16 @@ class TokenStream:
         source: ChunkSource,
         on_superseded: Callable[[Superseded], ChunkSource] | None = None,
         unread: UnreadBudget | None = None,
+        scoring: PromptScoring | None = None,
     ) -> None:
         """`on_superseded` returns the source to continue from; None: `Superseded` is raised like any other error.
 
-        `unread` bounds what waits for all readers of the router; None: for a reader that never waits.
+        `unread` bounds what waits for all readers of the router; None: for a reader that never waits. `scoring`: of the
+        prompts, whose scores are there before the first event of a choice; None: the reader needs none.
         """
         self._text = text
         self._request = request
+        self._scoring = scoring
         self._source = source
         self._on_superseded = on_superseded
         self._switched = False
@@ -139,6 +144,11 @@ class TokenStream:
         self._unread.clear()
         await self._stop(finished=not self.num_running)
         self._unread.clear()  # a task may have added events while it ended
+
+    @property
+    def prompt_scores(self) -> Mapping[int, PromptScores]:
+        """Scores of the prompts that are there."""
+        return {} if self._scoring is None else self._scoring.scores
 
     @property
     def generated(self) -> bool:
@@ -235,10 +245,13 @@ class TokenStream:
     async def _read_choice(self, source: ChunkSource, choice: int) -> None:
         text, num_skipped, started = self._choice_text(choice), self.counts[choice], False
         given, skipped = self.digests[choice], 0
+        scoring = None if num_skipped else self._scoring
         if self._request.sequences[choice].emitted and self._resume(source, choice, text):
             return
         async with aclosing(await source.open(choice)) as chunks:
             async for chunk in chunks:
+                if self._scoring is not None:
+                    self._scoring.offer(choice, chunk.prompt_scores)
                 if not started:
                     source.on_first_chunk(choice)
                     started = True
@@ -248,6 +261,9 @@ class TokenStream:
                         if event.finish is not None or (num_skipped == 0 and skipped != given):
                             raise ModelReplaced(ANSWER_REPLACED)
                         continue
+                    if scoring is not None:
+                        await scoring.wait(choice)
+                        scoring = None
                     if event.finish is not None:
                         self._complete.add(choice)
                         source.complete(choice)
@@ -259,7 +275,7 @@ class TokenStream:
                         return
         raise Broken(f"choice {choice} ended without a finish reason")
 
-    def _resume(self, source: ChunkSource, choice: int, text: ChoiceText) -> bool:
+    def _resume(self, source: ChunkSource, choice: int, text: ChoiceText | DroppedText) -> bool:
         """Queues the events of tokens from earlier attempts. True if they contain the end of the choice."""
         sequence = self._request.sequences[choice]
         events = text.events(TokenChunk(sequence.emitted, sequence.num_cached_tokens))
@@ -272,8 +288,10 @@ class TokenStream:
         source.complete(choice)
         return True
 
-    def _choice_text(self, choice: int) -> ChoiceText:
+    def _choice_text(self, choice: int) -> ChoiceText | DroppedText:
         request, sequence = self._request, self._request.sequences[choice]
+        if request.drops_output:
+            return DroppedText(choice)
         context = sequence.prompt_tokens if request.continues_prompt else ()
         detokenizer = self._text.detokenizer(skip_special_tokens=request.skip_special_tokens, context=context)
         parser, tools = None, request.tools

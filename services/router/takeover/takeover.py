@@ -119,6 +119,7 @@ class _SequenceState:
             emitted=self.journal.tokens,
             num_cached_tokens=self.journal.num_cached_tokens,
             fingerprint="" if self.record is None else self.record.fingerprint,
+            prompt_logprobs=None,  # the journal has no scores; a reader that needs them asks for itself
         )
 
 

@@ -32,6 +32,19 @@ class TokenEvent:
     calls: tuple[ToolCall, ...] = ()
 
 
+class DroppedText:
+    """State of a choice without an answer (`max_tokens: 0`). A worker samples a token all the same: it is dropped."""
+
+    def __init__(self, choice: int) -> None:
+        self._choice = choice
+
+    def events(self, chunk: TokenChunk) -> list[TokenEvent]:
+        """The only event of the choice."""
+        if not chunk.tokens and chunk.finish is None:
+            return []
+        return [TokenEvent(self._choice, None, "", chunk.num_cached_tokens, FinishReason.LENGTH)]
+
+
 class ChoiceText:
     """State of one choice. A stop token is no text; a stop string ends the text before it, and the choice.
 

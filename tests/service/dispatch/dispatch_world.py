@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from baton.domain.ids import RequestId
+from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestState
-from baton.domain.request import SamplingParams, StopParams
+from baton.domain.request import EngineRequest, SamplingParams, StopParams
+from baton.domain.scores.prompt_scores import PromptScores
 from baton.domain.timing.attempt_times import ImportTimes
 from baton.domain.trace_context import TraceContext
 from baton.rpc.channel_pool import ChannelPool
@@ -34,6 +35,7 @@ from tests.mock_workers import (
     MockDecode,
     MockPrefill,
     ScriptedAction,
+    scores_of,
     token_at,
 )
 
@@ -157,9 +159,28 @@ async def world(
 
 
 def sequence(
-    name: str = "r", max_tokens: int = 5, deadline_s: float = 10.0, prompt: tuple[int, ...] = PROMPT
+    name: str = "r",
+    max_tokens: int = 5,
+    deadline_s: float = 10.0,
+    prompt: tuple[int, ...] = PROMPT,
+    prompt_logprobs: int | None = None,
 ) -> SequenceSpec:
-    return SequenceSpec(RequestId(name), prompt, SamplingParams(seed=7), StopParams(max_tokens), "", deadline_s)
+    sampling, stop = SamplingParams(seed=7), StopParams(max_tokens)
+    return SequenceSpec(
+        RequestId(name), prompt, sampling, stop, "", deadline_s, prompt_logprobs=prompt_logprobs
+    )  # fmt: skip
+
+
+def scores(chunks: Sequence[TokenChunk]) -> list[PromptScores | None]:
+    """The scores in chunks; [None] without any."""
+    return [chunk.prompt_scores for chunk in chunks if chunk.prompt_scores is not None] or [None]
+
+
+def expected_scores(sequence: SequenceSpec) -> PromptScores | None:
+    """The scores of the mock workers."""
+    prompt, id = sequence.prompt_tokens, AttemptId(sequence.id, 1)
+    k = sequence.prompt_logprobs
+    return scores_of(EngineRequest(id, prompt, len(prompt), sequence.sampling, sequence.stop, prompt_logprobs=k))
 
 
 def tokens(chunks: Sequence[TokenChunk]) -> list[tuple[int, int]]:

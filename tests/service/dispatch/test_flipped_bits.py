@@ -6,7 +6,16 @@ import random
 
 import pytest
 
-from tests.service.dispatch.dispatch_world import World, scripted, sequence, tokens, two_refreshes, world
+from tests.service.dispatch.dispatch_world import (
+    World,
+    expected_scores,
+    scores,
+    scripted,
+    sequence,
+    tokens,
+    two_refreshes,
+    world,
+)
 from tests.service.dispatch.frame_flipper import HEADERS, FlippingProxy, FlipPlan
 
 NUM_TOKENS = 5
@@ -34,7 +43,10 @@ async def answer_with_one_flip(seed: int) -> bool:
     async with world(prefill=TWO, decode=TWO) as w:
         proxies = await put_proxies(w, plan)
         try:
-            assert tokens(await w.generate(sequence(max_tokens=NUM_TOKENS))) == scripted(NUM_TOKENS), f"seed {seed}"
+            asked = sequence(max_tokens=NUM_TOKENS, prompt_logprobs=seed % 3 or None)
+            answer = await w.generate(asked)
+            assert tokens(answer) == scripted(NUM_TOKENS), f"seed {seed}"
+            assert scores(answer) == [expected_scores(asked)], f"seed {seed}"
         finally:
             for proxy in proxies:
                 await proxy.stop()

@@ -71,7 +71,8 @@ _PROMPT_ROWS = (
         "prompt", COMPLETION, _OPENAI, shapes.PROMPT,
         "One prompt or several, as text or as token ids. A text must have a token.", required=True,
     ),
-    _row("echo", COMPLETION, _OPENAI, FLAG, "Begins the answer with the prompt. Not with logprobs.", default=False),
+    _row("echo", COMPLETION, _OPENAI, FLAG,
+         "Begins the answer with the prompt; with logprobs, these with the prompt's.", default=False),
 )  # fmt: skip
 
 _TOOL_ROWS = (
@@ -143,7 +144,11 @@ _RESPONSE_ROWS = (
     _row("logprobs", CHAT, _OPENAI, FLAG, "The log probability of each token.", default=False),
     _row("top_logprobs", CHAT, _OPENAI, TOP_LOGPROBS, "The most probable tokens at each place. Needs logprobs.",
          default=0),
-    _row("logprobs", COMPLETION, _OPENAI, TOP_LOGPROBS, "As many of the most probable tokens. Not together with echo.",
+    _row("logprobs", COMPLETION, _OPENAI, TOP_LOGPROBS,
+         "As many of the most probable tokens; with echo for the prompt, too.",
+         note="none"),
+    _row("prompt_logprobs", BOTH, _VLLM, TOP_LOGPROBS,
+         "The log probability of each prompt token, and of as many best ones; streamed in the first event.",
          note="none"),
     _row("return_token_ids", BOTH, _VLLM, FLAG, "Adds token_ids to each choice, and prompt_token_ids.", default=False),
     _row("skip_special_tokens", BOTH, _VLLM, FLAG, "Special tokens are no text.", default=True),

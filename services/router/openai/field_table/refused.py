@@ -41,7 +41,6 @@ _OPENAI_ROWS: tuple[Row, ...] = (
 )
 
 _VLLM_ROWS: tuple[Row, ...] = (
-    ("prompt_logprobs", BOTH, _LATER, ()),
     ("logprob_token_ids", BOTH, _LATER, ()),
     ("return_tokens_as_token_ids", BOTH, _LATER, _OFF),
     ("return_prompt_text", BOTH, _LATER, _OFF),

@@ -6,6 +6,7 @@ import pytest
 
 from baton.domain.errors import ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
+from services.router.openai import validation
 from services.router.openai.valid_request import StreamOptions, ValidRequest
 from services.router.openai.validation import RequestMetadata, RequestValidator
 from tests.unit.router.text.text_models import bundled
@@ -94,7 +95,7 @@ def test_null_is_absent_and_unknown_fields_are_named():
         ("prompt_cache_key", ["k"], [5]),
         ("tools", [], [[], {}, [{"type": "function"}], [*TOOLS, *TOOLS], [{**TOOLS[0], "type": "web"}]]),
         ("tool_choice", ["none", "auto"], ["required", "often", {"type": "function"}, {"name": "add"}]),
-        ("prompt_logprobs", [], [0, 1]),
+        ("prompt_logprobs", [0, 20], [-1, 21, True, "1"]),
         ("best_of", [1], [2, "1", 0]),
         (
             "messages",
@@ -125,9 +126,7 @@ def test_errors_are_bounded():
 
 def test_unsupported_fields_are_named():
     with pytest.raises(InvalidRequest, match="not supported yet"):
-        chat(prompt_logprobs=1)
-    with pytest.raises(InvalidRequest, match="echo is not supported yet"):
-        completion(echo=True, logprobs=1)
+        chat(allowed_token_ids=[1])
 
 
 def test_another_model_is_refused():
@@ -362,3 +361,24 @@ def test_tenants_have_different_salts():
     assert len(set(salts)) == len(salts)
     assert salt("") == ""
     assert salt("red", cache_salt="s") == salt("red", cache_salt="s")
+
+
+def test_scores_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    """Tokens of all prompts, times what is scored at each place; the first choice of a prompt asks."""
+    monkeypatch.setattr(validation, "MAX_PROMPT_SCORES", 21 * 40)
+    body = {"prompt": [[5] * 20] * 2, "max_tokens": 1, "prompt_logprobs": 20}
+    assert [sequence.prompt_logprobs for sequence in completion(**body, n=2).sequences] == [20, None] * 2
+    with pytest.raises(InvalidRequest, match="prompt_logprobs: asks for 20"):
+        completion(**{**body, "prompt": [[5] * 20] * 3})
+    with pytest.raises(InvalidRequest, match="logprobs: asks for 20"):
+        completion(prompt=[[5] * 41], max_tokens=1, logprobs=20, echo=True)
+
+
+def test_an_echo_alone_runs_only_if_it_is_scored():
+    body = {"prompt": [5, 6], "max_tokens": 0, "echo": True}
+    assert completion(**body).sequences == ()
+    scored = completion(**body, logprobs=3)
+    assert [(one.stop.max_tokens, one.prompt_logprobs) for one in scored.sequences] == [(1, 3)]
+    assert scored.drops_output
+    with pytest.raises(ContextOverflow):
+        completion(prompt=[5] * MODEL_LEN, max_tokens=0, echo=True, logprobs=3)

@@ -1,0 +1,1 @@
+"""Scores of prompts, as they come from a worker."""
