@@ -17,6 +17,7 @@ from services.cli.key import key
 from services.cli.replay import replay
 from services.cli.run import run_model
 from services.cli.serve import serve_app
+from services.cli.top.command import top
 from services.cli.trace import trace
 from services.cli.up import up
 
@@ -36,6 +37,7 @@ def build_app() -> App:
     app.command(replay)
     app.command(run_model, name="run")
     app.command(serve_app)
+    app.command(top)
     app.command(trace)
     app.command(up)
     return app

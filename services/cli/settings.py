@@ -135,6 +135,19 @@ class DoctorSettings(ClusterTrustSettings):
     """HTTP port that the router is to have."""
 
 
+class TopSettings(Settings):
+    """Show the cluster in this terminal."""
+
+    router: str = "http://127.0.0.1:8000"
+    """URLs of routers of one cluster, separated by commas; the first one that answers is asked."""
+
+    api_key: SecretStr | None = None
+    """API key of an operator, if keys are required; a variable is safer than a flag."""
+
+    interval_s: Seconds = 1.0
+    """Time between two snapshots."""
+
+
 class TraceSettings(ClusterClientSettings):
     """Show where the time of one request went."""
 
@@ -171,6 +184,7 @@ COMMANDS: dict[str, type[Settings]] = {
     "up": UpSettings,
     "chat": ChatSettings,
     "doctor": DoctorSettings,
+    "top": TopSettings,
     "drain": DrainSettings,
     "trace": TraceSettings,
     "replay": ReplaySettings,

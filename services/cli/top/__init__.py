@@ -1,0 +1,1 @@
+"""`baton top`: the cluster in a terminal, live, from any router's `/v1/cluster`."""
