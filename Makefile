@@ -13,7 +13,7 @@ export TORCH PYTHON
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev up test test-fast lint format proto lock model kernels docs promtool helm chromium sim sim-nightly chaos planted soak clean
+.PHONY: help install install-dev up test test-fast lint format proto lock model kernels docs docs-site promtool helm chromium sim sim-nightly chaos planted soak clean
 
 # One thread a worker, no download, no fork warnings: the same results on every machine.
 test test-fast: export OMP_NUM_THREADS := 1
@@ -101,6 +101,9 @@ kernels: install-dev ## Build the native kernels where their sources have change
 
 docs: install-dev ## Regenerate the generated pages of docs/
 	@if [ -f scripts/generate_docs.py ]; then $(BIN)/python scripts/generate_docs.py; fi
+
+docs-site: install-dev ## Build the site of the documentation into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean: ## Remove .venv and every cache
 	rm -rf .venv .venv.lock .venv-tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
