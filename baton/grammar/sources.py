@@ -107,6 +107,14 @@ def tool_calls_grammar(
     return LLMatcher.grammar_from_lark("\n".join(rules))
 
 
+def after_optional_block(grammar: str, opening: str, closing: str) -> str:
+    """A text of `grammar`, or a block and then the text. The block: a token `opening`, any text, a token `closing`."""
+    grammars = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    start = f"start: ({opening} BLOCK? {closing})? @answer\nBLOCK: /(.|\\n)+/"
+    whole = [{"lark_grammar": start}, {**grammars[0], "name": "answer"}, *grammars[1:]]
+    return json.dumps({"grammars": whole})
+
+
 def _marker(text: str, is_token: bool) -> str:
     return text if is_token else json.dumps(text) if text else ""
 

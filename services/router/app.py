@@ -137,6 +137,7 @@ async def serve(settings: RouterSettings) -> int:
     try:
         directory = await asyncio.to_thread(resolve_model, settings.model, ModelFiles.TEXT)
         text = await asyncio.to_thread(TextModel.load, directory, settings.chat_template)
+        text.choose_formats(settings.reasoning_parser.value, settings.reasoning_fields)
         freeze_gc()
         options = replace(store_options(settings), text_digest=text.digest)
         store = await connect(settings.redis_url, options, read_trust(settings), check=False)

@@ -178,4 +178,5 @@ def _finished_choice(index: int, events: list[TokenEvent]) -> FinishedChoice:
     tokens = tuple(event.token for event in events if event.token is not None)
     finish, stop = (events[-1].finish, events[-1].stop) if events else (None, None)
     text, calls = "".join(event.text for event in events), tuple(call for event in events for call in event.calls)
-    return FinishedChoice(index, text, tokens, finish or FinishReason.STOP, stop, calls)
+    reasoning = "".join(event.reasoning for event in events)
+    return FinishedChoice(index, text, tokens, finish or FinishReason.STOP, stop, calls, reasoning)

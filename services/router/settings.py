@@ -20,6 +20,23 @@ class EventIds(StrEnum):
     ALWAYS = "always"
 
 
+class ReasoningParserChoice(StrEnum):
+    """Formats of reasoning, and how to find the model's."""
+
+    AUTO = "auto"
+    NONE = "none"
+    THINK = "think"
+    MISTRAL = "mistral"
+
+
+class ReasoningField(StrEnum):
+    """Fields of a message that hold the reasoning."""
+
+    REASONING_CONTENT = "reasoning_content"
+    REASONING = "reasoning"
+    BOTH = "both"
+
+
 class RouterSettings(ServiceSettings):
     """Settings of the router: HTTP, admission and dispatch."""
 
@@ -74,6 +91,13 @@ class RouterSettings(ServiceSettings):
     event_ids: EventIds = EventIds.ACCEPTED
     """Clients that get event ids, with which a stream can be resumed: those that accept `text/event-stream`, or all."""
 
+    reasoning_parser: ReasoningParserChoice = ReasoningParserChoice.AUTO
+    """Format of the model's reasoning: auto (by the chat template), none (it stays in the text), think (`<think>`) or
+    mistral (`[THINK]`). The same for all routers of a cluster."""
+
+    reasoning_field: ReasoningField = ReasoningField.BOTH
+    """Field of messages and deltas with the reasoning: reasoning_content (DeepSeek), reasoning (vLLM) or both."""
+
     strict_fields: bool = False
     """Refuse unknown fields of a request. Otherwise the header `x-baton-unknown-fields` names them."""
 
@@ -93,6 +117,12 @@ class RouterSettings(ServiceSettings):
     def public_model_name(self) -> str:
         """The first model name for clients."""
         return self.model_names[0]
+
+    @property
+    def reasoning_fields(self) -> tuple[str, ...]:
+        """The fields of messages that hold reasoning."""
+        both = (ReasoningField.REASONING_CONTENT.value, ReasoningField.REASONING.value)
+        return both if self.reasoning_field is ReasoningField.BOTH else (self.reasoning_field.value,)
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:

@@ -22,10 +22,10 @@ from tests.unit.router.text.text_models import byte_level_tokenizer
 LISTS = Path(__file__).parent / "fields"
 NAMES = {"chat": FieldEndpoint.CHAT, "completion": FieldEndpoint.COMPLETION}
 TEMPLATE = (
-    "{{ enable_thinking }}{{ mood }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    "{# <think> #}{{ enable_thinking }}{{ mood }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-TEXT = TextModel(byte_level_tokenizer(), {}, {"eos_token_id": 5}, TEMPLATE)
+TEXT = TextModel(byte_level_tokenizer(("<think>", "</think>")), {}, {"eos_token_id": 5}, TEMPLATE)
 VALIDATOR = RequestValidator(TEXT, "m", max_model_len=4096, deadline_s=1.0)
 METADATA = RequestMetadata(RequestId("call"), created_s=1, seed=5, tenant="red")
 NEEDED: dict[FieldEndpoint, dict[str, Any]] = {
@@ -62,6 +62,12 @@ OTHER_VALUES: dict[str, Any] = {
     "cache_salt": "s",
     "extra_key": "s",
     "skip_special_tokens": False,
+    "reasoning_effort": "none",
+    "reasoning": {"enabled": False},
+    "reasoning_format": "none",
+    "thinking_token_budget": 7,
+    "thinking_budget_tokens": 7,
+    "reasoning_budget_tokens": 7,
     "chat_template_kwargs": {"mood": "wild"},
     "tools": [{"type": "function", "function": {"name": "add"}}],
     "tool_choice": "required",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.planted.runner import PlantedBug
 
 TOOLS = "tool calls are whole"
+REASONING = "reasoning and answer are told apart"
 HERMES, HERMES_TESTS = "services/router/text/parsers/hermes.py", "tests/unit/router/text/test_hermes.py"
 
 TOOL_BUGS = (
@@ -34,10 +35,50 @@ TOOL_BUGS = (
         HERMES_TESTS,
     ),
     PlantedBug(
+        REASONING,
+        "an end quoted as text ends a thought",
+        "services/router/text/parsers/reasoning.py",
+        'self._closing = "" if format.closing in tokens else format.closing',
+        "self._closing = format.closing",
+        "tests/unit/router/text/test_reasoning.py",
+    ),
+    PlantedBug(
+        REASONING,
+        "half an end marker is shown",
+        "services/router/text/parsers/reasoning.py",
+        "cut = len(self._held) - held_length(self._held, self._closing)",
+        "cut = len(self._held)",
+        "tests/unit/router/text/test_reasoning.py",
+    ),
+    PlantedBug(
+        REASONING,
+        "unread reasoning is dropped",
+        "services/router/streaming/unread_buffer.py",
+        "is_parsed = bool(event.calls or event.reasoning)",
+        "is_parsed = bool(event.calls)",
+        "tests/unit/router/streaming/test_unread_buffer.py",
+    ),
+    PlantedBug(
+        REASONING,
+        "reasoning is not counted",
+        "services/router/streaming/token_stream.py",
+        "self._num_reasoning_tokens += event.is_reasoning",
+        "self._num_reasoning_tokens += 0",
+        "tests/service/http/test_reasoning.py",
+    ),
+    PlantedBug(
+        REASONING,
+        "a form begins before the reasoning has ended",
+        "services/router/openai/reasoning/phases.py",
+        "phases=(*phases, *answer.phases)",
+        "phases=answer.phases",
+        "tests/unit/router/openai/test_reasoning_phases.py",
+    ),
+    PlantedBug(
         TOOLS,
         "unread calls are dropped",
         "services/router/streaming/unread_buffer.py",
-        "(_HAS_CALLS if event.calls else 0)",
+        "(_IS_PARSED if is_parsed else 0)",
         "0",
         "tests/unit/router/streaming/test_unread_buffer.py",
     ),

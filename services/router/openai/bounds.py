@@ -88,5 +88,11 @@ LENGTHS = ("max_tokens", "max_completion_tokens")
 MAX_TOKENS_WITH_ECHO = integer(0, INT32_MAX)
 """0: an echo without an answer."""
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Values of `reasoning_effort`."""
+
+REASONING_FORMATS = ("auto", "none", "deepseek")
+"""Values of `reasoning_format`; `none` leaves the reasoning in the content."""
+
 STREAM_FLAGS = ("include_usage", "continuous_usage_stats")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")

@@ -57,9 +57,7 @@ class ChatResponseBuilder:
         token = event.token
         choice = ChatChunkChoice(
             event.choice,
-            ChatDelta(
-                event.text, role, self._calls(event.choice, event.calls, in_chunk=True) if event.calls else UNSET
-            ),
+            self._delta(event, role) if event.calls or event.reasoning else ChatDelta(event.text, role),
             None if token is None or token.logprobs is None else chat_logprobs(self._text, [token]),
             None if event.finish is None else self._finish(event.choice, event.finish),
             UNSET if not request.return_token_ids else [] if token is None else [token.token],
@@ -80,6 +78,12 @@ class ChatResponseBuilder:
                 prompt_logprobs=self._listed() if is_first else UNSET,
             )
         )
+
+    def _delta(self, event: TokenEvent, role: Literal["assistant"] | UnsetType) -> ChatDelta:
+        """A delta with calls or reasoning."""
+        calls = self._calls(event.choice, event.calls, in_chunk=True) if event.calls else UNSET
+        reasoning = self._reasoning(event.reasoning)
+        return ChatDelta(event.text if event.text or not reasoning else UNSET, role, calls, **reasoning)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The extra chunk with usage and without choices."""
@@ -123,10 +127,16 @@ class ChatResponseBuilder:
         last = choice.tokens[-1] if choice.tokens else None
         reason = stop_reason(self._request, self._text.eos_token_ids, choice.finish, choice.stop, last)
         message = ChatMessage(choice.text)
-        if choice.calls:
-            calls = self._calls(choice.index, choice.calls, in_chunk=False)
-            message = ChatMessage(choice.text or None, tool_calls=calls)
+        if choice.calls or choice.reasoning:
+            calls = self._calls(choice.index, choice.calls, in_chunk=False) if choice.calls else UNSET
+            message = ChatMessage(choice.text or None, "assistant", None, calls, **self._reasoning(choice.reasoning))
         return ChatChoice(choice.index, message, logprobs, self._finish(choice.index, choice.finish), ids, reason)
+
+    def _reasoning(self, reasoning: str) -> dict[str, str]:
+        """The fields of a message that hold its reasoning: none, or those of the setting."""
+        requested = self._request.reasoning
+        is_shown = reasoning and requested is not None and requested.is_shown
+        return dict.fromkeys(self._text.formats.reasoning_fields, reasoning) if is_shown else {}
 
     def _calls(self, choice: int, calls: Sequence[ToolCall], *, in_chunk: bool) -> list[ChatToolCall]:
         self._with_calls.add(choice)

@@ -18,8 +18,12 @@ from services.router.openai.bounds import (
     ROLES,
 )
 from services.router.openai.fields import Fields, is_integer, short_repr
+from services.router.openai.reasoning.reader import read_effort
 from services.router.text.chat_template import Message, RenderOptions
 from services.router.text.text_model import TextModel
+
+REASONING_NAMES = ("reasoning_content", "reasoning")
+"""Of an assistant's reasoning; the first one wins."""
 
 PromptInput = str | tuple[int, ...]
 """Text, or token ids."""
@@ -45,6 +49,11 @@ class ChatParams:
     options: RenderOptions
     unread: tuple[str, ...] = ()
 
+    @property
+    def continued(self) -> str | None:
+        """The text of the message that the answer continues; None for a new message."""
+        return str(self.messages[-1]["content"]) if self.options.continue_final_message else None
+
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ChatParams:
         """The same chat of a model that may call `tools`."""
         return replace(self, options=replace(self.options, tools=tuple(tools)))
@@ -59,6 +68,9 @@ def read_chat(fields: Fields, scalars: Mapping[str, Any], text: TextModel, creat
         fields.add_error("continue_final_message", "needs a final message of the assistant, with content")
     variables = _read_variables(fields, text) if "chat_template_kwargs" in fields.values else {}
     names: dict[str, str] = {}
+    for name, value in read_effort(fields, text).items():
+        if variables.setdefault(name, value) != value:
+            fields.add_error("reasoning_effort", f"contradicts chat_template_kwargs.{name}")
     if "enable_thinking" in scalars:
         if variables.setdefault("enable_thinking", scalars["enable_thinking"]) != scalars["enable_thinking"]:
             fields.add_error("enable_thinking", "contradicts chat_template_kwargs.enable_thinking")
@@ -101,9 +113,21 @@ def _read_message(fields: Fields, index: int, entry: object) -> Message:
     if entry.get("tool_calls") is not None:
         _check_tool_calls(message)
         entry = {**entry, "tool_calls": _with_objects(entry["tool_calls"])}
+    if entry.get("role") == "assistant":
+        entry = _with_reasoning(message, entry)
     if isinstance(entry.get("content"), str):
         return entry
     return {**entry, "content": _read_content(message)}
+
+
+def _with_reasoning(message: Fields, entry: dict[str, Any]) -> dict[str, Any]:
+    """An assistant's message with its reasoning under both names: templates read one of them."""
+    given = [name for name in REASONING_NAMES if entry.get(name) is not None]
+    for name in given:
+        if not isinstance(entry[name], str):
+            message.add_mismatch(name, "a string")
+            return entry
+    return {**entry, **dict.fromkeys(REASONING_NAMES, entry[given[0]])} if given else entry
 
 
 def _with_objects(calls: object) -> object:

@@ -26,6 +26,7 @@ class FinishedChoice:
     finish: FinishReason
     stop: int | None = None
     calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
 
 
 def stop_reason(

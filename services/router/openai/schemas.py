@@ -21,13 +21,20 @@ class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct, frozen=True):
+    """`reasoning_tokens`: output tokens of the reasoning, its end included."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct, frozen=True):
-    """Tokens of a request, over all choices."""
+    """Tokens of a request, over all choices. `completion_tokens_details` only of models whose reasoning is read."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class PromptLogprob(Struct, frozen=True):
@@ -84,12 +91,14 @@ class ChatToolCall(Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(Struct, frozen=True):
-    """The whole text of a choice, None if there are only calls."""
+    """The whole text of a choice, None if there are only calls or reasoning. `reasoning`: vLLM's name for it."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):
@@ -118,11 +127,13 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(Struct, frozen=True):
-    """The text that a chunk adds; the first chunk of a choice names the role."""
+    """The text that a chunk adds; the first chunk of a choice names the role. One of reasoning may have no content."""
 
-    content: str
+    content: str | UnsetType
     role: Literal["assistant"] | UnsetType = UNSET
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from baton.domain.ids import RequestId
 from services.router.generation import SequenceSpec
 from services.router.openai.constraint.reader import RequestedConstraint
+from services.router.openai.reasoning.reader import RequestedReasoning
 from services.router.openai.tools.reader import RequestedTools
 
 
@@ -45,7 +46,7 @@ class ValidRequest:
     echo. With `max_tokens` 0 (only an echo) there are no sequences; with scores there are, and what they sample is
     dropped (`drops_output`). `unknown_fields`: names that have no row in the
     table of fields; a client may send any. `include_stop`: a text ends with what stopped it. `constraint`: of every
-    choice. `tools`: those that its choices may call.
+    choice. `tools`: those that its choices may call. `reasoning`: how that of a chat is read.
     """
 
     id: RequestId
@@ -66,6 +67,7 @@ class ValidRequest:
     tools: RequestedTools | None = None
     scores: RequestedScores | None = None
     drops_output: bool = False
+    reasoning: RequestedReasoning | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from baton.domain.errors import ContextOverflow, InvalidRequest, ModelNotFound
+from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
+from baton.domain.errors import ConstraintFailed, ContextOverflow, InvalidRequest, ModelNotFound
 from baton.domain.ids import RequestId
 from baton.domain.request import StopParams
 from services.router.generation import SequenceSpec
@@ -21,11 +22,14 @@ from services.router.openai.bounds import (
     MAX_REQUEST_CHOICES,
     MAX_TOKENS_WITH_ECHO,
 )
+from services.router.openai.constraint.reader import RequestedConstraint
 from services.router.openai.field_table.field import FieldEndpoint
 from services.router.openai.field_table.table import SCALARS, CheckedFields, check_fields
 from services.router.openai.fields import FieldErrors, Fields, short_repr
 from services.router.openai.parameters import CommonParams, choice_seed, read_common_params
 from services.router.openai.prompts import PromptInput, read_chat, read_prompts
+from services.router.openai.reasoning.phases import with_reasoning
+from services.router.openai.reasoning.reader import BUDGET, RequestedReasoning, read_reasoning
 from services.router.openai.tools.reader import TOOL_FIELDS, RequestedTools, read_tools
 from services.router.openai.valid_request import ValidRequest
 from services.router.text.text_model import TextModel
@@ -93,11 +97,12 @@ class RequestValidator:
             chat = chat.with_tools(() if tools is None else tools.definitions)
         fields.errors.raise_if_any()
         text = self._text.render_chat(chat.messages, chat.options)
+        reasoning, params = self._read_reasoning(fields, params, scalars, text, chat.continued)
         if self._may_be_too_long(text):
             self._remaining_context(self._text.min_tokens(text), params, "messages", "at least ")
         tokens = self._text.encode(text, add_special_tokens=False)
         built = self._build(metadata, str(body["model"]), (tokens,), params, "messages")
-        return replace(built, unknown_fields=checked.unknown + chat.unread, tools=tools), text
+        return replace(built, unknown_fields=checked.unknown + chat.unread, tools=tools, reasoning=reasoning), text
 
     def _read_tools(
         self, fields: Fields, params: CommonParams, scalars: Mapping[str, Any]
@@ -113,6 +118,31 @@ class RequestValidator:
             return tools, params
         stop_token_ids = params.stop_token_ids | self._text.eos_token_ids
         return tools, replace(params, constraint=tools.constraint, stop_token_ids=stop_token_ids)
+
+    def _read_reasoning(
+        self, fields: Fields, params: CommonParams, scalars: Mapping[str, Any], prompt: str, continued: str | None
+    ) -> tuple[RequestedReasoning | None, CommonParams]:
+        """How the reasoning is read, and the parameters with the constraint of the whole output."""
+        reasoning = read_reasoning(fields, scalars, self._text, prompt, continued)
+        fields.errors.raise_if_any()
+        if reasoning is None:
+            return None, params
+        requested = params.constraint
+        plain = Constraint(
+            (FreePhase(),), None, self._text.eos_token_ids, scalars.get("ignore_eos", False), params.min_tokens
+        )
+        try:
+            value = with_reasoning(None if requested is None else requested.value, reasoning, self._text, plain)
+        except ConstraintFailed as error:
+            param = error.param or (BUDGET if requested is None else requested.param)
+            raise ConstraintFailed(f"{param}: {error}", error.reason, param=param) from None
+        if value is None:
+            return reasoning, params
+        if requested is None:
+            requested = RequestedConstraint(value, BUDGET)
+        is_form = params.constraint is not None and isinstance(params.constraint.value.phases[0], GrammarPhase)
+        params = replace(params, constraint=replace(requested, value=value))
+        return replace(reasoning, keep_space=is_form), params
 
     def completion(self, body: Body, metadata: RequestMetadata) -> ValidRequest:
         """Raises `InvalidRequest`, `ContextOverflow` or `ModelNotFound`."""

@@ -21,18 +21,19 @@ from types import TracebackType
 from typing import Protocol
 
 import structlog
+from msgspec import UNSET, UnsetType
 
 from baton.domain.errors import BatonError, Broken, DeadlineExceeded, ModelReplaced, Superseded
 from baton.domain.request import FinishReason
 from baton.domain.scores.prompt_scores import PromptScores
 from services.router.edge.disconnect import ClientTooSlow, join_tasks
 from services.router.generation import TokenChunk
-from services.router.openai.schemas import PromptTokensDetails, Usage
+from services.router.openai.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
 from services.router.openai.valid_request import ValidRequest
+from services.router.streaming.answer_parser import answer_parser
 from services.router.streaming.prompt_scoring import PromptScoring
 from services.router.streaming.unread_buffer import UnreadBudget, UnreadBuffer
 from services.router.text.choice_text import ChoiceText, DroppedText, TokenEvent
-from services.router.text.parsers.hermes import HermesParser
 from services.router.text.text_model import TextModel
 
 MAX_QUEUED_EVENTS = 64
@@ -113,6 +114,7 @@ class TokenStream:
         self.digests = [0] * len(request.choices)  # of the tokens of each choice's given events
         self.num_running = len(self.counts) if not request.sequences else len(source.choices)
         self._num_output_tokens = 0
+        self._num_reasoning_tokens = 0
         self._num_cached_tokens: dict[int, int] = {}  # leading choice of a prompt -> tokens
         self._complete: set[int] = set()  # choices whose text is complete, queued or not
         self._finished: set[int] = set()  # choices whose last event is given
@@ -158,7 +160,11 @@ class TokenStream:
     def usage(self) -> Usage:
         """Tokens given so far. A prompt counts once; its cached tokens are those of its leading choice."""
         prompt, output = self._request.num_prompt_tokens, self._num_output_tokens
-        return Usage(prompt, output, prompt + output, PromptTokensDetails(sum(self._num_cached_tokens.values())))
+        cached = PromptTokensDetails(sum(self._num_cached_tokens.values()))
+        reasoning: CompletionTokensDetails | UnsetType = UNSET
+        if self._request.reasoning is not None:
+            reasoning = CompletionTokensDetails(self._num_reasoning_tokens)
+        return Usage(prompt, output, prompt + output, cached, reasoning)
 
     def abort(self, error: BatonError) -> None:
         """Makes `next` raise `error`, even before queued events. No effect after `on_superseded`."""
@@ -194,6 +200,7 @@ class TokenStream:
         self.counts[event.choice] += 1
         self.digests[event.choice] = add_token(self.digests[event.choice], event)
         self._num_output_tokens += event.token is not None
+        self._num_reasoning_tokens += event.is_reasoning
         if event.choice % self._request.num_choices == 0:
             self._num_cached_tokens[event.choice] = event.num_cached_tokens
         if event.finish is not None:
@@ -294,11 +301,9 @@ class TokenStream:
             return DroppedText(choice)
         context = sequence.prompt_tokens if request.continues_prompt else ()
         detokenizer = self._text.detokenizer(skip_special_tokens=request.skip_special_tokens, context=context)
-        parser, tools = None, request.tools
-        if tools is not None:
-            parser = HermesParser(tools.names, single=tools.single, calls_only=tools.calls_only)
+        parser, include_stop = answer_parser(request, self._text), request.include_stop
         return ChoiceText(
-            choice, sequence.stop, detokenizer, request.stop_strings, include_stop=request.include_stop, parser=parser
+            choice, sequence.stop, detokenizer, request.stop_strings, include_stop=include_stop, parser=parser
         )
 
     def _add(self, event: TokenEvent) -> None:

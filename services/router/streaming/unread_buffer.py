@@ -25,19 +25,20 @@ MAX_UNREAD_BYTES = 256 << 20
 _COMPACT_BYTES = 64 * 1024
 """Bytes that were read are dropped in pieces of this size."""
 
-_EVENT = struct.Struct("<IIIIIhB")  # choice, index, token, cached tokens, bytes of text, alternatives or -1, flags
-_CALLS = struct.Struct("<I")
-_HAS_CALLS = 1 << 31
-"""Of the bytes of text: calls follow it, after their number of bytes. Few events have any."""
+_EVENT = struct.Struct("<IIIIIhH")  # choice, index, token, cached tokens, bytes of text, alternatives or -1, flags
+_PARSED = struct.Struct("<I")
+_IS_PARSED = 1 << 31
+"""Of the bytes of text: reasoning and calls follow it, after their number of bytes. Few answers have any."""
 
 _LOGPROB = struct.Struct("<d")
 _ALTERNATIVE = struct.Struct("<Id")
 _HAS_TOKEN = 1
 _FINISHES: tuple[FinishReason | None, ...] = (None, *FinishReason)
 _FINISH_BITS = 2
-"""Of the flags: the token's bit, the finish, and above both the index of the stop string plus one, at most 16."""
+_IS_REASONING = 1 << 15
+"""Of the flags: the token's bit, the finish, above both the index of the stop string plus one, and this one."""
 
-_calls_decoder = msgspec.json.Decoder(tuple[ToolCall, ...])
+_parsed_decoder = msgspec.json.Decoder(tuple[str, tuple[ToolCall, ...]])
 
 _NUMBERS = {finish: number for number, finish in enumerate(_FINISHES)}
 
@@ -90,19 +91,22 @@ class UnreadBuffer:
         """Adds an event. No effect after an overflow."""
         if self._overflowed:
             return
+        is_parsed = bool(event.calls or event.reasoning)
         token, text, before = event.token, event.text.encode("utf-8", "surrogatepass"), len(self._data)
         logprobs = token.logprobs if token is not None else None
         flags = (token is not None) * _HAS_TOKEN | _NUMBERS[event.finish] << 1
+        if event.is_reasoning:
+            flags |= _IS_REASONING
         if event.stop is not None:
             flags |= event.stop + 1 << 1 + _FINISH_BITS
         index, id = (token.index, token.token) if token is not None else (0, 0)
         num_top = -1 if logprobs is None else len(logprobs.top)
-        size = len(text) | (_HAS_CALLS if event.calls else 0)
+        size = len(text) | (_IS_PARSED if is_parsed else 0)
         self._data += _EVENT.pack(event.choice, index, id, event.num_cached_tokens, size, num_top, flags)
         self._data += text
-        if event.calls:
-            calls = msgspec.json.encode(event.calls)
-            self._data += _CALLS.pack(len(calls)) + calls
+        if is_parsed:
+            parsed = msgspec.json.encode((event.reasoning, event.calls))
+            self._data += _PARSED.pack(len(parsed)) + parsed
         if logprobs is not None:
             self._data += _LOGPROB.pack(logprobs.logprob)
             for alternative in logprobs.top:
@@ -143,16 +147,16 @@ class UnreadBuffer:
 
     def _pop(self) -> TokenEvent:
         choice, index, id, num_cached, size, num_top, flags = _EVENT.unpack_from(self._data, self._start)
-        num_text = size & ~_HAS_CALLS
+        num_text = size & ~_IS_PARSED
         at = self._start + _EVENT.size
         text = self._data[at : at + num_text].decode("utf-8", "surrogatepass")
         at += num_text
-        calls: tuple[ToolCall, ...] = ()
-        if size & _HAS_CALLS:
-            [num_calls] = _CALLS.unpack_from(self._data, at)
-            at += _CALLS.size
-            calls = _calls_decoder.decode(self._data[at : at + num_calls])
-            at += num_calls
+        reasoning, calls = "", tuple[ToolCall, ...]()
+        if size & _IS_PARSED:
+            [num_parsed] = _PARSED.unpack_from(self._data, at)
+            at += _PARSED.size
+            reasoning, calls = _parsed_decoder.decode(self._data[at : at + num_parsed])
+            at += num_parsed
         logprobs = None
         if num_top >= 0:
             [logprob] = _LOGPROB.unpack_from(self._data, at)
@@ -164,9 +168,12 @@ class UnreadBuffer:
         self.num_events -= 1
         self._num_logprob_bytes -= _logprob_bytes(num_top)
         token = OutputToken(index, id, logprobs) if flags & _HAS_TOKEN else None
-        stop = (flags >> 1 + _FINISH_BITS) - 1
+        is_reasoning = bool(flags & _IS_REASONING)
+        stop = ((flags & ~_IS_REASONING) >> 1 + _FINISH_BITS) - 1
         finish = _FINISHES[flags >> 1 & (1 << _FINISH_BITS) - 1]
-        return TokenEvent(choice, token, text, num_cached, finish, None if stop < 0 else stop, calls)
+        return TokenEvent(
+            choice, token, text, num_cached, finish, None if stop < 0 else stop, calls, reasoning, is_reasoning
+        )
 
 
 def _logprob_bytes(num_top: int) -> int:

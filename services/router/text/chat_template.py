@@ -71,6 +71,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Compiles `source`. Raises `jinja2.TemplateSyntaxError`. `special_tokens`: e.g. `bos_token` -> `<s>`."""
         environment = _environment()
+        self.source = source
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
         self.tool_format = next((name for name, signature in TOOL_FORMATS.items() if signature in source), None)

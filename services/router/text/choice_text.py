@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from baton.domain.request import FinishReason, OutputToken, StopParams
 from services.router.generation import TokenChunk
 from services.router.text.detokenizer import Detokenizer
-from services.router.text.parsers.base import OutputParser, ParsedPiece, ToolCall
+from services.router.text.parsers.base import AnswerParser, ParsedPiece, ToolCall
 from services.router.text.stop_strings import StopMatcher
+
+_NOTHING = ParsedPiece()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,8 @@ class TokenEvent:
     """A token of a choice, and the text that became certain with it: none, its own, or held-back text too.
 
     `token` None: the sequence ended without another token. `finish` comes with the choice's last event, and `stop`, the
-    index of the stop string that ended it. `calls`: that became complete with it.
+    index of the stop string that ended it. `calls`: that became complete with it. `reasoning`: its text.
+    `is_reasoning`: the token is part of the reasoning, its end included.
     """
 
     choice: int
@@ -30,6 +33,8 @@ class TokenEvent:
     finish: FinishReason | None = None
     stop: int | None = None
     calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    is_reasoning: bool = False
 
 
 class DroppedText:
@@ -48,8 +53,8 @@ class DroppedText:
 class ChoiceText:
     """State of one choice. A stop token is no text; a stop string ends the text before it, and the choice.
 
-    With `include_stop` both are part of the text. A `parser` takes calls out of the text; stop strings are looked for
-    in what is left.
+    With `include_stop` both are part of the text. A `parser` takes reasoning and calls out of the text; stop strings
+    are looked for in what is left.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class ChoiceText:
         stop_strings: Sequence[str],
         *,
         include_stop: bool = False,
-        parser: OutputParser | None = None,
+        parser: AnswerParser | None = None,
     ) -> None:
         self._choice = choice
         self._stop = stop
@@ -80,34 +85,54 @@ class ChoiceText:
             num_left -= 1
             finish = chunk.finish if num_left <= 0 else None
             self._num_tokens += token is not None
-            if token is None or (
-                finish is FinishReason.STOP and self._hides_stop_token and token.token in self._stop.stop_token_ids
-            ):
-                text = ""
+            text, stop, piece, is_reasoning = "", None, _NOTHING, False
+            if self._parser is None:
+                text = self._read(token, finish)
             else:
-                text = self._detokenizer.push(token.token)
-            if finish is not None:
-                text += self._detokenizer.finish()
-            stop, calls = None, tuple[ToolCall, ...]()
-            if self._parser is not None:
-                text, calls, finish = self._parse(self._parser, text, finish)
+                piece, finish, is_reasoning = self._parse(self._parser, token, finish)
+                text = piece.text
             if self._matcher is not None:
                 text, finish, stop = self._match(self._matcher, text, finish)
-            events.append(TokenEvent(self._choice, token, text, chunk.num_cached_tokens, finish, stop, calls))
+            num_cached = chunk.num_cached_tokens
+            events.append(
+                TokenEvent(
+                    self._choice, token, text, num_cached, finish, stop, piece.calls, piece.reasoning, is_reasoning
+                )
+            )
             if finish is not None:
                 break
         return events
 
-    @staticmethod
+    def _read(self, token: OutputToken | None, finish: FinishReason | None) -> str:
+        """The text that becomes certain with a token; with `finish` all that was held back, too."""
+        if token is None or (
+            finish is FinishReason.STOP and self._hides_stop_token and token.token in self._stop.stop_token_ids
+        ):
+            text = ""
+        else:
+            text = self._detokenizer.push(token.token)
+        return text if finish is None else text + self._detokenizer.finish()
+
     def _parse(
-        parser: OutputParser, text: str, finish: FinishReason | None
-    ) -> tuple[str, tuple[ToolCall, ...], FinishReason | None]:
-        """Text that is no call, complete calls, and `STOP` if nothing more is shown."""
-        piece = parser.push(text)
-        last = parser.finish() if finish is not None else ParsedPiece()
-        if finish is None and parser.is_done:
+        self, answer: AnswerParser, token: OutputToken | None, finish: FinishReason | None
+    ) -> tuple[ParsedPiece, FinishReason | None, bool]:
+        """What became certain, `STOP` if nothing more is shown, and True for a token of the reasoning.
+
+        A marker is read by its token, even if it ends the choice, or if special tokens are no text.
+        """
+        parser = answer.parser
+        is_reasoning = parser.in_reasoning
+        marker = answer.markers.get(token.token) if token is not None else None
+        if marker is None:
+            piece = parser.push(self._read(token, finish))
+        else:
+            piece = parser.push(self._detokenizer.finish()) + parser.push_marker(marker)
+        is_reasoning = token is not None and (is_reasoning or parser.in_reasoning)
+        if finish is not None:
+            piece += parser.finish()
+        elif parser.is_done:
             finish = FinishReason.STOP
-        return piece.text + last.text, piece.calls + last.calls, finish
+        return piece, finish, is_reasoning
 
     def _match(
         self, matcher: StopMatcher, text: str, finish: FinishReason | None

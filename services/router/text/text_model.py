@@ -19,6 +19,7 @@ from baton.settings.text_digest import text_digest
 from services.router.text.byte_alphabet import BYTE_OF
 from services.router.text.chat_template import ChatTemplate, Message, RenderOptions
 from services.router.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from services.router.text.parsers.registry import AUTO, REASONING_FIELDS, OutputFormats, reasoning_format
 from services.router.text.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from services.router.text.token_lower_bound import read_token_lower_bound
 
@@ -69,7 +70,9 @@ class TextModel:
         self._byte_level = _is_byte_level(tokenizer_json)
         self._token_bound = read_token_lower_bound(tokenizer_json)
         self._template = ChatTemplate(template, self._special_tokens) if template is not None else None
+        self.formats = OutputFormats(reasoning_format(AUTO, template))
         added = tokenizer.get_added_tokens_decoder()
+        self._added_tokens = {entry.content: token for token, entry in added.items()}
         self._special_ids: frozenset[int] = frozenset(token for token, entry in added.items() if entry.special)
         self._bytes = _TokenBytes(self._compute_bytes)
         self._text_bytes = _TokenBytes(lambda token: b"" if token in self._special_ids else self._bytes[token])
@@ -101,6 +104,14 @@ class TextModel:
         tokenizer = Tokenizer.from_str(tokenizer_json)
         return cls(tokenizer, tokenizer_config, merged, template, defaults, text_digest(directory, chat_template))
 
+    def choose_formats(self, reasoning: str, reasoning_fields: tuple[str, ...] = REASONING_FIELDS) -> None:
+        """Reads answers by the format of this name; `auto`: by the template's, `none`: as text. Before any request.
+
+        Raises `KeyError`.
+        """
+        template = None if self._template is None else self._template.source
+        self.formats = OutputFormats(reasoning_format(reasoning, template), reasoning_fields)
+
     @property
     def tool_format(self) -> str | None:
         """The format of tool calls, by the signature in the chat template; None if it is none that is known."""
@@ -108,8 +119,7 @@ class TextModel:
 
     def added_token(self, text: str) -> int | None:
         """The id of the added token that is `text`; None if there is none."""
-        found = self._tokenizer.token_to_id(text)
-        return found if found in self._tokenizer.get_added_tokens_decoder() else None
+        return self._added_tokens.get(text)
 
     def tokenizer_json(self) -> str:
         """The tokenizer, in the form of a `tokenizer.json`."""

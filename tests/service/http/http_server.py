@@ -21,6 +21,7 @@ from baton.telemetry.request_trace import RequestTrace
 from services.router.edge.http_protocol import BoundedHttpProtocol
 from services.router.frontend import ApiLimits
 from services.router.routes import make_app
+from services.router.text.text_model import TextModel
 from tests.fake_dispatcher import DispatchScript, FakeDispatcher, one_token_chunks
 from tests.unit.router.memory_frontend import memory_frontend
 from tests.unit.router.text.text_models import bundled
@@ -87,14 +88,14 @@ class RouterServer:
         return await self.http.post("/v1/completions", json=whole, headers=headers)
 
 
-def tokens_of(text: str, *, eos: bool = True) -> list[int]:
+def tokens_of(text: str, *, eos: bool = True, model: TextModel | None = None) -> list[int]:
     """The tokens of a text, and the end of sequence."""
-    return [*bundled().encode(text, add_special_tokens=False), *([2] if eos else [])]
+    return [*(model or bundled()).encode(text, add_special_tokens=False), *([2] if eos else [])]
 
 
-def says(text: str, **kwargs: Any) -> DispatchScript:
+def says(text: str, model: TextModel | None = None, **kwargs: Any) -> DispatchScript:
     """A script that gives `text` for every sequence."""
-    return lambda sequence: one_token_chunks(tokens_of(text), **kwargs)
+    return lambda sequence: one_token_chunks(tokens_of(text, model=model), **kwargs)
 
 
 def events_of(body: str) -> list[Any]:
@@ -126,17 +127,19 @@ def _tls() -> ssl.SSLContext:
 
 
 @asynccontextmanager
-async def router(script: DispatchScript, **limits) -> AsyncIterator[RouterServer]:
-    """The router's API, listening. Afterwards no admitted request may be left."""
-    async with StoreWriter(MemoryStore()) as writer, _router(script, limits, writer) as server:
+async def router(script: DispatchScript, text: TextModel | None = None, **limits) -> AsyncIterator[RouterServer]:
+    """The router's API, listening. Afterwards no admitted request may be left. `text`: default the bundled model's."""
+    async with StoreWriter(MemoryStore()) as writer, _router(script, limits, writer, text) as server:
         yield server
 
 
 @asynccontextmanager
-async def _router(script: DispatchScript, limits: dict[str, Any], writer: StoreWriter) -> AsyncIterator[RouterServer]:
+async def _router(
+    script: DispatchScript, limits: dict[str, Any], writer: StoreWriter, text: TextModel | None
+) -> AsyncIterator[RouterServer]:
     dispatcher, recorder, readiness = FakeDispatcher(script), TraceRecorder(), [(True, "1 pair")]
     bounds = ApiLimits(**{"model_name": MODEL, "max_model_len": 256, "request_deadline_s": TIMEOUT_S, **limits})
-    frontend = memory_frontend(dispatcher, bounds, recorder, writer=writer)
+    frontend = memory_frontend(dispatcher, bounds, recorder, writer=writer, text=text)
     app = make_app(frontend, lambda: readiness[-1])
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # the kernel takes up to 4 MiB otherwise

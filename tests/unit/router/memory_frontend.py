@@ -9,15 +9,20 @@ from baton.telemetry.request_traces import RequestLog, RequestTraces, TraceSink
 from services.router.frontend import ApiLimits, Frontend, StoreAccess, build_frontend
 from services.router.generation import Dispatcher
 from services.router.takeover.supersede_listener import SupersedeListener
+from services.router.text.text_model import TextModel
 from tests.unit.router.text.text_models import bundled
 
 
 def memory_frontend(
-    dispatcher: Dispatcher, limits: ApiLimits, *sinks: TraceSink, writer: StoreWriter | None = None
+    dispatcher: Dispatcher,
+    limits: ApiLimits,
+    *sinks: TraceSink,
+    writer: StoreWriter | None = None,
+    text: TextModel | None = None,
 ) -> Frontend:
-    """`writer`: a started one, if requests are made."""
+    """`writer`: a started one, if requests are made. `text`: default the bundled model's."""
     store = MemoryStore()
     writer = writer or StoreWriter(store)
     store_access = StoreAccess(store, writer, OwnerId("router/0"), SupersedeListener())
     traces = RequestTraces("router", limits.model_name, RequestLog.OFF, sinks)
-    return build_frontend(bundled(), dispatcher, limits, traces, store_access)
+    return build_frontend(text or bundled(), dispatcher, limits, traces, store_access)

@@ -112,7 +112,8 @@ def test_documented_ranges_are_those_of_validation(schema: str):
         step = 1 if kind["type"] == "integer" else 1e-6
         low = kind["minimum"] if "minimum" in kind else kind["exclusiveMinimum"] + step
         for value in (low, kind["maximum"]):
-            assert refused(schema, name, value) is None, (name, value)
+            reason = refused(schema, name, value)
+            assert reason is None or "is not supported by this model" in reason, (name, value)
         for value in (kind.get("exclusiveMinimum", low - step), kind["maximum"] + step):
             assert name in (refused(schema, name, value) or ""), (name, value)
 

@@ -93,6 +93,22 @@ _TEMPLATE_ROWS = (
     _row("enable_thinking", CHAT, _LLAMA, FLAG, "The same variable in chat_template_kwargs.", note="the template's"),
 )  # fmt: skip
 
+_REASONING_ROWS = (
+    _row("reasoning_effort", CHAT, _OPENAI, shapes.EFFORT,
+         "A variable of the template; none, and any other, also set enable_thinking and thinking. A 400 if the "
+         "template reads none of them; none is always accepted.", note="the template's"),
+    _row("reasoning", CHAT, _SGLANG, shapes.REASONING, "effort, as reasoning_effort; enabled: false is none.",
+         note="the template's"),
+    _row("include_reasoning", CHAT, _VLLM, FLAG, "The answer has the reasoning. It is counted in any case.",
+         default=True),
+    _row("separate_reasoning", CHAT, _SGLANG, FLAG, "Reasoning is a field of its own, not a part of the content.",
+         default=True),
+    _row("reasoning_format", CHAT, _LLAMA, shapes.REASONING_FORMAT, "none: reasoning stays in the content.",
+         default="auto"),
+    _row("thinking_token_budget", CHAT, _VLLM, integer(-1, INT32_MAX),
+         "Most tokens of reasoning; then its end is forced. -1: any number.", default=-1),
+)  # fmt: skip
+
 _SAMPLING_ROWS = (
     _row("temperature", BOTH, _OPENAI, number(0.0, 2.0), "0: the most probable token.", note=_MODELS + "1"),
     _row(
@@ -202,6 +218,8 @@ _ALIAS_ROWS = (
     _alias("ebnf", BOTH, _SGLANG, TEXT, "structured_outputs.grammar"),
     _alias("json_schema", BOTH, _SGLANG, shapes.JSON_SCHEMA, "structured_outputs.json"),
     _alias("grammar", BOTH, _LLAMA, TEXT, "structured_outputs.grammar", neutral=("",)),
+    _alias("thinking_budget_tokens", CHAT, _LLAMA, integer(-1, INT32_MAX), "thinking_token_budget"),
+    _alias("reasoning_budget_tokens", CHAT, _LLAMA, integer(-1, INT32_MAX), "thinking_token_budget"),
     _alias("n_cmpl", BOTH, _LLAMA, integer(1, MAX_CHOICES), "n"),
     _alias("repeat_penalty", BOTH, _LLAMA, number(0.0, 2.0, exclusive_low=True), "repetition_penalty"),
     _alias("return_tokens", BOTH, _LLAMA, FLAG, "return_token_ids"),
@@ -211,6 +229,7 @@ HONOURED = (
     _PROMPT_ROWS
     + _TOOL_ROWS
     + _TEMPLATE_ROWS
+    + _REASONING_ROWS
     + _SAMPLING_ROWS
     + _LENGTH_ROWS
     + _RESPONSE_ROWS

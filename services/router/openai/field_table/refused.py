@@ -20,7 +20,8 @@ _NEVER = "is not supported"
 _SAMPLER = "is not a setting of this sampler"
 _CONSTRAINT = "is not supported: a grammar holds from the first token on"
 _TOOLS = "is not supported; use tools"
-_REASONING = "is not supported yet: reasoning is part of the text"
+_REASONING = "is not supported"
+_OF_CHATS = "is not supported: the reasoning of a completion is part of its text"
 _MEDIA = "is not supported: text is all that is read and written"
 _ROUTING = "is not for clients: workers are chosen by the router"
 
@@ -31,7 +32,6 @@ Row = tuple[str, frozenset[FieldEndpoint], str, tuple[object, ...]]
 _OPENAI_ROWS: tuple[Row, ...] = (
     ("functions", CHAT, _TOOLS, ()),
     ("function_call", CHAT, _TOOLS, ("none",)),
-    ("reasoning_effort", CHAT, _REASONING, ()),
     ("verbosity", CHAT, _LATER, ("medium",)),
     ("modalities", CHAT, _MEDIA, (["text"],)),
     ("audio", CHAT, _MEDIA, ()),
@@ -46,8 +46,7 @@ _VLLM_ROWS: tuple[Row, ...] = (
     ("return_prompt_text", BOTH, _LATER, _OFF),
     ("allowed_token_ids", BOTH, f"{_LATER}; logit_bias lowers tokens", ()),
     ("bad_words", BOTH, f"{_LATER}; logit_bias lowers tokens", ([],)),
-    ("include_reasoning", CHAT, _REASONING, (True,)),
-    ("thinking_token_budget", BOTH, _REASONING, (-1,)),
+    ("thinking_token_budget", COMPLETION, _OF_CHATS, (-1,)),
     ("continue_final_message", COMPLETION, _NEVER, _OFF),
     ("documents", CHAT, _LATER, ()),
     ("chat_template", CHAT, f"{_NEVER}: the model's own is used", ()),
@@ -78,9 +77,7 @@ _VLLM_ROWS: tuple[Row, ...] = (
 
 _SGLANG_ROWS: tuple[Row, ...] = (
     ("stop_regex", BOTH, f"{_LATER}; use stop", ()),
-    ("reasoning", CHAT, _REASONING, ()),
-    ("separate_reasoning", CHAT, _REASONING, (True, False)),
-    ("stream_reasoning", CHAT, _REASONING, (True, False)),
+    ("stream_reasoning", CHAT, "is not supported: a stream has one event a token", (True,)),
     ("task", CHAT, _NEVER, ()),
     ("input_ids", CHAT, "is not supported; post token ids as prompt to /v1/completions", ()),
     ("return_cached_tokens_details", BOTH, "is not supported; usage has cached_tokens", _OFF),
@@ -110,14 +107,14 @@ _LLAMA_ROWS: tuple[Row, ...] = (
     ("grammar_triggers", BOTH, _CONSTRAINT, ([],)),
     ("grammar_type", BOTH, _CONSTRAINT, ()),
     ("preserved_tokens", BOTH, _CONSTRAINT, ([],)),
-    ("thinking_budget_tokens", BOTH, _REASONING, (-1,)),
-    ("reasoning_budget_tokens", BOTH, _REASONING, (-1,)),
+    ("thinking_budget_tokens", COMPLETION, _OF_CHATS, (-1,)),
+    ("reasoning_budget_tokens", COMPLETION, _OF_CHATS, (-1,)),
     ("reasoning_budget_message", BOTH, _REASONING, ("",)),
     ("reasoning_budget_start_tag", BOTH, _REASONING, ("",)),
     ("reasoning_budget_end_tag", BOTH, _REASONING, ("",)),
     ("reasoning_budget_end_tags", BOTH, _REASONING, ([],)),
     ("reasoning_control", BOTH, _REASONING, _OFF),
-    ("reasoning_format", BOTH, _REASONING, ("none", "auto")),
+    ("reasoning_format", COMPLETION, _OF_CHATS, ("none", "auto")),
     ("parse_tool_calls", BOTH, _TOOLS, (True, False)),
     ("chat_format", BOTH, _NEVER, ()),
     ("chat_parser", BOTH, _NEVER, ("",)),

@@ -143,6 +143,11 @@ def _structured_outputs() -> Schema:
     }
 
 
+def _reasoning() -> Schema:
+    effort: Schema = {"enum": list(bounds.EFFORTS)}
+    return {**_OBJECT, "properties": {"effort": or_null(effort), "enabled": or_null({"type": "boolean"})}}
+
+
 def or_null(schema: Schema) -> Schema:
     """The schema of a value that may be null, which is the same as absent."""
     return {"anyOf": [schema, {"type": "null"}]}
@@ -173,6 +178,11 @@ STRUCTURED_OUTPUTS = Shape(
 )
 TOOLS = Shape(f"a list of 1 to {bounds.MAX_TOOLS} functions", lambda vocab: _tools())
 TOOL_CHOICE = Shape("none, auto, required, or the name of one", lambda vocab: _tool_choice())
+EFFORT = Shape("one of " + ", ".join(bounds.EFFORTS), lambda vocab: {"enum": list(bounds.EFFORTS)})
+REASONING_FORMAT = Shape(
+    "one of " + ", ".join(bounds.REASONING_FORMATS), lambda vocab: {"enum": list(bounds.REASONING_FORMATS)}
+)
+REASONING = Shape("an object of effort and enabled", lambda vocab: _reasoning())
 JSON_SCHEMA = Shape(
     "a JSON Schema, as an object or as text",
     lambda vocab: {"anyOf": [_OBJECT, _STRING]},

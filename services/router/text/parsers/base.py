@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b32encode
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 CALL_ID_BYTES = 15
@@ -24,10 +25,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedPiece:
-    """What became certain: text, then calls. The text of accepted calls is in neither."""
+    """What became certain: reasoning, text, then calls. The text of accepted calls is in none of them."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+
+    def __add__(self, later: ParsedPiece) -> ParsedPiece:
+        return ParsedPiece(self.text + later.text, self.calls + later.calls, self.reasoning + later.reasoning)
 
 
 class OutputParser(Protocol):
@@ -38,8 +43,22 @@ class OutputParser(Protocol):
         """True if nothing more is shown: the choice ends."""
         ...
 
+    @property
+    def in_reasoning(self) -> bool:
+        """True while what comes is reasoning."""
+        ...
+
+    @property
+    def in_block(self) -> bool:
+        """True while what comes may be part of a call."""
+        ...
+
     def push(self, piece: str) -> ParsedPiece:
         """Adds the next piece of the model's text."""
+        ...
+
+    def push_marker(self, marker: str) -> ParsedPiece:
+        """Adds a token that is a marker of the format. Text that only looks like it comes by `push`."""
         ...
 
     def finish(self) -> ParsedPiece:
@@ -47,7 +66,41 @@ class OutputParser(Protocol):
         ...
 
 
+class TextParser:
+    """The parser of an answer that is text and nothing else."""
+
+    is_done = in_reasoning = in_block = False
+
+    def push(self, piece: str) -> ParsedPiece:
+        """See `OutputParser.push`."""
+        return ParsedPiece(piece)
+
+    def push_marker(self, marker: str) -> ParsedPiece:
+        """See `OutputParser.push_marker`."""
+        return ParsedPiece(marker)
+
+    def finish(self) -> ParsedPiece:
+        """See `OutputParser.finish`."""
+        return ParsedPiece()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerParser:
+    """The parser of one choice, and the tokens that are markers of its format: id -> text."""
+
+    parser: OutputParser
+    markers: Mapping[int, str] = field(default_factory=dict)
+
+
 def call_id(request_id: str, choice: int, index: int) -> str:
     """The id of a call: the same in every run of the request."""
     digest = hashlib.blake2b(f"{request_id}/{choice}/{index}".encode(), digest_size=CALL_ID_BYTES).digest()
     return f"call_{b32encode(digest).decode().lower()}"
+
+
+def held_length(text: str, marker: str) -> int:
+    """Length of the longest suffix of `text` that may be the beginning of `marker`."""
+    for size in range(min(len(text), len(marker) - 1), 0, -1):
+        if text.endswith(marker[:size]):
+            return size
+    return 0

@@ -41,6 +41,16 @@ class HermesParser:
         """True if nothing more is shown."""
         return self._single and self._num_calls > 0
 
+    @property
+    def in_reasoning(self) -> bool:
+        """False: the format has none."""
+        return False
+
+    @property
+    def in_block(self) -> bool:
+        """True while what comes may be part of a call."""
+        return self._block is not None
+
     def push(self, piece: str) -> ParsedPiece:
         """See `OutputParser.push`."""
         text, calls = "", list[ToolCall]()
@@ -59,6 +69,10 @@ class HermesParser:
             else:
                 calls.append(ended)
         return ParsedPiece("" if self._calls_only else text, tuple(calls))
+
+    def push_marker(self, marker: str) -> ParsedPiece:
+        """See `OutputParser.push_marker`. Markers count as text, too: not every vocabulary has them."""
+        return self.push(marker)
 
     def finish(self) -> ParsedPiece:
         """See `OutputParser.finish`. A block without an end is text; whitespace after a call is nothing."""

@@ -27,6 +27,8 @@ EVENTS = st.builds(
     st.none() | st.sampled_from(FinishReason),
     st.none() | st.integers(0, MAX_STOP_STRINGS - 1),
     CALLS.map(tuple),
+    st.text(max_size=9),
+    st.booleans(),
 )
 
 

@@ -14,7 +14,7 @@ from baton.domain.request import FinishReason, OutputToken, StopParams
 from services.router.generation import TokenChunk
 from services.router.text.choice_text import ChoiceText, TokenEvent
 from services.router.text.parsers import hermes
-from services.router.text.parsers.base import ToolCall, call_id
+from services.router.text.parsers.base import AnswerParser, ToolCall, call_id
 from services.router.text.parsers.hermes import CLOSE, OPEN, HermesParser
 from tests.unit.router.text.text_models import bundled
 
@@ -146,7 +146,10 @@ def events(text: str, bundles: Sequence[int]) -> list[TokenEvent]:
     tokens = [OutputToken(index, token) for index, token in enumerate([*ids, 2])]
     stop = StopParams(1000, stop_token_ids=frozenset({2}))
     detokenizer = bundled().detokenizer(skip_special_tokens=True)
-    choice, found = ChoiceText(0, stop, detokenizer, ["more"], parser=HermesParser(NAMES)), list[TokenEvent]()
+    choice, found = (
+        ChoiceText(0, stop, detokenizer, ["more"], parser=AnswerParser(HermesParser(NAMES))),
+        list[TokenEvent](),
+    )
     for size in (*bundles, *[1] * len(tokens)):
         bundle, tokens = tuple(tokens[:size]), tokens[size:]
         if bundle and not (found and found[-1].finish):

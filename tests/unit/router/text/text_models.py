@@ -1,5 +1,6 @@
 """Small tokenizers for tests: byte-level ones, and one with SentencePiece's spaces and bytes."""
 
+from collections.abc import Sequence
 from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -16,6 +17,14 @@ TEMPLATE = (
 @cache
 def bundled() -> TextModel:
     return TextModel.load(MODEL_DIR)
+
+
+def marked(template: str, markers: Sequence[str], *, special: bool = False) -> TextModel:
+    """The bundled vocabulary, with `markers` as further tokens."""
+    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(marker, special=special, normalized=False) for marker in markers])
+    config = {"vocab_size": tokenizer.get_vocab_size(with_added_tokens=True), "eos_token_id": 2}
+    return TextModel(tokenizer, {}, config, template)
 
 
 def sentencepiece_tokenizer() -> Tokenizer:
@@ -39,9 +48,10 @@ def sentencepiece() -> TextModel:
     return TextModel(sentencepiece_tokenizer(), config, {"max_position_embeddings": 64, "eos_token_id": 2}, TEMPLATE)
 
 
-def byte_level_tokenizer() -> Tokenizer:
+def byte_level_tokenizer(markers: Sequence[str] = ()) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in markers])
     return tokenizer

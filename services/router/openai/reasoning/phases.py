@@ -1,0 +1,56 @@
+"""Puts reasoning before the constraint of an answer, and a budget around it.
+
+A block that the prompt has opened is free text up to the closing token. One that the model may open is part of the
+grammar: an optional block, then the form. The closing marker must be one token: text that looks like it ends nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
+from baton.domain.errors import ConstraintFailed
+from baton.grammar.sources import after_optional_block
+from services.router.openai.reasoning.reader import BUDGET, RequestedReasoning
+from services.router.text.parsers.reasoning import ReasoningStart
+from services.router.text.text_model import TextModel
+
+
+def with_reasoning(
+    constraint: Constraint | None, reasoning: RequestedReasoning, text: TextModel, plain: Constraint
+) -> Constraint | None:
+    """The constraint of the whole output. Raises `ConstraintFailed`, with `param` if it is about the budget.
+
+    `plain`: one that allows everything, for an answer without a constraint.
+    """
+    budget, format = reasoning.budget, reasoning.format
+    if reasoning.start is ReasoningStart.CLOSED or (constraint is None and budget is None):
+        return constraint
+    opening, closing = text.added_token(format.opening), text.added_token(format.closing)
+    if closing is None:
+        raise _failed(budget, "the end of this model's reasoning is not one token")
+    answer = plain if constraint is None else constraint
+    first = answer.phases[0]
+    is_free = isinstance(first, FreePhase)
+    thought = FreePhase(((closing,),), budget, () if budget is None else (closing,), may_stop=is_free)
+    if reasoning.start is ReasoningStart.OPEN:
+        return _after(answer, thought)
+    if opening is None:
+        raise _failed(budget, "the beginning of this model's reasoning is not one token")
+    if budget is None:
+        if isinstance(first, FreePhase):
+            return answer  # free text holds a thought, too
+        grammar = after_optional_block(first.text, format.opening, format.closing)
+        return replace(answer, phases=(GrammarPhase(grammar), *answer.phases[1:]))
+    if constraint is not None:
+        raise _failed(budget, "this model may think or not, which a constraint on the answer cannot count")
+    return _after(answer, FreePhase(((opening,),)), thought)
+
+
+def _after(answer: Constraint, *phases: FreePhase) -> Constraint:
+    loop_to = None if answer.loop_to is None else answer.loop_to + len(phases)
+    return replace(answer, phases=(*phases, *answer.phases), loop_to=loop_to)
+
+
+def _failed(budget: int | None, why: str) -> ConstraintFailed:
+    return ConstraintFailed(f"is not supported: {why}", param=None if budget is None else BUDGET)

@@ -1,0 +1,56 @@
+"""A client with any event of an answer with reasoning and calls gets exactly the rest."""
+
+from __future__ import annotations
+
+import re
+
+from baton.domain.ids import RequestId
+from baton.domain.request import FinishReason
+from services.router.openai.request_parser import ParsedRequest, RawRequest, RequestParser
+from services.router.openai.validation import RequestMetadata, RequestValidator
+from services.router.streaming.cursor import Cursor
+from services.router.streaming.sse_stream import SseStream
+from services.router.streaming.token_stream import TokenStream
+from tests.unit.router.streaming.chunk_sources import ScriptedSource, chunks
+from tests.unit.router.text.text_models import marked
+
+MODEL = marked("{{ tools }}{# <tool_call> #}<think>", ["<think>", "</think>"])
+PARSER = RequestParser(RequestValidator(MODEL, "m", 4096, 9.0), MODEL, "f")
+CALL = '<tool_call>{"name": "now", "arguments": {"a": "é🦊"}}</tool_call>'
+BODY = b"""{"model": "m", "stream": true, "stream_options": {"include_usage": true}, "messages":
+[{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": {"name": "now"}}]}"""
+
+
+async def parsed() -> ParsedRequest:
+    metadata = RequestMetadata(RequestId("call"), 1, 5)
+    return await PARSER.parse(RawRequest("/v1/chat/completions", BODY, metadata))
+
+
+async def received(after: Cursor | None) -> bytes:
+    """What a client with this cursor gets."""
+    parts: list[bytes] = []
+
+    async def send(message: object) -> None:
+        parts.append(message.get("body", b""))  # type: ignore[attr-defined]
+
+    async def headers() -> dict[str, str]:
+        return {}
+
+    request, tokens = (
+        await parsed(),
+        MODEL.encode(f"one é two</think>\n\nso\n{CALL}{CALL} en", add_special_tokens=False),
+    )
+    stream = TokenStream(MODEL, request.request, ScriptedSource({0: chunks([*tokens, 2], FinishReason.STOP)}))
+    await SseStream(send, request, stream, with_ids=True, after=after).run(headers, 5.0)
+    return b"".join(parts)
+
+
+async def test_every_cursor_splits_a_parsed_answer_in_two() -> None:
+    whole = await received(None)
+    assert whole.count(b'"tool_calls"') == 3, "two calls, and the finish reason"
+    assert b'"reasoning_content"' in whole
+    starts = [found.start() for found in re.finditer(rb"id: ", whole)]
+    ids = re.findall(rb"id: (\S+)\n", whole)
+    assert len(ids) > 30
+    for id, start in zip(ids, [*starts[1:], len(whole)], strict=True):
+        assert await received(Cursor.parse(id.decode())) == whole[start:]
