@@ -57,7 +57,7 @@ def metrics() -> str:
         "# Metrics",
         "",
         NOTE,
-        "The router serves `/metrics` on its HTTP port, a worker on its `--metrics-port`.",
+        "Every process serves `/metrics` on its `--metrics-port`, without an API key.",
         "",
     ]
     lines += ["| metric | type | labels | meaning |", "|---|---|---|---|"]

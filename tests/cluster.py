@@ -124,7 +124,7 @@ class Cluster:
         port, metrics_port = free_ports(2)
         flags = {"host": "127.0.0.1", "port": port, "redis-url": self.redis.url, "model": self.model}
         if role == "router":
-            flags |= {"router-id": name, **self.router_flags}
+            flags |= {"router-id": name, "metrics-port": metrics_port, **self.router_flags}
         else:
             flags |= {"worker-id": name, "metrics-port": metrics_port, "transport": self.transport}
             flags |= {"dtype": "float32", "device": "cpu", "kv-memory-mib": 64, "idle-check-pages": 0}
@@ -217,8 +217,7 @@ class Cluster:
 
     def _metrics(self, name: str) -> str:
         process = self.processes[name]
-        port = process.port if process.role == "router" else process.metrics_port
-        return self._scraper.get(f"http://127.0.0.1:{port}/metrics").text
+        return self._scraper.get(f"http://127.0.0.1:{process.metrics_port}/metrics").text
 
     def _ready(self) -> bool:
         for process in self.processes.values():

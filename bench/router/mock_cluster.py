@@ -160,7 +160,8 @@ def _router(redis_url: str, more_flags: Sequence[str]) -> Iterator[tuple[str, in
     """Runs the real router from the command line; yields its URL and process id."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    flags = ["--port", str(port), "--redis-url", redis_url, "--worker-ttl-s", str(_TTL_S), "--log-level", "warning"]
+    ports = ["--port", str(port), "--metrics-port", "0"]
+    flags = [*ports, "--redis-url", redis_url, "--worker-ttl-s", str(_TTL_S), "--log-level", "warning"]
     process = subprocess.Popen([sys.executable, "-m", "services.cli.main", "serve", "router", *flags, *more_flags])
     try:
         url = f"http://127.0.0.1:{port}"

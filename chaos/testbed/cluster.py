@@ -268,8 +268,7 @@ class ChaosCluster:
         flags["redis-url"] = f"redis://{await self.network.serve(REDIS, self._redis_address, client=name)}/0"
         flags["cluster-secret-file"] = self._secret_file
         if role == "router":
-            flags |= {"router-id": name, **self.shape.router_flags}
-            metrics_port = port
+            flags |= {"router-id": name, "metrics-port": metrics_port, **self.shape.router_flags}
         else:
             advertised = await self.network.serve(name, (LOCALHOST, port))
             self._num_spawned += 1

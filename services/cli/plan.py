@@ -31,6 +31,7 @@ class LaunchPlan:
     router_url: str
     prefill_metrics: tuple[str, ...]
     decode_metrics: tuple[str, ...]
+    router_metrics: str
     page: bool = True
     """The router serves the page at `/`."""
     own_key: str | None = field(default=None, repr=False)
@@ -51,7 +52,7 @@ def make_plan(
     """Workers first, the router last. `cores`: those of this process. Raises `OSError` for a busy port."""
     port = _choose_port(settings.host, settings.port)
     num_workers = settings.prefill + settings.decode
-    ports = free_ports(2 * num_workers)
+    *ports, admin_port = free_ports(2 * num_workers + 1)
     shares = share_cores(cores, num_workers, settings.threads)
     commands, metrics = [], []
     for index in range(num_workers):
@@ -62,7 +63,7 @@ def make_plan(
             flags["token_budget"] = settings.decode_token_budget
         commands.append(_serve(role, f"{role}-{number}", settings, shared, flags))
         metrics.append(f"http://{LOCALHOST}:{metrics_port}/metrics")
-    router_flags: dict[str, Any] = {"host": settings.host, "port": port}
+    router_flags: dict[str, Any] = {"host": settings.host, "port": port, "metrics_port": admin_port}
     if keys is not None:
         router_flags["api_keys_file"] = keys.file
     commands.append(_serve("router", "router", settings, shared, router_flags))
@@ -71,6 +72,7 @@ def make_plan(
         router_url=f"http://{callable_host(settings.host)}:{port}",
         prefill_metrics=tuple(metrics[: settings.prefill]),
         decode_metrics=tuple(metrics[settings.prefill :]),
+        router_metrics=f"http://{callable_host(settings.host)}:{admin_port}/metrics",
         page=settings.ui is not False,
         own_key=keys.key if keys is not None else None,
     )

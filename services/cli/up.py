@@ -158,7 +158,7 @@ def _welcome(plan: LaunchPlan, model: str, *, chats: bool) -> str:
     url = plan.router_url
     workers = [f"prefill-{number}" for number in range(len(plan.prefill_metrics))]
     workers += [f"decode-{number}" for number in range(len(plan.decode_metrics))]
-    addresses = (f"{url}/metrics", *plan.prefill_metrics, *plan.decode_metrics)
+    addresses = (plan.router_metrics, *plan.prefill_metrics, *plan.decode_metrics)
     metrics = dict(zip(addresses, ("router", *workers), strict=True))
     width = max(map(len, metrics))
     return "\n".join(

@@ -10,11 +10,12 @@ import asyncio
 import errno
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from baton import __version__
 from baton.domain.ids import OwnerId, new_incarnation
@@ -36,6 +37,7 @@ from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import DEGRADED
 from baton.telemetry.request_traces import RequestTraces
+from services.router.admin import make_admin_app
 from services.router.admission.tenants import TenantTable
 from services.router.cluster.feed import ClusterFeed
 from services.router.cluster.view import ClusterView, ViewIdentity
@@ -133,8 +135,7 @@ async def serve(settings: RouterSettings) -> int:
 
     Raises `SettingsError` for the model, `StoreUnavailable` for the store, `OSError` for the port.
     """
-    sock = listen(settings.host, settings.port)
-    try:
+    with closing(listen(settings.host, settings.port)) as sock, closing(_listen_admin(settings)) as admin:
         directory = await asyncio.to_thread(resolve_model, settings.model, ModelFiles.TEXT)
         text = await asyncio.to_thread(TextModel.load, directory, settings.chat_template)
         text.choose_formats(settings.reasoning_parser.value, settings.reasoning_fields)
@@ -142,31 +143,38 @@ async def serve(settings: RouterSettings) -> int:
         options = replace(store_options(settings), text_digest=text.digest)
         store = await connect(settings.redis_url, options, read_trust(settings), check=False)
         with shutdown_event() as stop:
-            return await run(settings, text, store, sock, stop)
-    finally:
-        sock.close()
+            return await run(settings, text, store, sock, stop, admin)
 
 
 async def run(
-    settings: RouterSettings, text: TextModel, store: StateStore, sock: socket.socket, stop: asyncio.Event
+    settings: RouterSettings,
+    text: TextModel,
+    store: StateStore,
+    sock: socket.socket,
+    stop: asyncio.Event,
+    admin: socket.socket | None = None,
 ) -> int:
-    """Serves on `sock` until `stop`, then drains; closes `store`.
+    """Serves on `sock` until `stop`, then drains; closes `store`. `admin`: socket of metrics and probes, if they are
+    wanted.
 
     Returns 0, or 1 if a part of the router ended by itself.
     """
     async with open_backend(settings, store, text.digest) as backend, open_frontend(settings, text, backend) as running:
         keys = ApiKeys.read(settings.api_keys_file) if settings.api_keys_file is not None else None
         feed = _cluster_feed(settings, backend)
-        server = _http_server(settings, backend, running.frontend, keys, feed)
+        start_series(__version__, "router", settings.public_model_name)
+        page = page_bundle() if settings.ui else None
+        server = _http_server(make_app(running.frontend, backend.readiness, keys, feed, page))
         await backend.workers.wait_for_first_read()
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         log.info("router_listening", address="{}:{}".format(*sock.getsockname()[:2]), model=settings.public_model_name)
         try:
-            await asyncio.wait((serving, stopping, backend.watching), return_when=asyncio.FIRST_COMPLETED)
-            if stop.is_set():
-                running.drain()
-                await _drain(backend.dispatcher, settings.drain_timeout_s)
+            async with _serving_admin(make_admin_app(backend.readiness, feed), admin):
+                await asyncio.wait((serving, stopping, backend.watching), return_when=asyncio.FIRST_COMPLETED)
+                if stop.is_set():
+                    running.drain()
+                    await _drain(backend.dispatcher, settings.drain_timeout_s)
         finally:
             stopping.cancel()
             await feed.close()
@@ -314,11 +322,7 @@ def _cluster_feed(settings: RouterSettings, backend: RunningBackend) -> ClusterF
     return ClusterFeed(view)
 
 
-def _http_server(
-    settings: RouterSettings, backend: RunningBackend, frontend: Frontend, keys: ApiKeys | None, feed: ClusterFeed
-) -> _HttpServer:
-    start_series(__version__, "router", settings.public_model_name)
-    app = make_app(frontend, backend.readiness, keys, feed, page_bundle() if settings.ui else None)
+def _http_server(app: ASGIApp) -> _HttpServer:
     config = uvicorn.Config(
         app,
         http=BoundedHttpProtocol,
@@ -330,6 +334,31 @@ def _http_server(
         timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
     )
     return _HttpServer(config)
+
+
+def _listen_admin(settings: RouterSettings) -> socket.socket:
+    """The socket of metrics and probes. Raises `OSError`, which names the flag of a busy port."""
+    try:
+        return listen(settings.host, settings.metrics_port)
+    except OSError as error:
+        hint = f"for example --metrics-port {settings.metrics_port + 1}"
+        raise OSError(error.errno, f"{error.strerror} (metrics; {hint})") from None
+
+
+@asynccontextmanager
+async def _serving_admin(app: ASGIApp, sock: socket.socket | None) -> AsyncIterator[None]:
+    """Serves metrics and probes within the context, also while the router drains."""
+    if sock is None:
+        yield
+        return
+    server = _http_server(app)
+    task = asyncio.create_task(server.serve(sockets=[sock]), name="admin")
+    log.info("admin_listening", address="{}:{}".format(*sock.getsockname()[:2]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _drain(dispatcher: TokenDispatcher, timeout_s: float) -> None:

@@ -108,7 +108,6 @@ _GETS = {
     "/health": _json("Whether this process is alive", Status),
     "/ready": _json("Whether requests can be served", Status, 503),
     "/version": _json("The router's version", Version),
-    "/metrics": _Operation("Metrics, as Prometheus reads them", (("text/plain", {"type": "string"}),)),
     "/openapi.json": _Operation("This document", (("application/json", _ANY_JSON),)),
 }
 _CLUSTER_EVENTS: Schema = {

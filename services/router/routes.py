@@ -100,7 +100,6 @@ def make_app(
             Route("/v1/models/{id:path}", api.model),
             Route("/health", api.health),
             Route("/ready", api.ready),
-            Route("/metrics", api.metrics),
             Route("/version", api.version),
             Route("/openapi.json", partial(_send_json, msgspec.json.encode(description))),
             *(ClusterEndpoints(feed).routes() if feed is not None else []),
@@ -215,11 +214,6 @@ class _Endpoints:
         if not ready:
             raise NotReady(detail)
         return _json(Status("ready", detail))
-
-    async def metrics(self, request: Request) -> Response:
-        """GET /metrics, for Prometheus."""
-        content, content_type = metrics.render(request.headers.get("accept", ""))
-        return Response(content, headers={"content-type": content_type})
 
     async def version(self, request: Request) -> Response:
         """GET /version."""

@@ -43,6 +43,9 @@ class RouterSettings(ServiceSettings):
     port: Port = 8000
     """HTTP port; 0 takes a free one."""
 
+    metrics_port: Port = 9100
+    """Port of Prometheus' /metrics, of /health, /ready and /admin, without API keys; 0 takes a free one."""
+
     served_model_name: str | None = None
     """Model names for clients, separated by commas; the first is that of metrics. Default: the model's own."""
 

@@ -98,7 +98,7 @@ def open_requests(cluster: Cluster) -> dict[str, float]:
 
 
 def aborts_by_phase(cluster: Cluster) -> dict[str, float]:
-    text = cluster.client.get("/metrics").text
+    text = cluster._metrics("router-0")
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     return {s.labels["phase"]: s.value for s in samples if s.name == "baton_aborts_total"}
 

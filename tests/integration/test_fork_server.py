@@ -18,7 +18,7 @@ from tests.cluster import eventually
 pytestmark = pytest.mark.integration
 
 TIMEOUT_S = 60.0
-WAITS_FOR_EVER = ("serve", "router", "--model=bundled", "--port=0", "--redis-url=memory://")
+WAITS_FOR_EVER = ("serve", "router", "--model=bundled", "--port=0", "--metrics-port=0", "--redis-url=memory://")
 
 
 @pytest.fixture

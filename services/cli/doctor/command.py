@@ -26,6 +26,7 @@ from services.cli.processes.local_redis import HOW_TO_GET_ONE, find_server
 from services.cli.settings import COMMANDS, DoctorSettings
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
+from services.router.settings import RouterSettings
 
 Group = Callable[[DoctorSettings], Coroutine[Any, Any, Iterable[DoctorResult]]]
 
@@ -108,7 +109,7 @@ async def _transfer(_: DoctorSettings) -> Iterable[DoctorResult]:
 
 
 async def _ports(settings: DoctorSettings) -> Iterable[DoctorResult]:
-    numbers = {"--port": settings.port}
+    numbers = {"--port": settings.port, "router --metrics-port": RouterSettings.model_fields["metrics_port"].default}
     for name, model in (("prefill", PrefillSettings), ("decode", DecodeSettings)):
         for field in ("port", "metrics_port"):
             numbers[f"{name} --{field.replace('_', '-')}"] = model.model_fields[field].default

@@ -166,7 +166,11 @@ class ClusterView:
             self._report_refusals(now)
         elif trace.outcome is Outcome.FAILED:
             self.events.add("failed", "bad", f"failed: {trace.code}", request=trace.id, tenant=trace.tenant)
-        if num := sum(a.decode_times.num_preemptions for s in trace.sequences for a in s.attempts if a.decode_times):
+        num = 0
+        for sequence in trace.sequences:
+            for attempt in sequence.attempts:
+                num += attempt.decode_times.num_preemptions if attempt.decode_times is not None else 0
+        if num:
             times = "once" if num == 1 else f"{num} times"
             text = f"was preempted {times}: its worker needed the pages"
             self.events.add("preempted", "warn", text, request=trace.id, tenant=trace.tenant)

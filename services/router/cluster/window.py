@@ -42,8 +42,7 @@ class RequestWindow:
 
     def add(self, trace: RequestTrace, now: float) -> None:
         """Adds a request that ended."""
-        replayed = any(sequence.num_attempts > 1 for sequence in trace.sequences)
-        self._ended.append(_Ended(now, trace.outcome, replayed, trace.ttft_us))
+        self._ended.append(_Ended(now, trace.outcome, trace.num_attempts > trace.n, trace.ttft_us))
 
     def observe(self, num_tokens: int, itl_counts: tuple[int, ...], now: float) -> None:
         """Adds the totals of this moment; called about once a second."""

@@ -40,8 +40,7 @@ def configuration(cluster: Cluster) -> dict:
     """Jobs and rules as in docker/prometheus, with the ports of this cluster and a scrape a second."""
     targets: dict[str, list[str]] = {}
     for process in cluster.processes.values():
-        port = process.port if process.role == "router" else process.metrics_port
-        targets.setdefault(process.role, []).append(f"127.0.0.1:{port}")
+        targets.setdefault(process.role, []).append(f"127.0.0.1:{process.metrics_port}")
     return {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES / name) for name in ("recording.yml", "alerts.yml")],

@@ -49,6 +49,7 @@ def test_every_command_is_accepted_by_serve_with_its_settings(served):
     assert plan.router_url == f"http://127.0.0.1:{router.port}"
     metrics = [f"http://127.0.0.1:{worker.metrics_port}/metrics" for worker in workers]
     assert (*plan.prefill_metrics, *plan.decode_metrics) == tuple(metrics)
+    assert plan.router_metrics == f"http://127.0.0.1:{router.metrics_port}/metrics"
     assert {settings.redis_url for _, settings in served.values()} == {"unix:///tmp/s"}
     assert {settings.cluster_secret_file for _, settings in served.values()} == {SHARED.secret_file}
     assert {settings.model for _, settings in served.values()} == {"m"}

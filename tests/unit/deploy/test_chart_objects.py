@@ -181,15 +181,16 @@ def test_prometheus_finds_every_kind_under_the_job_of_the_alerts():
     objects = render(MANY_NODES)
     monitors = named(objects, "ServiceMonitor").values()
     for monitor in monitors:
+        (endpoint,) = monitor["spec"]["endpoints"]
         chosen = [
             each
             for each in named(objects, "Service").values()
             if selects(monitor["spec"]["selector"]["matchLabels"], each["metadata"]["labels"])
+            and endpoint["port"] in {port["name"] for port in each["spec"]["ports"]}  # others give no target
         ]
         (service,) = chosen
-        (endpoint,) = monitor["spec"]["endpoints"]
         assert component(service) == component(monitor)
-        assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+        assert service["spec"]["clusterIP"] == "None", "metrics need no key: no address for clients"
         assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == component(monitor)
         assert {rule["targetLabel"] for rule in endpoint["relabelings"]} == {"worker", "release"}
         assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"

@@ -146,7 +146,7 @@ def test_ports_are_those_that_processes_listen_on(values, monkeypatch):
         if isinstance(settings, WorkerSettings):
             assert ports(workload) == {"grpc": settings.port, "metrics": settings.metrics_port}, name
         else:
-            assert ports(workload) == {"http": settings.port}  # type: ignore[attr-defined]
+            assert ports(workload) == {"http": settings.port, "metrics": settings.metrics_port}  # type: ignore[attr-defined]
 
 
 def probes(workload) -> list[dict]:

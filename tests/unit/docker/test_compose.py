@@ -77,7 +77,7 @@ def test_prometheus_scrapes_every_replica_of_a_worker(settings):
 def test_prometheus_scrapes_every_router():
     (job,) = (job for job in PROMETHEUS["scrape_configs"] if job["job_name"] == "router")
     [found] = job["dns_sd_configs"]
-    assert (found["names"], found["port"]) == (["router"], int(environment("router")["BATON_PORT"]))
+    assert (found["names"], found["port"]) == (["router"], int(environment("router")["BATON_METRICS_PORT"]))
 
 
 def test_routers_stop_before_their_workers_which_load_side_by_side():

@@ -6,6 +6,18 @@ import { RequestPanel } from "./waterfall.js";
 
 const REFRESH_MS = 700;
 
+/** From the router that answers, or, where another one ran the request, from the state store. */
+async function readTrace(id) {
+  try {
+    return await json(`v1/cluster/requests/${encodeURIComponent(id)}`);
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    const { trace } = await json(`v1/requests/${encodeURIComponent(id)}`);
+    if (!trace) throw error;
+    return trace;
+  }
+}
+
 /** The trace of a request, read again while it runs. Returns [trace, message]. */
 export function useTrace(id, revision = 0) {
   const [found, setFound] = useState({ id: "", trace: null, message: "" });
@@ -15,7 +27,7 @@ export function useTrace(id, revision = 0) {
     let over = false;
     const read = async () => {
       try {
-        const trace = await json(`v1/cluster/requests/${encodeURIComponent(id)}`);
+        const trace = await readTrace(id);
         if (over) return;
         setFound({ id, trace, message: "" });
         if (trace.outcome === "running") timer = setTimeout(read, REFRESH_MS);
