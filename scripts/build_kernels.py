@@ -11,12 +11,17 @@ from baton.model.kernels.build import build_all
 
 
 def main() -> None:
+    failed = []
     for result in build_all(os.environ.get("CXX")):
         level = result.spec.level.value
         if result.is_new:
             print(f"built the {level} kernels")
         elif result.failure is not None:
-            print(f"no {level} kernels, torch computes instead: {result.failure}")
+            failed.append(level)
+            print(f"no {level} kernels: {result.failure}")
+    if failed:
+        print(f"WARNING: the {', '.join(failed)} kernels are missing; workers that need them are several times slower.")
+        print("Once the reason above is gone: make kernels")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Makes .venv hold what a level needs, exactly as locked: `run` (what `baton up` uses) or `dev` (everything).
-# A stamp in .venv, keyed on all that decides its contents, lets a second call return at once.
+# A stamp in .venv, keyed on all that decides its contents, lets a second call return at once. pip writes to a log file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 level="${1:-run}"
 torch="${TORCH:-torch==2.13.0}"
+cpu_index="${TORCH_INDEX_URL-https://download.pytorch.org/whl/cpu}"
+log="${INSTALL_LOG:-.venv/install.log}"
 case "$level" in
     run) locks=(requirements/worker.txt requirements/build.txt) ;;
     dev) locks=(requirements/dev.txt requirements/proto.txt) ;;
@@ -25,16 +27,48 @@ fi
 
 find_python() {
     local candidate
-    for candidate in ${PYTHON:-python3.11 python3.12 python3}; do
-        if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
+    for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3.14 python3}; do
+        if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' \
             >/dev/null 2>&1; then
             echo "$candidate"
             return
         fi
     done
-    echo "Baton needs Python 3.11 or 3.12 with the venv module (Debian: apt install python3-venv)." >&2
+    echo "Baton needs Python 3.11, 3.12, 3.13 or 3.14 with the venv module (Debian: apt install python3-venv)." >&2
     echo "Name another interpreter with: make PYTHON=/path/to/python3.11 ..." >&2
     return 1
+}
+
+has_nvidia_gpu() { [ -e /proc/driver/nvidia/version ] || { command -v nvidia-smi && nvidia-smi -L; } >/dev/null 2>&1; }
+
+# step WORDS... -- COMMAND...: a line on the terminal, the output in the log; the end of the log if the command fails.
+step() {
+    local words=() began=$SECONDS
+    while [ "$1" != -- ]; do words+=("$1"); shift; done
+    shift
+    printf '%s ... ' "${words[*]}"
+    if ! "$@" >>"$log" 2>&1; then
+        echo "failed"
+        return 1
+    fi
+    echo "$((SECONDS - began)) s"
+}
+
+give_up() {
+    tail -n 15 "$log" >&2
+    echo "The installation failed; everything that pip wrote is in $log." >&2
+    exit 1
+}
+
+# Without a GPU the default index would bring gigabytes of CUDA. torch's own index has a build for the CPU.
+install_torch() {
+    if [ -z "$cpu_index" ] || has_nvidia_gpu; then
+        step "installing $torch" -- "${pip[@]}" "$torch"
+        return
+    fi
+    step "installing $torch for the CPU" -- "${pip[@]}" --retries 1 --timeout 30 --index-url "$cpu_index" "$torch" && return
+    echo "torch's index for CPUs did not do; the default index may bring a build with CUDA"
+    step "installing $torch" -- "${pip[@]}" "$torch"
 }
 
 if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
@@ -43,13 +77,17 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     "$python" -m venv --clear .venv
 fi
 
-pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input)
+pip=(.venv/bin/python -m pip install --disable-pip-version-check --no-input --progress-bar off)
 rm -f .venv/.baton-*
-echo "installing $torch"
-"${pip[@]}" "$torch"
+: >"$log"
+install_torch || give_up
 for lock in "${locks[@]}"; do
-    echo "installing $lock"
-    "${pip[@]}" --no-deps --require-hashes -r "$lock"
+    step "installing $lock" -- "${pip[@]}" --no-deps --require-hashes -r "$lock" || give_up
 done
-"${pip[@]}" --no-deps --no-build-isolation --editable .
+step "installing Baton and compiling its kernels" -- "${pip[@]}" --no-deps --no-build-isolation --editable . || give_up
 touch ".venv/.baton-$level-$key"
+# Last, so that a missing compiler or a time limit is the last thing that is read.
+.venv/bin/python -m scripts.build_kernels
+if ! .venv/bin/python -c 'import sys; from services.cli.processes.local_redis import find_server; sys.exit(find_server() is None)'; then
+    .venv/bin/python -c 'from services.cli.processes.local_redis import HOW_TO_GET_ONE as how; print(f"No redis-server is here, which `baton up` needs: {how}.")'
+fi

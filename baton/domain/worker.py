@@ -11,6 +11,10 @@ PROMPT_SCORES = "prompt_scores"
 """The capability to score the prompts that a worker computes."""
 
 
+NO_KERNELS = "none"
+"""`kernels` of a worker on a CPU whose native kernels could not be used."""
+
+
 class WorkerRole(enum.Enum):
     """Role of a worker process."""
 
@@ -95,6 +99,7 @@ class WorkerRecord:
     `prefills`: a decode worker that can compute prompts itself. `text_digest`: of tokenizer and template.
     `grammars`: library and version that constrain output; "": none. `broken_links`: prefill workers without a link.
     `capabilities`: fields of requests that it honours and that workers of an earlier version would ignore.
+    `kernels`: level of the native kernels in use, `NO_KERNELS`, or the device that needs none; "": not told.
     `announcement`: grows with each announcement of an incarnation, so a replayed older record is found.
     `signature`: of all other fields under the cluster's secret (`baton.domain.trust`); empty in an open cluster.
     """
@@ -118,6 +123,7 @@ class WorkerRecord:
     grammars: str = ""
     broken_links: tuple[BrokenLink, ...] = ()
     capabilities: tuple[str, ...] = ()
+    kernels: str = ""
 
     @property
     def linked(self) -> tuple[Incarnation, ...]:

@@ -56,6 +56,7 @@ class Engine:
     `fingerprint` covers all that pages depend on. Only workers with equal fingerprints exchange pages. `text_digest`
     is that of the model's tokenizer and template. `masks`: of constrained rows; None where the library cannot use the
     tokenizer. `verification`: bits of a row of several tokens; None where it was not checked.
+    `kernels`: what a worker registers, as in `WorkerRecord`.
     """
 
     geometry: KVGeometry
@@ -70,6 +71,7 @@ class Engine:
     max_model_len: int
     masks: MaskFiller | None
     verification: VerificationBits | None
+    kernels: str
 
     @property
     def grammars(self) -> str:
@@ -110,7 +112,7 @@ def build_engine(
     host_hasher = PoolHasher(host) if settings.digests and host is not None else None
     return Engine(
         model.geometry, fingerprint, text, memory, cache, checks, host_hasher, runner, vocab_size, max_model_len, masks,
-        verification,
+        verification, model.kernel_name,
     )  # fmt: skip
 
 
@@ -214,6 +216,7 @@ def resolve_device(device: Device) -> str:
 
 def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
     report = model.report
+    metrics.KERNELS.labels(model.kernel_name).set(1)
     if report.huge_fraction is not None:
         metrics.WEIGHTS_HUGE_FRACTION.labels(report.weights.layout.value).set(report.huge_fraction)
     log.info(

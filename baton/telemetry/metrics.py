@@ -171,6 +171,12 @@ WEIGHTS_HUGE_FRACTION = Gauge(
     ["layout"],
     registry=REGISTRY,
 )
+KERNELS = Gauge(
+    "baton_kernels",
+    "1 for the level of the native kernels in use; `none`: they could not be used, and torch computes, much slower.",
+    ["level"],
+    registry=REGISTRY,
+)
 VERIFICATION = Gauge(
     "baton_verification",
     "1 for the bits of logits when a step computes several tokens of a sequence: exact (as of each alone) or rounding.",

@@ -40,6 +40,15 @@ async def model_served(client: httpx2.AsyncClient, router_url: str) -> str:
     return str(answer.json()["data"][0]["id"])
 
 
+async def kernels_in_use(client: httpx2.AsyncClient, router_url: str) -> str:
+    """What the router's readiness says of the workers' kernels; "" if nothing."""
+    answer = await client.get(f"{router_url}/ready")
+    if answer.status_code != httpx2.codes.OK:
+        return ""
+    _, _, told = str(answer.json().get("detail", "")).partition("; ")
+    return told.removeprefix("kernels: ")
+
+
 async def takes_chats(client: httpx2.AsyncClient, router_url: str, model: str) -> bool:
     """True if the router can render a chat for the model: it has a chat template."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}]}

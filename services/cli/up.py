@@ -148,12 +148,13 @@ async def _smoke_test(plan: LaunchPlan, split: bool, exit_watch: asyncio.Task[Ch
                 client, plan.router_url, model, plan.decode_metrics, must_move=split
             )
         chats = await smoke_request.takes_chats(client, plan.router_url, model)
+        kernels = await smoke_request.kernels_in_use(client, plan.router_url)
     way = f"{moved} page bytes moved from prefill to decode" if moved else "decode computed its prompt itself"
     console.print(f"a first request was answered; {way}")
-    print(_welcome(plan, model, chats=chats), flush=True)
+    print(_welcome(plan, model, chats=chats, kernels=kernels), flush=True)
 
 
-def _welcome(plan: LaunchPlan, model: str, *, chats: bool) -> str:
+def _welcome(plan: LaunchPlan, model: str, *, chats: bool, kernels: str) -> str:
     """The banner: what to open first, then what to read, and a first request that this model can answer."""
     url = plan.router_url
     workers = [f"prefill-{number}" for number in range(len(plan.prefill_metrics))]
@@ -167,6 +168,7 @@ def _welcome(plan: LaunchPlan, model: str, *, chats: bool) -> str:
             *((f"page     {url}/",) if plan.page else ()),
             f"API      {url}/v1",
             *(f"metrics  {address:<{width}}  {name}" for address, name in metrics.items()),
+            *((f"kernels  {kernels}",) if kernels else ()),
             "",
             _first_call(url, model, chats=chats, with_key=plan.own_key is not None),
             *((f"baton chat --router {url}",) if chats else ()),

@@ -175,6 +175,7 @@ class _Worker:
             load=self._loop.load(),
             text_digest=self._engine.text_digest,
             grammars=self._engine.grammars,
+            kernels=self._engine.kernels,
             links=self._links.records(),
             broken_links=self._links.broken(),
             prefills=self._settings.prefills,

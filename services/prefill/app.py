@@ -181,6 +181,7 @@ class _Worker:
             load=self._loop.load(),
             text_digest=self._engine.text_digest,
             grammars=self._engine.grammars,
+            kernels=self._engine.kernels,
             capabilities=(PROMPT_SCORES,),
         )
 

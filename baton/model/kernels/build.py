@@ -26,7 +26,8 @@ FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"),
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),  # NaN and infinity stay exact
 )
-TIMEOUT_S = 300.0
+TIMEOUT_S = 900.0
+"""Of one library. It takes half a minute alone, and many times that on a loaded machine."""
 
 
 class IsaLevel(enum.Enum):

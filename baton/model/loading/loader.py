@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from baton.domain.errors import Broken
+from baton.domain.worker import NO_KERNELS
 from baton.kv.geometry import KVGeometry
 from baton.model.attention import hf_hook
 from baton.model.attention.backend_choice import choose_backend
@@ -105,6 +106,13 @@ class LoadedModel:
     report: LoadReport
     impl: ModelImpl
     kernels: Kernels | None
+
+    @property
+    def kernel_name(self) -> str:
+        """Level of the native kernels in use; on a CPU without them `NO_KERNELS`, else the device."""
+        if self.kernels is not None:
+            return self.kernels.level.value
+        return NO_KERNELS if self.device == "cpu" else self.device
 
     def decoder(self, storage: PageStorage) -> Decoder:
         """A decoder over `storage`. Raises `ValueError` for another geometry."""

@@ -19,7 +19,7 @@ from baton.domain.errors import Interrupted
 from baton.domain.ids import AttemptId, Incarnation, PageKey, WorkerId
 from baton.domain.liveness import Liveness
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust, RecordVerifier
-from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.domain.worker import NO_KERNELS, WorkerRecord, WorkerRole
 from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen.decode_pb2_grpc import DecodeStub
 from baton.rpc.gen.prefill_pb2_grpc import PrefillStub
@@ -149,7 +149,7 @@ class WorkerSet:
         """Returns True when a linked pair takes requests, and a description of what is there or missing."""
         pairs = self._eligible_pairs()
         if pairs:
-            return True, f"{len(pairs)} linked prefill/decode pairs"
+            return True, f"{len(pairs)} linked prefill/decode pairs{self._kernels()}"
         eligible = [record.role for record in self._records.values() if self._eligible(record)]
         counts = ", ".join(f"{eligible.count(role)} {role.value}" for role in WorkerRole)
         model, records = self._filter.model, self.records
@@ -160,6 +160,14 @@ class WorkerSet:
         refused = "".join(f"; {why}" for _, why in sorted(self._refused.items()))
         unread = f"; {self._unread}" if self._unread else ""
         return False, f"no linked prefill/decode pair ({counts} ready{others}{refused}{unread})"
+
+    def _kernels(self) -> str:
+        """The kernels that eligible workers run, and the workers that run none; "" if none has told."""
+        named = {record.id: record.kernels for record in self._records.values() if self._eligible(record)}
+        levels = ", ".join(sorted({level for level in named.values() if level not in ("", NO_KERNELS)}))
+        without = ", ".join(sorted(id for id, level in named.items() if level == NO_KERNELS))
+        slow = f"; no native kernels on {without}: torch computes there, several times slower" if without else ""
+        return (f"; kernels: {levels}" if levels else "") + slow
 
     def num_ready(self) -> int:
         """Counts the workers that take requests."""

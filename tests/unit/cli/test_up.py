@@ -62,9 +62,9 @@ async def run(plan: LaunchPlan, tmp_path: Path, start_timeout_s: float = DEADLIN
 async def test_up_serves_until_sigterm(arrivals, tmp_path, monkeypatch, capsys):
     welcome = up_module._welcome
 
-    def welcome_then_sigterm(plan, model, *, chats):
+    def welcome_then_sigterm(plan, model, **told):
         asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
-        return welcome(plan, model, chats=chats)
+        return welcome(plan, model, **told)
 
     monkeypatch.setattr(up_module, "_welcome", welcome_then_sigterm)
     plan = plan_of("")
@@ -74,15 +74,16 @@ async def test_up_serves_until_sigterm(arrivals, tmp_path, monkeypatch, capsys):
     assert '"model": "tiny"' in out
     assert out.splitlines()[1] == f"page     {plan.router_url}/"
     assert f"metrics  {plan.decode_metrics[0]}  decode-0" in out
+    assert "kernels  tiny" in out
     assert exit_codes(arrivals) == [0]
 
 
 async def test_a_model_without_a_template_gets_no_chat_line(arrivals, tmp_path, monkeypatch, capsys):
     welcome = up_module._welcome
 
-    def welcome_then_sigterm(plan, model, *, chats):
+    def welcome_then_sigterm(plan, model, **told):
         asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
-        return welcome(plan, model, chats=chats)
+        return welcome(plan, model, **told)
 
     monkeypatch.setattr(up_module, "_welcome", welcome_then_sigterm)
     plan = replace(plan_of("has no template"), page=False)
@@ -107,7 +108,7 @@ async def kill_each(arrivals: asyncio.Queue[Child], name: str, times: int) -> No
 async def test_an_ended_worker_is_restarted_a_bounded_number_of_times(arrivals, tmp_path, monkeypatch, times, survives):
     tasks = []
 
-    def disturb(plan, model, *, chats):
+    def disturb(plan, model, **told):
         tasks.append(asyncio.create_task(kill_each(arrivals, "decode-0", times)))
         return "up"
 

@@ -20,7 +20,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         moved = 0 if "moves nothing" in FLAWS else 4096 * Handler.num_completions
         metric = f'# TYPE baton_transfer_bytes_total counter\nbaton_transfer_bytes_total{{link="a>b"}} {moved}\n'
-        bodies = {"/ready": "ok", "/v1/models": json.dumps({"data": [{"id": "tiny"}]}), "/metrics": metric}
+        ready = json.dumps({"status": "ready", "detail": "1 pair; kernels: tiny"})
+        bodies = {"/ready": ready, "/v1/models": json.dumps({"data": [{"id": "tiny"}]}), "/metrics": metric}
         self._answer(503 if self.path == "/ready" and "never ready" in FLAWS else 200, bodies[self.path])
 
     def do_POST(self) -> None:

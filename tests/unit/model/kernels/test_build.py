@@ -27,6 +27,7 @@ from baton.model.kernels.library import KernelsUnavailable, available_levels, op
 from baton.model.linears.int8 import Int8Linear
 from baton.model.linears.panels import PanelLinear
 from baton.model.loading.kernel_check import first_wrong_kernel
+from scripts import build_kernels
 from tests.kernels import kernel_levels
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -134,6 +135,18 @@ def test_an_installation_without_a_compiler_succeeds(monkeypatch: pytest.MonkeyP
     told, warnings = run_hook("editable", [BuildResult(r, False, "no compiler") for r in build_specs()], monkeypatch)
     assert told == {"artifacts": [], "pure_python": True}
     assert len(warnings) == len(build_specs())
+
+
+def test_the_last_line_of_a_build_names_missing_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    outcomes = [BuildResult(build_specs()[-1], False, "g++ took longer than 900 s"), BuildResult(PORTABLE, True, None)]
+    monkeypatch.setattr(build_kernels, "build_all", lambda compiler: iter(outcomes))
+    build_kernels.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert "g++ took longer than 900 s" in lines[0]
+    assert lines[-2].startswith(f"WARNING: the {build_specs()[-1].level.value} kernels are missing")
+    monkeypatch.setattr(build_kernels, "build_all", lambda compiler: iter(outcomes[1:]))
+    build_kernels.main()
+    assert "WARNING" not in capsys.readouterr().out
 
 
 @needs_compiler

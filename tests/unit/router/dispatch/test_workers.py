@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from baton.domain.errors import LinkBroken, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
-from baton.domain.worker import WorkerRecord, WorkerStatus
+from baton.domain.worker import NO_KERNELS, WorkerRecord, WorkerStatus
 from baton.rpc.channel_pool import ChannelPool
 from baton.store.store import StoreUnavailable
 from baton.telemetry.metrics import REGISTRY
@@ -98,6 +98,15 @@ async def test_a_linked_pair_is_ready_and_a_missing_half_is_named():
         assert w.workers.readiness() == (True, "1 linked prefill/decode pairs")
         assert w.workers.max_request_tokens() == 200
         assert w.workers.records == (D0, P0)
+
+
+async def test_readiness_names_kernels_and_workers_without_any():
+    async with watched() as w:
+        await w.look(replace(D0, kernels="avx2"), replace(P0, kernels="avx2"), at=0.0)
+        assert w.workers.readiness() == (True, "1 linked prefill/decode pairs; kernels: avx2")
+        await w.look(replace(D0, kernels=NO_KERNELS), replace(P0, kernels="avx2"), at=0.5)
+        _, detail = w.workers.readiness()
+    assert detail.startswith(f"1 linked prefill/decode pairs; kernels: avx2; no native kernels on {D0.id}: torch")
 
 
 async def test_workers_of_another_model_are_not_used_but_named():
