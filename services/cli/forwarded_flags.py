@@ -26,7 +26,7 @@ SERVICES: Final[Mapping[str, type[ServiceSettings]]] = {
 }
 """Settings of `baton serve NAME`."""
 
-DECIDED = frozenset({"worker_id", "metrics_port", "advertise_address", "cpu_affinity"})
+DECIDED = frozenset({"worker_id", "metrics_port", "advertise_address", "cpu_affinity", "demo_socket"})
 """Fields whose values differ between the processes of one system."""
 
 ONLY_FOR = {"token_budget": "prefill"}

@@ -44,6 +44,7 @@ class SharedFlags:
 
     redis_url: str
     secret_file: Path
+    demo_socket: Path | None = None
 
 
 def make_plan(
@@ -64,6 +65,8 @@ def make_plan(
         commands.append(_serve(role, f"{role}-{number}", settings, shared, flags))
         metrics.append(f"http://{LOCALHOST}:{metrics_port}/metrics")
     router_flags: dict[str, Any] = {"host": settings.host, "port": port, "metrics_port": admin_port}
+    if shared.demo_socket is not None:
+        router_flags["demo_socket"] = shared.demo_socket
     if keys is not None:
         router_flags["api_keys_file"] = keys.file
     commands.append(_serve("router", "router", settings, shared, router_flags))

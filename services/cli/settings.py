@@ -12,6 +12,8 @@ from baton.settings.groups import ClusterTrustSettings, Count, Dtype, LogLevel, 
 from services.cli.forwarded_flags import SERVICES as SERVICES
 from services.cli.forwarded_flags import ForwardedFlags
 
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
 
 class UpSettings(ForwardedFlags):
     """One machine's system: Redis, a router, prefill and decode workers."""
@@ -69,6 +71,15 @@ class UpSettings(ForwardedFlags):
 
     drain_timeout_s: Seconds = 10.0
     """Time for running requests to finish after Ctrl-C."""
+
+    demo: bool = False
+    """Show buttons on the page that kill and drain workers, which are then started again. On this machine only."""
+
+    @model_validator(mode="after")
+    def _demo_stays_here(self) -> Self:
+        if self.demo and self.host not in LOOPBACK:
+            raise ValueError("demo lets whoever opens the page kill workers: leave --host at 127.0.0.1")
+        return self
 
     @model_validator(mode="after")
     def _has_prefill(self) -> Self:

@@ -35,6 +35,7 @@ from services.cli.doctor.results import CheckStatus
 from services.cli.errors import StartFailed
 from services.cli.key import own_keys
 from services.cli.plan import LaunchPlan, SharedFlags, make_plan
+from services.cli.processes.demo_control import DemoControl
 from services.cli.processes.local_redis import LocalRedis
 from services.cli.processes.supervisor import Child, Supervisor
 from services.cli.settings import COMMANDS, UpSettings
@@ -68,15 +69,18 @@ def up(
         _secret_file(chosen.cluster_secret_file) as secret_file,
         own_keys(chosen.api_keys_file) as keys,
         _log_dir(chosen.log_dir) as log_dir,
+        _demo_socket(chosen.demo) as demo_socket,
     ):
-        plan = make_plan(chosen, SharedFlags(redis_url, secret_file), usable_cores(), keys)
-        return asyncio.run(run_plan(plan, chosen, log_dir, console))
+        plan = make_plan(chosen, SharedFlags(redis_url, secret_file, demo_socket), usable_cores(), keys)
+        return asyncio.run(run_plan(plan, chosen, log_dir, console, demo_socket))
 
 
-async def run_plan(plan: LaunchPlan, settings: UpSettings, log_dir: Path, console: Console) -> int:
+async def run_plan(
+    plan: LaunchPlan, settings: UpSettings, log_dir: Path, console: Console, demo_socket: Path | None = None
+) -> int:
     """Starts, checks, serves and stops. Returns 0 after a signal; raises `StartFailed` otherwise."""
     with shutdown_event() as stop:
-        async with Supervisor(log_dir) as supervisor:
+        async with Supervisor(log_dir) as supervisor, DemoControl(supervisor).serving(demo_socket):
             try:
                 for command in plan.commands:
                     await supervisor.start(command)
@@ -99,6 +103,10 @@ async def _keep_running(supervisor: Supervisor, stop: asyncio.Event, console: Co
     """Restarts children that end; returns after a signal to stop. Raises `StartFailed` after too many restarts."""
     exits_s: list[float] = []
     while (exited := await _first_exit(supervisor, stop)) is not None:
+        if exited in supervisor.asked:
+            console.print(f"{exited.name} was ended from the page. It is started again.", highlight=False)
+            await supervisor.restart(exited)
+            continue
         now = time.monotonic()
         exits_s = [at for at in exits_s if now - at < _RESTART_WINDOW_S] + [now]
         if len(exits_s) > _MAX_RESTARTS:
@@ -236,6 +244,16 @@ def _secret_file(given: Path | None) -> Iterator[Path]:
         file.write(secrets.token_hex(SECRET_BYTES))
         file.flush()
         yield Path(file.name)
+
+
+@contextlib.contextmanager
+def _demo_socket(wanted: bool) -> Iterator[Path | None]:
+    """The path of the demo's socket, in a folder that only this user may enter; None if it is not wanted."""
+    if not wanted:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="baton-demo-") as directory:  # made with mode 0700
+        yield Path(directory) / "control"
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ from baton.telemetry.metrics import DEGRADED
 from baton.telemetry.request_traces import RequestTraces
 from services.router.admin import make_admin_app
 from services.router.admission.tenants import TenantTable
+from services.router.cluster.demo import DemoClient
 from services.router.cluster.feed import ClusterFeed
 from services.router.cluster.view import ClusterView, ViewIdentity
 from services.router.cluster_reader import ClusterReader
@@ -164,7 +165,8 @@ async def run(
         feed = _cluster_feed(settings, backend)
         start_series(__version__, "router", settings.public_model_name)
         page = page_bundle() if settings.ui else None
-        server = _http_server(make_app(running.frontend, backend.readiness, keys, feed, page))
+        demo = DemoClient(settings.demo_socket) if settings.demo_socket is not None else None
+        server = _http_server(make_app(running.frontend, backend.readiness, keys, feed, page, demo))
         await backend.workers.wait_for_first_read()
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
         stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -315,7 +317,8 @@ class _HttpServer(uvicorn.Server):
 def _cluster_feed(settings: RouterSettings, backend: RunningBackend) -> ClusterFeed:
     """What `/v1/cluster` shows of this router."""
     build = page_bundle().build if settings.ui else ""
-    identity = ViewIdentity(settings.router_id, settings.public_model_name, __version__, build)
+    demo = settings.demo_socket is not None
+    identity = ViewIdentity(settings.router_id, settings.public_model_name, __version__, build, demo)
     reader = ClusterReader(backend.dispatcher, backend.workers, backend.health.away)
     view = ClusterView(identity, reader, backend.traces)
     backend.workers.add_listener(view.observe)

@@ -31,6 +31,7 @@ from baton.domain.ids import RequestId
 from baton.telemetry import metrics
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from baton.telemetry.request_trace import Stage
+from services.router.cluster.demo import DemoClient
 from services.router.cluster.endpoints import ClusterEndpoints
 from services.router.cluster.feed import ClusterFeed
 from services.router.edge.api_keys import ApiKeys
@@ -75,10 +76,11 @@ def make_app(
     keys: ApiKeys | None = None,
     feed: ClusterFeed | None = None,
     page: PageBundle | None = None,
+    demo: DemoClient | None = None,
 ) -> Starlette:
     """The HTTP application. With `keys`, every request needs one of them; with `feed`, it shows the cluster.
 
-    `page`: the files of the page at `/`.
+    `page`: the files of the page at `/`. `demo`: the page may kill and drain workers.
     """
     description = openapi_document(
         (frontend.limits.model_name, *frontend.limits.other_model_names),
@@ -102,7 +104,7 @@ def make_app(
             Route("/ready", api.ready),
             Route("/version", api.version),
             Route("/openapi.json", partial(_send_json, msgspec.json.encode(description))),
-            *(ClusterEndpoints(feed).routes() if feed is not None else []),
+            *(ClusterEndpoints(feed, demo).routes() if feed is not None else []),
             *(page.routes() if page is not None else []),
         ],
         middleware=[

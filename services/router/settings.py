@@ -91,6 +91,9 @@ class RouterSettings(ServiceSettings):
     ui: bool = True
     """Serve the page at `/`: the live view of the cluster, and a chat."""
 
+    demo_socket: Path | None = None
+    """Unix socket of `baton up --demo`: the page can kill and drain workers over it. Default: it cannot."""
+
     event_ids: EventIds = EventIds.ACCEPTED
     """Clients that get event ids, with which a stream can be resumed: those that accept `text/event-stream`, or all."""
 

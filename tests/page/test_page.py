@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from services.cli.processes.demo_control import DemoControl
+from services.cli.processes.supervisor import ChildCommand, Supervisor
 from services.router.edge.api_keys import make_entry, new_key
 from tests.mock_workers import Hold as HoldAction
 from tests.mock_workers import Phase, ScriptedAction
@@ -264,6 +267,25 @@ async def test_a_view_is_accessible_and_fits(opened: Opener, router: LiveRouter,
     await expect(page.locator(".slo, #message, table a, [data-sum]").first).to_be_visible()
     assert await axe_violations(page) == []
     assert await page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+async def test_a_demo_has_buttons_that_kill_a_worker(opened: Opener, router: LiveRouter, tmp_path: Path):
+    from playwright.async_api import expect
+
+    plain = await opened()
+    await expect(plain.locator("[data-worker]")).to_have_count(3)
+    assert await plain.get_by_role("button", name="Kill").count() == 0, "only in a demo"
+    socket, waits = tmp_path / "control", "import signal; signal.sigwait({signal.SIGTERM})"
+    async with Supervisor(tmp_path) as supervisor, DemoControl(supervisor).serving(socket):
+        child = await supervisor.start(ChildCommand("decode-0", (sys.executable, "-c", waits), {}))
+        async with live_router(num_decode=1, demo_socket=socket) as own:
+            page = await opened(url=own.url)
+            await page.get_by_role("button", name="Kill prefill-0").click()
+            await expect(page.get_by_role("alert")).to_contain_text("no worker 'prefill-0'")
+            await page.get_by_role("button", name="Kill decode-0").click()
+            assert await asyncio.wait_for(supervisor.first_exit(), WAIT_MS / 1000) is child
+            assert child.process.returncode == -9
+            page.console.forgive("400")
 
 
 async def test_a_router_that_ends_is_told_and_found_again(opened: Opener):

@@ -68,6 +68,8 @@ class Supervisor:
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self.children: list[Child] = []
+        self.asked: set[Child] = set()
+        """Children that `end` has ended: their exit is no fault."""
 
     async def __aenter__(self) -> Supervisor:
         return self
@@ -93,9 +95,16 @@ class Supervisor:
         self.children.append(child)
         return child
 
+    def end(self, child: Child, *, graceful: bool) -> None:
+        """Terminates or kills a child; `first_exit` returns it."""
+        self.asked.add(child)
+        with contextlib.suppress(ProcessLookupError):
+            (child.process.terminate if graceful else child.process.kill)()
+
     async def restart(self, child: Child) -> Child:
         """Starts an ended child again, with the same command and log."""
         self.children.remove(child)
+        self.asked.discard(child)
         return await self.start(child.command)
 
     async def first_exit(self) -> Child:

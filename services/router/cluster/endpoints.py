@@ -18,16 +18,21 @@ from starlette.types import Receive, Scope, Send
 
 from baton.domain.errors import Cancelled, DeadlineExceeded, InvalidRequest
 from baton.telemetry.request_trace import Outcome
+from services.router.cluster.demo import ActionResult, DemoClient, WorkerAction
 from services.router.cluster.feed import ClusterFeed
 from services.router.cluster.rows import recent_row
 from services.router.cluster.snapshot import RecentRequests
 from services.router.edge.auth_middleware import is_operator, tenant_of
+from services.router.edge.body import read_body
 from services.router.edge.disconnect import cancel_on_disconnect
 from services.router.edge.http_errors import RequestNotFound
 from services.router.edge.sse import HEADERS
 from services.router.openai.fields import short_repr
 
 CLUSTER = "/v1/cluster"
+DEMO_HEADER = "x-baton-demo"
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+MAX_ACTION_BYTES = 1024
 MAX_LISTED = 200
 DEFAULT_LISTED = 50
 MAX_VIEW_S = 900.0
@@ -37,8 +42,9 @@ MAX_VIEW_S = 900.0
 class ClusterEndpoints:
     """The endpoints of one feed."""
 
-    def __init__(self, feed: ClusterFeed) -> None:
+    def __init__(self, feed: ClusterFeed, demo: DemoClient | None = None) -> None:
         self._feed = feed
+        self._demo = demo
 
     def routes(self) -> list[Route]:
         """All of them."""
@@ -47,6 +53,7 @@ class ClusterEndpoints:
             Route(f"{CLUSTER}/events", self.events),
             Route(f"{CLUSTER}/requests", self.requests),
             Route(f"{CLUSTER}/requests/{{id}}", self.request),
+            *([Route(f"{CLUSTER}/actions", self.act, methods=["POST"])] if self._demo is not None else []),
         ]
 
     async def cluster(self, request: Request) -> Response:
@@ -81,6 +88,18 @@ class ClusterEndpoints:
             raise RequestNotFound(f"the request {short_repr(id)} is not known to this router", param="id")
         return _json(msgspec.json.encode(trace))
 
+    async def act(self, request: Request) -> Response:
+        """POST /v1/cluster/actions: kills or drains a worker of a demo. Only for the page itself, on this machine."""
+        assert self._demo is not None
+        refuse_strangers(request)
+        body = await read_body(request, MAX_ACTION_BYTES)
+        try:
+            action = msgspec.json.decode(body, type=WorkerAction)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(str(error)) from None
+        await self._demo.act(action)
+        return _json(msgspec.json.encode(ActionResult()))
+
 
 class ClusterStream(Response):
     """Messages in SSE until the viewer leaves, the feed closes or `MAX_VIEW_S` is over."""
@@ -112,6 +131,18 @@ class ClusterStream(Response):
             async for message in messages:
                 await send({"type": "http.response.body", "body": message, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def refuse_strangers(request: Request) -> None:
+    """Raises `InvalidRequest` unless the router's own page on this machine sent the request.
+
+    Another site's page may reach 127.0.0.1 too, also under a name of its own: it has another origin, or another host.
+    """
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    is_own = origin is None or origin in (f"http://{host}", f"https://{host}")
+    name = host.rsplit(":", 1)[0]
+    if not (is_own and name in LOOPBACK and request.headers.get(DEMO_HEADER) == "1" and is_operator(request)):
+        raise InvalidRequest(f"only the page of this router, on its own machine, may do this ({DEMO_HEADER}: 1)")
 
 
 def visible_tenant(request: Request) -> str | None:
