@@ -28,6 +28,7 @@ from services.router.openai.schemas import (
     RenderResult,
     Status,
     TokenizeResult,
+    TokenizerInfo,
     Version,
 )
 from services.router.takeover.status import RequestStatus
@@ -45,6 +46,7 @@ _STRUCTS = (
     RenderResult,
     RequestStatus,
     Status,
+    TokenizerInfo,
     TokenizeResult,
     Version,
 )
@@ -103,6 +105,7 @@ _GETS = {
     "/v1/requests/{id}/stream": _Operation(
         "The rest of an answer", (("text/event-stream", _EVENTS),), (_EMPTY, 400, 404, 429, 500, 503, 504)
     ),
+    "/tokenizer_info": _json("The chat template and special tokens", TokenizerInfo),
     "/v1/models": _json("The models that are served", ModelList),
     "/v1/models/{id}": _json("One model", Model, 404),
     "/health": _json("Whether this process is alive", Status),

@@ -96,6 +96,7 @@ def make_app(
             Route(f"{CHAT}/render", api.render, methods=["POST"]),
             Route("/tokenize", api.tokenize, methods=["POST"]),
             Route("/detokenize", api.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", api.tokenizer_info),
             Route("/v1/requests/{id}", api.request),
             Route("/v1/requests/{id}/stream", api.stream),
             Route("/v1/models", api.models),
@@ -170,6 +171,10 @@ class _Endpoints:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
         return await self._answer_text(request, self._frontend.tokenization.detokenize)
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """GET /tokenizer_info."""
+        return _json(self._frontend.tokenization.info())
 
     def _metadata(self, request: Request) -> RequestMetadata:
         """For a request that nothing is generated for."""

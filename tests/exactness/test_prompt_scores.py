@@ -19,6 +19,7 @@ from baton.model.loading.loader import DecoderChoice, load_model
 from baton.model.sampling import prompt_scorer
 from baton.transfer.nixl_agent import nixl_available
 from services.local.pair import LocalPair, PairLimits
+from services.router.text.text_model import TextModel
 from tests.cluster import Cluster, completion_tokens, eventually
 from tests.exactness.reference import Reference
 from tests.exactness.score_reference import ScoreReference
@@ -188,6 +189,25 @@ def test_what_evaluation_harnesses_send(cluster: Cluster, model: Path, reference
         ]
         columns = best["logprobs"]["token_logprobs"][context:-1], best["logprobs"]["top_logprobs"][context:-1]
         assert all(max(top.values()) == own for own, top in zip(*columns, strict=True))
+
+
+def test_what_evaluation_harnesses_send_to_generate(cluster: Cluster, model: Path) -> None:
+    """lm-evaluation-harness again: token ids or messages, and the texts that end an answer."""
+    text, greedy = TextModel.load(model), Reference(model)
+    common = {"model": cluster.model_name, "max_tokens": 24, "temperature": 0, "seed": 1234}
+    for prompt in (prompt_of(seed, 40) for seed in range(4)):
+        whole = text.decode(greedy.generate(prompt, 24), skip_special_tokens=True)
+        stop = ["\n\n", whole[9:11]]
+        body = {**common, "prompt": [prompt], "stop": stop}
+        [choice] = cluster.client.post("/v1/completions", json=body).json()["choices"]
+        assert choice["text"] == whole[: min(whole.find(one) for one in stop if one in whole)]
+        assert (choice["finish_reason"], choice["index"]) == ("stop", 0)
+    messages = [{"role": "user", "content": "What is 2 plus 3?"}]
+    tokens = text.encode(text.render_chat(messages), add_special_tokens=False)
+    answer = text.decode(greedy.generate(tokens, 24), skip_special_tokens=True)
+    body = {**common, "messages": messages, "stop": [answer[12:14], "</s>", "\u0001", "\u0002"]}
+    [choice] = cluster.client.post("/v1/chat/completions", json=body).json()["choices"]
+    assert choice["message"]["content"] == answer[: answer.find(answer[12:14])]
 
 
 def test_local_prompts_and_preempted_rows(model: Path, reference: ScoreReference, tmp_path: Path) -> None:

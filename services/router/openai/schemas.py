@@ -226,6 +226,16 @@ class TokenizeResult(Struct, frozen=True):
     token_strs: list[str] | UnsetType = UNSET
 
 
+class TokenizerInfo(Struct, frozen=True):
+    """The response of /tokenizer_info: what a client needs to count and render as the router does."""
+
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+
+
 class DetokenizeResult(Struct, frozen=True):
     """The response of /detokenize."""
 

@@ -1,4 +1,4 @@
-"""Reads the bodies of /tokenize, /detokenize and /v1/chat/completions/render, and answers them. Knows nothing of HTTP.
+"""Reads the bodies of /tokenize, /detokenize and /v1/chat/completions/render, and answers them. Knows no HTTP.
 
 `routes` calls it, in a thread for large bodies. The fields are vLLM's. Nothing is admitted: no worker is asked.
 """
@@ -10,7 +10,7 @@ from msgspec import UNSET
 from services.router.openai.bounds import FLAG, TEXT
 from services.router.openai.fields import FieldErrors, Fields, parse_object
 from services.router.openai.prompts import read_chat, read_tokens
-from services.router.openai.schemas import DetokenizeResult, RenderResult, TokenizeResult
+from services.router.openai.schemas import DetokenizeResult, RenderResult, TokenizeResult, TokenizerInfo
 from services.router.openai.validation import RequestMetadata, RequestValidator
 from services.router.text.text_model import TextModel
 
@@ -28,6 +28,12 @@ class TokenizationParser:
         """The prompt of a chat that would be accepted. Raises as `RequestValidator.chat`."""
         request, prompt = self._validator.render(parse_object(body), metadata)
         return RenderResult(prompt, list(request.prompts[0]))
+
+    def info(self) -> TokenizerInfo:
+        """The chat template and the special tokens."""
+        names = self._text.special_tokens
+        tokens = (names.get(f"{name}_token") for name in ("bos", "eos", "pad", "unk"))
+        return TokenizerInfo(self._text.chat_template, *tokens)
 
     def tokenize(self, body: bytes, metadata: RequestMetadata, max_model_len: int) -> TokenizeResult:
         """The tokens of a text, or of a chat. Raises `InvalidRequest` or `ModelNotFound`."""

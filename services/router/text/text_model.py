@@ -69,6 +69,7 @@ class TextModel:
         tokenizer_json = json.loads(tokenizer.to_str())
         self._byte_level = _is_byte_level(tokenizer_json)
         self._token_bound = read_token_lower_bound(tokenizer_json)
+        self.chat_template = template
         self._template = ChatTemplate(template, self._special_tokens) if template is not None else None
         self.formats = OutputFormats(reasoning_format(AUTO, template))
         added = tokenizer.get_added_tokens_decoder()
@@ -111,6 +112,11 @@ class TextModel:
         """
         template = None if self._template is None else self._template.source
         self.formats = OutputFormats(reasoning_format(reasoning, template), reasoning_fields)
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The special tokens by name, e.g. `bos_token` -> `<s>`."""
+        return self._special_tokens
 
     @property
     def tool_format(self) -> str | None:

@@ -29,6 +29,19 @@ async def test_rendered_tokens_as_a_prompt_are_the_chat():
         assert text == {"prompt": rendered["prompt"]}
 
 
+async def test_a_client_can_count_and_render_as_the_router_does():
+    """lm-evaluation-harness reads the template and the special tokens, and asks for the rest."""
+    async with router(says("x")) as world:
+        info = (await world.http.get("/tokenizer_info")).json()
+        assert info["chat_template"] == bundled().chat_template
+        eos = (
+            await world.http.post("/tokenize", json={"prompt": info["eos_token"], "add_special_tokens": False})
+        ).json()
+        assert set(eos["tokens"]) <= bundled().eos_token_ids
+        assert len(eos["tokens"]) == 1
+        assert set(info) == {"chat_template", "bos_token", "eos_token", "pad_token", "unk_token"}
+
+
 @pytest.mark.parametrize("num_repeats", [1, 4000])  # the latter is tokenized in a thread
 async def test_text_is_tokenized_as_a_prompt_is(num_repeats: int):
     text = "once upon a time " * num_repeats
