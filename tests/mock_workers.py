@@ -18,7 +18,7 @@ from baton.bundled import MODEL_DIR
 from baton.domain.ids import AttemptId, Incarnation, ReservationId, WorkerId, new_incarnation
 from baton.domain.request import EngineRequest, FinishReason, OutputToken
 from baton.domain.scores.prompt_scores import PromptScores
-from baton.domain.worker import PROMPT_SCORES, LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
+from baton.domain.worker import CAPABILITIES, LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
 from baton.engine.fake_runner import fake_scores, fake_slots
 from baton.rpc.auth_interceptor import AuthInterceptor
 from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_id, encode_scores, encode_token
@@ -132,7 +132,7 @@ class MockWorker:
     prefills = False  # a decode worker may prefill for itself
     fingerprint = "mock"
     text_digest = TEXT_DIGEST
-    scores_prompts = True
+    capabilities: tuple[str, ...] = CAPABILITIES
 
     def __init__(self, id: str, script: Sequence[ScriptedAction] = ()) -> None:
         self.id = WorkerId(id)
@@ -188,7 +188,7 @@ class MockWorker:
             links=tuple(links),
             prefills=self.prefills,
             text_digest=self.text_digest,
-            capabilities=(PROMPT_SCORES,) if self.scores_prompts else (),
+            capabilities=self.capabilities,
         )
 
     async def reached(self, phase: Phase, times: int = 1) -> None:

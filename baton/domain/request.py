@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.domain.constraint import Constraint
@@ -15,6 +16,9 @@ class SamplingParams:
 
     `seed` is always set: the router draws one if the client gave none. Randomness is keyed by (seed, position), so it
     is the same in every attempt. `logprobs` None: none; k: those of the sampled token and of the k best.
+
+    `allowed_token_ids`: the only ones that are sampled; () for all. `bad_words`: token sequences that the output never
+    has.
     """
 
     temperature: float = 1.0
@@ -27,6 +31,8 @@ class SamplingParams:
     seed: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -109,3 +115,15 @@ def finish_reason(stop: StopParams, token: int, num_output_tokens: int) -> Finis
 def banned_tokens(stop: StopParams, num_output_tokens: int) -> frozenset[int]:
     """Stop ids that `min_tokens` forbids after `num_output_tokens` outputs."""
     return stop.stop_token_ids if num_output_tokens < stop.min_tokens else frozenset()
+
+
+def bad_word_ends(
+    bad_words: Sequence[tuple[int, ...]], tokens: Sequence[int], num_prompt_tokens: int
+) -> frozenset[int]:
+    """Tokens that would complete one of `bad_words` after `tokens`. A word is not begun by the prompt, as in vLLM."""
+    ends: set[int] = set()
+    for word in bad_words:
+        start = len(tokens) - len(word) + 1
+        if start >= num_prompt_tokens and tuple(tokens[start:]) == word[:-1]:
+            ends.add(word[-1])
+    return frozenset(ends)

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from baton.domain.ids import Incarnation, WorkerId
 
-PROMPT_SCORES = "prompt_scores"
-"""The capability to score the prompts that a worker computes."""
+PROMPT_SCORES, TOKEN_BANS = "prompt_scores", "token_bans"
+"""Capabilities: to score the prompts that a worker computes; `allowed_token_ids` and `bad_words`."""
+
+CAPABILITIES = (PROMPT_SCORES, TOKEN_BANS)
+"""Of a worker of this version."""
 
 
 NO_KERNELS = "none"

@@ -9,7 +9,7 @@ from typing import Protocol
 from baton.domain.constraint import Constraint
 from baton.domain.errors import ConstraintFailed
 from baton.domain.ids import AttemptId, PageId
-from baton.domain.request import EngineRequest, SampledToken, SamplingParams, banned_tokens
+from baton.domain.request import EngineRequest, SampledToken, SamplingParams, bad_word_ends, banned_tokens
 from baton.domain.scores.prompt_scores import PromptScores
 
 
@@ -41,6 +41,8 @@ class SampleSpec:
         """Sampling after `history`, the prompt and output of `request` so far."""
         num_prompt_tokens, stop = request.num_prompt_tokens, request.stop
         banned = banned_tokens(stop, len(history) - num_prompt_tokens)
+        if request.sampling.bad_words:
+            banned |= bad_word_ends(request.sampling.bad_words, history, num_prompt_tokens)
         mask = None if request.constraint is None else MaskSpec(request.constraint, stop.stop_token_ids)
         return cls(request.sampling, history, num_prompt_tokens, banned, mask)
 

@@ -16,7 +16,7 @@ from baton.domain.errors import Broken
 from baton.domain.request import SampledToken, TokenLogprobs
 from baton.domain.scores.prompt_scores import PromptScores, ScoredToken, pack_scores
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, ScoreSpec, StepOutput
-from baton.engine.masks import MaskFiller, StepMasks
+from baton.engine.masks import MaskFiller, StepMasks, check_rows
 from baton.grammar.matcher import MaskRow, is_allowed
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.kv.memory import PageMemory
@@ -53,8 +53,10 @@ def fake_token(
     seed: int = 0,
     banned: frozenset[int] = frozenset(),
     mask: MaskRow | None = None,
+    allowed: tuple[int, ...] = (),
 ) -> int:
     """The fake model's next token after `history`: the first id from its digest on that is allowed."""
+    banned = banned.union(set(range(vocab_size)).difference(allowed)) if allowed else banned
     first = int.from_bytes(fake_slots(history)[-1][TOKEN_BYTES:], "little") + seed
     tokens = ((first + i) % vocab_size for i in range(vocab_size))
     return next(token for token in tokens if token not in banned and (mask is None or is_allowed(mask, token)))
@@ -105,6 +107,7 @@ class FakeRunner:
         specs = [row.sample for row in batch.rows if row.sample is not None]
         if any(spec.mask is not None and index not in masks.rows for index, spec in enumerate(specs)):
             raise Broken("a constrained row has no mask")
+        specs = check_rows(specs, masks, self._vocab_size)
         output = masks.output(batch, [self._sample(spec, masks.rows.get(index)) for index, spec in enumerate(specs)])
         scores = {
             index: self._scores(row, row.score, prefix)
@@ -151,7 +154,8 @@ class FakeRunner:
 
     def _sample(self, spec: SampleSpec, mask: MaskRow | None) -> SampledToken:
         seed = 0 if spec.sampling.greedy else spec.sampling.seed
-        token = fake_token(spec.history, self._vocab_size, seed, spec.banned, mask)
+        allowed = spec.sampling.allowed_token_ids
+        token = fake_token(spec.history, self._vocab_size, seed, spec.banned, mask, allowed)
         if spec.sampling.logprobs is None:
             return SampledToken(token)
         top = ((token, 0.0),) if spec.sampling.logprobs else ()

@@ -18,10 +18,11 @@ import numpy as np
 from baton.domain.constraint import Constraint
 from baton.domain.errors import Broken, ConstraintFailed, FailedConstraint
 from baton.domain.ids import AttemptId
-from baton.domain.request import EngineRequest, SampledToken
+from baton.domain.request import EngineRequest, SampledToken, SamplingParams
 from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.grammar.compiler import GrammarCompiler
-from baton.grammar.matcher import ConstraintMatcher, MaskRow
+from baton.grammar.matcher import ConstraintMatcher, MaskRow, is_allowed
+from baton.grammar.tokenizer import WORD_BITS
 from baton.telemetry import metrics
 
 MAX_STATES = 1024
@@ -52,6 +53,41 @@ class StepMasks:
             tokens.append(None if num_sampled in self.failures else sampled[num_sampled])
             num_sampled += 1
         return StepOutput(tuple(tokens), failures)
+
+
+def check_rows(specs: Sequence[SampleSpec], masks: StepMasks, vocab_size: int) -> list[SampleSpec]:
+    """The specs to sample with: a row whose bans, allowed tokens and mask together leave no token fails.
+
+    Its token would be one that is forbidden. It is sampled greedily, without bans, and dropped.
+    """
+    checked = list(specs)
+    for index, spec in enumerate(specs):
+        if index in masks.failures or not _may_be_empty(spec, masks.rows.get(index)):
+            continue
+        if not _leaves_a_token(spec, masks.rows.get(index), vocab_size):
+            why = "bad_words, allowed_token_ids, min_tokens and what the output keeps to leave no token"
+            masks.failures[index] = ConstraintFailed(why, FailedConstraint.DEAD_END)
+            metrics.CONSTRAINT_FAILURES_TOTAL.labels(FailedConstraint.DEAD_END.value).inc()
+            masks.rows.pop(index, None)
+            checked[index] = SampleSpec(SamplingParams(temperature=0.0), spec.history, spec.num_prompt_tokens)
+    return checked
+
+
+def _may_be_empty(spec: SampleSpec, mask: MaskRow | None) -> bool:
+    """True if the check is needed: of what a mask allows something is banned, or few tokens are allowed anyway."""
+    return bool(spec.sampling.allowed_token_ids or spec.sampling.bad_words or (spec.banned and mask is not None))
+
+
+def _leaves_a_token(spec: SampleSpec, mask: MaskRow | None, vocab_size: int) -> bool:
+    tokens = spec.sampling.allowed_token_ids
+    if tokens:
+        return any(token not in spec.banned and (mask is None or is_allowed(mask, token)) for token in tokens)
+    if mask is None:
+        return len(spec.banned) < vocab_size
+    left = mask.copy()
+    for token in spec.banned:
+        left[token // WORD_BITS] &= ~np.uint32(1 << token % WORD_BITS)
+    return bool(left.any())
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from baton.engine.batch import Batch, Row, StepOutput
-from baton.engine.masks import MaskFiller, StepMasks
+from baton.engine.masks import MaskFiller, StepMasks, check_rows
 from baton.model.attention.base import Segment, plan_step
 from baton.model.decoders.cuda_graphs import CudaGraphDecoder, with_cuda_graphs
 from baton.model.loading.loader import LoadedModel
@@ -117,4 +117,5 @@ class ModelRunner:
         flat_ids, flat_positions, flat_places = (int64_tensor(x, device) for x in (ids, positions, places))
         logits = self._decoder.forward(flat_ids, flat_positions, step, flat_places, scorer)
         masks = StepMasks() if self._masks is None else self._masks.fill(rows)
+        specs = check_rows(specs, masks, logits.shape[-1])
         return sample_tokens(logits[: len(keep)], specs, self._sampler, masks.rows), masks

@@ -137,6 +137,8 @@ def encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:
         seed=sampling.seed,
         logit_bias={token: to_float32(bias) for token, bias in sampling.logit_bias},
         logprobs=sampling.logprobs,
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words=[pb.TokenSequence(tokens=word) for word in sampling.bad_words],
     )
 
 
@@ -153,6 +155,8 @@ def decode_sampling(message: pb.SamplingParams) -> SamplingParams:
         seed=message.seed,
         logit_bias=tuple(sorted(message.logit_bias.items())),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(word.tokens) for word in message.bad_words),
     )
 
 

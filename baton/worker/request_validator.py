@@ -18,6 +18,9 @@ from baton.rpc.gen import common_pb2
 
 MAX_NAME_CHARS = 256
 MAX_STOP_TOKENS = 4096
+MAX_NAMED_TOKENS = 1 << 17
+"""Of all bad words, and those that are allowed: what a router accepts has fewer."""
+
 MAX_PHASES = 64
 MAX_DURATION_S = 86400.0
 
@@ -87,6 +90,10 @@ class EngineRequestValidator:
         tokens = tuple(token for token, _ in sampling.logit_bias)
         _require(self._are_tokens(tokens), "logit_bias", f"names tokens that are not below {self.vocab_size}")
         _require(all(math.isfinite(bias) for _, bias in sampling.logit_bias), "logit_bias", "is no number")
+        names = (*sampling.allowed_token_ids, *(token for word in sampling.bad_words for token in word))
+        _require(len(names) <= MAX_NAMED_TOKENS, "bad_words", f"name more than {MAX_NAMED_TOKENS} tokens")
+        _require(self._are_tokens(names), "allowed_token_ids", f"name tokens that are not below {self.vocab_size}")
+        _require(all(sampling.bad_words), "bad_words", "have one without a token")
         _require((sampling.logprobs or 0) <= self.vocab_size, "logprobs", f"are more than {self.vocab_size}")
 
 

@@ -8,7 +8,7 @@ import grpc
 
 from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
-from baton.domain.worker import PROMPT_SCORES, WorkerRecord, WorkerRole
+from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.mailbox import Mailbox
 from baton.engine.page_scrub import PageScrub
@@ -179,7 +179,7 @@ class _Worker:
             links=self._links.records(),
             broken_links=self._links.broken(),
             prefills=self._settings.prefills,
-            capabilities=(PROMPT_SCORES,) if self._settings.prefills else (),
+            capabilities=CAPABILITIES,
         )
 
     def _make_links(self) -> PrefillLinks:

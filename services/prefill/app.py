@@ -8,7 +8,7 @@ import grpc
 
 from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
-from baton.domain.worker import PROMPT_SCORES, WorkerRecord, WorkerRole
+from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.file_tier.controller import FileTierController
 from baton.engine.file_tier.start import TierFiles, open_file_tier
@@ -182,7 +182,7 @@ class _Worker:
             text_digest=self._engine.text_digest,
             grammars=self._engine.grammars,
             kernels=self._engine.kernels,
-            capabilities=(PROMPT_SCORES,),
+            capabilities=CAPABILITIES,
         )
 
     def _make_tags(self) -> PromptTags | None:

@@ -29,6 +29,8 @@ class Draw:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     min_tokens: int = 0
+    allowed: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     def parameters(self) -> dict[str, float | int]:
         """As fields of a request."""
@@ -49,15 +51,20 @@ class ConstrainedReference:
         self._tokenizer = GrammarTokenizer.of_directory(MODEL_DIR, VOCAB_SIZE)
 
     def generate(
-        self, grammar: str, prompt: Sequence[int], max_tokens: int, draw: Draw | None = None
+        self, grammar: str | None, prompt: Sequence[int], max_tokens: int, draw: Draw | None = None
     ) -> tuple[list[int], list[float]]:
         """Tokens up to an end token, which is the last one, or `max_tokens`; and their raw log probabilities."""
-        draw, matcher = draw or Draw(), LLMatcher(self._tokenizer.ll, grammar)
+        draw = draw or Draw()
+        matcher = None if grammar is None else LLMatcher(self._tokenizer.ll, grammar)
         output: list[int] = []
         logprobs: list[float] = []
         while len(output) < max_tokens:
             raw = self._logits([*prompt, *output])
-            allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")[:VOCAB_SIZE]
+            allowed = np.ones(VOCAB_SIZE, np.uint8)
+            if matcher is not None:
+                bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+                allowed = np.unpackbits(bits, bitorder="little")[:VOCAB_SIZE]
+            allowed &= _unbanned(output, draw)
             if len(output) < draw.min_tokens and allowed.sum() > sum(allowed[token] for token in self._tokenizer.eos):
                 allowed[list(self._tokenizer.eos)] = 0
             edited = np.where(allowed == 1, _edited(raw, prompt, output, draw), -np.inf)
@@ -66,13 +73,23 @@ class ConstrainedReference:
             logprobs.append(float(raw[token] - np.logaddexp.reduce(raw)))
             if token in self._tokenizer.eos:
                 break
-            assert matcher.consume_token(token)
+            assert matcher is None or matcher.consume_token(token)
         return output, logprobs
 
     def _logits(self, tokens: Sequence[int]) -> np.ndarray:
         with torch.inference_mode():
             logits = self._model(torch.tensor([list(tokens)])).logits[0, -1]
         return np.asarray(logits.double().numpy())
+
+
+def _unbanned(output: Sequence[int], draw: Draw) -> np.ndarray:
+    """1 for each token that may follow: an allowed one that ends no bad word."""
+    may = np.zeros(VOCAB_SIZE, np.uint8)
+    may[list(draw.allowed) if draw.allowed else slice(None)] = 1
+    for *head, last in draw.bad_words:
+        if len(head) <= len(output) and list(output)[len(output) - len(head) :] == head:
+            may[last] = 0
+    return may
 
 
 def _edited(raw: np.ndarray, prompt: Sequence[int], output: Sequence[int], draw: Draw) -> np.ndarray:

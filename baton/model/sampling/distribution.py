@@ -31,7 +31,7 @@ MIN_TEMPERATURE = torch.finfo(torch.float32).tiny
 def process_logits(
     logits: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int], banned: frozenset[int]
 ) -> None:
-    """Applies penalties, `logit_bias` and bans to one row [vocab_size], in place and in this order.
+    """Applies penalties, `logit_bias`, bans and `allowed_token_ids` to one row [vocab_size], in place, in this order.
 
     Repetition (CTRL, arXiv:1909.05858) divides positive and multiplies negative logits of every token in prompt or
     output. Presence and frequency (as in OpenAI's API) are subtracted for tokens of the output, once and per count.
@@ -51,6 +51,11 @@ def process_logits(
         logits[int64_tensor(tokens, logits.device)] += to_device(added, logits.device)
     if banned:
         logits.index_fill_(0, int64_tensor(list(banned), logits.device), -torch.inf)
+    if sampling.allowed_token_ids:
+        allowed = int64_tensor(sampling.allowed_token_ids, logits.device)
+        kept = logits[allowed]
+        logits.fill_(-torch.inf)
+        logits[allowed] = kept
 
 
 def mask_logits(logits: torch.Tensor, masks: Mapping[int, MaskRow]) -> None:
@@ -72,6 +77,7 @@ def changes_logits(sampling: SamplingParams, banned: frozenset[int]) -> bool:
     """True if `process_logits` would change anything."""
     return bool(
         banned
+        or sampling.allowed_token_ids
         or sampling.logit_bias
         or sampling.repetition_penalty != 1.0
         or sampling.presence_penalty

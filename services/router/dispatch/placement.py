@@ -53,6 +53,10 @@ class Pair:
     def incarnations(self) -> tuple[Incarnation, Incarnation]:
         return self.prefill.incarnation, self.decode.incarnation
 
+    def has(self, needs: frozenset[str]) -> bool:
+        """True when both workers have these capabilities."""
+        return all(needs.issubset(worker.capabilities) for worker in self.workers) if needs else True
+
     def matches(self, fingerprint: str, grammars: str = "") -> bool:
         """True when both workers have this fingerprint and grammar library. Every pair matches ""."""
         return all(
@@ -85,7 +89,7 @@ class PlacementQuery:
     """The needs of an attempt. `num_tokens` are to be prefilled; `max_tokens` bounds them and all output together.
 
     `keys`: page size -> keys of the full pages of the tokens. `busy`: decode workers that had no room just now.
-    `fingerprint`, `grammars`: those that the workers must have; "" for any. `needs`: capabilities of prefill.
+    `fingerprint`, `grammars`: those that the workers must have; "" for any. `needs`: capabilities of both.
     """
 
     num_tokens: int
@@ -166,7 +170,7 @@ def choose_pair(pairs: Iterable[Pair], query: PlacementQuery, index: PrefixIndex
     for pair in pairs:
         if pair.decode.incarnation in query.busy or not pair.matches(query.fingerprint, query.grammars):
             continue
-        if capacity_tokens(pair) < query.max_tokens or not query.needs <= set(pair.prefill.capabilities):
+        if capacity_tokens(pair) < query.max_tokens or not pair.has(query.needs):
             continue
         cost = _cost(pair, query, index)
         if lowest is None or cost < lowest:

@@ -19,7 +19,7 @@ import grpc
 from baton.domain.errors import BatonError, DeadlineExceeded, Draining, ModelReplaced, Overloaded, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, PageKey
 from baton.domain.request import EngineRequest
-from baton.domain.worker import PROMPT_SCORES, WorkerRole
+from baton.domain.worker import PROMPT_SCORES, TOKEN_BANS, WorkerRole
 from baton.grammar.tokenizer import CAPABILITY
 from baton.kv.keys import page_keys
 from baton.rpc.codec import decode_failure, encode_id
@@ -77,6 +77,16 @@ class ReserveLimits:
 
     reserve_timeout_s: float
     worker_wait_s: float
+
+
+def needs_of(request: EngineRequest) -> frozenset[str]:
+    """Capabilities without which a worker would ignore a part of the request."""
+    needs = set()
+    if request.prompt_logprobs is not None:
+        needs.add(PROMPT_SCORES)
+    if request.sampling.allowed_token_ids or request.sampling.bad_words:
+        needs.add(TOKEN_BANS)
+    return frozenset(needs)
 
 
 class ReserveFailure(AttemptFailure):
@@ -249,7 +259,7 @@ class Reserver:
         grammars = CAPABILITY if request.constraint is not None else ""
         return PlacementQuery(
             len(request.tokens), max_tokens, keys, avoided, fingerprint=fingerprint, grammars=grammars,
-            needs=frozenset() if request.prompt_logprobs is None else frozenset({PROMPT_SCORES}),
+            needs=needs_of(request),
         )  # fmt: skip
 
     def _timeout_error(self, request: EngineRequest, fingerprint: str) -> BatonError:

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from baton.domain.request import FinishReason
 from baton.domain.scores.prompt_scores import PromptScores
-from services.router.openai.logprobs import chat_logprobs, prompt_logprobs, token_ids
+from services.router.openai.logprobs import TokenNamer, chat_logprobs, prompt_logprobs, token_ids
 from services.router.openai.response_builder import FinishedChoice, stop_reason
 from services.router.openai.schemas import (
     ChatChoice,
@@ -37,6 +37,7 @@ class ChatResponseBuilder:
     def __init__(self, request: ValidRequest, text: TextModel, fingerprint: str) -> None:
         self._request = request
         self._text = text
+        self._namer = TokenNamer.of(text, request)
         self._fingerprint = fingerprint
         self._encode = msgspec.json.Encoder().encode
         self._role_sent: set[int] = set()  # choices whose role is sent
@@ -58,7 +59,7 @@ class ChatResponseBuilder:
         choice = ChatChunkChoice(
             event.choice,
             self._delta(event, role) if event.calls or event.reasoning else ChatDelta(event.text, role),
-            None if token is None or token.logprobs is None else chat_logprobs(self._text, [token]),
+            None if token is None or token.logprobs is None else chat_logprobs(self._namer, [token]),
             None if event.finish is None else self._finish(event.choice, event.finish),
             UNSET if not request.return_token_ids else [] if token is None else [token.token],
             UNSET
@@ -122,7 +123,7 @@ class ChatResponseBuilder:
         return prompt_logprobs(self._text, request.prompts[0], scores, request.scores.listed)
 
     def _choice(self, choice: FinishedChoice) -> ChatChoice:
-        logprobs = chat_logprobs(self._text, choice.tokens)
+        logprobs = chat_logprobs(self._namer, choice.tokens)
         ids = token_ids(self._request.return_token_ids, choice.tokens)
         last = choice.tokens[-1] if choice.tokens else None
         reason = stop_reason(self._request, self._text.eos_token_ids, choice.finish, choice.stop, last)

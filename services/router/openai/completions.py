@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from baton.domain.scores.prompt_scores import PromptScores
 from services.router.openai.logprobs import (
+    TokenNamer,
     completion_logprobs,
     echoed_logprobs,
     join_logprobs,
@@ -28,6 +29,7 @@ class CompletionResponseBuilder:
     def __init__(self, request: ValidRequest, text: TextModel, fingerprint: str) -> None:
         self._request = request
         self._text = text
+        self._namer = TokenNamer.of(text, request)
         self._fingerprint = fingerprint
         self._encode = msgspec.json.Encoder().encode
         # choice -> characters of the echo and of tokens with log probabilities so far
@@ -46,7 +48,7 @@ class CompletionResponseBuilder:
         offset = self._offsets.get(event.choice, len(echo))
         logprobs = None
         if token is not None and token.logprobs is not None:
-            logprobs = completion_logprobs(self._text, [token], offset)
+            logprobs = completion_logprobs(self._namer, [token], offset)
             self._offsets[event.choice] = offset + len(self._text.token_text(token.token))
         else:
             self._offsets[event.choice] = offset
@@ -76,7 +78,7 @@ class CompletionResponseBuilder:
 
     def _choice(self, choice: FinishedChoice) -> CompletionChoice:
         echo = self._request.echoes[choice.index]
-        answer = completion_logprobs(self._text, choice.tokens, len(echo))
+        answer = completion_logprobs(self._namer, choice.tokens, len(echo))
         logprobs = join_logprobs(self._echoed(choice.index), answer)
         ids = token_ids(self._request.return_token_ids, choice.tokens)
         last = choice.tokens[-1] if choice.tokens else None
@@ -92,7 +94,7 @@ class CompletionResponseBuilder:
         if request.scores is None or request.scores.echoed is None or scores is None:
             return None
         echo, k = request.echoes[choice], request.scores.echoed
-        return echoed_logprobs(self._text, request.prompts[prompt], echo, scores, k)
+        return echoed_logprobs(self._namer, request.prompts[prompt], echo, scores, k)
 
     def _listed(self, choice: int) -> PromptLogprobs | UnsetType:
         """The `prompt_logprobs` of a choice."""

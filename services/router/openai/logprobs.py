@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
@@ -16,51 +17,67 @@ from services.router.openai.schemas import (
     TokenLogprob,
     TopLogprob,
 )
+from services.router.openai.valid_request import ValidRequest
 from services.router.text.text_model import TextModel
 
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot express."""
 
 
-def chat_logprobs(text: TextModel, tokens: Sequence[OutputToken]) -> ChatLogprobs | None:
+@dataclass(frozen=True, slots=True)
+class TokenNamer:
+    """Names tokens in log probabilities: by their text, or by `token_id:N`."""
+
+    text: TextModel
+    as_ids: bool = False
+
+    @classmethod
+    def of(cls, text: TextModel, request: ValidRequest) -> TokenNamer:
+        """As the request asks."""
+        return cls(text, request.tokens_as_ids)
+
+    def name(self, token: int) -> str:
+        return f"token_id:{token}" if self.as_ids else self.text.token_text(token)
+
+
+def chat_logprobs(namer: TokenNamer, tokens: Sequence[OutputToken]) -> ChatLogprobs | None:
     """One entry for each token that has log probabilities; None if none has."""
-    entries = [_chat_entry(text, token.token, token.logprobs) for token in tokens if token.logprobs is not None]
+    entries = [_chat_entry(namer, token.token, token.logprobs) for token in tokens if token.logprobs is not None]
     return ChatLogprobs(entries) if entries else None
 
 
-def completion_logprobs(text: TextModel, tokens: Sequence[OutputToken], offset: int) -> CompletionLogprobs | None:
+def completion_logprobs(namer: TokenNamer, tokens: Sequence[OutputToken], offset: int) -> CompletionLogprobs | None:
     """The same as parallel lists. `offset`: characters of the text of the choice before the first token."""
-    short_repr = [(text.token_text(token.token), token.logprobs) for token in tokens if token.logprobs is not None]
-    if not short_repr:
+    given = [(token.token, token.logprobs) for token in tokens if token.logprobs is not None]
+    if not given:
         return None
     offsets = []
-    for name, _ in short_repr:
+    for token, _ in given:
         offsets.append(offset)
-        offset += len(name)
+        offset += len(namer.text.token_text(token))
     return CompletionLogprobs(
-        tokens=[name for name, _ in short_repr],
-        token_logprobs=[_finite(entry.logprob) for _, entry in short_repr],
-        top_logprobs=[_top_by_text(text, name, entry) for name, entry in short_repr],
+        tokens=[namer.name(token) for token, _ in given],
+        token_logprobs=[_finite(entry.logprob) for _, entry in given],
+        top_logprobs=[_top_by_name(namer, token, entry) for token, entry in given],
         text_offset=offsets,
     )
 
 
 def echoed_logprobs(
-    text: TextModel, prompt: Sequence[int], echo: str, scores: PromptScores, k: int
+    namer: TokenNamer, prompt: Sequence[int], echo: str, scores: PromptScores, k: int
 ) -> CompletionLogprobs:
     """The parallel lists of a prompt whose text is `echo`."""
-    detokenizer, offset, offsets = text.detokenizer(skip_special_tokens=True), 0, list[int]()
+    detokenizer, offset, offsets = namer.text.detokenizer(skip_special_tokens=True), 0, list[int]()
     for token in prompt:
         offsets.append(min(offset, len(echo)))
         offset += len(detokenizer.push(token))
-    names = [text.token_text(token) for token in prompt]
     scored = scores.tokens(k)
     top = [
-        _top_by_text(text, name, TokenLogprobs(each.logprob, each.top))
-        for name, each in zip(names[1:], scored, strict=True)
+        _top_by_name(namer, token, TokenLogprobs(each.logprob, each.top))
+        for token, each in zip(prompt[1:], scored, strict=True)
     ]
     return CompletionLogprobs(
-        tokens=names,
+        tokens=[namer.name(token) for token in prompt],
         token_logprobs=[None, *(_finite(each.logprob) for each in scored)],
         top_logprobs=[None, *top],
         text_offset=offsets,
@@ -97,18 +114,19 @@ def token_ids(wanted: bool, tokens: Sequence[OutputToken]) -> list[int] | UnsetT
     return [token.token for token in tokens] if wanted else UNSET
 
 
-def _chat_entry(text: TextModel, token: int, entry: TokenLogprobs) -> TokenLogprob:
-    top = [TopLogprob(text.token_text(t), _finite(p), list(text.token_bytes(t))) for t, p in entry.top]
-    return TokenLogprob(text.token_text(token), _finite(entry.logprob), list(text.token_bytes(token)), top)
+def _chat_entry(namer: TokenNamer, token: int, entry: TokenLogprobs) -> TokenLogprob:
+    bytes_of = namer.text.token_bytes
+    top = [TopLogprob(namer.name(other), _finite(logprob), list(bytes_of(other))) for other, logprob in entry.top]
+    return TokenLogprob(namer.name(token), _finite(entry.logprob), list(bytes_of(token)), top)
 
 
-def _top_by_text(text: TextModel, chosen: str, entry: TokenLogprobs) -> dict[str, float]:
-    """The top tokens and the sampled one. Of tokens with the same text, the most probable counts."""
-    by_text: dict[str, float] = {}
+def _top_by_name(namer: TokenNamer, chosen: int, entry: TokenLogprobs) -> dict[str, float]:
+    """The top tokens and the sampled one. Of tokens with the same name, the most probable counts."""
+    by_name: dict[str, float] = {}
     for token, logprob in sorted(entry.top, key=lambda pair: -pair[1]):
-        by_text.setdefault(text.token_text(token), _finite(logprob))
-    by_text.setdefault(chosen, _finite(entry.logprob))
-    return by_text
+        by_name.setdefault(namer.name(token), _finite(logprob))
+    by_name.setdefault(namer.name(chosen), _finite(entry.logprob))
+    return by_name
 
 
 def _finite(logprob: float) -> float:

@@ -14,6 +14,9 @@ from baton.domain.request import SamplingParams
 from services.router.openai.bounds import (
     FLAG,
     INT64_MIN,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIASES,
     MAX_STOP_CHARS,
@@ -28,6 +31,7 @@ from services.router.openai.constraint.reader import (
     read_constraint,
 )
 from services.router.openai.fields import Fields, is_integer, is_number, short_repr
+from services.router.openai.truncation.reader import PromptTruncation, read_truncation
 from services.router.openai.valid_request import RequestedScores, StreamOptions
 from services.router.text.text_model import TextModel
 
@@ -58,6 +62,8 @@ class CommonParams:
     constraint: RequestedConstraint | None
     stream_options: StreamOptions | None
     scores: RequestedScores | None = None
+    tokens_as_ids: bool = False
+    truncation: PromptTruncation | None = None
 
 
 def read_common_params(
@@ -92,6 +98,8 @@ def read_common_params(
             repetition_penalty=float(get("repetition_penalty", defaults.repetition_penalty)),
             logit_bias=_read_logit_bias(fields, text.vocab_size) if "logit_bias" in body else (),
             logprobs=logprobs,
+            allowed_token_ids=_read_allowed(fields, text.vocab_size) if "allowed_token_ids" in body else (),
+            bad_words=_read_bad_words(fields, text) if "bad_words" in body else (),
         ),
         seed=get("seed"),
         max_tokens=get("max_completion_tokens", older),
@@ -111,6 +119,8 @@ def read_common_params(
         scores=None
         if (listed := get("prompt_logprobs")) is None and (logprobs is None or not get("echo"))
         else RequestedScores(logprobs if get("echo") else None, listed),
+        tokens_as_ids=get("return_tokens_as_token_ids", False),
+        truncation=read_truncation(fields, scalars) if "truncate_prompt_tokens" in scalars else None,
     )
 
 
@@ -158,6 +168,48 @@ def _read_stop_token_ids(fields: Fields, vocab_size: int) -> frozenset[int]:
         fields.add_mismatch("stop_token_ids", f"a list of at most {MAX_STOP_TOKEN_IDS} token ids in [0, {vocab_size})")
         return frozenset()
     return frozenset(value)
+
+
+def _read_allowed(fields: Fields, vocab_size: int) -> tuple[int, ...]:
+    """The only token ids to sample, without repetitions."""
+    value = fields.values.get("allowed_token_ids")
+    if value is None:
+        return ()
+    if (
+        not isinstance(value, list)
+        or not 0 < len(value) <= MAX_ALLOWED_TOKEN_IDS
+        or not all(is_integer(token) and 0 <= token < vocab_size for token in value)
+    ):
+        expected = f"a list of 1 to {MAX_ALLOWED_TOKEN_IDS} token ids in [0, {vocab_size})"
+        fields.add_mismatch("allowed_token_ids", expected)
+        return ()
+    return tuple(sorted(set(value)))
+
+
+def _read_bad_words(fields: Fields, text: TextModel) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of texts that the output must not have.
+
+    As in vLLM: of each text without its leading spaces, and of the same behind a space where that is as many tokens
+    with another first one.
+    """
+    value = fields.values.get("bad_words")
+    if value is None:
+        return ()
+    words = [word for word in value if isinstance(word, str)] if isinstance(value, list) else []
+    if not isinstance(value, list) or len(value) > MAX_BAD_WORDS or len(words) < len(value):
+        fields.add_mismatch("bad_words", f"a list of at most {MAX_BAD_WORDS} strings")
+        return ()
+    if not all(word.strip() and len(word) <= MAX_BAD_WORD_CHARS for word in words):
+        fields.add_mismatch("bad_words", f"made of strings of 1 to {MAX_BAD_WORD_CHARS} characters, not all spaces")
+        return ()
+    sequences: list[tuple[int, ...]] = []
+    for word in words:
+        plain = text.encode(word.lstrip(), add_special_tokens=False)
+        spaced = text.encode(" " + word.lstrip(), add_special_tokens=False)
+        sequences.append(plain)
+        if len(spaced) == len(plain) and spaced[:1] != plain[:1]:
+            sequences.append(spaced)
+    return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
 
 
 def _read_stream_options(fields: Fields, stream: bool) -> StreamOptions | None:

@@ -44,9 +44,9 @@ class ValidRequest:
 
     A completion continues the text of its prompt. `echoes` are the texts that its choices begin with, "" without an
     echo. With `max_tokens` 0 (only an echo) there are no sequences; with scores there are, and what they sample is
-    dropped (`drops_output`). `unknown_fields`: names that have no row in the
-    table of fields; a client may send any. `include_stop`: a text ends with what stopped it. `constraint`: of every
-    choice. `tools`: those that its choices may call. `reasoning`: how that of a chat is read.
+    dropped (`drops_output`). `tokens_as_ids`: logprobs name tokens by their ids. `unknown_fields`: names that have no
+    row in the table of fields; a client may send any. `include_stop`: a text ends with what stopped it. `constraint`:
+    of every choice. `tools`: those that its choices may call. `reasoning`: how that of a chat is read.
     """
 
     id: RequestId
@@ -68,6 +68,7 @@ class ValidRequest:
     scores: RequestedScores | None = None
     drops_output: bool = False
     reasoning: RequestedReasoning | None = None
+    tokens_as_ids: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:

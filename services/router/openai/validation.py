@@ -98,9 +98,9 @@ class RequestValidator:
         fields.errors.raise_if_any()
         text = self._text.render_chat(chat.messages, chat.options)
         reasoning, params = self._read_reasoning(fields, params, scalars, text, chat.continued)
-        if self._may_be_too_long(text):
+        if self._may_be_too_long(text, params):
             self._remaining_context(self._text.min_tokens(text), params, "messages", "at least ")
-        tokens = self._text.encode(text, add_special_tokens=False)
+        tokens = self._truncated(self._text.encode(text, add_special_tokens=False), params)
         built = self._build(metadata, str(body["model"]), (tokens,), params, "messages")
         return replace(built, unknown_fields=checked.unknown + chat.unread, tools=tools, reasoning=reasoning), text
 
@@ -157,7 +157,9 @@ class RequestValidator:
             fields.add_error("n", f"times the number of prompts must not be over {MAX_REQUEST_CHOICES}")
         fields.errors.raise_if_any()
         prompts = tuple(self._encode(prompt, params) for prompt in texts)
-        echoes = tuple(self._echo(prompt) if echo else "" for prompt in texts for _ in range(params.num_choices))
+        texts = [prompts[at] if params.truncation is not None else each for at, each in enumerate(texts)]
+        shown = [self._echo(each) if echo else "" for each in texts]
+        echoes = tuple(text for text in shown for _ in range(params.num_choices))
         built = self._build(metadata, str(body["model"]), prompts, params, "prompt")
         return replace(
             built,
@@ -182,12 +184,23 @@ class RequestValidator:
 
     def _encode(self, prompt: PromptInput, params: CommonParams) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            if self._may_be_too_long(prompt):
+            if self._may_be_too_long(prompt, params):
                 self._remaining_context(self._text.min_tokens(prompt), params, "prompt", "at least ")
             prompt = self._text.encode(prompt, add_special_tokens=True)
         if not prompt:
             raise InvalidRequest("prompt: has no tokens", param="prompt")
-        return prompt
+        return self._truncated(prompt, params)
+
+    def _truncated(self, prompt: tuple[int, ...], params: CommonParams) -> tuple[int, ...]:
+        """What `truncate_prompt_tokens` leaves of a prompt. Raises `InvalidRequest` for more than the context holds."""
+        if params.truncation is None:
+            return prompt
+        asked = params.default_max_tokens if params.max_tokens is None else params.max_tokens
+        most = self._max_model_len - max(1, params.min_tokens, asked or 0)
+        if not 0 < most >= params.truncation.num_tokens:
+            why = f"must not be over {most}, what this model's context leaves for a prompt"
+            raise InvalidRequest(f"truncate_prompt_tokens: {why}", param="truncate_prompt_tokens")
+        return params.truncation.cut(prompt, most)
 
     def _echo(self, prompt: PromptInput) -> str:
         return prompt if isinstance(prompt, str) else self._text.decode(prompt, skip_special_tokens=True)
@@ -242,6 +255,7 @@ class RequestValidator:
             constraint=params.constraint,
             stream_options=params.stream_options,
             scores=params.scores,
+            tokens_as_ids=params.tokens_as_ids,
             drops_output=k is not None and params.max_tokens == 0,
         )
 
@@ -257,9 +271,9 @@ class RequestValidator:
             raise InvalidRequest(f"{name}: asks for {asked}; {MAX_PROMPT_SCORES} are the most", param=name)
         return params.scores.k
 
-    def _may_be_too_long(self, text: str) -> bool:
+    def _may_be_too_long(self, text: str, params: CommonParams) -> bool:
         """True if the text must be checked before it is tokenized: tokenizing megabytes takes seconds."""
-        return MAX_CHAR_BYTES * len(text) > self._max_model_len
+        return params.truncation is None and MAX_CHAR_BYTES * len(text) > self._max_model_len
 
     def _remaining_context(self, num_prompt_tokens: int, params: CommonParams, param: str, known: str = "") -> int:
         """Tokens that the context leaves for the answer. `known`: precision of `num_prompt_tokens`, for the error.

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.errors import LinkBroken, WorkerLost
+from baton.domain.worker import TOKEN_BANS
 from tests.mock_workers import Crash, Fail, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import (
     LIMITS,
@@ -71,7 +72,7 @@ async def test_an_answer_without_all_scores_is_an_error(lost: set[int]):
 async def test_only_workers_that_can_are_asked():
     async with world(prefill=((), ())) as w:
         old, new = w.cluster.prefills
-        old.scores_prompts = False
+        old.capabilities = ()
         await w.cluster.announce()
         await two_refreshes(w)
         for number in range(4):
@@ -79,7 +80,7 @@ async def test_only_workers_that_can_are_asked():
             assert scores(answer) == [expected_scores(ASKED)]
         assert not old.requests
         assert len(new.requests) == 4
-        new.scores_prompts = False
+        new.capabilities = (TOKEN_BANS,)
         await w.cluster.announce()
         await two_refreshes(w)
         with pytest.raises(WorkerLost):

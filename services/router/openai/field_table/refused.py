@@ -42,18 +42,13 @@ _OPENAI_ROWS: tuple[Row, ...] = (
 
 _VLLM_ROWS: tuple[Row, ...] = (
     ("logprob_token_ids", BOTH, _LATER, ()),
-    ("return_tokens_as_token_ids", BOTH, _LATER, _OFF),
     ("return_prompt_text", BOTH, _LATER, _OFF),
-    ("allowed_token_ids", BOTH, f"{_LATER}; logit_bias lowers tokens", ()),
-    ("bad_words", BOTH, f"{_LATER}; logit_bias lowers tokens", ([],)),
     ("thinking_token_budget", COMPLETION, _OF_CHATS, (-1,)),
     ("continue_final_message", COMPLETION, _NEVER, _OFF),
     ("documents", CHAT, _LATER, ()),
     ("chat_template", CHAT, f"{_NEVER}: the model's own is used", ()),
     ("add_special_tokens", CHAT, _LATER, _OFF),
     ("add_special_tokens", COMPLETION, _LATER, (True,)),
-    ("truncate_prompt_tokens", BOTH, _LATER, ()),
-    ("truncation_side", BOTH, _LATER, ()),
     ("echo", CHAT, _NEVER, _OFF),
     ("use_beam_search", BOTH, f"{_SAMPLER}; use n", _OFF),
     ("length_penalty", BOTH, _SAMPLER, (1.0,)),

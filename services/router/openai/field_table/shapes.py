@@ -165,6 +165,17 @@ STOP_TOKEN_IDS = Shape(
     f"a list of at most {bounds.MAX_STOP_TOKEN_IDS} token ids",
     lambda vocab: _list(_token(vocab), 0, bounds.MAX_STOP_TOKEN_IDS),
 )
+ALLOWED_TOKEN_IDS = Shape(
+    f"a list of 1 to {bounds.MAX_ALLOWED_TOKEN_IDS} token ids",
+    lambda vocab: _list(_token(vocab), 1, bounds.MAX_ALLOWED_TOKEN_IDS),
+)
+BAD_WORDS = Shape(
+    f"a list of at most {bounds.MAX_BAD_WORDS} strings of 1 to {bounds.MAX_BAD_WORD_CHARS} characters",
+    lambda vocab: _list(
+        {"type": "string", "minLength": 1, "maxLength": bounds.MAX_BAD_WORD_CHARS}, 0, bounds.MAX_BAD_WORDS
+    ),
+)
+TRUNCATION_SIDE = Shape("left or right", lambda vocab: {"enum": ["left", "right"]}, lambda v: v in ("left", "right"))
 LOGIT_BIAS = Shape(
     f"an object of at most {bounds.MAX_LOGIT_BIASES} entries, token id to bias", lambda vocab: _logit_bias()
 )

@@ -1,6 +1,7 @@
 """The rules of every parameter: accepted values, refused values, and error messages."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -97,6 +98,10 @@ def test_null_is_absent_and_unknown_fields_are_named():
         ("tool_choice", ["none", "auto"], ["required", "often", {"type": "function"}, {"name": "add"}]),
         ("prompt_logprobs", [0, 20], [-1, 21, True, "1"]),
         ("best_of", [1], [2, "1", 0]),
+        ("allowed_token_ids", [[5]], [[], [-1], [2048], [True], "5", 5, list(range(1025))]),
+        ("bad_words", [[], ["a"]], ["a", [""], ["  "], [5], ["x" * 257], ["a"] * 129]),
+        ("truncation_side", ["left", "right"], []),
+        ("return_tokens_as_token_ids", [True], [1]),
         (
             "messages",
             [],
@@ -126,7 +131,7 @@ def test_errors_are_bounded():
 
 def test_unsupported_fields_are_named():
     with pytest.raises(InvalidRequest, match="not supported yet"):
-        chat(allowed_token_ids=[1])
+        chat(logprob_token_ids=[1])
 
 
 def test_another_model_is_refused():
@@ -382,3 +387,36 @@ def test_an_echo_alone_runs_only_if_it_is_scored():
     assert scored.drops_output
     with pytest.raises(ContextOverflow):
         completion(prompt=[5] * MODEL_LEN, max_tokens=0, echo=True, logprobs=3)
+
+
+def test_only_allowed_tokens_and_no_bad_words():
+    """vLLM's rule: a word, and the word behind a space if that is as many tokens with another first one."""
+    [sequence] = chat(allowed_token_ids=[9, 5, 9], bad_words=["  cat", "unbelievable"]).sequences
+    assert sequence.sampling.allowed_token_ids == (5, 9)
+    encode = partial(bundled().encode, add_special_tokens=False)
+    words = [encode("cat"), encode(" cat"), encode("unbelievable"), encode(" unbelievable")]
+    kept = [words[0], *([words[1]] if len(words[1]) == len(words[0]) else []), words[2]]
+    kept += [words[3]] if len(words[3]) == len(words[2]) and words[3][0] != words[2][0] else []
+    assert list(sequence.sampling.bad_words) == kept
+
+
+@pytest.mark.parametrize("num_kept", [-1, 5])
+def test_prompts_are_cut_to_a_number_of_tokens(num_kept: int):
+    """By default on the left; -1 keeps what the context leaves beside the answer."""
+    ids = list(range(9, 9 + 2 * MODEL_LEN))
+    left = completion(prompt=ids, max_tokens=10, truncate_prompt_tokens=num_kept, echo=True)
+    right = completion(prompt=ids, max_tokens=10, truncate_prompt_tokens=num_kept, truncation_side="right")
+    kept = MODEL_LEN - 10 if num_kept < 0 else num_kept
+    assert left.prompts == (tuple(ids[-kept:]),)
+    assert right.prompts == (tuple(ids[:kept]),)
+    assert left.echoes == (bundled().decode(ids[-kept:], skip_special_tokens=True),)
+    assert completion(prompt=ids[:3], truncate_prompt_tokens=num_kept).prompts == (tuple(ids[:3]),)
+    long = "once upon a time " * MODEL_LEN
+    assert len(chat(messages=[{"role": "user", "content": long}], truncate_prompt_tokens=4).prompts[0]) == 4
+
+
+@pytest.mark.parametrize("wrong", [0, -2, MODEL_LEN - 9, "5", True])
+def test_more_tokens_than_the_context_leaves_are_refused(wrong: object):
+    with pytest.raises(InvalidRequest) as refusal:
+        completion(max_tokens=10, truncate_prompt_tokens=wrong)
+    assert refusal.value.param == "truncate_prompt_tokens"

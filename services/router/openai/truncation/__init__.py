@@ -1,0 +1,1 @@
+"""Prompts that are cut to a number of tokens."""

@@ -1,0 +1,37 @@
+"""Reads `truncate_prompt_tokens` and `truncation_side`, and cuts prompts by them. Notes errors, raises none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.router.openai.fields import Fields
+
+LEFT, RIGHT = "left", "right"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTruncation:
+    """`num_tokens` that are kept; -1: as many as the context leaves. `side`: the one that is cut."""
+
+    num_tokens: int
+    side: str = LEFT
+
+    def cut(self, tokens: tuple[int, ...], most: int) -> tuple[int, ...]:
+        """The tokens that are left of a prompt. `most`: tokens that the context leaves for it, at least one."""
+        num_kept = most if self.num_tokens < 0 else self.num_tokens
+        if len(tokens) <= num_kept:
+            return tokens
+        return tokens[-num_kept:] if self.side == LEFT else tokens[:num_kept]
+
+
+def read_truncation(fields: Fields, scalars: Mapping[str, Any]) -> PromptTruncation:
+    """The truncation of a body that names a number of tokens."""
+    num_tokens, side = scalars["truncate_prompt_tokens"], fields.values.get("truncation_side")
+    if num_tokens == 0:
+        fields.add_error("truncate_prompt_tokens", "must be -1 or positive: a prompt needs a token")
+    if side not in (None, LEFT, RIGHT):
+        fields.add_mismatch("truncation_side", "left or right")
+        side = None
+    return PromptTruncation(num_tokens, LEFT if side is None else str(side))
