@@ -25,6 +25,9 @@ FAULTS_END_S = END_S + MAX_PARTITION_S + 0.1
 """Time at which every fault is over and the network works."""
 
 VOCAB_SIZE = 3
+END_TOKEN = VOCAB_SIZE - 1
+"""Ends a constrained answer; in others it is a token like any other."""
+
 MAX_CHOICES = 2
 
 VERSIONS = (0, 1)
@@ -74,7 +77,8 @@ class ClientPlan:
     """One call with `num_choices` choices that end with `max_tokens` or after the first `stop_token` (a stop string).
 
     `router`: its first router. `patience_s`: time after which it loses its connection. `returns`: resumes after any
-    lost connection; otherwise that is the end.
+    lost connection; otherwise that is the end. `regex`: the text matches it, and ends with `END_TOKEN`. `allowed`: the
+    only tokens of the answer. `prompt_logprobs`: scores of the prompt, in the first event of each choice.
     """
 
     name: RequestId
@@ -87,6 +91,9 @@ class ClientPlan:
     stop_token: int | None = None
     patience_s: float | None = None
     returns: bool = False
+    regex: str = ""
+    allowed: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,9 @@ ROUTER_FAULTS = (SimFaultKind.KILL, SimFaultKind.FREEZE, SimFaultKind.DRAIN)
 STORE_FAULTS = (SimFaultKind.KILL, SimFaultKind.FREEZE)
 STORE_LOSSES = (SimFaultKind.WIPE, SimFaultKind.ROLL_BACK)
 GROWTH_MODES = tuple(GrowthPolicy)
+REGEXES = ("[01]+", "0(10){1,3}", "(00|1){2,5}", "101")
+"""Of constrained answers: a digit a token."""
+
 LINK_FAULTS = (SimFaultKind.CUT, SimFaultKind.CUT_ONE_WAY, SimFaultKind.SLOW)
 MAX_DURATION_S = {
     SimFaultKind.DRAIN: MAX_RESTART_S,
@@ -67,6 +70,7 @@ def generate_scenario(seed: int) -> Scenario:
     return replace(
         scenario,
         faults=(*scenario.faults, *more),
+        clients=tuple(_with_limits(Random(f"limits {seed} {plan.name}"), plan) for plan in scenario.clients),
         eviction=eviction,
         prefill_policy=order.choice(list(PrefillPolicy)),
         max_overtakes=order.choice([1, 64]),
@@ -146,6 +150,16 @@ def _clients(rng: Random, num_clients: int, scenario: Scenario, burst: bool) -> 
         )
         for n in range(num_clients)
     )
+
+
+def _with_limits(rng: Random, plan: ClientPlan) -> ClientPlan:
+    """Of ten clients, two ask for a regular expression, one for a few tokens only, two for scores of the prompt."""
+    kind = rng.random()
+    if kind < 0.2:
+        plan = replace(plan, regex=rng.choice(REGEXES), stop_token=None)
+    elif kind < 0.3:
+        plan = replace(plan, allowed=rng.choice([(0, 1), (1, 2), (2,)]))
+    return replace(plan, prompt_logprobs=rng.choice([0, 2])) if rng.random() < 0.2 else plan
 
 
 def _tokens(rng: Random, num_tokens: int) -> list[int]:

@@ -11,12 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from baton.domain.errors import IntegrityFailure
-from baton.engine.fake_runner import fake_token
+from baton.engine.fake_runner import fake_scores, fake_slots, fake_token
+from baton.grammar.matcher import ConstraintMatcher
 from services.router.openai.parameters import choice_seed
 from services.router.streaming.cursor import Cursor
 from simulation.checks.invariants import Violation
-from simulation.scenario import VERSIONS, VOCAB_SIZE, ClientPlan
+from simulation.nodes.grammar import compiled_regex
+from simulation.scenario import END_TOKEN, VERSIONS, VOCAB_SIZE, ClientPlan
 
 DONE = "[DONE]"
 
@@ -35,12 +39,35 @@ def expected_tokens(plan: ClientPlan, version: int = VERSIONS[0]) -> list[list[i
 
 
 def _expected_tokens(plan: ClientPlan, seed: int) -> list[int]:
-    tokens = list(plan.prompt)
+    output: list[int] = []
     for _ in range(plan.max_tokens):
-        tokens.append(fake_token(tokens, VOCAB_SIZE, seed))
-        if tokens[-1] == plan.stop_token:
+        output.append(_next_token(plan, output, seed))
+        if output[-1] == (END_TOKEN if plan.regex else plan.stop_token):
             break
-    return tokens[len(plan.prompt) :]
+    return output
+
+
+def _next_token(plan: ClientPlan, output: Sequence[int], seed: int) -> int:
+    """The fake model's token after `output`, of those that the plan leaves."""
+    mask = None
+    if plan.regex:
+        mask = np.zeros(1, np.uint32)
+        ConstraintMatcher.of(compiled_regex(plan.regex), output).fill(mask, {END_TOKEN})
+    return fake_token([*plan.prompt, *output], VOCAB_SIZE, seed, mask=mask, allowed=plan.allowed)
+
+
+def _expected_scores(plan: ClientPlan) -> list[Any]:
+    """The `prompt_logprobs` of the plan, without the first entry: logprob and rank by token."""
+    if plan.prompt_logprobs is None:
+        return []
+    scores = fake_scores(fake_slots(plan.prompt)[1:], 1, plan.prompt_logprobs, VOCAB_SIZE)
+    entries = []
+    for token, scored in zip(plan.prompt[1:], scores.tokens(plan.prompt_logprobs), strict=True):
+        entry = {str(token): (scored.logprob, scored.rank)}
+        for rank, (best, logprob) in enumerate(scored.top, start=1):
+            entry.setdefault(str(best), (logprob, rank))
+        entries.append(entry)
+    return entries
 
 
 @dataclass(slots=True)
@@ -70,11 +97,10 @@ class ClientAnswer:
         """The rule that `tokens` break, which may continue after the choice's end; "" if one version made them."""
         if self._is_expected(choice, tokens, may_continue=True):
             return ""
-        history, seed = list(self.plan.prompt), choice_seed(self.plan.seed, choice)
-        for token in tokens:
-            if token not in {fake_token(history, VOCAB_SIZE, seed + version) for version in VERSIONS}:
+        seed = choice_seed(self.plan.seed, choice)
+        for index, token in enumerate(tokens):
+            if token not in {_next_token(self.plan, tokens[:index], seed + version) for version in VERSIONS}:
                 return "I2"
-            history.append(token)
         return "I10"
 
     def reset_connection(self) -> None:
@@ -111,6 +137,7 @@ class ClientAnswer:
         choice, (token,) = event["index"], event["token_ids"]
         received = self.received[choice]
         index, tokens = len(received), [*received, token]
+        self._check_scores(index, event.get("prompt_logprobs"))
         if Cursor.parse(id).counts[choice] != index + 1:
             raise Violation("I4", f"event {id} comes where {index + 1} is next", self.plan.name)
         if not self._is_expected(choice, tokens):
@@ -121,6 +148,16 @@ class ClientAnswer:
         received.append(token)
         if event["finish_reason"] is not None:
             self.finished[choice] = asyncio.get_running_loop().time()
+
+    def _check_scores(self, index: int, listed: list[Any] | None) -> None:
+        """The first event of a choice has the scores of the prompt, and no other one."""
+        wanted = self.plan.prompt_logprobs is not None and index == 0
+        if (listed is not None) != wanted:
+            raise Violation("I4", f"event {index} has scores of the prompt: {listed is not None}", self.plan.name)
+        if listed is not None:
+            found = [{id: (each["logprob"], each["rank"]) for id, each in entry.items()} for entry in listed[1:]]
+            if listed[0] is not None or found != _expected_scores(self.plan):
+                raise Violation("I2", f"scores {listed} are not those of the prompt", self.plan.name)
 
     def _done(self) -> None:
         complete = all(

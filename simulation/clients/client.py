@@ -23,7 +23,7 @@ from simulation.clients.text_model import token_text
 from simulation.nodes.router import SimRouter
 from simulation.policies import MODEL
 from simulation.runtime.trace import Trace
-from simulation.scenario import NO_ROUTER, ClientPlan
+from simulation.scenario import END_TOKEN, NO_ROUTER, ClientPlan
 
 GRACE_S = 0.25
 """Bound on the delay of a client's end after its deadline."""
@@ -157,7 +157,7 @@ class SimClient:
 
     def _request(self) -> RawRequest:
         plan = self.plan
-        body = {
+        body: dict[str, Any] = {
             "model": MODEL,
             "prompt": list(plan.prompt),
             "max_tokens": plan.max_tokens,
@@ -167,7 +167,11 @@ class SimClient:
             "stream": True,
             "return_token_ids": True,
             "stop": None if plan.stop_token is None else [token_text(plan.stop_token)],
+            "allowed_token_ids": list(plan.allowed) or None,
+            "prompt_logprobs": plan.prompt_logprobs,
         }
+        if plan.regex:
+            body |= {"structured_outputs": {"regex": plan.regex}, "stop_token_ids": [END_TOKEN]}
         return RawRequest(COMPLETION, json.dumps(body).encode(), RequestMetadata(self.call_id, 0, plan.seed))
 
     def _hang_up(self) -> None:

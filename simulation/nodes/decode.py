@@ -14,11 +14,12 @@ from random import Random
 from typing import Any, cast
 
 from baton.domain.ids import WorkerId
-from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.chunking import ChunkBudget
 from baton.engine.fake_runner import SLOT_BYTES
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
+from baton.grammar.tokenizer import CAPABILITY
 from baton.kv.growth import GrowthReserve
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
@@ -103,6 +104,7 @@ class SimDecode:
         self._growth_mode = scenario.growth
         self._loop = self._make_loop(runner, policies, scenario.digests, num_host_pages)
         self._mailbox.on_arrival = self._engine.wake
+        self._masks = runner.masks
         self._listen()
         self._engine.begin(self._loop)
         for work in (self._registration.run(), self._links.run(), self._handoffs.renew_forever()):
@@ -156,7 +158,9 @@ class SimDecode:
     def _listen(self) -> None:
         server = SimServer()
         local_source = (WorkerId(self.process.name), self.process.incarnation) if self._prefills else None
-        config = ServicerConfig(INTAKE, CONFIG.reserve_timeout_s, lambda: self._lifecycle.draining, local_source)
+        config = ServicerConfig(
+            INTAKE, CONFIG.reserve_timeout_s, lambda: self._lifecycle.draining, local_source, self._masks
+        )
         servicer = DecodeServicer(self._mailbox, self._streams, self._links, self._handoffs, config)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
@@ -176,6 +180,8 @@ class SimDecode:
             load=replace(self._loop.load(), step_age_s=self._engine.step_age_s()),
             links=self._links.records(),
             prefills=self._prefills,
+            grammars=CAPABILITY,
+            capabilities=CAPABILITIES,
         )
 
     def _pulled(self, event: PullEvent) -> None:

@@ -18,6 +18,7 @@ from baton.engine.mailbox import Mailbox
 from baton.engine.thread import EngineLoop
 from baton.grammar.matcher import MaskRow
 from baton.kv.memory import PageMemory
+from simulation.nodes.grammar import new_masks
 from simulation.runtime.process import SimProcess
 
 Command = TypeVar("Command")
@@ -72,7 +73,8 @@ class SimRunner(FakeRunner):
     def __init__(
         self, memory: PageMemory, page_size: int, vocab_size: int, host: PageMemory | None = None, version: int = 0
     ) -> None:
-        super().__init__(memory, page_size, vocab_size, host)
+        self.masks = new_masks()
+        super().__init__(memory, page_size, vocab_size, host, self.masks)
         self._version = version
 
     def run(self, batch: Batch) -> StepOutput:

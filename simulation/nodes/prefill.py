@@ -13,11 +13,12 @@ from random import Random
 from typing import Any, cast
 
 from baton.domain.ids import WorkerId
-from baton.domain.worker import WorkerRecord, WorkerRole
+from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.fake_runner import SLOT_BYTES
 from baton.engine.handoff.export_events import Seal
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
+from baton.grammar.tokenizer import CAPABILITY
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
@@ -90,6 +91,7 @@ class SimPrefill:
         scrub = PageScrub(checks, self._memory.page_bytes)
         self._loop = PrefillLoop(turn, scheduler, self._exports, runner, scrub, self._emit)
         self._mailbox.on_arrival = self._engine.wake
+        self._masks = runner.masks
         self._listen(environment.page_network.add_source(process, self._memory), None if digests else CONFIG.lease_s)
         sim_store = SimStore(environment.store_server, network, process, CONFIG.heartbeat_s)
         self._registration = Registration(sim_store, self._record, CONFIG.heartbeat_s, lambda _: process.kill())
@@ -125,7 +127,7 @@ class SimPrefill:
         )  # fmt: skip
         server = SimServer()
         handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, None)
-        prefill = PrefillServicer(self._mailbox, self._streams, lambda: self._lifecycle.draining, INTAKE)
+        prefill = PrefillServicer(self._mailbox, self._streams, lambda: self._lifecycle.draining, INTAKE, self._masks)
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, cast(Any, server))
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
@@ -143,6 +145,8 @@ class SimPrefill:
             vocab_size=VOCAB_SIZE,
             status=self._lifecycle.status,
             load=replace(self._loop.load(), step_age_s=self._engine.step_age_s()),
+            grammars=CAPABILITY,
+            capabilities=CAPABILITIES,
         )
 
     def _on_command(self, command: PrefillCommand) -> None:

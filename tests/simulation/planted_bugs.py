@@ -21,8 +21,9 @@ from baton.store.ownership import OwnerLease
 from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, LeaseState, WriteOutcome
 from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.import_table import ImportTable
-from services.decode.kv_import import KvImport, SealInfo
+from services.decode.kv_import import ImportedPrompt, KvImport, SealInfo
 from services.decode.scheduler import DecodeScheduler
+from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from services.router.dispatch.dispatcher import TokenDispatcher
 from services.router.dispatch.placement import Avoided
 from services.router.dispatch.reserve import PairReservation, Reserver
@@ -151,6 +152,23 @@ class ForgetsToEndCalls(MemoryStore):
         ended_sequences: Sequence[RequestId] = (),
     ) -> bool:
         return True
+
+
+class ForgetsConstraints(DecodeScheduler):
+    """An imported row is not constrained."""
+
+    def add(self, imported: ImportedPrompt) -> None:
+        super().add(replace(imported, request=replace(imported.request, constraint=None)))
+
+
+class ScoresCachedPages(PrefillScheduler):
+    """A scored prompt takes what is cached, like any other."""
+
+    def add(self, request: EngineRequest, *args: Any, **kwargs: Any) -> list[PrefillEffect]:
+        effects = super().add(request, *args, **kwargs)
+        for prompt in self._queue.waiting:
+            prompt.num_matchable = (len(prompt.request.tokens) - 1) // self._limits.page_size
+        return effects
 
 
 class _RenewsOnce:

@@ -40,6 +40,12 @@ MAX_SEEDS = 100
             id="reserved twice",
         ),
         pytest.param(PolicyClasses(decode_scheduler=planted_bugs.EmitsTwice), {"I4"}, id="double emit"),
+        pytest.param(PolicyClasses(decode_scheduler=planted_bugs.ForgetsConstraints), {"I2"}, id="constraint lost"),
+        pytest.param(
+            PolicyClasses(prefill_scheduler=planted_bugs.ScoresCachedPages),
+            {"drain", "I8", "I9", "probe"},
+            id="cached pages scored",
+        ),
         pytest.param(PolicyClasses(store=planted_bugs.JournalsWithoutFencing), {"I3"}, id="unfenced journal"),
         pytest.param(
             PolicyClasses(store=planted_bugs.ReadsOneTooFar),

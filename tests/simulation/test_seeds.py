@@ -52,6 +52,19 @@ def test_a_seed_is_the_same_run_every_time(seed: int):
     assert len(first.trace.entries) > 100
 
 
+def test_limited_answers_and_scores_are_drawn_and_come_to_their_end():
+    """The clients check tokens and scores; here, that there are such clients, and that they finish."""
+    finished: Counter[str] = Counter()
+    for seed in range(0, 50, 10):
+        scenario = generate_scenario(seed)
+        outcomes = dict(outcome.split(" ", 1) for outcome in run(scenario).outcomes)
+        done = [plan for plan in scenario.clients if outcomes[plan.name].strip() == "finished"]
+        finished["regex"] += sum(bool(plan.regex) for plan in done)
+        finished["allowed"] += sum(bool(plan.allowed) for plan in done)
+        finished["scored"] += sum(plan.prompt_logprobs is not None for plan in done)
+    assert min(finished[name] for name in ("regex", "allowed", "scored")) >= 2, finished
+
+
 def test_no_request_fails_without_faults():
     for seed in range(0, 50, 10):
         result = run(generate_scenario(seed).without_faults())
