@@ -129,6 +129,7 @@ def build_frontend(
         unread,
         may_return,
         dispatcher,
+        store_access.owner,
     )
     response_context = ResponseContext(
         dispatcher,

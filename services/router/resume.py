@@ -6,14 +6,15 @@ events before the cursor of the client are left out.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from baton.domain.errors import Cancelled, Draining, InvalidRequest, Refused, Superseded
-from baton.domain.ids import RequestId
+from baton.domain.ids import OwnerId, RequestId
 from baton.store.store import CallRecord, CallStatus, Durability, StateStore, StoreUnavailable
 from baton.telemetry.metrics import STREAMS_RESUMED_TOTAL
 from baton.telemetry.request_traces import RequestTraces
@@ -46,7 +47,7 @@ class LookupUnavailable(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Resumer:
-    """Finds calls in the store and follows them."""
+    """Finds calls in the store and follows them. `owner`: this router; `numbers`: of its runs for scores."""
 
     store: StateStore
     parser: RequestParser
@@ -58,6 +59,8 @@ class Resumer:
     unread: UnreadBudget
     may_return: Callable[[RequestId], Awaitable[bool]]
     dispatcher: Dispatcher
+    owner: OwnerId
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def find(self, id: RequestId, tenant: str) -> CallRecord:
         """The call. Raises `RequestNotFound`, also for a call of another tenant, or `LookupUnavailable`.
@@ -104,7 +107,8 @@ class Resumer:
         """Scores the prompts of a request that asks for it. `seen`: events of each choice that the client has."""
         if request.scores is None:
             return None
-        return PromptScoring(request, self.dispatcher, self._fingerprint_of, seen)
+        name = f"{request.id}-scores-{self.owner.rpartition('/')[2]}-{next(self.numbers)}"
+        return PromptScoring(request, self.dispatcher, self._fingerprint_of, name, seen)
 
     async def _fingerprint_of(self, id: RequestId) -> str:
         """Raises `LookupUnavailable`."""

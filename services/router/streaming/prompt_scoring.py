@@ -7,7 +7,6 @@ its first event, or whose router was overruled before it, gets scores that are c
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,13 +33,18 @@ class PromptScoring:
         request: ValidRequest,
         dispatcher: Dispatcher,
         fingerprint_of: FingerprintOf,
+        name: str,
         seen: Sequence[int] = (),
     ) -> None:
-        """`seen`: events of each choice that the client has; one that has the first has the scores."""
+        """`name`: of the sequences that it runs; no other router or request uses it.
+
+        `seen`: events of each choice that the client has; one that has the first has the scores.
+        """
         self.scores: dict[int, PromptScores] = {}
         self._request = request
         self._dispatcher = dispatcher
         self._fingerprint_of = fingerprint_of
+        self._name = name
         self._seen = seen
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -63,7 +67,7 @@ class PromptScoring:
         asked = self._request.sequences[leader]
         sequence = replace(
             asked,
-            id=RequestId(f"{self._request.id}-scores-{secrets.token_hex(4)}"),
+            id=RequestId(f"{self._name}-{leader}"),
             sampling=SamplingParams(temperature=0.0),
             stop=StopParams(1),
             attempt=1,
