@@ -6,7 +6,7 @@ Called by routers. A wrong source raises `ConstraintFailed`; what only the compi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
@@ -53,7 +53,7 @@ def json_schema_grammar(
         options["whitespace_pattern"] = whitespace_pattern or WHITESPACE
     else:
         options["whitespace_flexible"] = False
-    text = json.dumps(_prepared(schema, additional_properties))
+    text = json.dumps(prepared_schema(schema, additional_properties))
     try:
         return LLMatcher.grammar_from_json_schema(text, overrides=options)
     except ValueError as error:
@@ -87,36 +87,12 @@ def grammar_text(source: str) -> str:
         raise ConstraintFailed(f"the grammar cannot be read: {str(error)[:300]}") from None
 
 
-def tool_calls_grammar(
-    schemas: Mapping[str, Json], opening: tuple[str, bool], closing: tuple[str, bool], *, most: int
-) -> str:
-    """One to `most` calls: marker, `{"name": ..., "arguments": ...}`, marker. `schemas`: of the arguments, by name.
-
-    A marker is a text, and True if one token of the vocabulary is this text; "" for none.
-    """
-    more = f' ("\\n" call){{0,{most - 1}}}' if most > 1 else ""
-    names = " | ".join(f"tool{index}" for index in range(len(schemas)))
-    rules = [f"start: call{more}", f'call: {_marker(*opening)} "\\n" ({names}) "\\n" {_marker(*closing)}']
-    for index, (name, schema) in enumerate(schemas.items()):
-        if not isinstance(schema, dict):
-            raise ConstraintFailed(f"the parameters of {name} are no JSON Schema")
-        guidance = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
-        arguments = json.dumps({**_prepared(schema, additional_properties=True), "x-guidance": guidance})
-        head = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
-        rules += [f'tool{index}: {head} arguments{index} "}}"', f"arguments{index}: %json {arguments}"]
-    return LLMatcher.grammar_from_lark("\n".join(rules))
-
-
 def after_optional_block(grammar: str, opening: str, closing: str) -> str:
     """A text of `grammar`, or a block and then the text. The block: a token `opening`, any text, a token `closing`."""
     grammars = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
     start = f"start: ({opening} BLOCK? {closing})? @answer\nBLOCK: /(.|\\n)+/"
     whole = [{"lark_grammar": start}, {**grammars[0], "name": "answer"}, *grammars[1:]]
     return json.dumps({"grammars": whole})
-
-
-def _marker(text: str, is_token: bool) -> str:
-    return text if is_token else json.dumps(text) if text else ""
 
 
 def explain(schema: Json, error: ConstraintFailed) -> ConstraintFailed:
@@ -127,8 +103,8 @@ def explain(schema: Json, error: ConstraintFailed) -> ConstraintFailed:
     return error
 
 
-def _prepared(schema: Json, additional_properties: bool) -> Json:
-    """A copy without annotations that the compiler would not know."""
+def prepared_schema(schema: Json, additional_properties: bool) -> Json:
+    """A copy without annotations that the compiler does not know. See `json_schema_grammar`."""
     if not isinstance(schema, dict):
         return schema
     copy = dict(schema)
@@ -146,10 +122,10 @@ def _prepared(schema: Json, additional_properties: bool) -> Json:
 
 def _prepared_below(keyword: str, value: Json, additional_properties: bool) -> Json:
     if isinstance(value, dict) and keyword in _NAMED:
-        return {name: _prepared(part, additional_properties) for name, part in value.items()}
+        return {name: prepared_schema(part, additional_properties) for name, part in value.items()}
     if isinstance(value, list):
-        return [_prepared(part, additional_properties) for part in value]
-    return _prepared(value, additional_properties) if keyword in _ONE else value
+        return [prepared_schema(part, additional_properties) for part in value]
+    return prepared_schema(value, additional_properties) if keyword in _ONE else value
 
 
 def _keywords(schema: Json, path: str) -> Iterator[tuple[str, str]]:

@@ -139,7 +139,7 @@ async def serve(settings: RouterSettings) -> int:
     with closing(listen(settings.host, settings.port)) as sock, closing(_listen_admin(settings)) as admin:
         directory = await asyncio.to_thread(resolve_model, settings.model, ModelFiles.TEXT)
         text = await asyncio.to_thread(TextModel.load, directory, settings.chat_template)
-        text.choose_formats(settings.reasoning_parser.value, settings.reasoning_fields)
+        text.choose_formats(settings.reasoning_parser.value, settings.tool_parser.value, settings.reasoning_fields)
         freeze_gc()
         options = replace(store_options(settings), text_digest=text.digest)
         store = await connect(settings.redis_url, options, read_trust(settings), check=False)

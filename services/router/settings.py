@@ -27,6 +27,25 @@ class ReasoningParserChoice(StrEnum):
     NONE = "none"
     THINK = "think"
     MISTRAL = "mistral"
+    HARMONY = "harmony"
+
+
+class ToolParserChoice(StrEnum):
+    """Formats of tool calls, and how to find the model's."""
+
+    AUTO = "auto"
+    NONE = "none"
+    DEEPSEEK_V3 = "deepseek_v3"
+    DEEPSEEK_V31 = "deepseek_v31"
+    GLM = "glm"
+    HARMONY = "harmony"
+    HERMES = "hermes"
+    KIMI = "kimi"
+    LLAMA3_JSON = "llama3_json"
+    MISTRAL = "mistral"
+    MISTRAL_LIST = "mistral_list"
+    PYTHONIC = "pythonic"
+    QWEN3_CODER = "qwen3_coder"
 
 
 class ReasoningField(StrEnum):
@@ -98,8 +117,12 @@ class RouterSettings(ServiceSettings):
     """Clients that get event ids, with which a stream can be resumed: those that accept `text/event-stream`, or all."""
 
     reasoning_parser: ReasoningParserChoice = ReasoningParserChoice.AUTO
-    """Format of the model's reasoning: auto (by the chat template), none (it stays in the text), think (`<think>`) or
-    mistral (`[THINK]`). The same for all routers of a cluster."""
+    """Format of the model's reasoning: auto (by the chat template), none (it stays in the text), think (`<think>`),
+    mistral (`[THINK]`) or harmony (gpt-oss). The same for all routers of a cluster."""
+
+    tool_parser: ToolParserChoice = ToolParserChoice.AUTO
+    """Format of the model's tool calls (docs/tools.md): auto (by the chat template), none (no tools), or a name. The
+    same for all routers of a cluster."""
 
     reasoning_field: ReasoningField = ReasoningField.BOTH
     """Field of messages and deltas with the reasoning: reasoning_content (DeepSeek), reasoning (vLLM) or both."""

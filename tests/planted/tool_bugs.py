@@ -6,22 +6,30 @@ from tests.planted.runner import PlantedBug
 
 TOOLS = "tool calls are whole"
 REASONING = "reasoning and answer are told apart"
-HERMES, HERMES_TESTS = "services/router/text/parsers/hermes.py", "tests/unit/router/text/test_hermes.py"
+BLOCKS, HERMES_TESTS = "services/router/text/parsers/blocks.py", "tests/unit/router/text/test_hermes.py"
+JSON_SPANS, JSON_CALLS = "services/router/text/parsers/json_spans.py", "services/router/text/parsers/json_calls.py"
 
 TOOL_BUGS = (
     PlantedBug(
         TOOLS,
         "half a marker is shown",
-        HERMES,
-        "cut = len(self._held) - _num_held(self._held)",
+        BLOCKS,
+        "cut = len(self._held) - self._num_held(self._held)",
         "cut = len(self._held)",
         HERMES_TESTS,
     ),
-    PlantedBug(TOOLS, "an undeclared name is a call", HERMES, "valid and name in self._names", "valid", HERMES_TESTS),
+    PlantedBug(
+        TOOLS,
+        "an undeclared name is a call",
+        JSON_CALLS,
+        "if call is not None and call[0] in self._names else BlockState.REJECTED",
+        "if call is not None else BlockState.REJECTED",
+        HERMES_TESTS,
+    ),
     PlantedBug(
         TOOLS,
         "a brace in a string ends a call",
-        HERMES,
+        JSON_SPANS,
         "                self._in_string = True",
         "                self._in_string = False",
         HERMES_TESTS,
@@ -29,8 +37,8 @@ TOOL_BUGS = (
     PlantedBug(
         TOOLS,
         "the opening of a block that is no call is lost",
-        HERMES,
-        "            return opening",
+        BLOCKS,
+        "            return self._opening",
         '            return ""',
         HERMES_TESTS,
     ),
@@ -73,6 +81,22 @@ TOOL_BUGS = (
         "phases=(*phases, *answer.phases)",
         "phases=answer.phases",
         "tests/unit/router/openai/test_reasoning_phases.py",
+    ),
+    PlantedBug(
+        TOOLS,
+        "a list with an undeclared name is cut",
+        JSON_CALLS,
+        "FoundCalls(end, known) if known and len(known) == len(calls) else",
+        "FoundCalls(end, known) if known else",
+        "tests/unit/router/text/test_tool_formats.py",
+    ),
+    PlantedBug(
+        TOOLS,
+        "a closing tag in a value ends it",
+        "services/router/text/parsers/written_calls.py",
+        "self._num_failed == MAX_ENDS",
+        "self._num_failed == 1",
+        "tests/unit/router/text/test_tool_formats.py",
     ),
     PlantedBug(
         TOOLS,

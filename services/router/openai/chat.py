@@ -141,9 +141,11 @@ class ChatResponseBuilder:
 
     def _calls(self, choice: int, calls: Sequence[ToolCall], *, in_chunk: bool) -> list[ChatToolCall]:
         self._with_calls.add(choice)
+        tools = self._request.tools
+        is_short = tools is not None and tools.format.has_short_ids
         return [
             ChatToolCall(
-                id=call_id(self._request.id, choice, call.index),
+                id=call_id(self._request.id, choice, call.index, is_short=is_short),
                 function=FunctionCall(call.name, call.arguments),
                 index=call.index if in_chunk else UNSET,
             )

@@ -127,7 +127,12 @@ def _with_reasoning(message: Fields, entry: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(entry[name], str):
             message.add_mismatch(name, "a string")
             return entry
-    return {**entry, **dict.fromkeys(REASONING_NAMES, entry[given[0]])} if given else entry
+    if not given:
+        return entry
+    entry = {**entry, **dict.fromkeys(REASONING_NAMES, entry[given[0]])}
+    if entry.get("tool_calls") and not entry.get("content"):  # gpt-oss refuses both
+        entry.setdefault("thinking", entry[given[0]])
+    return entry
 
 
 def _with_objects(calls: object) -> object:

@@ -30,7 +30,7 @@ from services.router.openai.parameters import CommonParams, choice_seed, read_co
 from services.router.openai.prompts import PromptInput, read_chat, read_prompts
 from services.router.openai.reasoning.phases import with_reasoning
 from services.router.openai.reasoning.reader import BUDGET, RequestedReasoning, read_reasoning
-from services.router.openai.tools.reader import TOOL_FIELDS, RequestedTools, read_tools
+from services.router.openai.tools.reader import TOOL_FIELDS, TOOLS, RequestedTools, read_tools
 from services.router.openai.valid_request import ValidRequest
 from services.router.text.text_model import TextModel
 
@@ -132,7 +132,13 @@ class RequestValidator:
             (FreePhase(),), None, self._text.eos_token_ids, scalars.get("ignore_eos", False), params.min_tokens
         )
         try:
-            value = with_reasoning(None if requested is None else requested.value, reasoning, self._text, plain)
+            value = with_reasoning(
+                None if requested is None else requested.value,
+                reasoning,
+                self._text,
+                plain,
+                is_calls=requested is not None and requested.param == TOOLS,
+            )
         except ConstraintFailed as error:
             param = error.param or (BUDGET if requested is None else requested.param)
             raise ConstraintFailed(f"{param}: {error}", error.reason, param=param) from None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from services.router.openai.valid_request import ValidRequest
+from services.router.text.parsers import harmony
 from services.router.text.parsers.base import AnswerParser, OutputParser, TextParser
-from services.router.text.parsers.hermes import HermesParser
-from services.router.text.parsers.reasoning import ReasoningParser
+from services.router.text.parsers.harmony import HarmonyParser
+from services.router.text.parsers.reasoning import ReasoningParser, ReasoningStart
 from services.router.text.text_model import TextModel
 
 
@@ -14,15 +15,20 @@ def answer_parser(request: ValidRequest, text: TextModel) -> AnswerParser | None
     tools, reasoning = request.tools, request.reasoning
     if tools is None and reasoning is None:
         return None
+    if text.formats.is_harmony:
+        options = {} if tools is None else {"single": tools.single, "calls_only": tools.calls_only}
+        in_answer = reasoning is not None and reasoning.start is ReasoningStart.CLOSED
+        names = () if tools is None else tools.schemas
+        whole = HarmonyParser(names, in_answer=in_answer, **options)
+        return AnswerParser(whole, {id: marker for marker, id in text.added_tokens(harmony.MARKERS).items()})
     parser: OutputParser = TextParser()
+    markers: tuple[str, ...] = ()
     if tools is not None:
-        parser = HermesParser(tools.names, single=tools.single, calls_only=tools.calls_only)
-    if reasoning is None:
-        return AnswerParser(parser)
-    format = reasoning.format
-    markers = {
-        id: marker for marker in (format.opening, format.closing) if (id := text.added_token(marker)) is not None
-    }
-    tokens = frozenset(markers.values())
-    parser = ReasoningParser(format, reasoning.start, parser, tokens, keep_space=reasoning.keep_space)
-    return AnswerParser(parser, markers)
+        parser = tools.format.parser(tools.schemas, single=tools.single, calls_only=tools.calls_only)
+        markers = tools.format.markers
+    if reasoning is not None:
+        format = reasoning.format
+        markers += (format.opening, format.closing)
+        tokens = frozenset(text.added_tokens((format.opening, format.closing)))
+        parser = ReasoningParser(format, reasoning.start, parser, tokens, keep_space=reasoning.keep_space)
+    return AnswerParser(parser, {id: marker for marker, id in text.added_tokens(markers).items()})

@@ -33,9 +33,6 @@ RESERVED_VARIABLES = frozenset(
 )
 """Variables that clients cannot set; nor can they set special tokens."""
 
-TOOL_FORMATS = {"hermes": "<tool_call>"}
-"""Format of tool calls -> text of a template that teaches it, or renders earlier calls in it."""
-
 # Exceptions of a template that expects other messages. All of them are the caller's mistake.
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
@@ -74,7 +71,6 @@ class ChatTemplate:
         self.source = source
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
-        self.tool_format = next((name for name, signature in TOOL_FORMATS.items() if signature in source), None)
         self._read = frozenset(meta.find_undeclared_variables(environment.parse(source)))
 
     def may_set(self, name: str) -> bool:

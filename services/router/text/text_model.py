@@ -8,7 +8,8 @@ not import torch or transformers: the router's image is small.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ from baton.settings.text_digest import text_digest
 from services.router.text.byte_alphabet import BYTE_OF
 from services.router.text.chat_template import ChatTemplate, Message, RenderOptions
 from services.router.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from services.router.text.parsers.registry import AUTO, REASONING_FIELDS, OutputFormats, reasoning_format
+from services.router.text.parsers.registry import (
+    AUTO,
+    HARMONY,
+    REASONING_FIELDS,
+    REASONING_FORMATS,
+    OutputFormats,
+    reasoning_format,
+    tool_format,
+)
 from services.router.text.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from services.router.text.token_lower_bound import read_token_lower_bound
 
@@ -71,7 +80,7 @@ class TextModel:
         self._token_bound = read_token_lower_bound(tokenizer_json)
         self.chat_template = template
         self._template = ChatTemplate(template, self._special_tokens) if template is not None else None
-        self.formats = OutputFormats(reasoning_format(AUTO, template))
+        self.choose_formats()
         added = tokenizer.get_added_tokens_decoder()
         self._added_tokens = {entry.content: token for token, entry in added.items()}
         self._special_ids: frozenset[int] = frozenset(token for token, entry in added.items() if entry.special)
@@ -105,23 +114,25 @@ class TextModel:
         tokenizer = Tokenizer.from_str(tokenizer_json)
         return cls(tokenizer, tokenizer_config, merged, template, defaults, text_digest(directory, chat_template))
 
-    def choose_formats(self, reasoning: str, reasoning_fields: tuple[str, ...] = REASONING_FIELDS) -> None:
-        """Reads answers by the format of this name; `auto`: by the template's, `none`: as text. Before any request.
+    def choose_formats(
+        self, reasoning: str = AUTO, tools: str = AUTO, reasoning_fields: tuple[str, ...] = REASONING_FIELDS
+    ) -> None:
+        """Reads answers by the formats of these names; `auto`: by the template's, `none`: as text. Before any request.
 
         Raises `KeyError`.
         """
         template = None if self._template is None else self._template.source
-        self.formats = OutputFormats(reasoning_format(reasoning, template), reasoning_fields)
+        found = OutputFormats(reasoning_format(reasoning, template), tool_format(tools, template), reasoning_fields)
+        self.formats = replace(found, reasoning=REASONING_FORMATS[HARMONY]) if found.is_harmony else found
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
         """The special tokens by name, e.g. `bos_token` -> `<s>`."""
         return self._special_tokens
 
-    @property
-    def tool_format(self) -> str | None:
-        """The format of tool calls, by the signature in the chat template; None if it is none that is known."""
-        return None if self._template is None else self._template.tool_format
+    def added_tokens(self, texts: Iterable[str]) -> dict[str, int]:
+        """The ids of those of `texts` that are added tokens."""
+        return {text: self._added_tokens[text] for text in texts if text in self._added_tokens}
 
     def added_token(self, text: str) -> int | None:
         """The id of the added token that is `text`; None if there is none."""

@@ -12,18 +12,27 @@ from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
 from baton.domain.errors import ConstraintFailed
 from baton.grammar.sources import after_optional_block
 from services.router.openai.reasoning.reader import BUDGET, RequestedReasoning
+from services.router.text.parsers import harmony
 from services.router.text.parsers.reasoning import ReasoningStart
+from services.router.text.parsers.registry import HARMONY
 from services.router.text.text_model import TextModel
 
 
 def with_reasoning(
-    constraint: Constraint | None, reasoning: RequestedReasoning, text: TextModel, plain: Constraint
+    constraint: Constraint | None,
+    reasoning: RequestedReasoning,
+    text: TextModel,
+    plain: Constraint,
+    *,
+    is_calls: bool,
 ) -> Constraint | None:
     """The constraint of the whole output. Raises `ConstraintFailed`, with `param` if it is about the budget.
 
-    `plain`: one that allows everything, for an answer without a constraint.
+    `plain`: one that allows everything, for an answer without a constraint. `is_calls`: it is of calls, not of text.
     """
     budget, format = reasoning.budget, reasoning.format
+    if format.name == HARMONY:
+        return _in_harmony(constraint, reasoning, text, is_calls=is_calls)
     if reasoning.start is ReasoningStart.CLOSED or (constraint is None and budget is None):
         return constraint
     opening, closing = text.added_token(format.opening), text.added_token(format.closing)
@@ -45,6 +54,26 @@ def with_reasoning(
     if constraint is not None:
         raise _failed(budget, "this model may think or not, which a constraint on the answer cannot count")
     return _after(answer, FreePhase(((opening,),)), thought)
+
+
+def _in_harmony(
+    constraint: Constraint | None, reasoning: RequestedReasoning, text: TextModel, *, is_calls: bool
+) -> Constraint | None:
+    """A form follows the header of the final message. Calls follow a message of analysis, which is asked for."""
+    if reasoning.budget is not None:
+        raise _failed(reasoning.budget, "messages of this model have no fixed end of reasoning")
+    if constraint is None or reasoning.start is ReasoningStart.CLOSED:
+        return constraint
+    tokens = text.added_tokens(harmony.MARKERS)
+    if len(tokens) < len(harmony.MARKERS):
+        raise _failed(None, "the markers of this model are no tokens")
+    if is_calls:
+        header = f'start: <[{tokens[harmony.CHANNEL]}]> "analysis" <[{tokens[harmony.MESSAGE]}]>'
+        banned = frozenset(tokens.values()) - {tokens[harmony.END]}
+        thought = FreePhase(((tokens[harmony.END],),), may_stop=False, banned=banned)
+        return replace(constraint, phases=(GrammarPhase(header), thought, *constraint.phases))
+    final = (tokens[harmony.CHANNEL], *text.encode("final", add_special_tokens=False), tokens[harmony.MESSAGE])
+    return _after(constraint, FreePhase((final,), may_stop=False))
 
 
 def _after(answer: Constraint, *phases: FreePhase) -> Constraint:

@@ -16,6 +16,7 @@ from services.router.text.parsers.reasoning import ReasoningFormat, ReasoningSta
 from services.router.text.text_model import TextModel
 
 EFFORT, BUDGET, SEPARATE = "reasoning_effort", "thinking_token_budget", "separate_reasoning"
+HARMONY_EFFORTS = ("low", "medium", "high")
 SWITCHES = ("enable_thinking", "thinking")
 """Variables of templates that turn reasoning on and off."""
 
@@ -38,6 +39,9 @@ def read_effort(fields: Fields, text: TextModel) -> dict[str, object]:
     """Variables of the template that ask for reasoning, or for none."""
     effort = _requested_effort(fields)
     if effort is None:
+        return {}
+    if text.formats.is_harmony and effort not in HARMONY_EFFORTS:
+        fields.add_error(_effort_field(fields), f"must be one of {', '.join(HARMONY_EFFORTS)} for this model")
         return {}
     variables: dict[str, object] = {name: effort != "none" for name in SWITCHES if text.reads(name)}
     if text.reads(EFFORT):
@@ -64,6 +68,8 @@ def read_reasoning(
     if not scalars.get(SEPARATE, True) or given == "none":
         if budget is not None:
             fields.add_error(BUDGET, f"cannot be combined with {SEPARATE}: false")
+        if text.formats.is_harmony:
+            fields.add_error("reasoning_format" if given == "none" else SEPARATE, "is not supported by this model")
         return None
     start = format.start_after(prompt, continued)
     return RequestedReasoning(format, start, scalars.get("include_reasoning", True), budget=budget)

@@ -2,7 +2,7 @@
 
 `required` and a named tool constrain the whole output to calls. With `auto` the model decides; where the marker of a
 call is one token, what follows it is constrained: a declared name, and an object, which keeps to the schema with
-`strict`. Without such a token `strict` needs `required` or a name.
+`strict`. Without such a token `strict` needs `required` or a name. Formats that no grammar describes have neither.
 """
 
 from __future__ import annotations
@@ -14,27 +14,30 @@ from typing import Any
 
 from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
 from baton.domain.errors import ConstraintFailed
-from baton.grammar.sources import tool_calls_grammar
+from baton.grammar.tool_calls import tool_calls_grammar
 from services.router.openai.bounds import FLAG, MAX_TOOL_CALLS, MAX_TOOLS
 from services.router.openai.constraint.reader import RequestedConstraint
 from services.router.openai.fields import Fields, short_repr
-from services.router.text.parsers.hermes import CLOSE, OPEN
+from services.router.text.parsers.registry import ToolFormat
 from services.router.text.text_model import TextModel
 
 TOOLS, CHOICE, PARALLEL = "tools", "tool_choice", "parallel_tool_calls"
 TOOL_FIELDS = frozenset({TOOLS, CHOICE, PARALLEL})
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedTools:
-    """Tools that the model may call, as the template gets them. `names`: those that count as calls.
+    """Tools that the model may call, as the template gets them. `schemas`: of the arguments, by name.
 
-    `single`: at most one call; `is_named`: the client has chosen it; `calls_only`: the answer has no text.
+    `format`: how the model calls. `single`: at most one call; `is_named`: the client has chosen it; `calls_only`: the
+    answer has no text.
     """
 
     definitions: tuple[Mapping[str, Any], ...]
-    names: frozenset[str]
+    schemas: Mapping[str, Mapping[str, Any]]
+    format: ToolFormat
     single: bool = False
     is_named: bool = False
     calls_only: bool = False
@@ -53,21 +56,23 @@ def read_tools(
     choice = _read_choice(fields, names)
     if not definitions or choice == "none":
         return None
-    if text.tool_format is None:
+    format = text.formats.tools
+    if format is None:
         fields.add_error(TOOLS, "cannot be called: the chat template of this model has no known format of calls")
         return None
     is_named = choice not in ("auto", "required")
     called = [each for each in definitions if not is_named or each["function"]["name"] == choice]
     single = is_named or not flags.get(PARALLEL, True)
     try:
-        value = _constraint(text, called, str(choice), single=single)
+        value = _constraint(text, format, called, str(choice), single=single)
     except ConstraintFailed as error:
         fields.add_error(TOOLS, str(error))
         return None
     if value is not None:
         value = Constraint(value.phases, value.loop_to, text.eos_token_ids, ignore_eos, min_tokens)
     requested = None if value is None else RequestedConstraint(value, TOOLS)
-    return RequestedTools(tuple(definitions), frozenset(names), single, is_named, choice != "auto", requested)
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in definitions}
+    return RequestedTools(tuple(definitions), schemas, format, single, is_named, choice != "auto", requested)
 
 
 def _read_definitions(fields: Fields) -> list[dict[str, Any]]:
@@ -118,24 +123,29 @@ def _read_choice(fields: Fields, names: Sequence[str]) -> str:
 
 
 def _constraint(
-    text: TextModel, called: Sequence[Mapping[str, Any]], choice: str, *, single: bool
+    text: TextModel, format: ToolFormat, called: Sequence[Mapping[str, Any]], choice: str, *, single: bool
 ) -> Constraint | None:
     """The constraint of the calls; None where the model may write anything. Raises `ConstraintFailed`."""
     functions = [tool["function"] for tool in called]
-    opening, closing = text.added_token(OPEN), text.added_token(CLOSE)
+    tokens, markup = text.added_tokens(format.markers), format.markup
     if choice != "auto":
-        schemas = {function["name"]: function.get("parameters") or {"type": "object"} for function in functions}
-        markers = (OPEN, opening is not None), (CLOSE, closing is not None)
-        grammar = tool_calls_grammar(schemas, *markers, most=1 if single else MAX_TOOL_CALLS)
+        if markup is None:
+            why = f"calls of the format {format.name} cannot be constrained: tool_choice must be auto or none"
+            raise ConstraintFailed(why)
+        schemas = {function["name"]: function.get("parameters") or ANY_OBJECT for function in functions}
+        grammar = tool_calls_grammar(schemas, markup, tokens, most=1 if single else MAX_TOOL_CALLS)
         return Constraint((GrammarPhase(grammar),))
-    if opening is None:
+    if markup is None or format.trigger not in tokens:
         strict = [function["name"] for function in functions if function.get("strict")]
         if strict:
-            raise ConstraintFailed(f"strict of {strict[0]} needs tool_choice required or named with this model")
+            needed = "cannot be kept" if markup is None else "needs tool_choice required or named"
+            raise ConstraintFailed(f"strict of {strict[0]} {needed} with this model")
         return None
     schemas = {
-        function["name"]: (function.get("parameters") if function.get("strict") else None) or {"type": "object"}
+        function["name"]: (function.get("parameters") if function.get("strict") else None) or ANY_OBJECT
         for function in functions
     }
-    grammar = tool_calls_grammar(schemas, ("", False), (CLOSE, closing is not None), most=1)
-    return Constraint((FreePhase(ends=((opening,),)), GrammarPhase(grammar)), loop_to=None if single else 0)
+    most = MAX_TOOL_CALLS if markup.begin and not single else 1
+    grammar = tool_calls_grammar(schemas, markup.after(format.trigger), tokens, most=most)
+    phases = (FreePhase(ends=((tokens[format.trigger],),)), GrammarPhase(grammar))
+    return Constraint(phases, loop_to=None if single else 0)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 CALL_ID_BYTES = 15
+SHORT_ID_CHARS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,11 @@ class AnswerParser:
     markers: Mapping[int, str] = field(default_factory=dict)
 
 
-def call_id(request_id: str, choice: int, index: int) -> str:
-    """The id of a call: the same in every run of the request."""
+def call_id(request_id: str, choice: int, index: int, *, is_short: bool = False) -> str:
+    """The id of a call: the same in every run of the request. `is_short`: 9 letters and digits, as Mistral demands."""
     digest = hashlib.blake2b(f"{request_id}/{choice}/{index}".encode(), digest_size=CALL_ID_BYTES).digest()
-    return f"call_{b32encode(digest).decode().lower()}"
+    text = b32encode(digest).decode().lower()
+    return text[:SHORT_ID_CHARS] if is_short else f"call_{text}"
 
 
 def held_length(text: str, marker: str) -> int:

@@ -19,10 +19,10 @@ from baton.grammar.tokenizer import GrammarTokenizer
 from services.router.openai.fields import FieldErrors, Fields
 from services.router.openai.tools.reader import RequestedTools, read_tools
 from services.router.text.parsers.base import ToolCall
-from services.router.text.parsers.hermes import CLOSE, OPEN, HermesParser
 from services.router.text.text_model import TextModel
 from tests.grammars import VOCAB_SIZE
 
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
 STOP_SHARE = 0.5
 
@@ -67,7 +67,7 @@ def walk(constraint: Constraint, seed: int, begun: list[int]) -> list[int]:
 
 
 def calls_of(tools: RequestedTools, tokens: list[int]) -> list[ToolCall]:
-    parser = HermesParser(tools.names)
+    parser = tools.format.parser(tools.schemas)
     detokenizer = TEXT.detokenizer(skip_special_tokens=True)
     pieces = [parser.push(detokenizer.push(token)) for token in tokens]
     pieces += [parser.push(detokenizer.finish()), parser.finish()]

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from baton.domain.request import FinishReason, OutputToken, StopParams
 from services.router.generation import TokenChunk
 from services.router.text.choice_text import ChoiceText, TokenEvent
-from services.router.text.parsers import hermes
-from services.router.text.parsers.base import AnswerParser, ToolCall, call_id
-from services.router.text.parsers.hermes import CLOSE, OPEN, HermesParser
+from services.router.text.parsers import blocks
+from services.router.text.parsers.base import AnswerParser, OutputParser, ToolCall, call_id
+from services.router.text.parsers.registry import TOOL_FORMATS
 from tests.unit.router.text.text_models import bundled
 
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 NAMES = {"add", "get_weather"}
 ARGUMENTS = ["{}", '{"a": 1}', '{ "city":"Par}is\\"" , "deep": [{"x": {}}] }', '{"text": "</tool_call><tool_call>"}']
 TEXTS = ["", "hello", " a < b ", "<tool", "\n", "{}", "</tool_call>", "tail <tool_call"]
@@ -32,12 +33,16 @@ BROKEN = [
 ]
 
 
+def hermes(**options: bool) -> OutputParser:
+    return TOOL_FORMATS["hermes"].parser({key: {} for key in NAMES}, **options)
+
+
 def call_text(name: str, arguments: str, space: str = "\n") -> str:
     return f'{OPEN}{space}{{"name": {json.dumps(name)}, "arguments": {arguments}}}{space}{CLOSE}'
 
 
 def parse(pieces: Sequence[str], **options: bool) -> tuple[str, list[ToolCall]]:
-    parser = HermesParser(NAMES, **options)
+    parser = hermes(**options)
     parsed = [*map(parser.push, pieces), parser.finish()]
     return "".join(piece.text for piece in parsed), [call for piece in parsed for call in piece.calls]
 
@@ -116,7 +121,7 @@ def test_arguments_may_be_absent_or_named_parameters() -> None:
 
 
 def test_one_call_may_be_all() -> None:
-    parser = HermesParser(NAMES, single=True)
+    parser = hermes(single=True)
     assert parser.push("first " + call_text("add", "{}") + call_text("add", "{}") + "rest").calls == (
         ToolCall(0, "add", "{}"),
     )
@@ -125,8 +130,8 @@ def test_one_call_may_be_all() -> None:
 
 
 def test_a_block_without_an_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hermes, "MAX_CALL_CHARS", 50)
-    parser = HermesParser(NAMES)
+    monkeypatch.setattr(blocks, "MAX_CALL_CHARS", 50)
+    parser = hermes()
     begun = f'{OPEN}{{"name": "' + "x" * 60
     shown = "".join(parser.push(char).text for char in begun)
     assert shown + parser.finish().text == begun
@@ -138,6 +143,9 @@ def test_ids_of_calls_differ_and_stay() -> None:
     assert len(ids) == 8
     assert call_id("a", 0, 0) in ids
     assert all(id.startswith("call_") and len(id) == 29 for id in ids)
+    short = call_id("a", 0, 0, is_short=True)
+    assert len(short) == 9
+    assert short.isalnum()
 
 
 def events(text: str, bundles: Sequence[int]) -> list[TokenEvent]:
@@ -147,7 +155,7 @@ def events(text: str, bundles: Sequence[int]) -> list[TokenEvent]:
     stop = StopParams(1000, stop_token_ids=frozenset({2}))
     detokenizer = bundled().detokenizer(skip_special_tokens=True)
     choice, found = (
-        ChoiceText(0, stop, detokenizer, ["more"], parser=AnswerParser(HermesParser(NAMES))),
+        ChoiceText(0, stop, detokenizer, ["more"], parser=AnswerParser(hermes())),
         list[TokenEvent](),
     )
     for size in (*bundles, *[1] * len(tokens)):

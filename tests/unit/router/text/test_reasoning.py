@@ -14,9 +14,8 @@ from baton.domain.request import FinishReason, OutputToken, StopParams
 from services.router.generation import TokenChunk
 from services.router.text.choice_text import ChoiceText, TokenEvent
 from services.router.text.parsers.base import AnswerParser, OutputParser, ParsedPiece, TextParser, ToolCall
-from services.router.text.parsers.hermes import HermesParser
 from services.router.text.parsers.reasoning import ReasoningParser, ReasoningStart
-from services.router.text.parsers.registry import AUTO, NONE, REASONING_FORMATS, reasoning_format
+from services.router.text.parsers.registry import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS, reasoning_format
 from tests.unit.router.text.text_models import marked
 
 THINK = REASONING_FORMATS["think"]
@@ -26,6 +25,10 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": "</think>"}}\n</tool_cal
 PARTS = st.sampled_from([OPEN, CLOSE, "<thi", "</", "</think", "\n", "  ", "     ", "so", "a < b", CALL, "<tool_call>"])
 OUTPUTS = st.lists(st.one_of(PARTS, st.text(alphabet="<>/think \n", max_size=9)), max_size=8)
 STARTS = st.sampled_from(ReasoningStart)
+
+
+def hermes() -> OutputParser:
+    return TOOL_FORMATS["hermes"].parser({"add": {}})
 
 
 def parse(pieces: Sequence[str], start: ReasoningStart, answer: OutputParser, *, tokens: bool) -> ParsedPiece:
@@ -64,8 +67,8 @@ def read_whole(output: str, start: ReasoningStart) -> tuple[str, str]:
 def test_every_cut_of_an_output_gives_the_same(
     pieces: list[str], start: ReasoningStart, seed: int, tokens: bool
 ) -> None:
-    whole = parse(pieces, start, HermesParser({"add"}), tokens=tokens)
-    assert parse(cut(pieces, seed, tokens=tokens), start, HermesParser({"add"}), tokens=tokens) == whole
+    whole = parse(pieces, start, hermes(), tokens=tokens)
+    assert parse(cut(pieces, seed, tokens=tokens), start, hermes(), tokens=tokens) == whole
 
 
 @given(OUTPUTS, STARTS)
@@ -73,9 +76,9 @@ def test_reasoning_and_answer_are_those_of_the_whole_text(pieces: list[str], sta
     output = "".join(pieces)
     reasoning, answer = read_whole(output, start)
     assert parse(pieces, start, TextParser(), tokens=False) == ParsedPiece(answer, (), reasoning)
-    parser = HermesParser({"add"})
+    parser = hermes()
     expected = parser.push(answer) + parser.finish()
-    found = parse(pieces, start, HermesParser({"add"}), tokens=False)
+    found = parse(pieces, start, hermes(), tokens=False)
     assert (found.text, found.calls, found.reasoning) == (expected.text, expected.calls, reasoning)
 
 
@@ -89,7 +92,7 @@ def test_text_that_looks_like_a_marker_token_is_text(pieces: list[str], start: R
 
 def test_a_stray_end_is_dropped_from_text_and_kept_in_a_call() -> None:
     pieces = ["so ", CLOSE, "it is ", '<tool_call>{"name": "add", "arguments": {"a": "', CLOSE, '"}}']
-    found = parse(pieces, ReasoningStart.POSSIBLE, HermesParser({"add"}), tokens=True)
+    found = parse(pieces, ReasoningStart.POSSIBLE, hermes(), tokens=True)
     assert found == ParsedPiece("so it is", (ToolCall(0, "add", '{"a": "</think>"}'),))
 
 
@@ -132,7 +135,7 @@ def events(text: str, bundles: Sequence[int]) -> list[TokenEvent]:
     tokens = [OutputToken(index, token) for index, token in enumerate([*ids, 2])]
     stop = StopParams(1000, stop_token_ids=frozenset({2}))
     markers = {MODEL.encode(marker, add_special_tokens=False)[0]: marker for marker in MARKERS}
-    parser = ReasoningParser(THINK, ReasoningStart.POSSIBLE, HermesParser({"add"}), MARKERS)
+    parser = ReasoningParser(THINK, ReasoningStart.POSSIBLE, hermes(), MARKERS)
     detokenizer = MODEL.detokenizer(skip_special_tokens=True)
     choice, found = ChoiceText(0, stop, detokenizer, ["more"], parser=AnswerParser(parser, markers)), list[TokenEvent]()
     for size in (*bundles, *[1] * len(tokens)):

@@ -1,0 +1,163 @@
+"""Constraints of calls in every format: random walks end in calls that the format's parser reads, of the schema."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import jsonschema_rs
+import numpy as np
+import pytest
+
+from baton.domain.constraint import Constraint
+from baton.domain.errors import ConstraintFailed, InvalidRequest
+from baton.domain.ids import RequestId
+from baton.domain.request import FinishReason, OutputToken
+from baton.grammar.compiler import GrammarCompiler
+from baton.grammar.matcher import ConstraintMatcher
+from baton.grammar.tokenizer import GrammarTokenizer
+from services.router.generation import TokenChunk
+from services.router.openai.valid_request import ValidRequest
+from services.router.openai.validation import RequestMetadata, RequestValidator
+from services.router.streaming.answer_parser import answer_parser
+from services.router.text.choice_text import ChoiceText, TokenEvent
+from services.router.text.parsers.registry import TOOL_FORMATS
+from services.router.text.text_model import TextModel
+from tests.unit.router.text.text_models import marked
+
+CONSTRAINED = [name for name, format in TOOL_FORMATS.items() if format.markup is not None]
+TRIGGERED = [name for name in CONSTRAINED if TOOL_FORMATS[name].trigger]
+CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+CITY["additionalProperties"] = False
+EMPTY: dict[str, Any] = {"type": "object", "additionalProperties": False}
+SCHEMAS: dict[str, dict[str, Any]] = {"weather": CITY, "now": EMPTY}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
+    for name, schema in SCHEMAS.items()
+]
+WEATHER = {"type": "function", "function": {"name": "weather"}}
+
+
+@cache
+def model_of(name: str, *, special: bool = True) -> TextModel:
+    """A model of this format, whose markers are special tokens."""
+    template = f"{{# {' '.join(TOOL_FORMATS[name].signatures[0])} #}}{{{{ tools }}}}"
+    return marked(template, TOOL_FORMATS[name].markers, special=special)
+
+
+@cache
+def compiler_of(name: str) -> GrammarCompiler:
+    model = model_of(name)
+    return GrammarCompiler(GrammarTokenizer(model.tokenizer_json(), model.vocab_size, model.eos_token_ids))
+
+
+def asked(name: str, **fields: Any) -> ValidRequest:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, **fields}
+    return RequestValidator(model_of(name), "m", 4096, 1.0).chat(body, RequestMetadata(RequestId("call"), 1, 5))
+
+
+def constraint_of(request: ValidRequest) -> Constraint:
+    value = request.sequences[0].constraint
+    assert value is not None
+    return value
+
+
+def walk(name: str, constraint: Constraint, seed: int, begun: list[int]) -> list[int] | None:
+    """Random tokens after `begun`, until the output may end, half of the time; None for one that takes too long."""
+    compiler, eos = compiler_of(name), model_of(name).eos_token_ids
+    draw, tokens, row = random.Random(seed), list(begun), np.zeros(compiler.tokenizer.num_words, np.uint32)
+    state = ConstraintMatcher.of(compiler.compile(constraint), begun)
+    while len(tokens) < 400:
+        if not state.fill(row, ()):
+            return tokens
+        choices = set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+        if choices & eos and (choices <= eos or draw.random() < 0.5):
+            return tokens
+        tokens.append(draw.choice(sorted(choices - eos)))
+        state.advance(tokens[-1])
+    return None
+
+
+def read(name: str, request: ValidRequest, tokens: list[int]) -> list[TokenEvent]:
+    text = model_of(name)
+    choice = ChoiceText(
+        0,
+        request.sequences[0].stop,
+        text.detokenizer(skip_special_tokens=True),
+        (),
+        parser=answer_parser(request, text),
+    )
+    outputs = tuple(OutputToken(index, token) for index, token in enumerate([*tokens, 2]))
+    return choice.events(TokenChunk(outputs, 0, FinishReason.STOP))
+
+
+def check(events: list[TokenEvent]) -> int:
+    """The number of calls; all are of their schema, and there is no text."""
+    calls = [call for event in events for call in event.calls]
+    assert not "".join(event.text for event in events).strip()
+    for call in calls:
+        jsonschema_rs.validate(SCHEMAS[call.name], json.loads(call.arguments))
+    return len(calls)
+
+
+@pytest.mark.parametrize("name", CONSTRAINED)
+@pytest.mark.parametrize("choice", ["required", WEATHER])
+def test_required_calls_are_read_by_their_parser(name: str, choice: Any) -> None:
+    request = asked(name, tool_choice=choice)
+    counts = []
+    for seed in range(12):
+        tokens = walk(name, constraint_of(request), seed, [])
+        if tokens is not None:
+            counts.append(check(read(name, request, tokens)))
+    assert len(counts) >= 3
+    assert min(counts) >= 1
+    assert choice == "required" or max(counts) == 1
+
+
+@pytest.mark.parametrize("name", TRIGGERED)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_auto_constrains_what_follows_the_trigger_token(name: str, parallel: bool) -> None:
+    request = asked(name, parallel_tool_calls=parallel)
+    trigger = model_of(name).added_token(TOOL_FORMATS[name].trigger)
+    assert trigger is not None
+    free = walk(name, constraint_of(request), 0, [5, 6])
+    assert free == [5, 6], "free text has no mask"
+    counts = []
+    for seed in range(12):
+        tokens = walk(name, constraint_of(request), seed, [trigger])
+        if tokens is not None:
+            counts.append(check(read(name, request, tokens)))
+    assert len(counts) >= 3
+    assert min(counts) >= 1
+    assert parallel or max(counts) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name not in CONSTRAINED])
+def test_a_format_without_a_grammar_refuses_by_name(name: str) -> None:
+    for choice in ("required", WEATHER):
+        with pytest.raises(InvalidRequest, match=f"tools: .*{name} cannot be constrained") as refusal:
+            asked(name, tool_choice=choice)
+        assert refusal.value.param == "tools"
+    with pytest.raises(InvalidRequest, match="strict of weather"):
+        asked(name)
+    plain = [{"type": "function", "function": {"name": "now"}}]
+    assert asked(name, tools=plain).sequences[0].constraint is None
+
+
+def test_harmony_forms_follow_the_final_header_and_calls_an_analysis() -> None:
+    model = model_of("harmony")
+    header = [model.added_token("<|channel|>"), *model.encode("final", add_special_tokens=False)]
+    request = asked(
+        "harmony", tools=None, response_format={"type": "json_schema", "json_schema": {"schema": {"const": 7}}}
+    )
+    tokens = walk("harmony", constraint_of(request), 0, [5, *header, model.added_token("<|message|>")])  # type: ignore[list-item]
+    assert tokens is not None
+    events = read("harmony", request, [*tokens[1:]])
+    assert "".join(event.text for event in events) == "7"
+    with pytest.raises(ConstraintFailed, match="thinking_token_budget"):
+        asked("harmony", thinking_token_budget=5)
+    for fields in ({"reasoning_effort": "none"}, {"separate_reasoning": False}, {"reasoning_format": "none"}):
+        with pytest.raises(InvalidRequest, match=next(iter(fields))):
+            asked("harmony", tools=None, **fields)
