@@ -87,12 +87,24 @@ def grammar_text(source: str) -> str:
         raise ConstraintFailed(f"the grammar cannot be read: {str(error)[:300]}") from None
 
 
+def either_grammar(first: str, second: str) -> str:
+    """A text of one of two grammars."""
+    parts = [{**_parts(grammar)[0], "name": name} for grammar, name in ((first, "first"), (second, "second"))]
+    return json.dumps({"grammars": [{"lark_grammar": "start: @first | @second"}, *parts]})
+
+
 def after_optional_block(grammar: str, opening: str, closing: str) -> str:
     """A text of `grammar`, or a block and then the text. The block: a token `opening`, any text, a token `closing`."""
-    grammars = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    grammars = _parts(grammar)
     start = f"start: ({opening} BLOCK? {closing})? @answer\nBLOCK: /(.|\\n)+/"
     whole = [{"lark_grammar": start}, {**grammars[0], "name": "answer"}, *grammars[1:]]
     return json.dumps({"grammars": whole})
+
+
+def _parts(grammar: str) -> list[dict[str, Json]]:
+    """The grammars of a text in the library's form: JSON, or one grammar in Lark."""
+    parts: list[dict[str, Json]] = json.loads(grammar)["grammars"] if grammar.startswith("{") else []
+    return parts or [{"lark_grammar": grammar}]
 
 
 def explain(schema: Json, error: ConstraintFailed) -> ConstraintFailed:

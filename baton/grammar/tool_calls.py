@@ -1,4 +1,4 @@
-"""Grammars of tool calls in the markup of a model. Called by routers.
+"""Grammars of tool calls in the markup of a model, and of structural tags. Called by routers.
 
 Markers that are tokens of the vocabulary are written as those tokens, everything else as text.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llguidance import LLMatcher
@@ -54,11 +54,42 @@ def tool_calls_grammar(schemas: Mapping[str, Json], markup: CallMarkup, tokens: 
     for index, (name, schema) in enumerate(schemas.items()):
         if not isinstance(schema, dict):
             raise ConstraintFailed(f"the parameters of {name} are no JSON Schema")
-        guidance = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
-        arguments = json.dumps({**prepared_schema(schema, additional_properties=True), "x-guidance": guidance})
         head = _sequence(markup.head.replace(NAME, name), tokens)
-        rules += [f"tool{index}: {head} arguments{index}", f"arguments{index}: %json {arguments}"]
+        rules += [f"tool{index}: {head} arguments{index}", f"arguments{index}: %json {_json_of(schema)}"]
     return LLMatcher.grammar_from_lark("\n".join(rules))
+
+
+def structural_tag_grammar(
+    structures: Sequence[Mapping[str, Json]], triggers: Sequence[str], tokens: Mapping[str, int]
+) -> str:
+    """Any text, in which a trigger begins a tag: `begin`, JSON of `schema`, `end`. `begin` starts with its trigger.
+
+    `tokens`: added tokens in these texts. Raises `ConstraintFailed`.
+    """
+    rules, tags = ["TEXT: /(.|\\n)*/"], [f"tag{index}" for index in range(len(structures))]
+    for index, structure in enumerate(structures):
+        begin, end, schema = structure.get("begin"), structure.get("end", ""), structure.get("schema", {})
+        if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, dict):
+            raise ConstraintFailed("a structure has begin, schema and end: a text, a JSON Schema and a text")
+        trigger = next((each for each in triggers if begin.startswith(each)), None)
+        if trigger is None:
+            raise ConstraintFailed(f"no trigger begins {begin[:100]!r}")
+        if trigger not in tokens and any(token in trigger for token in tokens):
+            raise ConstraintFailed(f"the trigger {trigger[:100]!r} is a token and more: make it the token")
+        if trigger in tokens:
+            rules.append(f"trigger{index}: TEXT {_sequence(trigger, tokens)}")
+        else:
+            rules.append(f"trigger{index}[lazy]: TEXT {json.dumps(trigger)}")
+        rest = _sequence(begin.removeprefix(trigger), tokens)
+        rules.append(f"tag{index}: trigger{index} {rest} value{index} {_sequence(end, tokens)}")
+        rules.append(f"value{index}: %json {_json_of(schema)}")
+    return LLMatcher.grammar_from_lark("\n".join((f"start: ({' | '.join(tags)})* ending", "ending: TEXT", *rules)))
+
+
+def _json_of(schema: Json) -> str:
+    """The schema as a rule of JSON has it, with the whitespace of all JSON."""
+    guidance = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+    return json.dumps({**prepared_schema(schema, additional_properties=True), "x-guidance": guidance})
 
 
 def _sequence(text: str, tokens: Mapping[str, int]) -> str:

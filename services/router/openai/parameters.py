@@ -83,7 +83,7 @@ def read_common_params(
     constraint = None
     if not body.keys().isdisjoint(_FORM_FIELDS):
         flags = {"ignore_eos": get("ignore_eos", False), "min_tokens": get("min_tokens", 0)}
-        constraint = read_constraint(fields, text.eos_token_ids, **flags)
+        constraint = read_constraint(fields, text, **flags)
     defaults, top_k, older = text.sampling_defaults, get("top_k"), get("max_tokens")
     stop_token_ids = _read_stop_token_ids(fields, text.vocab_size) if "stop_token_ids" in body else frozenset[int]()
     return CommonParams(

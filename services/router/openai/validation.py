@@ -30,7 +30,7 @@ from services.router.openai.parameters import CommonParams, choice_seed, read_co
 from services.router.openai.prompts import PromptInput, read_chat, read_prompts
 from services.router.openai.reasoning.phases import with_reasoning
 from services.router.openai.reasoning.reader import BUDGET, RequestedReasoning, read_reasoning
-from services.router.openai.tools.reader import TOOL_FIELDS, TOOLS, RequestedTools, read_tools
+from services.router.openai.tools.reader import TOOL_FIELDS, TOOLS, RequestedTools, read_tools, with_form
 from services.router.openai.valid_request import ValidRequest
 from services.router.text.text_model import TextModel
 
@@ -112,12 +112,16 @@ class RequestValidator:
         tools = read_tools(fields, self._text, ignore_eos=ignore_eos, min_tokens=params.min_tokens)
         if tools is None:
             return None, params
+        constraint = tools.constraint
         if params.constraint is not None:
-            fields.add_error("tools", f"cannot be combined with {params.constraint.param} yet")
-        if tools.constraint is None:
+            try:
+                constraint = with_form(tools, params.constraint, self._text)
+            except ConstraintFailed as error:
+                fields.add_error(TOOLS, str(error))
+        if constraint is None:
             return tools, params
         stop_token_ids = params.stop_token_ids | self._text.eos_token_ids
-        return tools, replace(params, constraint=tools.constraint, stop_token_ids=stop_token_ids)
+        return tools, replace(params, constraint=constraint, stop_token_ids=stop_token_ids)
 
     def _read_reasoning(
         self, fields: Fields, params: CommonParams, scalars: Mapping[str, Any], prompt: str, continued: str | None

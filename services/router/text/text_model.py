@@ -138,6 +138,10 @@ class TextModel:
         """The id of the added token that is `text`; None if there is none."""
         return self._added_tokens.get(text)
 
+    def added_tokens_in(self, text: str) -> dict[str, int]:
+        """The added tokens that `text` holds, with their ids."""
+        return {token: id for token, id in self._added_tokens.items() if token in text}
+
     def tokenizer_json(self) -> str:
         """The tokenizer, in the form of a `tokenizer.json`."""
         text: str = self._tokenizer.to_str()

@@ -14,13 +14,16 @@ from typing import Any
 from baton.domain.constraint import Constraint, GrammarPhase
 from baton.domain.errors import ConstraintFailed
 from baton.grammar import sources
+from baton.grammar.tool_calls import structural_tag_grammar
 from services.router.openai.bounds import FLAG, TEXT
 from services.router.openai.fields import Fields
+from services.router.text.text_model import TextModel
 
 RESPONSE_FORMAT, STRUCTURED_OUTPUTS = "response_format", "structured_outputs"
-KINDS = ("json", "json_object", "regex", "choice", "grammar")
+KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 """Keys of `structured_outputs` that ask for a form; one of them."""
 
+MAX_STRUCTURES = 128
 OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 MAX_SOURCE_CHARS = 256 * 1024
 """Of one text, before it is read; the compiler bounds the grammar."""
@@ -43,20 +46,22 @@ class _FormSpec:
 
 
 def read_constraint(
-    fields: Fields, eos: frozenset[int], *, ignore_eos: bool, min_tokens: int
+    fields: Fields, text: TextModel, *, ignore_eos: bool, min_tokens: int
 ) -> RequestedConstraint | None:
-    """The constraint of the request, None without one. `eos`: the model's own end tokens."""
-    forms = [_read_response_format(fields), _read_structured_outputs(fields)]
+    """The constraint of the request, None without one."""
+    forms = [_read_response_format(fields, text), _read_structured_outputs(fields, text)]
     if None not in forms:
         fields.add_error(STRUCTURED_OUTPUTS, "cannot be combined with response_format: both ask for a form")
     form = forms[0] or forms[1]
     if form is None:
         return None
-    value = Constraint((GrammarPhase(form.grammar),), eos=eos, ignore_eos=ignore_eos, min_tokens=min_tokens)
+    value = Constraint(
+        (GrammarPhase(form.grammar),), eos=text.eos_token_ids, ignore_eos=ignore_eos, min_tokens=min_tokens
+    )
     return RequestedConstraint(value, form.param, form.schema)
 
 
-def _read_response_format(fields: Fields) -> _FormSpec | None:
+def _read_response_format(fields: Fields, text: TextModel) -> _FormSpec | None:
     wanted = fields.mapping(RESPONSE_FORMAT)
     if wanted is None:
         return None
@@ -68,9 +73,10 @@ def _read_response_format(fields: Fields) -> _FormSpec | None:
         case "json_schema":
             return _read_json_schema(wanted)
         case "structural_tag":
-            wanted.add_error("type", "structural_tag is not supported yet")
+            tag = wanted.values
+            return _noted(wanted, "structures", RESPONSE_FORMAT, lambda: _structural_tag(tag, text), None)
         case _:
-            wanted.add_mismatch("type", "text, json_object or json_schema")
+            wanted.add_mismatch("type", "text, json_object, json_schema or structural_tag")
     return None
 
 
@@ -86,7 +92,7 @@ def _read_json_schema(wanted: Fields) -> _FormSpec | None:
     return _noted(wrapper, "schema", RESPONSE_FORMAT, lambda: sources.json_schema_grammar(schema), schema)
 
 
-def _read_structured_outputs(fields: Fields) -> _FormSpec | None:
+def _read_structured_outputs(fields: Fields, text: TextModel) -> _FormSpec | None:
     wanted = fields.mapping(STRUCTURED_OUTPUTS)
     if wanted is None:
         return None
@@ -103,10 +109,10 @@ def _read_structured_outputs(fields: Fields) -> _FormSpec | None:
     kind = kinds[0]
     value = wanted.values[kind]
     schema = _schema(value) if kind == "json" else {"type": "object"} if kind == "json_object" else None
-    return _noted(wanted, kind, STRUCTURED_OUTPUTS, lambda: _grammar(kind, value, schema, options), schema)
+    return _noted(wanted, kind, STRUCTURED_OUTPUTS, lambda: _grammar(kind, value, schema, options, text), schema)
 
 
-def _grammar(kind: str, value: object, schema: object, options: Mapping[str, Any]) -> str:
+def _grammar(kind: str, value: object, schema: object, options: Mapping[str, Any], text: TextModel) -> str:
     """Raises `ConstraintFailed` for a value of the wrong type."""
     if kind in ("json", "json_object"):
         return sources.json_schema_grammar(
@@ -119,9 +125,33 @@ def _grammar(kind: str, value: object, schema: object, options: Mapping[str, Any
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise ConstraintFailed("a choice is a list of texts")
         return sources.choice_grammar(value)
+    if kind == "structural_tag":
+        return _structural_tag(_json_of(value), text)
     if not isinstance(value, str) or not 0 < len(value) <= MAX_SOURCE_CHARS:
         raise ConstraintFailed(f"a {kind} is a text of 1 to {MAX_SOURCE_CHARS} characters")
     return sources.regex_grammar(value) if kind == "regex" else sources.grammar_text(value)
+
+
+def _structural_tag(tag: object, text: TextModel) -> str:
+    """The form of vLLM and SGLang: structures with begin, schema and end, and triggers. Raises `ConstraintFailed`."""
+    given = tag if isinstance(tag, dict) else {}
+    structures, triggers = given.get("structures"), given.get("triggers")
+    if not isinstance(structures, list) or not 0 < len(structures) <= MAX_STRUCTURES:
+        raise ConstraintFailed(f"a structural tag has 1 to {MAX_STRUCTURES} structures, and triggers")
+    if not isinstance(triggers, list) or not all(isinstance(each, str) and each for each in triggers):
+        raise ConstraintFailed("triggers is a list of texts")
+    if not all(isinstance(each, dict) for each in structures):
+        raise ConstraintFailed("structures is a list of objects")
+    texts = [str(each.get(key, "")) for each in structures for key in ("begin", "end")]
+    return structural_tag_grammar(structures, triggers, text.added_tokens_in("\n".join(texts)))
+
+
+def _json_of(value: object) -> object:
+    """The value, parsed if it is a text. Raises `ConstraintFailed`."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        raise ConstraintFailed("is no JSON text") from None
 
 
 def _schema(value: object) -> object:

@@ -117,7 +117,20 @@ def _response_format() -> Schema:
         "required": ["type", "json_schema"],
         "properties": {"type": {"const": "json_schema"}, "json_schema": wrapper},
     }
-    return {**_OBJECT, "anyOf": [plain, of_schema], "description": "Not every keyword of JSON Schema can be kept."}
+    tag = {"required": ["type"], "properties": {"type": {"const": "structural_tag"}}}
+    of_tag = {"allOf": [tag, _structural_tag()]}
+    return {
+        **_OBJECT,
+        "anyOf": [plain, of_schema, of_tag],
+        "description": "Not every keyword of JSON Schema can be kept.",
+    }
+
+
+def _structural_tag() -> Schema:
+    text = {"type": "string", "minLength": 1}
+    structure = {**_OBJECT, "required": ["begin"], "properties": {"begin": text, "schema": _OBJECT, "end": _STRING}}
+    properties = {"structures": _list(structure, 1, bounds.MAX_TOOLS), "triggers": _list(text, 1, bounds.MAX_TOOLS)}
+    return {**_OBJECT, "required": ["structures", "triggers"], "properties": properties}
 
 
 def _structured_outputs() -> Schema:
@@ -128,6 +141,7 @@ def _structured_outputs() -> Schema:
         "regex": text,
         "choice": {"type": "array", "minItems": 1, "items": text},
         "grammar": text,
+        "structural_tag": {"anyOf": [_structural_tag(), text]},
     }
     options = {
         "whitespace_pattern": text,
@@ -185,7 +199,8 @@ RESPONSE_FORMAT = Shape(
     lambda vocab: _response_format(),
 )
 STRUCTURED_OUTPUTS = Shape(
-    "an object with one of json, json_object, regex, choice, grammar, and options", lambda vocab: _structured_outputs()
+    "an object with one of json, json_object, regex, choice, grammar, structural_tag, and options",
+    lambda vocab: _structured_outputs(),
 )
 TOOLS = Shape(f"a list of 1 to {bounds.MAX_TOOLS} functions", lambda vocab: _tools())
 TOOL_CHOICE = Shape("none, auto, required, or the name of one", lambda vocab: _tool_choice())

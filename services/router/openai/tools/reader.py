@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
 from baton.domain.errors import ConstraintFailed
+from baton.grammar.sources import either_grammar
 from baton.grammar.tool_calls import tool_calls_grammar
 from services.router.openai.bounds import FLAG, MAX_TOOL_CALLS, MAX_TOOLS
 from services.router.openai.constraint.reader import RequestedConstraint
@@ -120,6 +121,25 @@ def _read_choice(fields: Fields, names: Sequence[str]) -> str:
     else:
         return name
     return "none"
+
+
+def with_form(tools: RequestedTools, form: RequestedConstraint, text: TextModel) -> RequestedConstraint:
+    """The constraint of an answer that is calls, or a text of a form. Raises `ConstraintFailed`.
+
+    The markup of calls must begin with a marker: without one a text of the form could be a call.
+    """
+    if tools.constraint is not None and tools.calls_only:
+        return tools.constraint
+    markup, tokens = tools.format.markup, text.added_tokens(tools.format.markers)
+    if markup is None or not tools.format.trigger:
+        raise ConstraintFailed(f"cannot be combined with {form.param} for calls of the format {tools.format.name}")
+    functions = [tool["function"] for tool in tools.definitions]
+    schemas = {
+        each["name"]: (each.get("parameters") if each.get("strict") else None) or ANY_OBJECT for each in functions
+    }
+    calls = tool_calls_grammar(schemas, markup, tokens, most=1 if tools.single else MAX_TOOL_CALLS)
+    phases = (GrammarPhase(either_grammar(calls, form.value.grammars[0])),)
+    return replace(form, value=replace(form.value, phases=phases))
 
 
 def _constraint(

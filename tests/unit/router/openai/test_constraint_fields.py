@@ -1,9 +1,13 @@
 """Values of `response_format` and `structured_outputs` that are read, and those that are refused by name."""
 
+import json
+
 import pytest
 
 from baton.domain.errors import InvalidRequest
 from tests.unit.router.openai.test_validation import chat
+
+TAG = {"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}], "triggers": ["<f"]}
 
 
 @pytest.mark.parametrize(
@@ -15,6 +19,7 @@ from tests.unit.router.openai.test_validation import chat
                 {"type": "text"},
                 {"type": "json_object"},
                 {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"type": "object"}}},
+                {"type": "structural_tag", **TAG},
             ],
             [
                 {"type": "json_schema"},
@@ -36,6 +41,8 @@ from tests.unit.router.openai.test_validation import chat
                 {"json_object": True, "regex": None, "disable_fallback": False},
                 {"choice": ["a", "b"]},
                 {"grammar": 'start: "a"'},
+                {"structural_tag": TAG},
+                {"structural_tag": json.dumps(TAG)},
             ],
             [
                 {},
@@ -47,6 +54,12 @@ from tests.unit.router.openai.test_validation import chat
                 {"json": "{"},
                 {"json": 5},
                 {"structural_tag": "x", "regex": "a"},
+                {"structural_tag": "x"},
+                {"structural_tag": {**TAG, "structures": []}},
+                {"structural_tag": {**TAG, "structures": ["x"]}},
+                {"structural_tag": {**TAG, "triggers": ["no"]}},
+                {"structural_tag": {**TAG, "triggers": [""]}},
+                {"structural_tag": {**TAG, "structures": [{"begin": "<f>", "schema": 5}]}},
                 {"regex": "a", "whitespace_pattern": 3},
                 "regex",
             ],

@@ -157,7 +157,57 @@ def test_harmony_forms_follow_the_final_header_and_calls_an_analysis() -> None:
     events = read("harmony", request, [*tokens[1:]])
     assert "".join(event.text for event in events) == "7"
     with pytest.raises(ConstraintFailed, match="thinking_token_budget"):
-        asked("harmony", thinking_token_budget=5)
+        asked("harmony", tools=None, thinking_token_budget=5)
     for fields in ({"reasoning_effort": "none"}, {"separate_reasoning": False}, {"reasoning_format": "none"}):
         with pytest.raises(InvalidRequest, match=next(iter(fields))):
             asked("harmony", tools=None, **fields)
+
+
+FORM: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes", "no"]}}}}
+
+
+@pytest.mark.parametrize("name", TRIGGERED)
+def test_with_a_form_an_answer_is_calls_or_of_the_form(name: str) -> None:
+    request = asked(name, **FORM)
+    kinds = set()
+    for seed in range(16):
+        tokens = walk(name, constraint_of(request), seed, [])
+        if tokens is not None:
+            events = read(name, request, tokens)
+            text = "".join(event.text for event in events)
+            kinds.add(check(events) > 0 if not text else json.loads(text) in ("yes", "no"))
+    assert kinds == {True}
+    for begun in (
+        model_of(name).added_token(TOOL_FORMATS[name].trigger),
+        *model_of(name).encode('"', add_special_tokens=False),
+    ):
+        assert begun is not None
+        ConstraintMatcher.of(compiler_of(name).compile(constraint_of(request)), [begun])
+    required = asked(name, tool_choice="required")
+    assert asked(name, tool_choice="required", **FORM).sequences == required.sequences
+
+
+@pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name not in TRIGGERED])
+def test_calls_without_a_marker_refuse_a_form_by_name(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be combined with response_format"):
+        asked(name, tools=[{"type": "function", "function": {"name": "now"}}], **FORM)
+
+
+def test_a_structural_tag_constrains_what_follows_its_trigger() -> None:
+    structure = {"begin": "<fun=weather>", "schema": CITY, "end": "</fun>"}
+    marker = {"begin": '[TOOL_CALLS]weather{"go": ', "schema": {"type": "boolean"}, "end": "}"}
+    tag = {"structures": [structure, marker], "triggers": ["<fun", "[TOOL_CALLS]"]}
+    request = asked("mistral", tools=None, structured_outputs={"structural_tag": tag})
+    model, value = model_of("mistral"), constraint_of(request)
+    for seed in range(6):
+        begun = [*model.encode("so <fun", add_special_tokens=False)]
+        tokens = walk("mistral", value, seed, begun)
+        assert tokens is None or model.decode(tokens, skip_special_tokens=False).startswith("so <fun=weather>{")
+        begun = [*model.encode("so ", add_special_tokens=False), model.added_token("[TOOL_CALLS]")]  # type: ignore[list-item]
+        state, row = (
+            ConstraintMatcher.of(compiler_of("mistral").compile(value), begun),
+            np.zeros(compiler_of("mistral").tokenizer.num_words, np.uint32),
+        )
+        assert state.fill(row, ())
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+        assert {model.token_text(token)[0] for token in allowed} == {"w"}
