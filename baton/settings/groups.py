@@ -122,6 +122,13 @@ class PageTagKind(StrEnum):
     OFF = "off"
 
 
+class MetricNamesKind(StrEnum):
+    """Further names of metrics."""
+
+    NONE = "none"
+    VLLM = "vllm"
+
+
 class ClusterTrustSettings(Settings):
     """Credentials of a process of the cluster."""
 
@@ -179,6 +186,9 @@ class ServiceSettings(ClusterTrustSettings):
             raise ValueError("there is no such file; give a Jinja template, such as ./chat_template.jinja")
         return template
 
+    metrics_compat: MetricNamesKind = MetricNamesKind.NONE
+    """Show a dozen metrics under vLLM's names, too: none or vllm. For dashboards, autoscalers and endpoint pickers."""
+
     @field_validator("cpu_affinity")
     @classmethod
     def _readable(cls, cores: str | None) -> str | None:
@@ -191,6 +201,11 @@ class ServiceSettings(ClusterTrustSettings):
         if self.worker_ttl_s < 2 * self.heartbeat_interval_s:
             raise ValueError("worker_ttl_s must be at least twice heartbeat_interval_s, or live workers would vanish")
         return self
+
+    @property
+    def vllm_names(self) -> bool:
+        """True if metrics are shown under vLLM's names, too."""
+        return self.metrics_compat is MetricNamesKind.VLLM
 
     @property
     def cores(self) -> frozenset[int] | None:

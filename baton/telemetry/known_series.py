@@ -22,15 +22,21 @@ from baton.domain.lifecycle import RequestState
 from baton.domain.request import FinishReason
 from baton.telemetry import metrics
 from baton.telemetry.request_trace import Outcome
+from baton.telemetry.series.vllm_series import VllmSeries
 
 _ROUTER = "router"
 _PHASES = tuple(state.value for state in RequestState if not state.terminal)
 _ATTEMPT_PHASES = ("queued", "reserved", "prefilling", "sealed", "decoding")
 
 
-def start_series(version: str, role: str, model: str) -> None:
-    """Shows this build and every known label set of the role's counters. `role`: router, prefill or decode."""
+def start_series(version: str, role: str, model: str, *, vllm_names: bool = False) -> None:
+    """Shows this build and every known label set of the role's counters. `role`: router, prefill or decode.
+
+    `vllm_names`: show some metrics under vLLM's names, too; at most once a process.
+    """
     metrics.BUILD_INFO.labels(version, role, model).set(1)
+    if vllm_names:
+        metrics.REGISTRY.register(VllmSeries(role, model))
     for counter, values in _router_series() if role == _ROUTER else _worker_series(role):
         counter.labels(*values)
 

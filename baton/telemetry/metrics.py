@@ -27,6 +27,7 @@ PlatformCollector(registry=REGISTRY)
 
 _LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 5.0)
+_LENGTH_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 _COUNT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 # --- requests (router) ---
@@ -118,6 +119,18 @@ FIRST_ITL_SECONDS = Histogram(
     ["path"],
     buckets=_LATENCY_BUCKETS_S,
     registry=REGISTRY,
+)
+TPOT_SECONDS = Histogram(
+    "baton_tpot_seconds",
+    "Mean time of a sequence's tokens after the first.",
+    buckets=_LATENCY_BUCKETS_S,
+    registry=REGISTRY,
+)
+PROMPT_LENGTH_TOKENS = Histogram(
+    "baton_prompt_length_tokens", "Prompt tokens of a request.", buckets=_LENGTH_BUCKETS, registry=REGISTRY
+)
+OUTPUT_LENGTH_TOKENS = Histogram(
+    "baton_output_length_tokens", "Output tokens of a sequence.", buckets=_LENGTH_BUCKETS, registry=REGISTRY
 )
 E2E_SECONDS = Histogram("baton_e2e_seconds", "Arrival to end.", ["path"], buckets=_LATENCY_BUCKETS_S, registry=REGISTRY)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from baton.telemetry.logs import get_logger
 from baton.telemetry.request_timer import RequestOrigin, RequestTimer
 from baton.telemetry.request_trace import Outcome, RequestTrace, TraceEvent, decode_trace, encode_trace, log_fields
+from baton.telemetry.series import request_series
 from baton.telemetry.series.tenant_series import TenantSeries
 
 MAX_RECENT = 2048
@@ -94,6 +95,7 @@ class RequestTraces:
         notable = False
         try:
             self._tenants.observe(trace)
+            request_series.observe(trace)
             notable = self._is_notable(trace)
             self._record(trace, notable)
         except Exception:

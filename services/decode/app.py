@@ -108,7 +108,7 @@ class _Worker:
         """Serves until stopped, then drains and closes."""
         settings, stack = self._settings, self._stack
         stack.callback(start_metrics_server(settings.host, settings.metrics_port).close)
-        start_series(__version__, "decode", self._model)
+        start_series(__version__, "decode", self._model, vllm_names=settings.vllm_names)
         thread = EngineThread(self._loop, "baton-engine", self._lifecycle.on_crash)
         thread.start()
         stack.callback(thread.stop, ENGINE_STOP_S)

@@ -163,7 +163,7 @@ async def run(
     async with open_backend(settings, store, text.digest) as backend, open_frontend(settings, text, backend) as running:
         keys = ApiKeys.read(settings.api_keys_file) if settings.api_keys_file is not None else None
         feed = _cluster_feed(settings, backend)
-        start_series(__version__, "router", settings.public_model_name)
+        start_series(__version__, "router", settings.public_model_name, vllm_names=settings.vllm_names)
         page = page_bundle() if settings.ui else None
         demo = DemoClient(settings.demo_socket) if settings.demo_socket is not None else None
         server = _http_server(make_app(running.frontend, backend.readiness, keys, feed, page, demo))
