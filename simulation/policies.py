@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.domain.fingerprint import Fingerprint, FingerprintPart
+from baton.engine.handoff.cached_exports import CachedExports
 from baton.engine.handoff.kv_export import ExportTable
+from baton.engine.handoff.page_imports import PageImports
 from baton.store.memory_store import MemoryStore
 from baton.store.ownership import OwnerLease
 from baton.store.write_behind.writer import StoreWriter
@@ -27,6 +29,8 @@ class PolicyClasses:
     """The real classes by default."""
 
     export_table: type[ExportTable] = ExportTable
+    cached_exports: type[CachedExports] = CachedExports
+    page_imports: type[PageImports] = PageImports
     prefill_scheduler: type[PrefillScheduler] = PrefillScheduler
     import_table: type[ImportTable] = ImportTable
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler
@@ -64,6 +68,8 @@ class SimConfig:
     max_attempts: int = 4
     drain_s: float = 2.0
     owner_ttl_s: float = 1.5
+    max_given_pages: int = 4
+    max_imported_pages: int = 6
 
 
 CONFIG = SimConfig()

@@ -114,6 +114,7 @@ class Scenario:
     """All inputs of a run. `digests` off: V1 or V2 validate commits, and no read is corrupted.
 
     The first `num_local_prefill` decode workers prefill for themselves too, perhaps without any prefill worker.
+    `gives_pages`: all workers give cached pages, and prefill workers import them.
     """
 
     seed: int
@@ -132,6 +133,7 @@ class Scenario:
     growth: GrowthPolicy = GrowthPolicy.NONE
     prefill_policy: PrefillPolicy = PrefillPolicy.FCFS
     max_overtakes: int = 64
+    gives_pages: bool = False
 
     @property
     def routers(self) -> tuple[str, ...]:

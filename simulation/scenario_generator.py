@@ -27,6 +27,8 @@ from simulation.scenario import (
 MAX_FAULT_S = 3.0
 OWNER_TTL_S = 1.5
 """Lease of a router, as in `policies`, which imports the product."""
+GIVING_SHARE = 0.5
+"""Of the scenarios with digests: those in which workers give cached pages to each other."""
 MAX_RESTART_S = 1.0
 """Longest between a drained process's end and its restart: shorter than a request's patience for workers."""
 
@@ -74,6 +76,7 @@ def generate_scenario(seed: int) -> Scenario:
         eviction=eviction,
         prefill_policy=order.choice(list(PrefillPolicy)),
         max_overtakes=order.choice([1, 64]),
+        gives_pages=scenario.digests and Random(f"pages {seed}").random() < GIVING_SHARE,
     )
 
 

@@ -71,7 +71,7 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
-    """A decode worker's working link to one prefill worker. `num_probe_bytes` were moved by the probe at link-up.
+    """A worker's working link to one whose pages it reads, mostly a prefill worker. `num_probe_bytes`: of the probe.
 
     `path`: how the bytes move, as far as the transport can tell. `num_pulled_bytes` and `pull_us`: bytes of all pulls
     since link-up, and the sum of their durations.
@@ -130,5 +130,5 @@ class WorkerRecord:
 
     @property
     def linked(self) -> tuple[Incarnation, ...]:
-        """The prefill processes that it has links to, sorted."""
+        """The processes that it has links to, sorted."""
         return tuple(sorted(link.prefill_incarnation for link in self.links))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from baton.domain.ids import Incarnation, PageId, new_incarnation
+from baton.domain.ids import Incarnation, PageId, PageKey, new_incarnation
 from baton.domain.trust import ClusterTrust
 from baton.kv.keys import next_key, page_keys, root_key
 from baton.kv.memory import PoolMemory, page_parts
@@ -40,7 +40,12 @@ def page_identities(tokens: Sequence[int], page_size: int, salt: str, fingerprin
     keys = page_keys(tokens, page_size, salt)
     if tail := tokens[len(keys) * page_size :]:
         keys.append(next_key(keys[-1] if keys else root_key(salt), tail))
-    return [key + fingerprint.encode() for key in keys]
+    return [page_identity(key, fingerprint) for key in keys]
+
+
+def page_identity(key: PageKey, fingerprint: str) -> bytes:
+    """Identity of the page that `key` names, under a model."""
+    return key + fingerprint.encode()
 
 
 def join_tags(parts: Sequence[bytes], num_parts: int) -> tuple[bytes, ...]:

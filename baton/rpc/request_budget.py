@@ -12,7 +12,9 @@ MAX_CONTROL_BYTES = 256 * 1024
 MAX_OPEN_BYTES = 256 * 1024 * 1024
 """Requests of all open calls together."""
 
-_PROMPT_METHODS = frozenset({"/baton.v1.Prefill/Prefill", "/baton.v1.Decode/Generate", "/baton.v1.Decode/Reserve"})
+_PROMPT_METHODS = frozenset(
+    f"/baton.v1.{name}" for name in ("Prefill/Prefill", "Decode/Generate", "Decode/Reserve", "Handoff/OpenExport")
+)
 
 
 def max_request_bytes(method: str) -> int:

@@ -15,6 +15,7 @@ def encode_prefill_times(times: PrefillTimes) -> pb.PrefillTimes:
         chunks=[pb.ChunkTime(start_us=start_us, tokens=tokens) for start_us, tokens in times.chunks],
         computed_tokens=times.computed_tokens,
         cached_tokens=times.cached_tokens,
+        imported_tokens=times.imported_tokens,
     )
 
 
@@ -27,6 +28,7 @@ def decode_prefill_times(message: pb.PrefillTimes) -> PrefillTimes:
         tuple((chunk.start_us, chunk.tokens) for chunk in message.chunks),
         message.computed_tokens,
         message.cached_tokens,
+        message.imported_tokens,
     )
 
 

@@ -114,6 +114,14 @@ class FileTierWrite(StrEnum):
     THROUGH = "through"
 
 
+class PageSharingKind(StrEnum):
+    """Cached pages that workers read from each other: none; those that are read sooner than computed (CHEAPER); all."""
+
+    OFF = "off"
+    CHEAPER = "cheaper"
+    ALWAYS = "always"
+
+
 class PageTagKind(StrEnum):
     """Tags of pages. AUTO: with a cluster secret, for pools in host memory whose bytes travel in clear."""
 
@@ -214,6 +222,11 @@ class ServiceSettings(ClusterTrustSettings):
 
 
 DEFAULT_IDLE_CHECK_PAGES = 512
+RENEWALS_PER_LEASE = 10
+"""Renewals within one lease, so that a few may be lost."""
+MAX_RENEW_INTERVAL_S = 0.5
+GIVEN_SHARE = 0.1
+"""Of the pool: most pages that are pinned for other workers' caches only."""
 
 
 class WorkerSettings(ServiceSettings):
@@ -281,6 +294,10 @@ class WorkerSettings(ServiceSettings):
     """Authenticate imported pages with tags under the cluster secret: on, off, or auto, which is on where a pool in
     host memory travels in clear (NIXL, or stream without TLS); needs a secret and digests; the same on all workers."""
 
+    page_sharing: PageSharingKind = PageSharingKind.CHEAPER
+    """Give cached pages to other workers, and (prefill) read theirs where they have more of a prompt: off, cheaper (if
+    reading should take less time than computing) or always; needs digests."""
+
     threads: Count = 1
     """Compute threads. Give each worker its own cores."""
 
@@ -313,6 +330,20 @@ class WorkerSettings(ServiceSettings):
     def max_idle_check_pages(self) -> int | None:
         """The bound of `baton.kv.integrity_check`; None: no bound."""
         return self.idle_check_pages or None
+
+    @property
+    def shares_pages(self) -> bool:
+        """True if other workers may read cached pages of this one, and a prefill worker theirs."""
+        return self.digests and self.page_sharing is not PageSharingKind.OFF
+
+    def max_given_pages(self, num_pages: int) -> int:
+        """Most pages of a pool that are pinned for other workers' caches only."""
+        return max(1, int(GIVEN_SHARE * num_pages))
+
+    @property
+    def renew_interval_s(self) -> float:
+        """Interval of lease renewals, which also bring the keys that a source has quarantined."""
+        return min(MAX_RENEW_INTERVAL_S, self.export_lease_s / RENEWALS_PER_LEASE)
 
     def advertised(self, bound_port: int) -> str:
         """The host:port to announce once the gRPC server is bound, unless `host` means every interface."""

@@ -75,6 +75,9 @@ def _worker_series(role: str) -> Iterable[tuple[Counter, tuple[str, ...]]]:
     yield metrics.INTEGRITY_FAILURES_TOTAL, ("pool_page",)
     if role == "prefill":
         yield metrics.CACHED_TOKENS_TOTAL, (role, "file")
+        yield metrics.CACHED_TOKENS_TOTAL, (role, "peer")
+        for source in ("prefill", "decode"):
+            yield metrics.IMPORTED_TOKENS_TOTAL, (source,)
         yield metrics.TIER_CORRUPT_TOTAL, ("file",)
         for result in ("read", "written", "read_failed", "write_failed"):
             yield metrics.TIER_PAGES_TOTAL, ("file", result)

@@ -160,6 +160,12 @@ PROMPT_TOKENS_TOTAL = Counter("baton_prompt_tokens", "Prompt tokens of accepted 
 CACHED_TOKENS_TOTAL = Counter(
     "baton_cached_tokens", "Prompt tokens found in a prefix cache.", ["role", "tier"], registry=REGISTRY
 )
+IMPORTED_TOKENS_TOTAL = Counter(
+    "baton_imported_tokens",
+    "Cached prompt tokens that were read from another worker's cache, by its role.",
+    ["source"],
+    registry=REGISTRY,
+)
 TIER_PAGES_TOTAL = Counter(
     "baton_tier_pages",
     "Pages read from and written to a tier below the pool; failures cost misses.",

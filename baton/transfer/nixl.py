@@ -1,6 +1,6 @@
 """Transfer by one-sided reads over NIXL/UCX: kernel copies (CMA) on one host, TCP or RDMA between hosts.
 
-Prefill's `app` makes a `NixlSource`, decode's a `NixlPuller`. `nixl_mover` has the life of a read.
+A `NixlSource` gives pages, a `NixlPuller` reads them. `nixl_mover` has the life of a read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TRANSPORT = "nixl"
 
 
 class NixlSource:
-    """Prefill's side: registers the pool. A progress thread serves reads while the engine computes."""
+    """The giving side: registers the pool. A progress thread serves reads while the engine computes."""
 
     transport = TRANSPORT
 
@@ -33,7 +33,7 @@ class NixlSource:
         """Raises `ImportError` without NIXL and `LinkBroken` if UCX cannot start."""
         region = region_of(memory)
         self._memory = memory  # peers hold its address: keep it as long as the agent
-        self._agent: NixlAgent | None = NixlAgent(agent_name("prefill", worker_id, incarnation), progress_thread=True)
+        self._agent: NixlAgent | None = NixlAgent(agent_name("source", worker_id, incarnation), progress_thread=True)
         self._agent.register(region)
         self._metadata = encode_metadata(self._agent.metadata(), region, trust)
 
@@ -49,7 +49,7 @@ class NixlSource:
 
 
 class NixlPuller(ThreadedPuller):
-    """Decode's side."""
+    """The reading side."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class NixlPuller(ThreadedPuller):
     ) -> None:
         """Raises `ImportError` without NIXL and `LinkBroken` if UCX cannot start."""
         self._paths: dict[WorkerId, str] = {}
-        name = agent_name("decode", worker_id, incarnation)
+        name = agent_name("puller", worker_id, incarnation)
 
         def make_mover(_: object) -> Mover:
             return NixlMover(NixlAgent(name, progress_thread=False), memory, self._paths, trust)

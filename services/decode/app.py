@@ -10,24 +10,31 @@ from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
 from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
+from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
+from baton.engine.handoff.kv_export import ExportTable
+from baton.engine.handoff.prompt_tags import PromptTags
 from baton.engine.mailbox import Mailbox
 from baton.engine.page_scrub import PageScrub
 from baton.engine.thread import EngineThread
 from baton.engine.turn import EngineTurn
 from baton.kv.memory import pool_extent
+from baton.kv.page_tags import PURPOSE, PoolTagger
 from baton.kv.tiers import HostTier
 from baton.rpc.channel_pool import ChannelPool
-from baton.rpc.gen import decode_pb2_grpc, worker_pb2_grpc
+from baton.rpc.gen import decode_pb2_grpc, handoff_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.settings.model_source import model_name
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics_server import start_metrics_server
 from baton.transfer.base import PullEvent
-from baton.transfer.factory import make_puller, usable_transports
+from baton.transfer.factory import make_puller, make_source, usable_transports
+from baton.transfer.stream import StreamSource
 from baton.worker.address import advertised_address
 from baton.worker.event_log import SharedEventLog
-from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
+from baton.worker.handoff.handoff_log import HandoffLog
+from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
+from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.lifecycle import WorkerContext, run_worker
 from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
@@ -43,6 +50,7 @@ from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
+from services.decode.page_exports import PageExports
 from services.decode.page_faults import PageFaults
 from services.decode.scheduler import DecodeScheduler
 from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
@@ -52,6 +60,8 @@ log = get_logger()
 
 ENGINE_STOP_S = 10.0
 SERVER_GRACE_S = 1.0
+WATCH_TIMEOUT_S = 5.0
+"""Longest silence of a watched handoff; here nobody has anything to watch."""
 
 
 async def serve(settings: DecodeSettings) -> int:
@@ -86,8 +96,14 @@ class _Worker:
             context.trust,
             PATIENCE_TTLS * settings.worker_ttl_s,
         )
-        transport = usable_transports(settings.transport.value)[0]
-        memory = engine.memory
+        transports = usable_transports(settings.transport.value)
+        transport, memory = transports[0], engine.memory
+        self._sources = {}
+        if settings.shares_pages:
+            made_of = (self._id, self._incarnation, memory, context.trust)
+            self._sources = {name: make_source(name, *made_of) for name in transports}
+        for source in self._sources.values():
+            stack.callback(source.close)
         self._puller = make_puller(transport, self._id, self._incarnation, memory, self._pulled, context.trust)
         stack.callback(self._puller.close)
         self._links = self._make_links()
@@ -157,8 +173,43 @@ class _Worker:
         )
         servicer = DecodeServicer(self._mailbox, self._streams, self._links, self._handoffs, config)
         worker = WorkerServicer(self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events)
+        if self._sources:
+            handoff_pb2_grpc.add_HandoffServicer_to_server(self._make_handoff_servicer(), server)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, server)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
+
+    def _make_handoff_servicer(self) -> HandoffServicer:
+        memory = self._engine.memory
+        terms = LinkConfig(
+            worker_id=self._id,
+            incarnation=self._incarnation,
+            model=self._model,
+            fingerprint=self._engine.fingerprint,
+            transports={name: source.metadata() for name, source in self._sources.items()},
+            base_address=memory.address,
+            num_pages=memory.num_pages,
+            page_bytes=memory.page_bytes,
+            watch_timeout_s=WATCH_TIMEOUT_S,
+            num_page_parts=len(memory.part_ends),
+            gives_cached=True,
+        )
+        streams = [source for source in self._sources.values() if isinstance(source, StreamSource)]
+        read_pages = streams[0].read_pages if streams else None
+        return HandoffServicer(terms, self._mailbox, HandoffLog(), read_pages)
+
+    def _make_page_exports(self, import_policy: ImportPolicy) -> PageExports | None:
+        settings, engine = self._settings, self._engine
+        if not settings.shares_pages:
+            return None
+        key, tags = self._trust.key(PURPOSE), None
+        if self._checks_tags and key is not None:
+            tagger = PoolTagger(engine.memory, key, self._incarnation)
+            size, fingerprint = engine.geometry.page_size, engine.fingerprint.digest
+            tags = PromptTags(engine.cache.pool.digests, tagger, size, fingerprint)
+        exports = ExportTable(engine.cache.pool, settings.export_lease_s)
+        num_pages = engine.cache.pool.num_pages
+        limits = ExportLimits(settings.max_given_pages(num_pages), import_policy.num_free_pages)
+        return PageExports(exports, CachedExports(engine.cache, exports, engine.checks, limits, tags), import_policy)
 
     def _record(self) -> WorkerRecord:
         return WorkerRecord(
@@ -182,7 +233,7 @@ class _Worker:
             capabilities=CAPABILITIES,
         )
 
-    def _make_links(self) -> PrefillLinks:
+    def _make_links(self) -> PeerLinks:
         geometry = self._engine.geometry
         grace_s = LINK_GRACE_TTLS * self._settings.worker_ttl_s
         identity = LinkIdentity(
@@ -190,9 +241,7 @@ class _Worker:
         )
         channels = ChannelPool(self._trust)
         self._stack.push_async_callback(channels.close)
-        return PrefillLinks(
-            identity, self._store, channels, self._puller, self._mailbox, self._registration.announce_soon
-        )
+        return PeerLinks(identity, self._store, channels, self._puller, self._mailbox, self._registration.announce_soon)
 
     def _make_loop(self) -> DecodeLoop:
         settings, engine = self._settings, self._engine
@@ -213,7 +262,8 @@ class _Worker:
         import_policy = ImportPolicy(engine.cache.pool, imports, scheduler, rules, faults, growth)
         start = engine.runner.start if engine.runner.is_async else None
         scrub = PageScrub(engine.checks, page_bytes, self._lifecycle.on_unfit)
-        hooks = DecodeHooks(self._outbox.emit, self._puller.submit, scrub, start)
+        exports = self._make_page_exports(import_policy)
+        hooks = DecodeHooks(self._outbox.emit, self._puller.submit, scrub, start, exports)
         return DecodeLoop(turn, imports, scheduler, import_policy, engine.runner, hooks)
 
     def _pulled(self, event: PullEvent) -> None:

@@ -8,6 +8,7 @@ from baton.domain.errors import BatonError
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageKey, ReservationId, WorkerId
 from baton.domain.request import EngineRequest
+from baton.engine.handoff.export_commands import ExportCommand
 from baton.engine.handoff.import_commands import (
     AllocateProbePages,
     CommitReplied,
@@ -79,6 +80,7 @@ DecodeCommand = (
     | VerdictArrived
     | QuarantineArrived
     | Abort
+    | ExportCommand
     | AllocateProbePages
     | FreeProbePages
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.domain.handoff import Suspect
 from baton.domain.ids import AttemptId, WorkerId
 from baton.domain.request import FinishReason, OutputToken
 from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes
+from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
 from baton.engine.messages import Fail, Scored
 from baton.transfer.base import Pull
 
@@ -18,35 +18,6 @@ class AskCommit:
 
     id: AttemptId
     source: WorkerId
-
-
-@dataclass(frozen=True, slots=True)
-class ConfirmCommit:
-    """Confirm the commit to the source, which then unpins: all pages were read and matched (V3)."""
-
-    id: AttemptId
-    source: WorkerId
-
-
-@dataclass(frozen=True, slots=True)
-class AbortHandoff:
-    """Abort the handoff at the source, which then unpins: the import ended before its commit."""
-
-    id: AttemptId
-    source: WorkerId
-
-
-@dataclass(frozen=True, slots=True)
-class AskVerdict:
-    """Abort the handoff like `AbortHandoff`, and ask the source about pages that did not match in two reads.
-
-    `message` describes the failure of the attempt, which is reported with the verdict.
-    """
-
-    id: AttemptId
-    source: WorkerId
-    suspects: tuple[Suspect, ...]
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

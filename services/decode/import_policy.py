@@ -25,19 +25,13 @@ from baton.domain.errors import (
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, PageKey, ReservationId, WorkerId
 from baton.domain.request import EngineRequest, OutputToken
+from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
 from baton.engine.messages import Fail
 from baton.kv.growth import GrowthReserve
 from baton.kv.pages import PagePool
 from baton.kv.quarantine import Quarantine
 from baton.transfer.base import PullEvent
-from services.decode.effects import (
-    AbortHandoff,
-    AskCommit,
-    AskVerdict,
-    ConfirmCommit,
-    DecodeEffect,
-    ReportImported,
-)
+from services.decode.effects import AskCommit, DecodeEffect, ReportImported
 from services.decode.import_table import ImportTable
 from services.decode.kv_import import Busy, ProofKind, Reserved, SealInfo
 from services.decode.page_faults import PageFaults
@@ -180,6 +174,15 @@ class ImportPolicy:
     def quarantine(self) -> Quarantine:
         """The pages that were taken out of this pool."""
         return self._faults.quarantine
+
+    def num_free_pages(self) -> int:
+        """Available pages that no reservation counts on, nor the next step of any row; negative if there are too few.
+
+        While rows wait for memory there are none.
+        """
+        if self._scheduler.num_preempted:
+            return -self._pool.num_pages
+        return self._imports.num_reservable_pages - self._scheduler.num_rows
 
     def check_pages(self, now: float) -> list[DecodeEffect]:
         """Checks this turn's share of matched pages. Fails holders of a wrong one; commits those that waited."""

@@ -13,6 +13,7 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.timing.attempt_times import to_us
 from baton.domain.worker import Activity, WorkerLoad
 from baton.engine.batch import Batch, Runner, StepInFlight, StepOutput
+from baton.engine.handoff.export_commands import CommitExport, OpenExport, ReleaseExport, RenewLeases
 from baton.engine.handoff.import_commands import (
     AllocateProbePages,
     CommitReplied,
@@ -33,6 +34,7 @@ from services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived,
 from services.decode.effects import DecodeEffect, EmitTokens, OutwardEffect, ReportImported
 from services.decode.import_policy import ImportPolicy
 from services.decode.import_table import ImportTable
+from services.decode.page_exports import PageExports
 from services.decode.scheduler import DecodeScheduler, SendBackReason
 
 
@@ -41,13 +43,15 @@ class DecodeHooks:
     """Outputs of the loop. `emit` takes effects for the asyncio loop, `submit` starts a read; neither blocks.
 
     `scrub` checks idle pages and reports wrong ones. `start` begins a step and returns before it is done: effects of
-    one turn are then emitted while the next step runs.
+    one turn are then emitted while the next step runs. `exports`: gives cached pages to other workers; None: it gives
+    none.
     """
 
     emit: Callable[[list[OutwardEffect]], None]
     submit: Callable[[Pull], None]
     scrub: PageScrub
     start: Callable[[Batch], StepInFlight] | None = None
+    exports: PageExports | None = None
 
 
 class DecodeLoop:
@@ -68,6 +72,7 @@ class DecodeLoop:
         self._import_policy = import_policy
         self._runner = runner
         self._hooks = hooks
+        self._exports = hooks.exports
         self._deferred: list[OutwardEffect] = []
         self._num_send_backs = dict.fromkeys(SendBackReason, 0)
         self._num_preemptions = self._num_local_prompt_tokens = self._num_local_cached_tokens = 0
@@ -82,6 +87,8 @@ class DecodeLoop:
         effects: list[DecodeEffect] = [*self._deferred, *(e for command in commands for e in self._handle(command))]
         self._deferred = []
         effects += self._import_policy.expire(monotonic_s())
+        if self._exports is not None:
+            self._exports.expire(monotonic_s())
         effects += self._import_policy.check_pages(monotonic_s())
         batch = self._scheduler.schedule(monotonic_s())
         effects = [_joined(effect) for effect in effects]
@@ -110,7 +117,7 @@ class DecodeLoop:
 
     @property
     def num_requests(self) -> int:
-        """Imports and rows; 0 when the process may exit."""
+        """Imports, rows and exports; 0 when the process may exit."""
         return self._turn.num_requests
 
     def _handle(self, command: DecodeCommand) -> list[DecodeEffect]:
@@ -144,12 +151,15 @@ class DecodeLoop:
                 return self._import_policy.on_keys_quarantined(source, keys)
             case Abort(id, reason):
                 return self._import_policy.fail(id, Cancelled(reason))
+            case OpenExport() | RenewLeases() | CommitExport() | ReleaseExport():
+                return [] if self._exports is None else self._exports.handle(command, monotonic_s())
             case AllocateProbePages() | FreeProbePages():
                 self._lend_pages(command)
                 return []
 
     def _next_wakeup(self, now: float) -> float | None:
-        return self._hooks.scrub.next_wakeup(self._import_policy.next_wakeup(now), now)
+        times = [self._import_policy.next_wakeup(now), None if self._exports is None else self._exports.next_deadline()]
+        return self._hooks.scrub.next_wakeup(min((time for time in times if time is not None), default=None), now)
 
     def _scrub(self, now: float) -> list[DecodeEffect]:
         """Checks a slice of all pages if one is due, and reports what was wrong in this turn."""
@@ -205,12 +215,14 @@ class DecodeLoop:
 
     def _finish_turn(self, effects: Sequence[DecodeEffect], *, stepped: bool, idle: bool) -> None:
         load = self._snapshot_load()
+        num_exports = 0 if self._exports is None else len(self._exports)
+        num_requests = load.waiting_requests + load.running_rows + num_exports
         if self._hooks.start is not None and stepped and self._scheduler.num_running:
             self._deferred = self._submit_pulls(effects)  # emitted beside the next turn's step
         else:
-            self._turn.publish(load, load.waiting_requests + load.running_rows)
+            self._turn.publish(load, num_requests)
             self._emit_effects(effects)
-        self._turn.end(load, load.waiting_requests + load.running_rows, stepped=stepped, idle=idle)
+        self._turn.end(load, num_requests, stepped=stepped, idle=idle)
 
     def _count(self, effect: OutwardEffect) -> None:
         match effect:

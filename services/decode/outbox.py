@@ -6,20 +6,13 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
+from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
 from baton.engine.messages import Fail, Scored
 from baton.transfer.base import PullEvent, PullOutcome
-from baton.worker.handoff.links import PrefillLinks
+from baton.worker.handoff.links import PeerLinks
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.streams import AttemptStreams
-from services.decode.effects import (
-    AbortHandoff,
-    AskCommit,
-    AskVerdict,
-    ConfirmCommit,
-    EmitTokens,
-    OutwardEffect,
-    ReportImported,
-)
+from services.decode.effects import AskCommit, EmitTokens, OutwardEffect, ReportImported
 from services.decode.handoff_client import HandoffClient
 from services.decode.server import DecodeStreamEvent
 
@@ -32,7 +25,7 @@ class DecodeOutbox:
         transport: str,
         streams: AttemptStreams[DecodeStreamEvent],
         handoffs: HandoffClient,
-        links: PrefillLinks,
+        links: PeerLinks,
         recent: RecentAttempts,
     ) -> None:
         self._loop = asyncio.get_running_loop()

@@ -27,7 +27,7 @@ from baton.rpc.times_codec import encode_decode_times, encode_import_times
 from baton.rpc.token_check import set_check
 from baton.telemetry.logs import get_logger
 from baton.worker.constraints import prepare_constraint
-from baton.worker.handoff.links import PrefillLinks
+from baton.worker.handoff.links import PeerLinks
 from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
 from baton.worker.streams import AttemptStreams
 from services.decode.commands import Claim, DecodeCommand, Reserve
@@ -66,7 +66,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self,
         mailbox: Mailbox[DecodeCommand],
         streams: AttemptStreams[DecodeStreamEvent],
-        links: PrefillLinks,
+        links: PeerLinks,
         handoffs: HandoffClient,
         config: ServicerConfig,
     ) -> None:

@@ -11,10 +11,6 @@ from baton.engine.chunking import ChunkBudget, ChunkPolicy
 from baton.kv.growth import GrowthPolicy, GrowthReserve
 from baton.settings.groups import Count, Port, Seconds, WorkerSettings
 
-RENEWALS_PER_LEASE = 10
-"""Renewals within one lease, so that a few may be lost."""
-MAX_RENEW_INTERVAL_S = 0.5
-
 
 class DecodeSettings(WorkerSettings):
     """Settings of a worker that imports KV and decodes."""
@@ -66,11 +62,6 @@ class DecodeSettings(WorkerSettings):
         if 0 < self.token_budget < self.page_size:
             raise ValueError("token_budget must be 0 or at least page_size, or a long prompt would never advance")
         return self
-
-    @property
-    def renew_interval_s(self) -> float:
-        """Interval of lease renewals, which also bring the keys that a source has quarantined."""
-        return min(MAX_RENEW_INTERVAL_S, self.export_lease_s / RENEWALS_PER_LEASE)
 
     @property
     def prefills(self) -> bool:

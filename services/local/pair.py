@@ -28,6 +28,7 @@ from baton.domain.worker import WorkerRole
 from baton.engine.chunking import ChunkBudget
 from baton.engine.handoff.export_commands import CommitExport, ReleaseExport
 from baton.engine.handoff.export_events import Seal
+from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import Abort, Fail, Scored
@@ -47,7 +48,7 @@ from baton.model.storage import PageStorage
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.digest import PoolHasher, mismatches
 from services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived
-from services.decode.effects import AbortHandoff, AskVerdict, ConfirmCommit, EmitTokens, OutwardEffect
+from services.decode.effects import EmitTokens, OutwardEffect
 from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.kv_import import Busy, Reserved, SealInfo

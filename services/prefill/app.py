@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import grpc
@@ -12,7 +13,11 @@ from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
 from baton.engine.file_tier.controller import FileTierController
 from baton.engine.file_tier.start import TierFiles, open_file_tier
+from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
+from baton.engine.handoff.page_imports import PageImportLimits, PageImports
+from baton.engine.handoff.page_source import ImportCostModel
+from baton.engine.handoff.prompt_tags import PromptTags
 from baton.engine.mailbox import Mailbox
 from baton.engine.page_scrub import PageScrub
 from baton.engine.thread import EngineThread
@@ -20,7 +25,7 @@ from baton.engine.turn import EngineTurn
 from baton.kv.memory import pool_extent
 from baton.kv.page_tags import PURPOSE, PoolTagger
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
-from baton.rpc.server import ServerAuth, start_server
+from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.settings.model_source import model_name
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
@@ -43,8 +48,9 @@ from baton.worker.streams import AttemptStreams
 from services.prefill.commands import PrefillCommand, TierEnded
 from services.prefill.loop import PrefillLoop
 from services.prefill.outbox import PrefillOutbox
+from services.prefill.page_sharing import PageSharing
+from services.prefill.peer_reader import PeerReader
 from services.prefill.policy import PrefillLimits
-from services.prefill.prompt_tags import PromptTags
 from services.prefill.scheduler import PrefillScheduler
 from services.prefill.server import PrefillServicer, PrefillStreamEvent
 from services.prefill.settings import PrefillSettings
@@ -53,6 +59,10 @@ log = get_logger()
 
 ENGINE_STOP_S = 10.0
 SERVER_GRACE_S = 1.0
+IMPORT_SHARE = 0.25
+"""Of the pool: most pages that imports of cached pages read into at once."""
+PULL_WINDOW_PAGES = 64
+PULL_DEADLINE_S = 5.0
 WATCH_TIMEOUT_S = 60.0
 """Longest silence of a watched handoff. A prompt that waits is silent, so this does not measure health."""
 
@@ -85,7 +95,6 @@ class _Worker:
         self._recent = RecentAttempts()
         self._events = SharedEventLog()
         self._events.attach(engine.cache)
-        self._outbox = PrefillOutbox(self._handoffs, self._streams, self._recent)
         self._registration = Registration(
             context.store,
             self._record,
@@ -94,6 +103,12 @@ class _Worker:
             context.trust,
             PATIENCE_TTLS * settings.worker_ttl_s,
         )
+        self._peers: PeerReader | None = None
+        if settings.shares_pages:
+            announce_soon = self._registration.announce_soon
+            self._peers = PeerReader(settings, engine, context, self._incarnation, self._mailbox, announce_soon)
+        submit, client = (lambda pull: None, None) if self._peers is None else (self._peers.submit, self._peers.client)
+        self._outbox = PrefillOutbox(self._handoffs, self._streams, self._recent, submit, client)
         names = usable_transports(settings.transport.value)
         made_of = (self._id, self._incarnation, engine.memory, context.trust)
         self._sources = {name: make_source(name, *made_of) for name in names}
@@ -129,11 +144,17 @@ class _Worker:
         await self._lifecycle.run(
             self._registration,
             log_status_forever(self._loop.activity, self._loop.load),
+            *(() if self._peers is None else self._peers.tasks()),
             num_requests=self._num_requests,
             drain_timeout_s=settings.drain_timeout_s,
-            close=partial(server.stop, SERVER_GRACE_S),
+            close=partial(self._close, server),
         )
         log.info("prefill_stopped", exit_code=self._lifecycle.exit_code)
+
+    async def _close(self, server: RunningServer) -> None:
+        await server.stop(SERVER_GRACE_S)
+        if self._peers is not None:
+            await self._peers.close()
 
     def _num_requests(self) -> int:
         """Number of requests that a drain waits for: prompts, uncommitted exports and open streams."""
@@ -153,14 +174,16 @@ class _Worker:
             watch_timeout_s=WATCH_TIMEOUT_S,
             granted_lease_s=None if self._settings.digests else self._settings.export_lease_s,
             num_page_parts=len(memory.part_ends),
+            gives_cached=self._settings.shares_pages,
         )
         streams = [source for source in self._sources.values() if isinstance(source, StreamSource)]
         read_pages = streams[0].read_pages if streams else None
         handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, read_pages)
         validator = EngineRequestValidator(self._engine.vocab_size, self._engine.max_model_len)
         prefill = PrefillServicer(
-            self._mailbox, self._streams, lambda: self._lifecycle.draining, validator, self._engine.masks
-        )
+            self._mailbox, self._streams, lambda: self._lifecycle.draining, validator, self._engine.masks,
+            None if self._peers is None else self._peers.links,
+        )  # fmt: skip
         worker = WorkerServicer(self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, server)
@@ -183,6 +206,7 @@ class _Worker:
             grammars=self._engine.grammars,
             kernels=self._engine.kernels,
             capabilities=CAPABILITIES,
+            links=() if self._peers is None else self._peers.records(),
         )
 
     def _make_tags(self) -> PromptTags | None:
@@ -192,20 +216,32 @@ class _Worker:
         tagger = PoolTagger(engine.memory, key, self._incarnation)
         return PromptTags(engine.cache.pool.digests, tagger, engine.geometry.page_size, engine.fingerprint.digest)
 
-    def _make_tier(self, turn: EngineTurn[PrefillCommand]) -> FileTierController | None:
-        """Raises `SettingsError` if the directory cannot be used."""
-        settings, step_time = self._settings, turn.steps.step_time
-        if settings.file_tier_dir is None:
-            return None
+    def _make_sharing(self, turn: EngineTurn[PrefillCommand], exports: ExportTable) -> PageSharing:
+        """Raises `SettingsError` if the file tier's directory cannot be used."""
+        settings, cache, step_time = self._settings, self._engine.cache, turn.steps.step_time
+        num_pages = cache.pool.num_pages
 
         def compute_s(num_pages: int, first: int) -> float:
             size = settings.page_size
-            return (
-                step_time.seconds_of(num_pages * size, first * size, settings.token_budget)
-                if step_time.reliable
-                else 0.0
-            )
+            if not step_time.reliable:
+                return 0.0
+            return step_time.seconds_of(num_pages * size, first * size, settings.token_budget)
 
+        imports = cached = None
+        if self._peers is not None:
+            costs = ImportCostModel(settings.page_sharing, self._engine.memory.page_bytes, compute_s)
+            tagged = None if self._tags is None else self._engine.fingerprint.digest
+            bounds = PageImportLimits(max(1, int(IMPORT_SHARE * num_pages)), PULL_WINDOW_PAGES, PULL_DEADLINE_S, tagged)
+            imports = PageImports(cache, bounds, costs)
+        if settings.shares_pages:
+            limits = ExportLimits(settings.max_given_pages(num_pages), lambda: cache.num_available)
+            cached = CachedExports(cache, exports, self._engine.checks, limits, self._tags)
+        return PageSharing(self._make_tier(compute_s), imports, cached)
+
+    def _make_tier(self, compute_s: Callable[[int, int], float]) -> FileTierController | None:
+        settings = self._settings
+        if settings.file_tier_dir is None:
+            return None
         files = TierFiles(settings.file_tier_dir, settings.file_tier_bytes, settings.file_tier_write)
         tier, close = open_file_tier(files, self._engine, compute_s, lambda: self._mailbox.put(TierEnded()))
         self._stack.callback(close)
@@ -227,6 +263,6 @@ class _Worker:
         turn = EngineTurn(
             WorkerRole.PREFILL, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages
         )
-        tier = self._make_tier(turn)
-        scheduler = PrefillScheduler(engine.cache, exports, limits, engine.checks, self._tags, tier)
+        sharing = self._make_sharing(turn, exports)
+        scheduler = PrefillScheduler(engine.cache, exports, limits, engine.checks, self._tags, sharing)
         return PrefillLoop(turn, scheduler, exports, engine.runner, scrub, self._outbox.emit)

@@ -6,20 +6,28 @@ from dataclasses import dataclass
 
 from baton.domain.handoff import PublishedChunk
 from baton.domain.request import EngineRequest
-from baton.engine.handoff.export_commands import CommitExport, ReleaseExport, RenewLeases
+from baton.engine.handoff.export_commands import ExportCommand
 from baton.engine.handoff.export_events import ExportEnded, ExportExpired, Seal
+from baton.engine.handoff.import_commands import PageImportCommand
+from baton.engine.handoff.page_imports import PageImportEffect
+from baton.engine.handoff.page_source import PageSource
 from baton.engine.messages import Abort, Fail, Scored
+from baton.transfer.base import PullEvent
 from services.prefill.scheduler import Progress
 
 
 @dataclass(frozen=True, slots=True)
 class AddPrompt:
-    """A new prompt, received at `received_at`. `deadline_s` counts from when the engine takes the command."""
+    """A new prompt, received at `received_at`. `deadline_s` counts from when the engine takes the command.
+
+    `source`: a linked worker that has cached pages of it.
+    """
 
     request: EngineRequest
     decode_prefix_len: int
     deadline_s: float
     received_at: float
+    source: PageSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,7 @@ class TierEnded:
     """A read or write of the file tier has ended: ends the wait for commands."""
 
 
-PrefillCommand = AddPrompt | Abort | ReleaseExport | RenewLeases | CommitExport | TierEnded
+PrefillCommand = AddPrompt | Abort | ExportCommand | PageImportCommand | PullEvent | TierEnded
 
 
-PrefillEvent = PublishedChunk | Progress | Scored | Seal | Fail | ExportExpired | ExportEnded
+PrefillEvent = PublishedChunk | Progress | Scored | Seal | Fail | ExportExpired | ExportEnded | PageImportEffect

@@ -7,17 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from baton.domain.errors import BatonError
+from baton.domain.errors import BatonError, Overloaded
 from baton.domain.worker import Activity, WorkerLoad
 from baton.engine.batch import Runner
-from baton.engine.handoff.export_commands import CommitExport, ReleaseExport, RenewalAnswer, RenewLeases
+from baton.engine.handoff.export_commands import CommitExport, OpenExport, ReleaseExport, RenewalAnswer, RenewLeases
 from baton.engine.handoff.export_events import ExportEnded, Seal
+from baton.engine.handoff.import_commands import (
+    AllocateProbePages,
+    CommitReplied,
+    ExportAnswer,
+    FreeProbePages,
+    LeasesRenewed,
+    PageImportCommand,
+    QuarantineArrived,
+    SourceReplaced,
+    VerdictArrived,
+)
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.messages import Abort, Fail, Scored
 from baton.engine.page_scrub import PageScrub
 from baton.engine.step_metrics import monotonic_s
 from baton.engine.turn import EngineTurn
+from baton.kv.pages import Hold
 from baton.telemetry import metrics
+from baton.transfer.base import PullEvent
 from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent, TierEnded
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 
@@ -51,6 +64,8 @@ class PrefillLoop:
         events += self._perform(self._scheduler.expire(monotonic_s()))
         batch = self._scheduler.schedule(monotonic_s())
         events += self._perform(self._scheduler.take_pending_effects())
+        if effects := self._scheduler.imports.take_effects():
+            self._emit([*effects])  # they go on beside the step
         if batch is not None:
             with self._turn.steps.step():
                 output = self._turn.steps.run(self._runner, batch)
@@ -85,11 +100,14 @@ class PrefillLoop:
 
     def _handle(self, command: PrefillCommand) -> list[PrefillEvent]:
         match command:
-            case AddPrompt(request, decode_prefix_len, deadline_s, received_at):
+            case AddPrompt(request, decode_prefix_len, deadline_s, received_at, source):
                 metrics.PROMPT_TOKENS_TOTAL.labels("prefill").inc(len(request.tokens))
                 try:
-                    deadline = monotonic_s() + deadline_s
-                    return self._perform(self._scheduler.add(request, decode_prefix_len, deadline, received_at))
+                    now = monotonic_s()
+                    effects = self._scheduler.add(
+                        request, decode_prefix_len, now + deadline_s, received_at, source, now
+                    )
+                    return self._perform(effects)
                 except BatonError as error:
                     metrics.STALE_MESSAGES_TOTAL.labels("prefill").inc()
                     return [Fail(request.id, error)]
@@ -105,8 +123,46 @@ class PrefillLoop:
                 valid = self._exports.commit(id)
                 commit_reply.send(valid)
                 return [ExportEnded(id, "committed")] if valid else []
+            case OpenExport():
+                return self._open(command)
             case TierEnded():
                 return []  # the turn's schedule takes what has ended
+            case _:
+                return self._import(command)
+
+    def _import(self, command: PageImportCommand | PullEvent) -> list[PrefillEvent]:
+        imports, now = self._scheduler.imports, monotonic_s()
+        match command:
+            case ExportAnswer(id, answer):
+                imports.on_opened(id, answer, now)
+            case PullEvent():
+                metrics.INTEGRITY_FAILURES_TOTAL.labels("page_digest").inc(len(command.corrupt))
+                imports.on_pull_event(command, now)
+            case SourceReplaced(source):
+                imports.on_source_replaced(source, now)
+            case QuarantineArrived(_, keys):
+                return self._perform(self._scheduler.on_keys_quarantined(keys))
+            case AllocateProbePages(num_pages, reply):
+                reply.send(self._turn.cache.allocate(num_pages, Hold.DRAINING))
+            case FreeProbePages(pages):
+                self._turn.cache.pool.drop(pages, Hold.DRAINING)
+            case LeasesRenewed() | CommitReplied() | VerdictArrived():
+                pass  # digests prove the pages, and the verdict was logged
+        return []
+
+    def _open(self, command: OpenExport) -> list[PrefillEvent]:
+        """Opens an export of cached pages, unless this worker computes the same request or gives none."""
+        id, keys, first, reply = command.id, command.keys, command.first_page, command.reply
+        cached, now = self._scheduler.cached_exports, monotonic_s()
+        if cached is None or self._exports.has_open(id.request_id):
+            reply.send(Overloaded(f"{id}: no cached pages are given", retry_after_s=1.0))
+            return []
+        events = self._perform(self._scheduler.on_wrong_pages(cached.find_wrong(keys), now))
+        try:
+            reply.send(cached.open(id, keys, first, now))
+        except BatonError as error:
+            reply.send(error)
+        return events
 
     def _release(self, command: ReleaseExport) -> list[PrefillEvent]:
         verdict, effects = self._scheduler.examine(command.id, command.suspects, monotonic_s())
@@ -123,8 +179,11 @@ class PrefillLoop:
             case Seal():
                 times = effect.times
                 self._turn.count_prompt(times.computed_tokens + times.cached_tokens, times.cached_tokens)
-                from_file = effect.num_from_file
-                metrics.CACHED_TOKENS_TOTAL.labels("prefill", "device").inc(times.cached_tokens - from_file)
+                from_file, imported = effect.num_from_file, times.imported_tokens
+                metrics.CACHED_TOKENS_TOTAL.labels("prefill", "device").inc(times.cached_tokens - from_file - imported)
+                metrics.CACHED_TOKENS_TOTAL.labels("prefill", "peer").inc(imported)
+                for role, num_tokens in effect.num_imported.items():
+                    metrics.IMPORTED_TOKENS_TOTAL.labels(role.value).inc(num_tokens)
                 metrics.CACHED_TOKENS_TOTAL.labels("prefill", "file").inc(from_file)
                 metrics.GENERATED_TOKENS_TOTAL.labels("prefill").inc()
                 return effect

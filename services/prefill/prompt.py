@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from baton.domain.ids import PageKey
 from baton.domain.request import EngineRequest
 from baton.domain.timing.attempt_times import MAX_CHUNK_TIMES, PrefillTimes, to_us
+from baton.domain.worker import WorkerRole
 from baton.kv.file_tier.lower_tier import TierUse
 from baton.kv.page_table import PageTable
 
@@ -15,6 +16,7 @@ from baton.kv.page_table import PageTable
 class PromptState(enum.Enum):
     """The queue that a prompt is in."""
 
+    IMPORTING = enum.auto()
     WAITING = enum.auto()
     CHUNKING = enum.auto()
     ENDED = enum.auto()
@@ -50,6 +52,7 @@ class Prompt:
     identities: list[bytes] = field(default_factory=list)  # of all pages, where pages are tagged
     tier_use: TierUse | None = None  # where there is a file tier
     num_from_file: int = 0  # tokens of `num_cached` that the file tier had
+    num_imported: dict[WorkerRole, int] = field(default_factory=dict)  # tokens of `num_cached`, by their source
 
     @property
     def num_remaining(self) -> int:
@@ -59,6 +62,7 @@ class Prompt:
         """Releases all pages."""
         self.table.release()
         self.num_cached = self.num_filled = 0
+        self.num_imported = {}
 
     def start_chunk(self, num_tokens: int, now: float) -> None:
         if self.first_chunk_at is None:
@@ -76,4 +80,5 @@ class Prompt:
             chunks=tuple(self.chunks),
             computed_tokens=len(self.request.tokens) - self.num_cached,
             cached_tokens=self.num_cached,
+            imported_tokens=sum(self.num_imported.values()),
         )

@@ -1,11 +1,11 @@
-"""The prompts of a prefill worker: *waiting* for admission, or *chunking*. Puts them in order for a step. Pure.
+"""The prompts of a prefill worker: *importing*, *waiting* for admission, or *chunking*. Orders them for a step. Pure.
 
 Owned by `scheduler`, which moves prompts and owns their pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from baton.domain.ids import AttemptId, PageKey
 from baton.engine.transition_log import log_transition
@@ -50,9 +50,13 @@ class PendingPages:
 
 
 class PromptQueue:
-    """Waiting prompts in the order of their arrival, and those in progress in the order of their admission."""
+    """Waiting prompts in the order of their arrival, and those in progress in the order of their admission.
+
+    Importing ones take no part in the order: others overtake them.
+    """
 
     def __init__(self, cache: PrefixCache, limits: PrefillLimits) -> None:
+        self.importing: list[Prompt] = []
         self.waiting: list[Prompt] = []
         self.chunking: list[Prompt] = []
         self.oldest: Prompt | None = None
@@ -62,14 +66,26 @@ class PromptQueue:
         self._num_added = 0
 
     def __iter__(self) -> Iterator[Prompt]:
-        return iter((*self.waiting, *self.chunking))
+        return iter((*self.importing, *self.waiting, *self.chunking))
 
-    def add(self, prompt: Prompt) -> None:
-        """Appends a new prompt."""
+    def add(self, prompt: Prompt, *, importing: bool = False) -> None:
+        """Appends a new prompt. `importing`: it waits for pages of another worker first."""
         self._num_added += 1
         prompt.number = self._num_added
-        self.waiting.append(prompt)
-        log_transition("prompt", prompt.request.id, "add", "waiting")
+        if importing:
+            prompt.state = PromptState.IMPORTING
+            self.importing.append(prompt)
+        else:
+            self.waiting.append(prompt)
+        log_transition("prompt", prompt.request.id, "add", prompt.state.name.lower())
+
+    def end_imports(self, ids: Collection[AttemptId]) -> None:
+        """Moves importing prompts to their places in *waiting*, which are those of their arrival. Ignores others."""
+        for prompt in [one for one in self.importing if one.request.id in ids]:
+            self.importing.remove(prompt)
+            prompt.state = PromptState.WAITING
+            self.waiting = sorted((*self.waiting, prompt), key=lambda one: one.number)
+            log_transition("prompt", prompt.request.id, "import_ended", "waiting")
 
     def admit(self, prompt: Prompt) -> None:
         """Moves a waiting prompt, whose pages are allocated, to *chunking*."""
@@ -99,7 +115,8 @@ class PromptQueue:
         """Takes out the prompt of an attempt; None if it is not here."""
         prompt = next((one for one in self if one.request.id == id), None)
         if prompt is not None:
-            (self.waiting if prompt.state is PromptState.WAITING else self.chunking).remove(prompt)
+            by_state = {PromptState.IMPORTING: self.importing, PromptState.WAITING: self.waiting}
+            by_state.get(prompt.state, self.chunking).remove(prompt)
             self._pending.remove(prompt)
             prompt.state = PromptState.ENDED
             log_transition("prompt", id, "end", "ended")
@@ -114,8 +131,9 @@ class PromptQueue:
             prompt.num_known = prompt.num_filled
         for prompt in self.waiting:
             prompt.num_known = self._num_cached_tokens(prompt)
-        ranks = {prompt: self._limits.rank(prompt) for prompt in self}
-        numbers = {prompt: prompt.number for prompt in self}
+        ordered = (*self.waiting, *self.chunking)
+        ranks = {prompt: self._limits.rank(prompt) for prompt in ordered}
+        numbers = {prompt: prompt.number for prompt in ordered}
         for prompt in self.waiting:
             if self.is_held(prompt) and (owner := prompt.owner) is not None:
                 ranks[owner] = min(ranks[owner], ranks.pop(prompt))

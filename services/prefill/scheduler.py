@@ -2,7 +2,8 @@
 
 A request's life here, queue by queue:
 
-1. *waiting*: `add` opens an export and appends the prompt. A prompt that never fits fails at once.
+1. *waiting*: `add` opens an export and appends the prompt. A prompt that never fits fails at once. One of which another
+   worker has more cached pages is *importing* first, for a bounded time and beside the order of the others.
 2. *chunking*: prompts are admitted in the order of `policy`, if a slot, pages for the whole prompt and pin budget are
    free. The longest cached prefix is matched, without the last token, which must be computed to sample from. The rest
    is cut into chunks. A step serves half-done and waiting prompts in one order, under one token budget; the oldest
@@ -33,24 +34,29 @@ from baton.domain.errors import (
     Superseded,
 )
 from baton.domain.handoff import PublishedChunk, Suspect
-from baton.domain.ids import AttemptId, PageId
+from baton.domain.ids import AttemptId, PageId, PageKey
 from baton.domain.request import EngineRequest, SampledToken, finish_reason
 from baton.engine.batch import Batch, Row, SampleSpec, ScoreSpec, StepOutput
 from baton.engine.chunking import StepBudget
 from baton.engine.handoff.export_events import ExportExpired, Seal
 from baton.engine.handoff.kv_export import ExportTable
+from baton.engine.handoff.page_imports import no_imports
+from baton.engine.handoff.page_source import PageSource
+from baton.engine.handoff.prompt_tags import PromptTags
 from baton.engine.messages import Fail, Scored
-from baton.kv.file_tier.lower_tier import LowerTier, TierUse
+from baton.kv.file_tier.lower_tier import TierUse
 from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
 from baton.kv.page_table import PageTable
 from baton.kv.pages import Hold, Owner
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.quarantine import Quarantine
+from services.prefill.page_sharing import PageSharing
 from services.prefill.policy import AdmissionGate, PrefillLimits
 from services.prefill.prompt import Prompt, PromptState
-from services.prefill.prompt_tags import PromptTags
 from services.prefill.queue import PromptQueue
+
+NOT_SHARED = PageSharing()
 
 _MAX_REMEMBERED = 256
 """Exports that ended with a wrong page, for suspects that are reported while they drain."""
@@ -77,11 +83,12 @@ class PrefillScheduler:
         limits: PrefillLimits,
         checks: PageChecks,
         tags: PromptTags | None = None,
-        tier: LowerTier | None = None,
+        sharing: PageSharing = NOT_SHARED,
     ) -> None:
-        """`tags` None: pages are published without tags. `tier`: where more cached pages are read from."""
+        """`tags` None: pages are published without tags."""
         self._tags = tags
-        self._tier = tier
+        self._tier, self.imports = sharing.tier, no_imports(cache) if sharing.imports is None else sharing.imports
+        self.cached_exports = sharing.exports
         self.quarantine = Quarantine(cache)
         self._checks = checks
         self._pending: list[PrefillEffect] = []
@@ -94,7 +101,7 @@ class PrefillScheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._queue.waiting)
+        return len(self._queue.waiting) + len(self._queue.importing)
 
     @property
     def num_chunking(self) -> int:
@@ -106,11 +113,17 @@ class PrefillScheduler:
         return sum(p.num_remaining for p in self._queue)
 
     def add(
-        self, request: EngineRequest, decode_prefix_len: int, deadline: float, received_at: float = 0.0
+        self,
+        request: EngineRequest,
+        decode_prefix_len: int,
+        deadline: float,
+        received_at: float = 0.0,
+        source: PageSource | None = None,
+        now: float = 0.0,
     ) -> list[PrefillEffect]:
         """Adds a request received at `received_at`; an older attempt that is still here fails.
 
-        Raises `Superseded` unless it is the newest attempt.
+        `source` has cached pages to import, from `now` on. Raises `Superseded` unless it is the newest attempt.
         """
         effects: list[PrefillEffect] = []
         older = self._exports.open(request.id)
@@ -131,9 +144,11 @@ class PrefillScheduler:
         prompt.num_matchable = (len(request.tokens) - 1) // size if request.prompt_logprobs is None else 0
         if self._tags is not None:
             prompt.identities = self._tags.identities(request)
+        matchable = prompt.keys[: prompt.num_matchable]
         if self._tier is not None:
-            prompt.tier_use = TierUse(prompt.keys[: prompt.num_matchable])
-        self._queue.add(prompt)
+            prompt.tier_use = TierUse(matchable)
+            source = None if self._tier.must_wait(prompt.tier_use, now) else source  # files are nearer
+        self._queue.add(prompt, importing=self.imports.begin(request.id, matchable, source, now))
         return effects
 
     def abort(self, id: AttemptId) -> bool:
@@ -150,6 +165,12 @@ class PrefillScheduler:
         """Quarantines pages whose bytes differ from their digests, and ends what was computed over them."""
         self.quarantine.add_pages(pages, now)
         return self._end_condemned() if pages else []
+
+    def on_keys_quarantined(self, keys: Sequence[PageKey]) -> list[PrefillEffect]:
+        """Takes out pages that a source has quarantined: what came from it, or was computed over that, may be wrong."""
+        self.quarantine.add_keys(keys)
+        self.imports.on_keys_quarantined(keys)
+        return self._end_condemned()
 
     def examine(
         self, id: AttemptId, suspects: Sequence[Suspect], now: float
@@ -175,6 +196,7 @@ class PrefillScheduler:
     def expire(self, now: float) -> list[PrefillEffect]:
         """Ends prompts past their deadline and exports past their lease."""
         effects: list[PrefillEffect] = []
+        self.imports.expire(now)
         for id in self._exports.expire(now):
             ended = Fail(id, LeaseEnded(f"{id}: its lease was not renewed")) if self._remove(id) else ExportExpired(id)
             effects.append(ended)
@@ -188,7 +210,8 @@ class PrefillScheduler:
         times = [p.deadline for p in self._queue]
         lease = self._exports.next_deadline()
         read = None if self._tier is None else self._tier.next_wakeup()
-        return min([*times, *(time for time in (lease, read) if time is not None)], default=None)
+        others = (lease, read, self.imports.next_deadline())
+        return min([*times, *(time for time in others if time is not None)], default=None)
 
     def schedule(self, now: float) -> Batch | None:
         """Builds a step under the token budget: the oldest prompt's share, then all prompts in the policy's order.
@@ -196,6 +219,7 @@ class PrefillScheduler:
         A long prompt leaves budget to the others first. What they leave is given out again, in the same order.
         """
         self._scheduled_at = now
+        self._queue.end_imports(self.imports.take_ended())
         if self._tier is not None:
             self._tier.poll(self.quarantine, now)
         step = StepBudget(self._limits.token_budget, self._limits.page_size)
@@ -229,8 +253,10 @@ class PrefillScheduler:
             prompt.num_filled += len(row.tokens)
             prompt.compute_s += now - self._scheduled_at
             prompt.table.cache_full_pages(prompt.request.tokens, prompt.num_filled)
+            num_matched = prompt.num_cached // self._limits.page_size
             if self._tier is not None:
-                self._tier.on_filled(prompt.table.cached_keys, prompt.num_cached // self._limits.page_size)
+                self._tier.on_filled(prompt.table.cached_keys, num_matched)
+            self.imports.on_filled(prompt.table.cached_keys[num_matched:])
             if index in output.failures:
                 self.abort(row.id)
                 effects.append(Fail(row.id, output.failures[index]))
@@ -276,6 +302,8 @@ class PrefillScheduler:
         prompt.num_cached = prompt.num_filled = num_matched
         if self._tier is not None:
             prompt.num_from_file = self._tier.on_admitted(prompt.table.cached_keys) * self._limits.page_size
+        used = self.imports.on_admitted(prompt.table.cached_keys)
+        prompt.num_imported = {role: num * self._limits.page_size for role, num in used.items()}
         self._queue.admit(prompt)
         gate.on_admitted()
         return True
@@ -359,12 +387,13 @@ class PrefillScheduler:
         prompt.table.release()
         self._queue.seal(prompt)
         finish = finish_reason(request.stop, sampled.token, request.num_emitted + 1)
-        num_from_file = prompt.num_from_file
-        return [Seal(request.id, request.num_emitted, sampled, finish, num_pages, prompt.times(now), num_from_file)]
+        cached = prompt.num_from_file, prompt.num_imported
+        return [Seal(request.id, request.num_emitted, sampled, finish, num_pages, prompt.times(now), *cached)]
 
     def _remove(self, id: AttemptId) -> bool:
         """Removes a prompt from its queue and releases its pages. False if it is in no queue."""
         prompt = self._queue.remove(id)
+        self.imports.abort(id)
         if prompt is not None:
             prompt.table.release()
         return prompt is not None

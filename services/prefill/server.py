@@ -11,9 +11,10 @@ from dataclasses import asdict
 import grpc
 
 from baton.domain.errors import BatonError, DeadlineExceeded, Draining, Overloaded
-from baton.domain.ids import AttemptId
+from baton.domain.ids import AttemptId, Incarnation, WorkerId
 from baton.domain.request import OutputToken
 from baton.engine.handoff.export_events import Seal
+from baton.engine.handoff.page_source import PageSource
 from baton.engine.mailbox import Mailbox
 from baton.engine.masks import MaskFiller
 from baton.engine.messages import Abort, Fail, Scored
@@ -24,6 +25,7 @@ from baton.rpc.times_codec import encode_prefill_times
 from baton.rpc.token_check import set_check
 from baton.telemetry.logs import get_logger
 from baton.worker.constraints import prepare_constraint
+from baton.worker.handoff.links import PeerLinks
 from baton.worker.request_validator import MAX_NAME_CHARS, EngineRequestValidator, clamp_duration, validate_id
 from baton.worker.streams import AttemptStreams
 from services.prefill.commands import AddPrompt, PrefillCommand
@@ -46,13 +48,15 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         is_draining: Callable[[], bool],
         validator: EngineRequestValidator,
         masks: MaskFiller | None = None,
+        links: PeerLinks | None = None,
     ) -> None:
-        """`masks`: of the engine; None: requests with a constraint are refused."""
+        """`masks`: of the engine; None: requests with a constraint are refused. `links`: to read cached pages over."""
         self._mailbox = mailbox
         self._streams = streams
         self._is_draining = is_draining
         self._validator = validator
         self._masks = masks
+        self._links = links
 
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, context: grpc.aio.ServicerContext[object, object]
@@ -108,7 +112,16 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             raise Draining("this prefill worker is draining", retry_after_s=1.0)
         deadline_s = clamp_duration(request.deadline_s, "deadline_s")
         prompt = self._validator.validate_prompt(request.request)
-        return AddPrompt(prompt, request.decode_prefix_len, deadline_s, monotonic_s())
+        source = self._find_source(request.page_source) if request.HasField("page_source") else None
+        return AddPrompt(prompt, request.decode_prefix_len, deadline_s, monotonic_s(), source)
+
+    def _find_source(self, named: prefill_pb2.PageSource) -> PageSource | None:
+        """The named worker, if there is a link to it."""
+        id, incarnation = WorkerId(named.worker_id), Incarnation(named.incarnation)
+        link = None if self._links is None else self._links.find(id, incarnation)
+        if link is None:
+            return None
+        return PageSource(id, incarnation, link.role, named.num_pages, link.record.bandwidth_bytes_per_s)
 
 
 def _failed(error: BatonError) -> prefill_pb2.PrefillEvent:

@@ -17,6 +17,8 @@ from baton.domain.ids import WorkerId
 from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.chunking import ChunkBudget
 from baton.engine.fake_runner import SLOT_BYTES
+from baton.engine.handoff.cached_exports import ExportLimits
+from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
 from baton.grammar.tokenizer import CAPABILITY
@@ -25,12 +27,14 @@ from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.kv.tiers import HostTier
-from baton.rpc.gen import decode_pb2_grpc
+from baton.rpc.gen import decode_pb2_grpc, handoff_pb2_grpc
 from baton.transfer.base import PullEvent
 from baton.transfer.digest import PoolHasher
 from baton.transfer.fake import TRANSPORT
 from baton.transfer.puller import ThreadedPuller
-from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PrefillLinks
+from baton.worker.handoff.handoff_log import HandoffLog
+from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
+from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.registration import Registration
 from baton.worker.streams import AttemptStreams
@@ -40,6 +44,7 @@ from services.decode.import_policy import ImportRules
 from services.decode.import_table import ImportLimits
 from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
+from services.decode.page_exports import PageExports
 from services.decode.page_faults import PageFaults
 from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
 from simulation.checks.invariants import EmissionCheck, Violation, check_idle, check_pages
@@ -55,7 +60,7 @@ from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
 from simulation.scenario import VOCAB_SIZE
 
-SERVER_GRACE_S = 1.0
+SERVER_GRACE_S, WATCH_TIMEOUT_S = 1.0, 5.0
 """Copied from `services.decode.app`, which would import the model."""
 
 PAGE_BYTES = CONFIG.page_size * SLOT_BYTES
@@ -88,7 +93,7 @@ class SimDecode:
             WorkerId(process.name), process.incarnation, MODEL, self._fingerprint, PAGE_BYTES,
             LINK_GRACE_TTLS * CONFIG.worker_ttl_s,
         )  # fmt: skip
-        self._links = PrefillLinks(
+        self._links = PeerLinks(
             identity, sim_store, SimChannels(network, process), cast(ThreadedPuller, self._puller), self._mailbox,
             self._registration.announce_soon,
         )  # fmt: skip
@@ -102,10 +107,11 @@ class SimDecode:
         self._prefills = process.name in scenario.local_prefill_workers
         self._num_preemptions = 0
         self._growth_mode = scenario.growth
+        self._gives_pages = scenario.gives_pages
         self._loop = self._make_loop(runner, policies, scenario.digests, num_host_pages)
         self._mailbox.on_arrival = self._engine.wake
         self._masks = runner.masks
-        self._listen()
+        self._listen(environment.page_network.add_source(process, self._memory))
         self._engine.begin(self._loop)
         for work in (self._registration.run(), self._links.run(), self._handoffs.renew_forever()):
             process.spawn(work, "background")
@@ -131,6 +137,7 @@ class SimDecode:
             "host pages": self._host.num_slots - self._host.num_free,
             "streams": len(self._streams),
             "handoffs": len(self._handoffs),
+            "exports": len(self._exports),
         }
         check_idle(self.process.name, self._cache.pool, left)
 
@@ -138,7 +145,7 @@ class SimDecode:
         """Flips bits of settled pages that nothing holds and of pages in host memory; returns the former."""
         host = [slot for slot in range(self._host.num_slots) if self._host.digests([slot])]
         flip_bits(rng, self._host_memory, host)
-        return flip_bits(rng, self._memory, settled_pages(self._cache.pool, (Owner.CACHED,)))
+        return flip_bits(rng, self._memory, settled_pages(self._cache.pool, (Owner.CACHED, Owner.PINNED)))
 
     def _make_loop(self, runner: SimRunner, policies: PolicyClasses, digests: bool, num_host_pages: int) -> DecodeLoop:
         limits = ImportLimits(CONFIG.page_size, CONFIG.max_rows, CONFIG.max_window_pages, CONFIG.pull_deadline_s)
@@ -152,10 +159,14 @@ class SimDecode:
         faults = PageFaults(self._cache, self._imports, self._scheduler, checks, CONFIG.page_size, PAGE_BYTES)
         import_policy = policies.import_policy(self._cache.pool, self._imports, self._scheduler, rules, faults, growth)
         turn = EngineTurn(WorkerRole.DECODE, self._cache, self._mailbox, self._lifecycle.on_idle)
-        hooks = DecodeHooks(self._emit, self._puller.submit, PageScrub(checks, PAGE_BYTES))
+        self._exports = ExportTable(self._cache.pool, CONFIG.lease_s)
+        given = ExportLimits(CONFIG.max_given_pages, import_policy.num_free_pages)
+        cached = policies.cached_exports(self._cache, self._exports, checks, given)
+        exports = PageExports(self._exports, cached, import_policy) if self._gives_pages else None
+        hooks = DecodeHooks(self._emit, self._puller.submit, PageScrub(checks, PAGE_BYTES), None, exports)
         return DecodeLoop(turn, self._imports, self._scheduler, import_policy, runner, hooks)
 
-    def _listen(self) -> None:
+    def _listen(self, metadata: bytes) -> None:
         server = SimServer()
         local_source = (WorkerId(self.process.name), self.process.incarnation) if self._prefills else None
         config = ServicerConfig(
@@ -163,6 +174,13 @@ class SimDecode:
         )
         servicer = DecodeServicer(self._mailbox, self._streams, self._links, self._handoffs, config)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, cast(Any, server))
+        if self._gives_pages:
+            terms = LinkConfig(
+                WorkerId(self.process.name), self.process.incarnation, MODEL, self._fingerprint, {TRANSPORT: metadata},
+                self._memory.address, self._memory.num_pages, PAGE_BYTES, WATCH_TIMEOUT_S, None, len(PART_ENDS), True,
+            )  # fmt: skip
+            handoffs = HandoffServicer(terms, self._mailbox, HandoffLog(), None)
+            handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
 
     def _record(self) -> WorkerRecord:

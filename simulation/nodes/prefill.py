@@ -1,6 +1,7 @@
 """A simulated prefill worker: every module of the real one, wired as `services.prefill.app._Worker` wires them.
 
-Real: loop, scheduler, exports, handoff log, both servicers, registration. Simulated: thread, sockets, memory, model.
+Real: loop, scheduler, exports, imports, links, handoff log, both servicers, registration. Simulated: threads, sockets,
+memory, model.
 `_record` mirrors the method of the same name there, and `leave` the end of `run`.
 """
 
@@ -15,7 +16,10 @@ from typing import Any, cast
 from baton.domain.ids import WorkerId
 from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.fake_runner import SLOT_BYTES
+from baton.engine.handoff.cached_exports import ExportLimits
 from baton.engine.handoff.export_events import Seal
+from baton.engine.handoff.page_imports import PageImportLimits
+from baton.engine.handoff.page_source import ImportCostModel
 from baton.engine.page_scrub import PageScrub
 from baton.engine.turn import EngineTurn
 from baton.grammar.tokenizer import CAPABILITY
@@ -23,6 +27,8 @@ from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
+from baton.settings.groups import PageSharingKind
+from baton.transfer.base import Pull
 from baton.transfer.digest import PoolHasher
 from baton.transfer.fake import TRANSPORT
 from baton.worker.handoff.handoff_log import HandoffLog
@@ -33,13 +39,16 @@ from baton.worker.streams import AttemptStreams
 from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent
 from services.prefill.loop import PrefillLoop
 from services.prefill.outbox import PrefillOutbox
+from services.prefill.page_sharing import PageSharing
 from services.prefill.policy import PolicySettings, PrefillLimits
+from services.prefill.scheduler import NOT_SHARED
 from services.prefill.server import PrefillServicer, PrefillStreamEvent
 from simulation.checks.invariants import EmissionCheck, check_idle, check_pages
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
 from simulation.nodes.environment import SimEnvironment
+from simulation.nodes.peer_reader import SimPeerReader
 from simulation.nodes.state_store import SimStore
-from simulation.policies import CONFIG, INTAKE, MODEL, model_fingerprint
+from simulation.policies import CONFIG, INTAKE, MODEL, PolicyClasses, model_fingerprint
 from simulation.runtime.grpc_calls import SimServer
 from simulation.runtime.network import Endpoint
 from simulation.runtime.page_memory import SimMemory, two_parts
@@ -78,12 +87,13 @@ class SimPrefill:
             long_tokens,
             PolicySettings(scenario.prefill_policy, max_overtakes=scenario.max_overtakes),
         )
-        scheduler = policies.prefill_scheduler(self._cache, self._exports, limits, checks)
+        sharing = self._make_sharing(policies, checks) if scenario.gives_pages else NOT_SHARED
+        scheduler = policies.prefill_scheduler(self._cache, self._exports, limits, checks, None, sharing)
+        self._scheduler = scheduler
         runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, version=version)
         self._mailbox: SimMailbox[PrefillCommand] = SimMailbox(1024, self._on_command)
         self._streams: AttemptStreams[PrefillStreamEvent] = AttemptStreams(on_empty=self._lifecycle.on_idle)
         self._handoffs = HandoffLog()
-        self._outbox = PrefillOutbox(self._handoffs, self._streams, RecentAttempts())
         self._engine = SimEngine(
             process, runner, self._mailbox.end_wait, self._check, environment.on_crash, scenario.mean_step_s
         )
@@ -92,20 +102,41 @@ class SimPrefill:
         self._loop = PrefillLoop(turn, scheduler, self._exports, runner, scrub, self._emit)
         self._mailbox.on_arrival = self._engine.wake
         self._masks = runner.masks
-        self._listen(environment.page_network.add_source(process, self._memory), None if digests else CONFIG.lease_s)
         sim_store = SimStore(environment.store_server, network, process, CONFIG.heartbeat_s)
         self._registration = Registration(sim_store, self._record, CONFIG.heartbeat_s, lambda _: process.kill())
+        peers = (
+            SimPeerReader(process, environment, self._memory, self._fingerprint, self._mailbox, self._registration)
+            if scenario.gives_pages
+            else None
+        )
+        self._peers = peers
+        submit, client = (lambda pull: None, None) if peers is None else (peers.submit, peers.client)
+        self._outbox = PrefillOutbox(self._handoffs, self._streams, RecentAttempts(), submit, client)
+        self._listen(environment.page_network.add_source(process, self._memory), None if digests else CONFIG.lease_s)
         self._engine.begin(self._loop)
         process.spawn(self._registration.run(), "background")
+        if self._peers is not None:
+            self._peers.begin()
+
+    def _make_sharing(self, policies: PolicyClasses, checks: PageChecks) -> PageSharing:
+        """As `services.prefill.app` does; here importing always pays."""
+        cache, page_bytes = self._cache, self._memory.page_bytes
+        costs = ImportCostModel(PageSharingKind.ALWAYS, page_bytes, lambda num_pages, first: 0.0)
+        bounds = PageImportLimits(CONFIG.max_imported_pages, CONFIG.max_window_pages, CONFIG.pull_deadline_s)
+        limits = ExportLimits(CONFIG.max_given_pages, lambda: cache.num_available)
+        exports = policies.cached_exports(cache, self._exports, checks, limits)
+        return PageSharing(None, policies.page_imports(cache, bounds, costs), exports)
 
     async def leave(self) -> None:
         """SIGTERM; returns when the process would exit."""
         await self._lifecycle.drain(self._registration.announce, self._num_requests, CONFIG.drain_s)
         await self._listener.stop(SERVER_GRACE_S)
+        if self._peers is not None:
+            await self._peers.close()
         await self._registration.withdraw()
 
     def _check(self) -> None:
-        check_pages(self._cache)
+        check_pages(self._cache, [] if self._peers is None else self._peers.pages_in_flight())
 
     def _num_requests(self) -> int:
         return max(self._loop.num_requests, len(self._streams))
@@ -113,6 +144,7 @@ class SimPrefill:
     def check_idle(self) -> None:
         """Raises `Violation` if anything is left behind."""
         left = {"exports": len(self._exports), "handoffs": len(self._handoffs), "streams": len(self._streams)}
+        left["imports"] = len(self._scheduler.imports)
         check_idle(self.process.name, self._cache.pool, left)
 
     def rot(self, rng: Random) -> list[int]:
@@ -124,10 +156,14 @@ class SimPrefill:
         terms = LinkConfig(
             worker_id, self.process.incarnation, MODEL, self._fingerprint, {TRANSPORT: metadata}, memory.address,
             memory.num_pages, memory.page_bytes, WATCH_TIMEOUT_S, granted_lease_s, len(memory.part_ends),
+            self._peers is not None,
         )  # fmt: skip
         server = SimServer()
         handoffs = HandoffServicer(terms, self._mailbox, self._handoffs, None)
-        prefill = PrefillServicer(self._mailbox, self._streams, lambda: self._lifecycle.draining, INTAKE, self._masks)
+        links = None if self._peers is None else self._peers.links
+        prefill = PrefillServicer(
+            self._mailbox, self._streams, lambda: self._lifecycle.draining, INTAKE, self._masks, links
+        )
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, cast(Any, server))
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, cast(Any, server))
         self._listener = self._network.hosts[self.process.name] = Endpoint(self.process, server.handlers)
@@ -147,6 +183,7 @@ class SimPrefill:
             load=replace(self._loop.load(), step_age_s=self._engine.step_age_s()),
             grammars=CAPABILITY,
             capabilities=CAPABILITIES,
+            links=() if self._peers is None else self._peers.links.records(),
         )
 
     def _on_command(self, command: PrefillCommand) -> None:
@@ -155,7 +192,8 @@ class SimPrefill:
 
     def _emit(self, events: list[PrefillEvent]) -> None:
         for event in events:
-            self._network.trace.note(self.process.name, f"{type(event).__name__} {event.id}", event.id.request_id)
+            request = None if isinstance(event, Pull) else event.id.request_id
+            self._network.trace.note(self.process.name, f"{type(event).__name__} {event.id}", request)
             if isinstance(event, Seal):
                 self._emission_check.on_token(event.id, event.index)
-        self._engine.after_step(partial(self._outbox.deliver, events))
+        self._engine.after_step(partial(self._outbox.emit, events))

@@ -1,6 +1,6 @@
 """One-sided reads between simulated workers: the real `FakeMover` and `ActivePull`, driven by the virtual clock.
 
-`PageNetwork` holds the prefill pools and gives every decode worker its own view of them, so a pair can be cut.
+`PageNetwork` holds the readable pools and gives every reader its own view of them, so a pair can be cut.
 `SimPuller` replaces `baton.transfer.puller.ThreadedPuller`; `_progress` mirrors its `_serve`, without the thread. Bytes
 are copied at the end of a read, the worst time.
 """
@@ -25,7 +25,7 @@ MAX_LATE_S = 3.0
 
 
 class SimFabric(FakeFabric):
-    """One decode worker's view of the sources. `stop_faults` ends the faults."""
+    """One reader's view of the sources. `stop_faults` ends the faults."""
 
     def __init__(self, rng: Random, noise: Noise) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class SimFabric(FakeFabric):
 class _Source:
     process: SimProcess
     memory: PageMemory
-    views: dict[str, FakeSource] = field(default_factory=dict)  # decode name -> its view
+    views: dict[str, FakeSource] = field(default_factory=dict)  # reader's name -> its view
 
 
 class PageNetwork:
@@ -65,14 +65,14 @@ class PageNetwork:
         self._cuts: dict[tuple[str, str], float] = {}
 
     def add_source(self, process: SimProcess, memory: PageMemory) -> bytes:
-        """Adds a prefill worker's pool; returns its address for peers."""
+        """Adds a worker's pool; returns its address for peers."""
         source = self._sources[process.name] = _Source(process, memory)
         for decode, fabric in self._fabrics.items():
             self._show(source, decode, fabric)
         return _key(process)
 
     def add_reader(self, process: SimProcess) -> SimFabric:
-        """Adds a decode worker."""
+        """Adds a worker that reads."""
         fabric = self._fabrics[process.name] = SimFabric(process.rng, self._noise)
         for source in self._sources.values():
             self._show(source, process.name, fabric)
@@ -85,9 +85,13 @@ class PageNetwork:
             view.close()
         self._fabrics.pop(process.name, None)
 
-    def cut(self, prefill: str, decode: str, duration_s: float) -> None:
-        """Stalls reads of a pair for a while."""
-        loop, pair = asyncio.get_running_loop(), (prefill, decode)
+    def cut(self, one: str, other: str, duration_s: float) -> None:
+        """Stalls reads of a pair for a while, in both directions."""
+        for pair in ((one, other), (other, one)):
+            self._cut(pair, duration_s)
+
+    def _cut(self, pair: tuple[str, str], duration_s: float) -> None:
+        loop = asyncio.get_running_loop()
         until_s = self._cuts[pair] = max(loop.time() + duration_s, self._cuts.get(pair, 0.0))
         self._refresh()
         loop.call_at(until_s, self._end_cut, pair, until_s)
@@ -116,7 +120,7 @@ class PageNetwork:
 
 
 class SimPuller:
-    """The decode side of the reads of one process."""
+    """The reading side of one process."""
 
     transport = TRANSPORT
 

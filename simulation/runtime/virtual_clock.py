@@ -21,7 +21,7 @@ CLOCK_PATHS = (
     "services.decode.server.monotonic_s",
     "baton.worker.recent_attempts.monotonic_s",
     "services.decode.loop.monotonic_s",
-    "services.decode.handoff_client.monotonic_s",
+    "baton.worker.handoff.handoff_calls.monotonic_s",
 )
 """Modules in which engine loops and leases read the time."""
 

@@ -47,7 +47,7 @@ from baton.transfer.digest import PoolHasher
 from baton.transfer.stream import StreamPuller, StreamSource
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
-from baton.worker.handoff.links import LinkIdentity, PrefillLinks
+from baton.worker.handoff.links import LinkIdentity, PeerLinks
 from baton.worker.recent_attempts import RecentAttempts
 from baton.worker.request_validator import EngineRequestValidator
 from baton.worker.streams import AttemptStreams
@@ -154,7 +154,7 @@ class DecodeWorker(_Worker):
         self.streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams()
         self.puller = StreamPuller(self.memory, self._pulled)
         identity = LinkIdentity(DECODE, DECODE_INCARNATION, MODEL, FINGERPRINT, PAGE_BYTES, grace_s=1.0)
-        self.links = PrefillLinks(identity, store, channels, self.puller, self.mailbox, lambda: None)
+        self.links = PeerLinks(identity, store, channels, self.puller, self.mailbox, lambda: None)
         validator = EngineRequestValidator(VOCAB_SIZE, MAX_MODEL_LEN)
         self.handoffs = HandoffClient(self.links, self.mailbox, LEASE_S / 4, validator)
         self._outbox = DecodeOutbox("stream", self.streams, self.handoffs, self.links, RecentAttempts())

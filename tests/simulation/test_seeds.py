@@ -18,7 +18,7 @@ EXPECTED_PREFIXES = (
     *("kill", "freeze", "hang", "drain", "cut", "one-way cut", "slow", "kill store", "freeze store", "kill router"),
     *("log attempt_failed", "hangs up", "loses its connection", "comes back", "has left", "Preempted", "ExportExpired"),
     *("wipe store", "roll back store", "the store is rolled back", "log store_reset", "pages rot", "log pages_wrong"),
-    *("log link_down", "log link_breaker_opened", "log call_claimed", "log takeover_started"),
+    *("log link_down", "log link_breaker_opened", "log call_claimed", "log takeover_started", "AskExport"),
 )
 RARE_SEEDS = (109,)
 """Corrupted reads that exhaust their retries are rare."""

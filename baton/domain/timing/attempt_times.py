@@ -22,6 +22,7 @@ class PrefillTimes:
     chunks: tuple[tuple[int, int], ...]  # (start_us, tokens), at most MAX_CHUNK_TIMES
     computed_tokens: int
     cached_tokens: int
+    imported_tokens: int = 0  # of the cached ones: read from another worker's cache for this prompt
 
 
 @dataclass(frozen=True, slots=True)

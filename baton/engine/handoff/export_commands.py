@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.domain.errors import PageVerdict
-from baton.domain.handoff import Suspect
+from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, PageKey
 from baton.engine.reply import Reply
 
@@ -50,7 +50,20 @@ class CommitExport:
     reply: Reply[bool]
 
 
-ExportCommand = ReleaseExport | RenewLeases | CommitExport
+@dataclass(frozen=True, slots=True)
+class OpenExport:
+    """Request of another worker for those of `keys`, a prompt's full pages, that are cached here, from `first_page` on.
+
+    The reply has the pages, pinned under a lease.
+    """
+
+    id: AttemptId
+    keys: tuple[PageKey, ...]
+    first_page: int
+    reply: Reply[PublishedChunk]
+
+
+ExportCommand = ReleaseExport | RenewLeases | CommitExport | OpenExport
 
 
 class ExportMailbox(Protocol):

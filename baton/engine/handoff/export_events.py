@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from baton.domain.ids import AttemptId
 from baton.domain.request import FinishReason, SampledToken
 from baton.domain.timing.attempt_times import PrefillTimes
+from baton.domain.worker import WorkerRole
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
     """Seal of a prompt: the last chunk is published and the first token, of output index `index`, is sampled.
 
-    `num_from_file`: those of the cached tokens that were read from the file tier.
+    Of the cached tokens `num_from_file` were read from the file tier, `num_imported` from other workers, by their role.
     """
 
     id: AttemptId
@@ -23,6 +25,7 @@ class Seal:
     num_pages: int
     times: PrefillTimes
     num_from_file: int = 0
+    num_imported: Mapping[WorkerRole, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

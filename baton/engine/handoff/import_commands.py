@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.domain.errors import PageVerdict
+from baton.domain.errors import BatonError, PageVerdict
+from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, PageKey, WorkerId
 from baton.engine.reply import Reply
 
@@ -65,12 +66,38 @@ class FreeProbePages:
     pages: tuple[PageId, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ExportAnswer:
+    """The answer of a source that was asked for cached pages: what it announced, or why it gives none."""
+
+    id: AttemptId
+    answer: PublishedChunk | BatonError
+
+
 LinkCommand = SourceReplaced | AllocateProbePages | FreeProbePages
+ImportCommand = LinkCommand | LeasesRenewed | CommitReplied | VerdictArrived | QuarantineArrived
+PageImportCommand = ImportCommand | ExportAnswer
 
 
 class LinkMailbox(Protocol):
-    """Mailbox of an engine that imports."""
+    """Mailbox of an engine that imports, for its links."""
 
     def put(self, command: LinkCommand) -> None:
+        """See `Mailbox.put`."""
+        ...
+
+
+class ImportMailbox(Protocol):
+    """Mailbox of an engine that imports, for the answers of sources."""
+
+    def put(self, command: ImportCommand) -> None:
+        """See `Mailbox.put`."""
+        ...
+
+
+class PageImportMailbox(Protocol):
+    """Mailbox of an engine that imports cached pages."""
+
+    def put(self, command: PageImportCommand) -> None:
         """See `Mailbox.put`."""
         ...

@@ -1,4 +1,6 @@
-"""KV exports: prefill's side of a handoff. Tracks the pinned pages of each attempt and their lease. Pure.
+"""KV exports: the giving side of a handoff. Tracks the pinned pages of each attempt and their lease. Pure.
+
+Prefill exports the prompts that it computes; every worker exports cached pages (`cached_exports`).
 
 An export's life (the table is `baton.domain.handoff.EXPORT_TRANSITIONS`):
 
@@ -57,7 +59,7 @@ class KvExport:
 
 
 class ExportTable:
-    """The exports of one prefill worker. `grants_leases`: a renewed lease is kept even if the attempt ends."""
+    """The exports of one worker. `grants_leases`: a renewed lease is kept even if the attempt ends."""
 
     def __init__(self, pool: PagePool, lease_s: float, grants_leases: bool = False) -> None:
         self._pool = pool
@@ -97,6 +99,15 @@ class ExportTable:
         export.digests |= digests
         if export.lease_ends_at is None:
             export.lease_ends_at = now + self._lease_s
+
+    def has_open(self, request: RequestId) -> bool:
+        """True while an export of the request's newest attempt has not ended."""
+        newest = self._newest.get(request)
+        return newest is not None and newest in self._open
+
+    def is_open(self, id: AttemptId) -> bool:
+        """True while the export has not ended."""
+        return id in self._open
 
     def announced(self, id: AttemptId) -> Mapping[PageId, int]:
         """Announced pages of an open export and their digests; none if it has ended."""

@@ -202,20 +202,22 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., decode: _Optional[_Union[DecodeTimes, _Mapping]] = ..., seen: _Optional[_Union[AttemptId, _Mapping]] = ..., verdict: _Optional[_Union[PageVerdict, str]] = ...) -> None: ...
 
 class PrefillTimes(_message.Message):
-    __slots__ = ("queue_us", "compute_us", "seal_us", "chunks", "computed_tokens", "cached_tokens")
+    __slots__ = ("queue_us", "compute_us", "seal_us", "chunks", "computed_tokens", "cached_tokens", "imported_tokens")
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     SEAL_US_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IMPORTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     queue_us: int
     compute_us: int
     seal_us: int
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkTime]
     computed_tokens: int
     cached_tokens: int
-    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., seal_us: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[ChunkTime, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    imported_tokens: int
+    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., seal_us: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[ChunkTime, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., imported_tokens: _Optional[int] = ...) -> None: ...
 
 class ChunkTime(_message.Message):
     __slots__ = ("start_us", "tokens")

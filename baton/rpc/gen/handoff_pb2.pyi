@@ -66,6 +66,26 @@ class WatchRequest(_message.Message):
     incarnation: int
     def __init__(self, id: _Optional[_Union[_common_pb2.AttemptId, _Mapping]] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
+class OpenExportRequest(_message.Message):
+    __slots__ = ("id", "incarnation", "page_keys", "first_page")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PAGE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    id: _common_pb2.AttemptId
+    incarnation: int
+    page_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    first_page: int
+    def __init__(self, id: _Optional[_Union[_common_pb2.AttemptId, _Mapping]] = ..., incarnation: _Optional[int] = ..., page_keys: _Optional[_Iterable[bytes]] = ..., first_page: _Optional[int] = ...) -> None: ...
+
+class OpenExportReply(_message.Message):
+    __slots__ = ("chunk", "refused")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    chunk: ChunkReady
+    refused: _common_pb2.Failure
+    def __init__(self, chunk: _Optional[_Union[ChunkReady, _Mapping]] = ..., refused: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+
 class HandoffEvent(_message.Message):
     __slots__ = ("chunk", "seal", "failed")
     CHUNK_FIELD_NUMBER: _ClassVar[int]

@@ -45,6 +45,11 @@ class HandoffStub(object):
                 request_serializer=baton_dot_v1_dot_handoff__pb2.WatchRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_handoff__pb2.HandoffEvent.FromString,
                 _registered_method=True)
+        self.OpenExport = channel.unary_unary(
+                '/baton.v1.Handoff/OpenExport',
+                request_serializer=baton_dot_v1_dot_handoff__pb2.OpenExportRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_handoff__pb2.OpenExportReply.FromString,
+                _registered_method=True)
         self.Commit = channel.unary_unary(
                 '/baton.v1.Handoff/Commit',
                 request_serializer=baton_dot_v1_dot_handoff__pb2.CommitRequest.SerializeToString,
@@ -79,6 +84,14 @@ class HandoffServicer(object):
 
     def Watch(self, request, context):
         """Streams all events of a handoff, from the first. Ends after `seal` or `failed`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenExport(self, request, context):
+        """Pins cached pages and announces them, for the prefix cache of another worker. They are leased, read, committed or
+        aborted as the pages of a handoff are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,6 +136,11 @@ def add_HandoffServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=baton_dot_v1_dot_handoff__pb2.WatchRequest.FromString,
                     response_serializer=baton_dot_v1_dot_handoff__pb2.HandoffEvent.SerializeToString,
+            ),
+            'OpenExport': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenExport,
+                    request_deserializer=baton_dot_v1_dot_handoff__pb2.OpenExportRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_handoff__pb2.OpenExportReply.SerializeToString,
             ),
             'Commit': grpc.unary_unary_rpc_method_handler(
                     servicer.Commit,
@@ -199,6 +217,33 @@ class Handoff(object):
             '/baton.v1.Handoff/Watch',
             baton_dot_v1_dot_handoff__pb2.WatchRequest.SerializeToString,
             baton_dot_v1_dot_handoff__pb2.HandoffEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenExport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Handoff/OpenExport',
+            baton_dot_v1_dot_handoff__pb2.OpenExportRequest.SerializeToString,
+            baton_dot_v1_dot_handoff__pb2.OpenExportReply.FromString,
             options,
             channel_credentials,
             insecure,

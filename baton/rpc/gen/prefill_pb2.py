@@ -25,23 +25,25 @@ _sym_db = _symbol_database.Default()
 from baton.rpc.gen import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/prefill.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"i\n\x0ePrefillRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.baton.v1.EngineRequest\x12\x19\n\x11\x64\x65\x63ode_prefix_len\x18\x02 \x01(\r\x12\x12\n\ndeadline_s\x18\x03 \x01(\x01\"\xda\x01\n\x0cPrefillEvent\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.baton.v1.AcceptedH\x00\x12&\n\x08progress\x18\x02 \x01(\x0b\x32\x12.baton.v1.ProgressH\x00\x12\"\n\x06sealed\x18\x03 \x01(\x0b\x32\x10.baton.v1.SealedH\x00\x12#\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12(\n\x06scores\x18\x05 \x01(\x0b\x32\x16.baton.v1.PromptScoresH\x00\x42\x07\n\x05\x65vent\"\n\n\x08\x41\x63\x63\x65pted\"\'\n\x08Progress\x12\x1b\n\x13num_computed_tokens\x18\x01 \x01(\r\"\xc3\x01\n\x06Sealed\x12*\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x15.baton.v1.OutputToken\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12%\n\x05times\x18\x04 \x01(\x0b\x32\x16.baton.v1.PrefillTimes\x12\x12\n\x05\x63heck\x18\x05 \x01(\x07H\x00\x88\x01\x01\x42\x08\n\x06_check2\x7f\n\x07Prefill\x12=\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x16.baton.v1.PrefillEvent0\x01\x12\x35\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x14.baton.v1.AbortReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/prefill.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\x94\x01\n\x0ePrefillRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.baton.v1.EngineRequest\x12\x19\n\x11\x64\x65\x63ode_prefix_len\x18\x02 \x01(\r\x12\x12\n\ndeadline_s\x18\x03 \x01(\x01\x12)\n\x0bpage_source\x18\x04 \x01(\x0b\x32\x14.baton.v1.PageSource\"G\n\nPageSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tnum_pages\x18\x03 \x01(\r\"\xda\x01\n\x0cPrefillEvent\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.baton.v1.AcceptedH\x00\x12&\n\x08progress\x18\x02 \x01(\x0b\x32\x12.baton.v1.ProgressH\x00\x12\"\n\x06sealed\x18\x03 \x01(\x0b\x32\x10.baton.v1.SealedH\x00\x12#\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12(\n\x06scores\x18\x05 \x01(\x0b\x32\x16.baton.v1.PromptScoresH\x00\x42\x07\n\x05\x65vent\"\n\n\x08\x41\x63\x63\x65pted\"\'\n\x08Progress\x12\x1b\n\x13num_computed_tokens\x18\x01 \x01(\r\"\xc3\x01\n\x06Sealed\x12*\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x15.baton.v1.OutputToken\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12%\n\x05times\x18\x04 \x01(\x0b\x32\x16.baton.v1.PrefillTimes\x12\x12\n\x05\x63heck\x18\x05 \x01(\x07H\x00\x88\x01\x01\x42\x08\n\x06_check2\x7f\n\x07Prefill\x12=\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x16.baton.v1.PrefillEvent0\x01\x12\x35\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x14.baton.v1.AbortReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.prefill_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PREFILLREQUEST']._serialized_start=59
-  _globals['_PREFILLREQUEST']._serialized_end=164
-  _globals['_PREFILLEVENT']._serialized_start=167
-  _globals['_PREFILLEVENT']._serialized_end=385
-  _globals['_ACCEPTED']._serialized_start=387
-  _globals['_ACCEPTED']._serialized_end=397
-  _globals['_PROGRESS']._serialized_start=399
-  _globals['_PROGRESS']._serialized_end=438
-  _globals['_SEALED']._serialized_start=441
-  _globals['_SEALED']._serialized_end=636
-  _globals['_PREFILL']._serialized_start=638
-  _globals['_PREFILL']._serialized_end=765
+  _globals['_PREFILLREQUEST']._serialized_start=60
+  _globals['_PREFILLREQUEST']._serialized_end=208
+  _globals['_PAGESOURCE']._serialized_start=210
+  _globals['_PAGESOURCE']._serialized_end=281
+  _globals['_PREFILLEVENT']._serialized_start=284
+  _globals['_PREFILLEVENT']._serialized_end=502
+  _globals['_ACCEPTED']._serialized_start=504
+  _globals['_ACCEPTED']._serialized_end=514
+  _globals['_PROGRESS']._serialized_start=516
+  _globals['_PROGRESS']._serialized_end=555
+  _globals['_SEALED']._serialized_start=558
+  _globals['_SEALED']._serialized_end=753
+  _globals['_PREFILL']._serialized_start=755
+  _globals['_PREFILL']._serialized_end=882
 # @@protoc_insertion_point(module_scope)

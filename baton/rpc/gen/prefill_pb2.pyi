@@ -6,14 +6,26 @@ from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Opti
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request", "decode_prefix_len", "deadline_s")
+    __slots__ = ("request", "decode_prefix_len", "deadline_s", "page_source")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     DECODE_PREFIX_LEN_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SOURCE_FIELD_NUMBER: _ClassVar[int]
     request: _common_pb2.EngineRequest
     decode_prefix_len: int
     deadline_s: float
-    def __init__(self, request: _Optional[_Union[_common_pb2.EngineRequest, _Mapping]] = ..., decode_prefix_len: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    page_source: PageSource
+    def __init__(self, request: _Optional[_Union[_common_pb2.EngineRequest, _Mapping]] = ..., decode_prefix_len: _Optional[int] = ..., deadline_s: _Optional[float] = ..., page_source: _Optional[_Union[PageSource, _Mapping]] = ...) -> None: ...
+
+class PageSource(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "num_pages")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: int
+    num_pages: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., num_pages: _Optional[int] = ...) -> None: ...
 
 class PrefillEvent(_message.Message):
     __slots__ = ("accepted", "progress", "sealed", "failed", "scores")

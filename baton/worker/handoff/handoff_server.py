@@ -1,4 +1,4 @@
-"""The Handoff service for decode workers: `Hello`, `Watch`, `Commit`, `Renew`, `Abort` and `ReadPages`.
+"""The Handoff service for other workers: `Hello`, `Watch`, `OpenExport`, `Commit`, `Renew`, `Abort` and `ReadPages`.
 
 Translates messages. Decisions are those of `ExportTable`, in the engine thread.
 """
@@ -11,14 +11,22 @@ from typing import Any
 
 import grpc
 
-from baton.domain.errors import LinkBroken, PageVerdict
+from baton.domain.errors import BatonError, InvalidRequest, LinkBroken, PageVerdict
 from baton.domain.fingerprint import Fingerprint, FingerprintPart
 from baton.domain.handoff import PublishedChunk, Suspect
-from baton.domain.ids import Incarnation, PageId, WorkerId
+from baton.domain.ids import AttemptId, Incarnation, PageId, PageKey, WorkerId
 from baton.domain.request import OutputToken
-from baton.engine.handoff.export_commands import CommitExport, ExportMailbox, ReleaseExport, RenewalAnswer, RenewLeases
+from baton.engine.handoff.export_commands import (
+    CommitExport,
+    ExportMailbox,
+    OpenExport,
+    ReleaseExport,
+    RenewalAnswer,
+    RenewLeases,
+)
 from baton.engine.handoff.export_events import Seal
 from baton.engine.reply import Reply
+from baton.kv.keys import KEY_BYTES
 from baton.kv.page_digests import join_parts, split_parts
 from baton.kv.page_tags import split_tags
 from baton.rpc import codec
@@ -34,6 +42,10 @@ log = get_logger()
 
 ENGINE_TIMEOUT_S = 30.0
 """Longest wait for the engine's answer; longer than any step."""
+OPEN_TIMEOUT_S = 5.0
+"""Longest wait for an export of cached pages: whoever asks has computed them by then."""
+MAX_EXPORT_PAGES = 8192
+"""Most pages that one export of cached pages is asked for."""
 
 ReadPages = Callable[
     [handoff_pb2.ReadPagesRequest, "grpc.aio.ServicerContext[Any, Any]"], AsyncIterator[handoff_pb2.PageBytes]
@@ -49,10 +61,10 @@ _VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """This worker as decode workers see it. `transports`: name -> metadata for a puller, best first.
+    """This worker as those see it that read its pages. `transports`: name -> metadata for a puller, best first.
 
     `granted_lease_s`: a renewed lease holds that long even if the attempt ends; None: it ends with the attempt.
-    `num_page_parts`: parts of a page, each with a digest and a tag.
+    `num_page_parts`: parts of a page, each with a digest and a tag. `gives_cached`: cached pages may be read, too.
     """
 
     worker_id: WorkerId
@@ -66,10 +78,11 @@ class LinkConfig:
     watch_timeout_s: float
     granted_lease_s: float | None = None
     num_page_parts: int = 1
+    gives_cached: bool = False
 
 
 class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
-    """Serves decode workers."""
+    """Serves the workers that read pages of this one."""
 
     def __init__(
         self, terms: LinkConfig, mailbox: ExportMailbox, handoffs: HandoffLog, read_pages: ReadPages | None
@@ -108,6 +121,27 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
         """See handoff.proto."""
         async for event in self._handoffs.watch(validate_id(request.id), self._terms.watch_timeout_s):
             yield _encode(event, self._terms.num_page_parts)
+
+    async def OpenExport(
+        self, request: handoff_pb2.OpenExportRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> handoff_pb2.OpenExportReply:
+        """See handoff.proto."""
+        try:
+            id, keys = self._read_open(request)
+            reply: Reply[PublishedChunk] = Reply(on_late=lambda chunk: self._mailbox.put(ReleaseExport(id, "late")))
+            self._mailbox.put(OpenExport(id, keys, request.first_page, reply))
+            chunk = await reply.wait(OPEN_TIMEOUT_S)
+        except BatonError as error:
+            return handoff_pb2.OpenExportReply(refused=codec.encode_failure(error))
+        return handoff_pb2.OpenExportReply(chunk=_encode_chunk(chunk, self._terms.num_page_parts))
+
+    def _read_open(self, request: handoff_pb2.OpenExportRequest) -> tuple[AttemptId, tuple[PageKey, ...]]:
+        """Raises `LinkBroken` if this worker gives no cached pages, `InvalidRequest` for anything malformed."""
+        if not self._terms.gives_cached:
+            raise LinkBroken("this worker gives no cached pages")
+        if len(request.page_keys) > MAX_EXPORT_PAGES or any(len(key) != KEY_BYTES for key in request.page_keys):
+            raise InvalidRequest(f"an export has at most {MAX_EXPORT_PAGES} page keys of {KEY_BYTES} bytes")
+        return validate_id(request.id), tuple(PageKey(key) for key in request.page_keys)
 
     async def Commit(
         self, request: handoff_pb2.CommitRequest, context: grpc.aio.ServicerContext[object, object]
@@ -171,16 +205,19 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
             raise LinkBroken(difference)
 
 
+def _encode_chunk(chunk: PublishedChunk, num_parts: int) -> handoff_pb2.ChunkReady:
+    return handoff_pb2.ChunkReady(
+        first_page=chunk.first_page,
+        pages=chunk.pages,
+        digests=None if chunk.digests is None else split_parts(chunk.digests, num_parts),
+        tags=None if chunk.tags is None else split_tags(chunk.tags),
+    )
+
+
 def _encode(event: HandoffEvent, num_parts: int) -> handoff_pb2.HandoffEvent:
     match event:
-        case PublishedChunk(_, first_page, pages, digests, tags):
-            chunk = handoff_pb2.ChunkReady(
-                first_page=first_page,
-                pages=pages,
-                digests=None if digests is None else split_parts(digests, num_parts),
-                tags=None if tags is None else split_tags(tags),
-            )
-            return handoff_pb2.HandoffEvent(chunk=chunk)
+        case PublishedChunk():
+            return handoff_pb2.HandoffEvent(chunk=_encode_chunk(event, num_parts))
         case Seal():
             token = OutputToken(event.index, event.first_token.token, event.first_token.logprobs)
             seal = handoff_pb2.Seal(

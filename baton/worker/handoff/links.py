@@ -1,8 +1,9 @@
-"""Links of this decode worker to prefill workers. Runs in the asyncio loop.
+"""Links of this worker to those whose pages it reads. Runs in the asyncio loop.
 
-Follows the registry. A new prefill worker, or a new incarnation of one, gets a `Hello`, is connected to the puller and
-probed with real pages. Then the link is up and announced. A failed link is retried at every change of the registry and
-every heartbeat; its reason is logged when it changes. The series of a worker go when it leaves.
+Follows the registry. A new worker of a role in `source_roles`, or a new incarnation of one, gets a `Hello`, is
+connected to the puller and probed with real pages. Then the link is up and announced. A failed link is retried at every
+change of the registry and every heartbeat; its reason is logged when it changes. The series of a worker go when it
+leaves.
 """
 
 from __future__ import annotations
@@ -49,7 +50,12 @@ LINK_GRACE_TTLS = 5
 
 @dataclass(frozen=True, slots=True)
 class LinkIdentity:
-    """This worker as prefill workers see it. `grace_s`: longest silence of a linked worker in the registry."""
+    """This worker as its sources see it. `grace_s`: longest silence of a linked worker in the registry.
+
+    `source_roles`: of the workers to link to. Decode reads the prompts that prefill computes; prefill reads cached
+    pages of all. `optional`: a source is skipped that gives no pages, or only over TCP by NIXL, where the death of
+    a reader may end it.
+    """
 
     worker_id: WorkerId
     incarnation: Incarnation
@@ -57,19 +63,22 @@ class LinkIdentity:
     fingerprint: Fingerprint
     page_bytes: int
     grace_s: float
+    source_roles: frozenset[WorkerRole] = frozenset({WorkerRole.PREFILL})
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillLink:
-    """A prefill worker that passed the probe. `path`: how its bytes move, as far as the transport can tell."""
+class PeerLink:
+    """A worker that passed the probe. `path`: how its bytes move, as far as the transport can tell."""
 
     record: LinkRecord
     address: str
     path: str
+    role: WorkerRole = WorkerRole.PREFILL
 
 
-class PrefillLinks:
-    """The links of one decode worker."""
+class PeerLinks:
+    """The links of one worker."""
 
     def __init__(
         self,
@@ -88,14 +97,15 @@ class PrefillLinks:
         self._on_change = on_change
         self._liveness = Liveness(identity.grace_s)
         self._verifier = RecordVerifier(channels.trust)
-        self._links: dict[WorkerId, PrefillLink] = {}
+        self._links: dict[WorkerId, PeerLink] = {}
         self._failures: dict[WorkerId, str] = {}
         self._draining: set[Incarnation] = set()
+        self._skipped: set[Incarnation] = set()  # sources that are not of use
         self._series = PeerSeries()
         self._connected: dict[WorkerId, Incarnation] = {}  # last connected to the puller
         self._pulled: dict[WorkerId, tuple[int, int]] = {}  # bytes and microseconds since link-up
 
-    def get(self, id: WorkerId, incarnation: Incarnation) -> PrefillLink:
+    def get(self, id: WorkerId, incarnation: Incarnation) -> PeerLink:
         """The link to exactly this process. Raises `LinkBroken` when there is none."""
         link = self._links.get(id)
         if link is None or link.record.prefill_incarnation != incarnation:
@@ -117,11 +127,11 @@ class PrefillLinks:
         num_bytes, pull_us = self._pulled[id]
         return replace(record, path=self._puller.path(id), num_pulled_bytes=num_bytes, pull_us=pull_us)
 
-    def up(self) -> tuple[PrefillLink, ...]:
+    def up(self) -> tuple[PeerLink, ...]:
         """All links."""
         return tuple(self._links.values())
 
-    def stub(self, link: PrefillLink) -> handoff_pb2_grpc.HandoffStub:
+    def stub(self, link: PeerLink) -> handoff_pb2_grpc.HandoffStub:
         """Stub of the peer's Handoff service."""
         return handoff_pb2_grpc.HandoffStub(self._channels.get(link.address, link.record.prefill_incarnation))
 
@@ -138,7 +148,7 @@ class PrefillLinks:
             incarnations = {worker.incarnation for worker in trusted}
             self._liveness.observe(incarnations, now)
             refused = [worker for worker in workers if worker.incarnation not in incarnations]
-            await self._reconcile(_prefill_workers(trusted), _prefill_workers(refused), now)
+            await self._reconcile(self._sources(trusted), self._sources(refused), now)
             self._verifier.retain(incarnations)
 
     def close(self) -> None:
@@ -157,7 +167,8 @@ class PrefillLinks:
                 self._drop(id, "it left" if left else "its announcement ended")
             else:
                 self._set_state(id, incarnation in announced)
-        new = [w for w in workers if not self._is_linked(w)]
+        self._skipped &= announced
+        new = [w for w in workers if not self._is_linked(w) and w.incarnation not in self._skipped]
         await asyncio.gather(*(self._connect(worker) for worker in new))
         self._draining &= announced | {link.record.prefill_incarnation for link in self._links.values()}
         for worker in refused:
@@ -188,6 +199,15 @@ class PrefillLinks:
         """Path of bytes from `source`, as far as the transport knows."""
         return self._puller.path(source)
 
+    def find(self, id: WorkerId, incarnation: Incarnation) -> PeerLink | None:
+        """The link to exactly this process, if there is one."""
+        link = self._links.get(id)
+        return link if link is not None and link.record.prefill_incarnation == incarnation else None
+
+    def _sources(self, workers: list[WorkerRecord]) -> list[WorkerRecord]:
+        roles, me = self._identity.source_roles, self._identity.worker_id
+        return [worker for worker in workers if worker.role in roles and worker.id != me]
+
     def _set_state(self, id: WorkerId, works: bool) -> None:
         self._series.labels(id, metrics.LINK_STATE, id, self._identity.worker_id).set(int(works))
 
@@ -200,19 +220,29 @@ class PrefillLinks:
             self._drop(worker.id, "it restarted")
         try:
             source = await self._hello(worker)
+            if source is None:
+                return self._skip(worker, "it gives no pages")
             self._report_replaced(source)
             await asyncio.to_thread(self._puller.connect, source)
             num_bytes, seconds = await self._probe(source)
         except BatonError as error:
             self._fail(worker.id, error.log_text)
             return
+        if self._identity.optional and self._puller.path(worker.id) == TCP_PATH:
+            return self._skip(worker, "its pages would come over TCP by NIXL: a killed reader may end its source")
         bandwidth = num_bytes / seconds if seconds else 0.0
         record = LinkRecord(worker.id, source.incarnation, source.transport, bandwidth, num_bytes)
-        self._links[worker.id] = link = PrefillLink(record, worker.address, self._puller.path(worker.id))
+        self._links[worker.id] = link = PeerLink(record, worker.address, self._puller.path(worker.id), worker.role)
         self._pulled[worker.id] = 0, 0
         self._failures.pop(worker.id, None)
         self._report_up(link)
         self._on_change()
+
+    def _skip(self, worker: WorkerRecord, why: str) -> None:
+        """Leaves a worker alone for its life. This is no failure, so that no series shows it."""
+        self._skipped.add(worker.incarnation)
+        log.info("link_skipped", source=worker.id, why=why)
+        self._puller.disconnect(worker.id)
 
     def _report_replaced(self, source: SourceInfo) -> None:
         """Ends imports from the old process before the puller can read pages of the new one."""
@@ -221,7 +251,7 @@ class PrefillLinks:
             self._connected[id] = source.incarnation
             self._mailbox.put(SourceReplaced(id))
 
-    async def _hello(self, worker: WorkerRecord) -> SourceInfo:
+    async def _hello(self, worker: WorkerRecord) -> SourceInfo | None:
         mine = self._identity
         hello = handoff_pb2.HelloRequest(
             worker_id=mine.worker_id,
@@ -236,6 +266,8 @@ class PrefillLinks:
         try:
             reply = await stub.Hello(hello, timeout=HELLO_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
+            if self._identity.optional and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
             raise codec.error_from_rpc(error) from error
         if reply.WhichOneof("reply") != "source":
             raise codec.decode_failure(reply.refused)
@@ -275,19 +307,19 @@ class PrefillLinks:
 
     def _fail(self, id: WorkerId, reason: str) -> None:
         if self._failures.get(id) != reason:
-            log.warning("link_failed", prefill=id, reason=reason)
+            log.warning("link_failed", source=id, reason=reason)
         self._failures[id] = reason
         self._set_state(id, works=False)
         self._puller.disconnect(id)
 
     def _drop(self, id: WorkerId, reason: str) -> None:
         del self._links[id], self._pulled[id]
-        log.warning("link_down", prefill=id, reason=reason)
+        log.warning("link_down", source=id, reason=reason)
         self._series.remove(id)
         self._puller.disconnect(id)
         self._on_change()
 
-    def _report_up(self, link: PrefillLink) -> None:
+    def _report_up(self, link: PeerLink) -> None:
         record = link.record
         me, peer = self._identity.worker_id, record.prefill_id
         self._set_state(peer, works=True)
@@ -296,15 +328,11 @@ class PrefillLinks:
         self._series.labels(peer, metrics.LINK_TRANSPORT_INFO, peer, me, link.path).set(1)
         log.info(
             "link_up",
-            prefill=peer,
+            source=peer,
             transport=record.transport,
             path=link.path,
             bandwidth_gb_per_s=round(record.bandwidth_bytes_per_s / 1e9, 2),
             probe_bytes=record.num_probe_bytes,
         )
         if link.path == TCP_PATH:
-            log.warning("link_over_tcp", prefill=peer, why="a killed decode worker may end prefill; see --transport")
-
-
-def _prefill_workers(workers: list[WorkerRecord]) -> list[WorkerRecord]:
-    return [worker for worker in workers if worker.role is WorkerRole.PREFILL]
+            log.warning("link_skipped", source=peer, why="a killed reader may end the source; see --transport")

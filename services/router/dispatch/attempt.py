@@ -133,6 +133,7 @@ class Attempt:
             prefill = prefill_pb2.PrefillRequest(
                 request=request, decode_prefix_len=self._reservation.decode_prefix_len, deadline_s=timeout_s
             )
+            self._name_page_source(prefill)
             self._num_predicted = self._workers.predict_cached_tokens(
                 pair.prefill, len(self._request.tokens), self._reservation.keys
             )
@@ -142,6 +143,17 @@ class Attempt:
             self._undo += [call.cancel, self._workers.watch(pair.prefill.incarnation, on_lost)]
         late = DeadlineExceeded(f"request {self._request.id.request_id} ran out of time")
         self._undo.append(loop.call_at(deadline, self._interrupt, late).cancel)
+
+    def _name_page_source(self, prefill: prefill_pb2.PrefillRequest) -> None:
+        """Names the worker that has more of the prompt cached than prefill, if one is known."""
+        reservation = self._reservation
+        choice = self._workers.find_page_source(
+            self._pair, len(self._request.tokens), reservation.keys, reservation.decode_prefix_len
+        )
+        if choice is not None:
+            prefill.page_source.worker_id = choice.worker.id
+            prefill.page_source.incarnation = choice.worker.incarnation
+            prefill.page_source.num_pages = choice.num_pages
 
     async def next(self) -> TokenChunk:
         """Returns the next tokens. Raises `AttemptFailure`, or an error that ends the request."""
@@ -236,7 +248,7 @@ class Attempt:
             raise _damaged("a seal without an end, where the first token is the last")
         scores = self._take_scores()
         self._first = token.index, token.token
-        INDEX_ERROR.observe(abs(self._num_predicted - sealed.num_cached_tokens))
+        INDEX_ERROR.observe(abs(self._num_predicted + sealed.times.imported_tokens - sealed.num_cached_tokens))
         chunk = self._tracked.on_sealed(token, sealed.num_cached_tokens, finish)
         if chunk.finish is not None:
             self._abort_reason = "finished"  # frees the reservation and the pins

@@ -29,6 +29,7 @@ from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import OPEN_LINK_BREAKERS
 from baton.telemetry.series.worker_series import WorkerSeries
 from services.router.dispatch.cache_index.index import CacheIndex
+from services.router.dispatch.cache_index.page_source import PageSourceChoice, choose_page_source
 from services.router.dispatch.in_flight import InFlight
 from services.router.dispatch.link_breaker import BreakerState, LinkBreakerLimits, LinkBreakers, LinkId
 from services.router.dispatch.placement import (
@@ -244,12 +245,24 @@ class WorkerSet:
     def predict_cached_tokens(self, record: WorkerRecord, num_tokens: int, keys: Sequence[PageKey]) -> int:
         """Prompt tokens that the worker will find cached, without the last, which is computed always.
 
-        From then on the pages are expected there. Nothing decides by it: it measures the index.
+        From then on the pages are expected there.
         """
         now, matchable = self._now(), keys[: max(0, num_tokens - 1) // record.page_size]
         num_pages = self.cache_index.num_hit_pages(record.incarnation, matchable, now)
         self.cache_index.expect(record.incarnation, keys, now)
         return num_pages * record.page_size
+
+    def find_page_source(
+        self, pair: Pair, num_tokens: int, keys: Sequence[PageKey], decode_prefix_len: int
+    ) -> PageSourceChoice | None:
+        """The worker whose cached pages of a prompt the pair's prefill worker may import; see `page_source`."""
+        matchable, now = keys[: max(0, num_tokens - 1) // pair.prefill.page_size], self._now()
+        workers = {
+            incarnation: record
+            for incarnation, record in self._records.items()
+            if self._suspected_until.get(incarnation, now) <= now
+        }
+        return choose_page_source(pair, matchable, decode_prefix_len, workers, self.cache_index, now)
 
     def served(self) -> list[WorkerRecord]:
         """The workers of this router's model that are not lost."""

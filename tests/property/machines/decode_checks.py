@@ -15,19 +15,12 @@ from baton.domain.errors import BatonError, IntegrityFailure, SentBack, Supersed
 from baton.domain.ids import AttemptId, RequestId, ReservationId
 from baton.domain.request import EngineRequest, StopParams
 from baton.engine.fake_runner import SLOT_BYTES
+from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
 from baton.engine.messages import Fail
 from baton.kv.growth import GrowthPolicy, GrowthReserve
 from baton.kv.pages import Owner
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from services.decode.effects import (
-    AbortHandoff,
-    AskCommit,
-    AskVerdict,
-    ConfirmCommit,
-    DecodeEffect,
-    EmitTokens,
-    ReportImported,
-)
+from services.decode.effects import AskCommit, DecodeEffect, EmitTokens, ReportImported
 from services.decode.import_policy import ImportPolicy
 from services.decode.import_table import ImportTable
 from services.decode.page_faults import PageFaults

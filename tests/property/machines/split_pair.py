@@ -17,21 +17,14 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, RequestId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, OutputToken, StopParams
 from baton.engine.handoff.export_events import Seal
+from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.messages import Fail as DecodeFail
 from baton.engine.messages import Fail as PrefillFail
 from baton.kv.keys import page_keys
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.digest import mismatches
-from services.decode.effects import (
-    AbortHandoff,
-    AskCommit,
-    AskVerdict,
-    ConfirmCommit,
-    DecodeEffect,
-    EmitTokens,
-    ReportImported,
-)
+from services.decode.effects import AskCommit, DecodeEffect, EmitTokens, ReportImported
 from services.decode.import_policy import ImportPolicy
 from services.decode.import_table import ImportTable
 from services.decode.kv_import import Reserved, SealInfo

@@ -19,7 +19,7 @@ from baton.kv.page_tags import TAG_BYTES
 from baton.rpc import codec
 from baton.rpc.gen import common_pb2, handoff_pb2
 from baton.rpc.request_metadata import Metadata
-from baton.worker.handoff.links import PrefillLink
+from baton.worker.handoff.links import PeerLink
 from baton.worker.request_validator import EngineRequestValidator
 from services.decode.commands import DecodeCommand, SourceLost
 from services.decode.handoff_client import HandoffClient
@@ -28,9 +28,9 @@ ONE, TWO = (AttemptId(RequestId(name), 1) for name in ("one", "two"))
 CHUNK = handoff_pb2.HandoffEvent(chunk=handoff_pb2.ChunkReady(first_page=0, pages=[3], digests=[7]))
 
 
-def link(incarnation: int) -> PrefillLink:
+def link(incarnation: int) -> PeerLink:
     record = LinkRecord(WorkerId("prefill-0"), Incarnation(incarnation), "stream", 1e9, 64)
-    return PrefillLink(record, f"address-{incarnation}", "stream")
+    return PeerLink(record, f"address-{incarnation}", "stream")
 
 
 class Prefill:
@@ -43,7 +43,7 @@ class Prefill:
         self.lease_s: float | None = None
         self.delay_reply: Callable[[], Awaitable[None]] | None = None
         self.reachable = True
-        self.links: tuple[PrefillLink, ...] = ()
+        self.links: tuple[PeerLink, ...] = ()
         self.quarantined: list[bytes] = []
         self.seen: list[int] = []
         self.suspects: list[common_pb2.SuspectPage] = []
@@ -51,10 +51,10 @@ class Prefill:
         self.commits: asyncio.Queue[str] = asyncio.Queue()
         self.aborts: asyncio.Queue[str] = asyncio.Queue()
 
-    def up(self) -> tuple[PrefillLink, ...]:
+    def up(self) -> tuple[PeerLink, ...]:
         return self.links
 
-    def stub(self, link: PrefillLink) -> Prefill:
+    def stub(self, link: PeerLink) -> Prefill:
         return self
 
     async def Watch(
@@ -104,7 +104,7 @@ class HandoffHarness:
         self.handoffs = HandoffClient(self.prefill, self.mailbox, renew_interval_s, validator, num_parts)  # type: ignore[arg-type]
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def watch(self, id: AttemptId, link: PrefillLink, *events: handoff_pb2.HandoffEvent | None) -> None:
+    async def watch(self, id: AttemptId, link: PeerLink, *events: handoff_pb2.HandoffEvent | None) -> None:
         queue = self.prefill.published.setdefault(id.request_id, asyncio.Queue())
         for event in events:
             queue.put_nowait(event)
@@ -189,7 +189,7 @@ async def test_an_unreachable_prefill_gives_an_empty_answer():
 async def test_a_lease_is_measured_from_the_sending_of_its_renewal(monkeypatch: pytest.MonkeyPatch):
     """Prefill may start the lease as soon as the renewal is sent, however long the answer takes."""
     now = 100.0
-    monkeypatch.setattr("services.decode.handoff_client.monotonic_s", lambda: now)
+    monkeypatch.setattr("baton.worker.handoff.handoff_calls.monotonic_s", lambda: now)
     async with handoff_harness() as harness:
         harness.prefill.lease_s = 5.0
         harness.prefill.ended = [TWO]

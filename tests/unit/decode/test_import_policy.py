@@ -8,10 +8,11 @@ from baton.domain.errors import BatonError, LeaseEnded, LinkBroken, Superseded, 
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, RequestId, WorkerId
 from baton.domain.request import FinishReason, OutputToken, SampledToken, StopParams
+from baton.engine.handoff.import_effects import AbortHandoff, ConfirmCommit
 from baton.engine.messages import Fail
 from baton.kv.keys import page_keys
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from services.decode.effects import AbortHandoff, AskCommit, ConfirmCommit, DecodeEffect, ReportImported
+from services.decode.effects import AskCommit, DecodeEffect, ReportImported
 from services.decode.kv_import import ProofKind, Reserved, SealInfo
 from tests.tiny_workers import PAGE_SIZE, TinyDecode, assert_idle, engine_request, tiny_decode
 

@@ -10,13 +10,14 @@ from baton.domain.errors import Broken, IntegrityFailure, PageVerdict, SentBack
 from baton.domain.handoff import PublishedChunk, Suspect
 from baton.domain.ids import AttemptId, PageId, WorkerId
 from baton.domain.request import EngineRequest, SampledToken, StopParams
+from baton.engine.handoff.import_effects import AskVerdict, ConfirmCommit
 from baton.engine.messages import Fail
 from baton.kv.keys import page_keys
 from baton.kv.pages import Hold
 from baton.kv.tiers import HostTier
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.digest import PoolHasher
-from services.decode.effects import AskVerdict, ConfirmCommit, DecodeEffect, EmitTokens
+from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.kv_import import Reserved, SealInfo
 from services.decode.scheduler import SendBackReason
 from tests.tiny_workers import (

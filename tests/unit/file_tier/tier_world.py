@@ -21,6 +21,7 @@ from baton.transfer.digest import PoolHasher
 from baton.transfer.file_tier.index_log import IndexLog
 from baton.transfer.file_tier.mover import FileMover
 from baton.transfer.file_tier.slot_file import FolderClaim, SlotFile
+from services.prefill.page_sharing import PageSharing
 from services.prefill.policy import PrefillLimits
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from simulation.runtime.page_memory import SimMemory
@@ -60,7 +61,7 @@ class TierWorld:
         self.exports = ExportTable(self.cache.pool, LEASE_S, False)
         limits = PrefillLimits(PAGE_SIZE, 4 * PAGE_SIZE, 4, NUM_PAGES)
         self.scheduler = PrefillScheduler(
-            self.cache, self.exports, limits, PageChecks(self.cache), None, self.controller
+            self.cache, self.exports, limits, PageChecks(self.cache), None, PageSharing(self.controller)
         )
         self.runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE)
         self.now = 0.0

@@ -231,6 +231,7 @@ async def test_a_request_for_another_incarnation_is_refused(method: str):
 def test_the_methods_that_name_an_incarnation_are_known():
     assert {name.rpartition("/")[2] for name in NAMED} == {
         "Watch",
+        "OpenExport",
         "Commit",
         "Renew",
         "ReadPages",
@@ -283,6 +284,7 @@ async def test_a_request_that_is_too_large_is_not_read():
     large = {method: request_budget.max_request_bytes(method) for method in METHODS}
     assert {name for name, size in large.items() if size > 1 << 20} == {
         "/baton.v1.Prefill/Prefill", "/baton.v1.Decode/Generate", "/baton.v1.Decode/Reserve",
+        "/baton.v1.Handoff/OpenExport",
     }  # fmt: skip
     async with rig(CLUSTER) as worker, grpc.aio.insecure_channel(worker.address) as plain:
         for method, size in large.items():

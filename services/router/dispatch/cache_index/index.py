@@ -82,6 +82,11 @@ class CacheIndex:
                 self._holders.move_to_end(key)
         return num_pages
 
+    def num_confirmed_pages(self, worker: Incarnation, keys: Sequence[PageKey]) -> int:
+        """Counts the leading `keys` that the worker's own events confirm."""
+        bit = self._bits.get(worker, 0)
+        return next((number for number, key in enumerate(keys) if not self._holders.get(key, 0) & bit), len(keys))
+
     def confirmed(self, worker: Incarnation) -> frozenset[PageKey]:
         """All pages that the worker's events confirm. Walks the index."""
         bit = self._bits.get(worker, 0)

@@ -122,6 +122,8 @@ class ScriptedWorkers:
     def suspect(self, record: Any, reason: object, id: AttemptId) -> None:
         self.suspected.append(record.role.value)
 
+    def find_page_source(self, *args: object) -> None: ...
+
     def on_imported(self, id: AttemptId, pair: Pair) -> None:
         self.imported.append(id)
 

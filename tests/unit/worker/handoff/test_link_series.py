@@ -15,7 +15,7 @@ from baton.engine.mailbox import Mailbox
 from baton.telemetry import metrics
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.nixl_mover import TCP_PATH
-from baton.worker.handoff.links import PrefillLinks
+from baton.worker.handoff.links import PeerLinks
 from services.decode.commands import DecodeCommand
 from tests.unit.worker.handoff.test_replaced_source import Puller, Registry, make_links, prefill_record
 
@@ -42,12 +42,12 @@ def num_series() -> int:
     return sum(len(family.samples) for metric in LINK_METRICS for family in metric.collect())
 
 
-async def look(links: PrefillLinks, registry: Registry, *present: WorkerRecord) -> None:
+async def look(links: PeerLinks, registry: Registry, *present: WorkerRecord) -> None:
     registry.present = [HERE, *present]
     await links.run()
 
 
-def links_and_registry(grace_s: float) -> tuple[PrefillLinks, Registry]:
+def links_and_registry(grace_s: float) -> tuple[PeerLinks, Registry]:
     mailbox: Mailbox[DecodeCommand] = Mailbox(8)
     registry = Registry()
     return make_links(registry, Puller(mailbox), mailbox, grace_s), registry
@@ -83,7 +83,7 @@ def test_a_killed_source_is_at_0_until_its_grace_ends():
 def test_a_source_that_was_never_linked_leaves_no_series(monkeypatch: pytest.MonkeyPatch):
     async def observe() -> None:
         links, registry = links_and_registry(grace_s=3600.0)
-        monkeypatch.setattr(type(links), "_hello", PrefillLinks._hello)  # the address leads nowhere
+        monkeypatch.setattr(type(links), "_hello", PeerLinks._hello)  # the address leads nowhere
         await look(links, registry, prefill_record(1))
         assert link_state() == 0
         await look(links, registry)
@@ -98,7 +98,7 @@ def test_a_late_pull_event_creates_no_series():
     assert num_series() == 0
 
 
-async def _made() -> tuple[PrefillLinks, Registry]:
+async def _made() -> tuple[PeerLinks, Registry]:
     return links_and_registry(grace_s=0.0)
 
 

@@ -18,7 +18,7 @@ from baton.rpc.channel_pool import ChannelPool
 from baton.store.store import WorkerRegistry
 from baton.transfer.base import SourceInfo
 from baton.transfer.puller import ThreadedPuller
-from baton.worker.handoff.links import LinkIdentity, PrefillLinks
+from baton.worker.handoff.links import LinkIdentity, PeerLinks
 from services.decode.commands import DecodeCommand
 
 ID = WorkerId("prefill-0")
@@ -57,7 +57,7 @@ class Puller:
         return self.transport
 
 
-class LinksWithoutPeers(PrefillLinks):
+class LinksWithoutPeers(PeerLinks):
     """Links to every announced worker without moving bytes."""
 
     async def _hello(self, worker: WorkerRecord) -> SourceInfo:
@@ -67,7 +67,7 @@ class LinksWithoutPeers(PrefillLinks):
         return 64, 0.1
 
 
-def make_links(registry: Registry, puller: Puller, mailbox: Mailbox[DecodeCommand], grace_s: float) -> PrefillLinks:
+def make_links(registry: Registry, puller: Puller, mailbox: Mailbox[DecodeCommand], grace_s: float) -> PeerLinks:
     return LinksWithoutPeers(
         LinkIdentity(WorkerId("decode-0"), Incarnation(9), "m", Fingerprint(()), 64, grace_s),
         cast(WorkerRegistry, registry),

@@ -6,10 +6,10 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import Incarnation
 from baton.domain.request import EngineRequest
 from baton.domain.trust import ClusterTrust
+from baton.engine.handoff.prompt_tags import PromptTags
 from baton.kv.page_checks import PageChecks
 from baton.kv.page_tags import PURPOSE, PageTag, PoolTagger, TagVerifier, page_identities
 from services.prefill.policy import PrefillLimits
-from services.prefill.prompt_tags import PromptTags
 from services.prefill.scheduler import PrefillScheduler
 from tests.tiny_workers import PAGE_SIZE, TinyPrefill, engine_request, tiny_prefill
 

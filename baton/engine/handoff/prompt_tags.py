@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.domain.ids import PageId
+from baton.domain.ids import PageId, PageKey
 from baton.domain.request import EngineRequest
 from baton.kv.page_digests import PageDigests, PageTagger
-from baton.kv.page_tags import page_identities
+from baton.kv.page_tags import page_identities, page_identity
 
 
 class PromptTags:
@@ -22,6 +22,10 @@ class PromptTags:
     def identities(self, request: EngineRequest) -> list[bytes]:
         """Identities of the pages of a prompt, in order."""
         return page_identities(request.tokens, self._page_size, request.salt, self._fingerprint)
+
+    def identities_of_keys(self, keys: Sequence[PageKey]) -> list[bytes]:
+        """Identities of full pages, by their keys."""
+        return [page_identity(key, self._fingerprint) for key in keys]
 
     def settle(self, pages: Sequence[PageId], identities: Sequence[bytes]) -> None:
         """Tags those of `pages` that have settled and have no tag yet."""

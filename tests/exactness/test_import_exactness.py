@@ -1,0 +1,86 @@
+"""Pages that decode computed come back to prefill for the next turn: exact, and nothing is computed twice."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from baton.bundled import MODEL_DIR
+from baton.transfer.nixl_agent import nixl_available
+from tests.cluster import Cluster, completion_tokens, eventually
+from tests.exactness.reference import Reference
+from tests.exactness.test_cluster_exactness import PAGE_SIZE, random_prompt
+
+pytestmark = [pytest.mark.exactness, pytest.mark.integration]
+
+NUM_PROMPT, NUM_OUTPUT, NUM_NEXT = 5 * PAGE_SIZE + 3, 6 * PAGE_SIZE, PAGE_SIZE + 2
+LINK_S = 60.0
+
+
+class Conversations:
+    """Conversations of two turns with a cluster, each compared with the model's own tokens."""
+
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        self.cluster = cluster
+        self.rng = random.Random(seed)
+        self.reference = Reference(MODEL_DIR)
+
+    def first_turn(self) -> list[int]:
+        """All tokens of a new conversation after its first answer, and the next question."""
+        prompt = random_prompt(self.rng, NUM_PROMPT)
+        return prompt + self.answer(prompt, NUM_OUTPUT) + random_prompt(self.rng, NUM_NEXT)
+
+    def answer(self, prompt: list[int], num_tokens: int = 4) -> list[int]:
+        options = {"max_tokens": num_tokens, "return_token_ids": True, "ignore_eos": True}
+        answer = self.cluster.complete(prompt, **options)
+        self.usage = answer["usage"]
+        tokens = completion_tokens(answer)
+        assert tokens == self.reference.generate(prompt, num_tokens)
+        return tokens
+
+    def wait_for_import(self) -> None:
+        """Returns once a second turn has imported pages: the links are up, and the router has read of them."""
+
+        def imports() -> bool:
+            self.answer(self.first_turn())
+            return self.imported > 0
+
+        eventually(imports, LINK_S, "a second turn imports pages")
+
+    @property
+    def imported(self) -> float:
+        return self.cluster.metric("prefill-0", "baton_imported_tokens_total", source="decode")
+
+
+@pytest.mark.parametrize("transport", ["stream", "nixl"])
+def test_a_second_turn_computes_only_what_is_new(tmp_path: Path, transport: str) -> None:
+    if transport == "nixl" and (missing := nixl_available()):
+        pytest.skip(missing)
+    flags = {"page-size": PAGE_SIZE}
+    always = {"page-sharing": "always"}
+    with Cluster(tmp_path, transport=transport, flags=flags, prefill_flags=always) as cluster:
+        talk = Conversations(cluster, seed=11)
+        talk.wait_for_import()
+
+        def prefill(metric: str, **labels: str) -> float:
+            return cluster.metric("prefill-0", metric, **labels)
+
+        prompt = talk.first_turn()
+        computed, moved, imported = (
+            prefill("baton_step_tokens_sum"),
+            prefill("baton_transfer_bytes_total"),
+            talk.imported,
+        )
+        talk.answer(prompt)
+        known = (NUM_PROMPT + NUM_OUTPUT - 1) // PAGE_SIZE * PAGE_SIZE  # decode has no KV of its last token
+        own = NUM_PROMPT // PAGE_SIZE * PAGE_SIZE
+        assert prefill("baton_step_tokens_sum") - computed == len(prompt) - known
+        assert talk.imported - imported == known - own
+        assert prefill("baton_transfer_bytes_total") - moved == (known - own) / PAGE_SIZE * cluster.page_bytes(
+            "prefill-0"
+        )
+        assert talk.usage["prompt_tokens_details"]["cached_tokens"] == known
+        assert cluster.tokens_recomputed == 0
+        cluster.wait_pages_free(LINK_S)
