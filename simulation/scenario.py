@@ -115,6 +115,7 @@ class Scenario:
 
     The first `num_local_prefill` decode workers prefill for themselves too, perhaps without any prefill worker.
     `gives_pages`: all workers give cached pages, and prefill workers import them.
+    `drafts`: decode workers have a drafter.
     """
 
     seed: int
@@ -134,6 +135,7 @@ class Scenario:
     prefill_policy: PrefillPolicy = PrefillPolicy.FCFS
     max_overtakes: int = 64
     gives_pages: bool = False
+    drafts: bool = False
 
     @property
     def routers(self) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ MAX_DURATION_S = {
 def generate_scenario(seed: int) -> Scenario:
     """Of ten seeds, one is undisturbed, one only drains processes, one begins with a burst, three mostly fail routers
     and their links to the store during long answers (in two of them the store also loses data), one upgrades all
-    workers, and in one the workers' memory rots."""
+    workers, and in one the workers' memory rots. In half of them decode workers have a drafter."""
     scenario = _scenario(seed)
     match seed % 10:
         case 3:
@@ -69,6 +69,7 @@ def generate_scenario(seed: int) -> Scenario:
             more = []
     eviction = Random(f"eviction {seed}").choice(list(EvictionPolicy))
     order = Random(f"order {seed}")
+    drafts = Random(f"drafts {seed}").random() < 0.5
     return replace(
         scenario,
         faults=(*scenario.faults, *more),
@@ -77,6 +78,7 @@ def generate_scenario(seed: int) -> Scenario:
         prefill_policy=order.choice(list(PrefillPolicy)),
         max_overtakes=order.choice([1, 64]),
         gives_pages=scenario.digests and Random(f"pages {seed}").random() < GIVING_SHARE,
+        drafts=drafts,
     )
 
 

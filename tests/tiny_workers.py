@@ -21,6 +21,8 @@ from baton.domain.request import (
     finish_reason,
 )
 from baton.engine.chunking import ChunkBudget
+from baton.engine.drafts.base import Drafter
+from baton.engine.drafts.policy import DraftPolicy
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner, fake_slots, fake_token
 from baton.engine.handoff.kv_export import ExportTable
 from baton.kv.growth import GrowthReserve
@@ -41,6 +43,7 @@ PAGE_SIZE = 2
 NUM_PAGES = 8
 PAGE_BYTES = PAGE_SIZE * SLOT_BYTES
 VOCAB_SIZE = 2
+MAX_DRAFTS = 5
 
 REPEATABLE_SETTINGS = settings(
     max_examples=60, stateful_step_count=40, derandomize=True, database=None, deadline=None, report_multiple_bugs=False
@@ -109,12 +112,15 @@ def tiny_decode(
     page_faults: type[PageFaults] = PageFaults,
     growth: GrowthReserve | None = None,
     chunks: ChunkBudget | None = None,
+    drafter: Drafter | None = None,
 ) -> TinyDecode:
     memory, host_memory = SimMemory(NUM_PAGES, PAGE_BYTES), SimMemory(max(1, num_host_pages), PAGE_BYTES)
     cache = PrefixCache(PagePool(NUM_PAGES), PoolHasher(memory) if digests else None)
     imports = import_table(cache, ImportLimits(PAGE_SIZE, max_rows, max_window_pages, pull_deadline_s=1.0))
     host = HostTier(num_host_pages, PoolHasher(host_memory) if digests else None)
-    scheduler = decode_scheduler(imports, host, PAGE_SIZE, chunks or ChunkBudget(token_budget, PAGE_SIZE), growth)
+    chunks = chunks or ChunkBudget(token_budget, PAGE_SIZE)
+    drafts = None if drafter is None else DraftPolicy(drafter, MAX_DRAFTS, PAGE_SIZE, cache.pool)
+    scheduler = decode_scheduler(imports, host, PAGE_SIZE, chunks, growth, drafts)
     faults = page_faults(cache, imports, scheduler, PageChecks(cache), PAGE_SIZE, PAGE_BYTES)
     policy = import_policy(cache.pool, imports, scheduler, ImportRules(PAGE_SIZE, digests), faults, growth)
     runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE, host_memory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, overload
 
 from baton.domain.constraint import Constraint
 from baton.domain.errors import ConstraintFailed
@@ -23,11 +23,11 @@ class MaskSpec:
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """Sampling of the token after a row's last one.
+    """Sampling of one token of a row.
 
-    `history` holds every token so far, prompt first, *including* this step's. The scheduler owns it; the runner reads
-    it. `len(history)` is the position of the sampled token. Position and `sampling.seed` key the randomness. A row with
-    a `mask` is never sampled without it.
+    `history` holds every token before it, prompt first, *including* this step's. The scheduler owns it; the runner
+    reads it. `len(history)` is the position of the sampled token. Position and `sampling.seed` key the randomness. A
+    row with a `mask` is never sampled without it.
     """
 
     sampling: SamplingParams
@@ -45,6 +45,40 @@ class SampleSpec:
             banned |= bad_word_ends(request.sampling.bad_words, history, num_prompt_tokens)
         mask = None if request.constraint is None else MaskSpec(request.constraint, stop.stop_token_ids)
         return cls(request.sampling, history, num_prompt_tokens, banned, mask)
+
+    @classmethod
+    def after_drafts(
+        cls, request: EngineRequest, history: Sequence[int], drafts: Sequence[int]
+    ) -> tuple[SampleSpec, ...]:
+        """Sampling after each of `drafts`, as it is if they are output: penalties and bans are those of its place."""
+        return tuple(cls.of(request, DraftedHistory(history, drafts[:count])) for count in range(1, len(drafts) + 1))
+
+
+class DraftedHistory(Sequence[int]):
+    """`tokens`, as long as they are now, and `drafts` behind them: one history, without copying the tokens."""
+
+    __slots__ = ("_drafts", "_num_tokens", "_tokens")
+
+    def __init__(self, tokens: Sequence[int], drafts: Sequence[int]) -> None:
+        self._tokens, self._num_tokens, self._drafts = tokens, len(tokens), drafts
+
+    def __len__(self) -> int:
+        return self._num_tokens + len(self._drafts)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            low, high = min(start, self._num_tokens), min(stop, self._num_tokens)
+            joined = [*self._tokens[low:high], *self._drafts[start - low : max(0, stop - self._num_tokens)]]
+            return joined if step == 1 else [self[place] for place in range(start, stop, step)]
+        place = range(len(self))[index]
+        return self._tokens[place] if place < self._num_tokens else self._drafts[place - self._num_tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +105,9 @@ class Row:
     """New tokens of one request: positions [start, start + len(tokens)).
 
     `pages` is the request's page table. It covers at least `start + len(tokens)` token slots; slots below `start` are
-    filled. `sample` is None for a chunk that does not end the prompt. `score`: of positions from `start` + 1 on.
+    filled. `sample` is None for a chunk that does not end the prompt. Otherwise it samples after the last token that is
+    known, and `drafted` after each of the tokens behind it: the last `len(drafted)` tokens are proposals of a drafter.
+    `score`: of positions from `start` + 1 on.
     """
 
     id: AttemptId
@@ -80,6 +116,16 @@ class Row:
     pages: Sequence[PageId]
     sample: SampleSpec | None
     score: ScoreSpec | None = None
+    drafted: tuple[SampleSpec, ...] = ()
+
+    @property
+    def num_known_tokens(self) -> int:
+        """New tokens that are not drafts."""
+        return len(self.tokens) - len(self.drafted)
+
+    def filled_end(self, num_emitted: int) -> int:
+        """One past the last position whose KV counts after a step that emitted so many tokens: no rejected draft's."""
+        return self.start + len(self.tokens) - len(self.drafted) + max(0, num_emitted - 1)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -116,13 +162,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """`sampled[i]` belongs to `batch.rows[i]`; None for a row without `sample`, and for one that failed.
+    """`sampled[i]` belongs to `batch.rows[i]`: a token for `sample` and for each of `drafted`, in order.
 
+    It is empty for a row without `sample`, and for one that failed. The scheduler decides which of them count.
     `failures`: by index, rows whose constraint could not be kept. Their chunk is computed, their sequence ends.
     `scores`: by index, of the rows with a `score`.
     """
 
-    sampled: tuple[SampledToken | None, ...]
+    sampled: tuple[tuple[SampledToken, ...], ...]
     failures: Mapping[int, ConstraintFailed] = field(default_factory=dict)
     scores: Mapping[int, PromptScores] = field(default_factory=dict)
 

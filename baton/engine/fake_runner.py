@@ -1,9 +1,9 @@
 """A runner without a model, for scheduler tests and simulation: exact and instant. Imports no torch.
 
 Each token slot of the pool holds the token and a digest of all tokens up to it, in place of keys and values. Before a
-step writes, it reads back the earlier slots of each row: they must chain from the first position on and match the
-row's history. A page that was freed too soon, shared wrongly, never imported or written twice raises `Broken` in the
-step that uses it. A transfer moves these bytes like real ones.
+step writes, it reads back the earlier slots of each row: they must chain from the first position on and match the row's
+history, so a rejected draft that counts as filled is found. A page that was freed too soon, shared wrongly, never
+imported or written twice raises `Broken` in the step that uses it. A transfer moves these bytes like real ones.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class FakeRunner:
         self.num_steps += 1
         self.num_tokens += batch.num_tokens
         masks = StepMasks() if self._masks is None else self._masks.fill(batch.rows)
-        specs = [row.sample for row in batch.rows if row.sample is not None]
+        specs = [spec for row in batch.rows if row.sample is not None for spec in (row.sample, *row.drafted)]
         if any(spec.mask is not None and index not in masks.rows for index, spec in enumerate(specs)):
             raise Broken("a constrained row has no mask")
         specs = check_rows(specs, masks, self._vocab_size)
@@ -128,8 +128,10 @@ class FakeRunner:
         if len(row.pages) * self._page_size < end:
             raise Broken(f"{row.id}: {len(row.pages)} pages do not hold {end} tokens")
         history = None if row.sample is None else row.sample.history
-        if history is not None and (len(history) != end or list(history[row.start :]) != list(row.tokens)):
-            raise Broken(f"{row.id}: history of {len(history)} tokens does not end in the row's, at {end}")
+        for at, spec in enumerate([] if row.sample is None else (row.sample, *row.drafted)):
+            known = row.start + row.num_known_tokens + at
+            if len(spec.history) != known or list(spec.history[row.start :]) != list(row.tokens[: known - row.start]):
+                raise Broken(f"{row.id}: history of {len(spec.history)} tokens does not end in the row's, at {known}")
         prefix = EMPTY_PREFIX
         for position in range(row.start):
             slot = bytes(self._slot(row, position))

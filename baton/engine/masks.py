@@ -33,25 +33,26 @@ MASK_BUDGET_S, MASK_BUDGET_S_PER_TOKEN = 0.5, 0.002
 
 @dataclass(frozen=True, slots=True)
 class StepMasks:
-    """By index among the step's sampled rows: `rows` has the mask of each constrained one, None if every token is
-    allowed. `failures`: those whose constraint cannot be kept; their masks allow one token, which nobody may see.
+    """By index among the step's samples: `rows` has the mask of each constrained one, None if every token is allowed.
+    `failures`: those whose constraint cannot be kept; their masks allow one token, which nobody may see. A constrained
+    row has no drafts.
     """
 
     rows: dict[int, MaskRow | None] = field(default_factory=dict)
     failures: dict[int, ConstraintFailed] = field(default_factory=dict)
 
     def output(self, batch: Batch, sampled: Sequence[SampledToken]) -> StepOutput:
-        """The output of a step whose sampled rows got `sampled`, in order; the tokens of failed rows are dropped."""
-        tokens, failures = list[SampledToken | None](), dict[int, ConstraintFailed]()
+        """The output of a step whose samples are `sampled`, in order; the tokens of failed rows are dropped."""
+        tokens, failures = list[tuple[SampledToken, ...]](), dict[int, ConstraintFailed]()
         num_sampled = 0
         for index, row in enumerate(batch.rows):
             if row.sample is None:
-                tokens.append(None)
+                tokens.append(())
                 continue
-            if num_sampled in self.failures:
-                failures[index] = self.failures[num_sampled]
-            tokens.append(None if num_sampled in self.failures else sampled[num_sampled])
-            num_sampled += 1
+            first, num_sampled = num_sampled, num_sampled + 1 + len(row.drafted)
+            if first in self.failures:
+                failures[index] = self.failures[first]
+            tokens.append(() if first in self.failures else tuple(sampled[first:num_sampled]))
         return StepOutput(tuple(tokens), failures)
 
 
@@ -126,7 +127,7 @@ class MaskFiller:
             if spec.mask is not None:
                 at = at or (began := time.thread_time())
                 at = self._fill_row(index, row.id, spec, masks, at)
-            index += 1
+            index += 1 + len(row.drafted)
         if masks.rows:
             metrics.MASK_SECONDS.observe(at - began)
         return masks

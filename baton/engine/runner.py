@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from baton.engine.batch import Batch, Row, StepOutput
+from baton.engine.batch import Batch, Row, SampleSpec, StepOutput
 from baton.engine.masks import MaskFiller, StepMasks, check_rows
 from baton.model.attention.base import Segment, plan_step
 from baton.model.decoders.cuda_graphs import CudaGraphDecoder, with_cuda_graphs
@@ -95,11 +95,11 @@ class ModelRunner:
         return scorer
 
     def _extend(self, rows: tuple[Row, ...], scorer: PromptScorer | None) -> tuple[SampleResult, StepMasks]:
-        """Forward pass over the new tokens of all rows; samples for the rows with `sample`, in order.
+        """Forward pass over the new tokens of all rows; samples for the rows with `sample`, in order, at all places.
 
         On a GPU the masks are filled while the pass runs.
         """
-        specs = [row.sample for row in rows if row.sample is not None]
+        specs: list[SampleSpec] = []
         ids: list[int] = []
         positions: list[int] = []
         segments: list[Segment] = []
@@ -109,7 +109,9 @@ class ModelRunner:
             ids.extend(row.tokens)
             positions.extend(range(row.start, row.start + len(row.tokens)))
             if row.sample is not None:
-                keep.append(len(ids) - 1)
+                specs.append(row.sample)
+                specs += row.drafted
+                keep += range(len(ids) - 1 - len(row.drafted), len(ids))
         device = self._storage.device
         step = plan_step(segments, self._storage.geometry.page_size, device)
         # Not every model accepts an output head over zero rows, so at least one row is kept.

@@ -89,6 +89,13 @@ class PageTable:
             self._counts_hits = False
         return True
 
+    def shrink(self, num_tokens: int) -> None:
+        """Frees pages beyond those that cover `num_tokens` slots: extended for drafts that were rejected."""
+        first = ceil_div(num_tokens, self._page_size)
+        if first < len(self.pages):
+            self._cache.pool.drop(self.pages[first:], self._hold)
+            del self.pages[first:]
+
     def cache_full_pages(self, tokens: Sequence[int], num_filled: int) -> None:
         """Enters the full pages of `tokens[:num_filled]`, whose KV is in place, into the prefix cache.
 

@@ -202,6 +202,29 @@ VERIFICATION = Gauge(
     ["bits"],
     registry=REGISTRY,
 )
+DRAFTS_TOTAL = Counter(
+    "baton_drafts",
+    "Proposals of a drafter that decode steps verified, one a row and step.",
+    ["drafter"],
+    registry=REGISTRY,
+)
+DRAFT_TOKENS_TOTAL = Counter("baton_draft_tokens", "Tokens of these proposals.", ["drafter"], registry=REGISTRY)
+DRAFT_ACCEPTED_TOTAL = Counter(
+    "baton_draft_accepted", "Draft tokens that were drawn, and so emitted.", ["drafter"], registry=REGISTRY
+)
+DRAFT_ACCEPTED_POSITION_TOTAL = Counter(
+    "baton_draft_accepted_position",
+    "Draft tokens that were emitted, by their place in the proposal, from 0.",
+    ["drafter", "position"],
+    registry=REGISTRY,
+)
+DRAFT_SKIPPED_TOTAL = Counter(
+    "baton_draft_skipped",
+    "Row steps without drafts: load (they would not pay), no_match (none proposed), constraint, limit (output ends), "
+    "pages, tokens (of the budget) or preempted (rows wait for pages).",
+    ["reason"],
+    registry=REGISTRY,
+)
 KV_PAGES = Gauge("baton_kv_pages", "Pages of the pool by owner.", ["owner"], registry=REGISTRY)
 
 # --- handoff and transfer (workers) ---

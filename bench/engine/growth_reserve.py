@@ -142,7 +142,7 @@ class _Worker:
             row.sample is not None and row.start + 2 - self._workload.prompt_len >= self._lengths[row.id]
             for row in batch.rows
         )
-        return StepOutput(tuple(SampledToken(END if end else TEXT) for end in ends))
+        return StepOutput(tuple((SampledToken(END if end else TEXT),) for end in ends))
 
     def _record(self, effect: DecodeEffect, step: int) -> None:
         if not isinstance(effect, EmitTokens):

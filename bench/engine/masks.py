@@ -115,14 +115,12 @@ class MaskedRows:
             if constrained:
                 done = output
         for (_, history, _), sampled in zip(self._rows, done.sampled, strict=True):
-            assert sampled is not None
-            history.append(sampled.token)
+            history.append(sampled[0].token)
         return seconds[False], seconds[True]
 
     def _append(self, batch: Batch) -> None:
         for (_, history, _), sampled in zip(self._rows, self.runner.run(batch).sampled, strict=True):
-            assert sampled is not None
-            history.append(sampled.token)
+            history.append(sampled[0].token)
 
 
 def measure(shape: str, row_counts: Sequence[int], num_tokens: int, seed: int) -> None:

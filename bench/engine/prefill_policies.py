@@ -123,7 +123,7 @@ def _record(outcome: PolicyOutcome, num_tokens: int, ttft_s: float) -> None:
 
 
 def _output(batch: Batch) -> StepOutput:
-    return StepOutput(tuple(None if row.sample is None else _SAMPLE for row in batch.rows))
+    return StepOutput(tuple(() if row.sample is None else (_SAMPLE,) for row in batch.rows))
 
 
 def _request(number: int, row: TraceRow) -> EngineRequest:

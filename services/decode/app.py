@@ -8,8 +8,14 @@ import grpc
 
 from baton import __version__
 from baton.domain.ids import Incarnation, new_incarnation
+from baton.domain.timing.step_time import StepTimeModel
 from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.build import Engine, build_engine
+from baton.engine.drafts.budget import DraftBudget
+from baton.engine.drafts.guard import GuardedDrafter
+from baton.engine.drafts.meter import DraftMeter
+from baton.engine.drafts.policy import MAX_DRAFT_TOKENS, DraftPolicy
+from baton.engine.drafts.registry import find_drafter
 from baton.engine.handoff.cached_exports import CachedExports, ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
 from baton.engine.handoff.prompt_tags import PromptTags
@@ -24,6 +30,7 @@ from baton.rpc.channel_pool import ChannelPool
 from baton.rpc.gen import decode_pb2_grpc, handoff_pb2_grpc, worker_pb2_grpc
 from baton.rpc.server import RunningServer, ServerAuth, start_server
 from baton.settings.model_source import model_name
+from baton.telemetry import metrics
 from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics_server import start_metrics_server
@@ -66,6 +73,7 @@ WATCH_TIMEOUT_S = 5.0
 
 async def serve(settings: DecodeSettings) -> int:
     """Runs the worker; returns the process's exit code. Raises `BatonError` or `OSError` when it cannot start."""
+    find_drafter(settings.drafter)  # an unknown name ends the process before it loads a model
     max_graph_rows = settings.max_rows if settings.cuda_graphs else 0
     make_engine = partial(build_engine, settings, settings.host_pages, max_graph_rows, decodes=True)
     return await run_worker(
@@ -254,7 +262,8 @@ class _Worker:
             WorkerRole.DECODE, engine.cache, self._mailbox, self._lifecycle.on_idle, settings.max_idle_check_pages
         )
         chunks = settings.chunk_budget(page_size, turn.steps.step_time)
-        scheduler = DecodeScheduler(imports, host, page_size, chunks, growth)
+        drafts = self._make_drafts(turn.steps.step_time)
+        scheduler = DecodeScheduler(imports, host, page_size, chunks, growth, drafts)
         page_bytes = engine.memory.page_bytes
         faults = PageFaults(engine.cache, imports, scheduler, engine.checks, page_size, page_bytes)
         tagged = engine.fingerprint.digest if self._checks_tags else None
@@ -263,9 +272,25 @@ class _Worker:
         start = engine.runner.start if engine.runner.is_async else None
         scrub = PageScrub(engine.checks, page_bytes, self._lifecycle.on_unfit)
         exports = self._make_page_exports(import_policy)
-        hooks = DecodeHooks(self._outbox.emit, self._puller.submit, scrub, start, exports)
+        meter = None if drafts is None else DraftMeter(settings.drafter, drafts.totals)
+        hooks = DecodeHooks(self._outbox.emit, self._puller.submit, scrub, start, exports, meter)
         return DecodeLoop(turn, imports, scheduler, import_policy, engine.runner, hooks)
+
+    def _make_drafts(self, step_time: StepTimeModel) -> DraftPolicy | None:
+        settings, engine = self._settings, self._engine
+        entry = find_drafter(settings.drafter)
+        if entry is None:
+            return None
+        log.info("speculation", drafter=settings.drafter)
+        drafter = GuardedDrafter(entry.make(engine.vocab_size), engine.vocab_size, _report_drafter_off)
+        pool, page_size = engine.cache.pool, engine.geometry.page_size
+        return DraftPolicy(drafter, MAX_DRAFT_TOKENS, page_size, pool, DraftBudget(step_time))
 
     def _pulled(self, event: PullEvent) -> None:
         self._outbox.record_pull(event)
         self._mailbox.put(event)
+
+
+def _report_drafter_off(reason: str) -> None:
+    metrics.DEGRADED.labels("drafter").set(1)
+    log.error("drafter_off", reason=reason)

@@ -13,6 +13,7 @@ from baton.domain.handoff import PublishedChunk
 from baton.domain.timing.attempt_times import to_us
 from baton.domain.worker import Activity, WorkerLoad
 from baton.engine.batch import Batch, Runner, StepInFlight, StepOutput
+from baton.engine.drafts.meter import DraftMeter
 from baton.engine.handoff.export_commands import CommitExport, OpenExport, ReleaseExport, RenewLeases
 from baton.engine.handoff.import_commands import (
     AllocateProbePages,
@@ -44,7 +45,7 @@ class DecodeHooks:
 
     `scrub` checks idle pages and reports wrong ones. `start` begins a step and returns before it is done: effects of
     one turn are then emitted while the next step runs. `exports`: gives cached pages to other workers; None: it gives
-    none.
+    none. `meter` publishes what became of drafts.
     """
 
     emit: Callable[[list[OutwardEffect]], None]
@@ -52,6 +53,7 @@ class DecodeHooks:
     scrub: PageScrub
     start: Callable[[Batch], StepInFlight] | None = None
     exports: PageExports | None = None
+    meter: DraftMeter | None = None
 
 
 class DecodeLoop:
@@ -237,7 +239,7 @@ class DecodeLoop:
                 pass
 
     def _count_decisions(self) -> None:
-        """Updates the metrics of preemptions and local prompts from the scheduler's totals."""
+        """Updates the metrics of preemptions, drafts and local prompts from the scheduler's totals."""
         scheduler = self._scheduler
         metrics.PREEMPTIONS_TOTAL.labels("pages").inc(scheduler.num_preemptions - self._num_preemptions)
         for reason, num in scheduler.num_send_backs.items():
@@ -250,6 +252,8 @@ class DecodeLoop:
                 scheduler.num_local_prompt_tokens - self._num_local_prompt_tokens,
                 scheduler.num_local_cached_tokens - self._num_local_cached_tokens,
             )
+        if self._hooks.meter is not None:
+            self._hooks.meter.publish()
         self._num_preemptions = scheduler.num_preemptions
         self._num_local_prompt_tokens = scheduler.num_local_prompt_tokens
         self._num_local_cached_tokens = scheduler.num_local_cached_tokens

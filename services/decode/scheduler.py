@@ -6,7 +6,8 @@ A row's life here, queue by queue:
    *local*: `add_prompt` takes a prompt to compute here. Its chunks get the token budget that the running rows leave,
    oldest prompt first. The last chunk samples the first token, and the row runs.
 2. *running*: every step computes one token for every row. A row that crosses a page edge takes a page first. If no
-   unreserved page is left, the newest row is *preempted*: its pages are copied to host memory and released.
+   unreserved page is left, the newest row is *preempted*: its pages are copied to host memory and released. Last of
+   all, rows get drafts; the step verifies them, and only accepted ones count as filled.
 3. *preempted*: the oldest row resumes first, and before later imports, when its pages fit and one page is left for
    every running row. The digests of its pages move to host memory and back. If host memory is full as well, or the
    copy was damaged there, the row fails with `SentBack` and the router retries it.
@@ -21,16 +22,18 @@ import enum
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import BatonError, SentBack
 from baton.domain.ids import AttemptId, PageId, PageKey
 from baton.domain.request import EngineRequest, OutputToken, SampledToken, finish_reason
 from baton.domain.timing.row_timer import RowTimer, StepTotals
-from baton.domain.timing.step_time import StepShape
+from baton.domain.timing.step_time import Segment, StepShape
 from baton.engine.batch import Batch, HostCopy, Row, SampleSpec, ScoreSpec, StepOutput
 from baton.engine.chunking import ChunkBudget, cut
+from baton.engine.drafts.base import emitted_tokens
+from baton.engine.drafts.policy import DraftLimits, DraftPolicy, DraftSkipReason
 from baton.engine.messages import Fail, Scored
 from baton.engine.transition_log import log_transition
 from baton.kv.growth import GrowthReserve, RowGrowth
@@ -40,6 +43,7 @@ from baton.kv.tiers import HostTier
 from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.import_table import ImportTable
 from services.decode.kv_import import ImportedPrompt, LocalPrompt
+from services.decode.row import DecodeRow
 
 
 class SendBackReason(enum.StrEnum):
@@ -49,23 +53,12 @@ class SendBackReason(enum.StrEnum):
     DAMAGED_COPY = "damaged_copy"
 
 
-@dataclass(slots=True)
-class _Row:
-    arrival_number: int  # order of arrival
-    request: EngineRequest
-    table: PageTable
-    tokens: list[int]
-    num_filled: int  # positions whose KV is in place
-    timer: RowTimer
-    host_slots: tuple[int, ...] = ()
-
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.tokens) - self.request.num_prompt_tokens
-
-
-def _arrival_number(row: _Row) -> int:
+def _arrival_number(row: DecodeRow) -> int:
     return row.arrival_number
+
+
+def _segments(rows: list[Row]) -> Iterator[Segment]:
+    return ((len(row.tokens), row.start) for row in rows)
 
 
 class DecodeScheduler:
@@ -78,19 +71,21 @@ class DecodeScheduler:
         page_size: int,
         chunks: ChunkBudget | None = None,
         growth: GrowthReserve | None = None,
+        drafts: DraftPolicy | None = None,
     ) -> None:
         """`chunks` sizes those of local prompts; None: a page a step. `growth` learns from the rows; None: nothing
-        learns.
+        learns. `drafts` None: no row has any.
         """
         self._growth = growth
+        self._drafts = drafts
         self._imports = imports
         self._chunks = chunks or ChunkBudget(0, page_size)
-        self._local: deque[_Row] = deque()
+        self._local: deque[DecodeRow] = deque()
         self._host = host
         self._page_size = page_size
-        self._imported: deque[_Row] = deque()
-        self._running: list[_Row] = []  # oldest first
-        self._preempted: list[_Row] = []  # oldest first
+        self._imported: deque[DecodeRow] = deque()
+        self._running: list[DecodeRow] = []  # oldest first
+        self._preempted: list[DecodeRow] = []  # oldest first
         self._pending: list[DecodeEffect] = []
         self._arrival_numbers = itertools.count()
         self._totals = StepTotals()
@@ -125,7 +120,7 @@ class DecodeScheduler:
 
     def growths(self) -> list[RowGrowth]:
         """All rows, as the growth reserve sees them."""
-        return list(map(self._growth_of, itertools.chain(*self._queues)))
+        return [row.growth() for row in itertools.chain(*self._queues)]
 
     def ids(self) -> Iterator[AttemptId]:
         """Attempts in any queue."""
@@ -137,7 +132,7 @@ class DecodeScheduler:
         lost = [row for row in self._preempted if keys and not keys.isdisjoint(self._keys(row))]
         return [row.request.id for row in (*holders, *lost)]
 
-    def _keys(self, row: _Row) -> list[PageKey]:
+    def _keys(self, row: DecodeRow) -> list[PageKey]:
         return page_keys(row.tokens, self._page_size, row.request.salt)
 
     def add(self, imported: ImportedPrompt) -> None:
@@ -167,7 +162,7 @@ class DecodeScheduler:
         return False
 
     def schedule(self, now: float) -> Batch | None:
-        """Builds a step: resume, join, grow (preempting if needed), then one token per row and local chunks."""
+        """Builds a step: resume, join, grow (preempting if needed), one token per row, local chunks, then drafts."""
         self._scheduled_at = now
         copies: list[HostCopy] = []
         self._resume(copies, now)
@@ -177,26 +172,35 @@ class DecodeScheduler:
         self._grow(copies, now)
         rows = [self._batch_row(row) for row in self._running]
         self._add_local_chunks(rows)
+        if self._drafts is not None and self._running:
+            self._add_drafts(rows, self._drafts)
         return Batch(tuple(rows), tuple(copies)) if rows or copies else None
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[DecodeEffect]:
-        """Applies a finished step: one token per running row, and the progress of local prompts."""
+        """Applies a finished step: the tokens of running rows, and the progress of local prompts."""
         self._totals.num_steps += 1
         if self._growth is not None:
             self._growth.on_step()
         self._totals.seconds += now - self._scheduled_at
         by_id = {row.request.id: row for queue in (self._running, self._local) for row in queue}
         effects = self.take_pending_effects()
-        self._settle(batch, by_id)
-        for index, (batch_row, sampled) in enumerate(zip(batch.rows, output.sampled, strict=True)):
+        emitted, ends = output.sampled, [row.start + len(row.tokens) for row in batch.rows]
+        if self._drafts is not None:
+            emitted = tuple(self._walk(row, by_id, tokens) for row, tokens in zip(batch.rows, emitted, strict=True))
+            ends = [row.filled_end(len(tokens)) for row, tokens in zip(batch.rows, emitted, strict=True)]
+        self._settle(batch, ends, by_id)
+        for index, (batch_row, tokens, end) in enumerate(zip(batch.rows, emitted, ends, strict=True)):
             row = by_id.get(batch_row.id)
             if row is None:  # aborted while the step ran
                 continue
-            self._advance_row(row, batch_row.start + len(batch_row.tokens))
+            if batch_row.drafted:
+                row.tokens += [sampled.token for sampled in tokens[:-1]]
+                row.table.shrink(end)
+            self._advance_row(row, end)
             if index in output.scores:
                 effects.append(Scored(row.request.id, output.scores[index]))
-            if sampled is not None:
-                effects.append(self._append_token(row, sampled, now))
+            if tokens:
+                effects.append(self._emit(row, tokens, len(batch_row.drafted), now))
             elif index in output.failures:
                 effects.append(self._fail(row, output.failures[index], now))
         return effects
@@ -211,7 +215,7 @@ class DecodeScheduler:
         return None
 
     @property
-    def _queues(self) -> tuple[deque[_Row] | list[_Row], ...]:
+    def _queues(self) -> tuple[deque[DecodeRow] | list[DecodeRow], ...]:
         return self._imported, self._local, self._running, self._preempted
 
     def _resume(self, copies: list[HostCopy], now: float) -> None:
@@ -232,9 +236,11 @@ class DecodeScheduler:
             row.host_slots = ()
             self._join(row, "resume", now)
 
-    def _join(self, row: _Row, event: str, now: float) -> None:
+    def _join(self, row: DecodeRow, event: str, now: float) -> None:
         bisect.insort(self._running, row, key=_arrival_number)
         row.timer.enter(now)
+        if self._drafts is not None and event != "resume":
+            self._drafts.begin(row.request.id, row.tokens)
         log_transition("row", row.request.id, event, "running")
 
     def _grow(self, copies: list[HostCopy], now: float) -> None:
@@ -242,13 +248,13 @@ class DecodeScheduler:
             while row in self._running and not self._ensure_page(row):
                 self._preempt(self._running[-1], copies, now)
 
-    def _ensure_page(self, row: _Row) -> bool:
+    def _ensure_page(self, row: DecodeRow) -> bool:
         num_missing = row.table.num_missing(len(row.tokens))
         if num_missing == 0:
             return True
         return num_missing <= self._imports.num_reservable_pages and row.table.extend(len(row.tokens))
 
-    def _preempt(self, row: _Row, copies: list[HostCopy], now: float) -> None:
+    def _preempt(self, row: DecodeRow, copies: list[HostCopy], now: float) -> None:
         """Copies a row's filled pages to the host tier. Sends the row back if the tier is full."""
         self._running.remove(row)
         pages = row.table.pages[: ceil_div(row.num_filled, self._page_size)]
@@ -260,7 +266,7 @@ class DecodeScheduler:
         row.timer.preempt(now)
         self.num_preemptions += 1
         if self._growth is not None:
-            self._growth.on_preempted(list(map(self._growth_of, self._running)))
+            self._growth.on_preempted([one.growth() for one in self._running])
         copies.append(HostCopy(tuple(pages), slots, to_host=True))
         self._host.keep(slots, row.table.digests(len(pages)))
         row.host_slots = slots
@@ -268,7 +274,7 @@ class DecodeScheduler:
         bisect.insort(self._preempted, row, key=_arrival_number)
         log_transition("row", row.request.id, "preempt", "preempted")
 
-    def _send_back(self, row: _Row, reason: SendBackReason, why: str) -> None:
+    def _send_back(self, row: DecodeRow, reason: SendBackReason, why: str) -> None:
         """Ends a row that is in no queue; the router retries it."""
         self.num_send_backs[reason] += 1
         self._release(row)
@@ -279,7 +285,7 @@ class DecodeScheduler:
     def _add_local_chunks(self, rows: list[Row]) -> None:
         if not self._local:
             return
-        beside = StepShape.of((len(row.tokens), row.start) for row in rows)
+        beside = StepShape.of(_segments(rows))
         budget = self._chunks.tokens(beside, self._local[0].num_filled)
         for row in self._local:
             num_tokens = cut(row.num_filled, len(row.tokens), budget, self._page_size)
@@ -288,7 +294,21 @@ class DecodeScheduler:
             rows.append(self._batch_row(row, num_tokens))
             budget -= num_tokens
 
-    def _batch_row(self, row: _Row, num_tokens: int = 1) -> Row:
+    def _add_drafts(self, rows: list[Row], policy: DraftPolicy) -> None:
+        """Gives drafts to running rows, whose places in `rows` are the first."""
+        if self._preempted:
+            return policy.skip(DraftSkipReason.PREEMPTED, len(self._running))
+        budget = self._chunks.token_budget
+        left = budget - sum(len(row.tokens) for row in rows) if budget else None
+        limits = [DraftLimits.of(row.request, len(row.tokens), row.table.num_slots) for row in self._running]
+        num_spare_pages = self._imports.num_reservable_pages - len(self._running)
+        planned = policy.plan(limits, StepShape.of(_segments(rows)), left, num_spare_pages)
+        for index, (row, drafts) in enumerate(zip(self._running, planned, strict=True)):
+            if drafts and row.table.extend(len(row.tokens) + len(drafts)):
+                drafted = SampleSpec.after_drafts(row.request, row.tokens, drafts)
+                rows[index] = replace(rows[index], tokens=[row.tokens[-1], *drafts], drafted=drafted)
+
+    def _batch_row(self, row: DecodeRow, num_tokens: int = 1) -> Row:
         request, start, end = row.request, row.num_filled, row.num_filled + num_tokens
         spec = None
         if end == len(row.tokens):
@@ -296,38 +316,55 @@ class DecodeScheduler:
         score = ScoreSpec.of(request, start, end) if row in self._local else None
         return Row(request.id, row.tokens[start:end], start, row.table.pages, spec, score)
 
-    def _settle(self, batch: Batch, by_id: Mapping[AttemptId, _Row]) -> None:
-        """Hashes the pages that a step has filled, in one batch: on a GPU each call copies to the host."""
+    @staticmethod
+    def _walk(
+        batch_row: Row, by_id: Mapping[AttemptId, DecodeRow], sampled: tuple[SampledToken, ...]
+    ) -> tuple[SampledToken, ...]:
+        """The tokens that a row emits of those that were sampled for it."""
+        if not batch_row.drafted or (row := by_id.get(batch_row.id)) is None:
+            return sampled
+        drafts = batch_row.tokens[batch_row.num_known_tokens :]
+        return emitted_tokens(drafts, sampled, row.request.stop, row.num_output_tokens)
+
+    def _settle(self, batch: Batch, ends: list[int], by_id: Mapping[AttemptId, DecodeRow]) -> None:
+        """Hashes the pages that a step has filled up to `ends`, in one batch: on a GPU each call copies to the host."""
         full: list[PageId] = []
-        for batch_row in batch.rows:
+        for batch_row, end in zip(batch.rows, ends, strict=True):
             if (row := by_id.get(batch_row.id)) is not None:
-                end = (batch_row.start + len(batch_row.tokens)) // self._page_size
-                full += row.table.pages[row.num_filled // self._page_size : end]
+                full += row.table.pages[row.num_filled // self._page_size : end // self._page_size]
         self._imports.settle(full)
 
-    def _advance_row(self, row: _Row, num_filled: int) -> None:
+    def _advance_row(self, row: DecodeRow, num_filled: int) -> None:
         crosses_edge = num_filled // self._page_size > row.num_filled // self._page_size
         row.num_filled = num_filled
         if crosses_edge:
             row.table.cache_full_pages(row.tokens, num_filled)
 
-    def _append_token(self, row: _Row, sampled: SampledToken, now: float) -> EmitTokens:
+    def _emit(self, row: DecodeRow, sampled: tuple[SampledToken, ...], num_drafts: int, now: float) -> EmitTokens:
+        """Emits the row's newest tokens; all but the last are its own already. Only the last one may end it."""
+        last = sampled[-1]
+        row.tokens.append(last.token)
+        num_output = row.num_output_tokens
         if row in self._local:
             self._local.remove(row)
             self._join(row, "prompt_done", now)
-        token = OutputToken(row.num_output_tokens, sampled.token, sampled.logprobs)
-        row.tokens.append(sampled.token)
-        finish = finish_reason(row.request.stop, sampled.token, row.num_output_tokens)
+        elif self._drafts is not None:
+            self._drafts.accepted(row.request.id, row.tokens[-len(sampled) :], num_drafts)
+        tokens: tuple[OutputToken, ...] = (OutputToken(num_output - 1, last.token, last.logprobs),)
+        if num_drafts:
+            first = num_output - len(sampled)
+            tokens = tuple([OutputToken(index, one.token, one.logprobs) for index, one in enumerate(sampled, first)])
+        finish = finish_reason(row.request.stop, last.token, num_output)
         if finish is None:
-            return EmitTokens(row.request.id, (token,), None)
+            return EmitTokens(row.request.id, tokens, None)
         self._running.remove(row)
         row.timer.leave(now)
         self._release(row)
         self._learn_length(row)
         log_transition("row", row.request.id, finish.value, "ended")
-        return EmitTokens(row.request.id, (token,), finish, row.timer.times())
+        return EmitTokens(row.request.id, tokens, finish, row.timer.times())
 
-    def _fail(self, row: _Row, error: BatonError, now: float) -> Fail:
+    def _fail(self, row: DecodeRow, error: BatonError, now: float) -> Fail:
         """Ends a row that a step has failed."""
         if row in self._local:
             self._local.remove(row)
@@ -338,21 +375,18 @@ class DecodeScheduler:
         log_transition("row", row.request.id, "fail", "ended")
         return Fail(row.request.id, error, row.timer.times())
 
-    def _row(self, request: EngineRequest, table: PageTable, tokens: list[int], num_filled: int) -> _Row:
-        return _Row(next(self._arrival_numbers), request, table, tokens, num_filled, RowTimer(self._totals))
+    def _row(self, request: EngineRequest, table: PageTable, tokens: list[int], num_filled: int) -> DecodeRow:
+        return DecodeRow(next(self._arrival_numbers), request, table, tokens, num_filled, RowTimer(self._totals))
 
-    def _growth_of(self, row: _Row) -> RowGrowth:
-        num_output, pages = row.num_output_tokens, row.table.pages
-        max_rest = row.request.stop.max_tokens - num_output
-        return RowGrowth(len(row.tokens), num_output, max_rest, len(pages), row.table.num_own_pages)
-
-    def _learn_length(self, row: _Row) -> None:
+    def _learn_length(self, row: DecodeRow) -> None:
         """Learns from an ended output; the router aborts one that ends with a stop string."""
         if self._growth is not None and row.num_output_tokens:
             self._growth.on_ended(row.num_output_tokens)
 
-    def _release(self, row: _Row) -> None:
+    def _release(self, row: DecodeRow) -> None:
         row.table.release()
+        if self._drafts is not None:
+            self._drafts.end(row.request.id)
         if row.host_slots:
             self._host.free(row.host_slots)
             row.host_slots = ()

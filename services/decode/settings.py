@@ -57,6 +57,10 @@ class DecodeSettings(WorkerSettings):
     growth_clip_tokens: Count = 4096
     """Longest further output of a sequence that the growth reserve counts on; never limits an output."""
 
+    drafter: str = "none"
+    """Proposes tokens that a step verifies, so that it may give several: none, ngram (what followed the same words
+    before, in prompt and output) or the name of a plugin. Tokens do not depend on it."""
+
     @model_validator(mode="after")
     def _budget_reaches_a_page_edge(self) -> Self:
         if 0 < self.token_budget < self.page_size:

@@ -264,7 +264,7 @@ class PrefillScheduler:
             if index in output.scores:
                 effects.append(Scored(row.id, output.scores[index]))
             effects += self._publish(prompt, now)
-            effects += self._seal(prompt, sampled, now) if sampled else [Progress(row.id, prompt.num_filled)]
+            effects += self._seal(prompt, sampled[0], now) if sampled else [Progress(row.id, prompt.num_filled)]
         return effects
 
     @staticmethod

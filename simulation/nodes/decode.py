@@ -13,9 +13,11 @@ from functools import partial
 from random import Random
 from typing import Any, cast
 
-from baton.domain.ids import WorkerId
+from baton.domain.ids import AttemptId, PageId, WorkerId
+from baton.domain.request import EngineRequest
 from baton.domain.worker import CAPABILITIES, WorkerRecord, WorkerRole
 from baton.engine.chunking import ChunkBudget
+from baton.engine.drafts.policy import DraftPolicy
 from baton.engine.fake_runner import SLOT_BYTES
 from baton.engine.handoff.cached_exports import ExportLimits
 from baton.engine.handoff.kv_export import ExportTable
@@ -46,8 +48,10 @@ from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
 from services.decode.page_exports import PageExports
 from services.decode.page_faults import PageFaults
+from services.decode.scheduler import SendBackReason
 from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
 from simulation.checks.invariants import EmissionCheck, Violation, check_idle, check_pages
+from simulation.nodes.drafter import MAX_DRAFTS, SimDrafter
 from simulation.nodes.engine import SimEngine, SimMailbox, SimRunner
 from simulation.nodes.environment import SimEnvironment
 from simulation.nodes.state_store import SimStore
@@ -58,7 +62,7 @@ from simulation.runtime.page_memory import SimMemory, two_parts
 from simulation.runtime.page_reads import SimPuller
 from simulation.runtime.page_rot import flip_bits, settled_pages
 from simulation.runtime.process import SimProcess
-from simulation.scenario import VOCAB_SIZE
+from simulation.scenario import VOCAB_SIZE, SimFaultKind
 
 SERVER_GRACE_S, WATCH_TIMEOUT_S = 1.0, 5.0
 """Copied from `services.decode.app`, which would import the model."""
@@ -108,6 +112,8 @@ class SimDecode:
         self._num_preemptions = 0
         self._growth_mode = scenario.growth
         self._gives_pages = scenario.gives_pages
+        self._rots = any(fault.kind is SimFaultKind.ROT for fault in scenario.faults)
+        self._drafter = SimDrafter(process.rng, self._request_of, version) if scenario.drafts else None
         self._loop = self._make_loop(runner, policies, scenario.digests, num_host_pages)
         self._mailbox.on_arrival = self._engine.wake
         self._masks = runner.masks
@@ -138,8 +144,15 @@ class SimDecode:
             "streams": len(self._streams),
             "handoffs": len(self._handoffs),
             "exports": len(self._exports),
+            "drafted rows": 0 if self._drafter is None else self._drafter.num_rows,
         }
         check_idle(self.process.name, self._cache.pool, left)
+        cached = [PageId(page) for page in settled_pages(self._cache.pool, (Owner.CACHED,))]
+        wrong = self._checks.mismatches(cached)
+        if (wrong or self._scheduler.num_send_backs[SendBackReason.DAMAGED_COPY]) and not self._rots:
+            raise Violation(
+                "I2", f"{self.process.name}: pages {wrong} have other digests than bytes, and nothing rotted"
+            )
 
     def rot(self, rng: Random) -> list[int]:
         """Flips bits of settled pages that nothing holds and of pages in host memory; returns the former."""
@@ -153,9 +166,12 @@ class SimDecode:
         self._host = HostTier(num_host_pages, PoolHasher(self._host_memory) if digests else None)
         growth = GrowthReserve(self._growth_mode, CONFIG.page_size, MAX_GROWTH_TOKENS)
         chunks = ChunkBudget(CONFIG.token_budget if self._prefills else 0, CONFIG.page_size)
-        self._scheduler = policies.decode_scheduler(self._imports, self._host, CONFIG.page_size, chunks, growth)
+        drafts = None
+        if self._drafter is not None:
+            drafts = DraftPolicy(self._drafter, MAX_DRAFTS, CONFIG.page_size, self._cache.pool)
+        self._scheduler = policies.decode_scheduler(self._imports, self._host, CONFIG.page_size, chunks, growth, drafts)
         rules = ImportRules(CONFIG.page_size, digests)
-        checks = PageChecks(self._cache)
+        self._checks = checks = PageChecks(self._cache)
         faults = PageFaults(self._cache, self._imports, self._scheduler, checks, CONFIG.page_size, PAGE_BYTES)
         import_policy = policies.import_policy(self._cache.pool, self._imports, self._scheduler, rules, faults, growth)
         turn = EngineTurn(WorkerRole.DECODE, self._cache, self._mailbox, self._lifecycle.on_idle)
@@ -165,6 +181,9 @@ class SimDecode:
         exports = PageExports(self._exports, cached, import_policy) if self._gives_pages else None
         hooks = DecodeHooks(self._emit, self._puller.submit, PageScrub(checks, PAGE_BYTES), None, exports)
         return DecodeLoop(turn, self._imports, self._scheduler, import_policy, runner, hooks)
+
+    def _request_of(self, id: AttemptId) -> EngineRequest:
+        return next(row.request for queue in self._scheduler._queues for row in queue if row.request.id == id)
 
     def _listen(self, metadata: bytes) -> None:
         server = SimServer()

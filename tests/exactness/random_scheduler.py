@@ -90,9 +90,8 @@ class RandomScheduler:
         output = self._runner.run(Batch(tuple(row for _, row in chosen), copies))
         for (sequence, row), sampled in zip(chosen, output.sampled, strict=True):
             sequence.computed += len(row.tokens)
-            assert (sampled is None) == (row.sample is None)
-            if sampled is not None:
-                sequence.tokens.append(sampled.token)
+            assert len(sampled) == (row.sample is not None)
+            sequence.tokens += [one.token for one in sampled]
             self._publish(sequence)
         self.coverage.steps += 1
         self.coverage.mixed_steps += len({len(row.tokens) > 1 for _, row in chosen}) == 2

@@ -8,6 +8,7 @@ from tests.planted.latent_bugs import LATENT_BUGS
 from tests.planted.prefill_bugs import PREFILL_BUGS
 from tests.planted.promise_bugs import PROMISE_BUGS
 from tests.planted.runner import PlantedBug
+from tests.planted.speculation_bugs import SPECULATION_BUGS
 from tests.planted.tool_bugs import TOOL_BUGS
 
 PAGES, OWNERSHIP, MESSAGES, IDENTITY = "right pages", "one owner", "messages", "identity"
@@ -27,8 +28,7 @@ BUGS = (
     *CONSTRAINT_BUGS,
     *LATENT_BUGS,
     *TOOL_BUGS,
-    *PREFILL_BUGS,
-    *PROMISE_BUGS,
+    *PREFILL_BUGS, *PROMISE_BUGS, *SPECULATION_BUGS,
     bug(
         CLIENTS, "a refused field is ignored", "services/router/openai/field_table/table.py",
         "given.add_error(name, field.meaning)", "pass",

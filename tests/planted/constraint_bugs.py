@@ -29,8 +29,8 @@ CONSTRAINT_BUGS = (
         CONSTRAINED,
         "the token of a failed row is given out",
         "baton/engine/masks.py",
-        "tokens.append(None if num_sampled in self.failures else sampled[num_sampled])",
-        "tokens.append(sampled[num_sampled])",
+        "tokens.append(() if first in self.failures else tuple(sampled[first:num_sampled]))",
+        "tokens.append(tuple(sampled[first:num_sampled]))",
         MASKS_TESTS,
     ),
     PlantedBug(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from baton.domain.errors import WorkerLost
 from baton.domain.handoff import ExportEvent, ImportEvent, advance_import
 from baton.domain.ids import AttemptId, Ballot, OwnerId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
-from baton.domain.request import EngineRequest
-from baton.engine.batch import Batch, StepOutput
+from baton.domain.request import EngineRequest, SampledToken
+from baton.engine.batch import Batch, HostCopy, Row, StepOutput
+from baton.engine.drafts.policy import DraftPolicy
 from baton.engine.handoff.kv_export import ExportTable, KvExport
 from baton.kv.pages import Hold
 from baton.rpc.request_metadata import Metadata
@@ -22,6 +24,7 @@ from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart,
 from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.import_table import ImportTable
 from services.decode.kv_import import ImportedPrompt, KvImport, SealInfo
+from services.decode.row import DecodeRow
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from services.router.dispatch.dispatcher import TokenDispatcher
@@ -228,3 +231,45 @@ class DropsFingerprint(MemoryStore):
 
     async def advance(self, id: AttemptId, *events: RequestEvent, **changed: Any) -> RequestState:
         return await super().advance(id, *events, **{**changed, "fingerprint": ""})
+
+
+MORE_TOKENS = 99
+
+
+class SettlesBeforeTheWalk(DecodeScheduler):
+    """Takes digests of pages that rejected drafts have filled."""
+
+    def _settle(self, batch: Batch, ends: list[int], by_id: Mapping[AttemptId, DecodeRow]) -> None:
+        super()._settle(batch, [row.start + len(row.tokens) for row in batch.rows], by_id)
+
+
+class AcceptsBehindAFinish(DecodeScheduler):
+    """Drafts behind the end of an output, and emits those that were accepted."""
+
+    def _add_drafts(self, rows: list[Row], policy: DraftPolicy) -> None:
+        stops = [row.request.stop for row in self._running]
+        for row in self._running:
+            row.request = replace(row.request, stop=replace(row.request.stop, max_tokens=MORE_TOKENS))
+        super()._add_drafts(rows, policy)
+        for row, stop in zip(self._running, stops, strict=True):
+            row.request = replace(row.request, stop=stop)
+
+    @staticmethod
+    def _walk(
+        batch_row: Row, by_id: Mapping[AttemptId, DecodeRow], sampled: tuple[SampledToken, ...]
+    ) -> tuple[SampledToken, ...]:
+        drafts = batch_row.tokens[batch_row.num_known_tokens :]
+        matching = takewhile(lambda pair: pair[0] == pair[1].token, zip(drafts, sampled, strict=False))
+        return sampled[: len(list(matching)) + 1]
+
+
+class KeepsProposalAtPreemption(DecodeScheduler):
+    """A preempted row comes back with the drafts of its last step as if they were output."""
+
+    def _add_drafts(self, rows: list[Row], policy: DraftPolicy) -> None:
+        super()._add_drafts(rows, policy)
+        self._kept = {row.id: row.tokens[row.num_known_tokens :] for row in rows}
+
+    def _preempt(self, row: DecodeRow, copies: list[HostCopy], now: float) -> None:
+        super()._preempt(row, copies, now)
+        row.tokens += self._kept.get(row.request.id, [])

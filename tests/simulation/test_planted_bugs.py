@@ -46,6 +46,19 @@ MAX_SEEDS = 100
             {"drain", "I8", "I9", "probe"},
             id="cached pages scored",
         ),
+        pytest.param(
+            PolicyClasses(decode_scheduler=planted_bugs.SettlesBeforeTheWalk), {"I2"}, id="settled before the walk"
+        ),
+        pytest.param(
+            PolicyClasses(decode_scheduler=planted_bugs.AcceptsBehindAFinish),
+            {"crash", "I2", "I4"},
+            id="behind a finish",
+        ),
+        pytest.param(
+            PolicyClasses(decode_scheduler=planted_bugs.KeepsProposalAtPreemption),
+            {"crash", "I2", "I4"},
+            id="proposal kept at preemption",
+        ),
         pytest.param(PolicyClasses(store=planted_bugs.JournalsWithoutFencing), {"I3"}, id="unfenced journal"),
         pytest.param(
             PolicyClasses(store=planted_bugs.ReadsOneTooFar),

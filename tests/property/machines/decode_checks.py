@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 from baton.domain.errors import BatonError, IntegrityFailure, SentBack, Superseded, WorkerLost
 from baton.domain.ids import AttemptId, RequestId, ReservationId
 from baton.domain.request import EngineRequest, StopParams
+from baton.engine.drafts.base import Drafter
 from baton.engine.fake_runner import SLOT_BYTES
 from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
 from baton.engine.messages import Fail
@@ -149,7 +150,11 @@ class CheckedDecode(RuleBasedStateMachine):
             TOKEN_BUDGET,
             self.page_faults,
             GrowthReserve(mode, PAGE_SIZE, 6),
+            drafter=self._new_drafter(),
         )
+
+    def _new_drafter(self) -> Drafter | None:
+        return None
 
     def _end_pull(self, pull: Pull, outcome: PullOutcome) -> None:
         corrupt: tuple[int, ...] = ()

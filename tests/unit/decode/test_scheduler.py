@@ -125,7 +125,7 @@ def test_a_row_whose_constraint_fails_ends_and_others_go_on():
     batch = world.scheduler.schedule(0.0)
     assert batch is not None
     output = world.runner.run(batch)
-    failed = StepOutput((None, *output.sampled[1:]), {0: ConstraintFailed("nothing may follow")})
+    failed = StepOutput(((), *output.sampled[1:]), {0: ConstraintFailed("nothing may follow")})
     effects = world.scheduler.commit(batch, failed, 0.0)
     [fail] = [effect for effect in effects if isinstance(effect, Fail)]
     assert (fail.id, fail.error.code) == (batch.rows[0].id, "constraint_failed")

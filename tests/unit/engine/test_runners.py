@@ -41,12 +41,11 @@ def step(runner: FakeRunner, *rows: Row, copies: tuple[HostCopy, ...] = ()) -> S
 
 def test_the_fake_gives_equal_tokens_in_any_chunks():
     tokens = list(range(5, 15))
-    (whole,) = step(fake(), row(tokens, 0, [1, 2, 3])).sampled
+    ((whole,),) = step(fake(), row(tokens, 0, [1, 2, 3])).sampled
     runner = fake()
-    assert step(runner, row(tokens[:6], 0, [9, 7], samples=False)).sampled == (None,)
-    (chunked,) = step(runner, row(tokens, 6, [9, 7, 8])).sampled
+    assert step(runner, row(tokens[:6], 0, [9, 7], samples=False)).sampled == ((),)
+    ((chunked,),) = step(runner, row(tokens, 6, [9, 7, 8])).sampled
     assert whole == chunked
-    assert whole is not None
     assert whole.token == fake_token(tokens, VOCAB_SIZE)
     assert (runner.num_steps, runner.num_tokens) == (2, 10)
 
@@ -109,7 +108,7 @@ def test_a_preempted_row_comes_back_into_other_pages():
     runner = fake()
     step(runner, row(TOKENS[:6], 0, [1, 2]))
     out = HostCopy((PageId(1), PageId(2)), (3, 0), to_host=True)
-    assert step(runner, row([1, 2, 3], 0, [1], name="thief"), copies=(out,)).sampled[0] is not None
+    assert step(runner, row([1, 2, 3], 0, [1], name="thief"), copies=(out,)).sampled[0]
     back = HostCopy((PageId(8), PageId(9)), (3, 0), to_host=False)
     assert step(runner, row(TOKENS[:7], 6, [8, 9]), copies=(back,)) == step(fake(), row(TOKENS[:7], 0, [1, 2]))
 
@@ -133,9 +132,9 @@ def test_the_model_runner_samples_only_rows_that_ask(tmp_path: Path):
     output = runner.run(
         Batch((row(TOKENS[:8], 0, [1, 2], samples=False), row(TOKENS, 0, [5, 6, 7]), row([4], 0, [3], samples=False)))
     )
-    assert [sampled is None for sampled in output.sampled] == [True, False, True]
+    assert [not sampled for sampled in output.sampled] == [True, False, True]
     assert runner.run(Batch((row(TOKENS, 8, [1, 2, 4]),))).sampled == output.sampled[1:2]
-    assert runner.run(Batch((row(TOKENS[:4], 0, [9], samples=False),))).sampled == (None,)
+    assert runner.run(Batch((row(TOKENS[:4], 0, [9], samples=False),))).sampled == ((),)
 
 
 def test_the_model_runner_waits_for_the_device_without_sampling_too(tmp_path: Path):

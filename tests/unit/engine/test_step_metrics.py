@@ -21,7 +21,7 @@ class Runner:
 
     def run(self, batch: Batch) -> StepOutput:
         self.batches.append(batch)
-        return StepOutput((None,) * len(batch.rows))
+        return StepOutput(((),) * len(batch.rows))
 
 
 def test_a_step_has_an_age_while_it_runs():
@@ -37,7 +37,7 @@ def test_the_batch_is_run_and_its_rows_are_counted():
     step_metrics, runner = StepMetrics(WorkerRole.PREFILL, PagePool(8)), Runner()
     batch = Batch((Row(AttemptId(RequestId("r"), 1), (1, 0, 1), 0, (), None),))
     with step_metrics.step():
-        assert step_metrics.run(runner, batch) == StepOutput((None,))
+        assert step_metrics.run(runner, batch) == StepOutput(((),))
     assert runner.batches == [batch]
     assert metrics.BATCH_ROWS.labels("prefill")._value.get() == 1
 

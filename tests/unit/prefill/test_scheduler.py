@@ -150,7 +150,7 @@ def test_a_prompt_whose_constraint_fails_ends_its_export():
     assert batch is not None
     output = world.runner.run(batch)
     index = next(i for i, row in enumerate(batch.rows) if row.id == engine_request("r", PROMPT).id)
-    sampled = tuple(None if i == index else one for i, one in enumerate(output.sampled))
+    sampled = tuple(() if i == index else one for i, one in enumerate(output.sampled))
     failed = StepOutput(sampled, {index: ConstraintFailed("nothing may follow")})
     effects = world.scheduler.commit(batch, failed, 0.0)
     assert [effect.id.request_id for effect in effects if isinstance(effect, Fail)] == ["r"]

@@ -62,13 +62,13 @@ def test_rows_see_their_context_on_pages_of_their_own(engine):
     assert len(set(pages)) == len(pages) == 9
     assert all(row.sample is not None and len(row.sample.history) == 40 for row in batch.rows)
     assert batch.num_prompt_tokens == 0
-    assert [sampled is not None for sampled in engine.runner.run(batch).sampled] == [True] * 3
+    assert [len(sampled) for sampled in engine.runner.run(batch).sampled] == [1] * 3
 
 
 def test_a_prompt_in_chunks_ends_in_the_token_of_a_prompt_in_one(engine):
     def run(batches: list[Batch]) -> list[int]:
         outputs = [engine.runner.run(batch) for batch in batches]
-        return [sampled.token for output in outputs for sampled in output.sampled if sampled is not None]
+        return [one.token for output in outputs for sampled in output.sampled for one in sampled]
 
     whole, chunked = engine.prefill_batches(200, 200), engine.prefill_batches(200, 64)
     assert [batch.num_tokens for batch in whole] == [200]

@@ -1,0 +1,1 @@
+"""Drafters propose tokens that a decode step verifies: their interface, registry, budget and implementations."""

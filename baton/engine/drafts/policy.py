@@ -1,0 +1,183 @@
+"""Decides which rows of a decode step extend drafts, and how many. Called by the scheduler; pure.
+
+Drafts take what nothing else needs: the rest of the token budget, slots in pages that a row has, and free pages that no
+running row will want next. So they preempt nothing, evict nothing and delay no chunk.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton.domain.ids import AttemptId
+from baton.domain.request import EngineRequest
+from baton.domain.timing.step_time import StepShape
+from baton.engine.drafts.acceptance import AcceptanceModel
+from baton.engine.drafts.base import NO_PROPOSAL, Drafter, Proposal
+from baton.engine.drafts.budget import DraftBudget, DraftOption
+from baton.kv.pages import PagePool
+
+MAX_DRAFT_TOKENS = 15
+"""Most drafts of a row and step: with its own token they are the 16 whose bits are those of single ones."""
+
+
+class DraftSkipReason(enum.StrEnum):
+    """Why a running row extended no drafts in a step.
+
+    LOAD: the budget gave none. NO_MATCH: the drafter proposed none. CONSTRAINT: a grammar keeps the row's output.
+    LIMIT: its output ends with the next token. PAGES: there is neither a slot nor a spare page. TOKENS: the token
+    budget is used up. PREEMPTED: rows wait for pages.
+    """
+
+    LOAD = "load"
+    NO_MATCH = "no_match"
+    CONSTRAINT = "constraint"
+    LIMIT = "limit"
+    PAGES = "pages"
+    TOKENS = "tokens"
+    PREEMPTED = "preempted"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """What a row could take: `max_tokens` before its output is full, `num_slots` of them in pages that it has.
+
+    `start`: tokens in place.
+    """
+
+    id: AttemptId
+    start: int
+    max_tokens: int
+    num_slots: int
+    constrained: bool
+
+    @classmethod
+    def of(cls, request: EngineRequest, num_tokens: int, num_slots: int) -> DraftLimits:
+        """The limits of a row that has `num_tokens` tokens, and pages of `num_slots` slots."""
+        max_tokens = request.num_prompt_tokens + request.stop.max_tokens - num_tokens - 1
+        return cls(request.id, num_tokens - 1, max_tokens, num_slots - num_tokens, request.constraint is not None)
+
+
+@dataclass(slots=True)
+class DraftTotals:
+    """Counts since the start. `accepted_at[n]`: steps that accepted the draft at place n of a row."""
+
+    num_proposals: int = 0
+    num_drafts: int = 0
+    accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
+    skipped: dict[DraftSkipReason, int] = field(default_factory=lambda: dict.fromkeys(DraftSkipReason, 0))
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(self.accepted_at)
+
+    def copy(self) -> DraftTotals:
+        """The counts as they are now."""
+        return DraftTotals(self.num_proposals, self.num_drafts, list(self.accepted_at), dict(self.skipped))
+
+
+class DraftPolicy:
+    """Asks one drafter for the rows of each step, and cuts what it proposes to what pays."""
+
+    def __init__(
+        self, drafter: Drafter, max_tokens: int, page_size: int, pool: PagePool, budget: DraftBudget | None = None
+    ) -> None:
+        """`max_tokens`: most drafts of a row and step. `budget` None: all that is proposed and fits."""
+        self._drafter = drafter
+        self._pool = pool
+        self._max_tokens = min(max_tokens, MAX_DRAFT_TOKENS)
+        self._page_size = page_size
+        self._budget = budget
+        self._acceptance = AcceptanceModel()
+        self._grades: dict[AttemptId, int] = {}  # of the drafts in the step under way
+        self.totals = DraftTotals()
+
+    def begin(self, id: AttemptId, tokens: Sequence[int]) -> None:
+        """A row joins the batch for the first time."""
+        self._drafter.begin(id, tokens)
+
+    def end(self, id: AttemptId) -> None:
+        """A row has ended."""
+        self._drafter.end(id)
+        self._acceptance.end(id)
+        self._grades.pop(id, None)
+
+    def accepted(self, id: AttemptId, tokens: Sequence[int], num_drafts: int) -> None:
+        """A step gave the row `tokens`, after `num_drafts` drafts: all but the last were among these."""
+        if num_drafts:
+            num_accepted = len(tokens) - 1
+            for place in range(num_accepted):
+                self.totals.accepted_at[place] += 1
+            self._acceptance.observe(id, self._grades.get(id, 0), num_drafts, num_accepted)
+        self._drafter.accepted(id, tokens)
+
+    def skip(self, reason: DraftSkipReason, num_rows: int) -> None:
+        """Counts rows that were not asked for drafts."""
+        self.totals.skipped[reason] += num_rows
+
+    def plan(
+        self, rows: Sequence[DraftLimits], shape: StepShape, num_step_tokens: int | None, num_spare_pages: int
+    ) -> list[tuple[int, ...]]:
+        """The drafts of each row, perhaps none.
+
+        `shape`: the step without drafts. `num_step_tokens`: tokens that it may have besides; None: any number.
+        `num_spare_pages`: pages that nothing else needs; of these only free ones are taken, so that none is evicted
+        from the prefix cache.
+        """
+        self._acceptance.begin_step()
+        if self._budget is not None and not self._budget.worth_asking(shape, len(rows)):
+            self.skip(DraftSkipReason.LOAD, len(rows))
+            return [()] * len(rows)
+        left = self._max_tokens * len(rows) if num_step_tokens is None else num_step_tokens
+        spare = min(num_spare_pages, self._pool.num_free)
+        proposals = []
+        for row in rows:
+            proposal = self._propose(row, left, spare)
+            left -= len(proposal.tokens)
+            spare -= len(proposal.tokens) > row.num_slots
+            proposals.append(proposal)
+        return self._cut(rows, proposals, shape)
+
+    def _propose(self, row: DraftLimits, num_step_tokens: int, num_spare_pages: int) -> Proposal:
+        """What the drafter proposes, cut to the row's limits. With a spare page, a row may reach into one more."""
+        num_slots = row.num_slots + (self._page_size if num_spare_pages > 0 else 0)
+        limit = min(self._max_tokens, row.max_tokens, num_slots, num_step_tokens)
+        if limit <= 0 or row.constrained:
+            self.skip(_reason(row, num_slots), 1)
+            return NO_PROPOSAL
+        proposal = self._drafter.propose(row.id, limit)
+        if not proposal.tokens:
+            self.skip(DraftSkipReason.NO_MATCH, 1)
+            return NO_PROPOSAL
+        return proposal if len(proposal.tokens) <= limit else Proposal(proposal.tokens[:limit], proposal.grade)
+
+    def _cut(
+        self, rows: Sequence[DraftLimits], proposals: Sequence[Proposal], shape: StepShape
+    ) -> list[tuple[int, ...]]:
+        """What of the proposals pays."""
+        lengths = [len(proposal.tokens) for proposal in proposals]
+        if self._budget is not None and any(lengths):
+            candidates = [
+                DraftOption(row.start, length, self._acceptance.estimate(row.id, proposal.grade))
+                for row, proposal, length in zip(rows, proposals, lengths, strict=True)
+            ]
+            wanted, lengths = lengths, self._budget.lengths(candidates, shape)
+            self.skip(DraftSkipReason.LOAD, sum(bool(w and not n) for w, n in zip(wanted, lengths, strict=True)))
+        planned = []
+        for row, proposal, length in zip(rows, proposals, lengths, strict=True):
+            if length:
+                self.totals.num_proposals += 1
+                self.totals.num_drafts += length
+                self._grades[row.id] = proposal.grade
+            planned.append(proposal.tokens[:length])
+        return planned
+
+
+def _reason(row: DraftLimits, num_slots: int) -> DraftSkipReason:
+    """Why a row that has no room for drafts has none."""
+    if row.constrained:
+        return DraftSkipReason.CONSTRAINT
+    if row.max_tokens <= 0:
+        return DraftSkipReason.LIMIT
+    return DraftSkipReason.PAGES if num_slots <= 0 else DraftSkipReason.TOKENS

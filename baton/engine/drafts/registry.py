@@ -1,0 +1,71 @@
+"""Drafters by name: the built-in ones, and those that other packages register as entry points.
+
+An entry point of the group `baton.drafters` loads to a `DrafterEntry`; its name is the drafter's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from types import MappingProxyType
+
+from baton.engine.drafts.base import Drafter
+from baton.engine.drafts.ngram import NGramDrafter
+from baton.settings.base import SettingsError
+
+ENTRY_POINT_GROUP = "baton.drafters"
+NO_DRAFTER = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterTraits:
+    """What a drafter needs of the engine. A worker refuses one that needs what it does not have.
+
+    `needs_pages`: layers of its own in the pages. `needs_features`: hidden states of the target. `max_branches`: of a
+    tree of proposals; 1: chains.
+    """
+
+    needs_pages: bool = False
+    needs_features: bool = False
+    max_branches: int = 1
+
+
+CHAINS = DrafterTraits()
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterEntry:
+    """Makes the drafter of one worker, for a vocabulary of that size."""
+
+    make: Callable[[int], Drafter]
+    traits: DrafterTraits = CHAINS
+
+
+BUILT_IN: Mapping[str, DrafterEntry] = MappingProxyType({"ngram": DrafterEntry(lambda _: NGramDrafter())})
+
+
+def find_drafter(name: str) -> DrafterEntry | None:
+    """The entry of the drafter called `name`; None for `none`.
+
+    Raises `SettingsError` for an unknown one, and for one whose traits this engine does not serve.
+    """
+    if name == NO_DRAFTER:
+        return None
+    entry = BUILT_IN.get(name) or _plugin(name)
+    if entry.traits != CHAINS:
+        why = f"it needs {entry.traits}"
+        raise SettingsError(f"drafter={name}", why=why, hint="This engine verifies chains of tokens only.")
+    return entry
+
+
+def _plugin(name: str) -> DrafterEntry:
+    points = entry_points(group=ENTRY_POINT_GROUP)
+    if name not in points.names:
+        known = ", ".join([NO_DRAFTER, *BUILT_IN, *sorted(points.names)])
+        raise SettingsError(f"drafter={name}", why="there is no such drafter", hint=f"Known are: {known}.")
+    entry = points[name].load()
+    if not isinstance(entry, DrafterEntry):
+        why = f"its entry point gives {type(entry).__name__}, not DrafterEntry"
+        raise SettingsError(f"drafter={name}", why=why, hint="Ask its package for another version.")
+    return entry

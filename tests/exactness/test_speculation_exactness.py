@@ -1,0 +1,182 @@
+"""A cluster that drafts answers as one that does not, over HTTP: tokens, log probabilities, finish reasons and usage.
+
+Real processes over both transfers. The reference is the pair of engines in one process, without a drafter. Every test
+asserts that drafts were accepted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.domain.request import OutputToken, SamplingParams, StopParams
+from baton.model.loading.config import DtypeChoice
+from baton.model.loading.loader import load_model
+from baton.transfer.nixl_agent import nixl_available
+from services.local.pair import LocalPair, PairLimits
+from tests.cluster import Cluster, completion_tokens
+from tests.stream_client import ask, resume, tokens
+from tests.tiny_models import VOCAB_SIZE, add_tokenizer, save_random_model
+
+pytestmark = [pytest.mark.exactness, pytest.mark.integration]
+
+PAGE_SIZE = 8
+PAGES, CHUNKS = {"page-size": PAGE_SIZE}, {"token-budget": 24}
+NGRAM: dict[str, Any] = {"drafter": "ngram"}
+NUM_TOKENS = 40
+DRAWS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 0.3, "seed": 4, "top_p": 0.9},
+    "penalties": {"temperature": 0.5, "seed": 5, "frequency_penalty": 0.1, "repetition_penalty": 1.05},
+    "bias": {"temperature": 0, "logit_bias": {"17": 1.5, "30": -100}},
+}
+
+
+def looping_prompt(seed: int, num_tokens: int = 45) -> list[int]:
+    """Tokens that repeat, so that n-grams match from the first step on."""
+    rng = random.Random(seed)
+    part = [rng.randrange(9, VOCAB_SIZE) for _ in range(11)]
+    return (part * 5)[:num_tokens]
+
+
+@dataclass(frozen=True)
+class PlainEngine:
+    """Both engines in one process, without a drafter."""
+
+    pair: LocalPair
+
+    def output(self, prompt: list[int], fields: dict[str, Any], num_tokens: int = NUM_TOKENS) -> list[OutputToken]:
+        """The output for a body's `fields`."""
+        bias = tuple((int(token), value) for token, value in fields.get("logit_bias", {}).items())
+        names = ("temperature", "seed", "top_p", "frequency_penalty", "repetition_penalty")
+        sampling = SamplingParams(
+            **{name: fields[name] for name in names if name in fields}, logit_bias=bias, logprobs=2
+        )
+        ends = frozenset(fields.get("stop_token_ids", ()))
+        stop = StopParams(num_tokens, fields.get("min_tokens", 0), ends)
+        id = self.pair.submit(tuple(prompt), sampling, stop)
+        assert id is not None
+        return [token for part in self.pair.run() for token in part.tokens]
+
+    def tokens(self, prompt: list[int], fields: dict[str, Any], num_tokens: int = NUM_TOKENS) -> list[int]:
+        return [token.token for token in self.output(prompt, fields, num_tokens)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return add_tokenizer(save_random_model("qwen3", tmp_path_factory.mktemp("model") / "qwen3"))
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> PlainEngine:
+    loaded = load_model(model, dtype=DtypeChoice.FLOAT32, page_size=PAGE_SIZE)
+    return PlainEngine(LocalPair(loaded, PairLimits(num_pages=256)))
+
+
+@pytest.fixture(scope="module", params=["stream"] if nixl_available() else ["nixl", "stream"])
+def cluster(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("drafting")
+    with Cluster(
+        folder, model=str(model), transport=request.param, flags=PAGES, prefill_flags=CHUNKS, decode_flags=NGRAM
+    ) as cluster:
+        yield cluster
+
+
+def num_accepted(cluster: Cluster) -> float:
+    return sum(cluster.metric(p.name, "baton_draft_accepted_total") for p in cluster.workers("decode"))
+
+
+def complete(cluster: Cluster, prompt: list[int], fields: dict[str, Any], **more: Any) -> dict[str, Any]:
+    body = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "return_token_ids": True, **fields, **more}
+    return cluster.complete(prompt, **body)
+
+
+def test_tokens_and_logprobs_of_every_draw(cluster: Cluster, plain: PlainEngine) -> None:
+    """Twice: the second time prompts come from the prefix caches, and all of them at once."""
+    cases = [(looping_prompt(seed), DRAWS[name]) for seed, name in enumerate(DRAWS)]
+    expected = [plain.output(prompt, fields) for prompt, fields in cases]
+    moved, accepted = cluster.bytes_moved, num_accepted(cluster)
+
+    def answer(case: tuple[list[int], dict[str, Any]]) -> dict[str, Any]:
+        return complete(cluster, *case, logprobs=2)
+
+    with ThreadPoolExecutor(len(cases)) as pool:
+        rounds = [[answer(case) for case in cases], list(pool.map(answer, cases))]
+    for answers in rounds:
+        for body, output in zip(answers, expected, strict=True):
+            assert completion_tokens(body) == [token.token for token in output]
+            assert body["usage"]["completion_tokens"] == NUM_TOKENS
+            got = body["choices"][0]["logprobs"]["token_logprobs"]
+            assert got == pytest.approx([token.logprobs.logprob for token in output if token.logprobs], abs=1e-5)
+    assert cluster.bytes_moved > moved
+    assert cluster.tokens_recomputed == 0
+    assert num_accepted(cluster) > accepted
+    assert cluster.metric("decode-0", "baton_verification", bits="exact") == 1
+
+
+def test_stops_in_the_middle_of_an_accepted_run(cluster: Cluster, plain: PlainEngine) -> None:
+    prompt = looping_prompt(9)
+    whole = plain.tokens(prompt, DRAWS["greedy"])
+    for place in (7, 18, 25):
+        fields = {**DRAWS["greedy"], "stop_token_ids": [whole[place]], "min_tokens": place - 3}
+        expected = plain.tokens(prompt, fields)
+        body = complete(cluster, prompt, fields)
+        assert completion_tokens(body) == expected
+        assert body["usage"]["completion_tokens"] == len(expected)
+        assert body["choices"][0]["finish_reason"] == ("stop" if len(expected) < NUM_TOKENS else "length")
+    for num_tokens in (1, 2, 5, 13):
+        assert (
+            completion_tokens(complete(cluster, prompt, DRAWS["greedy"], max_tokens=num_tokens)) == whole[:num_tokens]
+        )
+
+
+def test_forced_preemption_and_mixed_batches(model: Path, plain: PlainEngine, tmp_path: Path) -> None:
+    """Prompts are computed beside rows with drafts, in a pool that is too small for all."""
+    prompts = [looping_prompt(seed, 20) for seed in range(20, 26)]
+    expected = [plain.tokens(prompt, DRAWS["greedy"], 60) for prompt in prompts]
+    tight = {"num-pages": 34, "max-rows": 8, "token-budget": 24, **NGRAM}
+    with (
+        Cluster(tmp_path, model=str(model), num_prefill=0, flags=PAGES, decode_flags=tight) as cluster,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        answers = list(pool.map(lambda prompt: complete(cluster, prompt, DRAWS["greedy"], max_tokens=60), prompts))
+        assert cluster.metric("decode-0", "baton_preemptions_total") > 0
+        assert num_accepted(cluster) > 0
+        cluster.wait_pages_free(5.0)
+    assert [completion_tokens(body) for body in answers] == expected
+
+
+def test_kills_and_a_worker_that_does_not_draft(model: Path, plain: PlainEngine, tmp_path: Path) -> None:
+    """One decode worker drafts, the other does not: a replay on the other one goes on with the same tokens."""
+    prompt, fields, num_tokens = looping_prompt(31), DRAWS["seeded"], 500
+    expected = plain.tokens(prompt, fields, num_tokens)
+    with Cluster(
+        tmp_path, model=str(model), num_routers=2, flags=PAGES, prefill_flags=CHUNKS, decode_flags=NGRAM
+    ) as cluster:
+        cluster.start("decode", "decode-1", {"drafter": "none"})
+        cluster.wait_links(2)
+        body = {"model": cluster.model_name, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
+        body |= {**fields, "return_token_ids": True, "ignore_eos": True}
+        with ask(cluster.router_urls()[1], body) as events:
+            seen = list(itertools.islice(events, 8))
+            (busy,) = [p.name for p in cluster.workers("decode") if cluster.pages(p.name)["live"]]
+            _kill(cluster, busy)
+            seen += itertools.islice(events, 60)
+            _kill(cluster, "router-1")
+        with resume(cluster.url, seen[-1]) as events:
+            seen += events
+        assert [token for token in tokens(seen) if token is not None] == expected
+
+
+def _kill(cluster: Cluster, name: str) -> None:
+    process = cluster.processes[name]
+    process.expected_running = False
+    process.signal(signal.SIGKILL)

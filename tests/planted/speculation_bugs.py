@@ -1,0 +1,103 @@
+"""Planted bugs in speculative decoding; a part of the table in `bugs`."""
+
+from __future__ import annotations
+
+from tests.planted.runner import PlantedBug
+
+SPECULATION = "drafts change nothing"
+SCHEDULER, BASE = "services/decode/scheduler.py", "baton/engine/drafts/base.py"
+POLICY, BATCH = "baton/engine/drafts/policy.py", "baton/engine/batch.py"
+LOCKSTEP = "tests/property/drafts/test_drafts.py::test_rejected_drafts_leave_no_trace"
+VERIFICATION = "tests/unit/engine/drafts/test_verification.py"
+
+SPECULATION_BUGS = (
+    PlantedBug(
+        SPECULATION,
+        "pages settle before the walk",
+        SCHEDULER,
+        "row.table.pages[row.num_filled // self._page_size : end // self._page_size]",
+        "row.table.pages[row.num_filled // self._page_size : (batch_row.start + len(batch_row.tokens)) // 2]",
+        LOCKSTEP,
+    ),
+    PlantedBug(
+        SPECULATION,
+        "a draft is accepted behind a finish",
+        BASE,
+        " or finish_reason(stop, drawn.token, num_output_tokens + count) is not None:",
+        ":",
+        VERIFICATION,
+    ),
+    PlantedBug(
+        SPECULATION,
+        "a draft counts unseen",
+        BASE,
+        "if drawn.token != draft or finish_reason",
+        "if finish_reason",
+        VERIFICATION,
+    ),
+    PlantedBug(
+        SPECULATION,
+        "a rejected draft's slot counts as filled",
+        BATCH,
+        "return self.start + len(self.tokens) - len(self.drafted) + max(0, num_emitted - 1)",
+        "return self.start + len(self.tokens)",
+        VERIFICATION,
+    ),
+    PlantedBug(
+        SPECULATION,
+        "the page of a rejected draft stays",
+        SCHEDULER,
+        "                row.table.shrink(end)",
+        "                pass",
+        LOCKSTEP,
+    ),
+    PlantedBug(
+        SPECULATION,
+        "a page is evicted for drafts",
+        POLICY,
+        "spare = min(num_spare_pages, self._pool.num_free)",
+        "spare = num_spare_pages",
+        LOCKSTEP,
+    ),
+    PlantedBug(
+        SPECULATION,
+        "a resumed row begins again",
+        SCHEDULER,
+        'if self._drafts is not None and event != "resume":',
+        "if self._drafts is not None:",
+        LOCKSTEP,
+    ),
+    PlantedBug(
+        SPECULATION,
+        "a drafter keeps rows that ended",
+        SCHEDULER,
+        "            self._drafts.end(row.request.id)",
+        "            pass",
+        LOCKSTEP,
+    ),
+    PlantedBug(
+        SPECULATION,
+        "all places have the bans of the first",
+        BATCH,
+        "cls.of(request, DraftedHistory(history, drafts[:count]))",
+        "cls(request.sampling, DraftedHistory(history, drafts[:count]), request.num_prompt_tokens,"
+        " banned_tokens(request.stop, len(history) - request.num_prompt_tokens))",
+        VERIFICATION,
+    ),
+    PlantedBug(
+        SPECULATION,
+        "a token that no vocabulary has is verified",
+        "baton/engine/drafts/guard.py",
+        "if type(token) is not int or not 0 <= token < vocab_size:",
+        "if False:",
+        "tests/unit/engine/drafts/test_guard.py",
+    ),
+    PlantedBug(
+        SPECULATION,
+        "other bits are called exact",
+        "baton/model/loading/bit_check.py",
+        "VerificationBits.EXACT if equal else VerificationBits.ROUNDING",
+        "VerificationBits.EXACT",
+        "tests/unit/model/loading/test_bit_check.py",
+    ),
+)

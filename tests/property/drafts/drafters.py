@@ -1,0 +1,76 @@
+"""Drafters for tests: one that is right a chosen share of the time, and one that does all that a drafter may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from baton.domain.ids import AttemptId
+from baton.engine.drafts.base import Proposal
+
+RightTokens = Callable[[AttemptId], Sequence[int]]
+"""Prompt and output of an attempt, and what the model alone would go on with behind its end."""
+
+
+class CheckedDrafter:
+    """Follows every row and refuses a call that no row's life explains."""
+
+    def __init__(self, right: RightTokens) -> None:
+        self._right = right
+        self.num_tokens: dict[AttemptId, int] = {}
+
+    def begin(self, id: AttemptId, tokens: Sequence[int]) -> None:
+        assert id not in self.num_tokens, f"{id} begins twice"
+        assert list(tokens) == list(self._right(id)[: len(tokens)]), f"{id} begins with other tokens"
+        self.num_tokens[id] = len(tokens)
+
+    def accepted(self, id: AttemptId, tokens: Sequence[int]) -> None:
+        num_tokens = self.num_tokens[id]
+        self.num_tokens[id] += len(tokens)
+        assert list(tokens) == list(self._right(id)[num_tokens : self.num_tokens[id]]), f"{id} goes on otherwise"
+
+    def end(self, id: AttemptId) -> None:
+        self.num_tokens.pop(id, None)
+
+    def next_tokens(self, id: AttemptId, num_tokens: int) -> list[int]:
+        """The right tokens behind the row."""
+        return list(self._right(id)[self.num_tokens[id] :][:num_tokens])
+
+
+class OracleDrafter(CheckedDrafter):
+    """Each of its tokens is right with a chance of `acceptance`, given that those before it are."""
+
+    def __init__(self, right: RightTokens, acceptance: float, vocab_size: int, seed: int = 0) -> None:
+        super().__init__(right)
+        self._acceptance = acceptance
+        self._vocab_size = vocab_size
+        self._random = Random(seed)
+
+    def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
+        tokens = self.next_tokens(id, max_tokens)
+        for place, token in enumerate(tokens):
+            if self._random.random() >= self._acceptance:
+                tokens[place] = (token + 1) % self._vocab_size
+        return Proposal(tuple(tokens))
+
+
+class AdversarialDrafter(CheckedDrafter):
+    """Right, wrong, garbage, too long, or nothing, in no order; `kinds` selects some of them."""
+
+    KINDS = ("right", "wrong", "garbage", "too long", "nothing")
+
+    def __init__(self, right: RightTokens, vocab_size: int, seed: int = 0, kinds: Sequence[str] = KINDS) -> None:
+        super().__init__(right)
+        self._vocab_size = vocab_size
+        self._random = Random(seed)
+        self._kinds = tuple(kinds)
+
+    def propose(self, id: AttemptId, max_tokens: int) -> Proposal:
+        assert max_tokens > 0
+        kind = self._random.choice(self._kinds)
+        tokens = self.next_tokens(id, 40 if kind == "too long" else max_tokens)
+        if kind == "wrong":
+            tokens = [(token + 1) % self._vocab_size for token in tokens]
+        if kind == "garbage":
+            tokens = [self._random.randrange(self._vocab_size) for _ in tokens]
+        return Proposal(() if kind == "nothing" else tuple(tokens))

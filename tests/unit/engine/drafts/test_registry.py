@@ -1,0 +1,52 @@
+"""Drafters by name, plugins among them; what cannot be served is refused by name."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+from baton.engine.drafts import registry
+from baton.engine.drafts.ngram import NGramDrafter
+from baton.engine.drafts.registry import DrafterEntry, DrafterTraits, find_drafter
+from baton.settings.base import SettingsError
+from services.decode.settings import DecodeSettings
+
+PLUGIN = DrafterEntry(lambda vocab_size: NGramDrafter(vocab_size))
+TREES = DrafterEntry(lambda _: NGramDrafter(), DrafterTraits(max_branches=4))
+NO_ENTRY = "text"
+
+
+@pytest.fixture(autouse=True)
+def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = EntryPoints(
+        EntryPoint(name, f"{__name__}:{attribute}", registry.ENTRY_POINT_GROUP)
+        for name, attribute in (("mine", "PLUGIN"), ("trees", "TREES"), ("wrong", "NO_ENTRY"))
+    )
+    monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
+
+
+def test_built_in_drafters_and_none():
+    assert find_drafter("none") is None
+    entry = find_drafter("ngram")
+    assert entry is not None
+    assert isinstance(entry.make(100), NGramDrafter)
+    assert find_drafter(DecodeSettings().drafter) is None, "off by default"
+
+
+def test_a_plugin_is_found_by_its_entry_point():
+    entry = find_drafter("mine")
+    assert entry == PLUGIN
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("eagle", "there is no such drafter. Known are: none, ngram, mine, trees, wrong"),
+        ("trees", "max_branches=4.*chains of tokens only"),
+        ("wrong", "gives str, not DrafterEntry"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(name: str, message: str):
+    with pytest.raises(SettingsError, match=f"drafter={name}.*{message}"):
+        find_drafter(name)
