@@ -39,9 +39,13 @@ class SimDrafter:
         self._rows[id] = list(tokens)
 
     def accepted(self, id: AttemptId, tokens: Sequence[int]) -> None:
-        """See `Drafter.accepted`. The tokens must be the model's: no draft becomes output unseen."""
+        """See `Drafter.accepted`. The tokens must be the model's: no draft becomes output unseen.
+
+        Tokens of a constrained row depend on its grammar too; the client checks them.
+        """
+        constrained = self._request_of(id).constraint is not None
         for token in tokens:
-            if token != self._next_token(id, self._rows[id]):
+            if not constrained and token != self._next_token(id, self._rows[id]):
                 raise Violation("I2", f"{id} emitted {token}, which its model does not say")
             self._rows[id].append(token)
 
@@ -66,4 +70,4 @@ class SimDrafter:
         request = self._request_of(id)
         banned = banned_tokens(request.stop, len(row) - request.num_prompt_tokens)
         seed = 0 if request.sampling.greedy else request.sampling.seed
-        return fake_token(row, VOCAB_SIZE, seed + self._version, banned)
+        return fake_token(row, VOCAB_SIZE, seed + self._version, banned, allowed=request.sampling.allowed_token_ids)
