@@ -35,7 +35,7 @@ from services.cli.doctor.results import CheckStatus
 from services.cli.errors import StartFailed
 from services.cli.key import own_keys
 from services.cli.plan import LaunchPlan, SharedFlags, make_plan
-from services.cli.processes.demo_control import DemoControl
+from services.cli.processes.demo_control import DemoServer
 from services.cli.processes.local_redis import LocalRedis
 from services.cli.processes.supervisor import Child, Supervisor
 from services.cli.settings import COMMANDS, UpSettings
@@ -80,7 +80,7 @@ async def run_plan(
 ) -> int:
     """Starts, checks, serves and stops. Returns 0 after a signal; raises `StartFailed` otherwise."""
     with shutdown_event() as stop:
-        async with Supervisor(log_dir) as supervisor, DemoControl(supervisor).serving(demo_socket):
+        async with Supervisor(log_dir) as supervisor, DemoServer(supervisor).serving(demo_socket):
             try:
                 for command in plan.commands:
                     await supervisor.start(command)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.cli.processes.demo_control import DemoControl
+from services.cli.processes.demo_control import DemoServer
 from services.cli.processes.supervisor import ChildCommand, Supervisor
 from services.router.edge.api_keys import make_entry, new_key
 from tests.mock_workers import Hold as HoldAction
@@ -276,7 +276,7 @@ async def test_a_demo_has_buttons_that_kill_a_worker(opened: Opener, router: Liv
     await expect(plain.locator("[data-worker]")).to_have_count(3)
     assert await plain.get_by_role("button", name="Kill").count() == 0, "only in a demo"
     socket, waits = tmp_path / "control", "import signal; signal.sigwait({signal.SIGTERM})"
-    async with Supervisor(tmp_path) as supervisor, DemoControl(supervisor).serving(socket):
+    async with Supervisor(tmp_path) as supervisor, DemoServer(supervisor).serving(socket):
         child = await supervisor.start(ChildCommand("decode-0", (sys.executable, "-c", waits), {}))
         async with live_router(num_decode=1, demo_socket=socket) as own:
             page = await opened(url=own.url)

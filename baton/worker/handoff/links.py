@@ -335,4 +335,4 @@ class PeerLinks:
             probe_bytes=record.num_probe_bytes,
         )
         if link.path == TCP_PATH:
-            log.warning("link_skipped", source=peer, why="a killed reader may end the source; see --transport")
+            log.warning("link_over_tcp", source=peer, why="a killed reader may end the source; see --transport")

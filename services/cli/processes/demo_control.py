@@ -19,7 +19,7 @@ TIMEOUT_S = 5.0
 ROLES = ("prefill-", "decode-")
 
 
-class DemoControl:
+class DemoServer:
     """Serves one socket."""
 
     def __init__(self, supervisor: Supervisor) -> None:

@@ -13,7 +13,7 @@ TIMEOUT_S = 5.0
 ACTIONS = ("kill", "drain")
 
 
-class WorkerAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DemoCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /v1/cluster/actions`. `action`: kill or drain."""
 
     action: str
@@ -32,7 +32,7 @@ class DemoClient:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def act(self, action: WorkerAction) -> None:
+    async def act(self, action: DemoCommand) -> None:
         """Returns when the signal is sent. Raises `InvalidRequest` for what cannot be done, `NoWorkers` without an
         answer."""
         if action.action not in ACTIONS:

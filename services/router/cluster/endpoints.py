@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.domain.errors import Cancelled, DeadlineExceeded, InvalidRequest
 from baton.telemetry.request_trace import Outcome
-from services.router.cluster.demo import ActionResult, DemoClient, WorkerAction
+from services.router.cluster.demo import ActionResult, DemoClient, DemoCommand
 from services.router.cluster.feed import ClusterFeed
 from services.router.cluster.rows import recent_row
 from services.router.cluster.snapshot import RecentRequests
@@ -94,7 +94,7 @@ class ClusterEndpoints:
         refuse_strangers(request)
         body = await read_body(request, MAX_ACTION_BYTES)
         try:
-            action = msgspec.json.decode(body, type=WorkerAction)
+            action = msgspec.json.decode(body, type=DemoCommand)
         except msgspec.MsgspecError as error:
             raise InvalidRequest(str(error)) from None
         await self._demo.act(action)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.processes.demo_control import DemoControl
+from services.cli.processes.demo_control import DemoServer
 from services.cli.processes.supervisor import ChildCommand, Supervisor
 from tests.service.cluster.live_router import TIMEOUT_S, live_router
 
@@ -24,7 +24,7 @@ OWN = {"x-baton-demo": "1"}
 async def demo(tmp_path: Path):
     """A supervisor with a worker and a router, its socket, and a real router that uses it."""
     socket = tmp_path / "control"
-    async with Supervisor(tmp_path) as supervisor, DemoControl(supervisor).serving(socket):
+    async with Supervisor(tmp_path) as supervisor, DemoServer(supervisor).serving(socket):
         for name in ("decode-0", "router"):
             await supervisor.start(ChildCommand(name, (sys.executable, "-c", WAITS), {}))
         async with live_router(num_decode=1, demo_socket=socket) as router:
