@@ -12,6 +12,9 @@ from services.cli.bench.commands import bench_app
 from services.cli.chat.command import chat
 from services.cli.doctor.command import doctor
 from services.cli.drain import drain
+from services.cli.environment.collect_env import collect_env
+from services.cli.environment.completion import completion_command
+from services.cli.environment.config import config_command
 from services.cli.errors import EXIT_INTERRUPTED, EXPECTED_ERRORS, explain
 from services.cli.key import key
 from services.cli.replay import replay
@@ -40,6 +43,9 @@ def build_app() -> App:
     app.command(top)
     app.command(trace)
     app.command(up)
+    app.command(collect_env)
+    app.command(config_command(app))
+    app.command(completion_command(app))
     return app
 
 
