@@ -24,7 +24,7 @@ class ValueSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SettingValue:
+class EffectiveSetting:
     """A setting as a process would have it. `value`: as text, masked; None if it has none."""
 
     name: str
@@ -34,7 +34,7 @@ class SettingValue:
 
 def setting_values(
     settings: Settings, flags: Sequence[str], environ: Mapping[str, str] | None = None
-) -> Iterator[SettingValue]:
+) -> Iterator[EffectiveSetting]:
     """Every field of `settings`, which were made from the command line words `flags` and the environment."""
     present = os.environ if environ is None else environ
     given = {flag.partition("=")[0] for flag in flags if flag.startswith("--")}
@@ -45,7 +45,7 @@ def setting_values(
             source = ValueSource.FLAG
         elif present.get(env_name(field)):  # an empty variable counts as unset
             source = ValueSource.VARIABLE
-        yield SettingValue(field, shown(getattr(settings, field)), source)
+        yield EffectiveSetting(field, shown(getattr(settings, field)), source)
 
 
 def shown(value: object) -> str | None:

@@ -136,7 +136,7 @@ class NixlMover:
             self._drop_drained()
 
     def _open(self, source: SourceInfo, metadata: NixlMetadata) -> _Link:
-        expected = agent_name("prefill", source.worker_id, source.incarnation)
+        expected = agent_name("source", source.worker_id, source.incarnation)
         if any(link.peer == expected for link in self._retired):
             raise LinkBroken(f"{source.worker_id}: reads of a broken link to this incarnation have not ended")
         peer = self._agent.add_peer(metadata.agent)

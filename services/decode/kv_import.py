@@ -1,4 +1,4 @@
-"""One KV import: its state, its pulls and the proof of its pages; and the values that it begins and ends with. Pure."""
+"""One KV import: its state, its pulls and the proof of its pages. Also its first and last values, up to a row. Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from baton.domain.handoff import ImportEvent, ImportState, PublishedChunk, Suspe
 from baton.domain.ids import AttemptId, PageId, ReservationId, WorkerId
 from baton.domain.request import EngineRequest, FinishReason, SampledToken
 from baton.domain.timing.attempt_times import ImportTimes, to_us
+from baton.domain.timing.row_timer import RowTimer
 from baton.engine.transition_log import log_transition
 from baton.kv.growth import RowGrowth
 from baton.kv.page_table import PageTable
@@ -185,3 +186,29 @@ class KvImport:
             proof=proof.value,
             re_reads=self.num_re_reads,
         )
+
+
+@dataclass(slots=True)
+class DecodeRow:
+    """The row's tokens, prompt and output, and where their KV lies. `arrival_number`: order of arrival.
+
+    `num_filled`: positions whose KV is in place. `host_slots`: of its pages while it is preempted.
+    """
+
+    arrival_number: int
+    request: EngineRequest
+    table: PageTable
+    tokens: list[int]
+    num_filled: int
+    timer: RowTimer
+    host_slots: tuple[int, ...] = ()
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.request.num_prompt_tokens
+
+    def growth(self) -> RowGrowth:
+        """The row as the growth reserve sees it."""
+        num_output, pages = self.num_output_tokens, self.table.pages
+        max_rest = self.request.stop.max_tokens - num_output
+        return RowGrowth(len(self.tokens), num_output, max_rest, len(pages), self.table.num_own_pages)

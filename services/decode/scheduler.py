@@ -42,8 +42,7 @@ from baton.kv.page_table import PageTable
 from baton.kv.tiers import HostTier
 from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.import_table import ImportTable
-from services.decode.kv_import import ImportedPrompt, LocalPrompt
-from services.decode.row import DecodeRow
+from services.decode.kv_import import DecodeRow, ImportedPrompt, LocalPrompt
 
 
 class SendBackReason(enum.StrEnum):

@@ -107,7 +107,7 @@ BUGS = (
         "tests/unit/engine/test_build.py",
     ),
     bug(
-        MESSAGES, "a chunk may have fewer digests than parts", "services/decode/handoff_client.py",
+        MESSAGES, "a chunk may have fewer digests than parts", "baton/worker/handoff/handoff_calls.py",
         "if len(chunk.digests) not in (0, wanted):", "if False:",
         f"{DECODE}/test_handoff_client.py",
     ),
@@ -170,7 +170,7 @@ BUGS = (
         "tests/unit/store/test_ownership.py",
     ),
     bug(
-        PAGES, "pins are trusted from the answer to a renewal", "services/decode/handoff_client.py",
+        PAGES, "pins are trusted from the answer to a renewal", "baton/worker/handoff/handoff_calls.py",
         "LeasesRenewed(renewed, sent_at + reply.lease_s)", "LeasesRenewed(renewed, monotonic_s() + reply.lease_s)",
         f"{DECODE}/test_handoff_client.py",
     ),

@@ -23,8 +23,7 @@ from baton.store.ownership import OwnerLease
 from baton.store.store import CallRecord, CallStatus, JournalEntry, JournalPart, LeaseState, WriteOutcome
 from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.import_table import ImportTable
-from services.decode.kv_import import ImportedPrompt, KvImport, SealInfo
-from services.decode.row import DecodeRow
+from services.decode.kv_import import DecodeRow, ImportedPrompt, KvImport, SealInfo
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler
 from services.router.dispatch.dispatcher import TokenDispatcher

@@ -62,7 +62,7 @@ MAX_SEEDS = 100
         pytest.param(PolicyClasses(store=planted_bugs.JournalsWithoutFencing), {"I3"}, id="unfenced journal"),
         pytest.param(
             PolicyClasses(store=planted_bugs.ReadsOneTooFar),
-            {"I2", "I4", "I9", "drain"},
+            {"I2", "I4", "I9", "I10", "drain"},
             id="resumed from the wrong index",
         ),
         pytest.param(PolicyClasses(store=planted_bugs.ForgetsToEndCalls), {"I9"}, id="calls never end"),

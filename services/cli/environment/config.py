@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import App, MissingArgumentError, Parameter
 
 from baton.settings.base import Settings, SettingsError, env_name, refuse_unknown_variables
-from baton.settings.sources import SettingValue, ValueSource, setting_values
+from baton.settings.sources import EffectiveSetting, ValueSource, setting_values
 from services.cli.settings import COMMANDS
 
 
@@ -46,7 +46,7 @@ def _print(app: App, words: Sequence[str], *, as_json: bool) -> int:
     return 0
 
 
-def effective_settings(app: App, words: Sequence[str]) -> list[SettingValue]:
+def effective_settings(app: App, words: Sequence[str]) -> list[EffectiveSetting]:
     """The settings of the command line `words`. Raises `SettingsError` for a command without any."""
     name = _command_name(words)
     model = COMMANDS[name]

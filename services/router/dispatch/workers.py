@@ -43,7 +43,6 @@ from services.router.dispatch.placement import (
 )
 
 MAX_INDEXED_PAGES = 1 << 18
-
 FIRST_READ_S = 2.0
 """Longest wait of a router that starts for its first reading of the registry."""
 
@@ -61,8 +60,7 @@ class WorkerLimits:
 
 
 class WorkerAbsence(enum.Enum):
-    """Reason why a known worker gets nothing. SILENT: not announced; SUSPECTED: a call to it failed; STUCK: in a
-    step."""
+    """Reason why a known worker gets nothing: it is not announced, a call to it failed, or it is stuck in a step."""
 
     NONE = ""
     SILENT = "silent"
@@ -72,10 +70,7 @@ class WorkerAbsence(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFilter:
-    """The router uses announced workers that serve `model`, have its `text_digest` and a valid signature.
-
-    An empty `text_digest` accepts any.
-    """
+    """The router uses workers with this model, this `text_digest` (empty: any) and a valid signature."""
 
     model: str
     trust: ClusterTrust = OPEN_CLUSTER

@@ -115,7 +115,7 @@ class World:
 
 def info(incarnation: int = 1, worker_id: WorkerId = PREFILL, kind: MemoryKind = MemoryKind.DRAM) -> SourceInfo:
     number = Incarnation(incarnation)
-    blob = agent_name("prefill", worker_id, number).encode()
+    blob = agent_name("source", worker_id, number).encode()
     metadata = encode_metadata(blob, MemoryRegion(0, NUM_PAGES, PAGE_BYTES, 0, kind))
     return SourceInfo(worker_id, number, "", "nixl", metadata, 4096, NUM_PAGES, PAGE_BYTES)
 
@@ -175,7 +175,7 @@ def test_a_disconnect_fails_each_pull_when_its_own_reads_have_ended(world):
     world.agent.reads[0].state = ReadState.DISCONNECTED
     world.turns()
     assert world.outcomes() == [PullOutcome.FAILED]
-    assert world.agent.peers == ["prefill:p:1"]  # the other read is still polled
+    assert world.agent.peers == ["source:p:1"]  # the other read is still polled
     world.agent.reads[1].state = ReadState.DISCONNECTED
     world.turns()
     assert world.outcomes() == [PullOutcome.FAILED] * 2
@@ -194,7 +194,7 @@ def test_an_error_that_proves_nothing_keeps_the_pages(world):
     world.mover.link(info(incarnation=2))
     world.turns(ReadState.DISCONNECTED)
     assert world.outcomes() == [PullOutcome.LATE, PullOutcome.FAILED]
-    assert world.agent.peers == ["prefill:p:2"]
+    assert world.agent.peers == ["source:p:2"]
 
 
 def test_a_new_incarnation_takes_over_while_old_reads_end(world):
@@ -203,21 +203,21 @@ def test_a_new_incarnation_takes_over_while_old_reads_end(world):
     world.mover.link(info(incarnation=2))
     world.start(4)
     world.turns()
-    assert sorted(world.agent.peers) == ["prefill:p:1", "prefill:p:2"]
+    assert sorted(world.agent.peers) == ["source:p:1", "source:p:2"]
     world.turns(ReadState.DONE)
     assert world.outcomes() == [PullOutcome.DONE] * 2
-    assert world.agent.peers == ["prefill:p:2"]
+    assert world.agent.peers == ["source:p:2"]
 
 
 def test_reconnecting_keeps_a_link_in_use_and_renews_an_idle_one(world):
     world.start(4)
     world.turns()
     world.mover.link(info())
-    assert world.agent.peers == ["prefill:p:1"]
+    assert world.agent.peers == ["source:p:1"]
     world.turns(ReadState.DONE)
     assert world.outcomes() == [PullOutcome.DONE]
     world.mover.link(info())
-    assert world.agent.peers == ["prefill:p:1"]
+    assert world.agent.peers == ["source:p:1"]
 
 
 def test_a_stuck_source_holds_up_no_other(world):
@@ -270,7 +270,7 @@ def test_damaged_metadata_is_refused(world, position):
 
 def test_metadata_of_another_incarnation_is_refused(world):
     mixed = SourceInfo(PREFILL, Incarnation(9), "", "nixl", info().metadata, 4096, NUM_PAGES, PAGE_BYTES)
-    with pytest.raises(LinkBroken, match="not of prefill:p:9"):
+    with pytest.raises(LinkBroken, match="not of source:p:9"):
         world.mover.link(mixed)
     assert world.agent.peers == []
 
