@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,10 @@ def test_a_dequantised_checkpoint_may_be_quantised_again(qwen3: Path, tmp_path: 
     ours, wanted = (load_int8(directory, dtype=DtypeChoice.FLOAT32).report for directory in (packed, plain))
     assert ours.checkpoint_note.startswith("fp8: ")
     assert ours.quantization is not None
-    assert ours.quantization == wanted.quantization
+    assert wanted.quantization is not None
+    divergence = wanted.quantization.divergence
+    assert ours.quantization.divergence == pytest.approx(divergence, rel=1e-3), "sums of stock forwards differ in bits"
+    assert replace(ours.quantization, divergence=divergence) == wanted.quantization
 
 
 @with_kernels
