@@ -71,7 +71,11 @@ class ScriptHandler(BaseHTTPRequestHandler):
 
     def _until_gone(self, gone: threading.Event) -> None:
         self.connection.settimeout(30.0)
-        if self.connection.recv(1) == b"":
+        try:
+            ended = self.connection.recv(1) == b""
+        except ConnectionError:  # a reset: bytes of the answer were unread
+            ended = True
+        if ended:
             gone.set()
 
     def _chunk(self, text: str) -> None:
