@@ -168,8 +168,8 @@ def test_a_worker_of_another_page_size_is_refused_by_name(cluster: Cluster) -> N
     """The link is refused with a reason, and the cluster continues with the pairs that fit."""
     other = cluster.start("prefill", "prefill-x", {"page-size": 32})
     log = cluster.processes["decode-0"].log
-    eventually(lambda: "prefill=prefill-x" in log.read_text(), 120.0, "decode has met the other worker")
-    (refused,) = [line for line in log.read_text().splitlines() if "prefill=prefill-x" in line]
+    eventually(lambda: "source=prefill-x" in log.read_text(), 120.0, "decode has met the other worker")
+    (refused,) = [line for line in log.read_text().splitlines() if "source=prefill-x" in line]
     assert "link_failed" in refused
     assert "page_size: 32 here, 16 there" in refused
     assert cluster.metric("decode-0", "baton_link_state", source="prefill-x") == 0
