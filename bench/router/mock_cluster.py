@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -100,7 +102,7 @@ def running_cluster(capacity: DecodeCapacity | None = None, router_flags: Sequen
     with (
         LocalRedis() as redis,
         mock_workers(redis.url, capacity) as workers,
-        _router(redis.url, router_flags) as (url, pid),
+        running_router(redis.url, router_flags) as (url, pid),
     ):
         yield MockCluster(workers.prefill, workers.decode, url, pid)
 
@@ -156,13 +158,17 @@ def _record(worker: MockWorker, links: tuple[LinkRecord, ...], load: WorkerLoad)
 
 
 @contextlib.contextmanager
-def _router(redis_url: str, more_flags: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Runs the real router from the command line; yields its URL and process id."""
+def running_router(
+    redis_url: str, more_flags: Sequence[str] = (), tree: Path | None = None
+) -> Iterator[tuple[str, int]]:
+    """Runs the real router from the command line; yields its URL and process id. `tree`: the checkout that it is of."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ports = ["--port", str(port), "--metrics-port", "0"]
     flags = [*ports, "--redis-url", redis_url, "--worker-ttl-s", str(_TTL_S), "--log-level", "warning"]
-    process = subprocess.Popen([sys.executable, "-m", "services.cli.main", "serve", "router", *flags, *more_flags])
+    command = [sys.executable, "-m", "services.cli.main", "serve", "router", *flags, *more_flags]
+    environment = None if tree is None else {**os.environ, "PYTHONPATH": str(tree)}
+    process = subprocess.Popen(command, cwd=tree, env=environment)
     try:
         url = f"http://127.0.0.1:{port}"
         _wait_until_ready(url, process)

@@ -94,14 +94,14 @@ class RouterClient:
             raise RuntimeError(f"{answer.num_output_tokens} tokens: {answer.failure}")
         return answer.ended_s
 
-    async def burst(self, num_requests: int, num_tokens: int) -> None:
-        """Sends requests eight at a time. Raises `RuntimeError` if one fails."""
+    async def burst(self, num_requests: int, num_tokens: int, max_concurrency: int = 8) -> None:
+        """Sends requests, `max_concurrency` at a time. Raises `RuntimeError` if one fails."""
         plan = [PlannedRequest(index, 0.0, PROMPT, num_tokens) for index in range(num_requests)]
         rows = await run_load(
             plan,
             lambda request: self.http.measure(TEMPLATE, request, lambda _: None),
             clock=time.perf_counter,
-            max_concurrency=8,
+            max_concurrency=max_concurrency,
         )
         if failures := [row.failure for row in rows if row.failure is not None]:
             raise RuntimeError(failures[0])

@@ -23,7 +23,7 @@ import inspect
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -155,6 +155,13 @@ async def stream_chat(port: int, num_tokens: int, on_event: Callable[[int], None
 
 async def measure(redis_url: str, num_tokens: int) -> PathProfile:
     """Runs a router in this process against the workers that are registered at `redis_url`, and profiles it."""
+    async with router_in_process(redis_url) as port:
+        return await _profile(port, num_tokens)
+
+
+@contextlib.asynccontextmanager
+async def router_in_process(redis_url: str) -> AsyncIterator[int]:
+    """Runs a router on this loop, ready and warm; yields its port."""
     settings = RouterSettings(redis_url=redis_url, worker_ttl_s=3600.0)
     text = TextModel.load(resolve_model(settings.model, ModelFiles.TEXT))
     sock, stop = listen("127.0.0.1", 0), asyncio.Event()
@@ -165,7 +172,7 @@ async def measure(redis_url: str, num_tokens: int) -> PathProfile:
         for _ in range(3):
             await stream_chat(port, SKIPPED_TOKENS)
         await asyncio.sleep(SETTLE_S)
-        return await _profile(port, num_tokens)
+        yield port
     finally:
         stop.set()
         await serving

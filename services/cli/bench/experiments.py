@@ -1,4 +1,4 @@
-"""`baton bench engine`, `prefix`, `transfer`, `exposed` and `router`: experiments on Baton itself, from a checkout.
+"""`baton bench engine`, `prefix`, `transfer`, `exposed`, `router`, `token-path`: experiments, from a checkout.
 
 Registered by `services.cli.bench.commands`. The experiments are in the repository's `bench/`, which no wheel contains.
 They parse their own flags, so a command here passes its arguments to a program that replaces this process. That limits
@@ -47,6 +47,7 @@ EXPERIMENTS = (
         "Transfer time that no compute hides, over TTFT.",
     ),
     ExperimentCommand("router", "bench.router.overhead", "Latency and CPU time that the router adds."),
+    ExperimentCommand("token-path", "bench.router.token_path", "The router's CPU time a token, at 1 to 64 streams."),
 )
 
 

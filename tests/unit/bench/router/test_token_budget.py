@@ -1,0 +1,63 @@
+"""The work of a token is a difference of counts, and the router stays within its budget at 1 and at 8 streams."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton.domain.arithmetic import ceil_div
+from bench.router.token_budget import TokenBudget, WorkTotal, budget_of, counting, token_budgets
+from services.cli.bench.workload.arrivals import rescale
+from services.cli.processes import local_redis
+
+MAX_CALLS = {1: 46, 8: 46}
+MAX_GENERATOR_CALLS = 2.5
+MAX_TASKS = 0.05
+MAX_TIMERS = {1: 1.0, 8: 0.2}
+"""By time: heartbeats and flushes of the longer run. A timer a token would add 1."""
+
+
+async def a_generator():
+    yield ceil_div(7, 2)
+
+
+async def test_calls_tasks_and_timers_are_counted_while_it_runs() -> None:
+    loop = asyncio.get_running_loop()
+    with counting(loop) as work:
+        ceil_div(7, 2)
+        rescale([1.0, 2.0], 4.0)
+        await loop.create_task(asyncio.sleep(0))
+        loop.call_later(60.0, print).cancel()
+    ceil_div(7, 2)
+    loop.call_later(60.0, print).cancel()
+    await loop.create_task(asyncio.sleep(0))
+    names = {code.co_name: count for code, count in work.calls.items()}
+    assert names["ceil_div"] == names["rescale"] == 1
+    assert (work.num_tasks, work.num_timers) == (1, 1)
+
+
+def test_the_work_of_a_token_is_the_difference_of_two_runs() -> None:
+    short, long = WorkTotal(), WorkTotal()
+    short.calls.update({ceil_div.__code__: 50, rescale.__code__: 7})
+    long.calls.update({ceil_div.__code__: 450, rescale.__code__: 20, a_generator.__code__: 100})
+    short.num_tasks, long.num_tasks, long.num_timers = 8, 12, 4
+    budget = budget_of(short, long, 2, 100)
+    assert (budget.calls, budget.generator_calls) == (2.5, 0.5)  # once a step of both streams counts, a flush does not
+    assert (budget.tasks, budget.timers) == (0.02, 0.02)
+    assert [name.rpartition(":")[2] for name, _ in budget.functions] == ["ceil_div", "a_generator"]
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(local_redis.find_server() is None, reason="no redis-server")
+def test_a_token_stays_within_its_budget() -> None:
+    for budget in token_budgets():
+        check(budget)
+
+
+def check(budget: TokenBudget) -> None:
+    streams = budget.num_streams
+    assert 5 < budget.calls <= MAX_CALLS[streams], budget.functions
+    assert budget.generator_calls <= MAX_GENERATOR_CALLS, budget.functions
+    assert budget.tasks <= MAX_TASKS
+    assert budget.timers <= MAX_TIMERS[streams]
