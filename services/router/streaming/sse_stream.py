@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
-from msgspec import UNSET
 from starlette.types import Scope, Send
 
 from baton.domain.errors import ModelReplaced
@@ -21,6 +20,7 @@ from services.router.edge.http_errors import error_response, is_internal_error
 from services.router.openai.request_parser import ParsedRequest
 from services.router.openai.valid_request import StreamOptions
 from services.router.streaming.cursor import Cursor
+from services.router.streaming.renderer import EventRenderer
 from services.router.streaming.token_stream import ANSWER_REPLACED, TokenStream
 from services.router.text.choice_text import TokenEvent
 
@@ -39,7 +39,9 @@ class SseStream:
         self.started = False  # the status is sent; errors become events
         self._send = send
         self._id = parsed.request.id
+        self._id_bytes = self._id.encode()
         self._builder = parsed.response_builder
+        self._renderer = EventRenderer(parsed.response_builder, parsed.request)
         self._stream = stream
         self._options = parsed.request.stream_options or StreamOptions()
         self._with_ids = with_ids
@@ -53,9 +55,7 @@ class SseStream:
         timers: Sequence[SequenceTimer] = (),
     ) -> None:
         """Sends the whole response. Calls `headers` once, before the first byte. `timers`: of the choices."""
-        stream, chunk, seen, usage = self._stream, self._builder.chunk, self._after.counts, None
-        if not self._options.include_usage:
-            usage = UNSET
+        stream, line, seen = self._stream, self._renderer.line, self._after.counts
         timeout_s = min(HEADER_GRACE_S, ping_interval_s)
         self._builder.use_scores(stream.prompt_scores)
         async with stream:
@@ -69,16 +69,15 @@ class SseStream:
                     continue
                 if self._after.digests:
                     self._compare(event)
-                shown = stream.usage() if self._options.continuous_usage else usage
+                shown = stream.usage() if self._options.continuous_usage else None
                 if stream.prompt_scores and stream.counts[event.choice] == 1:
-                    data = await asyncio.to_thread(chunk, event, shown)  # a long prompt's scores take seconds
+                    data = await asyncio.to_thread(line, event, shown)  # a long prompt's scores take seconds
                 else:
-                    data = chunk(event, shown)
+                    data = line(event, shown)
                 if stream.counts[event.choice] > seen[event.choice]:
-                    line = (
-                        b"id: %b\ndata: %b\n\n" % (self._event_id(), data) if self._with_ids else b"data: %b\n\n" % data
-                    )
-                    await self._send({"type": "http.response.body", "body": line, "more_body": True})
+                    if self._with_ids:
+                        data = b"id: %b\n%b" % (self._event_id(), data)
+                    await self._send({"type": "http.response.body", "body": data, "more_body": True})
                 if timers and event.token is not None:
                     timers[event.choice].token(time.monotonic())
                 if timers and event.finish is not None:
@@ -118,6 +117,8 @@ class SseStream:
     def _event_id(self) -> bytes:
         """The cursor after this event. A choice that is behind `after` keeps its part from there."""
         stream, after = self._stream, self._after
+        if len(stream.counts) == 1 and 0 < stream.counts[0] >= after.counts[0] and not self._num_tail:
+            return b"%b:%d~%08x" % (self._id_bytes, stream.counts[0], stream.digests[0])
         counts, digests = list(stream.counts), list[int | None](stream.digests)
         for choice, seen in enumerate(after.counts):
             if counts[choice] < seen:

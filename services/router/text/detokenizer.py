@@ -3,7 +3,7 @@
 `TextModel.detokenizer` picks one of two:
 
 - `ByteDetokenizer` for byte-level vocabularies (GPT-2, Llama 3, Qwen, ...). Every token is a string of bytes, so an
-  incremental UTF-8 decoder is exact and takes constant time a token.
+  incremental UTF-8 decoder is exact and takes constant time a token. Most tokens need none: see `token_table`.
 - `WindowDetokenizer` for all others (SentencePiece, WordPiece). It decodes a short window with and without each token
   and returns the difference, as vLLM and TGI do. Spaces depend on the neighbours there.
 
@@ -15,6 +15,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from services.router.text.token_table import TokenTable
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -35,17 +37,23 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """Detokenizer for vocabularies whose tokens are bytes."""
+    """Detokenizer for vocabularies whose tokens are bytes. A token of whole characters takes one look-up."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
-        self._token_bytes = token_bytes
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._has_part = False  # of a character
 
     def push(self, token: int) -> str:
-        return self._decoder.decode(self._token_bytes(token))
+        data, text = self._table[token]
+        if text is not None and not self._has_part:
+            return text
+        text = self._decoder.decode(data)
+        self._has_part = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        return self._decoder.decode(b"", final=True) if self._has_part else ""
 
 
 class WindowDetokenizer:

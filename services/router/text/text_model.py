@@ -8,7 +8,7 @@ not import torch or transformers: the router's image is small.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from services.router.text.parsers.registry import (
 )
 from services.router.text.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from services.router.text.token_lower_bound import read_token_lower_bound
+from services.router.text.token_table import TokenTable
 
 Json = Mapping[str, object]
 
@@ -38,18 +39,6 @@ MAX_CONTEXT_TOKENS = 8
 """Prompt tokens that the detokenizer of a completion gets as context."""
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-class _TokenBytes(dict[int, bytes]):
-    """Token id -> its bytes, computed at the first use. Threads may compute a value twice; the values are equal."""
-
-    def __init__(self, compute: Callable[[int], bytes]) -> None:
-        super().__init__()
-        self._compute = compute
-
-    def __missing__(self, token: int) -> bytes:
-        value = self[token] = self._compute(token)
-        return value
 
 
 class TextModel:
@@ -84,8 +73,8 @@ class TextModel:
         added = tokenizer.get_added_tokens_decoder()
         self._added_tokens = {entry.content: token for token, entry in added.items()}
         self._special_ids: frozenset[int] = frozenset(token for token, entry in added.items() if entry.special)
-        self._bytes = _TokenBytes(self._compute_bytes)
-        self._text_bytes = _TokenBytes(lambda token: b"" if token in self._special_ids else self._bytes[token])
+        self._tokens = TokenTable(self._compute_bytes)
+        self._text_tokens = TokenTable(lambda token: b"" if token in self._special_ids else self._tokens[token].data)
         self.vocab_size: int = _int(config.get("vocab_size")) or tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_position_tokens: int | None = _int(config.get("max_position_embeddings"))
         self.eos_token_ids: frozenset[int] = self._ids(
@@ -185,14 +174,14 @@ class TextModel:
     def detokenizer(self, *, skip_special_tokens: bool, context: Sequence[int] = ()) -> Detokenizer:
         """Returns a new detokenizer. `context`: the tokens before the sequence, if its text continues theirs."""
         if self._byte_level:
-            return ByteDetokenizer((self._text_bytes if skip_special_tokens else self._bytes).__getitem__)
+            return ByteDetokenizer(self._text_tokens if skip_special_tokens else self._tokens)
         return WindowDetokenizer(
             lambda tokens: self.decode(tokens, skip_special_tokens=skip_special_tokens), context[-MAX_CONTEXT_TOKENS:]
         )
 
     def token_bytes(self, token: int) -> bytes:
         """Returns the UTF-8 bytes of one token. A byte-level token may be part of a character."""
-        return self._bytes[token]
+        return self._tokens[token].data
 
     def token_text(self, token: int) -> str:
         """Returns the text of one token alone, for `logprobs`. A part of a character shows as U+FFFD."""

@@ -1,0 +1,71 @@
+"""Makes the lines of server-sent events from token events: most of them without building a response object.
+
+`sse_stream` owns one `EventRenderer` a response. Between two events of a choice only the text changes, unless there
+are log probabilities, calls, reasoning, token ids, running usage, or an end. So the renderer has the builder make one
+sample chunk a choice, with a text that occurs nowhere else, and cuts it there: an event is the bytes before the text,
+the text as JSON, and the bytes after it. All other events are built one by one, by the same builder.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from baton.domain.request import OutputToken
+from services.router.openai.response_builder import ResponseBuilder
+from services.router.openai.schemas import Usage
+from services.router.openai.valid_request import ValidRequest
+from services.router.text.choice_text import TokenEvent
+
+SAMPLE_TEXT = "\ue000text\ue001"
+"""Private characters."""
+
+_SAMPLE_TOKEN = OutputToken(0, 0)
+
+ShownUsage = Usage | UnsetType | None
+
+
+class EventRenderer:
+    """Renders the events of one response, in order and from the first one on: the builder counts them."""
+
+    def __init__(self, builder: ResponseBuilder, request: ValidRequest) -> None:
+        options = request.stream_options
+        self._builder = builder
+        self._encode = msgspec.json.Encoder().encode
+        self._usage: UnsetType | None = None if options is not None and options.include_usage else UNSET
+        self._may_cut = not request.return_token_ids
+        self._parts: dict[int, tuple[bytes, bytes]] = {}
+
+    def line(self, event: TokenEvent, usage: Usage | None = None) -> bytes:
+        """The line `data: ...` of an event, and the empty line. `usage`: so far, for a client that wants it in each."""
+        parts = self._parts.get(event.choice)
+        token = event.token
+        if (
+            parts is None
+            or usage is not None
+            or event.finish is not None
+            or token is None
+            or token.logprobs is not None
+            or event.calls
+            or event.reasoning
+        ):
+            return self._built(event, usage)
+        return b"%b%b%b" % (parts[0], self._encode(event.text), parts[1])
+
+    def _built(self, event: TokenEvent, usage: Usage | None) -> bytes:
+        line = b"data: %b\n\n" % self._builder.chunk(event, self._usage if usage is None else usage)
+        if self._may_cut and usage is None and event.finish is None and event.choice not in self._parts:
+            self._cut(event.choice)
+        return line
+
+    def _cut(self, choice: int) -> None:
+        """Cuts a sample after the first event of a choice, which has its role or echo.
+
+        Gives up for the whole response if the text is elsewhere in it, such as in the model's name.
+        """
+        sample = self._builder.chunk(TokenEvent(choice, _SAMPLE_TOKEN, SAMPLE_TEXT, 0), self._usage)
+        parts = sample.split(self._encode(SAMPLE_TEXT))
+        if len(parts) == 2:
+            self._parts[choice] = b"data: " + parts[0], parts[1] + b"\n\n"
+        else:
+            self._may_cut = False
