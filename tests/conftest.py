@@ -28,6 +28,8 @@ TIMEOUT_SHARE = 0.8
 """Share of a test's `timeout`, used where it is less. The timeout itself would not name the `await` that hangs."""
 
 
+collect_ignore = ["clients"]  # `make test-clients`: their packages are not in .venv
+
 FIRST_FOLDERS = ("integration", "exactness", "chaos", "simulation", "service", "fuzz")
 """The folders with the longest files. `make test` hands out files in order, so that no long one begins last."""
 

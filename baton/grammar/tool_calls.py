@@ -42,7 +42,8 @@ class CallMarkup:
 def tool_calls_grammar(schemas: Mapping[str, Json], markup: CallMarkup, tokens: Mapping[str, int], *, most: int) -> str:
     """One to `most` calls. `schemas`: of the arguments, by name. `tokens`: markers that are tokens, with their ids.
 
-    Raises `ConstraintFailed` for parameters that are no schema.
+    Objects that declare properties have no others, unless their schema says so: a model would invent arguments that no
+    function takes. Raises `ConstraintFailed` for parameters that are no schema.
     """
     most = most if markup.most is None else min(most, markup.most)
     more = f" ({_sequence(markup.between, tokens)} call){{0,{most - 1}}}" if most > 1 else ""
@@ -55,16 +56,24 @@ def tool_calls_grammar(schemas: Mapping[str, Json], markup: CallMarkup, tokens: 
         if not isinstance(schema, dict):
             raise ConstraintFailed(f"the parameters of {name} are no JSON Schema")
         head = _sequence(markup.head.replace(NAME, name), tokens)
-        rules += [f"tool{index}: {head} arguments{index}", f"arguments{index}: %json {_json_of(schema)}"]
+        rules += [
+            f"tool{index}: {head} arguments{index}",
+            f"arguments{index}: %json {_json_of(schema, additional_properties=False)}",
+        ]
     return LLMatcher.grammar_from_lark("\n".join(rules))
 
 
 def structural_tag_grammar(
-    structures: Sequence[Mapping[str, Json]], triggers: Sequence[str], tokens: Mapping[str, int]
+    structures: Sequence[Mapping[str, Json]],
+    triggers: Sequence[str],
+    tokens: Mapping[str, int],
+    *,
+    additional_properties: bool = True,
 ) -> str:
     """Any text, in which a trigger begins a tag: `begin`, JSON of `schema`, `end`. `begin` starts with its trigger.
 
-    `tokens`: added tokens in these texts. Raises `ConstraintFailed`.
+    `tokens`: added tokens in these texts. `additional_properties`: see `json_schema_grammar`. Raises
+    `ConstraintFailed`.
     """
     rules, tags = ["TEXT: /(.|\\n)*/"], [f"tag{index}" for index in range(len(structures))]
     for index, structure in enumerate(structures):
@@ -82,14 +91,14 @@ def structural_tag_grammar(
             rules.append(f"trigger{index}[lazy]: TEXT {json.dumps(trigger)}")
         rest = _sequence(begin.removeprefix(trigger), tokens)
         rules.append(f"tag{index}: trigger{index} {rest} value{index} {_sequence(end, tokens)}")
-        rules.append(f"value{index}: %json {_json_of(schema)}")
+        rules.append(f"value{index}: %json {_json_of(schema, additional_properties)}")
     return LLMatcher.grammar_from_lark("\n".join((f"start: ({' | '.join(tags)})* ending", "ending: TEXT", *rules)))
 
 
-def _json_of(schema: Json) -> str:
+def _json_of(schema: Json, additional_properties: bool) -> str:
     """The schema as a rule of JSON has it, with the whitespace of all JSON."""
     guidance = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
-    return json.dumps({**prepared_schema(schema, additional_properties=True), "x-guidance": guidance})
+    return json.dumps({**prepared_schema(schema, additional_properties), "x-guidance": guidance})
 
 
 def _sequence(text: str, tokens: Mapping[str, int]) -> str:

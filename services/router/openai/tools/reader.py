@@ -2,7 +2,8 @@
 
 `required` and a named tool constrain the whole output to calls. With `auto` the model decides; where the marker of a
 call is one token, what follows it is constrained: a declared name, and an object, which keeps to the schema with
-`strict`. Without such a token `strict` needs `required` or a name. Formats that no grammar describes have neither.
+`strict`. Where the marker is text, `strict` constrains the whole output: any text, in which the marker begins a call.
+Formats without a marker keep `strict` with `required` or a name only, and those that no grammar describes never.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
 from baton.domain.errors import ConstraintFailed
 from baton.grammar.sources import either_grammar
-from baton.grammar.tool_calls import tool_calls_grammar
+from baton.grammar.tool_calls import NAME, CallMarkup, structural_tag_grammar, tool_calls_grammar
 from services.router.openai.bounds import FLAG, MAX_TOOL_CALLS, MAX_TOOLS
 from services.router.openai.constraint.reader import RequestedConstraint
 from services.router.openai.fields import Fields, short_repr
@@ -155,17 +156,30 @@ def _constraint(
         schemas = {function["name"]: function.get("parameters") or ANY_OBJECT for function in functions}
         grammar = tool_calls_grammar(schemas, markup, tokens, most=1 if single else MAX_TOOL_CALLS)
         return Constraint((GrammarPhase(grammar),))
-    if markup is None or format.trigger not in tokens:
-        strict = [function["name"] for function in functions if function.get("strict")]
-        if strict:
-            needed = "cannot be kept" if markup is None else "needs tool_choice required or named"
-            raise ConstraintFailed(f"strict of {strict[0]} {needed} with this model")
+    strict = [function["name"] for function in functions if function.get("strict")]
+    if format.trigger not in tokens and not strict:
         return None
     schemas = {
         function["name"]: (function.get("parameters") if function.get("strict") else None) or ANY_OBJECT
         for function in functions
     }
+    if markup is None or (format.trigger not in tokens and (markup.begin or not format.trigger)):
+        needed = "cannot be kept" if markup is None else "needs tool_choice required or named"
+        raise ConstraintFailed(f"strict of {strict[0]} {needed} with this model")
+    if format.trigger not in tokens:
+        return Constraint((GrammarPhase(_text_with_calls(schemas, format, markup, tokens)),))
     most = MAX_TOOL_CALLS if markup.begin and not single else 1
     grammar = tool_calls_grammar(schemas, markup.after(format.trigger), tokens, most=most)
     phases = (FreePhase(ends=((tokens[format.trigger],),)), GrammarPhase(grammar))
     return Constraint(phases, loop_to=None if single else 0)
+
+
+def _text_with_calls(
+    schemas: Mapping[str, Any], format: ToolFormat, markup: CallMarkup, tokens: Mapping[str, int]
+) -> str:
+    """The grammar of a text in which the marker of calls begins one. Raises `ConstraintFailed`."""
+    calls = [
+        {"begin": markup.head.replace(NAME, name), "schema": schema, "end": markup.tail}
+        for name, schema in schemas.items()
+    ]
+    return structural_tag_grammar(calls, (format.trigger,), tokens, additional_properties=False)

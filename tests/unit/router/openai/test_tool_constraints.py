@@ -21,6 +21,7 @@ from services.router.openai.tools.reader import RequestedTools, read_tools
 from services.router.text.parsers.base import ToolCall
 from services.router.text.text_model import TextModel
 from tests.grammars import VOCAB_SIZE
+from tests.unit.router.text.text_models import bundled
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
@@ -38,22 +39,22 @@ TEXT = text_with_markers()
 COMPILER = GrammarCompiler(GrammarTokenizer(TEXT.tokenizer_json(), TEXT.vocab_size, TEXT.eos_token_ids))
 
 
-def asked(**fields: Any) -> RequestedTools:
+def asked(text: TextModel = TEXT, **fields: Any) -> RequestedTools:
     errors = FieldErrors()
     tools = [
         {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}},
         {"type": "function", "function": {"name": "now"}},
     ]
-    found = read_tools(Fields({"tools": tools, **fields}, errors), TEXT)
+    found = read_tools(Fields({"tools": tools, **fields}, errors), text)
     errors.raise_if_any()
     assert found is not None
     return found
 
 
-def walk(constraint: Constraint, seed: int, begun: list[int]) -> list[int]:
+def walk(constraint: Constraint, seed: int, begun: list[int], compiler: GrammarCompiler = COMPILER) -> list[int]:
     """Random tokens after `begun`, until a stop id; those that end are taken half of the time."""
-    draw, tokens, row = random.Random(seed), list(begun), np.zeros(COMPILER.tokenizer.num_words, np.uint32)
-    state = ConstraintMatcher.of(COMPILER.compile(constraint), begun)
+    draw, tokens, row = random.Random(seed), list(begun), np.zeros(compiler.tokenizer.num_words, np.uint32)
+    state = ConstraintMatcher.of(compiler.compile(constraint), begun)
     while len(tokens) < 300:
         if not state.fill(row, ()):
             return tokens
@@ -66,12 +67,13 @@ def walk(constraint: Constraint, seed: int, begun: list[int]) -> list[int]:
     return []
 
 
-def calls_of(tools: RequestedTools, tokens: list[int]) -> list[ToolCall]:
+def calls_of(tools: RequestedTools, tokens: list[int], text: TextModel | None = None) -> list[ToolCall]:
+    """`text` None: of `TEXT`, and the output has calls only."""
     parser = tools.format.parser(tools.schemas)
-    detokenizer = TEXT.detokenizer(skip_special_tokens=True)
+    detokenizer = (text or TEXT).detokenizer(skip_special_tokens=True)
     pieces = [parser.push(detokenizer.push(token)) for token in tokens]
     pieces += [parser.push(detokenizer.finish()), parser.finish()]
-    assert not "".join(piece.text for piece in pieces).strip()
+    assert text is not None or not "".join(piece.text for piece in pieces).strip()
     return [call for piece in pieces for call in piece.calls]
 
 
@@ -116,4 +118,36 @@ def test_auto_constrains_what_follows_the_marker_token() -> None:
 
 
 def test_without_marker_tokens_auto_has_no_constraint() -> None:
-    assert TextModel.load(MODEL_DIR).added_token(OPEN) is None
+    assert bundled().added_token(OPEN) is None
+    plain = [{"type": "function", "function": {"name": "now"}}]
+    assert asked(bundled(), tools=plain).constraint is None
+
+
+def test_strict_is_kept_in_text_whose_marker_is_no_token() -> None:
+    """As agents send it: `strict` in every tool, and `auto` after the first turn."""
+    text = bundled()
+    tools = asked(text)
+    assert tools.constraint is not None
+    assert not tools.calls_only
+    constraint = tools.constraint.value
+    compiler = GrammarCompiler(GrammarTokenizer(text.tokenizer_json(), text.vocab_size, text.eos_token_ids))
+    words = [*text.encode("No call.", add_special_tokens=False)]
+    assert walk(constraint, 0, words, compiler)[: len(words)] == words, "text without a call may end"
+    begun = [*text.encode(f'I look. {OPEN}\n{{"name": "weather", "arguments": ', add_special_tokens=False)]
+    found = [call for seed in range(20) for call in calls_of(tools, walk(constraint, seed, begun, compiler), text)]
+    assert len(found) >= 8
+    assert found[0].name == "weather"
+    check(found)
+
+
+def test_calls_have_declared_arguments_only() -> None:
+    """A schema that says nothing of others allows any; a model without bounds would invent them."""
+    free = {"type": "object", "properties": {"a": {"enum": [1]}}}
+    for parameters, most in ((free, {"a"}), ({"type": "object", "properties": {}}, set())):
+        tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+        asked_for = asked(tools=tools, tool_choice="required")
+        assert asked_for.constraint is not None
+        walks = [walk(asked_for.constraint.value, seed, []) for seed in range(10)]
+        found = [call for tokens in walks if tokens for call in calls_of(asked_for, tokens)]
+        assert found
+        assert all(json.loads(call.arguments).keys() <= most for call in found)
