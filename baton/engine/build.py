@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,12 +31,21 @@ from baton.model.loading.bit_check import VerificationBits, check_bits
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.identity import checkpoint_root, model_fingerprint
 from baton.model.loading.kernel_choice import KernelUse
-from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
+from baton.model.loading.loader import DecoderChoice, LoadedModel
 from baton.model.loading.quantization import Quantization, QuantizationReport
+from baton.model.sharing.shared_weights import (
+    MIN_HUGE_FRACTION,
+    MIN_SHARED_BYTES,
+    SharingPlan,
+    WeightSharing,
+    load_shared_model,
+)
+from baton.model.sharing.weight_key import LoadOptions
+from baton.model.smaps import WeightMemory
 from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
 from baton.settings.groups import MIB, Device, PageCheckKind, WorkerSettings
-from baton.settings.model_source import resolve_model
+from baton.settings.model_source import resolve_model, weight_cache_directories
 from baton.settings.text_digest import text_digest
 from baton.telemetry import metrics
 from baton.telemetry.logs import get_logger
@@ -92,7 +101,7 @@ def build_engine(
     directory = resolve_model(settings.model)
     with ThreadPoolExecutor(1, "baton-identity") as beside:
         root = beside.submit(checkpoint_root, directory)
-        model = _load(settings, directory)
+        model = _load(settings, directory, root.result)
     masks = _masks(directory, model.config.vocab_size)
     verification = _verification(model) if decodes else None
     num_pages = settings.pool_pages(model.geometry.page_bytes)
@@ -147,22 +156,22 @@ def _sample(kind: PageCheckKind, memory: MemoryKind) -> int:
     return {PageCheckKind.ALL: 1, PageCheckKind.SAMPLED: SAMPLED_PAGES, PageCheckKind.OFF: 0}[kind]
 
 
-def _load(settings: WorkerSettings, directory: Path) -> LoadedModel:
+def _load(settings: WorkerSettings, directory: Path, root: Callable[[], str]) -> LoadedModel:
+    options = LoadOptions(
+        dtype=DtypeChoice(settings.dtype.value),
+        page_size=settings.page_size,
+        head_groups=settings.kv_head_groups,
+        latent_pages=settings.latent_pages,
+        device=resolve_device(settings.device),
+        layout=WeightLayout.AUTO if settings.pack_linears else WeightLayout.PLAIN,
+        decoder=DecoderChoice(settings.decoder.value),
+        kernels=KernelUse.AUTO if settings.kernels else KernelUse.NEVER,
+        quantization=Quantization(settings.quantization.value),
+    )
+    directories = [settings.weight_cache_dir] if settings.weight_cache_dir else weight_cache_directories(directory)
+    plan = SharingPlan(WeightSharing(settings.weight_sharing.value), directories, log.info)
     with _raise_if_out_of_memory("the weights"), loading_progress(settings.model) as on_progress:
-        return load_model(
-            directory,
-            dtype=DtypeChoice(settings.dtype.value),
-            page_size=settings.page_size,
-            head_groups=settings.kv_head_groups,
-            max_model_len=settings.max_model_len,
-            latent_pages=settings.latent_pages,
-            device=resolve_device(settings.device),
-            layout=WeightLayout.AUTO if settings.pack_linears else WeightLayout.PLAIN,
-            decoder=DecoderChoice(settings.decoder.value),
-            kernels=KernelUse.AUTO if settings.kernels else KernelUse.NEVER,
-            quantization=Quantization(settings.quantization.value),
-            on_progress=on_progress,
-        )
+        return load_shared_model(directory, root, options, plan, settings.max_model_len, on_progress)
 
 
 def _pool(model: LoadedModel, num_pages: int, host: PageMemory | None) -> tuple[PageStorage, PoolMemory]:
@@ -217,8 +226,9 @@ def resolve_device(device: Device) -> str:
 def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
     report = model.report
     metrics.KERNELS.labels(model.kernel_name).set(1)
-    if report.huge_fraction is not None:
-        metrics.WEIGHTS_HUGE_FRACTION.labels(report.weights.layout.value).set(report.huge_fraction)
+    memory = report.memory
+    if memory is not None:
+        _report_memory(memory, report.weights.layout)
     log.info(
         "model_loaded",
         model_type=model.config.model_type,
@@ -233,7 +243,10 @@ def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
         layout=report.weights.layout.value,
         matrices=report.weights.num_matrices,
         layout_note=report.weights.note or "none",
-        weights_huge_fraction=None if report.huge_fraction is None else round(report.huge_fraction, 3),
+        weights_huge_fraction=None if memory is None else round(memory.huge_fraction, 3),
+        weights_bytes=None if memory is None else memory.num_bytes,
+        weights_shared_bytes=None if memory is None else memory.shared_bytes,
+        sharing_note=report.sharing_note or "none",
         **_quantization(report.quantization),
         self_check_gap=f"{report.check.gap:.1e}",
         torch=torch.__version__,
@@ -245,6 +258,19 @@ def _report(model: LoadedModel, num_pages: int, max_model_len: int) -> None:
         page_bytes=model.geometry.page_bytes,
         max_model_len=max_model_len,
     )
+
+
+def _report_memory(memory: WeightMemory, layout: WeightLayout) -> None:
+    """Exports what was measured, and warns where decode steps will be slower for it."""
+    metrics.WEIGHTS_HUGE_FRACTION.labels(layout.value).set(memory.huge_fraction)
+    metrics.WEIGHTS_BYTES.labels("shared").set(memory.shared_bytes)
+    metrics.WEIGHTS_BYTES.labels("private").set(memory.num_bytes - memory.shared_bytes)
+    if memory.num_bytes >= MIN_SHARED_BYTES and memory.huge_fraction < MIN_HUGE_FRACTION:
+        log.warning(
+            "weights_on_small_pages",
+            huge_fraction=round(memory.huge_fraction, 3),
+            hint="Set /sys/kernel/mm/transparent_hugepage/enabled to madvise, and see `baton doctor`.",
+        )
 
 
 def _quantization(report: QuantizationReport | None) -> dict[str, str | int]:

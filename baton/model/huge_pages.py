@@ -9,21 +9,18 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from baton.domain.arithmetic import ceil_div
 from baton.kv.memory import HUGE_PAGE_BYTES
+from baton.model.smaps import measure_memory
 
 MIN_BYTES = 1024 * 1024
 """Smaller tensors stay in the allocator's memory: rounding them up to huge pages would waste more than half."""
 
 ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
-SMAPS = Path("/proc/self/smaps")
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 
 
 def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -55,32 +52,6 @@ def move_parameters(module: torch.nn.Module) -> None:
 
 
 def huge_fraction(tensors: Iterable[torch.Tensor]) -> float | None:
-    """The share of the tensors' bytes on huge pages, from `/proc/self/smaps`; None where the system has no such file.
-
-    Tensors without an address (oneDNN's) count as bytes on small pages.
-    """
-    if not SMAPS.is_file():
-        return None
-    num_bytes, ranges = 0, set()
-    for tensor in tensors:
-        if tensor.layout is torch.strided and tensor.is_cpu:
-            ranges.add((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))  # tied weights count once
-        else:
-            num_bytes += tensor.nbytes
-    num_bytes += sum(end - start for start, end in ranges)
-    huge = 0
-    for low, high, huge_bytes in _mappings():
-        covered = sum(max(0, min(high, end) - max(low, start)) for start, end in ranges)
-        huge += min(covered, huge_bytes)
-    return huge / num_bytes if num_bytes else 0.0
-
-
-def _mappings() -> Iterator[tuple[int, int, int]]:
-    """First address, end and bytes on huge pages of every mapping that has any."""
-    low = high = 0
-    with SMAPS.open(encoding="utf-8") as lines:
-        for line in lines:
-            if found := _MAPPING.match(line):
-                low, high = int(found[1], 16), int(found[2], 16)
-            elif line.startswith("AnonHugePages:") and (huge_bytes := int(line.split()[1]) * 1024):
-                yield low, high, huge_bytes
+    """The measured share of the tensors' bytes on huge pages; None where the system does not tell."""
+    memory = measure_memory(tensors)
+    return None if memory is None else memory.huge_fraction

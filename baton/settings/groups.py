@@ -73,6 +73,14 @@ class QuantizationKind(StrEnum):
     INT8 = "int8"
 
 
+class WeightSharingKind(StrEnum):
+    """Use of files with ready weights. AUTO: where the file is on huge pages, or private memory would not be either."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    OFF = "off"
+
+
 class Device(StrEnum):
     """Device of the model. AUTO: a GPU if there is one."""
 
@@ -312,6 +320,14 @@ class WorkerSettings(ServiceSettings):
 
     quantization: QuantizationKind = QuantizationKind.NONE
     """Weight matrices unchanged (none) or rounded to int8; the same on all workers."""
+
+    weight_sharing: WeightSharingKind = WeightSharingKind.AUTO
+    """Keep the weights of the workers of a host once, in a file that all of them map: auto (unless private memory would
+    have larger pages), always or off. For models of 64 MiB and more that the lean decoder runs on a CPU."""
+
+    weight_cache_dir: Path | None = None
+    """Directory of files with ready weights; default: `.baton` beside the model's files, or `~/.cache/baton/weights`
+    where that cannot be written. Nobody else may write to it."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:

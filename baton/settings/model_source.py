@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
@@ -33,6 +35,15 @@ def resolve_model(name: str, files: ModelFiles = ModelFiles.ALL, *, download: bo
     if _HUB_ID.fullmatch(name):
         return _checked(_download(name, files, local_only=not download), name, files)
     raise SettingsError(f"model {name!r}", why="there is no such directory", hint=_CHOICES)
+
+
+def weight_cache_directories(directory: Path) -> list[Path]:
+    """Where ready weights of the model in `directory` are kept by default: beside it, else in the user's cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    found = [directory / ".baton"]
+    with suppress(RuntimeError):  # a user without a home
+        found.append(Path(home).expanduser() / "baton" / "weights")
+    return found
 
 
 def model_name(name: str) -> str:

@@ -190,6 +190,12 @@ WEIGHTS_HUGE_FRACTION = Gauge(
     ["layout"],
     registry=REGISTRY,
 )
+WEIGHTS_BYTES = Gauge(
+    "baton_weights_bytes",
+    "Bytes of the weights after loading, by the mapping that they really lie in: `shared` (of a file) or `private`.",
+    ["memory"],
+    registry=REGISTRY,
+)
 KERNELS = Gauge(
     "baton_kernels",
     "1 for the level of the native kernels in use; `none`: they could not be used, and torch computes, much slower.",

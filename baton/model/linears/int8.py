@@ -7,6 +7,7 @@ chunk and replay. Called by `baton.model.linears.linear`. Knows no layer.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 
 import torch
 from torch.nn.functional import pad
@@ -80,9 +81,33 @@ class Int8Linear:
         self._panels = pack_panels(pad(values, (0, padding)), kernels.panel_outputs)
         self._sums = values.sum(1, dtype=torch.int32)
         self._bias = None if bias is None else bias.float().clone()
+        self._call = self._prepare()
+
+    @classmethod
+    def of_parts(cls, kernels: Kernels, shape: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> Int8Linear:
+        """A product with what `parts` of another one returned, which is referenced. `shape`: of the float weight."""
+        made = cls.__new__(cls)
+        made._kernels, made._shape = kernels, shape
+        made._panels, made._scales, made._sums = parts["panels"], parts["scales"], parts["sums"]
+        made._bias = parts.get("bias")
+        made._call = made._prepare()
+        return made
+
+    def parts(self) -> dict[str, torch.Tensor]:
+        """Panels, scales, sums and, if there is one, the bias."""
+        parts = {"panels": self._panels, "scales": self._scales, "sums": self._sums}
+        return parts | ({} if self._bias is None else {"bias": self._bias})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out_features, in_features] of the float weight."""
+        return self._shape
+
+    def _prepare(self) -> _Int8Weight:
+        num_out, num_in = self._shape
         tensors = (self._panels, self._scales, self._sums, self._bias)
         addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-        self._call = _Int8Weight(*addresses, num_in, num_in + padding, num_out)
+        return _Int8Weight(*addresses, num_in, num_in + -num_in % STEP_INPUTS[torch.int8], num_out)
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors of the weight that a call reads."""

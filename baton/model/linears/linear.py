@@ -5,6 +5,9 @@ Made by `make_linear`. Called by the lean decoder. Knows no layer and no model.
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass
+
 import torch
 from torch.nn.functional import linear
 
@@ -12,6 +15,23 @@ from baton.model.huge_pages import to_huge_pages
 from baton.model.kernels.library import Kernels
 from baton.model.linears.int8 import Int8Linear
 from baton.model.linears.packing import PackedLinear, WeightPacker
+from baton.model.linears.panels import PanelLinear
+
+
+class LinearLayout(enum.Enum):
+    """Layouts of the native kernels, whose results have the same bits wherever the weight lies."""
+
+    PANELS = "panels"
+    INT8 = "int8"
+
+
+@dataclass(frozen=True, slots=True)
+class LinearState:
+    """All that a `Linear` is made of. `shape`: of the plain weight; `parts`: tensors by name."""
+
+    layout: LinearLayout
+    shape: tuple[int, int]
+    parts: dict[str, torch.Tensor]
 
 
 class Linear:
@@ -55,6 +75,26 @@ class Linear:
     def to_huge_pages(self) -> None:
         """Moves a plain weight; a packed one is on huge pages from the start."""
         self._weight = to_huge_pages(self._weight)
+
+    def state(self) -> LinearState | None:
+        """What `of_state` restores; None if torch multiplies, whose rounding depends on the weight's address."""
+        if isinstance(self._packed, PanelLinear):
+            return LinearState(LinearLayout.PANELS, self._packed.shape, self._packed.parts())
+        if self._quantized is not None:
+            return LinearState(LinearLayout.INT8, self._quantized.shape, self._quantized.parts())
+        return None
+
+    @classmethod
+    def of_state(cls, kernels: Kernels, state: LinearState) -> Linear:
+        """A product with the tensors of `state`, which are referenced. `kernels`: those that its layout is for."""
+        panels = state.parts["panels"]
+        made = cls(panels.new_empty(0), None)
+        if state.layout is LinearLayout.INT8:
+            made._quantized = Int8Linear.of_parts(kernels, state.shape, state.parts)
+        else:
+            made._bias = state.parts.get("bias")
+            made._packed = PanelLinear.of_parts(kernels, state.shape, panels, made._bias)
+        return made
 
     def shares(self, weight: torch.Tensor) -> bool:
         """True if this is the plain weight of a tied embedding."""

@@ -29,6 +29,24 @@ class PanelLinear:
         self._panels = pack_panels(weight, kernels.panel_outputs)
         self._bias = None if bias is None else bias.contiguous()
 
+    @classmethod
+    def of_parts(
+        cls, kernels: Kernels, shape: tuple[int, int], panels: torch.Tensor, bias: torch.Tensor | None
+    ) -> PanelLinear:
+        """A product with packed `panels`, which are referenced. `shape`: that of the plain weight."""
+        made = cls.__new__(cls)
+        made._kernels, made._shape, made._panels, made._bias = kernels, shape, panels, bias
+        return made
+
+    def parts(self) -> dict[str, torch.Tensor]:
+        """What `of_parts` takes; no bias: no entry."""
+        return {"panels": self._panels} | ({} if self._bias is None else {"bias": self._bias})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out_features, in_features] of the plain weight."""
+        return self._shape
+
     def weight(self) -> torch.Tensor:
         """A plain copy, bit for bit."""
         return unpack_panels(self._panels, self._shape[0])

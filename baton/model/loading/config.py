@@ -117,6 +117,13 @@ def stock_config(directory: Path, multimodal: MultimodalSpec | None) -> PreTrain
     return config
 
 
+def text_model_type(directory: Path) -> str:
+    """The type that `config.json` names for its text model; "" if it names none. Raises `UnreadableModel`."""
+    raw = _read_json(directory)
+    nested = raw.get("text_config")
+    return str((nested if isinstance(nested, Mapping) else raw).get("model_type", ""))
+
+
 def _read_json(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     try:
@@ -167,6 +174,11 @@ def _context_length(config: Any, wanted: int | None) -> int:
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit < 1:
         raise UnsupportedModel("config.json names no max_position_embeddings, so the context length is unknown; add it")
+    return bounded_context(limit, wanted)
+
+
+def bounded_context(limit: int, wanted: int | None) -> int:
+    """`wanted`, or the model's own `limit`. Raises `UnsupportedModel` for a number outside of it."""
     if wanted is None:
         return limit
     if not 1 <= wanted <= limit:

@@ -29,7 +29,7 @@ from baton.model.decoders.lean_weights import LeanModel, make_lean_model
 from baton.model.decoders.native_ops import choose_ops
 from baton.model.decoders.stock import StockDecoder
 from baton.model.errors import UnsupportedModel
-from baton.model.huge_pages import huge_fraction, move_parameters
+from baton.model.huge_pages import move_parameters
 from baton.model.kernels.library import Kernels
 from baton.model.linears.packed_modules import module_tensors, pack_modules, unpack_modules
 from baton.model.linears.packing import WeightLayout, choose_packer
@@ -49,6 +49,7 @@ from baton.model.loading.self_check import (
 )
 from baton.model.sampling.native import NativeSampler
 from baton.model.sampling.sampler import SamplerBackend, TorchSampler
+from baton.model.smaps import WeightMemory, measure_memory
 from baton.model.storage import PageStorage
 
 T = TypeVar("T")
@@ -79,7 +80,8 @@ class LoadReport:
     - `checkpoint_note`: what was done to stored weights that are not plain; empty where they are.
     - `stock_note`: why the stock module serves; empty for the lean decoder.
     - `kernel_note`: the kernels in use, or why there are none.
-    - `huge_fraction`: share of the weights' bytes on huge pages; None where it is unknown.
+    - `memory`: the memory that the weights really lie in; None where the system does not tell.
+    - `sharing_note`: why their memory is not shared with other workers; empty where it is, or was not tried.
     - `check`: the self-check of the float model.
     - `quantization`: difference of the int8 model from the float model; None without quantisation.
     """
@@ -90,9 +92,15 @@ class LoadReport:
     stock_note: str
     kernel_note: str
     weights: WeightReport
-    huge_fraction: float | None
+    memory: WeightMemory | None
     check: CheckResult
     quantization: QuantizationReport | None
+    sharing_note: str = ""
+
+    @property
+    def huge_fraction(self) -> float | None:
+        """Share of the weights' bytes on huge pages; None where it is unknown."""
+        return None if self.memory is None else self.memory.huge_fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +191,7 @@ def load_model(
         quantized = quantize(impl, stock_note, self_check.choice, self_check.logits)
     else:
         weights, result = _pack(impl, layout, self_check, result)
-    impl, huge = _on_huge_pages(impl)
+    impl, memory = _on_huge_pages(impl)
     seconds = time.monotonic() - began
     report = LoadReport(
         seconds=seconds,
@@ -192,7 +200,7 @@ def load_model(
         stock_note=stock_note,
         kernel_note=self_check.choice.note,
         weights=weights,
-        huge_fraction=huge,
+        memory=memory,
         check=result,
         quantization=quantized,
     )
@@ -313,13 +321,13 @@ def _pack(
     return WeightReport(WeightLayout.PLAIN, 0, f"not {packer.layout.value}: {problem}"), plain
 
 
-def _on_huge_pages(impl: ModelImpl) -> tuple[ModelImpl, float | None]:
-    """The same weights on huge pages where the host has them, and the measured share of their bytes."""
+def _on_huge_pages(impl: ModelImpl) -> tuple[ModelImpl, WeightMemory | None]:
+    """The same weights on huge pages where the host has them, and the memory that they really lie in."""
     if isinstance(impl, LeanModel):
         impl = impl.to_huge_pages()
-        return impl, huge_fraction(impl.tensors())
+        return impl, measure_memory(impl.tensors())
     move_parameters(impl)
-    return impl, huge_fraction(module_tensors(impl))
+    return impl, measure_memory(module_tensors(impl))
 
 
 def _run_hooked(run: Callable[[], T]) -> T:

@@ -15,6 +15,7 @@ from baton.engine.fake_runner import fake_geometry
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.kv.memory import MemoryKind
 from baton.model.loading.loader import LoadedModel, load_model
+from baton.model.smaps import WeightMemory
 from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
 from baton.settings.groups import Device
@@ -95,9 +96,9 @@ def test_the_measured_share_of_huge_pages_is_a_metric():
     model = load_model(MODEL_DIR)
     labels = {"layout": model.report.weights.layout.value}
     metrics.WEIGHTS_HUGE_FRACTION.clear()
-    build._report(replace(model, report=replace(model.report, huge_fraction=None)), num_pages=8, max_model_len=64)
+    build._report(replace(model, report=replace(model.report, memory=None)), num_pages=8, max_model_len=64)
     assert metrics.REGISTRY.get_sample_value("baton_weights_huge_fraction", labels) is None, "absent, not 0"
     for share in (0.25, 1.0):
-        report = replace(model.report, huge_fraction=share)
+        report = replace(model.report, memory=WeightMemory(400, int(400 * share), 0))
         build._report(replace(model, report=report), num_pages=8, max_model_len=64)
         assert metrics.REGISTRY.get_sample_value("baton_weights_huge_fraction", labels) == share

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton.kv.memory import HUGE_PAGE_BYTES
-from baton.model import huge_pages
+from baton.model import huge_pages, smaps
 from baton.model.huge_pages import MIN_BYTES, huge_empty, huge_fraction, to_huge_pages
 from baton.model.linears.linear import make_linear
 from baton.model.linears.packing import WeightLayout
@@ -67,7 +67,7 @@ def test_the_fraction_counts_bytes_of_both_kinds(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_fraction_is_unknown_without_smaps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(huge_pages, "SMAPS", tmp_path / "absent")
+    monkeypatch.setattr(smaps, "SMAPS", tmp_path / "absent")
     assert huge_fraction([torch.zeros(4)]) is None
 
 
