@@ -23,24 +23,34 @@ NUM_SEEN = 4
 async def cutting_proxy(router: Router, num_events: int, cut: asyncio.Event) -> AsyncIterator[str]:
     """Forwards to `router`; breaks the first connection after so many events and then sets `cut`."""
 
+    forwarding: set[asyncio.Task[object]] = set()  # asyncio itself keeps no task alive
+
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        forwarding.add(task)
         theirs, ours = await asyncio.open_connection(router.http.base_url.host, router.http.base_url.port)
         sending = asyncio.create_task(_copy(reader, ours))
         seen = 0
-        while data := await theirs.read(65536):
-            writer.write(data)
-            await writer.drain()
-            seen += data.count(b"data: ")
-            if not cut.is_set() and seen >= num_events:
-                cut.set()
-                break
-        sending.cancel()
-        ours.close()
-        writer.transport.abort()
+        try:
+            while data := await theirs.read(65536):
+                writer.write(data)
+                await writer.drain()
+                seen += data.count(b"data: ")
+                if not cut.is_set() and seen >= num_events:
+                    cut.set()
+                    break
+        finally:
+            sending.cancel()
+            ours.close()
+            writer.transport.abort()
 
     server = await asyncio.start_server(forward, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for task in forwarding:
+            task.cancel()
+        await asyncio.gather(*forwarding, return_exceptions=True)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
