@@ -13,6 +13,7 @@ from typing import cast
 from baton.domain.ids import Incarnation, OwnerId, RequestId
 from baton.store.options import StoreOptions
 from baton.store.store import StateStore
+from baton.worker.budget_control import BudgetChange
 from simulation.checks.checked_store import BrokenRule, CheckedStore
 from simulation.checks.invariants import Violation, check_no_tasks
 from simulation.checks.router_health import RouterHealth
@@ -22,7 +23,7 @@ from simulation.nodes.prefill import SimPrefill
 from simulation.nodes.router import SimRouter
 from simulation.nodes.state_store import StoreServer
 from simulation.nodes.store_snapshot import Snapshot
-from simulation.policies import CONFIG, PolicyClasses
+from simulation.policies import CONFIG, PolicyClasses, random_budgets
 from simulation.runtime.network import SimNetwork
 from simulation.runtime.page_reads import PageNetwork
 from simulation.runtime.process import SimProcess
@@ -66,6 +67,7 @@ class SimCluster:
         self.nodes: dict[str, SimNode] = {}
         self.owners: dict[RequestId, tuple[OwnerId, float]] = {}
         self._rot_rng = Random(f"rot of {scenario.seed}")
+        self._budget_rng = Random(f"budgets of {scenario.seed}")
         self.store_server = StoreServer(self._make_store)
         for name in self._names:
             self._start(name)
@@ -148,6 +150,8 @@ class SimCluster:
                 process.hang(until_s)
             case SimFaultKind.ROT:
                 self._rot(process.name, until_s)
+            case SimFaultKind.BUDGETS:
+                self._change_budgets(process.name, fault.duration_s)
 
     def _rot(self, name: str, until_s: float) -> None:
         """Flips bytes of settled pages, as soon as there are any."""
@@ -157,6 +161,17 @@ class SimCluster:
             self._trace.note(name, f"pages rot: {flipped}")
         elif loop.time() < until_s:
             loop.call_later(ROT_INTERVAL_S, self._rot, name, until_s)
+
+    def _change_budgets(self, name: str, duration_s: float) -> None:
+        """Changes the budgets of a worker's present life, and back in the life that it has by then."""
+        self._set_budgets(name, random_budgets(self._budget_rng, is_prefill=name in self._scenario.prefills))
+        asyncio.get_running_loop().call_later(duration_s, self._set_budgets, name, None)
+
+    def _set_budgets(self, name: str, change: BudgetChange | None) -> None:
+        node = self.nodes[name]
+        assert not isinstance(node, SimRouter)
+        if node.process.alive:
+            node.process.spawn(node.change_budgets(change), f"{name} changes its budgets")
 
     def _inject_link_fault(self, fault: FaultPlan, one: str, other: str) -> None:
         match fault.kind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 
 from baton.domain.fingerprint import Fingerprint, FingerprintPart
 from baton.engine.handoff.cached_exports import CachedExports
@@ -11,6 +12,7 @@ from baton.engine.handoff.page_imports import PageImports
 from baton.store.memory_store import MemoryStore
 from baton.store.ownership import OwnerLease
 from baton.store.write_behind.writer import StoreWriter
+from baton.worker.budget_control import BudgetChange
 from baton.worker.lifecycle import WorkerLifecycle
 from baton.worker.request_validator import EngineRequestValidator
 from services.decode.handoff_client import HandoffClient
@@ -74,6 +76,14 @@ class SimConfig:
 
 CONFIG = SimConfig()
 MODEL = "fake"
+
+
+def random_budgets(rng: Random, *, is_prefill: bool) -> BudgetChange:
+    """Budgets that a worker may have, 0 among them. A prefill worker has one."""
+    tokens = rng.choice([0, CONFIG.page_size, CONFIG.token_budget, 2 * CONFIG.token_budget])
+    if is_prefill:
+        return BudgetChange(tokens)
+    return BudgetChange(tokens, rng.randint(0, CONFIG.max_rows), rng.randint(0, CONFIG.max_rows))
 
 
 def model_fingerprint(version: int) -> Fingerprint:

@@ -52,6 +52,7 @@ class SimFaultKind(enum.Enum):
     HANG = "hang"  # the engine hangs in a step, the process lives
     DRAIN = "drain"  # SIGTERM; restarted `duration_s` after it has left
     UPGRADE = "upgrade"  # as DRAIN, and what is started then has the next version of the model
+    BUDGETS = "budgets"  # a worker's budgets change, and change back after `duration_s`
     CUT = "cut"  # cuts both directions
     CUT_ONE_WAY = "one-way cut"  # cuts messages from the target to the peer
     SLOW = "slow"  # slows messages
@@ -155,13 +156,14 @@ class Scenario:
 
     @property
     def only_drains(self) -> bool:
-        """True if processes only drain: no request may fail."""
-        return self.noise == Noise() and all(fault.kind is SimFaultKind.DRAIN for fault in self.faults)
+        """True if processes only drain and budgets only change: no request may fail."""
+        harmless = (SimFaultKind.DRAIN, SimFaultKind.BUDGETS)
+        return self.noise == Noise() and all(fault.kind in harmless for fault in self.faults)
 
     @property
     def allowed_refusals(self) -> frozenset[str]:
         """Codes of refusals that are valid although all processes leave cleanly: all processes of a role may have been
-        away at the same time."""
+        away, or without a budget, at the same time."""
         leaving = {fault.target for fault in self.faults}
         codes = {Overloaded.code}
         no_pair = leaving.issuperset(self.prefills) or leaving.issuperset(self.decodes)

@@ -43,7 +43,9 @@ REGEXES = ("[01]+", "0(10){1,3}", "(00|1){2,5}", "101")
 """Of constrained answers: a digit a token."""
 
 LINK_FAULTS = (SimFaultKind.CUT, SimFaultKind.CUT_ONE_WAY, SimFaultKind.SLOW)
+MAX_BUDGET_CHANGES = 3
 MAX_DURATION_S = {
+    SimFaultKind.BUDGETS: MAX_RESTART_S,
     SimFaultKind.DRAIN: MAX_RESTART_S,
     SimFaultKind.UPGRADE: MAX_RESTART_S,
     SimFaultKind.FREEZE: MAX_PARTITION_S,
@@ -53,9 +55,9 @@ MAX_DURATION_S = {
 
 
 def generate_scenario(seed: int) -> Scenario:
-    """Of ten seeds, one is undisturbed, one only drains processes, one begins with a burst, three mostly fail routers
-    and their links to the store during long answers (in two of them the store also loses data), one upgrades all
-    workers, and in one the workers' memory rots. In half of them decode workers have a drafter."""
+    """Of ten seeds, one is undisturbed, one only drains processes and changes budgets, one begins with a burst, three
+    mostly fail routers and their links to the store during long answers (in two of them the store also loses data), one
+    upgrades all workers, and in one the workers' memory rots. In half of them decode workers have a drafter."""
     scenario = _scenario(seed)
     match seed % 10:
         case 3:
@@ -72,7 +74,7 @@ def generate_scenario(seed: int) -> Scenario:
     drafts = Random(f"drafts {seed}").random() < 0.5
     return replace(
         scenario,
-        faults=(*scenario.faults, *more),
+        faults=(*scenario.faults, *more, *_budget_changes(Random(f"budgets {seed}"), scenario)),
         clients=tuple(_with_limits(Random(f"limits {seed} {plan.name}"), plan) for plan in scenario.clients),
         eviction=eviction,
         prefill_policy=order.choice(list(PrefillPolicy)),
@@ -200,6 +202,15 @@ def _rotting(rng: Random, scenario: Scenario) -> list[FaultPlan]:
     """Memory of some workers rots, perhaps of one twice."""
     workers = [*scenario.prefills, *scenario.decodes]
     return [_plan(rng, SimFaultKind.ROT, rng.choice(workers)) for _ in range(rng.randint(1, 4))]
+
+
+def _budget_changes(rng: Random, scenario: Scenario) -> list[FaultPlan]:
+    """Budgets of workers change, in half of the runs that are disturbed."""
+    if scenario.seed % 10 == 0 or rng.random() < 0.5:
+        return []
+    workers = [*scenario.prefills, *scenario.decodes]
+    num_changes = rng.randint(1, MAX_BUDGET_CHANGES)
+    return [_plan(rng, SimFaultKind.BUDGETS, rng.choice(workers)) for _ in range(num_changes)]
 
 
 def _losses(rng: Random, scenario: Scenario) -> list[FaultPlan]:

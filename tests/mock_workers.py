@@ -18,15 +18,23 @@ from baton.bundled import MODEL_DIR
 from baton.domain.ids import AttemptId, Incarnation, ReservationId, WorkerId, new_incarnation
 from baton.domain.request import EngineRequest, FinishReason, OutputToken
 from baton.domain.scores.prompt_scores import PromptScores
-from baton.domain.worker import CAPABILITIES, LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
+from baton.domain.worker import (
+    CAPABILITIES,
+    LinkRecord,
+    WorkerBudgets,
+    WorkerLoad,
+    WorkerRecord,
+    WorkerRole,
+    WorkerStatus,
+)
 from baton.engine.fake_runner import fake_scores, fake_slots
-from baton.rpc.auth_interceptor import AuthInterceptor
 from baton.rpc.codec import decode_id, decode_request, encode_finish, encode_id, encode_scores, encode_token
 from baton.rpc.gen import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
-from baton.rpc.server import RunningServer, ServerAuth, start_server
+from baton.rpc.server import RunningServer, start_server
 from baton.rpc.token_check import set_check
 from baton.settings.text_digest import text_digest
 from baton.store.store import WorkerRegistry
+from tests.mocks.auth import MockAuth
 
 WAIT_S = 5.0
 PAGE_SIZE = 4
@@ -62,9 +70,10 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Refuse a reservation for now."""
+    """Refuse a reservation for now. `no_prompts`: because the prompt was to be computed there."""
 
     retry_after_s: float = 0.01
+    no_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +104,6 @@ def token_at(index: int) -> int:
     return 1000 + index
 
 
-class MockAuth(ServerAuth):
-    """Authentication of a worker that becomes another incarnation without a restart."""
-
-    def interceptor(self) -> AuthInterceptor:
-        made: AuthInterceptor
-        made = self.__dict__["made"] = ServerAuth.interceptor(self)
-        return made
-
-    def change(self, incarnation: Incarnation) -> None:
-        made: AuthInterceptor = self.__dict__["made"]
-        made._verifier._incarnation = incarnation
-        made._rules = replace(made._rules, incarnation=incarnation)
-
-
 def scores_of(request: EngineRequest) -> PromptScores | None:
     """The scores that every worker computes for a prompt; None if they are not asked for."""
     if request.prompt_logprobs is None:
@@ -129,7 +124,7 @@ class MockWorker:
 
     role: WorkerRole
     proxy_port: int | None = None  # announced instead of the server's own
-    prefills = False  # a decode worker may prefill for itself
+    budgets: WorkerBudgets
     fingerprint = "mock"
     text_digest = TEXT_DIGEST
     capabilities: tuple[str, ...] = CAPABILITIES
@@ -138,7 +133,7 @@ class MockWorker:
         self.id = WorkerId(id)
         self.incarnation: Incarnation = new_incarnation()
         self.script = list(script)
-        self.load = WorkerLoad(max_rows=8, available_pages=64, total_pages=64)
+        self.load = WorkerLoad(available_pages=64, total_pages=64)
         self.status = WorkerStatus.READY
         self.requests: list[EngineRequest] = []
         self.aborts: list[tuple[AttemptId, str]] = []
@@ -186,7 +181,7 @@ class MockWorker:
             status=self.status,
             load=self.load,
             links=tuple(links),
-            prefills=self.prefills,
+            budgets=self.budgets,
             text_digest=self.text_digest,
             capabilities=self.capabilities,
         )
@@ -239,6 +234,7 @@ class MockPrefill(MockWorker, prefill_pb2_grpc.PrefillServicer):
     """Accepts, seals with the next token, ends."""
 
     role = WorkerRole.PREFILL
+    budgets = WorkerBudgets(prefill_tokens=512)
     num_cached_tokens = 0
     lost_scores: frozenset[int] = frozenset()  # numbers of the messages that are not sent
 
@@ -279,6 +275,7 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
     """Reserves, imports at once, and sends one token a message."""
 
     role = WorkerRole.DECODE
+    budgets = WorkerBudgets(rows=8)
     decode_prefix_len = 0
 
     def __init__(self, id: str, script: Sequence[ScriptedAction] = ()) -> None:
@@ -295,8 +292,8 @@ class MockDecode(MockWorker, decode_pb2_grpc.DecodeServicer):
         self.reservations.append(message)
         self.metadata.append(dict(context.invocation_metadata() or ()))
         match await self._run_action(Phase.RESERVE):
-            case Busy(retry_after_s):
-                return decode_pb2.ReserveReply(busy=decode_pb2.Busy(retry_after_s=retry_after_s))
+            case Busy(retry_after_s, no_prompts):
+                return decode_pb2.ReserveReply(busy=decode_pb2.Busy(retry_after_s=retry_after_s, no_prompts=no_prompts))
             case Fail() as fail:
                 return decode_pb2.ReserveReply(refused=failure(fail))
         reservation_id = ReservationId(f"{self.id}-{len(self.reservations)}")
@@ -391,4 +388,9 @@ class MockCluster:
     async def change_load(self, worker: MockWorker, **load: Any) -> None:
         """Changes parts of a worker's load and registers it."""
         worker.load = replace(worker.load, **load)
+        await self.announce()
+
+    async def change_budgets(self, worker: MockWorker, **budgets: Any) -> None:
+        """Changes some of a worker's budgets and registers it."""
+        worker.budgets = replace(worker.budgets, **budgets)
         await self.announce()

@@ -34,6 +34,8 @@ from baton.transfer.digest import PoolHasher, page_digest
 from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.page_faults import PageFaults
+from services.decode.rows.order import RowOrder
+from services.decode.rows.rules import RowRules
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.policy import PolicySettings, PrefillLimits
 from services.prefill.scheduler import PrefillScheduler
@@ -113,6 +115,7 @@ def tiny_decode(
     growth: GrowthReserve | None = None,
     chunks: ChunkBudget | None = None,
     drafter: Drafter | None = None,
+    order: RowOrder | None = None,
 ) -> TinyDecode:
     memory, host_memory = SimMemory(NUM_PAGES, PAGE_BYTES), SimMemory(max(1, num_host_pages), PAGE_BYTES)
     cache = PrefixCache(PagePool(NUM_PAGES), PoolHasher(memory) if digests else None)
@@ -120,7 +123,8 @@ def tiny_decode(
     host = HostTier(num_host_pages, PoolHasher(host_memory) if digests else None)
     chunks = chunks or ChunkBudget(token_budget, PAGE_SIZE)
     drafts = None if drafter is None else DraftPolicy(drafter, MAX_DRAFTS, PAGE_SIZE, cache.pool)
-    scheduler = decode_scheduler(imports, host, PAGE_SIZE, chunks, growth, drafts)
+    rows = RowRules(growth, drafts, order or RowOrder())
+    scheduler = decode_scheduler(imports, host, PAGE_SIZE, chunks, rows)
     faults = page_faults(cache, imports, scheduler, PageChecks(cache), PAGE_SIZE, PAGE_BYTES)
     policy = import_policy(cache.pool, imports, scheduler, ImportRules(PAGE_SIZE, digests), faults, growth)
     runner = FakeRunner(memory, PAGE_SIZE, VOCAB_SIZE, host_memory)
@@ -136,12 +140,13 @@ def engine_request(
     stop: StopParams | None = None,
     seed: int = 0,
     salt: str = "",
+    priority: int = 0,
 ) -> EngineRequest:
     """A request for this module's model, with the tokens of earlier attempts."""
     sampling = SamplingParams(temperature=1.0, seed=seed)
     tokens = (*prompt, *(emitted or []))
     id = AttemptId(RequestId(name), attempt)
-    return EngineRequest(id, tokens, len(prompt), sampling, stop or StopParams(max_tokens=4), salt)
+    return EngineRequest(id, tokens, len(prompt), sampling, stop or StopParams(max_tokens=4), salt, priority=priority)
 
 
 def next_token(request: EngineRequest, tokens: list[int]) -> tuple[int, FinishReason | None]:

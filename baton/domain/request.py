@@ -55,6 +55,7 @@ class EngineRequest:
     `tokens[:num_prompt_tokens]` is the prompt. The next output index is `num_emitted`. `salt` separates prefix caches.
     `constraint`: of the output, what earlier attempts emitted included. `prompt_logprobs`: as many of the best tokens
     are scored at each position of the prompt, beside the prompt's own; None: nothing is scored.
+    `priority`: the higher first, where workers heed it.
     """
 
     id: AttemptId
@@ -65,6 +66,7 @@ class EngineRequest:
     salt: str = ""
     constraint: Constraint | None = None
     prompt_logprobs: int | None = None
+    priority: int = 0
 
     @property
     def num_emitted(self) -> int:

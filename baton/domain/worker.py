@@ -55,13 +55,34 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerBudgets:
+    """Bounds of a worker's work, which an operator may change while it runs (`Worker.SetBudgets`).
+
+    `prefill_tokens`: most tokens of a step in which prompts are computed; 0: no new prompt is taken. `rows`: most
+    sequences generated at once; 0: no new one is taken. `reservations`: most reservations at once that are no row yet;
+    None: as many as rows.
+    """
+
+    prefill_tokens: int = 0
+    rows: int = 0
+    reservations: int | None = None
+
+    @property
+    def takes_prompts(self) -> bool:
+        return self.prefill_tokens > 0
+
+    @property
+    def takes_rows(self) -> bool:
+        return self.rows > 0 and self.reservations != 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """A snapshot by the engine thread. `step_age_s`: age of the current step; 0 while idle."""
 
     waiting_requests: int = 0
     waiting_tokens: int = 0
     running_rows: int = 0
-    max_rows: int = 0
     available_pages: int = 0
     total_pages: int = 0
     step_age_s: float = 0.0
@@ -99,8 +120,9 @@ class BrokenLink:
 class WorkerRecord:
     """One live worker process. Workers with different fingerprints cannot be linked.
 
-    `prefills`: a decode worker that can compute prompts itself. `text_digest`: of tokenizer and template.
-    `grammars`: library and version that constrain output; "": none. `broken_links`: prefill workers without a link.
+    `role`: what the process was started as, a label: placement reads `budgets`. `text_digest`: of tokenizer and
+    template. `grammars`: library and version that constrain output; "": none. `broken_links`: prefill workers without a
+    link.
     `capabilities`: fields of requests that it honours and that workers of an earlier version would ignore.
     `kernels`: level of the native kernels in use, `NO_KERNELS`, or the device that needs none; "": not told.
     `announcement`: grows with each announcement of an incarnation, so a replayed older record is found.
@@ -120,7 +142,7 @@ class WorkerRecord:
     load: WorkerLoad = WorkerLoad()
     links: tuple[LinkRecord, ...] = ()
     signature: str = ""
-    prefills: bool = False
+    budgets: WorkerBudgets = WorkerBudgets()
     text_digest: str = ""
     announcement: int = 0
     grammars: str = ""
@@ -132,3 +154,9 @@ class WorkerRecord:
     def linked(self) -> tuple[Incarnation, ...]:
         """The processes that it has links to, sorted."""
         return tuple(sorted(link.prefill_incarnation for link in self.links))
+
+    @property
+    def routing_facts(self) -> str:
+        """What routers have to learn of at once, as text: links and budgets. Load can wait for the next heartbeat."""
+        budgets = (self.budgets.prefill_tokens, self.budgets.rows, self.budgets.reservations)
+        return f"{','.join(map(str, self.linked))} {budgets}"

@@ -113,7 +113,8 @@ class PageTable:
         for start in range(num_cached * self._page_size, num_full * self._page_size, self._page_size):
             key = next_key(key, tokens[start : start + self._page_size])
             keys.append(key)
-        used = self._cache.insert(parent, keys, self.pages[num_cached:num_full], self._hold)
+        new = tokens[num_cached * self._page_size : num_full * self._page_size]
+        used = self._cache.insert(parent, keys, self.pages[num_cached:num_full], self._hold, new)
         self.pages[num_cached : num_cached + len(used)] = used
         self._keys += keys[: len(used)]
 

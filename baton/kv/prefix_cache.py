@@ -14,6 +14,7 @@ a page with all that was computed from it.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -79,9 +80,16 @@ class PrefixCache:
         return bisect_left(keys, True, key=lambda key: key not in self._nodes)
 
     def insert(
-        self, parent: PageKey | None, keys: Sequence[PageKey], pages: Sequence[PageId], hold: Hold
+        self,
+        parent: PageKey | None,
+        keys: Sequence[PageKey],
+        pages: Sequence[PageId],
+        hold: Hold,
+        tokens: Sequence[int] = (),
     ) -> list[PageId]:
         """Enters filled pages that follow the cached page `parent` (None: the root).
+
+        `tokens`: of all these pages, for readers of events.
 
         `pages[i]` has the KV that `keys[i]` names and is held for `hold`, like `parent`. Returns the pages to use from
         now on. A page that was cached already replaces its duplicate: the hold moves to it, and the duplicate is freed.
@@ -90,10 +98,11 @@ class PrefixCache:
         """
         self.settle([page for key, page in zip(keys, pages, strict=True) if key not in self._nodes])
         used: list[PageId] = []
-        for key, page in zip(keys, pages, strict=True):
+        size = len(tokens) // max(1, len(keys))
+        for start, key, page in zip(itertools.count(0, size), keys, pages, strict=False):
             if self._is_damaged(key, page):
                 break
-            used.append(self._insert_one(key, parent, page, hold))
+            used.append(self._insert_one(key, parent, page, hold, tokens[start : start + size]))
             parent = key
         self.settle(pages[len(used) :])
         self.touch(keys[: len(used)])
@@ -233,7 +242,9 @@ class PrefixCache:
         self._wrong[node.page] = None
         return True
 
-    def _insert_one(self, key: PageKey, parent: PageKey | None, page: PageId, hold: Hold) -> PageId:
+    def _insert_one(
+        self, key: PageKey, parent: PageKey | None, page: PageId, hold: Hold, tokens: Sequence[int]
+    ) -> PageId:
         node = self._nodes.get(key)
         if node is None:
             self._nodes[key] = _Node(page, parent)
@@ -242,7 +253,7 @@ class PrefixCache:
                 self._nodes[parent].num_children += 1
             self.pool.set_cached(page, True)
             if self.events is not None:
-                self.events.stored(key, parent)
+                self.events.stored(key, parent, tokens)
             return page
         if node.page != page:
             self.pool.hold([node.page], hold)

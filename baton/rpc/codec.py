@@ -183,6 +183,7 @@ def encode_request(request: EngineRequest) -> pb.EngineRequest:
         salt=request.salt,
         constraint=None if request.constraint is None else encode_constraint(request.constraint),
         prompt_logprobs=request.prompt_logprobs,
+        priority=request.priority,
     )
 
 
@@ -197,6 +198,7 @@ def decode_request(message: pb.EngineRequest) -> EngineRequest:
         salt=message.salt,
         constraint=decode_constraint(message.constraint) if message.HasField("constraint") else None,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        priority=message.priority,
     )
 
 

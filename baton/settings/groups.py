@@ -9,6 +9,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from baton.settings.base import Settings, SettingsError
+from baton.settings.choices import KvEventsFormat, PageSharingKind, PageTagKind, WeightSharingKind
 
 MIB = 1024 * 1024
 
@@ -73,14 +74,6 @@ class QuantizationKind(StrEnum):
     INT8 = "int8"
 
 
-class WeightSharingKind(StrEnum):
-    """Use of files with ready weights. AUTO: where the file is on huge pages, or private memory would not be either."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    OFF = "off"
-
-
 class Device(StrEnum):
     """Device of the model. AUTO: a GPU if there is one."""
 
@@ -120,22 +113,6 @@ class FileTierWrite(StrEnum):
     NONE = "none"
     SELECTIVE = "selective"
     THROUGH = "through"
-
-
-class PageSharingKind(StrEnum):
-    """Cached pages that workers read from each other: none; those that are read sooner than computed (CHEAPER); all."""
-
-    OFF = "off"
-    CHEAPER = "cheaper"
-    ALWAYS = "always"
-
-
-class PageTagKind(StrEnum):
-    """Tags of pages. AUTO: with a cluster secret, for pools in host memory whose bytes travel in clear."""
-
-    AUTO = "auto"
-    ON = "on"
-    OFF = "off"
 
 
 class MetricNamesKind(StrEnum):
@@ -237,6 +214,9 @@ GIVEN_SHARE = 0.1
 """Of the pool: most pages that are pinned for other workers' caches only."""
 
 
+LOOPBACK_TCP = ("tcp://127.0.0.1:", "tcp://localhost:", "tcp://[::1]:")
+
+
 class WorkerSettings(ServiceSettings):
     """Settings of prefill and decode. Each sets its own defaults of `port` and `metrics_port`."""
 
@@ -306,6 +286,10 @@ class WorkerSettings(ServiceSettings):
     """Give cached pages to other workers, and (prefill) read theirs where they have more of a prompt: off, cheaper (if
     reading should take less time than computing) or always; needs digests."""
 
+    priority_scheduling: bool = False
+    """Serve requests of higher `priority` first, over all tenants; set a tenant's `max_priority` to bound it. Prefill:
+    before `prefill_policy` counts. Decode: rows of low priority give way when pages run out. Low ones do not starve."""
+
     threads: Count = 1
     """Compute threads. Give each worker its own cores."""
 
@@ -328,6 +312,32 @@ class WorkerSettings(ServiceSettings):
     weight_cache_dir: Path | None = None
     """Directory of files with ready weights; default: `.baton` beside the model's files, or `~/.cache/baton/weights`
     where that cannot be written. Nobody else may write to it."""
+
+    kv_events_endpoint: str | None = None
+    """ZeroMQ address, e.g. tcp://127.0.0.1:5557, at which the events of the prefix cache are published for routers of
+    other projects, as vLLM and SGLang do; needs the extra `zmq`. Default: none. Baton's routers do not need it."""
+
+    kv_events_replay_endpoint: str | None = None
+    """ZeroMQ address at which subscribers ask for batches that they missed; default: none."""
+
+    kv_events_format: KvEventsFormat = KvEventsFormat.ARRAYS
+    """Layout of events: arrays (SGLang, earlier vLLM), tagged (events as maps) or maps (batches as well)."""
+
+    kv_events_public: bool = False
+    """Allow addresses that other machines reach: there is no authentication, and events hold the tokens of prompts."""
+
+    @model_validator(mode="after")
+    def _kv_events_stay_here(self) -> Self:
+        if self.kv_events_endpoint is None and self.kv_events_replay_endpoint is not None:
+            raise ValueError("kv_events_replay_endpoint needs kv_events_endpoint")
+        for endpoint in (self.kv_events_endpoint, self.kv_events_replay_endpoint):
+            is_here = endpoint is None or endpoint.startswith(("ipc://", *LOOPBACK_TCP))
+            if not is_here and not self.kv_events_public:
+                raise ValueError(
+                    f"kv events at {endpoint} could be read by other machines, with the tokens of prompts: bind "
+                    "tcp://127.0.0.1:PORT or ipc://PATH, or set kv_events_public"
+                )
+        return self
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:

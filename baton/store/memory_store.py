@@ -205,4 +205,4 @@ class MemoryStore:
 
 def _routed_by(record: WorkerRecord) -> tuple[object, ...]:
     """What a change of a record must be told for at once; load can wait for the next heartbeat."""
-    return record.incarnation, record.status, record.linked
+    return record.incarnation, record.status, record.routing_facts

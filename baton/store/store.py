@@ -358,7 +358,7 @@ class WorkerRegistry(Protocol):
         ...
 
     def changes(self) -> AsyncIterator[None]:
-        """Yields at once, then when a worker joins, leaves, or changes its status or its links, and at least every
+        """Yields at once, then when a worker joins, leaves, or changes its status, links or budgets, and at least every
         heartbeat interval.
 
         The heartbeat covers missed messages and expired TTLs. The iterator survives an outage of the store.

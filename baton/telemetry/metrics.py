@@ -231,6 +231,18 @@ DRAFT_SKIPPED_TOTAL = Counter(
     ["reason"],
     registry=REGISTRY,
 )
+BUDGET = Gauge(
+    "baton_budget",
+    "Budgets in force: prompt tokens of a step, rows, and reservations that are no row yet.",
+    ["kind"],
+    registry=REGISTRY,
+)
+KV_EVENT_BATCHES_TOTAL = Counter(
+    "baton_kv_event_batches",
+    "Batches of cache events for other projects' routers: published, replayed, or lost before they were sent.",
+    ["result"],
+    registry=REGISTRY,
+)
 KV_PAGES = Gauge("baton_kv_pages", "Pages of the pool by owner.", ["owner"], registry=REGISTRY)
 
 # --- handoff and transfer (workers) ---

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from threading import Lock
 
-from baton.kv.events.event import CacheDelta, CacheEvent
+from baton.kv.events.event import CacheDelta, CacheEvent, StoredEvent
 from baton.kv.events.log import MAX_EVENTS, CacheEventLog
 from baton.kv.events.source import EventSource
 from baton.kv.prefix_cache import PrefixCache
@@ -23,13 +23,18 @@ class SharedEventLog:
         self._lock = Lock()
         self._log = CacheEventLog(max_events)
         self._wakes: set[Callable[[], None]] = set()
+        self._publish: Callable[[Sequence[CacheEvent]], None] | None = None
 
-    def attach(self, cache: PrefixCache) -> None:
-        """Records all events of a cache that is empty now."""
-        cache.events = EventSource(self.extend)
+    def attach(self, cache: PrefixCache, publish: Callable[[Sequence[CacheEvent]], None] | None = None) -> None:
+        """Records all events of a cache that is empty now. `publish` gets them too, with tokens, in the same thread."""
+        self._publish = publish
+        cache.events = EventSource(self.extend, with_tokens=publish is not None)
 
     def extend(self, events: Sequence[CacheEvent]) -> None:
         """Appends events and wakes the readers; never blocks for one of them."""
+        if self._publish is not None:
+            self._publish(events)
+            events = [_without_tokens(event) for event in events]
         with self._lock:
             self._log.extend(events)
             wakes = tuple(self._wakes)
@@ -73,3 +78,8 @@ class SharedEventLog:
             stop.cancel()
             with self._lock:
                 self._wakes.discard(wake)
+
+
+def _without_tokens(event: CacheEvent) -> CacheEvent:
+    """The event as the ring keeps it: tokens would take most of its memory."""
+    return StoredEvent(event.key, event.parent) if isinstance(event, StoredEvent) else event

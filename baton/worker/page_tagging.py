@@ -7,7 +7,8 @@ from collections.abc import Collection
 from baton.domain.trust import ClusterTrust
 from baton.kv.memory import MemoryKind
 from baton.settings.base import SettingsError
-from baton.settings.groups import PageTagKind, WorkerSettings
+from baton.settings.choices import PageTagKind
+from baton.settings.groups import WorkerSettings
 from baton.transfer import stream
 
 

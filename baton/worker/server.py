@@ -1,4 +1,6 @@
-"""The Worker service: drains this worker and returns recent attempts for operators, streams cache events to routers.
+"""The Worker service: drains this worker, changes its budgets and returns recent attempts for operators.
+
+Streams cache events to routers.
 
 Runs in the asyncio loop of both kinds of workers, which give it the number of requests left.
 """
@@ -11,15 +13,17 @@ from collections.abc import AsyncGenerator, Callable
 
 import grpc
 
-from baton.domain.errors import WorkerLost
+from baton.domain.errors import BatonError, WorkerLost
 from baton.domain.ids import Incarnation, RequestId
 from baton.domain.timing.attempt_times import DecodeTimes, ImportTimes, PrefillTimes, to_us
+from baton.domain.worker import WorkerBudgets
 from baton.kv.events.codec import join_keys, split_delta
 from baton.kv.events.event import CacheDelta
 from baton.rpc import codec
 from baton.rpc.gen import worker_pb2, worker_pb2_grpc
 from baton.rpc.times_codec import encode_decode_times, encode_import_times, encode_prefill_times
 from baton.telemetry.logs import get_logger
+from baton.worker.budget_control import BudgetChange, BudgetControl
 from baton.worker.event_log import SharedEventLog
 from baton.worker.lifecycle import WorkerLifecycle
 from baton.worker.recent_attempts import RecentAttempt, RecentAttempts, monotonic_s
@@ -39,12 +43,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         num_requests: Callable[[], int],
         recent: RecentAttempts,
         events: SharedEventLog,
+        budgets: BudgetControl,
     ) -> None:
         self._incarnation = incarnation
         self._lifecycle = lifecycle
         self._num_requests = num_requests
         self._recent = recent
         self._events = events
+        self._budgets = budgets
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: grpc.aio.ServicerContext[object, object]
@@ -61,6 +67,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 async with asyncio.timeout(REPORT_INTERVAL_S):
                     await drained.wait()
         yield worker_pb2.DrainProgress(num_requests=self._num_requests(), ended=True)
+
+    async def SetBudgets(
+        self, request: worker_pb2.SetBudgetsRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> worker_pb2.Budgets:
+        """See worker.proto."""
+        if request.incarnation != self._incarnation:
+            await codec.abort(context, WorkerLost("the process that is meant has restarted"))
+        try:
+            return encode_budgets(await self._budgets.change(_decode_change(request)))
+        except BatonError as error:
+            await codec.abort(context, error)
 
     async def RecentAttempts(
         self, request: worker_pb2.RecentAttemptsRequest, context: grpc.aio.ServicerContext[object, object]
@@ -81,6 +98,21 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             async for delta in deltas:
                 for part, more in split_delta(delta):
                     yield encode_delta(part, more)
+
+
+def encode_budgets(budgets: WorkerBudgets) -> worker_pb2.Budgets:
+    """The message of a worker's budgets."""
+    return worker_pb2.Budgets(
+        prefill_tokens=budgets.prefill_tokens, rows=budgets.rows, reservations=budgets.reservations
+    )
+
+
+def _decode_change(request: worker_pb2.SetBudgetsRequest) -> BudgetChange:
+    return BudgetChange(
+        request.prefill_tokens if request.HasField("prefill_tokens") else None,
+        request.rows if request.HasField("rows") else None,
+        request.reservations if request.HasField("reservations") else None,
+    )
 
 
 def encode_delta(delta: CacheDelta, more: bool) -> worker_pb2.CacheDelta:

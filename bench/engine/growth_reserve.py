@@ -32,6 +32,7 @@ from services.decode.import_policy import ImportPolicy, ImportRules
 from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.kv_import import Reserved, SealInfo
 from services.decode.page_faults import PageFaults
+from services.decode.rows.rules import RowRules
 from services.decode.scheduler import DecodeScheduler
 
 PAGE_SIZE, NUM_PAGES, MAX_ROWS, MAX_TOKENS = 16, 2_000, 512, 2_048
@@ -94,7 +95,7 @@ class _Worker:
         cache = PrefixCache(PagePool(NUM_PAGES))
         imports = ImportTable(cache, ImportLimits(PAGE_SIZE, MAX_ROWS, NUM_PAGES, _DEADLINE_S))
         growth = GrowthReserve(mode, PAGE_SIZE, CLIP_TOKENS)
-        self._scheduler = DecodeScheduler(imports, HostTier(NUM_PAGES), PAGE_SIZE, growth=growth)
+        self._scheduler = DecodeScheduler(imports, HostTier(NUM_PAGES), PAGE_SIZE, rules=RowRules(growth))
         faults = PageFaults(cache, imports, self._scheduler, PageChecks(cache), PAGE_SIZE, 1)
         rules = ImportRules(PAGE_SIZE, digests=True)
         self._policy = ImportPolicy(cache.pool, imports, self._scheduler, rules, faults, growth)

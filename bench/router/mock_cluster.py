@@ -24,7 +24,7 @@ from typing import Any
 
 import grpc
 
-from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord
+from baton.domain.worker import LinkRecord, WorkerBudgets, WorkerLoad, WorkerRecord
 from baton.rpc.gen import decode_pb2
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
@@ -36,7 +36,8 @@ MODEL = "bundled"
 _START_S = 60.0
 _STOP_S = 20.0
 _TTL_S = 3600.0
-_UNLIMITED_LOAD = WorkerLoad(max_rows=4096, available_pages=1 << 20, total_pages=1 << 20)
+_UNLIMITED_LOAD = WorkerLoad(available_pages=1 << 20, total_pages=1 << 20)
+_UNLIMITED_ROWS = 4096
 BUSY_S = 0.05
 
 
@@ -134,10 +135,10 @@ async def _serve_workers(pipe: Connection, redis_url: str, capacity: DecodeCapac
     store = await connect(redis_url, StoreOptions(worker_ttl_s=_TTL_S))
     prefill = MockPrefill("prefill-0")
     decode = MockDecode("decode-0") if capacity is None else LimitedDecode("decode-0", capacity)
-    load = _UNLIMITED_LOAD if capacity is None else replace(_UNLIMITED_LOAD, max_rows=capacity.num_rows)
+    decode.budgets = WorkerBudgets(rows=_UNLIMITED_ROWS if capacity is None else capacity.num_rows)
     try:
         await asyncio.gather(prefill.start(), decode.start())
-        pipe.send(await _announce(store, prefill, decode, load))
+        pipe.send(await _announce(store, prefill, decode))
         with contextlib.suppress(EOFError):
             await asyncio.to_thread(pipe.recv)
     finally:
@@ -145,16 +146,17 @@ async def _serve_workers(pipe: Connection, redis_url: str, capacity: DecodeCapac
         await store.close()
 
 
-async def _announce(store: StateStore, prefill: MockPrefill, decode: MockDecode, load: WorkerLoad) -> _Workers:
+async def _announce(store: StateStore, prefill: MockPrefill, decode: MockDecode) -> _Workers:
     link = LinkRecord(prefill.id, prefill.incarnation, "stream", 1e9, 4096)
-    workers = _Workers(_record(prefill, (), _UNLIMITED_LOAD), _record(decode, (link,), load))
+    workers = _Workers(_record(prefill, ()), _record(decode, (link,)))
     await store.announce(workers.prefill)
     await store.announce(workers.decode)
     return workers
 
 
-def _record(worker: MockWorker, links: tuple[LinkRecord, ...], load: WorkerLoad) -> WorkerRecord:
-    return replace(worker.record(links), model=MODEL, page_size=16, max_model_len=2048, vocab_size=2048, load=load)
+def _record(worker: MockWorker, links: tuple[LinkRecord, ...]) -> WorkerRecord:
+    record = replace(worker.record(links), model=MODEL, load=_UNLIMITED_LOAD)
+    return replace(record, page_size=16, max_model_len=2048, vocab_size=2048)
 
 
 @contextlib.contextmanager

@@ -57,6 +57,7 @@ from bench.speculation.transcripts import (
 from services.decode.effects import EmitTokens
 from services.decode.import_table import ImportLimits, ImportTable
 from services.decode.kv_import import ImportedPrompt
+from services.decode.rows.rules import RowRules
 from services.decode.scheduler import DecodeScheduler
 
 PAGE_SIZE = 16
@@ -93,7 +94,7 @@ class DraftArm:
         self.drafts = None
         if drafter is not None:
             self.drafts = DraftPolicy(drafter, MAX_DRAFT_TOKENS, PAGE_SIZE, self._cache.pool, budget)
-        self._scheduler = DecodeScheduler(imports, HostTier(0), PAGE_SIZE, drafts=self.drafts)
+        self._scheduler = DecodeScheduler(imports, HostTier(0), PAGE_SIZE, rules=RowRules(drafts=self.drafts))
         self._texts, self._names, self._num_rows = texts, count(), num_rows
 
     def run(self, num_tokens: int) -> BlockTimes:

@@ -11,7 +11,6 @@ from cyclopts import App
 from services.cli.bench.commands import bench_app
 from services.cli.chat.command import chat
 from services.cli.doctor.command import doctor
-from services.cli.drain import drain
 from services.cli.environment.collect_env import collect_env
 from services.cli.environment.completion import completion_command
 from services.cli.environment.config import config_command
@@ -23,6 +22,8 @@ from services.cli.serve import serve_app
 from services.cli.top.command import top
 from services.cli.trace import trace
 from services.cli.up import up
+from services.cli.workers.drain import drain
+from services.cli.workers.role import role
 
 
 def build_app() -> App:
@@ -38,6 +39,7 @@ def build_app() -> App:
     app.command(drain)
     app.command(key)
     app.command(replay)
+    app.command(role)
     app.command(run_model, name="run")
     app.command(serve_app)
     app.command(top)

@@ -159,6 +159,19 @@ class TopSettings(Settings):
     """Time between two snapshots."""
 
 
+class RoleSettings(ClusterClientSettings):
+    """Show a worker's budgets, or change those that are given; the others stay."""
+
+    prefill_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Most tokens of a step in which prompts are computed; 0: no new prompt is taken."""
+
+    rows: Annotated[int, Field(ge=0)] | None = None
+    """Most sequences generated at once; 0: no new one is taken."""
+
+    reservations: Annotated[int, Field(ge=0)] | None = None
+    """Most reservations at once that are no sequence yet."""
+
+
 class TraceSettings(ClusterClientSettings):
     """Show where the time of one request went."""
 
@@ -197,6 +210,7 @@ COMMANDS: dict[str, type[Settings]] = {
     "doctor": DoctorSettings,
     "top": TopSettings,
     "drain": DrainSettings,
+    "role": RoleSettings,
     "trace": TraceSettings,
     "replay": ReplaySettings,
     **{f"serve {name}": model for name, model in SERVICES.items()},

@@ -38,10 +38,12 @@ from baton.transfer.base import PullEvent
 from baton.transfer.factory import make_puller, make_source, usable_transports
 from baton.transfer.stream import StreamSource
 from baton.worker.address import advertised_address
+from baton.worker.budget_control import BudgetControl, BudgetRules
 from baton.worker.event_log import SharedEventLog
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
+from baton.worker.kv_events.start import start_kv_events
 from baton.worker.lifecycle import WorkerContext, run_worker
 from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
@@ -59,6 +61,8 @@ from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
 from services.decode.page_exports import PageExports
 from services.decode.page_faults import PageFaults
+from services.decode.rows.order import RowOrder
+from services.decode.rows.rules import RowRules
 from services.decode.scheduler import DecodeScheduler
 from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
 from services.decode.settings import DecodeSettings
@@ -122,10 +126,12 @@ class _Worker:
         )
         self._recent = RecentAttempts()
         self._events = SharedEventLog()
-        self._events.attach(engine.cache)
+        self._events.attach(engine.cache, start_kv_events(settings, engine.geometry.page_size, stack))
         self._outbox = DecodeOutbox(transport, self._streams, self._handoffs, self._links, self._recent)
         self._checks_tags = uses_tags(settings, context.trust, [transport], memory.kind)
         self._loop = self._make_loop()
+        rules = BudgetRules(WorkerRole.DECODE, engine.geometry.page_size)
+        self._budgets = BudgetControl(rules, self._mailbox, self._loop.budgets, self._registration.announce)
         self._address = ""
 
     async def run(self) -> None:
@@ -176,11 +182,13 @@ class _Worker:
             self._validator,
             self._settings.reservation_deadline_s,
             lambda: self._lifecycle.draining,
-            (self._id, self._incarnation) if self._settings.prefills else None,
+            (self._id, self._incarnation),
             self._engine.masks,
         )
         servicer = DecodeServicer(self._mailbox, self._streams, self._links, self._handoffs, config)
-        worker = WorkerServicer(self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events)
+        worker = WorkerServicer(
+            self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events, self._budgets
+        )
         if self._sources:
             handoff_pb2_grpc.add_HandoffServicer_to_server(self._make_handoff_servicer(), server)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, server)
@@ -237,8 +245,8 @@ class _Worker:
             kernels=self._engine.kernels,
             links=self._links.records(),
             broken_links=self._links.broken(),
-            prefills=self._settings.prefills,
             capabilities=CAPABILITIES,
+            budgets=self._loop.budgets(),
         )
 
     def _make_links(self) -> PeerLinks:
@@ -254,7 +262,10 @@ class _Worker:
     def _make_loop(self) -> DecodeLoop:
         settings, engine = self._settings, self._engine
         page_size = engine.geometry.page_size
-        limits = ImportLimits(page_size, settings.max_rows, settings.pull_window_pages, settings.pull_deadline_s)
+        limits = ImportLimits(
+            page_size, settings.max_rows, settings.pull_window_pages, settings.pull_deadline_s,
+            max_reservations=settings.max_reservations,
+        )  # fmt: skip
         imports = ImportTable(engine.cache, limits)
         host = HostTier(settings.preemption_pages(engine.cache.pool.num_pages), engine.host_hasher)
         growth = settings.growth(page_size)
@@ -263,7 +274,8 @@ class _Worker:
         )
         chunks = settings.chunk_budget(page_size, turn.steps.step_time)
         drafts = self._make_drafts(turn.steps.step_time)
-        scheduler = DecodeScheduler(imports, host, page_size, chunks, growth, drafts)
+        rows = RowRules(growth, drafts, RowOrder(settings.priority_scheduling))
+        scheduler = DecodeScheduler(imports, host, page_size, chunks, rows)
         page_bytes = engine.memory.page_bytes
         faults = PageFaults(engine.cache, imports, scheduler, engine.checks, page_size, page_bytes)
         tagged = engine.fingerprint.digest if self._checks_tags else None

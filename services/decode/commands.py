@@ -21,12 +21,13 @@ from baton.engine.handoff.import_commands import (
 from baton.engine.messages import Abort
 from baton.engine.reply import Reply
 from baton.transfer.base import PullEvent
+from baton.worker.budget_control import ChangeBudgets
 from services.decode.kv_import import Busy, Reserved, SealInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Request of a router for pages and a row."""
+    """Request of a router for pages and a row. `computes_prompt`: the prompt is to be computed here."""
 
     id: AttemptId
     num_tokens: int
@@ -34,6 +35,7 @@ class Reserve:
     deadline_s: float
     reply: Reply[Reserved | Busy]
     max_new_tokens: int = 0
+    computes_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class SourceLost:
 
 DecodeCommand = (
     Reserve
+    | ChangeBudgets
     | Claim
     | PublishedChunk
     | SealArrived

@@ -7,7 +7,7 @@ admitted, how an import fails, and which proof a commit needs. Called by the loo
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.domain.arithmetic import ceil_div
 from baton.domain.errors import (
@@ -25,6 +25,7 @@ from baton.domain.errors import (
 from baton.domain.handoff import PublishedChunk
 from baton.domain.ids import AttemptId, PageId, PageKey, ReservationId, WorkerId
 from baton.domain.request import EngineRequest, OutputToken
+from baton.domain.worker import WorkerBudgets
 from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
 from baton.engine.messages import Fail
 from baton.kv.growth import GrowthReserve
@@ -69,6 +70,18 @@ class ImportPolicy:
         self._faults = faults
         self._growth = growth
 
+    @property
+    def budgets(self) -> WorkerBudgets:
+        """Budgets in force."""
+        limits = self._imports.limits
+        return WorkerBudgets(self._scheduler.chunks.token_budget, limits.max_rows, limits.max_reservations)
+
+    def change_budgets(self, budgets: WorkerBudgets) -> None:
+        """Puts budgets in force. Rows, imports and local prompts beyond a lowered one go on to their end."""
+        rows, reservations = budgets.rows, budgets.reservations
+        self._scheduler.chunks = replace(self._scheduler.chunks, token_budget=budgets.prefill_tokens)
+        self._imports.limits = replace(self._imports.limits, max_rows=rows, max_reservations=reservations)
+
     def reserve(
         self,
         id: AttemptId,
@@ -77,15 +90,20 @@ class ImportPolicy:
         now: float,
         deadline_s: float,
         max_new_tokens: int = 0,
+        computes_prompt: bool = False,
     ) -> tuple[Reserved | Busy, list[DecodeEffect]]:
         """Reserves pages and a row for one attempt, and fails older attempts of the same request.
 
-        `max_new_tokens`: most output tokens of the attempt; the growth reserve counts on them.
+        `max_new_tokens`: most output tokens of the attempt; the growth reserve counts on them. `computes_prompt`: the
+        prompt is to be computed here, which needs a budget for prompts now; a later change of it does not matter.
 
         Raises `Superseded` for an older attempt and for one that is decoding already."""
         if id in self._scheduler.ids():
             raise Superseded(f"{id} is decoding here already", id)
         effects = self._abort_older(id)
+        if computes_prompt and not self._scheduler.takes_prompts and self._imports.get(id) is None:
+            self._imports.fence(id)
+            return Busy(self._imports.num_reserved_pages, no_prompts=True), effects
         if self._scheduler.num_preempted:  # preempted rows come back before new ones
             self._imports.fence(id)
             return Busy(self._imports.num_reserved_pages), effects
@@ -93,6 +111,8 @@ class ImportPolicy:
         if isinstance(reply, Reserved) and not self._can_grow(id, max_new_tokens):
             self._imports.abort(id)
             reply = Busy(self._imports.num_reserved_pages)
+        if computes_prompt and (kv_import := self._imports.get(id)) is not None:
+            kv_import.computes_prompt = True
         self._faults.on_reserved(id)
         return reply, effects
 
@@ -248,6 +268,9 @@ class ImportPolicy:
     def _claim_local(
         self, reservation_id: ReservationId, request: EngineRequest, received_at: float
     ) -> list[DecodeEffect]:
+        reserved = self._imports.get(request.id)
+        if not self._scheduler.takes_prompts and (reserved is None or not reserved.computes_prompt):
+            return self.fail(request.id, LinkBroken(f"{request.id}: this worker computes no prompts"))
         ruined = self._faults.check_at_once(request.id, received_at)
         effects = self._fail_ruined(ruined)
         if request.id in ruined:

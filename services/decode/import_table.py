@@ -38,21 +38,27 @@ _MAX_REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class ImportLimits:
-    """Bounds of the imports of one worker."""
+    """Bounds of the imports of one worker. `max_reservations` None: only `max_rows` bounds them."""
 
     page_size: int
     max_rows: int
     max_window_pages: int
     pull_deadline_s: float
     max_pull_attempts: int = 2
+    max_reservations: int | None = None
+
+    def has_row(self, num_rows: int, num_imports: int) -> bool:
+        """True if there is a row for a new reservation beside `num_rows` rows and `num_imports` imports."""
+        most = self.max_rows if self.max_reservations is None else self.max_reservations
+        return num_rows + num_imports < self.max_rows and num_imports < most
 
 
 class ImportTable:
-    """The imports of one decode worker. Owned by the engine thread."""
+    """The imports of one decode worker. Owned by the engine thread. `limits` may change: imports above them go on."""
 
     def __init__(self, cache: PrefixCache, limits: ImportLimits) -> None:
         self._cache = cache
-        self._limits = limits
+        self.limits = limits
         self._imports: dict[AttemptId, KvImport] = {}
         self._draining: list[KvImport] = []
         self._by_pull: dict[int, KvImport] = {}
@@ -62,11 +68,6 @@ class ImportTable:
 
     def __len__(self) -> int:
         return len(self._imports)
-
-    @property
-    def max_rows(self) -> int:
-        """Most imports and rows together."""
-        return self._limits.max_rows
 
     @property
     def num_draining(self) -> int:
@@ -96,13 +97,14 @@ class ImportTable:
         if known is not None:
             return Reserved(known.reservation_id, known.prefix_len)
         self.fence(id)
-        size, total = self._limits.page_size, self._cache.pool.num_usable
+        size, total = self.limits.page_size, self._cache.pool.num_usable
         if ceil_div(num_tokens + 1, size) > total:
             raise ContextOverflow(f"{num_tokens} tokens do not fit a pool of {total} pages of {size}")
         table = PageTable(self._cache, size, "", Hold.RESERVED)
         prefix_len = table.match(keys[: (num_tokens - 1) // size])
         num_missing = table.num_missing(num_tokens + 1)
-        if num_rows + len(self._imports) >= self._limits.max_rows or num_missing > self.num_reservable_pages:
+        has_row = self.limits.has_row(num_rows, len(self._imports))
+        if not has_row or num_missing > self.num_reservable_pages:
             table.release()
             return Busy(self.num_reserved_pages)
         reservation_id = ReservationId(f"{id}#{next(self._numbers)}")
@@ -175,8 +177,8 @@ class ImportTable:
             raise LinkBroken(f"{id}: pages [{first_page}, {end}) do not continue the first {kv_import.num_published}")
         if digests is not None and len(digests) != len(pages):
             raise LinkBroken(f"{id}: {len(digests)} digests came with {len(pages)} pages")
-        tags = None if tagged is None else kv_import.tags_of(chunk, self._limits.page_size, tagged)
-        local, window = kv_import.table.pages[first_page:end], self._limits.max_window_pages
+        tags = None if tagged is None else kv_import.tags_of(chunk, self.limits.page_size, tagged)
+        local, window = kv_import.table.pages[first_page:end], self.limits.max_window_pages
         for at in range(kv_import.num_published - first_page, len(pages), window):
             part = slice(at, at + window)
             kv_import.queued_pulls.append(
@@ -301,7 +303,7 @@ class ImportTable:
         kv_import = self._imports.get(request.id)
         if kv_import is None or kv_import.reservation_id != reservation_id or kv_import.request is not None:
             return None
-        num_cached_pages = kv_import.prefix_len // self._limits.page_size
+        num_cached_pages = kv_import.prefix_len // self.limits.page_size
         if kv_import.num_tokens != len(request.tokens):
             return None
         return kv_import if kv_import.table.verify_prefix(request.tokens, request.salt, num_cached_pages) else None
@@ -314,7 +316,7 @@ class ImportTable:
             raise Broken(f"{kv_import.id}: reserved pages were not there")
 
     def _num_prompt_pages(self, kv_import: KvImport) -> int:
-        return ceil_div(kv_import.num_tokens, self._limits.page_size)
+        return ceil_div(kv_import.num_tokens, self.limits.page_size)
 
     def _make_pull(
         self,
@@ -329,14 +331,14 @@ class ImportTable:
             kv_import.num_tries[page] = kv_import.num_tries.get(page, 0) + 1
         return Pull(
             next(self._numbers), kv_import.source, tuple(remote), tuple(local),
-            None if digests is None else tuple(digests), self._limits.pull_deadline_s, tags,
+            None if digests is None else tuple(digests), self.limits.pull_deadline_s, tags,
         )  # fmt: skip
 
     def _start_pulls(self, kv_import: KvImport, now: float) -> list[Pull]:
         started: list[Pull] = []
         while kv_import.queued_pulls:
             num_pages = len(kv_import.queued_pulls[0].local_pages)
-            if kv_import.in_flight and kv_import.num_in_flight_pages + num_pages > self._limits.max_window_pages:
+            if kv_import.in_flight and kv_import.num_in_flight_pages + num_pages > self.limits.max_window_pages:
                 break
             pull = kv_import.queued_pulls.popleft()
             kv_import.in_flight[pull.id] = pull
@@ -362,7 +364,7 @@ class ImportTable:
         remote = [event.pull.remote_pages[i] for i in again]
         digests = [event.pull.digests[i] for i in again]
         tags = None if event.pull.tags is None else [event.pull.tags[i] for i in again]
-        if any(kv_import.num_tries[page] >= self._limits.max_pull_attempts for page in local):
+        if any(kv_import.num_tries[page] >= self.limits.max_pull_attempts for page in local):
             indices = map(kv_import.table.pages.index, local)
             kv_import.suspects += map(Suspect, indices, remote, digests)
             raise IntegrityFailure(f"{kv_import.id}: {len(local)} pages did not match their digests or tags, twice")
@@ -372,7 +374,7 @@ class ImportTable:
         """Keeps the announced digests of the pages that matched them. The row goes on writing a partial last page."""
         if pull.digests is None:
             return
-        num_full = kv_import.num_tokens // self._limits.page_size
+        num_full = kv_import.num_tokens // self.limits.page_size
         partial = kv_import.table.pages[num_full : self._num_prompt_pages(kv_import)]
         for i, (page, digest) in enumerate(zip(pull.local_pages, pull.digests, strict=True)):
             if i not in corrupt and page not in partial:
@@ -381,11 +383,11 @@ class ImportTable:
     def _num_proven_tokens(self, kv_import: KvImport) -> int:
         num_tokens = 0
         for i, page in enumerate(kv_import.table.pages):
-            if i * self._limits.page_size >= kv_import.prefix_len and not kv_import.proof.covers(page):
+            if i * self.limits.page_size >= kv_import.prefix_len and not kv_import.proof.covers(page):
                 break
             if self._cache.pool.digests.is_condemned(page):
                 break
-            num_tokens += self._limits.page_size
+            num_tokens += self.limits.page_size
         return min(num_tokens, kv_import.num_tokens)
 
     def _release_if_drained(self, kv_import: KvImport) -> None:

@@ -30,9 +30,10 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Refusal for now. `queued_pages` are reserved for other requests."""
+    """Refusal for now. `queued_pages` are reserved for other requests. `no_prompts`: none is computed here now."""
 
     queued_pages: int
+    no_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class KvImport:
     num_reserved: int  # pages reserved and not yet allocated
     deadline: float
     max_new_tokens: int = 0  # of the reservation
+    computes_prompt: bool = False  # it was made for a prompt to compute here
     state: ImportState = ImportState.RESERVED
     request: EngineRequest | None = None
     source: WorkerId | None = None
@@ -192,7 +194,8 @@ class KvImport:
 class DecodeRow:
     """The row's tokens, prompt and output, and where their KV lies. `arrival_number`: order of arrival.
 
-    `num_filled`: positions whose KV is in place. `host_slots`: of its pages while it is preempted.
+    `num_filled`: positions whose KV is in place. `host_slots`: of its pages while it is preempted. `level`,
+    `preempted_at` and `resumed_with` belong to `rows.order`.
     """
 
     arrival_number: int
@@ -202,6 +205,9 @@ class DecodeRow:
     num_filled: int
     timer: RowTimer
     host_slots: tuple[int, ...] = ()
+    level: float = 0.0
+    preempted_at: float = 0.0
+    resumed_with: int | None = None
 
     @property
     def num_output_tokens(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from baton.domain.errors import BatonError, Cancelled
 from baton.domain.handoff import PublishedChunk
 from baton.domain.timing.attempt_times import to_us
-from baton.domain.worker import Activity, WorkerLoad
+from baton.domain.worker import Activity, WorkerBudgets, WorkerLoad
 from baton.engine.batch import Batch, Runner, StepInFlight, StepOutput
 from baton.engine.drafts.meter import DraftMeter
 from baton.engine.handoff.export_commands import CommitExport, OpenExport, ReleaseExport, RenewLeases
@@ -31,6 +31,7 @@ from baton.engine.turn import EngineTurn
 from baton.kv.pages import Hold
 from baton.telemetry import metrics
 from baton.transfer.base import Pull, PullEvent
+from baton.worker.budget_control import ChangeBudgets
 from services.decode.commands import Claim, DecodeCommand, Reserve, SealArrived, SourceLost
 from services.decode.effects import DecodeEffect, EmitTokens, OutwardEffect, ReportImported
 from services.decode.import_policy import ImportPolicy
@@ -78,6 +79,7 @@ class DecodeLoop:
         self._deferred: list[OutwardEffect] = []
         self._num_send_backs = dict.fromkeys(SendBackReason, 0)
         self._num_preemptions = self._num_local_prompt_tokens = self._num_local_cached_tokens = 0
+        self._budgets = import_policy.budgets
         turn.publish(self._snapshot_load(), 0)
 
     def turn(self) -> bool:
@@ -112,6 +114,10 @@ class DecodeLoop:
     def load(self) -> WorkerLoad:
         """Load after the last turn, with the age of the current step. Thread-safe."""
         return self._turn.load()
+
+    def budgets(self) -> WorkerBudgets:
+        """Budgets in force. Thread-safe."""
+        return self._budgets
 
     def activity(self) -> Activity:
         """Totals for the status line. Thread-safe."""
@@ -155,8 +161,8 @@ class DecodeLoop:
                 return self._import_policy.fail(id, Cancelled(reason))
             case OpenExport() | RenewLeases() | CommitExport() | ReleaseExport():
                 return [] if self._exports is None else self._exports.handle(command, monotonic_s())
-            case AllocateProbePages() | FreeProbePages():
-                self._lend_pages(command)
+            case ChangeBudgets() | AllocateProbePages() | FreeProbePages():
+                self._answer(command)
                 return []
 
     def _next_wakeup(self, now: float) -> float | None:
@@ -170,7 +176,11 @@ class DecodeLoop:
         self._hooks.scrub.report(self._import_policy.quarantine, now)
         return effects
 
-    def _lend_pages(self, command: AllocateProbePages | FreeProbePages) -> None:
+    def _answer(self, command: ChangeBudgets | AllocateProbePages | FreeProbePages) -> None:
+        if isinstance(command, ChangeBudgets):
+            self._import_policy.change_budgets(command.budgets)
+            self._budgets = command.budgets
+            return command.reply.send(command.budgets)
         if isinstance(command, FreeProbePages):
             return self._turn.cache.pool.drop(command.pages, Hold.DRAINING)
         room = command.num_pages <= self._imports.num_reservable_pages
@@ -179,8 +189,9 @@ class DecodeLoop:
     def _reserve(self, command: Reserve) -> list[DecodeEffect]:
         try:
             answer, effects = self._import_policy.reserve(
-                command.id, command.num_tokens, command.keys, monotonic_s(), command.deadline_s, command.max_new_tokens
-            )
+                command.id, command.num_tokens, command.keys, monotonic_s(), command.deadline_s, command.max_new_tokens,
+                command.computes_prompt,
+            )  # fmt: skip
         except BatonError as error:
             command.reply.send(error)
             return []
@@ -268,7 +279,6 @@ class DecodeLoop:
             waiting_requests=len(self._imports),
             waiting_tokens=self._scheduler.num_local_tokens,
             running_rows=self._scheduler.num_rows,
-            max_rows=self._imports.max_rows,
             available_pages=max(0, self._imports.num_reservable_pages),
             total_pages=self._turn.cache.pool.num_pages,
         )

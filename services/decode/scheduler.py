@@ -6,11 +6,11 @@ A row's life here, queue by queue:
    *local*: `add_prompt` takes a prompt to compute here. Its chunks get the token budget that the running rows leave,
    oldest prompt first. The last chunk samples the first token, and the row runs.
 2. *running*: every step computes one token for every row. A row that crosses a page edge takes a page first. If no
-   unreserved page is left, the newest row is *preempted*: its pages are copied to host memory and released. Last of
-   all, rows get drafts; the step verifies them, and only accepted ones count as filled.
-3. *preempted*: the oldest row resumes first, and before later imports, when its pages fit and one page is left for
-   every running row. The digests of its pages move to host memory and back. If host memory is full as well, or the
-   copy was damaged there, the row fails with `SentBack` and the router retries it.
+   unreserved page is left, a row is *preempted*, the newest unless `order` says otherwise: its pages are copied to host
+   memory and released. Last of all, rows get drafts; the step verifies them, and only accepted ones count as filled.
+3. *preempted*: the oldest row resumes first, unless `order` says otherwise, and before later imports, when its pages
+   fit and one page is left for every running row. The digests of its pages move to host memory and back. If host
+   memory is full as well, or the copy was damaged there, the row fails with `SentBack` and the router retries it.
    Local prompts hold all their pages from the start and are never preempted.
 4. The row ends with its last token, by `abort` or by `SentBack`. Its full pages stay in the prefix cache.
 """
@@ -36,13 +36,14 @@ from baton.engine.drafts.base import emitted_tokens
 from baton.engine.drafts.policy import DraftLimits, DraftPolicy, DraftSkipReason
 from baton.engine.messages import Fail, Scored
 from baton.engine.transition_log import log_transition
-from baton.kv.growth import GrowthReserve, RowGrowth
+from baton.kv.growth import RowGrowth
 from baton.kv.keys import page_keys
 from baton.kv.page_table import PageTable
 from baton.kv.tiers import HostTier
 from services.decode.effects import DecodeEffect, EmitTokens
 from services.decode.import_table import ImportTable
 from services.decode.kv_import import DecodeRow, ImportedPrompt, LocalPrompt
+from services.decode.rows.rules import RowRules
 
 
 class SendBackReason(enum.StrEnum):
@@ -69,16 +70,13 @@ class DecodeScheduler:
         host: HostTier,
         page_size: int,
         chunks: ChunkBudget | None = None,
-        growth: GrowthReserve | None = None,
-        drafts: DraftPolicy | None = None,
+        rules: RowRules | None = None,
     ) -> None:
-        """`chunks` sizes those of local prompts; None: a page a step. `growth` learns from the rows; None: nothing
-        learns. `drafts` None: no row has any.
-        """
-        self._growth = growth
-        self._drafts = drafts
+        """`chunks` sizes those of local prompts, and may be replaced between steps; None: a page a step."""
+        rules = rules or RowRules()
+        self._growth, self._drafts, self._order = rules.growth, rules.drafts, rules.order
         self._imports = imports
-        self._chunks = chunks or ChunkBudget(0, page_size)
+        self.chunks = chunks or ChunkBudget(0, page_size)
         self._local: deque[DecodeRow] = deque()
         self._host = host
         self._page_size = page_size
@@ -111,6 +109,11 @@ class DecodeScheduler:
     def num_local_tokens(self) -> int:
         """Tokens of local prompts that are not computed yet."""
         return sum(len(row.tokens) - row.num_filled for row in self._local)
+
+    @property
+    def takes_prompts(self) -> bool:
+        """True if new local prompts are taken. Those that are here go on without a budget, by a page a step."""
+        return self.chunks.token_budget > 0
 
     def num_recomputed_tokens(self, batch: Batch) -> int:
         """Prompt tokens in a batch that prefill had computed already, as they are of no local prompt. Always 0."""
@@ -219,13 +222,13 @@ class DecodeScheduler:
 
     def _resume(self, copies: list[HostCopy], now: float) -> None:
         while self._preempted:
-            row = self._preempted[0]
+            row = self._order.next_back(self._preempted, now)
             num_missing = row.table.num_missing(len(row.tokens))
             if self._running and num_missing + len(self._running) > self._imports.num_reservable_pages:
                 return
             if num_missing > self._imports.num_reservable_pages or not row.table.extend(len(row.tokens)):
                 return
-            self._preempted.pop(0)
+            self._preempted.remove(row)
             if not self._host.is_intact(row.host_slots):
                 self._send_back(row, SendBackReason.DAMAGED_COPY, "its pages were damaged in host memory")
                 continue
@@ -233,6 +236,7 @@ class DecodeScheduler:
             row.table.settle(self._host.digests(row.host_slots)[: row.num_filled // self._page_size])
             self._host.free(row.host_slots)
             row.host_slots = ()
+            self._order.on_resumed(row, now)
             self._join(row, "resume", now)
 
     def _join(self, row: DecodeRow, event: str, now: float) -> None:
@@ -245,7 +249,7 @@ class DecodeScheduler:
     def _grow(self, copies: list[HostCopy], now: float) -> None:
         for row in list(self._running):
             while row in self._running and not self._ensure_page(row):
-                self._preempt(self._running[-1], copies, now)
+                self._preempt(self._order.victim(self._running), copies, now)
 
     def _ensure_page(self, row: DecodeRow) -> bool:
         num_missing = row.table.num_missing(len(row.tokens))
@@ -263,6 +267,7 @@ class DecodeScheduler:
             self._send_back(row, SendBackReason.NO_MEMORY, "no page and no host memory left")
             return
         row.timer.preempt(now)
+        row.preempted_at = now
         self.num_preemptions += 1
         if self._growth is not None:
             self._growth.on_preempted([one.growth() for one in self._running])
@@ -285,7 +290,7 @@ class DecodeScheduler:
         if not self._local:
             return
         beside = StepShape.of(_segments(rows))
-        budget = self._chunks.tokens(beside, self._local[0].num_filled)
+        budget = self.chunks.tokens(beside, self._local[0].num_filled)
         for row in self._local:
             num_tokens = cut(row.num_filled, len(row.tokens), budget, self._page_size)
             if num_tokens == 0:
@@ -297,7 +302,7 @@ class DecodeScheduler:
         """Gives drafts to running rows, whose places in `rows` are the first."""
         if self._preempted:
             return policy.skip(DraftSkipReason.PREEMPTED, len(self._running))
-        budget = self._chunks.token_budget
+        budget = self.chunks.token_budget
         left = budget - sum(len(row.tokens) for row in rows) if budget else None
         limits = [DraftLimits.of(row.request, len(row.tokens), row.table.num_slots) for row in self._running]
         num_spare_pages = self._imports.num_reservable_pages - len(self._running)
@@ -375,7 +380,8 @@ class DecodeScheduler:
         return Fail(row.request.id, error, row.timer.times())
 
     def _row(self, request: EngineRequest, table: PageTable, tokens: list[int], num_filled: int) -> DecodeRow:
-        return DecodeRow(next(self._arrival_numbers), request, table, tokens, num_filled, RowTimer(self._totals))
+        timer, level = RowTimer(self._totals), float(request.priority)
+        return DecodeRow(next(self._arrival_numbers), request, table, tokens, num_filled, timer, level=level)
 
     def _learn_length(self, row: DecodeRow) -> None:
         """Learns from an ended output; the router aborts one that ends with a stop string."""

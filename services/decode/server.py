@@ -48,14 +48,14 @@ BUSY_RETRY_S = 0.05
 class ServicerConfig:
     """Validation and limits of calls.
 
-    `local_source`: this worker's own id and incarnation if it computes prompts; else None. `masks`: of the engine;
-    None: requests with a constraint are refused.
+    `own_identity`: id and incarnation of this worker, which a router names as the source of a prompt to compute here.
+    `masks`: of the engine; None: requests with a constraint are refused.
     """
 
     validator: EngineRequestValidator
     max_reservation_s: float
     is_draining: Callable[[], bool]
-    local_source: tuple[WorkerId, Incarnation] | None = None
+    own_identity: tuple[WorkerId, Incarnation] | None = None
     masks: MaskFiller | None = None
 
 
@@ -132,7 +132,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         reply: Reply[Reserved | Busy] = Reply()
         keys = tuple(PageKey(key) for key in request.page_keys)
         deadline_s = min(clamp_duration(request.deadline_s, "deadline_s"), self._config.max_reservation_s)
-        command = Reserve(id, request.num_tokens, keys, deadline_s, reply, request.max_new_tokens)
+        command = Reserve(
+            id, request.num_tokens, keys, deadline_s, reply, request.max_new_tokens, request.computes_prompt
+        )
         if not self._mailbox.try_put(command):
             raise Overloaded("this decode worker's mailbox is full", retry_after_s=1.0)
         return await reply.wait(ENGINE_TIMEOUT_S)
@@ -146,7 +148,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self, claim: Claim, source: WorkerId, incarnation: Incarnation, trace: TraceContext
     ) -> asyncio.Task[None] | None:
         """Claims the reservation and watches the handoff, unless the prompt is local. Raises `LinkBroken`."""
-        if self._config.local_source == (source, incarnation):
+        if self._config.own_identity == (source, incarnation):
             self._mailbox.put(claim)
             return None
         link = self._links.get(source, incarnation)
@@ -192,8 +194,8 @@ def _encode_reservation(answer: Reserved | Busy) -> decode_pb2.ReserveReply:
             return decode_pb2.ReserveReply(
                 reserved=decode_pb2.Reserved(reservation_id=id, decode_prefix_len=prefix_len)
             )
-        case Busy(queued_pages):
-            busy = decode_pb2.Busy(retry_after_s=BUSY_RETRY_S, queued_pages=max(0, queued_pages))
+        case Busy(queued_pages, no_prompts):
+            busy = decode_pb2.Busy(retry_after_s=BUSY_RETRY_S, queued_pages=max(0, queued_pages), no_prompts=no_prompts)
             return decode_pb2.ReserveReply(busy=busy)
 
 

@@ -24,9 +24,13 @@ class DecodeSettings(WorkerSettings):
     max_rows: Count = 64
     """Most sequences generated at once."""
 
+    max_reservations: Annotated[int, Field(ge=0)] | None = None
+    """Most reservations at once that are no sequence yet; default: as many as rows."""
+
     token_budget: Annotated[int, Field(ge=0)] = 0
     """Most tokens of a step, rows and prompts together, if this worker computes prompts too; 0: it computes none. A
-    small budget keeps the gaps between tokens even, a large one computes prompts sooner."""
+    small budget keeps the gaps between tokens even, a large one computes prompts sooner. `baton role` changes it, and
+    the two bounds above, while the worker runs."""
 
     chunking: ChunkPolicy = ChunkPolicy.FIXED
     """What bounds the prompt tokens of a step besides `token_budget`: fixed (nothing), equal (the time of a prompt's
@@ -66,11 +70,6 @@ class DecodeSettings(WorkerSettings):
         if 0 < self.token_budget < self.page_size:
             raise ValueError("token_budget must be 0 or at least page_size, or a long prompt would never advance")
         return self
-
-    @property
-    def prefills(self) -> bool:
-        """True if this worker computes prompts as well."""
-        return self.token_budget > 0
 
     def chunk_budget(self, page_size: int, step_time: StepTimeModel) -> ChunkBudget:
         """Sizes the chunks of one engine."""

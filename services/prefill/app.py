@@ -33,9 +33,11 @@ from baton.telemetry.metrics_server import start_metrics_server
 from baton.transfer.factory import make_source, usable_transports
 from baton.transfer.stream import StreamSource
 from baton.worker.address import advertised_address
+from baton.worker.budget_control import BudgetControl, BudgetRules
 from baton.worker.event_log import SharedEventLog
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
+from baton.worker.kv_events.start import start_kv_events
 from baton.worker.lifecycle import WorkerContext, run_worker
 from baton.worker.page_tagging import uses_tags
 from baton.worker.recent_attempts import RecentAttempts
@@ -94,7 +96,7 @@ class _Worker:
         self._handoffs = HandoffLog()
         self._recent = RecentAttempts()
         self._events = SharedEventLog()
-        self._events.attach(engine.cache)
+        self._events.attach(engine.cache, start_kv_events(settings, engine.geometry.page_size, stack))
         self._registration = Registration(
             context.store,
             self._record,
@@ -116,6 +118,8 @@ class _Worker:
             stack.callback(source.close)
         self._tags = self._make_tags()
         self._loop = self._make_loop()
+        rules = BudgetRules(WorkerRole.PREFILL, engine.geometry.page_size)
+        self._budgets = BudgetControl(rules, self._mailbox, self._loop.budgets, self._registration.announce)
         self._address = ""
 
     async def run(self) -> None:
@@ -184,7 +188,9 @@ class _Worker:
             self._mailbox, self._streams, lambda: self._lifecycle.draining, validator, self._engine.masks,
             None if self._peers is None else self._peers.links,
         )  # fmt: skip
-        worker = WorkerServicer(self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events)
+        worker = WorkerServicer(
+            self._incarnation, self._lifecycle, self._num_requests, self._recent, self._events, self._budgets
+        )
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
         prefill_pb2_grpc.add_PrefillServicer_to_server(prefill, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
@@ -207,6 +213,7 @@ class _Worker:
             kernels=self._engine.kernels,
             capabilities=CAPABILITIES,
             links=() if self._peers is None else self._peers.records(),
+            budgets=self._loop.budgets(),
         )
 
     def _make_tags(self) -> PromptTags | None:
@@ -257,6 +264,7 @@ class _Worker:
             max_pinned_pages=max(1, int(settings.pin_fraction * num_pages)),
             long_prompt_tokens=settings.long_prompt_tokens(engine.max_model_len),
             order=settings.order(),
+            leaves_a_quarter=settings.long_prefill_token_threshold is None,
         )
         exports = ExportTable(engine.cache.pool, settings.export_lease_s, grants_leases=not settings.digests)
         scrub = PageScrub(engine.checks, engine.memory.page_bytes, self._lifecycle.on_unfit)

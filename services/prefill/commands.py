@@ -13,6 +13,7 @@ from baton.engine.handoff.page_imports import PageImportEffect
 from baton.engine.handoff.page_source import PageSource
 from baton.engine.messages import Abort, Fail, Scored
 from baton.transfer.base import PullEvent
+from baton.worker.budget_control import ChangeBudgets
 from services.prefill.scheduler import Progress
 
 
@@ -35,7 +36,7 @@ class TierEnded:
     """A read or write of the file tier has ended: ends the wait for commands."""
 
 
-PrefillCommand = AddPrompt | Abort | ExportCommand | PageImportCommand | PullEvent | TierEnded
+PrefillCommand = AddPrompt | ChangeBudgets | Abort | ExportCommand | PageImportCommand | PullEvent | TierEnded
 
 
 PrefillEvent = PublishedChunk | Progress | Scored | Seal | Fail | ExportExpired | ExportEnded | PageImportEffect

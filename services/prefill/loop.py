@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from baton.domain.errors import BatonError, Overloaded
-from baton.domain.worker import Activity, WorkerLoad
+from baton.domain.worker import Activity, WorkerBudgets, WorkerLoad
 from baton.engine.batch import Runner
 from baton.engine.handoff.export_commands import CommitExport, OpenExport, ReleaseExport, RenewalAnswer, RenewLeases
 from baton.engine.handoff.export_events import ExportEnded, Seal
@@ -31,8 +31,12 @@ from baton.engine.turn import EngineTurn
 from baton.kv.pages import Hold
 from baton.telemetry import metrics
 from baton.transfer.base import PullEvent
+from baton.worker.budget_control import ChangeBudgets
 from services.prefill.commands import AddPrompt, PrefillCommand, PrefillEvent, TierEnded
 from services.prefill.scheduler import PrefillEffect, PrefillScheduler
+
+NO_BUDGET_RETRY_S = 1.0
+"""Pause after a refusal without a budget. The announcement shows the budget by then."""
 
 
 class PrefillLoop:
@@ -53,6 +57,7 @@ class PrefillLoop:
         self._runner = runner
         self._scrub = scrub
         self._emit = emit
+        self._budgets = WorkerBudgets(scheduler.limits.token_budget)
         turn.publish(self._snapshot_load(), 0)
 
     def turn(self) -> bool:
@@ -89,6 +94,10 @@ class PrefillLoop:
         """Load after the last turn, with the age of the current step. Thread-safe."""
         return self._turn.load()
 
+    def budgets(self) -> WorkerBudgets:
+        """Budgets in force. Thread-safe."""
+        return self._budgets
+
     def activity(self) -> Activity:
         """Totals for the status line. Thread-safe."""
         return self._turn.activity()
@@ -100,17 +109,14 @@ class PrefillLoop:
 
     def _handle(self, command: PrefillCommand) -> list[PrefillEvent]:
         match command:
-            case AddPrompt(request, decode_prefix_len, deadline_s, received_at, source):
-                metrics.PROMPT_TOKENS_TOTAL.labels("prefill").inc(len(request.tokens))
-                try:
-                    now = monotonic_s()
-                    effects = self._scheduler.add(
-                        request, decode_prefix_len, now + deadline_s, received_at, source, now
-                    )
-                    return self._perform(effects)
-                except BatonError as error:
-                    metrics.STALE_MESSAGES_TOTAL.labels("prefill").inc()
-                    return [Fail(request.id, error)]
+            case AddPrompt():
+                return self._add(command)
+            case ChangeBudgets(budgets, reply):
+                if budgets.takes_prompts:
+                    self._scheduler.change_token_budget(budgets.prefill_tokens)
+                self._budgets = budgets
+                reply.send(budgets)
+                return []
             case Abort(id, reason):
                 return [ExportEnded(id, reason)] if self._scheduler.abort(id) else []
             case ReleaseExport():
@@ -163,6 +169,23 @@ class PrefillLoop:
         except BatonError as error:
             reply.send(error)
         return events
+
+    def _add(self, command: AddPrompt) -> list[PrefillEvent]:
+        request = command.request
+        if not self._budgets.takes_prompts:
+            refusal = Overloaded(
+                "this prefill worker takes no prompts: its budget is 0", retry_after_s=NO_BUDGET_RETRY_S
+            )
+            return [Fail(request.id, refusal)]
+        metrics.PROMPT_TOKENS_TOTAL.labels("prefill").inc(len(request.tokens))
+        try:
+            now = monotonic_s()
+            deadline, prefix_len = now + command.deadline_s, command.decode_prefix_len
+            effects = self._scheduler.add(request, prefix_len, deadline, command.received_at, command.source, now)
+        except BatonError as error:
+            metrics.STALE_MESSAGES_TOTAL.labels("prefill").inc()
+            return [Fail(request.id, error)]
+        return self._perform(effects)
 
     def _release(self, command: ReleaseExport) -> list[PrefillEvent]:
         verdict, effects = self._scheduler.examine(command.id, command.suspects, monotonic_s())

@@ -14,7 +14,7 @@ the edge of a chunk. Whatever the policy, the oldest prompt has a guaranteed sha
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.domain.arithmetic import ceil_div
 from services.prefill.prompt import Prompt
@@ -38,20 +38,26 @@ class PrefillPolicy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """`ttft_objective_s`, for EDF: a prompt is due this long after it came, for each token budget of its length."""
+    """`ttft_objective_s`, for EDF: a prompt is due this long after it came, for each token budget of its length.
+
+    `by_priority`: a higher priority comes first, and the policy orders prompts of one priority. The oldest prompt's
+    share is the ageing.
+    """
 
     policy: PrefillPolicy = PrefillPolicy.FCFS
     oldest_prompt_share: float = 0.25
     max_overtakes: int = 64
     ttft_objective_s: float = 1.0
     prefix_sharing: bool = True
+    by_priority: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
     """Bounds of a step and of the worker.
 
-    `long_prompt_tokens`: of one prompt in a step that others want as well; 0: none.
+    `long_prompt_tokens`: of one prompt in a step that others want as well; 0: no bound. `leaves_a_quarter`: such a
+    prompt leaves a quarter of the token budget to the others in any case.
     """
 
     page_size: int
@@ -60,12 +66,23 @@ class PrefillLimits:
     max_pinned_pages: int
     long_prompt_tokens: int = 0
     order: PolicySettings = field(default_factory=PolicySettings)
+    leaves_a_quarter: bool = False
 
     def __post_init__(self) -> None:
         if self.token_budget < self.page_size:
             raise ValueError(f"a token budget of {self.token_budget} does not reach one page of {self.page_size}")
         if 0 < self.long_prompt_tokens < self.page_size:
             raise ValueError(f"{self.long_prompt_tokens} tokens of a long prompt do not reach one page")
+
+    def with_token_budget(self, num_tokens: int) -> PrefillLimits:
+        """These limits with another token budget, of at least a page."""
+        return replace(self, token_budget=max(self.page_size, num_tokens))
+
+    @property
+    def contested_tokens(self) -> int:
+        """Most tokens of one prompt in a step that others want as well."""
+        most = self.long_prompt_tokens or self.token_budget
+        return max(self.page_size, min(most, 3 * self.token_budget // 4)) if self.leaves_a_quarter else most
 
     @property
     def guaranteed_tokens(self) -> int:
@@ -75,6 +92,10 @@ class PrefillLimits:
 
     def rank(self, prompt: Prompt) -> Rank:
         """The prompt's place among the others."""
+        rank = self._rank_by_policy(prompt)
+        return (-prompt.request.priority, *rank) if self.order.by_priority else rank
+
+    def _rank_by_policy(self, prompt: Prompt) -> Rank:
         match self.order.policy:
             case PrefillPolicy.FCFS:
                 return (prompt.number,)

@@ -61,7 +61,7 @@ class PromptQueue:
         self.chunking: list[Prompt] = []
         self.oldest: Prompt | None = None
         self._cache = cache
-        self._limits = limits
+        self.limits = limits
         self._pending = PendingPages(limits.page_size)
         self._num_added = 0
 
@@ -90,7 +90,7 @@ class PromptQueue:
     def admit(self, prompt: Prompt) -> None:
         """Moves a waiting prompt, whose pages are allocated, to *chunking*."""
         self.waiting.remove(prompt)
-        if self._limits.order.prefix_sharing:
+        if self.limits.order.prefix_sharing:
             self._pending.add(prompt)
         self.chunking.append(prompt)
         prompt.state = PromptState.CHUNKING
@@ -132,7 +132,7 @@ class PromptQueue:
         for prompt in self.waiting:
             prompt.num_known = self._num_cached_tokens(prompt)
         ordered = (*self.waiting, *self.chunking)
-        ranks = {prompt: self._limits.rank(prompt) for prompt in ordered}
+        ranks = {prompt: self.limits.rank(prompt) for prompt in ordered}
         numbers = {prompt: prompt.number for prompt in ordered}
         for prompt in self.waiting:
             if self.is_held(prompt) and (owner := prompt.owner) is not None:
@@ -147,4 +147,4 @@ class PromptQueue:
         return prompt.owner is not None
 
     def _num_cached_tokens(self, prompt: Prompt) -> int:
-        return self._limits.page_size * self._cache.num_matching(prompt.keys[: prompt.num_matchable])
+        return self.limits.page_size * self._cache.num_matching(prompt.keys[: prompt.num_matchable])

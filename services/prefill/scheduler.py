@@ -95,9 +95,13 @@ class PrefillScheduler:
         self._condemned: deque[AttemptId] = deque(maxlen=_MAX_REMEMBERED)
         self._cache = cache
         self._exports = exports
-        self._limits = limits
+        self.limits = limits
         self._queue = PromptQueue(cache, limits)
         self._scheduled_at = 0.0
+
+    def change_token_budget(self, num_tokens: int) -> None:
+        """Bounds later steps by `num_tokens`, at least a page."""
+        self.limits = self._queue.limits = self.limits.with_token_budget(num_tokens)
 
     @property
     def num_waiting(self) -> int:
@@ -130,7 +134,7 @@ class PrefillScheduler:
         if older is not None:
             self._remove(older)
             effects.append(Fail(older, Superseded(f"{older}: attempt {request.id.attempt} has come", request.id)))
-        size = self._limits.page_size
+        size = self.limits.page_size
         num_pages = ceil_div(len(request.tokens), size)
         if num_pages > self._cache.pool.num_usable:
             self._exports.abort(request.id)
@@ -222,9 +226,9 @@ class PrefillScheduler:
         self._queue.end_imports(self.imports.take_ended())
         if self._tier is not None:
             self._tier.poll(self.quarantine, now)
-        step = StepBudget(self._limits.token_budget, self._limits.page_size)
-        gate = AdmissionGate(self._limits.order)
-        most = self._limits.long_prompt_tokens or self._limits.token_budget
+        limits = self.limits
+        step, gate = StepBudget(limits.token_budget, limits.page_size), AdmissionGate(limits.order)
+        most = limits.contested_tokens
         prompts = self._queue.in_order()
         if self._tier is not None:
             waiting = (one for one in prompts if one.state is PromptState.WAITING)
@@ -232,7 +236,7 @@ class PrefillScheduler:
         for prompt in [one for one in self._queue.waiting if gate.is_starved(one)]:
             self._admit(prompt, step, gate, now)
         if (oldest := self._queue.oldest) is not None and self._is_begun(oldest, step, gate, now):
-            self._give(step, oldest, self._limits.guaranteed_tokens)
+            self._give(step, oldest, self.limits.guaranteed_tokens)
         for prompt in prompts:
             if self._is_begun(prompt, step, gate, now):
                 self._give(step, prompt, most - step.given(prompt.request.id))
@@ -253,7 +257,7 @@ class PrefillScheduler:
             prompt.num_filled += len(row.tokens)
             prompt.compute_s += now - self._scheduled_at
             prompt.table.cache_full_pages(prompt.request.tokens, prompt.num_filled)
-            num_matched = prompt.num_cached // self._limits.page_size
+            num_matched = prompt.num_cached // self.limits.page_size
             if self._tier is not None:
                 self._tier.on_filled(prompt.table.cached_keys, num_matched)
             self.imports.on_filled(prompt.table.cached_keys[num_matched:])
@@ -284,9 +288,9 @@ class PrefillScheduler:
         """
         step.take_back(prompt.request.id)  # it may have begun and gone back in this step
         is_held = self._queue.is_held(prompt)  # by one that began in this step
-        if is_held or not gate.is_open or step.left < self._limits.page_size:
+        if is_held or not gate.is_open or step.left < self.limits.page_size:
             return False
-        if self._cache.pool.num_owned(Owner.PINNED) >= self._limits.max_pinned_pages:  # ends: commit, abort or lease
+        if self._cache.pool.num_owned(Owner.PINNED) >= self.limits.max_pinned_pages:  # ends: commit, abort or lease
             gate.is_open = False
             return False
         waits = self._tier is not None and prompt.tier_use is not None and self._tier.must_wait(prompt.tier_use, now)
@@ -301,21 +305,18 @@ class PrefillScheduler:
             return False
         prompt.num_cached = prompt.num_filled = num_matched
         if self._tier is not None:
-            prompt.num_from_file = self._tier.on_admitted(prompt.table.cached_keys) * self._limits.page_size
+            prompt.num_from_file = self._tier.on_admitted(prompt.table.cached_keys) * self.limits.page_size
         used = self.imports.on_admitted(prompt.table.cached_keys)
-        prompt.num_imported = {role: num * self._limits.page_size for role, num in used.items()}
+        prompt.num_imported = {role: num * self.limits.page_size for role, num in used.items()}
         self._queue.admit(prompt)
         gate.on_admitted()
         return True
 
     def _has_slot(self, prompt: Prompt, num_known: int, step: StepBudget) -> bool:
-        """True if the prompt may begin, of whose tokens `num_known` need not be computed.
-
-        Beyond `max_partial_prompts`, only one that ends in this step may, and the oldest.
-        """
-        if self._num_left_partial(step) < self._limits.max_partial_prompts:
+        """True if a prompt with `num_known` tokens may begin: few are half-done, it ends now, or it is the oldest."""
+        if self._num_left_partial(step) < self.limits.max_partial_prompts:
             return True
-        most = min(self._limits.long_prompt_tokens or step.left, step.left)
+        most = min(self.limits.contested_tokens, step.left)
         return len(prompt.request.tokens) - num_known <= most or prompt is self._queue.oldest
 
     def _num_left_partial(self, step: StepBudget) -> int:
@@ -355,7 +356,7 @@ class PrefillScheduler:
 
     def _publish(self, prompt: Prompt, now: float) -> list[PrefillEffect]:
         done = prompt.num_remaining == 0
-        end = len(prompt.table.pages) if done else prompt.num_filled // self._limits.page_size
+        end = len(prompt.table.pages) if done else prompt.num_filled // self.limits.page_size
         first = prompt.num_published
         if self._tags is not None:
             new = slice(prompt.num_pinned, end)

@@ -24,7 +24,8 @@ class PrefillSettings(WorkerSettings):
     """Port of Prometheus' /metrics; 0 takes a free one."""
 
     token_budget: Count = 512
-    """Most prompt tokens computed in one step."""
+    """Most prompt tokens computed in one step. `baton role` changes it while the worker runs, also to 0: no new
+    prompts."""
 
     max_partial_prompts: Count = 4
     """Most prompts that a step may leave half-done. Those that end in it do not count."""
@@ -80,11 +81,17 @@ class PrefillSettings(WorkerSettings):
         return self
 
     def long_prompt_tokens(self, max_model_len: int) -> int:
-        """The threshold for a model with contexts of at most `max_model_len` tokens."""
+        """The threshold for contexts of at most `max_model_len` tokens; by default of any token budget."""
         if self.long_prefill_token_threshold is not None:
             return self.long_prefill_token_threshold
-        return max(self.page_size, min(int(LONG_PROMPT_SHARE * max_model_len), 3 * self.token_budget // 4))
+        return max(self.page_size, int(LONG_PROMPT_SHARE * max_model_len))
 
     def order(self) -> PolicySettings:
         """The order of prompts."""
-        return PolicySettings(self.prefill_policy, self.oldest_prompt_share, self.max_overtakes, self.ttft_objective_s)
+        return PolicySettings(
+            self.prefill_policy,
+            self.oldest_prompt_share,
+            self.max_overtakes,
+            self.ttft_objective_s,
+            by_priority=self.priority_scheduling,
+        )

@@ -34,6 +34,7 @@ from baton.transfer.base import PullEvent
 from baton.transfer.digest import PoolHasher
 from baton.transfer.fake import TRANSPORT
 from baton.transfer.puller import ThreadedPuller
+from baton.worker.budget_control import BudgetChange, BudgetControl, BudgetRules
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
@@ -48,6 +49,7 @@ from services.decode.loop import DecodeHooks, DecodeLoop
 from services.decode.outbox import DecodeOutbox
 from services.decode.page_exports import PageExports
 from services.decode.page_faults import PageFaults
+from services.decode.rows.rules import RowRules
 from services.decode.scheduler import SendBackReason
 from services.decode.server import DecodeServicer, DecodeStreamEvent, ServicerConfig
 from simulation.checks.invariants import EmissionCheck, Violation, check_idle, check_pages
@@ -108,13 +110,16 @@ class SimDecode:
         self._engine = SimEngine(
             process, runner, self._mailbox.end_wait, self._check, environment.on_crash, scenario.mean_step_s
         )
-        self._prefills = process.name in scenario.local_prefill_workers
+        self._token_budget = CONFIG.token_budget if process.name in scenario.local_prefill_workers else 0
         self._num_preemptions = 0
         self._growth_mode = scenario.growth
         self._gives_pages = scenario.gives_pages
         self._rots = any(fault.kind is SimFaultKind.ROT for fault in scenario.faults)
         self._drafter = SimDrafter(process.rng, self._request_of, version) if scenario.drafts else None
         self._loop = self._make_loop(runner, policies, scenario.digests, num_host_pages)
+        rules = BudgetRules(WorkerRole.DECODE, CONFIG.page_size)
+        self._configured = self._loop.budgets()
+        self._budgets = BudgetControl(rules, self._mailbox, self._loop.budgets, self._registration.announce)
         self._mailbox.on_arrival = self._engine.wake
         self._masks = runner.masks
         self._listen(environment.page_network.add_source(process, self._memory))
@@ -132,6 +137,13 @@ class SimDecode:
 
     def _num_requests(self) -> int:
         return max(self._loop.num_requests, len(self._streams))
+
+    async def change_budgets(self, change: BudgetChange | None) -> None:
+        """What `baton role` does; None: to the budgets that the process has started with."""
+        configured = self._configured
+        if change is None:
+            change = BudgetChange(configured.prefill_tokens, configured.rows, configured.reservations)
+        await self._budgets.change(change)
 
     def check_idle(self) -> None:
         """Raises `Violation` if anything is left behind."""
@@ -161,15 +173,19 @@ class SimDecode:
         return flip_bits(rng, self._memory, settled_pages(self._cache.pool, (Owner.CACHED, Owner.PINNED)))
 
     def _make_loop(self, runner: SimRunner, policies: PolicyClasses, digests: bool, num_host_pages: int) -> DecodeLoop:
-        limits = ImportLimits(CONFIG.page_size, CONFIG.max_rows, CONFIG.max_window_pages, CONFIG.pull_deadline_s)
+        limits = ImportLimits(
+            CONFIG.page_size, CONFIG.max_rows, CONFIG.max_window_pages, CONFIG.pull_deadline_s,
+            max_reservations=CONFIG.max_rows,
+        )  # fmt: skip
         self._imports = policies.import_table(self._cache, limits)
         self._host = HostTier(num_host_pages, PoolHasher(self._host_memory) if digests else None)
         growth = GrowthReserve(self._growth_mode, CONFIG.page_size, MAX_GROWTH_TOKENS)
-        chunks = ChunkBudget(CONFIG.token_budget if self._prefills else 0, CONFIG.page_size)
+        chunks = ChunkBudget(self._token_budget, CONFIG.page_size)
         drafts = None
         if self._drafter is not None:
             drafts = DraftPolicy(self._drafter, MAX_DRAFTS, CONFIG.page_size, self._cache.pool)
-        self._scheduler = policies.decode_scheduler(self._imports, self._host, CONFIG.page_size, chunks, growth, drafts)
+        rows = RowRules(growth, drafts)
+        self._scheduler = policies.decode_scheduler(self._imports, self._host, CONFIG.page_size, chunks, rows)
         rules = ImportRules(CONFIG.page_size, digests)
         self._checks = checks = PageChecks(self._cache)
         faults = PageFaults(self._cache, self._imports, self._scheduler, checks, CONFIG.page_size, PAGE_BYTES)
@@ -187,9 +203,9 @@ class SimDecode:
 
     def _listen(self, metadata: bytes) -> None:
         server = SimServer()
-        local_source = (WorkerId(self.process.name), self.process.incarnation) if self._prefills else None
+        identity = (WorkerId(self.process.name), self.process.incarnation)
         config = ServicerConfig(
-            INTAKE, CONFIG.reserve_timeout_s, lambda: self._lifecycle.draining, local_source, self._masks
+            INTAKE, CONFIG.reserve_timeout_s, lambda: self._lifecycle.draining, identity, self._masks
         )
         servicer = DecodeServicer(self._mailbox, self._streams, self._links, self._handoffs, config)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, cast(Any, server))
@@ -216,9 +232,9 @@ class SimDecode:
             status=self._lifecycle.status,
             load=replace(self._loop.load(), step_age_s=self._engine.step_age_s()),
             links=self._links.records(),
-            prefills=self._prefills,
             grammars=CAPABILITY,
             capabilities=CAPABILITIES,
+            budgets=self._loop.budgets(),
         )
 
     def _pulled(self, event: PullEvent) -> None:

@@ -27,10 +27,11 @@ from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Owner, PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.rpc.gen import handoff_pb2_grpc, prefill_pb2_grpc
-from baton.settings.groups import PageSharingKind
+from baton.settings.choices import PageSharingKind
 from baton.transfer.base import Pull
 from baton.transfer.digest import PoolHasher
 from baton.transfer.fake import TRANSPORT
+from baton.worker.budget_control import BudgetChange, BudgetControl, BudgetRules
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
 from baton.worker.recent_attempts import RecentAttempts
@@ -113,6 +114,9 @@ class SimPrefill:
         submit, client = (lambda pull: None, None) if peers is None else (peers.submit, peers.client)
         self._outbox = PrefillOutbox(self._handoffs, self._streams, RecentAttempts(), submit, client)
         self._listen(environment.page_network.add_source(process, self._memory), None if digests else CONFIG.lease_s)
+        rules = BudgetRules(WorkerRole.PREFILL, CONFIG.page_size)
+        self._configured = self._loop.budgets()
+        self._budgets = BudgetControl(rules, self._mailbox, self._loop.budgets, self._registration.announce)
         self._engine.begin(self._loop)
         process.spawn(self._registration.run(), "background")
         if self._peers is not None:
@@ -140,6 +144,13 @@ class SimPrefill:
 
     def _num_requests(self) -> int:
         return max(self._loop.num_requests, len(self._streams))
+
+    async def change_budgets(self, change: BudgetChange | None) -> None:
+        """What `baton role` does; None: to the budgets that the process has started with."""
+        configured = self._configured
+        if change is None:
+            change = BudgetChange(configured.prefill_tokens, configured.rows, configured.reservations)
+        await self._budgets.change(change)
 
     def check_idle(self) -> None:
         """Raises `Violation` if anything is left behind."""
@@ -184,6 +195,7 @@ class SimPrefill:
             grammars=CAPABILITY,
             capabilities=CAPABILITIES,
             links=() if self._peers is None else self._peers.links.records(),
+            budgets=self._loop.budgets(),
         )
 
     def _on_command(self, command: PrefillCommand) -> None:

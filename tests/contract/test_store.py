@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from baton.domain.errors import Broken, Superseded
 from baton.domain.ids import AttemptId, Incarnation, RequestId, WorkerId
 from baton.domain.lifecycle import RequestEvent, RequestState
-from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRole, WorkerStatus
+from baton.domain.worker import LinkRecord, WorkerBudgets, WorkerLoad, WorkerRole, WorkerStatus
 from baton.store.connect import connect
 from baton.store.options import StoreOptions
 from baton.store.redis.keys import RedisKeys
@@ -182,7 +182,8 @@ async def test_sequences_expire_after_their_retention(open_store: OpenStore) -> 
 
 async def test_workers_come_back_as_announced_and_in_order(store: StateStore) -> None:
     link = LinkRecord(WorkerId("prefill-0"), Incarnation(2**62 + 1), "nixl", 1.5e9, 1 << 20)
-    full = replace(WORKER, load=WorkerLoad(1, 2, 3, 4, 5, 6, 0.25), links=(link,), status=WorkerStatus.DRAINING)
+    full = replace(WORKER, load=WorkerLoad(1, 2, 3, 5, 6, 0.25), links=(link,), status=WorkerStatus.DRAINING)
+    full = replace(full, budgets=WorkerBudgets(512, 8, 3))
     other = replace(WORKER, id=WorkerId("a"), role=WorkerRole.PREFILL)
     assert await store.announce(full)
     assert await store.announce(other)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.ids import Incarnation, WorkerId
-from baton.domain.worker import LinkRecord, WorkerLoad, WorkerStatus
+from baton.domain.worker import LinkRecord, WorkerBudgets, WorkerLoad, WorkerStatus
 from baton.store.options import StoreOptions
 from baton.store.store import StateStore, WorkerIdInUse
 from tests.contract.stores import WORKER, OpenStore, listening
@@ -39,6 +39,17 @@ async def test_changes_yield_on_links(store: StateStore) -> None:
         await anext(changes)
         for links in ((link,), (link, other), (other,), ()):
             await store.announce(replace(WORKER, links=links))
+            await anext(changes)
+
+
+async def test_changes_yield_on_budgets(store: StateStore) -> None:
+    """A router stops sending prompts to a worker at once when its budget becomes 0."""
+    async with listening(store) as changes:
+        await anext(changes)
+        await store.announce(WORKER)
+        await anext(changes)
+        for budgets in (WorkerBudgets(64, 8), WorkerBudgets(0, 8), WorkerBudgets(0, 4), WorkerBudgets(0, 4, 2)):
+            await store.announce(replace(WORKER, budgets=budgets))
             await anext(changes)
 
 

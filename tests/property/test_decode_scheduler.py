@@ -17,6 +17,7 @@ from services.decode.import_policy import ImportPolicy
 from services.decode.import_table import ImportTable
 from services.decode.kv_import import KvImport
 from services.decode.page_faults import PageFaults
+from services.decode.rows.order import RowOrder
 from tests.property.machines.decode_machine import DecodeMachine
 from tests.tiny_workers import PLANTED_BUG_SETTINGS, REPEATABLE_SETTINGS
 
@@ -25,6 +26,16 @@ def test_decode_side():
     run_state_machine_as_test(
         DecodeMachine, settings=settings(REPEATABLE_SETTINGS, max_examples=100, stateful_step_count=60)
     )
+
+
+class PriorityMachine(DecodeMachine):
+    """Rows of low priority give way."""
+
+    order = RowOrder(by_priority=True)
+
+
+def test_decode_side_by_priority():
+    run_state_machine_as_test(PriorityMachine, settings=REPEATABLE_SETTINGS)
 
 
 class UsesMatchedPages(PageFaults):

@@ -23,10 +23,16 @@ def ordered(policy: PrefillPolicy, max_overtakes: int) -> type[PrefillMachine]:
     return type(f"{policy.value}Machine", (SharedStepMachine,), attributes)
 
 
+class PriorityMachine(SharedStepMachine):
+    """Prompts of higher priority come first, whatever is left of them."""
+
+    order = PolicySettings(PrefillPolicy.SRPT, max_overtakes=2, by_priority=True)
+
+
 ORDERED = [ordered(PrefillPolicy.LPM, 1), ordered(PrefillPolicy.SRPT, 2), ordered(PrefillPolicy.EDF, 64)]
 
 
-@pytest.mark.parametrize("machine", [PrefillMachine, SharedStepMachine, *ORDERED])
+@pytest.mark.parametrize("machine", [PrefillMachine, SharedStepMachine, PriorityMachine, *ORDERED])
 def test_prefill_scheduler(machine: type[PrefillMachine]):
     run_state_machine_as_test(machine, settings=REPEATABLE_SETTINGS)
 

@@ -289,10 +289,15 @@ class CountingCache(PrefixCache):
     num_inserted = 0
 
     def insert(
-        self, parent: PageKey | None, keys: Sequence[PageKey], pages: Sequence[PageId], hold: Hold
+        self,
+        parent: PageKey | None,
+        keys: Sequence[PageKey],
+        pages: Sequence[PageId],
+        hold: Hold,
+        tokens: Sequence[int] = (),
     ) -> list[PageId]:
         self.num_inserted += len(keys)
-        return super().insert(parent, keys, pages, hold)
+        return super().insert(parent, keys, pages, hold, tokens)
 
 
 def test_a_page_enters_the_cache_once_however_long_the_row():

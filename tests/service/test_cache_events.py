@@ -40,7 +40,7 @@ class World:
 
     def register(self, server: grpc.aio.Server) -> None:
         lifecycle = cast(Any, self.lifecycle)
-        servicer = WorkerServicer(INCARNATION, lifecycle, lambda: 0, RecentAttempts(), self.events)
+        servicer = WorkerServicer(INCARNATION, lifecycle, lambda: 0, RecentAttempts(), self.events, cast(Any, None))
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
 
     def read(self, from_seq: int, incarnation: Incarnation = INCARNATION) -> Any:

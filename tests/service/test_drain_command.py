@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -60,7 +61,9 @@ class OnlyDrains:
         try:
             self.lifecycle = WorkerLifecycle(asyncio.Event())
             registration = Registration(store, self._record, 0.1, self.lifecycle.on_registration_lost)
-            servicer = WorkerServicer(INCARNATION, self.lifecycle, self._report, RecentAttempts(), SharedEventLog())
+            servicer = WorkerServicer(
+                INCARNATION, self.lifecycle, self._report, RecentAttempts(), SharedEventLog(), cast(Any, None)
+            )
             async with self._server(servicer):
                 await registration.announce()
                 self.serving.set()

@@ -169,7 +169,7 @@ class ScoresCachedPages(PrefillScheduler):
     def add(self, request: EngineRequest, *args: Any, **kwargs: Any) -> list[PrefillEffect]:
         effects = super().add(request, *args, **kwargs)
         for prompt in self._queue.waiting:
-            prompt.num_matchable = (len(prompt.request.tokens) - 1) // self._limits.page_size
+            prompt.num_matchable = (len(prompt.request.tokens) - 1) // self.limits.page_size
         return effects
 
 

@@ -19,6 +19,7 @@ EXPECTED_PREFIXES = (
     *("log attempt_failed", "hangs up", "loses its connection", "comes back", "has left", "Preempted", "ExportExpired"),
     *("wipe store", "roll back store", "the store is rolled back", "log store_reset", "pages rot", "log pages_wrong"),
     *("log link_down", "log link_breaker_opened", "log call_claimed", "log takeover_started", "AskExport"),
+    *("budgets", "log budgets_changed"),
 )
 RARE_SEEDS = (109,)
 """Corrupted reads that exhaust their retries are rare."""

@@ -31,7 +31,7 @@ from baton.engine.transition_log import log_transition
 from baton.kv.page_tags import PageTag, page_identity
 from baton.kv.pages import Hold
 from baton.kv.prefix_cache import PrefixCache
-from baton.settings.groups import PageSharingKind
+from baton.settings.choices import PageSharingKind
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 
 MAX_TRIES = 2

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.worker import WorkerRole
-from baton.settings.groups import PageSharingKind
+from baton.settings.choices import PageSharingKind
 
 PAYS_SHARE = 0.8
 MAX_WAIT_S = 2.0

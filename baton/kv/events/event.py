@@ -9,10 +9,14 @@ from baton.domain.ids import PageKey
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """A page entered the cache behind the cached page `parent` (None: it is the first of its prompt)."""
+    """A page entered the cache behind the cached page `parent` (None: it is the first of its prompt).
+
+    `tokens`: of the page, where a reader wants them; otherwise empty.
+    """
 
     key: PageKey
     parent: PageKey | None
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

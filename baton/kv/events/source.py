@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton.domain.ids import PageKey
 from baton.kv.events.event import CacheEvent, ClearedEvent, RemovedEvent, StoredEvent
@@ -11,13 +11,15 @@ from baton.kv.events.event import CacheEvent, ClearedEvent, RemovedEvent, Stored
 class EventSource:
     """Owned by the engine thread. `flush` passes on what one turn changed, in order."""
 
-    def __init__(self, on_events: Callable[[list[CacheEvent]], None]) -> None:
+    def __init__(self, on_events: Callable[[list[CacheEvent]], None], *, with_tokens: bool = False) -> None:
+        """`with_tokens`: events of stored pages have their tokens."""
+        self.with_tokens = with_tokens
         self._on_events = on_events
         self._events: list[CacheEvent] = []
 
-    def stored(self, key: PageKey, parent: PageKey | None) -> None:
+    def stored(self, key: PageKey, parent: PageKey | None, tokens: Sequence[int] = ()) -> None:
         """Records a page that entered the cache."""
-        self._events.append(StoredEvent(key, parent))
+        self._events.append(StoredEvent(key, parent, tuple(tokens) if self.with_tokens else ()))
 
     def removed(self, key: PageKey) -> None:
         """Records a page that left the cache."""

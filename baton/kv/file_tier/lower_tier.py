@@ -12,11 +12,17 @@ from baton.kv.quarantine import Quarantine
 
 @dataclass(slots=True)
 class TierUse:
-    """What a waiting prompt does with the tier. `keys`: of its full pages that may be matched."""
+    """What a waiting prompt does with the tier. `keys`, `tokens`: of its full pages that may be matched."""
 
     keys: Sequence[PageKey]
+    tokens: Sequence[int] = ()
     waits_since: float | None = None
     gave_up: bool = False
+
+    def tokens_of(self, first: int, end: int) -> Sequence[int]:
+        """Tokens of pages [first, end)."""
+        size = len(self.tokens) // max(1, len(self.keys))
+        return self.tokens[first * size : end * size]
 
 
 class LowerTier(Protocol):

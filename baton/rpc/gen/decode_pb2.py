@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.rpc.gen import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/decode.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\x84\x01\n\x0eReserveRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tpage_keys\x18\x03 \x03(\x0c\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\"\x85\x01\n\x0cReserveReply\x12&\n\x08reserved\x18\x01 \x01(\x0b\x32\x12.baton.v1.ReservedH\x00\x12\x1e\n\x04\x62usy\x18\x02 \x01(\x0b\x32\x0e.baton.v1.BusyH\x00\x12$\n\x07refused\x18\x03 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x42\x07\n\x05reply\"=\n\x08Reserved\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x19\n\x11\x64\x65\x63ode_prefix_len\x18\x02 \x01(\r\"3\n\x04\x42usy\x12\x15\n\rretry_after_s\x18\x01 \x01(\x01\x12\x14\n\x0cqueued_pages\x18\x02 \x01(\r\"\x98\x01\n\x0fGenerateRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.baton.v1.EngineRequest\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12\x12\n\nprefill_id\x18\x03 \x01(\t\x12\x1b\n\x13prefill_incarnation\x18\x04 \x01(\x04\x12\x12\n\ndeadline_s\x18\x05 \x01(\x01\"\xb3\x01\n\rGenerateEvent\x12&\n\x08imported\x18\x01 \x01(\x0b\x32\x12.baton.v1.ImportedH\x00\x12\"\n\x06tokens\x18\x02 \x01(\x0b\x32\x10.baton.v1.TokensH\x00\x12#\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12(\n\x06scores\x18\x04 \x01(\x0b\x32\x16.baton.v1.PromptScoresH\x00\x42\x07\n\x05\x65vent\"\\\n\x08Imported\x12$\n\x05times\x18\x01 \x01(\x0b\x32\x15.baton.v1.ImportTimes\x12*\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x15.baton.v1.OutputToken\"\xa2\x01\n\x06Tokens\x12%\n\x06tokens\x18\x01 \x03(\x0b\x32\x15.baton.v1.OutputToken\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12$\n\x05times\x18\x03 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12\x12\n\x05\x63heck\x18\x04 \x01(\x07H\x00\x88\x01\x01\x42\x08\n\x06_check2\xbe\x01\n\x06\x44\x65\x63ode\x12;\n\x07Reserve\x12\x18.baton.v1.ReserveRequest\x1a\x16.baton.v1.ReserveReply\x12@\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateEvent0\x01\x12\x35\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x14.baton.v1.AbortReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/decode.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\x9d\x01\n\x0eReserveRequest\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tpage_keys\x18\x03 \x03(\x0c\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\x17\n\x0f\x63omputes_prompt\x18\x06 \x01(\x08\"\x85\x01\n\x0cReserveReply\x12&\n\x08reserved\x18\x01 \x01(\x0b\x32\x12.baton.v1.ReservedH\x00\x12\x1e\n\x04\x62usy\x18\x02 \x01(\x0b\x32\x0e.baton.v1.BusyH\x00\x12$\n\x07refused\x18\x03 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x42\x07\n\x05reply\"=\n\x08Reserved\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x19\n\x11\x64\x65\x63ode_prefix_len\x18\x02 \x01(\r\"G\n\x04\x42usy\x12\x15\n\rretry_after_s\x18\x01 \x01(\x01\x12\x14\n\x0cqueued_pages\x18\x02 \x01(\r\x12\x12\n\nno_prompts\x18\x03 \x01(\x08\"\x98\x01\n\x0fGenerateRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.baton.v1.EngineRequest\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12\x12\n\nprefill_id\x18\x03 \x01(\t\x12\x1b\n\x13prefill_incarnation\x18\x04 \x01(\x04\x12\x12\n\ndeadline_s\x18\x05 \x01(\x01\"\xb3\x01\n\rGenerateEvent\x12&\n\x08imported\x18\x01 \x01(\x0b\x32\x12.baton.v1.ImportedH\x00\x12\"\n\x06tokens\x18\x02 \x01(\x0b\x32\x10.baton.v1.TokensH\x00\x12#\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12(\n\x06scores\x18\x04 \x01(\x0b\x32\x16.baton.v1.PromptScoresH\x00\x42\x07\n\x05\x65vent\"\\\n\x08Imported\x12$\n\x05times\x18\x01 \x01(\x0b\x32\x15.baton.v1.ImportTimes\x12*\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x15.baton.v1.OutputToken\"\xa2\x01\n\x06Tokens\x12%\n\x06tokens\x18\x01 \x03(\x0b\x32\x15.baton.v1.OutputToken\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12$\n\x05times\x18\x03 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12\x12\n\x05\x63heck\x18\x04 \x01(\x07H\x00\x88\x01\x01\x42\x08\n\x06_check2\xbe\x01\n\x06\x44\x65\x63ode\x12;\n\x07Reserve\x12\x18.baton.v1.ReserveRequest\x1a\x16.baton.v1.ReserveReply\x12@\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateEvent0\x01\x12\x35\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x14.baton.v1.AbortReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,21 +33,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.decode_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RESERVEREQUEST']._serialized_start=59
-  _globals['_RESERVEREQUEST']._serialized_end=191
-  _globals['_RESERVEREPLY']._serialized_start=194
-  _globals['_RESERVEREPLY']._serialized_end=327
-  _globals['_RESERVED']._serialized_start=329
-  _globals['_RESERVED']._serialized_end=390
-  _globals['_BUSY']._serialized_start=392
-  _globals['_BUSY']._serialized_end=443
-  _globals['_GENERATEREQUEST']._serialized_start=446
-  _globals['_GENERATEREQUEST']._serialized_end=598
-  _globals['_GENERATEEVENT']._serialized_start=601
-  _globals['_GENERATEEVENT']._serialized_end=780
-  _globals['_IMPORTED']._serialized_start=782
-  _globals['_IMPORTED']._serialized_end=874
-  _globals['_TOKENS']._serialized_start=877
-  _globals['_TOKENS']._serialized_end=1039
-  _globals['_DECODE']._serialized_start=1042
-  _globals['_DECODE']._serialized_end=1232
+  _globals['_RESERVEREQUEST']._serialized_end=216
+  _globals['_RESERVEREPLY']._serialized_start=219
+  _globals['_RESERVEREPLY']._serialized_end=352
+  _globals['_RESERVED']._serialized_start=354
+  _globals['_RESERVED']._serialized_end=415
+  _globals['_BUSY']._serialized_start=417
+  _globals['_BUSY']._serialized_end=488
+  _globals['_GENERATEREQUEST']._serialized_start=491
+  _globals['_GENERATEREQUEST']._serialized_end=643
+  _globals['_GENERATEEVENT']._serialized_start=646
+  _globals['_GENERATEEVENT']._serialized_end=825
+  _globals['_IMPORTED']._serialized_start=827
+  _globals['_IMPORTED']._serialized_end=919
+  _globals['_TOKENS']._serialized_start=922
+  _globals['_TOKENS']._serialized_end=1084
+  _globals['_DECODE']._serialized_start=1087
+  _globals['_DECODE']._serialized_end=1277
 # @@protoc_insertion_point(module_scope)

@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("id", "num_tokens", "page_keys", "deadline_s", "max_new_tokens")
+    __slots__ = ("id", "num_tokens", "page_keys", "deadline_s", "max_new_tokens", "computes_prompt")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGE_KEYS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTES_PROMPT_FIELD_NUMBER: _ClassVar[int]
     id: _common_pb2.AttemptId
     num_tokens: int
     page_keys: _containers.RepeatedScalarFieldContainer[bytes]
     deadline_s: float
     max_new_tokens: int
-    def __init__(self, id: _Optional[_Union[_common_pb2.AttemptId, _Mapping]] = ..., num_tokens: _Optional[int] = ..., page_keys: _Optional[_Iterable[bytes]] = ..., deadline_s: _Optional[float] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
+    computes_prompt: bool
+    def __init__(self, id: _Optional[_Union[_common_pb2.AttemptId, _Mapping]] = ..., num_tokens: _Optional[int] = ..., page_keys: _Optional[_Iterable[bytes]] = ..., deadline_s: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., computes_prompt: bool = ...) -> None: ...
 
 class ReserveReply(_message.Message):
     __slots__ = ("reserved", "busy", "refused")
@@ -39,12 +41,14 @@ class Reserved(_message.Message):
     def __init__(self, reservation_id: _Optional[str] = ..., decode_prefix_len: _Optional[int] = ...) -> None: ...
 
 class Busy(_message.Message):
-    __slots__ = ("retry_after_s", "queued_pages")
+    __slots__ = ("retry_after_s", "queued_pages", "no_prompts")
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NO_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     retry_after_s: float
     queued_pages: int
-    def __init__(self, retry_after_s: _Optional[float] = ..., queued_pages: _Optional[int] = ...) -> None: ...
+    no_prompts: bool
+    def __init__(self, retry_after_s: _Optional[float] = ..., queued_pages: _Optional[int] = ..., no_prompts: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request", "reservation_id", "prefill_id", "prefill_incarnation", "deadline_s")

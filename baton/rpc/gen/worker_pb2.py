@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.rpc.gen import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\";\n\x12\x43\x61\x63heEventsRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x10\n\x08\x66rom_seq\x18\x02 \x01(\x04\"j\n\nCacheDelta\x12\x11\n\tafter_seq\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\r\n\x05reset\x18\x03 \x01(\x08\x12\x0e\n\x06stored\x18\x04 \x01(\x0c\x12\x0f\n\x07removed\x18\x05 \x01(\x0c\x12\x0c\n\x04more\x18\x06 \x01(\x08\"#\n\x0c\x44rainRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\"4\n\rDrainProgress\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"+\n\x15RecentAttemptsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"?\n\x13RecentAttemptsReply\x12(\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x16.baton.v1.AttemptTimes\"\xd0\x01\n\x0c\x41ttemptTimes\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\'\n\x07prefill\x18\x02 \x01(\x0b\x32\x16.baton.v1.PrefillTimes\x12\'\n\x08imported\x18\x03 \x01(\x0b\x32\x15.baton.v1.ImportTimes\x12%\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12\x10\n\x08\x65nd_code\x18\x05 \x01(\t\x12\x14\n\x0c\x65nded_us_ago\x18\x06 \x01(\x04\x32\xdb\x01\n\x06Worker\x12:\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainProgress0\x01\x12P\n\x0eRecentAttempts\x12\x1f.baton.v1.RecentAttemptsRequest\x1a\x1d.baton.v1.RecentAttemptsReply\x12\x43\n\x0b\x43\x61\x63heEvents\x12\x1c.baton.v1.CacheEventsRequest\x1a\x14.baton.v1.CacheDelta0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\";\n\x12\x43\x61\x63heEventsRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x10\n\x08\x66rom_seq\x18\x02 \x01(\x04\"j\n\nCacheDelta\x12\x11\n\tafter_seq\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\r\n\x05reset\x18\x03 \x01(\x08\x12\x0e\n\x06stored\x18\x04 \x01(\x0c\x12\x0f\n\x07removed\x18\x05 \x01(\x0c\x12\x0c\n\x04more\x18\x06 \x01(\x08\"#\n\x0c\x44rainRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\"4\n\rDrainProgress\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"\xa0\x01\n\x11SetBudgetsRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x1b\n\x0eprefill_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x11\n\x04rows\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x0creservations\x18\x04 \x01(\rH\x02\x88\x01\x01\x42\x11\n\x0f_prefill_tokensB\x07\n\x05_rowsB\x0f\n\r_reservations\"[\n\x07\x42udgets\x12\x16\n\x0eprefill_tokens\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x19\n\x0creservations\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_reservations\"+\n\x15RecentAttemptsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"?\n\x13RecentAttemptsReply\x12(\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x16.baton.v1.AttemptTimes\"\xd0\x01\n\x0c\x41ttemptTimes\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.AttemptId\x12\'\n\x07prefill\x18\x02 \x01(\x0b\x32\x16.baton.v1.PrefillTimes\x12\'\n\x08imported\x18\x03 \x01(\x0b\x32\x15.baton.v1.ImportTimes\x12%\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x15.baton.v1.DecodeTimes\x12\x10\n\x08\x65nd_code\x18\x05 \x01(\t\x12\x14\n\x0c\x65nded_us_ago\x18\x06 \x01(\x04\x32\x99\x02\n\x06Worker\x12:\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainProgress0\x01\x12<\n\nSetBudgets\x12\x1b.baton.v1.SetBudgetsRequest\x1a\x11.baton.v1.Budgets\x12P\n\x0eRecentAttempts\x12\x1f.baton.v1.RecentAttemptsRequest\x1a\x1d.baton.v1.RecentAttemptsReply\x12\x43\n\x0b\x43\x61\x63heEvents\x12\x1c.baton.v1.CacheEventsRequest\x1a\x14.baton.v1.CacheDelta0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,12 +40,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINREQUEST']._serialized_end=262
   _globals['_DRAINPROGRESS']._serialized_start=264
   _globals['_DRAINPROGRESS']._serialized_end=316
-  _globals['_RECENTATTEMPTSREQUEST']._serialized_start=318
-  _globals['_RECENTATTEMPTSREQUEST']._serialized_end=361
-  _globals['_RECENTATTEMPTSREPLY']._serialized_start=363
-  _globals['_RECENTATTEMPTSREPLY']._serialized_end=426
-  _globals['_ATTEMPTTIMES']._serialized_start=429
-  _globals['_ATTEMPTTIMES']._serialized_end=637
-  _globals['_WORKER']._serialized_start=640
-  _globals['_WORKER']._serialized_end=859
+  _globals['_SETBUDGETSREQUEST']._serialized_start=319
+  _globals['_SETBUDGETSREQUEST']._serialized_end=479
+  _globals['_BUDGETS']._serialized_start=481
+  _globals['_BUDGETS']._serialized_end=572
+  _globals['_RECENTATTEMPTSREQUEST']._serialized_start=574
+  _globals['_RECENTATTEMPTSREQUEST']._serialized_end=617
+  _globals['_RECENTATTEMPTSREPLY']._serialized_start=619
+  _globals['_RECENTATTEMPTSREPLY']._serialized_end=682
+  _globals['_ATTEMPTTIMES']._serialized_start=685
+  _globals['_ATTEMPTTIMES']._serialized_end=893
+  _globals['_WORKER']._serialized_start=896
+  _globals['_WORKER']._serialized_end=1177
 # @@protoc_insertion_point(module_scope)

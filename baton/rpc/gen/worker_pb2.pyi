@@ -44,6 +44,28 @@ class DrainProgress(_message.Message):
     ended: bool
     def __init__(self, num_requests: _Optional[int] = ..., ended: bool = ...) -> None: ...
 
+class SetBudgetsRequest(_message.Message):
+    __slots__ = ("incarnation", "prefill_tokens", "rows", "reservations")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    prefill_tokens: int
+    rows: int
+    reservations: int
+    def __init__(self, incarnation: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., rows: _Optional[int] = ..., reservations: _Optional[int] = ...) -> None: ...
+
+class Budgets(_message.Message):
+    __slots__ = ("prefill_tokens", "rows", "reservations")
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    prefill_tokens: int
+    rows: int
+    reservations: int
+    def __init__(self, prefill_tokens: _Optional[int] = ..., rows: _Optional[int] = ..., reservations: _Optional[int] = ...) -> None: ...
+
 class RecentAttemptsRequest(_message.Message):
     __slots__ = ("request_id",)
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

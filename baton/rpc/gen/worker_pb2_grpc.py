@@ -39,6 +39,11 @@ class WorkerStub(object):
                 request_serializer=baton_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_worker__pb2.DrainProgress.FromString,
                 _registered_method=True)
+        self.SetBudgets = channel.unary_unary(
+                '/baton.v1.Worker/SetBudgets',
+                request_serializer=baton_dot_v1_dot_worker__pb2.SetBudgetsRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_worker__pb2.Budgets.FromString,
+                _registered_method=True)
         self.RecentAttempts = channel.unary_unary(
                 '/baton.v1.Worker/RecentAttempts',
                 request_serializer=baton_dot_v1_dot_worker__pb2.RecentAttemptsRequest.SerializeToString,
@@ -57,6 +62,14 @@ class WorkerServicer(object):
     def Drain(self, request, context):
         """Starts a drain, as SIGTERM does: refuses new work, finishes running requests, then exits. Reports until no request
         is left or the time is up. Idempotent: a second call reports the drain in progress.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetBudgets(self, request, context):
+        """Changes the budgets that are set in the request, and returns all. Nothing is dropped: what is above a lowered budget
+        goes on, and the prefix cache stays. A request without a budget only reads them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +97,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=baton_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=baton_dot_v1_dot_worker__pb2.DrainProgress.SerializeToString,
+            ),
+            'SetBudgets': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetBudgets,
+                    request_deserializer=baton_dot_v1_dot_worker__pb2.SetBudgetsRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_worker__pb2.Budgets.SerializeToString,
             ),
             'RecentAttempts': grpc.unary_unary_rpc_method_handler(
                     servicer.RecentAttempts,
@@ -123,6 +141,33 @@ class Worker(object):
             '/baton.v1.Worker/Drain',
             baton_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             baton_dot_v1_dot_worker__pb2.DrainProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetBudgets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/SetBudgets',
+            baton_dot_v1_dot_worker__pb2.SetBudgetsRequest.SerializeToString,
+            baton_dot_v1_dot_worker__pb2.Budgets.FromString,
             options,
             channel_credentials,
             insecure,

@@ -286,7 +286,7 @@ class RedisStore:
         args: list[str | int] = [
             *(record.id, record.incarnation, record.status.value, record_codec.worker_to_json(record)),
             *(milliseconds(self._options.worker_ttl_s), self._retention_ms),
-            *(self._options.max_incarnations, self._keys.changes, ",".join(map(str, record.linked))),
+            *(self._options.max_incarnations, self._keys.changes, record.routing_facts),
         ]
         async with self._client.operation("announce"):
             answer = await self._announce(keys=keys, args=args)

@@ -48,7 +48,7 @@ def _roles(workers: Sequence[WorkerRecord]) -> DoctorResult:
     found = ", ".join(f"{count} {role.value}" for role, count in counts.items())
     if counts[WorkerRole.DECODE] == 0:
         return fail("workers", found, "start a decode worker: baton serve decode")
-    if counts[WorkerRole.PREFILL] == 0 and not any(worker.prefills for worker in workers):
+    if counts[WorkerRole.PREFILL] == 0 and not any(worker.budgets.takes_prompts for worker in workers):
         fix = "start a prefill worker (baton serve prefill), or decode workers with --token-budget 64"
         return fail("workers", f"{found}, and no decode worker prefills for itself", fix)
     return ok("workers", found)

@@ -54,7 +54,8 @@ class RouterRow(msgspec.Struct, frozen=True):
 class WorkerRow(msgspec.Struct, frozen=True):
     """One worker process. `status`: ready, draining, silent, suspected, stuck or lost.
 
-    `rows` are running, `queue` waits. Rates come from the totals of its heartbeats; null before the second one.
+    `rows` are running, `queue` waits. `max_rows` and `prefill_tokens` are budgets; with 0 it takes none. Rates are from
+    the totals of its heartbeats; null before the second one.
     `gone_ms`: time since a lost worker was removed.
     """
 
@@ -64,6 +65,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     status: str
     rows: int
     max_rows: int
+    prefill_tokens: int
     queue: int
     queue_tokens: int
     tok_s: float | None

@@ -138,17 +138,20 @@ class PrefixIndex:
 
 
 def linked_pairs(records: Iterable[WorkerRecord]) -> list[Pair]:
-    """Lists the pairs with a working link, by worker ids, then the workers that prefill for themselves."""
-    by_role: dict[WorkerRole, list[WorkerRecord]] = {role: [] for role in WorkerRole}
-    for record in sorted(records, key=lambda record: record.id):
-        by_role[record.role].append(record)
+    """Lists the pairs with a working link, by worker ids, then the workers that prefill for themselves.
+
+    Budgets decide what a worker takes, not its role.
+    """
+    workers = sorted(records, key=lambda record: record.id)
+    decodes = [worker for worker in workers if worker.budgets.takes_rows]
     split = [
         Pair(prefill, decode)
-        for prefill in by_role[WorkerRole.PREFILL]
-        for decode in by_role[WorkerRole.DECODE]
+        for prefill in workers
+        if prefill.budgets.takes_prompts
+        for decode in decodes
         if any(_is_link_to(link, prefill) for link in decode.links)
     ]
-    return split + [Pair(decode, decode) for decode in by_role[WorkerRole.DECODE] if decode.prefills]
+    return split + [Pair(decode, decode) for decode in decodes if decode.budgets.takes_prompts]
 
 
 def placeable(record: WorkerRecord, max_step_age_s: float) -> bool:
@@ -196,7 +199,7 @@ def _cost(pair: Pair, query: PlacementQuery, index: PrefixIndex) -> tuple[int, b
     num_to_move = (query.num_tokens - num_decode_hit) / MOVED_TOKENS_PER_COMPUTED
     if pair.local:
         num_to_compute, num_to_move = LOCAL_TOKENS_PER_COMPUTED * num_to_compute, 0.0
-    occupancy = (load.running_rows + load.waiting_requests) / max(1, load.max_rows)
+    occupancy = (load.running_rows + load.waiting_requests) / max(1, decode.budgets.rows)
     num_pages = ceil_div(query.num_tokens - num_decode_hit + 1, decode.page_size)  # 1: the first output token
-    full = load.running_rows >= load.max_rows or load.available_pages < num_pages
+    full = load.running_rows >= decode.budgets.rows or load.available_pages < num_pages
     return query.avoided.num_avoided(pair), full, num_to_compute + num_to_move + FULL_DECODE_TOKENS * occupancy

@@ -62,9 +62,13 @@ class PairReservation:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBusy:
-    """The decode worker has no room; ask again after `retry_after_s`."""
+    """The decode worker has no room: ask again after `retry_after_s`.
+
+    `no_prompts`: it has none for prompts that it computes itself.
+    """
 
     retry_after_s: float
+    no_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,17 @@ class _Search:
     started_at: float
     num_busy_replies: int = 0
     busy_until: dict[Incarnation, float] = field(default_factory=dict)
+
+    def prefers_handoffs_to(self, pair: Pair) -> bool:
+        """Prefers prompts of other workers for a decode worker whose budget for prompts is 0. False if it did before.
+
+        The record that placement goes by is older than the budget.
+        """
+        avoided = self.query.avoided
+        if pair.incarnations in avoided.links:
+            return False
+        self.query = replace(self.query, avoided=avoided.with_link(pair))
+        return True
 
     def query_at(self, now: float) -> PlacementQuery:
         """The query at `now`, without the workers that are busy still."""
@@ -197,6 +212,8 @@ class Reserver:
             if isinstance(reply, PairReservation):
                 return reply
             search.num_busy_replies += 1
+            if reply.no_prompts and search.prefers_handoffs_to(pair):
+                continue
             search.busy_until[pair.decode.incarnation] = self._replied_at + max(MIN_BUSY_S, reply.retry_after_s)
         return None
 
@@ -215,6 +232,7 @@ class Reserver:
             page_keys=() if pair.local and request.prompt_logprobs is not None else keys,  # cached ones have no scores
             deadline_s=self._limits.reserve_timeout_s,
             max_new_tokens=max(1, request.stop.max_tokens - request.num_emitted),
+            computes_prompt=pair.local,
         )
         self._workers.on_placed(request.id, pair, len(request.tokens))
         reply = None
@@ -245,7 +263,7 @@ class Reserver:
     def _read_refusal(self, reply: decode_pb2.ReserveReply, pair: Pair, id: AttemptId) -> DecodeBusy:
         """Raises any refusal other than a lack of room."""
         if reply.HasField("busy"):
-            return DecodeBusy(reply.busy.retry_after_s)
+            return DecodeBusy(reply.busy.retry_after_s, reply.busy.no_prompts)
         error = decode_failure(reply.refused)
         if isinstance(error, Draining | Overloaded):
             return DecodeBusy(error.retry_after_s or DRAINING_RETRY_S)

@@ -111,7 +111,7 @@ class TrackedRequest:
         tokens = (*sequence.prompt_tokens, *self._emitted)
         return EngineRequest(
             self.id, tokens, len(sequence.prompt_tokens), sequence.sampling, sequence.stop, sequence.salt,
-            sequence.constraint, sequence.prompt_logprobs if self._wants_scores else None,
+            sequence.constraint, sequence.prompt_logprobs if self._wants_scores else None, self.slot.spec.priority,
         )  # fmt: skip
 
     def on_reserved(self, reservation: PairReservation) -> None:

@@ -175,7 +175,7 @@ class WorkerSet:
 
     def max_rows(self) -> int | None:
         """Rows of all decode workers with a link; None without a linked pair."""
-        rows = {pair.decode.incarnation: pair.decode.load.max_rows for pair in self._eligible_pairs()}
+        rows = {pair.decode.incarnation: pair.decode.budgets.rows for pair in self._eligible_pairs()}
         return sum(rows.values()) if rows else None
 
     def has_fingerprint(self, fingerprint: str) -> bool:

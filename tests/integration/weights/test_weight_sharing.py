@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from baton.settings.groups import WeightSharingKind
+from baton.settings.choices import WeightSharingKind
 from tests import tiny_models
 from tests.integration.weights.weight_worker import IMPORTED, LOADED, PACKED, PACKING, POOL_MIB, WAIT, WeightWorker
 from tests.kernels import kernel_levels

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from baton.engine import build
 from baton.engine.build import Engine, build_engine
-from baton.settings.groups import Dtype, WeightSharingKind, WorkerSettings
+from baton.settings.choices import WeightSharingKind
+from baton.settings.groups import Dtype, WorkerSettings
 from baton.telemetry import metrics
 
 POOL_MIB = 8

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 from baton.domain.errors import BatonError, IntegrityFailure, SentBack, Superseded, WorkerLost
 from baton.domain.ids import AttemptId, RequestId, ReservationId
 from baton.domain.request import EngineRequest, StopParams
+from baton.domain.worker import WorkerBudgets
 from baton.engine.drafts.base import Drafter
 from baton.engine.fake_runner import SLOT_BYTES
 from baton.engine.handoff.import_effects import AbortHandoff, AskVerdict, ConfirmCommit
@@ -25,6 +26,7 @@ from services.decode.effects import AskCommit, DecodeEffect, EmitTokens, ReportI
 from services.decode.import_policy import ImportPolicy
 from services.decode.import_table import ImportTable
 from services.decode.page_faults import PageFaults
+from services.decode.rows.order import RowOrder
 from services.decode.scheduler import DecodeScheduler
 from tests.tiny_workers import (
     PAGE_BYTES,
@@ -93,6 +95,7 @@ class CheckedDecode(RuleBasedStateMachine):
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler
     import_policy: type[ImportPolicy] = ImportPolicy
     page_faults: type[PageFaults] = PageFaults
+    order = RowOrder()
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,6 +110,7 @@ class CheckedDecode(RuleBasedStateMachine):
         self.commits_asked: list[AttemptId] = []
         self.damaged = False  # a byte was flipped, or the source quarantined a page
         self.flipped: set[int] = set()  # pages of the pool
+        self.budgets = WorkerBudgets(TOKEN_BUDGET, MAX_ROWS)
         self.names = itertools.count()
 
     # -- invariants
@@ -151,6 +155,7 @@ class CheckedDecode(RuleBasedStateMachine):
             self.page_faults,
             GrowthReserve(mode, PAGE_SIZE, 6),
             drafter=self._new_drafter(),
+            order=self.order,
         )
 
     def _new_drafter(self) -> Drafter | None:

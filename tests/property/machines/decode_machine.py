@@ -17,7 +17,7 @@ from baton.kv.pages import Owner
 from baton.transfer.base import Pull, PullOutcome
 from services.decode.kv_import import Busy, Reserved, SealInfo
 from simulation.runtime.page_memory import SimMemory
-from tests.property.machines.decode_checks import MAX_ROWS, TOKEN_BUDGET, Case, CheckedDecode, Client
+from tests.property.machines.decode_checks import MAX_ROWS, Case, CheckedDecode, Client
 from tests.tiny_workers import (
     NUM_PAGES,
     PAGE_BYTES,
@@ -282,7 +282,7 @@ class DecodeMachine(CheckedDecode):
         batch = self.world.scheduler.schedule(self.now)
         if batch is not None:
             assert self.world.scheduler.num_recomputed_tokens(batch) == 0
-            assert batch.num_tokens <= max(TOKEN_BUDGET, len(batch.rows) + PAGE_SIZE)
+            assert batch.num_tokens <= max(self.budgets.prefill_tokens, len(batch.rows) + PAGE_SIZE)
             output = self.world.runner.run(batch)
             if disturbed is not None and batch.rows:
                 id = batch.rows[disturbed % len(batch.rows)].id
@@ -322,8 +322,9 @@ class DecodeMachine(CheckedDecode):
         client = self.clients[name]
         client.attempt += 1
         request = engine_request(
-            name, client.prompt, attempt=client.attempt, emitted=client.received, stop=client.stop, seed=client.seed
-        )
+            name, client.prompt, attempt=client.attempt, emitted=client.received, stop=client.stop, seed=client.seed,
+            priority=client.seed - 1,
+        )  # fmt: skip
         for id, case in self.cases.items():
             if id.request_id == name:
                 case.ended = True

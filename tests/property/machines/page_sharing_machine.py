@@ -23,7 +23,7 @@ from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
 from baton.kv.pages import Hold, PagePool
 from baton.kv.prefix_cache import PrefixCache
-from baton.settings.groups import PageSharingKind
+from baton.settings.choices import PageSharingKind
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from baton.transfer.digest import PoolHasher, page_digest
 from simulation.runtime.page_memory import SimMemory

@@ -77,6 +77,7 @@ class PrefillMachine(RuleBasedStateMachine):
             LEASE_S, TOKEN_BUDGET, MAX_PINNED_PAGES, MAX_CHUNKING, self.export_table, self.prefill_scheduler,
             long_prompt_tokens=self.long_prompt_tokens, order=self.order,
         )  # fmt: skip
+        self.token_budget = TOKEN_BUDGET
         self.now = 0.0
         self.cases: dict[AttemptId, Case] = {}
         self.names = itertools.count()
@@ -89,7 +90,8 @@ class PrefillMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 2),
     )  # fmt: skip
     def add(self, prompt: list[int], num_decode_pages: int, timeout_s: int, salt: str, max_tokens: int) -> None:
-        request = engine_request(f"r{next(self.names)}", prompt, stop=StopParams(max_tokens), salt=salt)
+        name, stop = f"r{next(self.names)}", StopParams(max_tokens)
+        request = engine_request(name, prompt, stop=stop, salt=salt, priority=timeout_s % 3 - 1)
         self._add(request, num_decode_pages, timeout_s)
 
     @precondition(lambda self: self.cases)
@@ -225,7 +227,7 @@ class PrefillMachine(RuleBasedStateMachine):
         self._on_effects(self.world.scheduler.take_pending_effects())
         rows = batch.rows if batch is not None else ()
         assert bool(rows) == (self.world.scheduler.num_chunking > 0), "a prompt in progress stands still"
-        assert sum(len(row.tokens) for row in rows) <= TOKEN_BUDGET
+        assert sum(len(row.tokens) for row in rows) <= self.token_budget
         begun = [self.cases[row.id] for row in rows if not self.cases[row.id].started]
         for row in rows:
             self._check_row(row, num_pinned)

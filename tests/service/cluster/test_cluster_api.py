@@ -47,6 +47,8 @@ async def test_the_snapshot_shows_what_workers_announce():
             ("prefill-0", "decode-0", "up"),
             ("prefill-0", "decode-1", "up"),
         }
+        assert row["prefill_tokens"] == 0
+        assert view.worker("prefill-0")["prefill_tokens"] > 0
         msgspec.convert(await router.snapshot(), ClusterSnapshot)
 
 

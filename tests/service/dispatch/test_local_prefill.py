@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from baton.domain.errors import NoWorkers
+from baton.domain.errors import DeadlineExceeded, NoWorkers
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestState
+from baton.domain.worker import WorkerBudgets
 from baton.telemetry.request_trace import Stage
-from tests.mock_workers import Crash, Fail, Hold, MockDecode, Phase, ScriptedAction
+from tests.mock_workers import Busy, Crash, Fail, Hold, MockDecode, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import World, scripted, sequence, tokens, two_refreshes, world
 
 pytestmark = pytest.mark.timeout(30)
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.timeout(30)
 class SelfishDecode(MockDecode):
     """A mock decode worker that prefills for itself."""
 
-    prefills = True
+    budgets = WorkerBudgets(prefill_tokens=64, rows=8)
 
 
 @asynccontextmanager
@@ -102,3 +103,33 @@ async def test_a_cancelled_request_is_aborted_once():
         assert await w.decode.aborted(AttemptId(RequestId("r"), 1)) == "cancelled"
         await asyncio.gather(run, return_exceptions=True)
         assert len(w.decode.aborts) == 1
+
+
+async def test_a_worker_that_takes_no_prompts_gets_those_of_another_one():
+    """The record that placement goes by still has the old budget, as in an outage of the store: no attempt is lost."""
+    no_prompts = ScriptedAction(Phase.RESERVE, Busy(60.0, no_prompts=True))
+    async with selfish_world([no_prompts], num_prefill=1) as w:
+        await w.cluster.change_load(w.prefill, waiting_tokens=1000)  # local is cheaper
+        await two_refreshes(w)
+        assert tokens(await w.generate(sequence())) == scripted(5)
+        assert [one.computes_prompt for one in w.decode.reservations] == [True, False]
+        assert [request.id.attempt for request in w.prefill.requests] == [1]
+
+
+async def test_a_prompt_that_no_worker_takes_waits_for_its_deadline():
+    no_prompts = ScriptedAction(Phase.RESERVE, Busy(0.05, no_prompts=True), times=10_000)
+    async with selfish_world([no_prompts]) as w:
+        with pytest.raises(DeadlineExceeded):
+            await w.generate(sequence(deadline_s=0.5))
+        assert 2 <= len(w.decode.reservations) <= 12, "it asks again after the pause, not at once"
+
+
+async def test_requests_wait_while_every_budget_is_0():
+    async with selfish_world((), num_prefill=1) as w:
+        await w.cluster.change_budgets(w.decode, rows=0)
+        await two_refreshes(w)
+        assert not w.workers.readiness()[0]
+        await w.cluster.change_budgets(w.decode, rows=8, prefill_tokens=0)
+        await two_refreshes(w)
+        assert tokens(await w.generate(sequence())) == scripted(5)
+        assert len(w.prefill.requests) == 1

@@ -56,7 +56,7 @@ async def given_up(*runs: Awaitable[Any]) -> None:
 
 async def test_running_requests_never_exceed_the_rows_of_the_workers():
     async with world(decode=[(ScriptedAction(Phase.IMPORT, Hold(), times=99),)], limits=ROOMY) as w:
-        await w.cluster.change_load(w.decode, max_rows=2)
+        await w.cluster.change_budgets(w.decode, rows=2)
         await two_refreshes(w)
         runs = run_all(w, 6)
         await w.decode.reached(Phase.IMPORT, times=2)
@@ -69,7 +69,7 @@ async def test_running_requests_never_exceed_the_rows_of_the_workers():
 
 async def test_a_new_worker_starts_queued_requests():
     async with world(decode=[(ScriptedAction(Phase.IMPORT, Hold(), times=99),)], limits=ROOMY) as w:
-        await w.cluster.change_load(w.decode, max_rows=1)
+        await w.cluster.change_budgets(w.decode, rows=1)
         await two_refreshes(w)
         runs = run_all(w, 3)
         await w.decode.reached(Phase.IMPORT)
@@ -156,7 +156,7 @@ async def test_attempts_that_wait_for_pages_are_served_in_order():
         ScriptedAction(Phase.IMPORT, Hold(), times=99),
     )
     async with world(decode=[script], limits=ROOMY) as w:
-        await w.cluster.change_load(w.decode, max_rows=100)
+        await w.cluster.change_budgets(w.decode, rows=100)
         await two_refreshes(w)
         runs = []
         for n in range(30):

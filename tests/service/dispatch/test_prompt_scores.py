@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.errors import LinkBroken, WorkerLost
-from baton.domain.worker import TOKEN_BANS
+from baton.domain.worker import TOKEN_BANS, WorkerBudgets
 from tests.mock_workers import Crash, Fail, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import (
     LIMITS,
@@ -90,7 +90,7 @@ async def test_only_workers_that_can_are_asked():
 
 async def test_a_decode_worker_that_prefills_for_itself_matches_nothing():
     async with world(prefill=(), limits=LIMITS, linked=False) as w:
-        w.decode.prefills = True
+        w.decode.budgets = WorkerBudgets(prefill_tokens=64, rows=8)
         await w.cluster.announce()
         await two_refreshes(w)
         answer = await w.generate(ASKED)

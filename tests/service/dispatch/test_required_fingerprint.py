@@ -13,6 +13,7 @@ from baton.domain.errors import DeadlineExceeded, ModelReplaced
 from baton.domain.ids import AttemptId, RequestId
 from baton.domain.lifecycle import RequestEvent, RequestState
 from baton.domain.request import OutputToken
+from baton.domain.worker import WorkerBudgets
 from services.router.admission.admission_queue import AdmissionLimits
 from services.router.dispatch.reserve import MAX_ASKING
 from services.router.edge.http_errors import error_response
@@ -38,7 +39,7 @@ DEADLINE_S = 0.8
 class SelfPrefillingDecode(MockDecode):
     """A mock decode worker that prefills for itself. One fingerprint is one model."""
 
-    prefills = True
+    budgets = WorkerBudgets(prefill_tokens=64, rows=8)
 
     def __init__(self, id: str, fingerprint: str, script: Sequence[ScriptedAction] = ()) -> None:
         super().__init__(id, script)
@@ -119,7 +120,7 @@ async def test_waiting_for_a_fingerprint_holds_up_no_other_request():
     async with world([], [], replace(LIMITS, admission=AdmissionLimits(32))) as w:
         old, new = SelfPrefillingDecode("old-0", "old"), SelfPrefillingDecode("new-0", "new")
         for worker in (old, new):
-            worker.load = replace(worker.load, max_rows=32)
+            worker.budgets = replace(worker.budgets, rows=32)
         await join(w, new)
         waiting = [
             replace(sequence(f"waits-{n}", deadline_s=5.0), attempt=1001, fingerprint=old.fingerprint)
@@ -143,7 +144,7 @@ async def test_waiting_for_room_on_old_workers_holds_up_no_other():
             SelfPrefillingDecode("new-0", "new"),
         )
         for worker in (old, new):
-            worker.load = replace(worker.load, max_rows=32)
+            worker.budgets = replace(worker.budgets, rows=32)
         await join(w, old, new)
         waiting = [
             replace(sequence(f"waits-{n}", deadline_s=3.0), attempt=1001, fingerprint=old.fingerprint)

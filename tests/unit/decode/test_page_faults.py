@@ -93,7 +93,7 @@ def failures(effects: list[DecodeEffect]) -> dict[AttemptId, Exception]:
 
 def served(name: str = "first") -> tuple[TinyDecode, EngineRequest]:
     """A world whose prefix cache holds a prompt's two full pages."""
-    world = tiny_decode(digests=True, num_host_pages=8)
+    world = tiny_decode(digests=True, num_host_pages=8, token_budget=PAGE_SIZE)
     request = engine_request(name, PROMPT, stop=STOP)
     board(world, request)
     run_to_the_end(world)
@@ -107,7 +107,7 @@ def damage(world: TinyDecode, request: EngineRequest, index: int) -> PageId:
 
 
 def test_an_import_keeps_the_announced_digests_and_hashes_nothing_again(monkeypatch: pytest.MonkeyPatch):
-    world = tiny_decode(digests=True, num_host_pages=0)
+    world = tiny_decode(digests=True, num_host_pages=0, token_budget=PAGE_SIZE)
     monkeypatch.setattr(PoolHasher, "digests", lambda *_: pytest.fail("the digest was announced and matched"))
     request = engine_request("r", PROMPT, stop=STOP)
     effects = read_all(world, request, start(world, request))
@@ -124,7 +124,7 @@ def test_a_rows_own_page_is_hashed_when_it_is_full():
 
 
 def test_the_pages_that_a_step_fills_are_hashed_in_one_batch(monkeypatch: pytest.MonkeyPatch):
-    world = tiny_decode(digests=True, num_host_pages=0)
+    world = tiny_decode(digests=True, num_host_pages=0, token_budget=PAGE_SIZE)
     for name in ("one", "two"):
         board(world, engine_request(name, [*PROMPT[:2], int(name == "two")], stop=StopParams(max_tokens=3)))
     calls: list[int] = []
@@ -177,7 +177,7 @@ def test_no_local_prompt_starts_over_a_damaged_page():
 
 
 def preempted() -> tuple[TinyDecode, EngineRequest, EngineRequest]:
-    world = tiny_decode(digests=True, num_host_pages=8)
+    world = tiny_decode(digests=True, num_host_pages=8, token_budget=PAGE_SIZE)
     old = engine_request("old", [0, 1, 1, 0, 1, 0, 1], stop=StopParams(max_tokens=9))
     new = engine_request("new", [1, 1, 0, 1, 1, 0, 1], stop=StopParams(max_tokens=9))
     board(world, old)
@@ -233,7 +233,7 @@ def test_digests_move_to_host_memory_and_back():
 
 
 def test_pages_that_mismatch_twice_are_named_to_their_source():
-    world = tiny_decode(digests=True, num_host_pages=0)
+    world = tiny_decode(digests=True, num_host_pages=0, token_budget=PAGE_SIZE)
     request = engine_request("r", PROMPT, stop=STOP)
     (first, *_) = start(world, request)
     assert isinstance(first, Pull)
@@ -250,7 +250,7 @@ def test_pages_that_mismatch_twice_are_named_to_their_source():
 
 
 def test_keys_from_a_source_end_running_rows_and_leave_the_cache():
-    world = tiny_decode(digests=True, num_host_pages=8)
+    world = tiny_decode(digests=True, num_host_pages=8, token_budget=PAGE_SIZE)
     request = engine_request("r", PROMPT, stop=STOP)
     board(world, request)
     error = failures(world.import_policy.on_keys_quarantined(SOURCE, keys_of(request)[:1]))[request.id]
@@ -260,14 +260,14 @@ def test_keys_from_a_source_end_running_rows_and_leave_the_cache():
 
 
 def test_keys_from_a_source_end_imports_that_read_their_descendants():
-    world = tiny_decode(digests=True, num_host_pages=8)
+    world = tiny_decode(digests=True, num_host_pages=8, token_budget=PAGE_SIZE)
     request = engine_request("r", PROMPT, stop=STOP)
     start(world, request)
     assert request.id in failures(world.import_policy.on_keys_quarantined(SOURCE, keys_of(request)[:1]))
 
 
 def test_keys_from_a_source_spare_imports_from_another():
-    world = tiny_decode(digests=True, num_host_pages=8)
+    world = tiny_decode(digests=True, num_host_pages=8, token_budget=PAGE_SIZE)
     request = engine_request("r", PROMPT, stop=STOP)
     effects = start(world, request)
     assert not world.import_policy.on_keys_quarantined(WorkerId("prefill-1"), keys_of(request)[:1])
@@ -281,7 +281,7 @@ def test_keys_from_a_source_end_preempted_rows():
 
 
 def test_a_page_that_rots_in_the_pool_ends_the_row_that_holds_it():
-    world = tiny_decode(digests=True, num_host_pages=8)
+    world = tiny_decode(digests=True, num_host_pages=8, token_budget=PAGE_SIZE)
     request = engine_request("r", PROMPT, stop=STOP)
     board(world, request)
     page = damage(world, request, 0)
@@ -290,7 +290,7 @@ def test_a_page_that_rots_in_the_pool_ends_the_row_that_holds_it():
 
 
 def test_a_page_that_rots_before_its_import_is_committed_is_not_cached():
-    world = tiny_decode(digests=True, num_host_pages=8)
+    world = tiny_decode(digests=True, num_host_pages=8, token_budget=PAGE_SIZE)
     request = engine_request("r", PROMPT, stop=STOP)
     (first, *_) = start(world, request)
     assert isinstance(first, Pull)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust, RecordVerifier
-from baton.domain.worker import Activity, LinkRecord, PageCounts, WorkerLoad, WorkerRecord, WorkerRole
+from baton.domain.worker import Activity, LinkRecord, PageCounts, WorkerBudgets, WorkerLoad, WorkerRecord, WorkerRole
 from baton.store.redis.record_codec import worker_from_json, worker_to_json
 
 OURS, THEIRS = ClusterTrust(b"o" * 32), ClusterTrust(b"t" * 32)
@@ -55,6 +55,8 @@ def other(value: object) -> Any:
             return value + "x"
         case tuple():
             return (*value, LinkRecord(WorkerId("q"), Incarnation(1), "nixl", 1.5, 1))
+        case WorkerBudgets():
+            return replace(value, prefill_tokens=value.prefill_tokens + 1)
         case WorkerLoad():
             return replace(value, running_rows=value.running_rows + 1)
         case PageCounts():

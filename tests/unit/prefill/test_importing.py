@@ -14,7 +14,7 @@ from baton.engine.handoff.page_source import MAX_WAIT_S, ImportCostModel, PageSo
 from baton.engine.messages import Fail
 from baton.kv.keys import page_keys
 from baton.kv.page_checks import PageChecks
-from baton.settings.groups import PageSharingKind
+from baton.settings.choices import PageSharingKind
 from baton.transfer.base import Pull, PullEvent, PullOutcome
 from services.prefill.page_sharing import PageSharing
 from services.prefill.policy import PrefillLimits

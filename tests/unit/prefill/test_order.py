@@ -79,3 +79,27 @@ def test_admission_waits_for_a_prompt_that_was_overtaken():
     assert passed == ["small0", "small1"], "5 pages are free for 6"
     assert world.exports.commit(engine_request("pinned", []).id)
     assert "large" in step(world)
+
+
+def by_priority(policy: PrefillPolicy, *, heeds: bool) -> list[str]:
+    """Order of a long prompt of high priority, which came last, among others; the oldest has its share."""
+    order = PolicySettings(policy, oldest_prompt_share=0.0, by_priority=heeds)
+    world = tiny_prefill(9.0, 4 * PAGE_SIZE, NUM_PAGES, 4, order=order)
+    for name, prompt, priority in (("oldest", [1, 1], 0), ("low", [0, 1], -1), ("high", PROMPT, 2)):
+        world.scheduler.add(engine_request(name, prompt, priority=priority), 0, 99.0)
+    return step(world)
+
+
+def test_a_higher_priority_goes_first_where_workers_heed_it():
+    for policy in PrefillPolicy:
+        assert by_priority(policy, heeds=True)[0] == "high"
+    assert by_priority(PrefillPolicy.SRPT, heeds=False)[0] != "high"
+
+
+def test_the_policy_orders_prompts_of_one_priority():
+    world = tiny_prefill(
+        9.0, 4 * PAGE_SIZE, NUM_PAGES, 4, order=PolicySettings(PrefillPolicy.SRPT, 0.0, by_priority=True)
+    )
+    for name, prompt in (("oldest", [0] * 8), ("long", OTHER), ("short", [1, 1])):
+        world.scheduler.add(engine_request(name, prompt, priority=1), 0, 99.0)
+    assert step(world)[0] == "short"

@@ -24,11 +24,14 @@ class Arrival:
 
     prompt: list[int]
     step: int
+    priority: int = 0
     ended: int = MAX_STEPS
 
 
 ARRIVALS = st.lists(
-    st.builds(Arrival, st.lists(st.integers(0, 1), min_size=1, max_size=4 * PAGE_SIZE), st.integers(0, 9)),
+    st.builds(
+        Arrival, st.lists(st.integers(0, 1), min_size=1, max_size=4 * PAGE_SIZE), st.integers(0, 9), st.integers(-3, 3)
+    ),
     min_size=1,
     max_size=20,
 )
@@ -44,9 +47,9 @@ def run(arrivals: list[Arrival], order: PolicySettings, threshold: int = 0, salt
     for now in range(MAX_STEPS):
         for number, one in enumerate(arrivals):
             if one.step == now:
-                world.scheduler.add(
-                    engine_request(f"r{number}", one.prompt, salt=str(number % salts)), 0, 999.0, float(now)
-                )
+                salt = str(number % salts)
+                request = engine_request(f"r{number}", one.prompt, salt=salt, priority=one.priority)
+                world.scheduler.add(request, 0, 999.0, float(now))
         batch = world.scheduler.schedule(float(now))
         if batch is None:
             continue
@@ -60,11 +63,19 @@ def run(arrivals: list[Arrival], order: PolicySettings, threshold: int = 0, salt
 
 
 @pytest.mark.parametrize("policy", PrefillPolicy)
-@given(arrivals=ARRIVALS, share=st.sampled_from(list(SHARES)), threshold=st.sampled_from([0, PAGE_SIZE]))
+@given(
+    arrivals=ARRIVALS,
+    share=st.sampled_from(list(SHARES)),
+    threshold=st.sampled_from([0, PAGE_SIZE]),
+    by_priority=st.booleans(),
+)
 @REPEATABLE_SETTINGS
-def test_every_prompt_ends_in_time(policy: PrefillPolicy, arrivals: list[Arrival], share: float, threshold: int):
+def test_every_prompt_ends_in_time(
+    policy: PrefillPolicy, arrivals: list[Arrival], share: float, threshold: int, by_priority: bool
+):
+    """Also one of low priority, among any others."""
     arrivals = [replace(one) for one in sorted(arrivals, key=lambda one: one.step)]
-    run(arrivals, PolicySettings(policy, share, ttft_objective_s=3.0), threshold)
+    run(arrivals, PolicySettings(policy, share, ttft_objective_s=3.0, by_priority=by_priority), threshold)
     guaranteed = SHARES[share] * PAGE_SIZE
     for number, one in enumerate(arrivals):
         older = [other for other in arrivals[:number] if other.ended >= one.step]

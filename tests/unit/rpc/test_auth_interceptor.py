@@ -236,6 +236,7 @@ def test_the_methods_that_name_an_incarnation_are_known():
         "Renew",
         "ReadPages",
         "Drain",
+        "SetBudgets",
         "CacheEvents",
     }
 

@@ -7,7 +7,8 @@ import pytest
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust, TlsIdentity
 from baton.kv.memory import MemoryKind
 from baton.settings.base import SettingsError
-from baton.settings.groups import PageTagKind, WorkerSettings
+from baton.settings.choices import PageTagKind
+from baton.settings.groups import WorkerSettings
 from baton.worker.page_tagging import uses_tags
 from services.prefill.settings import PrefillSettings
 

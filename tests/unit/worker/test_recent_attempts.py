@@ -20,7 +20,7 @@ DECODE = DecodeTimes(3, 2, 1, 0, 0)
 
 
 def ask(recent: RecentAttempts, request_id: str = "") -> list[worker_pb2.AttemptTimes]:
-    servicer = WorkerServicer(Incarnation(1), cast(Any, None), lambda: 0, recent, SharedEventLog())
+    servicer = WorkerServicer(Incarnation(1), cast(Any, None), lambda: 0, recent, SharedEventLog(), cast(Any, None))
     request = worker_pb2.RecentAttemptsRequest(request_id=request_id)
     return list(asyncio.run(servicer.RecentAttempts(request, cast(Any, None))).attempts)
 

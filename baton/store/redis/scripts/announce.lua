@@ -4,13 +4,13 @@
 -- They are compared as strings: a Lua number cannot hold 64 bits.
 -- KEYS: 1 worker hash, 2 its incarnations (sorted set), 3 index of workers (sorted set: id -> expiry in ms).
 -- ARGV: 1 id, 2 incarnation, 3 status, 4 record, 5 ttl in ms, 6 retention in ms, 7 most incarnations remembered,
---       8 channel of changes, 9 incarnations that it has links to, sorted.
+--       8 channel of changes, 9 links and budgets, as text: a change of them is published.
 -- Returns 1. Changes nothing and returns 0 when this incarnation has been replaced, -1 when another one holds the id.
 local newest = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 if newest[1] ~= ARGV[2] and redis.call('ZSCORE', KEYS[2], ARGV[2]) then
   return 0
 end
-local held = redis.call('HMGET', KEYS[1], 'incarnation', 'status', 'links')
+local held = redis.call('HMGET', KEYS[1], 'incarnation', 'status', 'facts')
 if held[1] and held[1] ~= ARGV[2] then
   return -1
 end
@@ -24,7 +24,7 @@ if newest[1] ~= ARGV[2] then
 end
 redis.call('PEXPIRE', KEYS[2], ARGV[6])
 
-redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'status', ARGV[3], 'record', ARGV[4], 'links', ARGV[9])
+redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'status', ARGV[3], 'record', ARGV[4], 'facts', ARGV[9])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('ZADD', KEYS[3], now_ms + tonumber(ARGV[5]), ARGV[1])
 

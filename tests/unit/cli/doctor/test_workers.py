@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.ids import Incarnation, WorkerId
-from baton.domain.worker import LinkRecord, WorkerRecord, WorkerRole
+from baton.domain.worker import LinkRecord, WorkerBudgets, WorkerRecord, WorkerRole
 from services.cli.doctor.results import CheckStatus, DoctorResult
 from services.cli.doctor.workers import worker_results
 
@@ -64,7 +64,7 @@ def test_a_missing_role_fails():
     assert results(PREFILL)["workers"].status is FAIL
     alone = replace(DECODE, links=())
     assert results(alone)["workers"].status is FAIL
-    assert results(replace(alone, prefills=True))["workers"].status is OK
+    assert results(replace(alone, budgets=WorkerBudgets(64, 8)))["workers"].status is OK
     assert results()["workers"].status is WARN
 
 

@@ -26,6 +26,7 @@ def worker(id: str, role: str, status: str = "ready", **fields: Any) -> WorkerRo
         "total_pages": 100,
         "pages": PAGES,
         "max_rows": 8,
+        "prefill_tokens": 0,
         "queue": 3,
         "queue_tokens": 9,
         "tok_s": 5100.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.engine.handoff.page_source import LATE_FACTOR, MAX_WAIT_S, PAYS_SHARE, REST_S, ImportCostModel
-from baton.settings.groups import PageSharingKind
+from baton.settings.choices import PageSharingKind
 from tests.unit.engine.handoff.cache_pair import SOURCE, page_source
 
 PAGE_BYTES = 1000

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.ids import Incarnation, PageKey, WorkerId
-from baton.domain.worker import LinkRecord, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
+from baton.domain.worker import LinkRecord, WorkerBudgets, WorkerLoad, WorkerRecord, WorkerRole, WorkerStatus
 from services.router.dispatch.placement import (
     Avoided,
     Pair,
@@ -35,7 +35,8 @@ def worker(role: WorkerRole, number: int, **load: float) -> WorkerRecord:
         page_size=PAGE,
         max_model_len=400,
         vocab_size=10,
-        load=replace(WorkerLoad(max_rows=4, available_pages=50, total_pages=50), **load),  # type: ignore[arg-type]
+        budgets=WorkerBudgets(prefill_tokens=512) if role is WorkerRole.PREFILL else WorkerBudgets(rows=4),
+        load=replace(WorkerLoad(available_pages=50, total_pages=50), **load),  # type: ignore[arg-type]
     )
 
 
@@ -206,7 +207,7 @@ def test_a_required_fingerprint_restricts_the_pairs():
 
 
 def test_a_required_fingerprint_restricts_local_pairs():
-    alone = replace(decode(0), prefills=True, fingerprint="f+int8")
+    alone = replace(decode(0), budgets=WorkerBudgets(64, 4), fingerprint="f+int8")
     (pair,) = linked_pairs([alone])
     assert not pair.matches("f")
     assert pair.matches("f+int8")
@@ -230,3 +231,22 @@ def test_constrained_output_needs_the_same_grammar_library_on_both():
     assert choose_pair([Pair(plain[0], able[1]), Pair(able[0], other[1]), Pair(*plain)], query, index, 0) is None
     assert choose_pair([Pair(*plain), Pair(*able)], query, index, 0) == Pair(*able)
     assert choose_pair([Pair(*plain)], QUERY, index, 0) == Pair(*plain)
+
+
+def test_budgets_decide_what_a_worker_takes_whatever_its_role():
+    able = replace(decode(0), links=(link(prefill(0)),), budgets=WorkerBudgets(64, 4))
+
+    def names(*records: WorkerRecord) -> list[tuple[str, str]]:
+        return [(pair.prefill.id, pair.decode.id) for pair in linked_pairs(records)]
+
+    assert names(prefill(0), able) == [("prefill-0", "decode-0"), ("decode-0", "decode-0")]
+    assert names(prefill(0), replace(able, budgets=WorkerBudgets(0, 4))) == [("prefill-0", "decode-0")]
+    assert names(replace(prefill(0), budgets=WorkerBudgets(0)), able) == [("decode-0", "decode-0")]
+    assert names(prefill(0), replace(able, budgets=WorkerBudgets(64, 0))) == []
+    assert names(prefill(0), replace(able, budgets=WorkerBudgets(64, 4, 0))) == []
+
+
+def test_a_lowered_bound_of_rows_makes_a_worker_full():
+    one, other = pairs(prefill(0), decode(0, running_rows=3))[0], pairs(prefill(1), decode(1, running_rows=3))[0]
+    lowered = Pair(one.prefill, replace(one.decode, budgets=WorkerBudgets(rows=2)))
+    assert chosen([lowered, other]) == ("prefill-1", "decode-1")

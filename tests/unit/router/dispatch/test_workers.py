@@ -293,7 +293,7 @@ async def test_listeners_run_after_each_refresh():
         await w.look(D0, unlinked, at=0.0)
         await w.look(P0, D0, unlinked, at=0.1)
         await w.fail_to_look(at=0.2)
-        assert rows == [None, D0.load.max_rows, D0.load.max_rows]
+        assert rows == [None, D0.budgets.rows, D0.budgets.rows]
 
 
 def shown(name: str, **labels: str) -> float | None:

@@ -7,7 +7,6 @@ goes on draining after the command is interrupted.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -15,24 +14,16 @@ from typing import Annotated
 import grpc
 from cyclopts import Parameter
 
-from baton.domain.errors import BatonError, LinkBroken, WorkerLost
+from baton.domain.errors import WorkerLost
 from baton.domain.ids import WorkerId
 from baton.domain.worker import WorkerRecord
 from baton.rpc import codec
-from baton.rpc.channel_pool import ChannelPool
-from baton.rpc.gen import worker_pb2, worker_pb2_grpc
+from baton.rpc.gen import worker_pb2
 from baton.settings.base import refuse_unknown_variables
-from baton.settings.trust import read_trust
-from baton.store.connect import connect
 from baton.store.store import WorkerRegistry
 from services.cli.errors import NotDrained
 from services.cli.settings import COMMANDS, DrainSettings
-
-
-class UnknownWorker(BatonError):
-    """No worker with this id is registered."""
-
-    code = "unknown_worker"
+from services.cli.workers.lookup import FoundWorker, found_worker
 
 
 def drain(
@@ -47,19 +38,11 @@ def drain(
 
 
 async def _drain(id: WorkerId, settings: DrainSettings) -> int:
-    trust = read_trust(settings)
-    async with contextlib.AsyncExitStack() as stack:
-        store = await connect(settings.redis_url)
-        stack.push_async_callback(store.close)
-        record = await _find_worker(store, id)
-        if not trust.verify(record):
-            raise LinkBroken(trust.mismatch(record))
-        channels = ChannelPool(trust)
-        stack.push_async_callback(channels.close)
+    async with found_worker(id, settings) as worker:
         try:
             async with asyncio.timeout(settings.wait_s):
-                num_left = await _report_progress(channels, record)
-                await _wait_until_withdrawn(store, record)
+                num_left = await _report_progress(worker)
+                await _wait_until_withdrawn(worker.store, worker.record)
         except TimeoutError:
             raise NotDrained(f"{id} has not left within {settings.wait_s:g} s; it goes on draining") from None
     if num_left:
@@ -70,19 +53,12 @@ async def _drain(id: WorkerId, settings: DrainSettings) -> int:
     return 0
 
 
-async def _find_worker(store: WorkerRegistry, id: WorkerId) -> WorkerRecord:
-    """The worker's record. Raises `UnknownWorker`, which lists the registered ones."""
-    workers = {worker.id: worker for worker in await store.workers()}
-    if id not in workers:
-        raise UnknownWorker(f"no worker {id!r} is announced. There are: {', '.join(workers) or 'none'}.")
-    return workers[id]
-
-
-async def _report_progress(channels: ChannelPool, record: WorkerRecord) -> int:
+async def _report_progress(worker: FoundWorker) -> int:
     """Starts the drain and prints progress to its end. Returns the number of requests that were given up."""
+    record = worker.record
     num_left: int | None = None
     try:
-        async for progress in _drain_progress(channels, record):
+        async for progress in _drain_progress(worker):
             if progress.num_requests != num_left:
                 _print_status(f"{record.id} is draining, requests left: {progress.num_requests}")
             num_left = progress.num_requests
@@ -93,9 +69,8 @@ async def _report_progress(channels: ChannelPool, record: WorkerRecord) -> int:
     return num_left or 0
 
 
-async def _drain_progress(channels: ChannelPool, record: WorkerRecord) -> AsyncIterator[worker_pb2.DrainProgress]:
-    stub = worker_pb2_grpc.WorkerStub(channels.get(record.address, record.incarnation))
-    async for progress in stub.Drain(worker_pb2.DrainRequest(incarnation=record.incarnation)):
+async def _drain_progress(worker: FoundWorker) -> AsyncIterator[worker_pb2.DrainProgress]:
+    async for progress in worker.stub.Drain(worker_pb2.DrainRequest(incarnation=worker.record.incarnation)):
         yield progress
 
 

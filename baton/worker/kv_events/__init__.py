@@ -1,0 +1,1 @@
+"""Cache events for routers of other projects: their wire format, and a publisher over ZeroMQ."""

@@ -1,0 +1,1 @@
+"""Commands that find one worker in the state store and call it."""
