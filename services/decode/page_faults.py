@@ -45,6 +45,7 @@ class PageFaults:
         page_size: int,
         page_bytes: int,
     ) -> None:
+        self._cache = cache
         self._imports = imports
         self._scheduler = scheduler
         self._checks = checks
@@ -89,8 +90,8 @@ class PageFaults:
     def on_keys_quarantined(self, source: WorkerId, keys: Collection[PageKey]) -> list[AttemptId]:
         """Takes out what a source quarantined. Returns the ruined attempts.
 
-        Pages of an import in progress and of a preempted row are not cached, so their tokens' keys decide. An import
-        from another source is not touched, unless it holds a page that was taken out.
+        Pages of an import in progress, of a preempted row and of one that came back are not cached, so their tokens'
+        keys decide. An import from another source is not touched, unless it holds a page that was taken out.
         """
         self.quarantine.add_keys(keys)
         return self._ruined(frozenset(keys), source)
@@ -108,12 +109,19 @@ class PageFaults:
         return self._ruined()
 
     def _ruined(self, keys: frozenset[PageKey] = frozenset(), source: WorkerId | None = None) -> list[AttemptId]:
-        imports = [one for id in self._imports.ids() if (one := self._imports.get(id)) is not None]
-        ruined = [one.id for one in imports if one.table.holds_condemned() or self._leads_through(one, keys, source)]
+        ruined: list[AttemptId] = []
+        for one in [one for id in self._imports.ids() if (one := self._imports.get(id)) is not None]:
+            first = self._first_wrong(one, keys, source)
+            for page in [] if first is None else one.table.pages[first:]:
+                self._cache.pool.condemn(page)  # else its proven pages would enter the cache when it ends
+            if first is not None or one.table.holds_condemned():
+                ruined.append(one.id)
         return ruined + self._scheduler.ruined_ids(keys)
 
-    def _leads_through(self, kv_import: KvImport, keys: frozenset[PageKey], source: WorkerId | None) -> bool:
+    def _first_wrong(self, kv_import: KvImport, keys: frozenset[PageKey], source: WorkerId | None) -> int | None:
+        """Index of the first page of an import from `source` that has one of `keys`; None if it has none."""
         request = kv_import.request
         if request is None or source is None or kv_import.source != source:
-            return False
-        return not keys.isdisjoint(page_keys(request.tokens, self._page_size, request.salt))
+            return None
+        own = page_keys(request.tokens, self._page_size, request.salt)
+        return next((index for index, key in enumerate(own) if key in keys), None)

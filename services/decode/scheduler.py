@@ -129,13 +129,15 @@ class DecodeScheduler:
         return (row.request.id for queue in self._queues for row in queue)
 
     def ruined_ids(self, keys: frozenset[PageKey]) -> list[AttemptId]:
-        """Attempts that hold a condemned page, and preempted ones whose tokens lead through one of `keys`."""
-        holders = [row for queue in self._queues for row in queue if row.table.holds_condemned()]
-        lost = [row for row in self._preempted if keys and not keys.isdisjoint(self._keys(row))]
-        return [row.request.id for row in (*holders, *lost)]
+        """Attempts that hold a condemned page, and rows with KV that was computed through one of `keys`.
 
-    def _keys(self, row: DecodeRow) -> list[PageKey]:
-        return page_keys(row.tokens, self._page_size, row.request.salt)
+        A preempted row's pages are not cached, nor are those of one that came back, until it fills its next page.
+        """
+        rows = itertools.chain(*self._queues)
+        return [row.request.id for row in rows if row.table.holds_condemned() or (keys and self._used(row, keys))]
+
+    def _used(self, row: DecodeRow, keys: frozenset[PageKey]) -> bool:
+        return not keys.isdisjoint(page_keys(row.tokens[: row.num_filled], self._page_size, row.request.salt))
 
     def add(self, imported: ImportedPrompt) -> None:
         """Adds a validated import: the prompt's KV is in place, and the first token was sent."""

@@ -57,8 +57,8 @@ class JoinsBeforeTheCheck(ImportTable):
 class SparesImports(PageFaults):
     """Leaves imports alone that read descendants of a quarantined page."""
 
-    def _leads_through(self, kv_import: KvImport, keys: frozenset[PageKey], source: WorkerId | None) -> bool:
-        return False
+    def _first_wrong(self, kv_import: KvImport, keys: frozenset[PageKey], source: WorkerId | None) -> int | None:
+        return None
 
 
 class SparesHolders(ImportPolicy):

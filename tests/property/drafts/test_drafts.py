@@ -15,6 +15,7 @@ from baton.domain.request import EngineRequest, StopParams
 from baton.engine.drafts.base import Drafter
 from baton.kv.pages import Owner
 from services.decode.effects import DecodeEffect, EmitTokens
+from services.decode.rows.order import RowOrder
 from tests.property.drafts.drafters import AdversarialDrafter, OracleDrafter
 from tests.property.machines.decode_machine import DecodeMachine
 from tests.tiny_workers import (
@@ -53,7 +54,9 @@ class DraftingMachine(DecodeMachine):
     @invariant()
     def a_row_has_the_pages_of_its_tokens(self) -> None:
         for row in self.world.scheduler._running:
-            assert len(row.table.pages) == ceil_div(row.num_filled, PAGE_SIZE), "a draft's page stayed"
+            is_new = row.num_output_tokens == row.request.num_emitted + 1  # a prompt has the page of its first token
+            num_slots = len(row.tokens) if is_new else row.num_filled
+            assert len(row.table.pages) == ceil_div(num_slots, PAGE_SIZE), "a draft's page stayed"
             assert row.num_filled == len(row.tokens) - 1
 
     @invariant()
@@ -61,10 +64,15 @@ class DraftingMachine(DecodeMachine):
         assert set(self.drafter.num_tokens) <= set(self.world.scheduler.ids())
 
 
-def test_decode_side_with_an_adversarial_drafter():
-    run_state_machine_as_test(
-        DraftingMachine, settings=settings(REPEATABLE_SETTINGS, max_examples=60, stateful_step_count=50)
-    )
+class DraftingPriorityMachine(DraftingMachine):
+    """Rows of low priority give way, in the middle of the batch."""
+
+    order = RowOrder(by_priority=True)
+
+
+@pytest.mark.parametrize("machine", [DraftingMachine, DraftingPriorityMachine])
+def test_decode_side_with_an_adversarial_drafter(machine: type[DraftingMachine]):
+    run_state_machine_as_test(machine, settings=settings(REPEATABLE_SETTINGS, max_examples=60, stateful_step_count=50))
 
 
 REQUESTS = st.lists(

@@ -251,7 +251,8 @@ class DecodeMachine(CheckedDecode):
         self.damaged = True
         self._on_effects(self.world.import_policy.on_keys_quarantined(SOURCE, [key]))
         assert not self.world.cache.num_matching([key])
-        assert not self.world.scheduler.ruined_ids(frozenset([key]))
+        for row in [row for queue in self.world.scheduler._queues for row in queue]:
+            assert key not in page_keys(row.tokens[: row.num_filled], PAGE_SIZE, row.request.salt)
         for id in self.world.imports.ids():
             request = self.cases[id].request
             assert not self.cases[id].claimed or key not in page_keys(request.tokens, PAGE_SIZE, request.salt)

@@ -266,6 +266,20 @@ def test_keys_from_a_source_end_imports_that_read_their_descendants():
     assert request.id in failures(world.import_policy.on_keys_quarantined(SOURCE, keys_of(request)[:1]))
 
 
+def test_an_import_does_not_cache_what_its_source_has_quarantined():
+    """Proven pages of an aborted import enter the cache: the quarantined one and its descendants must not."""
+    world = tiny_decode(digests=True, num_host_pages=8, token_budget=PAGE_SIZE)
+    request = engine_request("r", PROMPT, stop=STOP)
+    (read, *_) = start(world, request)
+    assert isinstance(read, Pull)
+    assert len(read.local_pages) == 2
+    world.import_policy.on_pull_event(PullEvent(read, PullOutcome.DONE, 64, 0.1), 0.0)
+    first, second, *_ = keys_of(request)
+    assert request.id in failures(world.import_policy.on_keys_quarantined(SOURCE, [second]))
+    assert world.cache.find(first) is not None
+    assert world.cache.find(second) is None
+
+
 def test_keys_from_a_source_spare_imports_from_another():
     world = tiny_decode(digests=True, num_host_pages=8, token_budget=PAGE_SIZE)
     request = engine_request("r", PROMPT, stop=STOP)
@@ -278,6 +292,19 @@ def test_keys_from_a_source_end_preempted_rows():
     world, _, new = preempted()
     assert new.id in failures(world.import_policy.on_keys_quarantined(SOURCE, keys_of(new)[:1]))
     assert world.host.num_free == 8
+
+
+def test_keys_from_a_source_end_rows_that_came_back():
+    world, old, new = preempted()
+    world.import_policy.abort(old.id)
+    batch = world.scheduler.schedule(0.0)
+    assert batch is not None
+    assert [row.id for row in batch.rows] == [new.id]
+    world.cache.clear()  # the copy is the only one
+    assert world.cache.find(keys_of(new)[0]) is None
+    assert new.id in failures(world.import_policy.on_keys_quarantined(SOURCE, keys_of(new)[:1]))
+    assert not world.scheduler.num_rows
+    assert_idle(world.cache)
 
 
 def test_a_page_that_rots_in_the_pool_ends_the_row_that_holds_it():
