@@ -40,6 +40,7 @@ from services.router.streaming.unread_buffer import UnreadBudget
 from services.router.takeover.call_ownership import CallOwnership
 from services.router.takeover.supersede_listener import SupersedeListener
 from services.router.text.choice_text import TokenEvent
+from services.router.text.parsers.base import joined_calls
 from services.router.text.text_model import TextModel
 
 log = structlog.get_logger(__name__)
@@ -177,6 +178,9 @@ def response_headers(request: ValidRequest, durability: Durability) -> dict[str,
 def _finished_choice(index: int, events: list[TokenEvent]) -> FinishedChoice:
     tokens = tuple(event.token for event in events if event.token is not None)
     finish, stop = (events[-1].finish, events[-1].stop) if events else (None, None)
-    text, calls = "".join(event.text for event in events), tuple(call for event in events for call in event.calls)
+    text, calls = (
+        "".join(event.text for event in events),
+        joined_calls(call for event in events for call in event.calls),
+    )
     reasoning = "".join(event.reasoning for event in events)
     return FinishedChoice(index, text, tokens, finish or FinishReason.STOP, stop, calls, reasoning)

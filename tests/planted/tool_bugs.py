@@ -43,6 +43,14 @@ TOOL_BUGS = (
         HERMES_TESTS,
     ),
     PlantedBug(
+        TOOLS,
+        "a call that may still be none is shown while it is written",
+        BLOCKS,
+        "            and is_token",
+        "            and True",
+        "tests/unit/router/text/test_streamed_calls.py",
+    ),
+    PlantedBug(
         REASONING,
         "an end quoted as text ends a thought",
         "services/router/text/parsers/reasoning.py",

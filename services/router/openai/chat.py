@@ -27,7 +27,7 @@ from services.router.openai.schemas import (
 )
 from services.router.openai.valid_request import ValidRequest
 from services.router.text.choice_text import TokenEvent
-from services.router.text.parsers.base import ToolCall, call_id
+from services.router.text.parsers.base import ToolCall, call_id, joined_calls
 from services.router.text.text_model import TextModel
 
 
@@ -145,11 +145,12 @@ class ChatResponseBuilder:
         is_short = tools is not None and tools.format.has_short_ids
         return [
             ChatToolCall(
-                id=call_id(self._request.id, choice, call.index, is_short=is_short),
-                function=FunctionCall(call.name, call.arguments),
+                id=call_id(self._request.id, choice, call.index, is_short=is_short) if call.name else UNSET,
+                type="function" if call.name else UNSET,
+                function=FunctionCall(name=call.name or UNSET, arguments=call.arguments),
                 index=call.index if in_chunk else UNSET,
             )
-            for call in calls
+            for call in joined_calls(calls)
         ]
 
     def _finish(self, choice: int, finish: FinishReason) -> FinishReasonName:

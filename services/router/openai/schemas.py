@@ -74,18 +74,18 @@ class ChatLogprobs(Struct, frozen=True):
     refusal: None = None
 
 
-class FunctionCall(Struct, frozen=True):
-    """The function that a model calls. `arguments`: JSON, as the model wrote it."""
+class FunctionCall(Struct, frozen=True, kw_only=True):
+    """The function that a model calls. `arguments`: JSON, as the model wrote it. A further part has no name."""
 
-    name: str
+    name: str | UnsetType = UNSET
     arguments: str
 
 
 class ChatToolCall(Struct, frozen=True, kw_only=True):
-    """One call of a choice. `index` in chunks only."""
+    """One call of a choice. `index` in chunks only, where further parts of its arguments have no id and no type."""
 
-    id: str
-    type: Literal["function"] = "function"
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = "function"
     function: FunctionCall
     index: int | UnsetType = UNSET
 

@@ -16,15 +16,23 @@ def answer_parser(request: ValidRequest, text: TextModel) -> AnswerParser | None
     if tools is None and reasoning is None:
         return None
     if text.formats.is_harmony:
-        options = {} if tools is None else {"single": tools.single, "calls_only": tools.calls_only}
         in_answer = reasoning is not None and reasoning.start is ReasoningStart.CLOSED
-        names = () if tools is None else tools.schemas
-        whole = HarmonyParser(names, in_answer=in_answer, **options)
+        whole = HarmonyParser(in_answer=in_answer)
+        if tools is not None:
+            whole = HarmonyParser(
+                tools.schemas,
+                in_answer=in_answer,
+                single=tools.single,
+                calls_only=tools.calls_only,
+                constrained=tools.constrained,
+            )
         return AnswerParser(whole, {id: marker for marker, id in text.added_tokens(harmony.MARKERS).items()})
     parser: OutputParser = TextParser()
     markers: tuple[str, ...] = ()
     if tools is not None:
-        parser = tools.format.parser(tools.schemas, single=tools.single, calls_only=tools.calls_only)
+        parser = tools.format.parser(
+            tools.schemas, single=tools.single, calls_only=tools.calls_only, constrained=tools.constrained
+        )
         markers = tools.format.markers
     if reasoning is not None:
         format = reasoning.format

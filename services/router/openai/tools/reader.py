@@ -20,6 +20,7 @@ from baton.grammar.tool_calls import NAME, CallMarkup, structural_tag_grammar, t
 from services.router.openai.bounds import FLAG, MAX_TOOL_CALLS, MAX_TOOLS
 from services.router.openai.constraint.reader import RequestedConstraint
 from services.router.openai.fields import Fields, short_repr
+from services.router.text.parsers.argument_stream import ConstrainedCalls
 from services.router.text.parsers.registry import ToolFormat
 from services.router.text.text_model import TextModel
 
@@ -44,6 +45,14 @@ class RequestedTools:
     is_named: bool = False
     calls_only: bool = False
     constraint: RequestedConstraint | None = None
+
+    @property
+    def constrained(self) -> ConstrainedCalls:
+        """Which calls cannot turn out to be none."""
+        if self.constraint is None:
+            return ConstrainedCalls.NONE
+        is_free = isinstance(self.constraint.value.phases[0], FreePhase)
+        return ConstrainedCalls.AFTER_MARKER if is_free else ConstrainedCalls.ALL
 
 
 def read_tools(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b32encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +17,10 @@ SHORT_ID_CHARS = 9
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A complete call. `index` counts the calls of a choice; `arguments`: JSON, as the model wrote it."""
+    """A call, or a part of it. `index` counts the calls of a choice; `arguments`: JSON, as the model wrote it.
+
+    The first part has the name; a further one has an empty name, and more of the arguments.
+    """
 
     index: int
     name: str
@@ -34,6 +37,16 @@ class ParsedPiece:
 
     def __add__(self, later: ParsedPiece) -> ParsedPiece:
         return ParsedPiece(self.text + later.text, self.calls + later.calls, self.reasoning + later.reasoning)
+
+
+def joined_calls(parts: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+    """The calls that these parts, in their order, make."""
+    names: dict[int, str] = {}
+    arguments: dict[int, list[str]] = {}
+    for part in parts:
+        names.setdefault(part.index, part.name)
+        arguments.setdefault(part.index, []).append(part.arguments)
+    return tuple(ToolCall(index, name, "".join(arguments[index])) for index, name in names.items())
 
 
 class OutputParser(Protocol):

@@ -11,6 +11,7 @@ import enum
 import re
 from collections.abc import Collection
 
+from services.router.text.parsers.argument_stream import ArgumentStream, BegunCall, ConstrainedCalls
 from services.router.text.parsers.base import ParsedPiece, ToolCall
 from services.router.text.parsers.blocks import MAX_CALL_CHARS
 from services.router.text.parsers.json_spans import SPACE, is_object
@@ -42,14 +43,18 @@ class HarmonyParser:
         single: bool = False,
         calls_only: bool = False,
         in_answer: bool = False,
+        constrained: ConstrainedCalls = ConstrainedCalls.NONE,
     ) -> None:
         """`names`: of the declared tools. `in_answer`: the prompt has begun the text.
 
-        `single`: what comes after the first call is dropped; `calls_only`: text is, too.
+        `single`: what comes after the first call is dropped; `calls_only`: text is, too. `constrained`: with `ALL`
+        calls are shown while they are written.
         """
         self._names = names
         self._single = single
         self._calls_only = calls_only
+        self._is_certain = constrained is ConstrainedCalls.ALL
+        self._stream: ArgumentStream | None = None
         self._part = _Part.TEXT if in_answer else _Part.HEADER
         self._header = ""
         self._arguments = ""
@@ -58,7 +63,7 @@ class HarmonyParser:
     @property
     def is_done(self) -> bool:
         """True if nothing more is shown."""
-        return self._single and self._num_calls > 0
+        return self._single and self._num_calls > 0 and self._stream is None
 
     @property
     def in_reasoning(self) -> bool:
@@ -77,8 +82,13 @@ class HarmonyParser:
         if self._part is _Part.HEADER:
             self._header += piece
             return self._give_up() if len(self._header) > MAX_HEADER_CHARS else ParsedPiece()
+        if self._stream is not None:
+            return self._read_arguments(self._stream, "", piece)
         if self._part is _Part.CALL:
             self._arguments += piece
+            if self._is_certain and (begun := self._begun()) is not None:
+                self._stream, self._num_calls = ArgumentStream(begun), self._num_calls + 1
+                return self._read_arguments(self._stream, begun.name, self._arguments[begun.at :])
             return self._give_up() if len(self._arguments) > MAX_CALL_CHARS else ParsedPiece()
         return ParsedPiece(reasoning=piece) if self.in_reasoning else self._text(piece)
 
@@ -101,6 +111,24 @@ class HarmonyParser:
         """See `OutputParser.finish`. A header without a message is nothing; text that is no header is text."""
         return ParsedPiece() if self.is_done else self._end_message()
 
+    def _begun(self) -> BegunCall | None:
+        """The call whose arguments have begun."""
+        recipient, at = _RECIPIENT.search(self._header), len(self._arguments) - len(self._arguments.lstrip(SPACE))
+        is_known = recipient is not None and recipient["name"] in self._names
+        return (
+            BegunCall(recipient["name"], at) if recipient and is_known and self._arguments[at : at + 1] == "{" else None
+        )
+
+    def _read_arguments(self, stream: ArgumentStream, name: str, text: str) -> ParsedPiece:
+        """The next part of a call. What follows its arguments, up to the end of the message, is text."""
+        part = stream.push(text)
+        calls = (ToolCall(self._num_calls - 1, name, part.text),) if part.text else ()
+        if part.rest is None:
+            return ParsedPiece("", calls)
+        self._stream, self._part = None, _Part.TEXT
+        rest = "" if self.is_done else part.rest.lstrip(SPACE)
+        return ParsedPiece("" if self._calls_only else rest, calls)
+
     def _begin_message(self) -> None:
         self._arguments = ""
         if _RECIPIENT.search(self._header) is not None:
@@ -113,9 +141,13 @@ class HarmonyParser:
         if self._part is _Part.HEADER:
             is_markup = not self._header.strip(SPACE) or CHANNEL in self._header or START in self._header
             return ParsedPiece() if is_markup else self._give_up()
+        if self._stream is not None:  # it was cut
+            self._stream = None
+            return ParsedPiece()
         if self._part is not _Part.CALL:
             return ParsedPiece()
-        recipient, arguments = _RECIPIENT.search(self._header), self._arguments.strip(SPACE) or "{}"
+        nothing = "" if self._is_certain else "{}"  # a constraint asks for an object, so this one was cut
+        recipient, arguments = _RECIPIENT.search(self._header), self._arguments.strip(SPACE) or nothing
         if recipient is None or recipient["name"] not in self._names or not is_object(arguments):
             return self._give_up()
         self._part = _Part.HEADER

@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from services.router.text.parsers.argument_stream import BegunCall
 from services.router.text.parsers.blocks import BlockState, FoundCalls
 from services.router.text.parsers.json_spans import SPACE, JsonScan, call_of, elements, is_object
 
 MAX_HEAD_CHARS = 512
 """Between a marker and the arguments."""
+
+_OBJECT_HEAD = re.compile(
+    r'\s*\{\s*"name"\s*:\s*"(?P<name>[A-Za-z0-9_.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_LIST_HEAD = re.compile(r"\s*\[" + _OBJECT_HEAD.pattern)
 
 
 class ObjectReader:
@@ -31,6 +37,11 @@ class ObjectReader:
             return BlockState.OPEN
         call = call_of(text[:end]) if end else None
         return FoundCalls(end, (call,)) if call is not None and call[0] in self._names else BlockState.REJECTED
+
+    def begun(self, text: str) -> BegunCall | None:
+        """See `BlockReader.begun`. The name must come first, as a constraint has it."""
+        head = _OBJECT_HEAD.match(text, 0, MAX_HEAD_CHARS)
+        return BegunCall(head["name"], head.end(), in_object=True) if head and head["name"] in self._names else None
 
 
 class ListReader:
@@ -60,6 +71,14 @@ class ListReader:
         known = tuple(call for call in calls if call is not None and call[0] in self._names)
         return FoundCalls(end, known) if known and len(known) == len(calls) else BlockState.REJECTED
 
+    def begun(self, text: str) -> BegunCall | None:
+        """See `BlockReader.begun`."""
+        if not text.lstrip(SPACE).startswith("["):
+            return self._named.begun(text)
+        head = _LIST_HEAD.match(text, 0, MAX_HEAD_CHARS)
+        is_known = head is not None and head["name"] in self._names
+        return BegunCall(head["name"], head.end(), in_object=True, in_list=True) if head and is_known else None
+
 
 class NamedReader:
     """A name, markers, and an object with the arguments. `head` matches what comes before the object, up to it."""
@@ -74,13 +93,12 @@ class NamedReader:
     def read(self, text: str) -> FoundCalls | BlockState:
         """See `BlockReader.read`."""
         if self._begin is None:
-            brace = text.find("{", 0, MAX_HEAD_CHARS)
-            if brace < 0:
+            if text.find("{", 0, MAX_HEAD_CHARS) < 0:
                 return BlockState.OPEN if len(text) < MAX_HEAD_CHARS else BlockState.REJECTED
-            found = self._head.match(text)
-            if found is None or found.end() != brace or found["name"] not in self._names:
+            begun = self.begun(text)
+            if begun is None:
                 return BlockState.REJECTED
-            self._begin, self._name = brace, found["name"]
+            self._begin, self._name = begun.at, begun.name
         end = self._scan.end(text[self._begin :])
         if end is None:
             return BlockState.OPEN
@@ -88,3 +106,9 @@ class NamedReader:
         if not end or not is_object(arguments):
             return BlockState.REJECTED
         return FoundCalls(self._begin + end, ((self._name, arguments),))
+
+    def begun(self, text: str) -> BegunCall | None:
+        """See `BlockReader.begun`."""
+        brace, found = text.find("{", 0, MAX_HEAD_CHARS), self._head.match(text)
+        is_head = found is not None and found.end() == brace and found["name"] in self._names
+        return BegunCall(found["name"], brace) if found is not None and is_head else None

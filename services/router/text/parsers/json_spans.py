@@ -46,6 +46,11 @@ class JsonScan:
                     return self._at
         return None
 
+    def next_end(self, text: str) -> int | None:
+        """The same for a text that is given in parts: `text` is the next one, and the index is one of it."""
+        self._at = 0
+        return self.end(text)
+
 
 def strict_json(text: str) -> object:
     """The value of a JSON text, without Python's NaN and Infinity. Raises `ValueError` or `RecursionError`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from baton.grammar.tool_calls import CallMarkup
 from services.router.text.parsers import harmony
+from services.router.text.parsers.argument_stream import ConstrainedCalls
 from services.router.text.parsers.base import OutputParser
 from services.router.text.parsers.blocks import BlockParser, BlockReader, BlockSyntax
 from services.router.text.parsers.json_calls import ListReader, NamedReader, ObjectReader
@@ -55,9 +56,22 @@ class ToolFormat:
         """Texts that must not be hidden, if they are special tokens."""
         return (*self.syntax.openings, *self.syntax.closings, *self.other_markers)
 
-    def parser(self, schemas: Schemas, *, single: bool = False, calls_only: bool = False) -> OutputParser:
-        """A new parser of an answer that may call the tools of `schemas`."""
-        return BlockParser(self.syntax, lambda: self.reader(schemas), single=single, calls_only=calls_only)
+    def parser(
+        self,
+        schemas: Schemas,
+        *,
+        single: bool = False,
+        calls_only: bool = False,
+        constrained: ConstrainedCalls = ConstrainedCalls.NONE,
+    ) -> OutputParser:
+        """A new parser of an answer that may call the tools of `schemas`. See `BlockParser`."""
+        return BlockParser(
+            self.syntax,
+            lambda: self.reader(schemas),
+            single=single,
+            calls_only=calls_only,
+            constrained=constrained,
+        )
 
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"

@@ -62,6 +62,9 @@ class XmlReader:
                 return BlockState.REJECTED
         return BlockState.OPEN
 
+    def begun(self, text: str) -> None:
+        """See `BlockReader.begun`. What the model writes is not the JSON of the arguments."""
+
     def _arguments(self, name: str, text: str) -> str | None:
         """The parameters as a JSON object; None if the text is not made of them."""
         properties = self._schemas[name].get("properties")
@@ -122,6 +125,9 @@ class PythonReader:
         calls = _python_calls(text[: self._at])
         is_known = calls is not None and all(name in self._names for name, _ in calls)
         return FoundCalls(self._at, calls) if calls and is_known else BlockState.REJECTED
+
+    def begun(self, text: str) -> None:
+        """See `BlockReader.begun`. What the model writes is not the JSON of the arguments."""
 
     def _scan(self, text: str) -> bool:
         """Reads on to the end of the list, or of the text; False if it is nested too deeply."""

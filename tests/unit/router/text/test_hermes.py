@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,7 +34,7 @@ BROKEN = [
 ]
 
 
-def hermes(**options: bool) -> OutputParser:
+def hermes(**options: Any) -> OutputParser:
     return TOOL_FORMATS["hermes"].parser({key: {} for key in NAMES}, **options)
 
 
@@ -41,7 +42,7 @@ def call_text(name: str, arguments: str, space: str = "\n") -> str:
     return f'{OPEN}{space}{{"name": {json.dumps(name)}, "arguments": {arguments}}}{space}{CLOSE}'
 
 
-def parse(pieces: Sequence[str], **options: bool) -> tuple[str, list[ToolCall]]:
+def parse(pieces: Sequence[str], **options: Any) -> tuple[str, list[ToolCall]]:
     parser = hermes(**options)
     parsed = [*map(parser.push, pieces), parser.finish()]
     return "".join(piece.text for piece in parsed), [call for piece in parsed for call in piece.calls]

@@ -93,7 +93,7 @@ AT_HEAD = {"llama3_json", "pythonic"}
 """Their calls begin an answer."""
 
 
-def parse(name: str, pieces: Sequence[str], **options: bool) -> ParsedPiece:
+def parse(name: str, pieces: Sequence[str], **options: Any) -> ParsedPiece:
     parser, found = TOOL_FORMATS[name].parser(SCHEMAS, **options), ParsedPiece()
     for piece in pieces:
         found += parser.push(piece)
