@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from transformers import AttentionInterface
 
 from baton.model.attention.base import AttentionBackend, AttentionCall, StepMetadata
 from baton.model.storage import PageStorage
@@ -47,6 +46,8 @@ def use_handler(handler: AttentionHandler) -> Iterator[None]:
 
 def register() -> None:
     """Registers the hook in transformers. Idempotent."""
+    from transformers import AttentionInterface  # slow to import, and not needed for shared weights
+
     AttentionInterface.register(ATTENTION_NAME, _attend)
 
 

@@ -6,7 +6,6 @@ of plain decoding; otherwise two nearly equal tokens may change places. Called b
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -17,6 +16,7 @@ from baton.model.attention.layers import ObservedLayer
 from baton.model.attention.native_backend import MAX_ROW_TOKENS
 from baton.model.decoders.base import Decoder
 from baton.model.loading.loader import LoadedModel
+from baton.model.loading.self_check import VerificationBits
 from baton.model.storage import PageStorage
 from baton.model.to_device import int64_tensor
 
@@ -25,16 +25,6 @@ SEGMENT_SIZES = (2, 3, 5, 8, MAX_ROW_TOKENS)
 MIN_PREFIX_TOKENS, MAX_PREFIX_TOKENS = 48, 384
 NUM_OWN_TOKENS = 8
 """Tokens between the shared prefix and the checked ones, so that these do not begin at the edge of a page."""
-
-
-class VerificationBits(enum.StrEnum):
-    """Logits of a token in a segment of up to 16, against those of the token alone.
-
-    EXACT: the same bits. ROUNDING: they differ by rounding.
-    """
-
-    EXACT = "exact"
-    ROUNDING = "rounding"
 
 
 def check_bits(model: LoadedModel) -> VerificationBits:

@@ -12,11 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, PreTrainedConfig
 
 from baton.model.cpu import has_bfloat16_arithmetic
 from baton.model.errors import UnreadableModel, UnsupportedModel
@@ -24,6 +22,9 @@ from baton.model.loading.allow_list import TOKEN_EXACT
 from baton.model.loading.dequantize.methods import weight_format
 from baton.model.loading.dequantize.plan import WeightFormat
 from baton.model.loading.multimodal import MULTIMODAL, MultimodalSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 ATTENTION_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -106,6 +107,10 @@ def stock_config(directory: Path, multimodal: MultimodalSpec | None) -> PreTrain
 
     Raises `UnreadableModel` for values that transformers does not take, `UnsupportedModel` for another text model.
     """
+    # Slow to import, and not needed for shared weights.
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, PreTrainedConfig
+
     try:
         whole = AutoConfig.from_pretrained(directory, local_files_only=True)
         config = whole.get_text_config() if multimodal is None else multimodal.text_config(whole)

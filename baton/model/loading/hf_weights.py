@@ -8,9 +8,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.utils import logging as hf_logging
 
 from baton.model.errors import UnreadableModel
 from baton.model.loading.config import ModelConfig, stock_config
@@ -63,11 +60,15 @@ def load_weights(
 
 
 def _read_plain(config: ModelConfig) -> Any:
+    from transformers import AutoModelForCausalLM  # slow to import, and not needed for shared weights
+
     return AutoModelForCausalLM.from_pretrained(config.directory, trust_remote_code=False, **_options(config))
 
 
 def _read_tensors(config: ModelConfig, tensors: Mapping[str, Any]) -> Any:
     """The text model from its config without quantisation, filled with `tensors` one by one."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
     stock = stock_config(config.directory, config.multimodal)
     for key in QUANTIZATION_KEYS:
         stock.__dict__.pop(key, None)
@@ -105,6 +106,8 @@ def _progress(on_progress: OnProgress | None) -> Iterator[None]:
 
     def make(_factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Progress:
         return _Progress(args[0] if args else kwargs.get("iterable", ()), on_progress)
+
+    from transformers.utils import logging as hf_logging
 
     previous = hf_logging.set_tqdm_hook(make)
     try:

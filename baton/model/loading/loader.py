@@ -41,6 +41,7 @@ from baton.model.loading.quantization import Quantization, QuantizationReport, q
 from baton.model.loading.self_check import (
     CheckResult,
     ReferenceLogits,
+    VerificationBits,
     check_logits,
     check_pages,
     paged_logits,
@@ -81,6 +82,7 @@ class LoadReport:
     - `stock_note`: why the stock module serves; empty for the lean decoder.
     - `kernel_note`: the kernels in use, or why there are none.
     - `memory`: the memory that the weights really lie in; None where the system does not tell.
+    - `verification`: the result of `check_bits` where it is known from a weight file.
     - `sharing_note`: why their memory is not shared with other workers; empty where it is, or was not tried.
     - `check`: the self-check of the float model.
     - `quantization`: difference of the int8 model from the float model; None without quantisation.
@@ -96,6 +98,7 @@ class LoadReport:
     check: CheckResult
     quantization: QuantizationReport | None
     sharing_note: str = ""
+    verification: VerificationBits | None = None
 
     @property
     def huge_fraction(self) -> float | None:

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import CONFIG_MAPPING
-
 from baton.model.errors import UnreadableModel, UnsupportedModel
 
 M_ROPE_FIELDS = ("mrope_section", "mrope_interleaved")
@@ -42,6 +40,8 @@ class MultimodalSpec:
 
     def text_config(self, config: Any) -> Any:
         """The config of the text model alone, from transformers' config of the whole. Raises `UnsupportedModel`."""
+        from transformers import CONFIG_MAPPING  # slow to import, and not needed for shared weights
+
         nested = config.get_text_config()
         if nested.model_type not in self.text_types:
             raise UnsupportedModel(

@@ -12,6 +12,7 @@ logits do not show a decoder that counts from one. But no other worker could con
 from __future__ import annotations
 
 import copy
+import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,6 +34,16 @@ FLOAT32_BOUND = 1e-3
 LOW_PRECISION_BOUND = 0.15
 """Bound without a float32 copy, which would separate rounding from error: a multiple of the rounding seen (0.03-0.07).
 """
+
+
+class VerificationBits(enum.StrEnum):
+    """Logits of a token in a segment of up to 16, against those of the token alone.
+
+    EXACT: the same bits. ROUNDING: they differ by rounding.
+    """
+
+    EXACT = "exact"
+    ROUNDING = "rounding"
 
 
 @dataclass(frozen=True, slots=True)

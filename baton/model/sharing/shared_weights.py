@@ -12,6 +12,8 @@ Whatever fails on the way leaves this worker with private weights, and a note fo
 from __future__ import annotations
 
 import enum
+import functools
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,13 +81,17 @@ def load_shared_model(
     """
     began = time.monotonic()
     reason, kernels = _reason_against(directory, options, plan), choose_kernels(options.kernels, options.device).kernels
+
+    def load_private() -> LoadedModel:
+        read_config(directory, dtype=options.dtype, max_model_len=max_model_len, device=options.device)
+        return load_model(directory, on_progress=on_progress, **options.arguments())
+
     if reason is not None or kernels is None:
         reason = reason or "without native kernels rounding depends on where weights lie"
-        model = _with_note(_load_private(directory, options, on_progress, max_model_len), reason)
+        model = _with_note(load_private(), reason)
     else:
-        read_config(directory, dtype=options.dtype, max_model_len=max_model_len, device=options.device)
         parts = key_parts(directory, root(), options)
-        model = _SharedLoader(directory, options, plan, parts, kernels, on_progress).load()
+        model = _SharedLoader(directory, options, plan, parts, kernels, load_private).load()
     config = replace(model.config, max_model_len=bounded_context(model.config.max_model_len, max_model_len))
     return replace(model, config=config, report=replace(model.report, seconds=time.monotonic() - began))
 
@@ -100,15 +106,14 @@ class _SharedLoader:
         plan: SharingPlan,
         parts: dict[str, str],
         kernels: Kernels,
-        on_progress: OnProgress | None,
+        load_private: Callable[[], LoadedModel],
     ) -> None:
         self._directory = directory
         self._kernels = kernels
         self._options = options
         self._plan = plan
         self._parts = parts
-        self._on_progress = on_progress
-        self._private: LoadedModel | None = None
+        self._load_private = functools.cache(load_private)  # with its own context length
 
     def load(self) -> LoadedModel:
         """The model on the first cache directory that serves, else on private weights."""
@@ -146,7 +151,7 @@ class _SharedLoader:
     def _open(self, cached: CachedWeights) -> LoadedModel | None:
         """The model on the file; None without a file that may be used."""
         try:
-            file = cached.open(torch.get_num_threads())
+            file = cached.open(len(os.sched_getaffinity(0)))  # a short read, before this worker has other work
             if file is None:
                 return None
             file, note = self._on_best_pages(file)
@@ -175,18 +180,6 @@ class _SharedLoader:
         seconds, num_bytes = round(time.monotonic() - began, 2), sum(tensor.nbytes for tensor in tensors)
         self._plan.on_event("weights_packed", path=str(cached.path), bytes=num_bytes, seconds=seconds)
         return self._open(cached) or _with_note(model, f"{cached.path} cannot be used as it was written")
-
-    def _load_private(self) -> LoadedModel:
-        """The model from its checkpoint, loaded once, with its own context length."""
-        if self._private is None:
-            self._private = _load_private(self._directory, self._options, self._on_progress)
-        return self._private
-
-
-def _load_private(
-    directory: Path, options: LoadOptions, on_progress: OnProgress | None, max_model_len: int | None = None
-) -> LoadedModel:
-    return load_model(directory, max_model_len=max_model_len, on_progress=on_progress, **options.arguments())
 
 
 def _reason_against(directory: Path, options: LoadOptions, plan: SharingPlan) -> str | None:

@@ -18,10 +18,11 @@ from baton.model.attention.layers import ObservedLayer, kv_geometry
 from baton.model.decoders.lean_record import LeanRecord, NoRecord, record_model, restore_model
 from baton.model.decoders.lean_weights import LeanModel
 from baton.model.kernels.library import Kernels
+from baton.model.loading.bit_check import check_bits
 from baton.model.loading.config import ModelConfig
 from baton.model.loading.loader import LoadedModel, LoadReport, WeightReport
 from baton.model.loading.quantization import QuantizationReport
-from baton.model.loading.self_check import CheckResult
+from baton.model.loading.self_check import CheckResult, VerificationBits
 from baton.model.sharing.weight_key import LoadOptions
 from baton.model.smaps import measure_memory
 from baton.model.storage import PageStorage
@@ -63,6 +64,7 @@ class StoredReport:
     weights: WeightReport
     check: CheckResult
     quantization: QuantizationReport | None
+    verification: VerificationBits
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ def make_manifest(model: LoadedModel, parts: dict[str, str]) -> tuple[str, list[
             report.weights,
             report.check,
             report.quantization,
+            check_bits(model),
         ),
         proof_digest(model),
     )
@@ -131,6 +134,7 @@ def restore(
         memory=None,
         check=stored.check,
         quantization=stored.quantization,
+        verification=stored.verification,
     )
     model = LoadedModel(
         config=ModelConfig(directory, config.model_type, config.max_model_len, config.vocab_size, config.dtype),

@@ -14,9 +14,10 @@ from baton.domain.ids import AttemptId
 from baton.domain.request import OutputToken, SamplingParams, StopParams
 from baton.engine.drafts.base import Drafter
 from baton.engine.drafts.policy import MAX_DRAFT_TOKENS, DraftPolicy
-from baton.model.loading.bit_check import VerificationBits, check_bits
+from baton.model.loading.bit_check import check_bits
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import LoadedModel, load_model
+from baton.model.loading.self_check import VerificationBits
 from services.local.pair import LocalPair, PairLimits
 from tests.kernels import kernel_levels
 from tests.property.drafts.drafters import AdversarialDrafter, OracleDrafter

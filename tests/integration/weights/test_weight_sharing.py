@@ -13,10 +13,9 @@ import transformers
 
 from baton.settings.choices import WeightSharingKind
 from tests import tiny_models
-from tests.integration.weights.weight_worker import IMPORTED, LOADED, PACKED, PACKING, POOL_MIB, WAIT, WeightWorker
+from tests.integration.weights.weight_worker import IMPORTED, LOADED, PACKED, PACKING, WAIT, WeightWorker
 from tests.kernels import kernel_levels
 
-MIB = 2**20
 pytestmark = [
     pytest.mark.skipif(not kernel_levels(), reason="only weights of native kernels are shared"),
     pytest.mark.skipif(not Path("/proc/self/smaps_rollup").is_file(), reason="the kernel does not count memory"),
@@ -49,22 +48,22 @@ def workers(model: Path, cache: Path, number: int, sharing: WeightSharingKind) -
             worker.kill()
 
 
-def grown_bytes(pair: list[WeightWorker]) -> tuple[int, list[dict[str, object]]]:
-    """Memory that loading has added to all, and what they say of it. They load at once."""
-    before = sum(worker.pss_bytes() for worker in pair)
-    for worker in pair:
+def load_all(started: list[WeightWorker]) -> list[dict[str, object]]:
+    """What they say when all have loaded. They begin at once."""
+    for worker in started:
         worker.go()
-    answers = [worker.read(LOADED) for worker in pair]
-    return sum(worker.pss_bytes() for worker in pair) - before, answers
+    return [worker.read(LOADED) for worker in started]
 
 
 @pytest.mark.timeout(240)
 def test_two_workers_that_start_at_once_keep_the_weights_once(model: Path, tmp_path: Path):
     with workers(model, tmp_path / "cache", 2, WeightSharingKind.ALWAYS) as pair:
-        grown, answers = grown_bytes(pair)
+        answers = load_all(pair)
+        pss, file_pss = (sum(sizes) for sizes in zip(*((w.pss_bytes(), w.file_pss_bytes()) for w in pair), strict=True))
         events = [worker.events for worker in pair]
     with workers(model, tmp_path / "cache", 1, WeightSharingKind.OFF) as alone:
-        private_grown, private = grown_bytes(alone)
+        private = load_all(alone)
+        private_pss, private_file_pss = alone[0].pss_bytes(), alone[0].file_pss_bytes()
     num_bytes = private[0]["private"]
     assert isinstance(num_bytes, float)
     assert [answer["shared"] for answer in answers] == [num_bytes] * 2, "the label is what the mapping says"
@@ -72,8 +71,9 @@ def test_two_workers_that_start_at_once_keep_the_weights_once(model: Path, tmp_p
     assert private[0]["shared"] == 0.0
     assert sorted(events) == [[IMPORTED, PACKING, PACKED, LOADED], [IMPORTED, WAIT, LOADED]]
     assert len({answer["fingerprint"] for answer in (*answers, *private)}) == 1
-    assert private_grown >= num_bytes
-    assert grown < 1.6 * num_bytes + 2 * POOL_MIB * MIB, "both together"
+    assert private_file_pss == 0
+    assert num_bytes <= file_pss < 1.1 * num_bytes, "the weights are once in the memory of both together"
+    assert pss < 2 * private_pss - 0.8 * num_bytes, "and nothing else has taken their place"
 
 
 @pytest.mark.timeout(240)

@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 from baton.engine import build
@@ -61,10 +62,23 @@ class WeightWorker:
 
     def pss_bytes(self) -> int:
         """Its proportional set size, as the kernel counts it."""
-        for line in Path(f"/proc/{self.popen.pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-        raise AssertionError("no Pss")
+        return sum(self._pss("smaps_rollup").values())
+
+    def file_pss_bytes(self) -> int:
+        """Its proportional part of weight files."""
+        return sum(size for path, size in self._pss("smaps").items() if path.endswith(".weights"))
+
+    def _pss(self, source: str) -> dict[str, int]:
+        """Bytes by what is mapped."""
+        sizes: defaultdict[str, int] = defaultdict(int)
+        path = ""
+        for line in Path(f"/proc/{self.popen.pid}/{source}").read_text().splitlines():
+            words = line.split()
+            if not words[0].endswith(":"):
+                path = words[-1]
+            elif words[0] == "Pss:":
+                sizes[path] += int(words[1]) * 1024
+        return sizes
 
     def kill(self) -> None:
         """Ends it at once."""

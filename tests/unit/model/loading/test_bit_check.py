@@ -11,10 +11,11 @@ import torch
 
 from baton.model.attention.base import StepMetadata
 from baton.model.decoders.base import Decoder
-from baton.model.loading.bit_check import VerificationBits, check_bits
+from baton.model.loading.bit_check import check_bits
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.kernel_choice import KernelUse
 from baton.model.loading.loader import LoadedModel, load_model
+from baton.model.loading.self_check import VerificationBits
 from baton.model.storage import PageStorage
 from tests import tiny_models
 from tests.kernels import kernel_levels

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,6 +19,7 @@ from baton.model.decoders.lean_spec import FAMILIES, Family
 from baton.model.decoders.lean_weights import LeanModel
 from baton.model.errors import UnsupportedModel
 from baton.model.linears.packing import WeightLayout
+from baton.model.loading.bit_check import check_bits
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.identity import checkpoint_root
 from baton.model.loading.kernel_choice import KernelUse
@@ -127,6 +130,7 @@ def test_every_format_of_weights_is_shared(options: LoadOptions, llama: Path, wo
     assert torch.equal(logits(second), logits(private))
     assert second.report.quantization == private.report.quantization
     assert second.report.check == private.report.check
+    assert second.report.verification is check_bits(private)
     assert second.geometry == private.geometry
     assert second.layers == private.layers
 
@@ -136,6 +140,26 @@ def test_the_context_length_is_each_workers_own(llama: Path, worker: Worker):
     assert worker.load(llama).config.max_model_len == tiny_models.MAX_POSITIONS
     with pytest.raises(UnsupportedModel, match="max_model_len 9999 is outside"):
         worker.load(llama, max_model_len=9999)
+
+
+def test_a_warm_start_imports_no_transformers(llama: Path, worker: Worker):
+    """It takes longer to import than the weights to map."""
+    worker.load(llama)
+    program = f"""
+import sys
+from pathlib import Path
+from baton.model.loading.config import DtypeChoice
+from baton.model.sharing import shared_weights as shared
+from baton.model.sharing.weight_key import LoadOptions
+shared.MIN_SHARED_BYTES = 1
+events = []
+plan = shared.SharingPlan(shared.WeightSharing.ALWAYS, [Path({str(worker.cache)!r})], lambda *_, **__: events.append(1))
+options = LoadOptions(dtype=DtypeChoice.FLOAT32)
+model = shared.load_shared_model(Path({str(llama)!r}), lambda: {checkpoint_root(llama)!r}, options, plan)
+assert not events and not model.report.sharing_note, model.report
+sys.exit("transformers" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60.0)
 
 
 def the_file(worker: Worker) -> Path:
