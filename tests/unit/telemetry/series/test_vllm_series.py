@@ -26,6 +26,8 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
 
 
 def test_a_worker_shows_rows_pages_tokens_and_hits():
+    for gauge in (metrics.BATCH_ROWS, metrics.WAITING_REQUESTS, metrics.KV_PAGES):
+        gauge.clear()  # of engines that other tests of this process ran
     metrics.BATCH_ROWS.labels("decode").set(3)
     metrics.WAITING_REQUESTS.labels("decode").set(2)
     before = {
@@ -50,6 +52,7 @@ def test_a_worker_shows_rows_pages_tokens_and_hits():
 
 
 def test_a_router_shows_requests_by_state_and_why_they_finished():
+    metrics.REQUESTS_IN_STATE.clear()
     metrics.REQUESTS_IN_STATE.labels("queued").set(4)
     metrics.REQUESTS_IN_STATE.labels("decoding").set(5)
     metrics.QUEUED_REQUESTS.set(4)
