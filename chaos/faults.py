@@ -107,6 +107,13 @@ _SETTLED_AT_SOURCE = frozenset(
 )
 """Phases in which no prefill worker computes: its pages are settled, and only they are protected."""
 _BEFORE_PAGES = frozenset({RequestPhase.QUEUED, RequestPhase.RESERVED, RequestPhase.PREFILLING, RequestPhase.SEALED})
+_WHILE_IMPORTING = frozenset(
+    {
+        ClusterFault.KILL_PREFILL, ClusterFault.KILL_DECODE, ClusterFault.KILL_ROUTER, ClusterFault.STOP_DECODE,
+        ClusterFault.PARTITION_WORKERS, ClusterFault.HANG_UP,
+    }
+)  # fmt: skip
+"""Faults of an import's source, its reader, what is between them, and its client."""
 
 
 def is_applicable(phase: RequestPhase, fault: ClusterFault, transport: str) -> bool:
@@ -116,6 +123,8 @@ def is_applicable(phase: RequestPhase, fault: ClusterFault, transport: str) -> b
     if fault is ClusterFault.CORRUPT_CACHES and phase not in (RequestPhase.SEALED, RequestPhase.DECODING):
         return False
     if fault is ClusterFault.SILENT_CLIENTS and phase not in (RequestPhase.QUEUED, RequestPhase.DECODING):
+        return False
+    if phase is RequestPhase.IMPORTING and (fault not in _WHILE_IMPORTING or transport != "stream"):
         return False
     if transport != "stream" and (fault in _NEEDS_PENDING_PAGES or phase is RequestPhase.SEALED):
         return False

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from chaos.checks.store_watcher import StoreWatcher
 from chaos.clients.client import StreamEnd
-from chaos.clients.requests import ALL, SHORT
+from chaos.clients.requests import ALL, FIRST_TURN, SHORT, second_turn
 from chaos.faults import ClusterFault, inject_fault, is_applicable, restore_redis_memory
 from chaos.harness import ChaosHarness, ClientRun, PhaseContext
 from chaos.phases import THROTTLED, RequestPhase, follow_request, reach_phase
@@ -128,8 +128,10 @@ def all_cells(transport: str) -> list[Cell]:
 
 async def prepare(harness: ChaosHarness) -> None:
     """Learns the undisturbed answers at the first router."""
-    router = harness.cluster.names("router")[0]
-    await harness.oracle.record_answers(harness.client, harness.cluster.processes[router].url, ALL)
+    url = harness.cluster.processes[harness.cluster.names("router")[0]].url
+    await harness.oracle.record_answers(harness.client, url, ALL)
+    (answer,) = harness.oracle.answer(FIRST_TURN).choices
+    await harness.oracle.record_answers(harness.client, url, [second_turn(answer.tokens)])
     await harness.cluster.wait_idle(IDLE_TIMEOUT_S)
 
 

@@ -2,6 +2,8 @@
 
     queued        the router's running slots are full of streams; one more waits in the admission queue
     reserved      decode has reserved pages; prefill workers compute other long prompts, this one waits there
+    importing     a second turn: prefill reads the pages of the first answer from decode, over links so slow that most
+                  are missing
     prefilling    chunks of a long prompt are computed, announced and pulled: pages pass, and the client has no token
     sealed        the client has the first token, and links between workers are so slow that pages are missing
     decoding      tokens come, of a greedy, a seeded (n=2), a chat and a stop-string call at once
@@ -21,6 +23,7 @@ from collections.abc import Awaitable, Callable
 from chaos.clients.client import ClientRequest
 from chaos.clients.requests import (
     FILLER,
+    FIRST_TURN,
     LONG,
     LONGISH,
     MARATHON,
@@ -30,6 +33,7 @@ from chaos.clients.requests import (
     STEADY,
     STOPPED,
     TALK,
+    second_turn,
 )
 from chaos.harness import ChaosHarness, ClientRun, PhaseContext
 from chaos.testbed.cluster import eventually
@@ -46,6 +50,7 @@ class RequestPhase(enum.Enum):
 
     QUEUED = "queued"
     RESERVED = "reserved"
+    IMPORTING = "importing"
     PREFILLING = "prefilling"
     SEALED = "sealed"
     DECODING = "decoding"
@@ -63,6 +68,8 @@ async def reach_phase(phase: RequestPhase, harness: ChaosHarness) -> PhaseContex
                 await _queue(harness, context)
             case RequestPhase.RESERVED:
                 await _reserve(harness, context)
+            case RequestPhase.IMPORTING:
+                await _import(harness, context)
             case RequestPhase.PREFILLING:
                 await _prefill(harness, context)
             case RequestPhase.SEALED:
@@ -117,6 +124,28 @@ async def _prefill(harness: ChaosHarness, context: PhaseContext) -> None:
         return is_importing and any(g.sum("baton_kv_pages", owner="pinned") > 0 for g in metrics.values())
 
     await _ask_until(imports_pages, harness, context, LONG)
+
+
+async def _import(harness: ChaosHarness, context: PhaseContext) -> None:
+    """Holds conversations until pages pass from a decode worker to a prefill worker; sets that pair."""
+    cluster = harness.cluster
+    cluster.network.change(cluster.names("prefill"), cluster.names("decode"), THROTTLED)
+    before = cluster.network.page_frames()
+
+    async def imports() -> bool:
+        if all(run.task.done() for run in context.runs):
+            first = _ask(harness, context, FIRST_TURN)
+            await first.task
+            (answer,) = harness.oracle.answer(FIRST_TURN).choices
+            second = second_turn(answer.tokens).with_salt(first.transcript.request.salt)
+            context.runs.append(harness.ask(second, context.router, context.other_router))
+        passed = cluster.network.page_frames() - before
+        pairs = [pair for pair in passed if pair[0] in cluster.names("prefill")]
+        if pairs:
+            context.prefill, context.decode = pairs[0]
+        return bool(pairs)
+
+    await eventually(imports, REACH_TIMEOUT_S, "an import of cached pages")
 
 
 def _see_pages(harness: ChaosHarness, context: PhaseContext, before: Counter[tuple[str, str]]) -> bool:

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from chaos.clients.client import CHAT, COMPLETIONS, ClientRequest
 
 GREEDY, SEEDED = {"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.95, "seed": 7}
@@ -43,5 +46,13 @@ SEVERAL_PAGES = completion("several pages", 200, 30, **SEEDED)
 MARATHON = completion("marathon", 60, 3500)
 """Outlasts a router's lease several times."""
 FILLER = completion("filler", 30, 260)
+FIRST_TURN = completion("first turn", 40, 160)
 
-ALL = (SHORT, STEADY, SEEDED_PAIR, STOPPED, JSON, TALK, LONG, LONGISH, SEVERAL_PAGES, MARATHON, FILLER)
+ALL = (SHORT, STEADY, SEEDED_PAIR, STOPPED, JSON, TALK, LONG, LONGISH, SEVERAL_PAGES, MARATHON, FILLER, FIRST_TURN)
+
+
+def second_turn(answer: Sequence[int]) -> ClientRequest:
+    """A next question after `FIRST_TURN` and its `answer`. Decode alone has the pages of the answer."""
+    asked = completion("second turn", 20, 24)
+    prompt = [*FIRST_TURN.parameters["prompt"], *answer, *asked.parameters["prompt"]]
+    return replace(asked, parameters={**asked.parameters, "prompt": prompt})

@@ -59,7 +59,9 @@ class ClusterShape:
     model: str = "bundled"
     forks: bool = False
     new_ids: bool = False
-    prefill_flags: Mapping[str, object] = field(default_factory=lambda: {"token-budget": 32, "max-partial-prompts": 1})
+    prefill_flags: Mapping[str, object] = field(
+        default_factory=lambda: {"token-budget": 32, "max-partial-prompts": 1, "page-sharing": "always"}
+    )
     decode_flags: Mapping[str, object] = field(default_factory=lambda: {"pull-deadline-s": 20})
     router_flags: Mapping[str, object] = field(
         default_factory=lambda: {"max-running-requests": 6, "request-deadline-s": 60, "max-attempts": 6}

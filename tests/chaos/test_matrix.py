@@ -24,6 +24,7 @@ REDIS_HOLD_S = 3.0
 
 CELLS = (
     Cell(RequestPhase.RESERVED, ClusterFault.DUPLICATE),
+    Cell(RequestPhase.IMPORTING, ClusterFault.KILL_DECODE),
     Cell(RequestPhase.PREFILLING, ClusterFault.HANG_UP),
     Cell(RequestPhase.SEALED, ClusterFault.FLIP_ONCE),
     Cell(RequestPhase.SEALED, ClusterFault.PARTITION_WORKERS),
