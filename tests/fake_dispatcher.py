@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.domain.errors import BatonError, Broken, Refused
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken
+from baton.domain.scores.prompt_scores import PromptScores
+from baton.engine.fake_runner import fake_scores, fake_slots
 from baton.telemetry.sequence_timer import SequenceTimer
 from services.router.generation import AdmittedRequest, SequenceSpec, TokenChunk
 
@@ -38,6 +40,9 @@ class RaiseError:
     error: Exception
 
 
+SCORED_VOCAB_SIZE = 256
+"""Best tokens in the scores of a prompt are below it."""
+
 ScriptStep = EmitChunk | WaitForGate | RaiseError
 DispatchScript = Callable[[SequenceSpec], Sequence[ScriptStep]]
 
@@ -56,7 +61,9 @@ class FakeAdmittedRequest:
 
 @dataclass(slots=True)
 class FakeDispatcher:
-    """Runs `script` for every sequence. `refusals`: errors of the next admissions; None admits.
+    """Runs `script` for every sequence; the first chunk also has the scores of the prompt, if they are asked for.
+
+    `refusals`: errors of the next admissions; None admits.
 
     `full_error`: raised by `refuse_if_full`.
     """
@@ -114,12 +121,14 @@ class FakeDispatcher:
             raise Broken(f"{id} may be run once")
         self.started.append(id)
         ended = self.aborted
+        scores = _scores(admitted.sequence)
         try:
             for step in self.script(admitted.sequence):
                 match step:
                     case EmitChunk(chunk):
                         ended = self.finished if chunk.finish is not None else self.aborted
-                        yield chunk
+                        yield chunk if scores is None else replace(chunk, prompt_scores=scores)
+                        scores = None
                     case WaitForGate(gate):
                         self.changed.set()
                         await gate.wait()
@@ -148,6 +157,12 @@ def one_token_chunks(
         EmitChunk(TokenChunk((OutputToken(i, token),), num_cached_tokens, finish if i == last else None))
         for i, token in enumerate(tokens)
     ]
+
+
+def _scores(sequence: SequenceSpec) -> PromptScores | None:
+    if sequence.prompt_logprobs is None:
+        return None
+    return fake_scores(fake_slots(sequence.prompt_tokens)[1:], 1, sequence.prompt_logprobs, SCORED_VOCAB_SIZE)
 
 
 def failing(error: BatonError) -> DispatchScript:

@@ -23,6 +23,7 @@ from tests.unit.router.text.text_models import bundled
 
 MODEL = "tiny"
 MAX_MODEL_LEN = 256
+MAX_BODY_BYTES = 1 << 20
 MAX_ERROR_BYTES = 8 * 1024
 TIMEOUT_S = 20.0
 VOCAB_SIZE = bundled().vocab_size
@@ -149,7 +150,7 @@ async def _started_writer() -> tuple[StoreWriter, set[asyncio.Task[Any]]]:
 
 
 def _app(dispatcher: FakeDispatcher, writer: StoreWriter) -> Starlette:
-    limits = ApiLimits(model_name=MODEL, max_model_len=MAX_MODEL_LEN, max_body_bytes=1 << 20)
+    limits = ApiLimits(model_name=MODEL, max_model_len=MAX_MODEL_LEN, max_body_bytes=MAX_BODY_BYTES)
     return make_app(memory_frontend(dispatcher, limits, writer=writer), lambda: (True, "1 pair"))
 
 

@@ -47,6 +47,8 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 class Scalar:
     """Accepted JSON values: `types`, and for numbers [low, high], or (low, high] with `exclusive_low`.
 
+    `not_zero`: without 0 between them.
+
     Types are compared exactly: true is not an integer. A string must not be empty.
     """
 
@@ -54,19 +56,21 @@ class Scalar:
     low: float = 0
     high: float = 0
     exclusive_low: bool = False
+    not_zero: bool = False
 
     def __contains__(self, value: object) -> bool:
         if type(value) not in self.types:
             return False
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return self.low <= value <= self.high and not (self.exclusive_low and value == self.low)
+            is_excluded = (self.exclusive_low and value == self.low) or (self.not_zero and value == 0)
+            return self.low <= value <= self.high and not is_excluded
         return value != ""
 
     def __str__(self) -> str:
         if self.types in (FLAG.types, TEXT.types):
             return "a boolean" if self.types == FLAG.types else "a non-empty string"
         if self.types == (int,):
-            return f"an integer in [{self.low}, {self.high}]"
+            return f"an integer in [{self.low}, {self.high}]{', not 0' if self.not_zero else ''}"
         return f"a number in {'(' if self.exclusive_low else '['}{self.low:g}, {self.high:g}]"
 
 
@@ -86,7 +90,7 @@ def integer(low: int, high: int) -> Scalar:
 
 PRIORITY = integer(-INT32_MAX, INT32_MAX)
 TOP_LOGPROBS = integer(0, MAX_TOP_LOGPROBS)
-TRUNCATION = integer(-1, INT32_MAX)
+TRUNCATION = Scalar((int,), -1, INT32_MAX, not_zero=True)
 MAX_TOKENS = integer(1, INT32_MAX)
 LENGTHS = ("max_tokens", "max_completion_tokens")
 MAX_TOKENS_WITH_ECHO = integer(0, INT32_MAX)

@@ -17,7 +17,9 @@ def scalar_schema(scalar: Scalar) -> Schema:
     if scalar.types == bounds.TEXT.types:
         return {"type": "string", "minLength": 1}
     low = "exclusiveMinimum" if scalar.exclusive_low else "minimum"
-    return {"type": "integer" if scalar.types == (int,) else "number", low: scalar.low, "maximum": scalar.high}
+    kind = "integer" if scalar.types == (int,) else "number"
+    schema = {"type": kind, low: scalar.low, "maximum": scalar.high}
+    return {**schema, "not": {"const": 0}} if scalar.not_zero else schema
 
 
 def _list(items: Schema, least: int, most: int) -> Schema:

@@ -29,8 +29,6 @@ class PromptTruncation:
 def read_truncation(fields: Fields, scalars: Mapping[str, Any]) -> PromptTruncation:
     """The truncation of a body that names a number of tokens."""
     num_tokens, side = scalars["truncate_prompt_tokens"], fields.values.get("truncation_side")
-    if num_tokens == 0:
-        fields.add_error("truncate_prompt_tokens", "must be -1 or positive: a prompt needs a token")
     if side not in (None, LEFT, RIGHT):
         fields.add_mismatch("truncation_side", "left or right")
         side = None

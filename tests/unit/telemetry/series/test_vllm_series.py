@@ -11,6 +11,19 @@ from baton.telemetry import metrics
 from baton.telemetry.series.vllm_series import VllmSeries
 
 LABELS = {"model_name": "m", "engine": "0"}
+GAUGES = (metrics.KV_PAGES, metrics.BATCH_ROWS, metrics.WAITING_REQUESTS, metrics.REQUESTS_IN_STATE)
+
+
+@pytest.fixture(autouse=True)
+def no_gauges_of_other_tests():
+    """The aliases sum over roles, and workers of other tests may have run in this process."""
+    for each in GAUGES:
+        each.clear()
+    metrics.QUEUED_REQUESTS.set(0)
+    yield
+    for each in GAUGES:
+        each.clear()
+    metrics.QUEUED_REQUESTS.set(0)
 
 
 def scrape(role: str) -> CollectorRegistry:
@@ -38,17 +51,12 @@ def test_a_worker_shows_rows_pages_tokens_and_hits():
     metrics.PROMPT_TOKENS_TOTAL.labels("decode").inc(100)
     metrics.CACHED_TOKENS_TOTAL.labels("decode", "device").inc(25)
     metrics.CACHED_TOKENS_TOTAL.labels("decode", "file").inc(5)
-    try:
-        shown = scrape("decode")
-        assert value(shown, "vllm:num_requests_running") == 3
-        assert value(shown, "vllm:num_requests_waiting") == 2
-        assert value(shown, "vllm:kv_cache_usage_perc") == pytest.approx(0.6)
-        assert value(shown, "vllm:prefix_cache_queries_total") == before["prefix_cache_queries"] + 100
-        assert value(shown, "vllm:prefix_cache_hits_total") == before["prefix_cache_hits"] + 30
-    finally:
-        metrics.KV_PAGES.clear()
-        metrics.BATCH_ROWS.clear()
-        metrics.WAITING_REQUESTS.clear()
+    shown = scrape("decode")
+    assert value(shown, "vllm:num_requests_running") == 3
+    assert value(shown, "vllm:num_requests_waiting") == 2
+    assert value(shown, "vllm:kv_cache_usage_perc") == pytest.approx(0.6)
+    assert value(shown, "vllm:prefix_cache_queries_total") == before["prefix_cache_queries"] + 100
+    assert value(shown, "vllm:prefix_cache_hits_total") == before["prefix_cache_hits"] + 30
 
 
 def test_a_router_shows_requests_by_state_and_why_they_finished():
@@ -59,16 +67,12 @@ def test_a_router_shows_requests_by_state_and_why_they_finished():
     metrics.REQUESTS_TOTAL.labels("finished", "length").inc(2)
     metrics.REQUESTS_TOTAL.labels("failed", "worker_lost").inc(9)
     own = metrics.REGISTRY.get_sample_value("baton_requests_total", {"outcome": "finished", "code": "length"})
-    try:
-        shown = scrape("router")
-        assert value(shown, "vllm:num_requests_running") == 5
-        assert value(shown, "vllm:num_requests_waiting") == 4
-        assert value(shown, "vllm:request_success_total", finished_reason="length") == own
-        names = {each.name for family in shown.collect() for each in family.samples}
-        assert "vllm:kv_cache_usage_perc" not in names, "a router has no pages"
-    finally:
-        metrics.REQUESTS_IN_STATE.clear()
-        metrics.QUEUED_REQUESTS.set(0)
+    shown = scrape("router")
+    assert value(shown, "vllm:num_requests_running") == 5
+    assert value(shown, "vllm:num_requests_waiting") == 4
+    assert value(shown, "vllm:request_success_total", finished_reason="length") == own
+    names = {each.name for family in shown.collect() for each in family.samples}
+    assert "vllm:kv_cache_usage_perc" not in names, "a router has no pages"
 
 
 def test_histograms_sum_their_children_and_buckets_still_grow():
