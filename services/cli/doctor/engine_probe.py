@@ -6,8 +6,10 @@ are loaded and compared with torch exactly as a worker does at its start.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import tempfile
 
 
 def main() -> None:
@@ -17,9 +19,14 @@ def main() -> None:
     from baton.model.cpu import has_bfloat16_arithmetic
     from baton.model.huge_pages import huge_empty, huge_fraction
     from baton.model.loading.kernel_choice import KernelUse, choose_kernels
+    from baton.model.weight_file.format import open_weight_file, write_weight_file
 
     chosen = choose_kernels(KernelUse.AUTO, "cpu")
     sample = huge_empty((16, 1024, 1024), torch.uint8).zero_()
+    file_fraction = None
+    with contextlib.suppress(OSError), tempfile.TemporaryFile() as file:
+        write_weight_file(file.fileno(), [sample], "")
+        file_fraction = huge_fraction(open_weight_file(file.fileno()).tensors)
     gpus: list[str] = []
     error = ""
     try:
@@ -34,6 +41,7 @@ def main() -> None:
         "note": chosen.note,
         "bfloat16": has_bfloat16_arithmetic(),
         "huge_fraction": huge_fraction([sample]),
+        "file_huge_fraction": file_fraction,
         "cuda_build": torch.version.cuda,
         "gpus": gpus,
         "gpu_error": error,

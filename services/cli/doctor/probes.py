@@ -96,6 +96,10 @@ def engine_results(answer: ProbeAnswer) -> Iterator[DoctorResult]:
         yield warn("huge pages given", f"{huge:.0%} of a 16 MiB buffer", fix)
     elif huge is not None:
         yield ok("huge pages given", f"{huge:.0%} of a 16 MiB buffer")
+    in_file = facts.get("file_huge_fraction")
+    if in_file is not None:
+        kept = "can be shared" if in_file >= _MIN_HUGE_FRACTION else "stay private unless --weight-sharing is always"
+        yield ok("huge pages in files", f"{in_file:.0%} of a mapped file of 16 MiB: weights {kept}")
 
 
 def loopback_result(answer: ProbeAnswer) -> DoctorResult:

@@ -35,10 +35,19 @@ async def test_lines_of_libraries_are_skipped():
         ({"note": "portable kernels; not avx2: rms_norm differs"}, [WARN, OK, OK]),
         ({"huge_fraction": 0.1}, [OK, OK, WARN]),
         ({"huge_fraction": None}, [OK, OK]),
+        ({"file_huge_fraction": 1.0}, [OK, OK, OK, OK]),
     ],
 )
 def test_the_kernels_in_use_are_judged(changes, statuses):
     assert [result.status for result in engine_results(ProbeAnswer(ENGINE | changes))] == statuses
+
+
+@pytest.mark.parametrize(
+    ("share", "words"), [(1.0, "100% of a mapped"), (0.0, "0% of a mapped file of 16 MiB: weights stay")]
+)
+def test_pages_of_files_are_told(share, words):
+    *_, result = engine_results(ProbeAnswer(ENGINE | {"file_huge_fraction": share}))
+    assert words in result.found
 
 
 def test_an_engine_that_does_not_start_fails():

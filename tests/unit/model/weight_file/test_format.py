@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.model.smaps import WeightMemory, measure_memory
 from baton.model.weight_file import format, mapping
 from baton.model.weight_file.format import DamagedFile, WeightFile, open_weight_file, write_weight_file
 
@@ -125,6 +127,15 @@ def test_a_mapping_lives_as_long_as_its_tensors(path: Path):
     assert any(str(path) in line for line in Path("/proc/self/maps").read_text().splitlines()), address
     del tensor
     assert not any(str(path) in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_NOHUGEPAGE"), reason="no huge pages here")
+def test_a_file_on_small_pages_is_measured_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Shared all the same: the two labels are apart, and each is what the kernel says."""
+    monkeypatch.setattr(mapping, "ADVICE", mmap.MADV_NOHUGEPAGE)
+    write(tmp_path / "weights", [torch.ones(8 * 2**20, dtype=torch.int8)], "")
+    memory = measure_memory(read(tmp_path / "weights").tensors)
+    assert memory == WeightMemory(num_bytes=8 * 2**20, huge_bytes=0, shared_bytes=8 * 2**20)
 
 
 def test_a_file_that_cannot_be_mapped_is_an_error(tmp_path: Path):
