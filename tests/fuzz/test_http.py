@@ -42,6 +42,7 @@ NOT_BY_SCHEMA = (  # whether they fit is known by the context, by other fields o
     "enable_thinking",
     "chat_template_kwargs",
     "min_tokens",
+    "reasoning",
     "reasoning_effort",
     "reasoning_format",
     "separate_reasoning",
