@@ -32,6 +32,7 @@ class _Node:
     page: PageId
     parent: PageKey | None
     num_children: int = 0
+    is_foreign: bool = False
     use: PageUse = field(default_factory=PageUse)
 
 
@@ -86,6 +87,8 @@ class PrefixCache:
         pages: Sequence[PageId],
         hold: Hold,
         tokens: Sequence[int] = (),
+        *,
+        foreign: bool = False,
     ) -> list[PageId]:
         """Enters filled pages that follow the cached page `parent` (None: the root).
 
@@ -94,7 +97,7 @@ class PrefixCache:
         `pages[i]` has the KV that `keys[i]` names and is held for `hold`, like `parent`. Returns the pages to use from
         now on. A page that was cached already replaces its duplicate: the hold moves to it, and the duplicate is freed.
         If that one was damaged, its duplicate and the pages behind it settle, do not enter, and the result is shorter
-        (`take_wrong`).
+        (`take_wrong`). `foreign`: the pages were not computed here.
         """
         self.settle([page for key, page in zip(keys, pages, strict=True) if key not in self._nodes])
         used: list[PageId] = []
@@ -102,7 +105,8 @@ class PrefixCache:
         for start, key, page in zip(itertools.count(0, size), keys, pages, strict=False):
             if self._is_damaged(key, page):
                 break
-            used.append(self._insert_one(key, parent, page, hold, tokens[start : start + size]))
+            new = _Node(page, parent, is_foreign=foreign)
+            used.append(self._insert_one(key, new, hold, tokens[start : start + size]))
             parent = key
         self.settle(pages[len(used) :])
         self.touch(keys[: len(used)])
@@ -169,6 +173,10 @@ class PrefixCache:
             self.pool.digests.condemn(self._nodes[one].page)
             self._remove(one)
         return taken
+
+    def foreign(self, key: PageKey) -> list[PageKey]:
+        """Keys of the foreign pages among a cached page and its descendants, parents before children."""
+        return [one for one in self._subtree(key) if self._nodes[one].is_foreign] if key in self._nodes else []
 
     def allocate(self, num_pages: int, hold: Hold) -> list[PageId] | None:
         """Takes `num_pages` pages held for `hold`, evicting as needed. None, without a change, if there are too few."""
@@ -242,12 +250,10 @@ class PrefixCache:
         self._wrong[node.page] = None
         return True
 
-    def _insert_one(
-        self, key: PageKey, parent: PageKey | None, page: PageId, hold: Hold, tokens: Sequence[int]
-    ) -> PageId:
-        node = self._nodes.get(key)
+    def _insert_one(self, key: PageKey, new: _Node, hold: Hold, tokens: Sequence[int]) -> PageId:
+        page, parent, node = new.page, new.parent, self._nodes.get(key)
         if node is None:
-            self._nodes[key] = _Node(page, parent)
+            self._nodes[key] = new
             self._keys[page] = key
             if parent is not None:
                 self._nodes[parent].num_children += 1

@@ -52,6 +52,14 @@ class Quarantine:
             self._add(key)
         return self.num_pages - before
 
+    def add_foreign_keys(self, keys: Iterable[PageKey]) -> int:
+        """Like `add_keys`, but spares pages that were computed here and only over such pages: those are intact.
+
+        The peer's page of the same key may be another copy. Taking out ours would fail its readers, and two workers
+        that read from each other would return the key to each other.
+        """
+        return self.add_keys([foreign for key in keys for foreign in self._cache.foreign(key)])
+
     def since(self, number: int) -> tuple[tuple[PageKey, ...], int]:
         """The keys quarantined after the first `number` ones, oldest first, and the number to ask with next time.
 

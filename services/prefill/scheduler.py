@@ -171,8 +171,8 @@ class PrefillScheduler:
         return self._end_condemned() if pages else []
 
     def on_keys_quarantined(self, keys: Sequence[PageKey]) -> list[PrefillEffect]:
-        """Takes out pages that a source has quarantined: what came from it, or was computed over that, may be wrong."""
-        self.quarantine.add_keys(keys)
+        """Takes out imported pages that a source has quarantined, and what was computed over them. Others stay."""
+        self.quarantine.add_foreign_keys(keys)
         self.imports.on_keys_quarantined(keys)
         return self._end_condemned()
 

@@ -295,9 +295,11 @@ class CountingCache(PrefixCache):
         pages: Sequence[PageId],
         hold: Hold,
         tokens: Sequence[int] = (),
+        *,
+        foreign: bool = False,
     ) -> list[PageId]:
         self.num_inserted += len(keys)
-        return super().insert(parent, keys, pages, hold, tokens)
+        return super().insert(parent, keys, pages, hold, tokens, foreign=foreign)
 
 
 def test_a_page_enters_the_cache_once_however_long_the_row():

@@ -264,8 +264,9 @@ class FileTierController:
             self._memory.write(ids, [memoryview(content) for content, _ in new[: len(ids)]])
             for page, (_, digest) in zip(ids, new, strict=False):
                 pool.digests.set(page, digest)
+            parent = load.use.keys[len(held) - 1] if held else None
             tokens = load.use.tokens_of(len(held), len(held) + len(ids))
-            cache.insert(load.use.keys[len(held) - 1] if held else None, keys, ids, Hold.LIVE, tokens)
+            cache.insert(parent, keys, ids, Hold.LIVE, tokens, foreign=True)  # the file does not tell who computed them
         cache.touch(load.use.keys[: len(held) + len(ids)])
         pool.drop([*held, *ids], Hold.LIVE)
         self._fresh.update(keys)

@@ -308,7 +308,7 @@ class PageImports:
             return  # quarantined meanwhile
         num_pages = next((i for i, page in enumerate(one.pages) if page not in one.proven), len(one.pages))
         keys = one.keys[one.first : one.first + num_pages]
-        used = self._cache.insert(parent, keys, one.pages[:num_pages], Hold.RESERVED)
+        used = self._cache.insert(parent, keys, one.pages[:num_pages], Hold.RESERVED, foreign=True)
         one.pages[: len(used)] = used
         self._fresh |= dict.fromkeys(keys[: len(used)], one.source.role)
         if len(self._fresh) > self._cache.pool.num_pages:  # pages that were evicted before any use

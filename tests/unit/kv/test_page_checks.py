@@ -156,6 +156,37 @@ def test_another_prompt_computes_a_quarantined_prefix_anew():
     world.cache.check()
 
 
+def test_a_peer_s_key_takes_foreign_pages_and_their_descendants_only():
+    world = World()
+    keys = world.keys([1, 2, 3, 4])
+    world.fill([1])
+    (first,) = world.pages([1])
+    table = PageTable(world.cache, 1, "", Hold.LIVE)
+    table.match(keys)
+    assert table.extend(2)
+    world.cache.insert(keys[0], keys[1:2], table.pages[1:], Hold.LIVE, foreign=True)
+    table.release()
+    world.fill([1, 2, 3, 4])
+    world.fill([1, 7])
+    assert world.quarantine.add_foreign_keys(keys[:1]) == 3
+    assert world.cache.num_matching(world.keys([1, 2])) == 1
+    assert world.cache.num_matching(world.keys([1, 7])) == 2
+    assert world.quarantine.since(0) == (tuple(keys[1:2]), 1), "what was spared is not passed on"
+    assert world.quarantine.add_foreign_keys(keys) == 0
+    assert world.cache.find(keys[0]) == first
+
+
+def test_a_page_that_is_computed_again_is_no_foreign_one():
+    world = World()
+    keys = world.keys([1])
+    (page,) = world.cache.allocate(1, Hold.LIVE) or []
+    world.cache.insert(None, keys, [page], Hold.LIVE, foreign=True)
+    world.cache.pool.drop([page], Hold.LIVE)
+    assert world.quarantine.add_foreign_keys(keys) == 1
+    world.fill([1])
+    assert world.quarantine.add_foreign_keys(keys) == 0
+
+
 def test_a_round_of_the_scrubber_visits_every_settled_page():
     world = World()
     world.fill(TOKENS)

@@ -174,3 +174,24 @@ def test_two_prompts_import_a_prefix_once():
     world.complete(world.answer(NUM_PAGES))
     seals = [one for one in (*world.turn(), *world.turn()) if isinstance(one, Seal)]
     assert [one.times.computed_tokens for one in seals] == [1, 1]
+
+
+def test_a_source_s_key_spares_pages_computed_here():
+    """The second attempt of a request whose first source was damaged must not fail on the worker that is well."""
+    world = World()
+    world.add("a", PROMPT)
+    seal = seal_of(world.turn() + world.turn())
+    assert not world.scheduler.on_keys_quarantined(page_keys(PROMPT, PAGE_SIZE, ""))
+    assert world.exports.commit(seal.id), "the export is intact"
+    assert world.scheduler.quarantine.since(0) == ((), 0), "nothing is passed on"
+
+
+def test_a_source_s_key_fails_exports_of_imported_pages():
+    world = World()
+    world.add("a", PROMPT, SOURCE)
+    world.complete(world.answer(NUM_PAGES))
+    seal = seal_of(world.turn())
+    (failed,) = world.scheduler.on_keys_quarantined(page_keys(PROMPT, PAGE_SIZE, "")[1:2])
+    assert isinstance(failed, Fail)
+    assert failed.id == seal.id
+    assert world.tiny.cache.num_matching(page_keys(PROMPT, PAGE_SIZE, "")) == 1
