@@ -257,6 +257,7 @@ class PrefillMachine(RuleBasedStateMachine):
 
     def _on_effects(self, effects: list[PrefillEffect]) -> None:
         for effect in effects:
+            assert effect.id in self.cases, "an effect for a prompt that has ended"
             case = self.cases[effect.id]
             match effect:
                 case PublishedChunk(_, first_page, pages, digests):
