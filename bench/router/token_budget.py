@@ -4,7 +4,8 @@
 
 Counts do not depend on the machine's speed, so a test bounds them. A real router runs in this process, mock workers in
 another one. Long answers less short ones are what the tokens cost. Only functions count that are called for nearly
-every step of a stream: a flush of the journal and a heartbeat are not part of a token.
+every step of a stream, and those of the store only if they are called for nearly every token: a flush of the journal,
+which comes by time, and a heartbeat are not part of a token.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from services.cli.processes.local_redis import LocalRedis
 EXTRA_TOKENS = 100
 SHORT_TOKENS = 20
 STREAMS = (1, 8)
+STORE_SOURCES = f"{OWN_SOURCES[0]}store/"
 
 
 @dataclass(slots=True)
@@ -93,7 +95,11 @@ def budget_of(short: WorkTotal, long: WorkTotal, num_streams: int, num_extra: in
     """The work of a token, from two runs that differ by `num_extra` tokens of each stream."""
     num_tokens = num_extra * num_streams
     extra = {code: count - short.calls[code] for code, count in long.calls.items()}
-    kept = {code: count / num_tokens for code, count in extra.items() if count >= EVERY_TOKEN * num_extra}
+    kept = {
+        code: count / num_tokens
+        for code, count in extra.items()
+        if count >= EVERY_TOKEN * (num_tokens if code.co_filename.startswith(STORE_SOURCES) else num_extra)
+    }
     names = sorted(((_name(code), count) for code, count in kept.items()), key=lambda pair: -pair[1])
     return TokenBudget(
         num_streams,
