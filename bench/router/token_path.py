@@ -1,12 +1,13 @@
 """CPU time that the router needs for a streamed token, at several numbers of streams.
 
-    python -m bench.router.token_path [--rotations 5] [--streams 1 8 32 64] [--baseline DIR] [--result FILE]
+    python -m bench.router.token_path [--rotations 5] [--streams 1 8 32 64] [--http-only] [--baseline DIR]
 
 A real router in a process of its own stands before mock workers, which send every stream a token each `TOKEN_S`. Its
 CPU time for long answers less that for short ones, over the difference in tokens, is the cost of a token; what an idle
 router needs meanwhile is taken off. Passes interleave. Each number of streams runs twice in a rotation; the ratio of
 the two is noise (A/A). `--baseline` names another checkout of this repository: its router runs beside, on the same
-workers, and each rotation gives a ratio.
+workers, and each rotation gives a ratio. `--http-only` leaves out workers, wire and store: tokens come from a script in
+the router's process (`scripted_router`), and what is left is the way of a token from its choice to the socket.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from bench.harness.rotations import (
 from bench.harness.signals import run_command
 from bench.router.mock_cluster import DecodeCapacity, mock_workers, running_router
 from bench.router.overhead import DEADLINE_S, RouterClient
+from bench.router.scripted_router import TOKEN_S, scripted_router
 from services.cli.bench.client.bench_client import BenchClient
 from services.cli.processes.local_redis import LocalRedis
 
 STREAMS = (1, 8, 32, 64)
-TOKEN_S = 0.02
 SHORT_TOKENS, LONG_TOKENS = 2, 130
 IDLE_S = 1.0
 IDLE = "idle"
@@ -121,26 +122,36 @@ def _ratio(num_streams: int, group: tuple[Block, ...]) -> float:
 
 
 @contextlib.contextmanager
-def measured_routers(baseline: Path | None, most_streams: int) -> Iterator[dict[str, MeasuredRouter]]:
+def measured_routers(baseline: Path | None, most_streams: int, http_only: bool) -> Iterator[dict[str, MeasuredRouter]]:
     """This checkout's router as "", and that of another one; both use the same workers."""
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(LocalRedis())
-        stack.enter_context(mock_workers(redis.url, DecodeCapacity(2 * most_streams, TOKEN_S)))
+        trees = {"": None} if baseline is None else {"": None, BASELINE: baseline}
         found: dict[str, MeasuredRouter] = {}
-        for name, tree in (("", None), *(((BASELINE, baseline),) if baseline is not None else ())):
+        redis_url = ""
+        if not http_only:
+            redis_url = stack.enter_context(LocalRedis()).url
+            stack.enter_context(mock_workers(redis_url, DecodeCapacity(2 * most_streams, TOKEN_S)))
+        for name, tree in trees.items():
             flags = ("--router-id", f"router-{name or 'this'}")
-            url, pid = stack.enter_context(running_router(redis.url, flags, tree))
+            starting = scripted_router(tree) if http_only else running_router(redis_url, flags, tree)
+            url, pid = stack.enter_context(starting)
             http = BenchClient(url, api_key=None, timeout_s=DEADLINE_S, clock=time.perf_counter)
             found[name] = MeasuredRouter(RouterClient(http), pid)
         yield found
 
 
 def run(
-    num_rotations: int, streams: Sequence[int], baseline: Path | None, console: Console, on_rotation: OnRotation
+    num_rotations: int,
+    streams: Sequence[int],
+    console: Console,
+    on_rotation: OnRotation,
+    *,
+    baseline: Path | None = None,
+    http_only: bool = False,
 ) -> list[Block]:
     """Runs all rotations on a cluster of its own."""
     with (
-        measured_routers(baseline, max(streams)) as routers,
+        measured_routers(baseline, max(streams), http_only) as routers,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         arms = arms_of(routers, streams, lambda arm, *inputs: runner.run(arm(*inputs)))
@@ -162,11 +173,19 @@ def main() -> None:
     parser.add_argument("--rotations", type=int, default=5)
     parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
     parser.add_argument("--baseline", type=Path)
+    parser.add_argument("--http-only", action="store_true")
     parser.add_argument("--result", type=Path)
     flags = parser.parse_args()
     remarks = [command_remark("bench.router.token_path")]
     result_file = ResultFile(flags.result, "token_path", flags.rotations, findings_of, remarks)
-    blocks = run(flags.rotations, flags.streams, flags.baseline, Console(stderr=True), result_file.write)
+    blocks = run(
+        flags.rotations,
+        flags.streams,
+        Console(stderr=True),
+        result_file.write,
+        baseline=flags.baseline,
+        http_only=flags.http_only,
+    )
     Console().print(table_of(findings_of(blocks)))
 
 

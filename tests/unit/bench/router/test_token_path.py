@@ -36,6 +36,16 @@ def test_a_baseline_is_compared_in_the_same_rotation() -> None:
 def test_a_pass_gives_cpu_times_of_a_real_router(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_path, "LONG_TOKENS", 12)
     monkeypatch.setattr(token_path, "IDLE_S", 0.1)
-    blocks = token_path.run(1, (2,), None, Console(file=StringIO()), lambda blocks: None)
+    check_pass(token_path.run(1, (2,), Console(file=StringIO()), lambda blocks: None))
+
+
+@pytest.mark.integration
+def test_a_pass_without_workers_gives_cpu_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_path, "LONG_TOKENS", 12)
+    monkeypatch.setattr(token_path, "IDLE_S", 0.1)
+    check_pass(token_path.run(1, (2,), Console(file=StringIO()), lambda blocks: None, http_only=True))
+
+
+def check_pass(blocks: list[Block]) -> None:
     assert {block.arm for block in blocks} == {"idle", "2", "2 again"}
     assert all(block.values[0] > 0.0 for block in blocks)
