@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from baton.domain.constraint import Constraint
 from baton.domain.ids import RequestId
 from baton.domain.request import FinishReason, OutputToken, SamplingParams, StopParams
@@ -50,8 +52,7 @@ class SequenceSpec:
     prompt_logprobs: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChunk:
+class TokenChunk(Struct, frozen=True):
     """Tokens in order, without gap or duplicate. `finish` comes with the last one.
 
     `num_cached_tokens`: prompt tokens that were in a prefix cache, of prefill or decode. `prompt_scores`: come with the

@@ -27,6 +27,7 @@ from baton.telemetry.request_trace import Outcome, encode_trace
 from services.router.edge import sse
 from services.router.edge.disconnect import cancel_on_disconnect
 from services.router.edge.http_errors import error_response
+from services.router.edge.sink import body_sink
 from services.router.edge.unknown_fields import unknown_fields_header
 from services.router.generation import Dispatcher
 from services.router.openai.request_parser import ParsedRequest, RawRequest
@@ -104,7 +105,7 @@ class GenerationResponse(Response):
     async def _send_events(self, scope: Scope, receive: Receive, send: Send, stream: TokenStream) -> None:
         """Sends the events. Raises no error after the first byte."""
         with_ids = self._context.always_ids or sse.accepts_event_ids(Headers(scope=scope))
-        events = SseStream(send, self._parsed, stream, with_ids=with_ids)
+        events = SseStream(send, self._parsed, stream, with_ids=with_ids, sink=body_sink(scope, send))
         running = events.run(self._call_headers, self._context.ping_interval_s, self._timer.sequences)
         try:
             timeout_s = stream.timeout_s + DISCONNECT_GRACE_S

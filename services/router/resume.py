@@ -20,6 +20,7 @@ from baton.telemetry.metrics import STREAMS_RESUMED_TOTAL
 from baton.telemetry.request_traces import RequestTraces
 from services.router.edge.disconnect import cancel_on_disconnect
 from services.router.edge.http_errors import RequestNotFound
+from services.router.edge.sink import body_sink
 from services.router.generation import Dispatcher
 from services.router.openai.fields import short_repr
 from services.router.openai.request_parser import ParsedRequest, RequestParser
@@ -144,7 +145,8 @@ class ResumedResponse(Response):
         source = self._resumer.follow(request, self._record)
         scoring = self._resumer.scoring(request, self._after.counts)
         stream = TokenStream(self._resumer.text, request, source, unread=self._resumer.unread, scoring=scoring)
-        events = SseStream(send, self._parsed, stream, with_ids=True, after=self._after)
+        sink = body_sink(scope, send)
+        events = SseStream(send, self._parsed, stream, with_ids=True, after=self._after, sink=sink)
         try:
             running = events.run(self._call_headers, self._resumer.ping_interval_s)
             timeout_s = stream.timeout_s + DISCONNECT_GRACE_S

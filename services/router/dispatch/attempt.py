@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
+from msgspec import structs
 
 from baton.domain.errors import BatonError, DeadlineExceeded, LinkBroken, WorkerLost
 from baton.domain.scores.prompt_scores import PromptScores
@@ -252,7 +252,7 @@ class Attempt:
         chunk = self._tracked.on_sealed(token, sealed.num_cached_tokens, finish)
         if chunk.finish is not None:
             self._abort_reason = "finished"  # frees the reservation and the pins
-        return self._with_scores(chunk, scores)
+        return chunk if scores is None else self._with_scores(chunk, scores)
 
     def _on_imported(self, imported: decode_pb2.Imported) -> None:
         """Records the import. Raises `AttemptFailure` if decode continues from another token than the client has."""
@@ -287,7 +287,7 @@ class Attempt:
             decode, request = self._pair.decode, self._tracked.engine_request()
             computed = request.tokens[:-1]  # no step has computed the KV of the last token
             self._workers.add_cached_pages(decode, page_keys(computed, decode.page_size, request.salt))
-        return self._with_scores(chunk, scores)
+        return chunk if scores is None else self._with_scores(chunk, scores)
 
     def _add_scores(self, message: common_pb2.PromptScores) -> None:
         """Raises `AttemptFailure` for scores that were damaged or do not fit."""
@@ -303,11 +303,9 @@ class Attempt:
         except LinkBroken as error:
             raise AttemptFailure(error, FaultSource.LINK) from None
 
-    def _with_scores(self, chunk: TokenChunk, scores: PromptScores | None) -> TokenChunk:
-        if scores is None:
-            return chunk
+    def _with_scores(self, chunk: TokenChunk, scores: PromptScores) -> TokenChunk:
         self._tracked.on_scored()
-        return replace(chunk, prompt_scores=scores)
+        return structs.replace(chunk, prompt_scores=scores)
 
     def _on_worker_lost(self, role: WorkerRole) -> None:
         if role is DECODE or not self._sealed.done():

@@ -25,6 +25,8 @@ from services.router.edge.disconnect import CONNECTION
 from services.router.edge.http_errors import HeadTooLarge, HeadTooSlow, MalformedHttp, error_response
 from services.router.edge.lingering_close import LingeringTransport
 from services.router.edge.middleware import new_request_id
+from services.router.edge.sink import BODY_SINK
+from services.router.edge.transport_sink import TransportSink
 
 MAX_HEAD_BYTES = 64 * 1024
 """Limit of request line and headers together, and of consecutive bytes that are not part of a body."""
@@ -64,6 +66,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _write_timer: asyncio.TimerHandle | None = None
     _num_unsent_bytes = 0  # at the last check
     _num_stalled_checks = 0
+    on_writable: Callable[[], None] | None = None  # of the response that is written
     too_slow = False  # see `RequestConnection`
 
     # --- the transport's callbacks ---
@@ -80,6 +83,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
         super().connection_lost(exc)
+        if self.on_writable is not None:
+            self.on_writable()
 
     def pause_writing(self) -> None:
         """The transport is full: the response waits."""
@@ -90,6 +95,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The client has accepted bytes."""
         self._num_stalled_checks = 0
         super().resume_writing()
+        if self.on_writable is not None:
+            self.on_writable()
 
     def data_received(self, data: bytes) -> None:
         """Parses bytes of one or several messages."""
@@ -132,6 +139,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
         super().on_headers_complete()
         self.cycle.transport = self._closing  # type: ignore[assignment]
+        if self.scope["method"] != "HEAD":
+            sink = TransportSink(self.cycle, self)
+            self.scope["extensions"][BODY_SINK] = sink  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""

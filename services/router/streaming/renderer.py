@@ -53,19 +53,15 @@ class EventRenderer:
         return b"%b%b%b" % (parts[0], self._encode(event.text), parts[1])
 
     def _built(self, event: TokenEvent, usage: Usage | None) -> bytes:
+        """A line from the builder. Cuts a sample after the first event of a choice, which has its role or echo.
+
+        Gives up for the whole response if the sample's text is elsewhere in it, such as in the model's name.
+        """
         line = b"data: %b\n\n" % self._builder.chunk(event, self._usage if usage is None else usage)
         if self._may_cut and usage is None and event.finish is None and event.choice not in self._parts:
-            self._cut(event.choice)
+            sample = self._builder.chunk(TokenEvent(event.choice, _SAMPLE_TOKEN, SAMPLE_TEXT, 0), self._usage)
+            parts = sample.split(self._encode(SAMPLE_TEXT))
+            self._may_cut = len(parts) == 2
+            if self._may_cut:
+                self._parts[event.choice] = b"data: " + parts[0], parts[1] + b"\n\n"
         return line
-
-    def _cut(self, choice: int) -> None:
-        """Cuts a sample after the first event of a choice, which has its role or echo.
-
-        Gives up for the whole response if the text is elsewhere in it, such as in the model's name.
-        """
-        sample = self._builder.chunk(TokenEvent(choice, _SAMPLE_TOKEN, SAMPLE_TEXT, 0), self._usage)
-        parts = sample.split(self._encode(SAMPLE_TEXT))
-        if len(parts) == 2:
-            self._parts[choice] = b"data: " + parts[0], parts[1] + b"\n\n"
-        else:
-            self._may_cut = False

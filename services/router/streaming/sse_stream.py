@@ -1,6 +1,7 @@
 """Sends a response as server-sent events: one event a token, pings, the tail, or an error event.
 
-`respond` and `resume` run it over a `TokenStream`. Events before the cursor of the client are counted, not sent.
+`respond` and `resume` run it over a `TokenStream`. Events before the cursor of the client are counted, not sent. Head
+and end are ASGI messages; what lies between them is written to a `BodySink`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from baton.telemetry.sequence_timer import SequenceTimer
 from services.router.edge import sse
 from services.router.edge.disconnect import CLOSE_TIMEOUT_S, hang_up
 from services.router.edge.http_errors import error_response, is_internal_error
+from services.router.edge.sink import AsgiSink, BodySink
 from services.router.openai.request_parser import ParsedRequest
 from services.router.openai.valid_request import StreamOptions
 from services.router.streaming.cursor import Cursor
@@ -27,17 +29,131 @@ from services.router.text.choice_text import TokenEvent
 HEADER_GRACE_S = 1.0
 """Longest wait of the headers for a first token. An earlier error still is a status, and clients try again."""
 
+MAX_EVENTS = 64
+"""Events of one write. Other callbacks run before the next one."""
+
+BLOCKED_S = 1.0
+"""A client that does not read gets no pings; when the stream's time is over is looked up again after this time."""
+
 log = structlog.get_logger(__name__)
+
+
+class EventRelay:
+    """Passes events from a token stream to a sink, by callbacks: no task switch and no timer a token.
+
+    Choices call it when they add events; it writes all that is there once, later in the same pass of the loop. While
+    the client does not read it takes none: they wait in the stream, packed and bounded. `line` makes the bytes of an
+    event, b"" for one that is not sent.
+    """
+
+    def __init__(
+        self, stream: TokenStream, sink: BodySink, line: Callable[[TokenEvent], bytes], ping_interval_s: float
+    ) -> None:
+        self._stream = stream
+        self._sink = sink
+        self._line = line
+        self._ping_interval_s = ping_interval_s
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._scheduled: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._moved_s = 0.0
+
+    async def run(self) -> None:
+        """Returns when no choice is left, or at the latest when `TokenStream.next` has an error to raise or to survive.
+
+        Raises the errors of `line` and of the sink, after all events before them are written.
+        """
+        self._stream.on_news = self._schedule
+        self._sink.on_writable(self._schedule)
+        self._moved_s = self._loop.time()
+        self._timer = self._loop.call_at(
+            min(self._moved_s + self._ping_interval_s, self._stream.deadline), self._on_timer
+        )
+        self._move()
+        try:
+            await self._ended
+        finally:
+            self._stream.on_news = None
+            self._sink.on_writable(None)
+            if self._scheduled is not None:
+                self._scheduled.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _schedule(self) -> None:
+        if self._scheduled is None:
+            self._scheduled = self._loop.call_soon(self._move)
+
+    def _move(self) -> None:
+        self._scheduled = None
+        if self._sink.blocked or self._ended.done():
+            return
+        stream, lines, num_left = self._stream, list[bytes](), MAX_EVENTS
+        error: Exception | None = None
+        try:
+            while num_left and (event := stream.take()) is not None:
+                num_left -= 1
+                lines.append(self._line(event))
+        except Exception as raised:
+            error = raised
+        if lines:
+            self._moved_s = self._loop.time()
+            if data := b"".join(lines):
+                try:
+                    self._sink.write(data)
+                except Exception as raised:
+                    error = raised
+        if error is not None:
+            self._fail(error)
+        elif not stream.num_running or stream.has_error:
+            self._ended.set_result(None)
+        elif not num_left:
+            self._schedule()
+
+    def _on_timer(self) -> None:
+        """One timer serves all tokens: it is set again when it fires too early."""
+        now = self._loop.time()
+        if self._sink.blocked:
+            self._timer = self._loop.call_at(now + BLOCKED_S, self._on_timer)
+            return
+        if self._ended.done():
+            return
+        if now >= self._stream.deadline:
+            self._ended.set_result(None)
+            return
+        if now >= self._moved_s + self._ping_interval_s:
+            self._moved_s = now
+            try:
+                self._sink.write(sse.PING)
+            except Exception as error:
+                self._fail(error)
+                return
+        at = min(self._moved_s + self._ping_interval_s, self._stream.deadline)
+        self._timer = self._loop.call_at(at, self._on_timer)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(error)
 
 
 class SseStream:
     """Sends the events of `stream` after the cursor `after`."""
 
     def __init__(
-        self, send: Send, parsed: ParsedRequest, stream: TokenStream, *, with_ids: bool, after: Cursor | None = None
+        self,
+        send: Send,
+        parsed: ParsedRequest,
+        stream: TokenStream,
+        *,
+        with_ids: bool,
+        after: Cursor | None = None,
+        sink: BodySink | None = None,
     ) -> None:
+        """`sink`: takes the events; None: they are sent by `send`, as the head and the end are."""
         self.started = False  # the status is sent; errors become events
         self._send = send
+        self._sink = AsgiSink(send) if sink is None else sink
         self._id = parsed.request.id
         self._id_bytes = self._id.encode()
         self._builder = parsed.response_builder
@@ -47,6 +163,7 @@ class SseStream:
         self._with_ids = with_ids
         self._after = after or Cursor(self._id, (0,) * len(stream.counts))
         self._num_tail = 0
+        self._timers: Sequence[SequenceTimer] = ()
 
     async def run(
         self,
@@ -55,34 +172,46 @@ class SseStream:
         timers: Sequence[SequenceTimer] = (),
     ) -> None:
         """Sends the whole response. Calls `headers` once, before the first byte. `timers`: of the choices."""
-        stream, line, seen = self._stream, self._renderer.line, self._after.counts
-        timeout_s = min(HEADER_GRACE_S, ping_interval_s)
+        stream, sink, timeout_s = self._stream, self._sink, min(HEADER_GRACE_S, ping_interval_s)
+        self._timers = timers
         self._builder.use_scores(stream.prompt_scores)
-        async with stream:
-            while stream.num_running:
-                event = await stream.next(timeout_s)
-                if not self.started:
-                    await self._start(await headers())
-                    timeout_s = ping_interval_s
-                if event is None:
-                    await self._send_body(sse.PING)
-                    continue
-                if self._after.digests:
-                    self._compare(event)
-                shown = stream.usage() if self._options.continuous_usage else None
-                if stream.prompt_scores and stream.counts[event.choice] == 1:
-                    data = await asyncio.to_thread(line, event, shown)  # a long prompt's scores take seconds
-                else:
-                    data = line(event, shown)
-                if stream.counts[event.choice] > seen[event.choice]:
-                    if self._with_ids:
-                        data = b"id: %b\n%b" % (self._event_id(), data)
-                    await self._send({"type": "http.response.body", "body": data, "more_body": True})
-                if timers and event.token is not None:
-                    timers[event.choice].token(time.monotonic())
-                if timers and event.finish is not None:
-                    timers[event.choice].finish(event.finish.value)
-        await self._finish()
+        try:
+            async with stream:
+                while stream.num_running:
+                    event = await stream.next(timeout_s)  # the first one, and after an error that the stream survives
+                    if not self.started:
+                        await self._start(await headers())
+                        timeout_s = ping_interval_s
+                    if event is None:
+                        data = sse.PING
+                    elif stream.prompt_scores and stream.counts[event.choice] == 1:
+                        data = await asyncio.to_thread(self._line, event)  # a long prompt's scores take seconds
+                    else:
+                        data = self._line(event)
+                    if data:
+                        sink.write(data)
+                    await sink.drain()
+                    if not stream.prompt_scores and stream.num_running:
+                        await EventRelay(stream, sink, self._line, ping_interval_s).run()
+            await self._finish()
+        except asyncio.CancelledError:
+            sink.close()
+            raise
+
+    def _line(self, event: TokenEvent) -> bytes:
+        """The bytes of an event, b"" if the client has it. Stamps its token."""
+        stream, choice = self._stream, event.choice
+        if self._after.digests:
+            self._compare(event)
+        line = self._renderer.line(event, stream.usage() if self._options.continuous_usage else None)
+        if self._timers:
+            if event.token is not None:
+                self._timers[choice].token(time.monotonic())
+            if event.finish is not None:
+                self._timers[choice].finish(event.finish.value)
+        if stream.counts[choice] <= self._after.counts[choice]:
+            return b""
+        return b"id: %b\n%b" % (self._event_id(), line) if self._with_ids else line
 
     async def fail(self, scope: Scope, error: Exception) -> None:
         """Sends the error event and ends. Hangs up a client that does not read after `CLOSE_TIMEOUT_S`.
@@ -93,7 +222,9 @@ class SseStream:
             log.error("response_failed", request_id=self._id, exc_info=error)
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._send_body(sse.event(error_response(error).json(), None), more=False)
+                await self._sink.drain()
+                body = sse.event(error_response(error).json(), None)
+                await self._send({"type": "http.response.body", "body": body, "more_body": False})
         except TimeoutError:
             log.warning("client_too_slow", request_id=self._id)
             hang_up(scope)
@@ -111,8 +242,9 @@ class SseStream:
         for data in tail:
             self._num_tail += 1
             if self._num_tail > self._after.num_tail:
-                await self._send_body(sse.event(data, self._event_id() if self._with_ids else None))
-        await self._send_body(b"", more=False)
+                self._sink.write(sse.event(data, self._event_id() if self._with_ids else None))
+        await self._sink.drain()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _event_id(self) -> bytes:
         """The cursor after this event. A choice that is behind `after` keeps its part from there."""
@@ -133,9 +265,6 @@ class SseStream:
         ended_early = event.finish is not None and given < seen
         if known is not None and (ended_early or (given == seen and self._stream.digests[choice] != known)):
             raise ModelReplaced(ANSWER_REPLACED)
-
-    async def _send_body(self, body: bytes, *, more: bool = True) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 def num_tail_events(options: StreamOptions | None) -> int:

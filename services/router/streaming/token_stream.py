@@ -109,7 +109,8 @@ class TokenStream:
         self._loop = asyncio.get_running_loop()
         sequences = request.sequences
         self.timeout_s = (sequences[0].deadline_s if sequences else 0.0) + DEADLINE_GRACE_S  # one deadline for all
-        self._deadline = self._loop.time() + self.timeout_s
+        self.deadline = self._loop.time() + self.timeout_s  # on the loop's clock
+        self.on_news: Callable[[], None] | None = None  # called when there is an event to `take`, or an error
         self.counts = [0] * len(request.choices)
         self.digests = [0] * len(request.choices)  # of the tokens of each choice's given events
         self.num_running = len(self.counts) if not request.sequences else len(source.choices)
@@ -178,39 +179,56 @@ class TokenStream:
         Raises the error that ended a choice too early, or `DeadlineExceeded`.
         """
         now = self._loop.time()
-        if now >= self._deadline:
+        if now >= self.deadline:
             raise DeadlineExceeded("the answer was not complete at the deadline")
-        if not self._queue and self._unread.num_events:
-            self._queue.extend(self._unread.pop(MAX_QUEUED_EVENTS))
         if not self._has_next:
-            self._read_until = min(now + timeout_s, self._deadline)
+            self._read_until = min(now + timeout_s, self.deadline)
             if self._read_until < self._timer_at:
                 self._set_timer(self._read_until)
             self._reader = self._loop.create_future()
             await self._reader
             if not self._has_next:
                 return None
-        error = self._abort_error or (self._error if not self._queue else None)
-        if error is not None:
+        event = self.take()
+        if event is None:
+            error = self._abort_error or self._error
+            assert error is not None  # `_has_next`
             await self._switch(error)
             return await self.next(timeout_s)
+        return event
+
+    @property
+    def has_error(self) -> bool:
+        """True if `next` would raise an error, or continue from the second source."""
+        is_empty = not (self._queue or self._unread.num_events)
+        return self._abort_error is not None or (self._error is not None and is_empty)
+
+    def take(self) -> TokenEvent | None:
+        """The next event, without a wait; None if there is none, or an error comes before it."""
+        if self._abort_error is not None:
+            return None
+        if not self._queue:
+            if not self._unread.num_events:
+                return None
+            self._queue.extend(self._unread.pop(MAX_QUEUED_EVENTS))
         event = self._queue.popleft()
         if self._waiting_for_room:
             self._wake_writers()
-        self.counts[event.choice] += 1
-        self.digests[event.choice] = add_token(self.digests[event.choice], event)
+        choice = event.choice
+        self.counts[choice] += 1
+        self.digests[choice] = add_token(self.digests[choice], event)
         self._num_output_tokens += event.token is not None
         self._num_reasoning_tokens += event.is_reasoning
-        if event.choice % self._request.num_choices == 0:
-            self._num_cached_tokens[event.choice] = event.num_cached_tokens
+        if choice % self._request.num_choices == 0:
+            self._num_cached_tokens[choice] = event.num_cached_tokens
         if event.finish is not None:
-            self._finished.add(event.choice)
+            self._finished.add(choice)
             self.num_running -= 1
         return event
 
     @property
     def _has_next(self) -> bool:
-        return bool(self._queue) or self._error is not None or self._abort_error is not None
+        return bool(self._queue) or self.has_error or self._unread.num_events > 0
 
     def _start(self) -> None:
         for choice in self._source.choices:
@@ -312,7 +330,10 @@ class TokenStream:
             return
         if len(self._queue) < MAX_QUEUED_EVENTS and not self._unread.num_events:
             self._queue.append(event)
-            self._wake()
+            if self.on_news is not None:
+                self.on_news()
+            else:
+                self._wake()
         else:
             self._unread.push(event)
 
@@ -338,7 +359,9 @@ class TokenStream:
                 room.set_result(None)
 
     def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
+        if self.on_news is not None:
+            self.on_news()
+        elif self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     def _set_timer(self, at: float) -> None:

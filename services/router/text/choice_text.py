@@ -88,7 +88,10 @@ class ChoiceText:
             self._num_tokens += token is not None
             text, stop, piece, is_reasoning = "", None, _NOTHING, False
             if self._parser is None:
-                text = self._read(token, finish)
+                if token is not None and finish is None:
+                    text = self._detokenizer.push(token.token)
+                else:
+                    text = self._read(token, finish)
             else:
                 piece, finish, is_reasoning = self._parse(self._parser, token, finish)
                 text = piece.text

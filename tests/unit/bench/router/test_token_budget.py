@@ -11,7 +11,7 @@ from bench.router.token_budget import TokenBudget, WorkTotal, budget_of, countin
 from services.cli.bench.workload.arrivals import rescale
 from services.cli.processes import local_redis
 
-MAX_CALLS = {1: 46, 8: 46}
+MAX_CALLS = {1: 42, 8: 42}
 MAX_GENERATOR_CALLS = 2.5
 MAX_TASKS = 0.05
 MAX_TIMERS = {1: 0.95, 8: 0.6}
