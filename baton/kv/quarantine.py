@@ -27,6 +27,7 @@ class Quarantine:
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._keys: deque[PageKey] = deque(maxlen=MAX_KEPT_KEYS)  # the roots of the subtrees, numbered from 1
+        self._foreign: deque[PageKey] = deque(maxlen=MAX_KEPT_KEYS)  # of peers, for a tier below the pool
         self._incidents: deque[float] = deque(maxlen=MAX_INCIDENTS)  # times of their first faults
         self.number = 0
         self.num_faults = 0
@@ -58,7 +59,15 @@ class Quarantine:
         The peer's page of the same key may be another copy. Taking out ours would fail its readers, and two workers
         that read from each other would return the key to each other.
         """
+        keys = list(keys)
+        self._foreign.extend(keys)
         return self.add_keys([foreign for key in keys for foreign in self._cache.foreign(key)])
+
+    def take_foreign_keys(self) -> list[PageKey]:
+        """Takes the keys of `add_foreign_keys`, in the cache or not: a copy in a file may outlive its page here."""
+        keys = list(self._foreign)
+        self._foreign.clear()
+        return keys
 
     def since(self, number: int) -> tuple[tuple[PageKey, ...], int]:
         """The keys quarantined after the first `number` ones, oldest first, and the number to ask with next time.

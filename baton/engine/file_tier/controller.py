@@ -108,7 +108,7 @@ class FileTierController:
     def poll(self, quarantine: Quarantine, now: float) -> None:
         """See `LowerTier`."""
         keys, self._seen = quarantine.since(self._seen)
-        for key in keys:
+        for key in (*keys, *quarantine.take_foreign_keys()):  # a copy does not tell who computed its page
             self._drop(key)
         for ended in self._mover.take_ended():
             if isinstance(ended, EndedWrite):

@@ -243,6 +243,23 @@ def test_a_quarantined_page_leaves_no_copies(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_peer_s_quarantined_page_leaves_no_copies(tmp_path: Path) -> None:
+    """The page had been imported, copied and evicted: nothing in memory tells any more that it was the peer's."""
+    world = TierWorld(tmp_path)
+    world.ask("a", PROMPT)
+    world.wait_written(NUM_COPIES)
+    second = world.key_in(1)
+    world.cache.clear()
+    world.scheduler.on_keys_quarantined([second])
+    assert tokens_from_file(world, "b") == PAGE_SIZE
+    assert world.scheduler.quarantine.since(0) == ((), 0), "the pages computed since are intact"
+    world.wait_written(NUM_COPIES)
+    world.scheduler.on_keys_quarantined([PageKey(b"another prompt's")])
+    world.cache.clear()
+    assert tokens_from_file(world, "c") == NUM_COPIES * PAGE_SIZE, "dropped once, and not for other keys"
+    world.close()
+
+
 def test_a_late_read_of_a_quarantined_page_enters_nothing(tmp_path: Path) -> None:
     warm(tmp_path)
     _StalledFile.released.clear()
