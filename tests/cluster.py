@@ -71,7 +71,10 @@ class Process:
 
 @dataclass
 class Cluster:
-    """`flags` go to both kinds of workers, `prefill_flags`, `decode_flags` and `router_flags` to one kind."""
+    """`flags` go to both kinds of workers, `prefill_flags`, `decode_flags` and `router_flags` to one kind.
+
+    `environment`: variables of all processes.
+    """
 
     directory: Path
     model: str = "bundled"
@@ -83,6 +86,7 @@ class Cluster:
     prefill_flags: dict[str, Any] = field(default_factory=dict)
     decode_flags: dict[str, Any] = field(default_factory=dict)
     router_flags: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     processes: dict[str, Process] = field(default_factory=dict)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -131,7 +135,7 @@ class Cluster:
             flags |= self.flags | (self.prefill_flags if role == "prefill" else self.decode_flags)
         arguments = [f"--{key}={value}" for key, value in (flags | own).items()]
         log = self.directory / f"{name}-{time.monotonic_ns()}.log"
-        popen = fork_server.shared_fork_server().spawn(name, ["serve", role, *arguments], log)
+        popen = fork_server.shared_fork_server().spawn(name, ["serve", role, *arguments], log, self.environment)
         self.processes[name] = Process(name, role, port, metrics_port, arguments, log, popen)
         return self.processes[name]
 

@@ -12,6 +12,7 @@ from baton.transfer import nixl, stream
 from baton.transfer.base import OnPullEvent
 from baton.transfer.nixl_agent import nixl_available
 from baton.transfer.puller import ThreadedPuller
+from baton.transfer.puller_set import PullerSet
 
 
 def usable_transports(setting: str) -> tuple[str, ...]:
@@ -75,3 +76,23 @@ def make_puller(
     if transport == stream.TRANSPORT:
         return stream.StreamPuller(memory, on_event, trust)
     raise ValueError(f"no transport is called {transport!r}")
+
+
+def make_pullers(
+    transports: Sequence[str],
+    worker_id: WorkerId,
+    incarnation: Incarnation,
+    memory: PoolMemory,
+    on_event: OnPullEvent,
+    trust: ClusterTrust = OPEN_CLUSTER,
+) -> PullerSet:
+    """A puller for each of `transports`, best first. Raises as `make_puller`."""
+    pullers: list[ThreadedPuller] = []
+    try:
+        for transport in transports:
+            pullers.append(make_puller(transport, worker_id, incarnation, memory, on_event, trust))
+    except Exception:
+        for puller in pullers:
+            puller.close()
+        raise
+    return PullerSet(pullers)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import PoolMemory
-from baton.transfer.base import OnPullEvent
+from baton.transfer.base import OnPullEvent, region_of
 from baton.transfer.nixl_agent import NixlAgent
 from baton.transfer.nixl_metadata import agent_name, encode_metadata
 from baton.transfer.nixl_mover import UNKNOWN_PATH, NixlMover
 from baton.transfer.puller import Mover, ThreadedPuller
-from baton.transfer.region import region_of
 
 TRANSPORT = "nixl"
 

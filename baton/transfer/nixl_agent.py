@@ -18,7 +18,7 @@ import numpy as np
 
 from baton.domain.errors import LinkBroken
 from baton.settings.ucx import open_report, prepare_environment, read_report
-from baton.transfer.region import MemoryRegion
+from baton.transfer.base import MemoryRegion
 from baton.transfer.ucx_report import MAX_REPORT_BYTES, read_transport
 
 PROGRESS_DELAY_US = 1000

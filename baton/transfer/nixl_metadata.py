@@ -17,8 +17,7 @@ from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import MemoryKind
-from baton.transfer.base import SourceInfo
-from baton.transfer.region import MemoryRegion
+from baton.transfer.base import MemoryRegion, SourceInfo
 
 MAX_AGENT_BYTES = 1024 * 1024
 MAX_DEVICE_ID = 1023

@@ -22,11 +22,10 @@ from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import MemoryKind, PoolMemory
 from baton.kv.page_tags import TagVerifier
 from baton.transfer.active_pull import ActivePull, pull_problem
-from baton.transfer.base import SourceInfo
+from baton.transfer.base import MemoryRegion, SourceInfo, region_of
 from baton.transfer.digest import wrong_positions
 from baton.transfer.nixl_agent import NixlAgent, ReadState
 from baton.transfer.nixl_metadata import NixlMetadata, agent_name, decode_metadata
-from baton.transfer.region import MemoryRegion, region_of
 
 MAX_POST_BYTES = 16 * 1024 * 1024
 """Over CMA a post blocks the transfer thread while it copies."""

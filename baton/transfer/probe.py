@@ -12,13 +12,14 @@ from baton.domain.errors import LinkBroken
 from baton.domain.ids import PageId
 from baton.transfer.base import Pull, PullEvent, PullOutcome, SourceInfo
 from baton.transfer.puller import ThreadedPuller
+from baton.transfer.puller_set import PullerSet
 
 PROBE_DEADLINE_S = 5.0
 _NUM_ROUNDS = 2
 
 
 def probe_bandwidth(
-    puller: ThreadedPuller,
+    puller: ThreadedPuller | PullerSet,
     source: SourceInfo,
     local_pages: Sequence[PageId],
     num_pages: int,
@@ -54,7 +55,7 @@ class _ProbeLate(LinkBroken):
     """The probe is late, and its pages are not free yet."""
 
 
-def _pull_once(puller: ThreadedPuller, pull: Pull, ended: Future[PullEvent]) -> PullEvent:
+def _pull_once(puller: ThreadedPuller | PullerSet, pull: Pull, ended: Future[PullEvent]) -> PullEvent:
     """Waits for the terminal event, which becomes the result of `ended` even if it comes late."""
 
     def on_event(event: PullEvent) -> None:

@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,11 +99,18 @@ class ForkServer:
         assert self._requests.recv(64) == b"ready", "the fork server has ended"
         self._requests.settimeout(ANSWER_TIMEOUT_S)
 
-    def spawn(self, name: str, tokens: Sequence[str], log: Path) -> ForkedProcess:
-        """Runs `baton` with `tokens`; its output goes to a new file `log`, and `ps -o comm` shows `name`."""
+    def spawn(
+        self, name: str, tokens: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> ForkedProcess:
+        """Runs `baton` with `tokens`; its output goes to a new file `log`, and `ps -o comm` shows `name`.
+
+        `environment`: variables beside those of this server.
+        """
         exit_socket, child_socket = socket.socketpair()
         with log.open("wb") as out, child_socket:
-            request = json.dumps({"name": name, "tokens": list(tokens)}).encode()
+            request = json.dumps(
+                {"name": name, "tokens": list(tokens), "environment": dict(environment or {})}
+            ).encode()
             socket.send_fds(self._requests, [request], [out.fileno(), child_socket.fileno()])
         return ForkedProcess(int(self._requests.recv(64)), exit_socket.detach())
 
@@ -127,11 +134,13 @@ class _SpawnRequest:
 
     name: str
     tokens: list[str]
+    environment: dict[str, str]
     log: int
 
     def run(self) -> int:
         """Runs the command in this process; returns its exit code."""
         Path("/proc/self/comm").write_text(self.name)
+        os.environ.update(self.environment)
         os.dup2(self.log, 1)
         os.dup2(self.log, 2)
         os.close(self.log)

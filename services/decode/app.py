@@ -35,7 +35,7 @@ from baton.telemetry.known_series import start_series
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics_server import start_metrics_server
 from baton.transfer.base import PullEvent
-from baton.transfer.factory import make_puller, make_source, usable_transports
+from baton.transfer.factory import make_pullers, make_source, usable_transports
 from baton.transfer.stream import StreamSource
 from baton.worker.address import advertised_address
 from baton.worker.budget_control import BudgetControl, BudgetRules
@@ -109,14 +109,14 @@ class _Worker:
             PATIENCE_TTLS * settings.worker_ttl_s,
         )
         transports = usable_transports(settings.transport.value)
-        transport, memory = transports[0], engine.memory
+        memory = engine.memory
         self._sources = {}
         if settings.shares_pages:
             made_of = (self._id, self._incarnation, memory, context.trust)
             self._sources = {name: make_source(name, *made_of) for name in transports}
         for source in self._sources.values():
             stack.callback(source.close)
-        self._puller = make_puller(transport, self._id, self._incarnation, memory, self._pulled, context.trust)
+        self._puller = make_pullers(transports, self._id, self._incarnation, memory, self._pulled, context.trust)
         stack.callback(self._puller.close)
         self._links = self._make_links()
         self._validator = EngineRequestValidator(engine.vocab_size, engine.max_model_len)
@@ -127,8 +127,8 @@ class _Worker:
         self._recent = RecentAttempts()
         self._events = SharedEventLog()
         self._events.attach(engine.cache, start_kv_events(settings, engine.geometry.page_size, stack))
-        self._outbox = DecodeOutbox(transport, self._streams, self._handoffs, self._links, self._recent)
-        self._checks_tags = uses_tags(settings, context.trust, [transport], memory.kind)
+        self._outbox = DecodeOutbox(self._streams, self._handoffs, self._links, self._recent)
+        self._checks_tags = uses_tags(settings, context.trust, transports, memory.kind)
         self._loop = self._make_loop()
         rules = BudgetRules(WorkerRole.DECODE, engine.geometry.page_size)
         self._budgets = BudgetControl(rules, self._mailbox, self._loop.budgets, self._registration.announce)
@@ -153,7 +153,7 @@ class _Worker:
             "decode_serving",
             address=self._address,
             worker=self._id,
-            transport=self._puller.transport,
+            transports=",".join(self._puller.transports),
             page_tags=self._checks_tags,
             pool=pool_extent(self._engine.memory),
         )

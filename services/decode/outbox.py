@@ -22,14 +22,12 @@ class DecodeOutbox:
 
     def __init__(
         self,
-        transport: str,
         streams: AttemptStreams[DecodeStreamEvent],
         handoffs: HandoffClient,
         links: PeerLinks,
         recent: RecentAttempts,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._transport = transport
         self._streams = streams
         self._handoffs = handoffs
         self._links = links
@@ -70,7 +68,8 @@ class DecodeOutbox:
                     self._streams.deliver(id, effect)
 
     def _report(self, effect: ReportImported) -> None:
-        times = replace(effect.times, transport=self._transport, path=self._links.path(effect.source))
-        self._links.observe_import(effect.source, times)
+        links, source = self._links, effect.source
+        times = replace(effect.times, transport=links.transport(source), path=links.path(source))
+        links.observe_import(source, times)
         self._recent.add(effect.id, times)
         self._streams.deliver(effect.id, replace(effect, times=times))

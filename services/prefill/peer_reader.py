@@ -14,7 +14,7 @@ from baton.engine.mailbox import Mailbox
 from baton.rpc.channel_pool import ChannelPool
 from baton.settings.model_source import model_name
 from baton.transfer.base import Pull, PullEvent, PullOutcome
-from baton.transfer.factory import make_puller, usable_transports
+from baton.transfer.factory import make_pullers, usable_transports
 from baton.worker.handoff.export_client import ExportClient
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.lifecycle import WorkerContext
@@ -34,11 +34,11 @@ class PeerReader:
         mailbox: Mailbox[PrefillCommand],
         on_change: Callable[[], None],
     ) -> None:
-        """Calls `on_change` when a link is up or down. Raises `LinkBroken` if the transport cannot start."""
+        """Calls `on_change` when a link is up or down. Raises `LinkBroken` if a transport cannot start."""
         self._loop = asyncio.get_running_loop()
         self._mailbox = mailbox
-        transport, memory = usable_transports(settings.transport.value)[0], engine.memory
-        puller = make_puller(transport, context.worker_id, incarnation, memory, self._pulled, context.trust)
+        transports, memory = usable_transports(settings.transport.value), engine.memory
+        puller = make_pullers(transports, context.worker_id, incarnation, memory, self._pulled, context.trust)
         context.stack.callback(puller.close)
         self._submit = puller.submit
         channels = ChannelPool(context.trust)

@@ -34,6 +34,7 @@ from baton.transfer.base import PullEvent
 from baton.transfer.digest import PoolHasher
 from baton.transfer.fake import TRANSPORT
 from baton.transfer.puller import ThreadedPuller
+from baton.transfer.puller_set import PullerSet
 from baton.worker.budget_control import BudgetChange, BudgetControl, BudgetRules
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
@@ -99,12 +100,13 @@ class SimDecode:
             WorkerId(process.name), process.incarnation, MODEL, self._fingerprint, PAGE_BYTES,
             LINK_GRACE_TTLS * CONFIG.worker_ttl_s,
         )  # fmt: skip
+        pullers = PullerSet([cast(ThreadedPuller, self._puller)])
         self._links = PeerLinks(
-            identity, sim_store, SimChannels(network, process), cast(ThreadedPuller, self._puller), self._mailbox,
+            identity, sim_store, SimChannels(network, process), pullers, self._mailbox,
             self._registration.announce_soon,
         )  # fmt: skip
         self._handoffs = policies.handoffs(self._links, self._mailbox, CONFIG.renew_s, INTAKE, len(PART_ENDS))
-        self._outbox = DecodeOutbox(TRANSPORT, self._streams, self._handoffs, self._links, RecentAttempts())
+        self._outbox = DecodeOutbox(self._streams, self._handoffs, self._links, RecentAttempts())
         self._host_memory = SimMemory(max(1, num_host_pages), PAGE_BYTES, PART_ENDS)
         runner = SimRunner(self._memory, CONFIG.page_size, VOCAB_SIZE, self._host_memory, version)
         self._engine = SimEngine(

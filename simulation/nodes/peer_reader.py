@@ -12,6 +12,7 @@ from baton.domain.ids import PageId, WorkerId
 from baton.domain.worker import WorkerRole
 from baton.transfer.base import Pull
 from baton.transfer.puller import ThreadedPuller
+from baton.transfer.puller_set import PullerSet
 from baton.worker.handoff.export_client import ExportClient
 from baton.worker.handoff.links import LINK_GRACE_TTLS, LinkIdentity, PeerLinks
 from baton.worker.registration import Registration
@@ -46,8 +47,9 @@ class SimPeerReader:
             WorkerId(process.name), process.incarnation, MODEL, fingerprint, memory.page_bytes,
             LINK_GRACE_TTLS * CONFIG.worker_ttl_s, frozenset(WorkerRole),
         )  # fmt: skip
+        pullers = PullerSet([cast(ThreadedPuller, self._puller)])
         self.links = PeerLinks(
-            identity, sim_store, SimChannels(network, process), cast(ThreadedPuller, self._puller), mailbox,
+            identity, sim_store, SimChannels(network, process), pullers, mailbox,
             registration.announce_soon,
         )  # fmt: skip
         self.client = ExportClient(self.links, mailbox, CONFIG.renew_s, len(memory.part_ends))

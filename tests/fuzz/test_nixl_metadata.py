@@ -18,10 +18,9 @@ from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
 from baton.domain.trust import OPEN_CLUSTER, ClusterTrust
 from baton.kv.memory import MemoryKind
-from baton.transfer.base import SourceInfo
+from baton.transfer.base import MemoryRegion, SourceInfo
 from baton.transfer.nixl_agent import nixl_available
 from baton.transfer.nixl_metadata import MAX_AGENT_BYTES, MAX_DEVICE_ID, decode_metadata, encode_metadata
-from baton.transfer.region import MemoryRegion
 from tests.fuzz.grpc_messages import corrupted
 from tests.fuzz.nixl_subprocess import NUM_CORRUPTED
 

@@ -44,6 +44,7 @@ from baton.store.memory_store import MemoryStore
 from baton.store.options import StoreOptions
 from baton.transfer.base import PullEvent
 from baton.transfer.digest import PoolHasher
+from baton.transfer.puller_set import PullerSet
 from baton.transfer.stream import StreamPuller, StreamSource
 from baton.worker.handoff.handoff_log import HandoffLog
 from baton.worker.handoff.handoff_server import HandoffServicer, LinkConfig
@@ -154,10 +155,10 @@ class DecodeWorker(_Worker):
         self.streams: AttemptStreams[DecodeStreamEvent] = AttemptStreams()
         self.puller = StreamPuller(self.memory, self._pulled)
         identity = LinkIdentity(DECODE, DECODE_INCARNATION, MODEL, FINGERPRINT, PAGE_BYTES, grace_s=1.0)
-        self.links = PeerLinks(identity, store, channels, self.puller, self.mailbox, lambda: None)
+        self.links = PeerLinks(identity, store, channels, PullerSet([self.puller]), self.mailbox, lambda: None)
         validator = EngineRequestValidator(VOCAB_SIZE, MAX_MODEL_LEN)
         self.handoffs = HandoffClient(self.links, self.mailbox, LEASE_S / 4, validator)
-        self._outbox = DecodeOutbox("stream", self.streams, self.handoffs, self.links, RecentAttempts())
+        self._outbox = DecodeOutbox(self.streams, self.handoffs, self.links, RecentAttempts())
         imports = ImportTable(self.cache, ImportLimits(PAGE_SIZE, 4, 4, pull_deadline_s=2.0))
         host = PageMemory(NUM_PAGES, PAGE_BYTES)
         scheduler = DecodeScheduler(imports, HostTier(NUM_PAGES, PoolHasher(host)), PAGE_SIZE)

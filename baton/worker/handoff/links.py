@@ -4,6 +4,9 @@ Follows the registry. A new worker of a role in `source_roles`, or a new incarna
 connected to the puller and probed with real pages. Then the link is up and announced. A failed link is retried at every
 change of the registry and every heartbeat; its reason is logged when it changes. The series of a worker go when it
 leaves.
+
+A source that NIXL reaches over TCP only is read over the next transport, if it has one: UCX may abort it when its
+reader is killed.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from baton.telemetry.peer_series import PeerSeries
 from baton.transfer.base import PullEvent, SourceInfo
 from baton.transfer.nixl_mover import TCP_PATH
 from baton.transfer.probe import probe_bandwidth
-from baton.transfer.puller import ThreadedPuller
+from baton.transfer.puller_set import PullerSet
 
 log = get_logger()
 
@@ -53,8 +56,7 @@ class LinkIdentity:
     """This worker as its sources see it. `grace_s`: longest silence of a linked worker in the registry.
 
     `source_roles`: of the workers to link to. Decode reads the prompts that prefill computes; prefill reads cached
-    pages of all. `optional`: a source is skipped that gives no pages, or only over TCP by NIXL, where the death of
-    a reader may end it.
+    pages of all. `optional`: a source is skipped that gives no pages, or over no transport but TCP by NIXL.
     """
 
     worker_id: WorkerId
@@ -85,7 +87,7 @@ class PeerLinks:
         identity: LinkIdentity,
         registry: WorkerRegistry,
         channels: ChannelPool,
-        puller: ThreadedPuller,
+        puller: PullerSet,
         mailbox: LinkMailbox,
         on_change: Callable[[], None],
     ) -> None:
@@ -176,6 +178,7 @@ class PeerLinks:
                 self._fail(worker.id, self._verifier.reason(worker))
         for departed in self._series.peers() - self._links.keys() - {worker.id for worker in workers + refused}:
             self._series.remove(departed)
+            self._puller.readmit(WorkerId(departed))
             self._failures.pop(WorkerId(departed), None)
 
     def observe_pull(self, source: WorkerId, event: PullEvent) -> None:
@@ -184,7 +187,7 @@ class PeerLinks:
             return
         num_bytes, pull_us = self._pulled[source]
         self._pulled[source] = num_bytes + event.num_bytes, pull_us + to_us(event.seconds)
-        labels = (f"{source}->{self._identity.worker_id}", self._puller.transport)
+        labels = (f"{source}->{self._identity.worker_id}", self._puller.transport(source))
         self._series.labels(source, metrics.TRANSFER_BYTES_TOTAL, *labels).inc(event.num_bytes)
         self._series.labels(source, metrics.TRANSFER_SECONDS, *labels).observe(event.seconds)
         self._series.labels(source, metrics.TRANSFER_DESCRIPTORS, *labels).observe(len(event.pull.local_pages))
@@ -192,8 +195,12 @@ class PeerLinks:
     def observe_import(self, source: WorkerId, times: ImportTimes) -> None:
         """Records the exposed transfer time of a committed import, unless its source has left."""
         if source in self._links:
-            labels = (f"{source}->{self._identity.worker_id}", self._puller.transport)
+            labels = (f"{source}->{self._identity.worker_id}", self._puller.transport(source))
             self._series.labels(source, metrics.TRANSFER_EXPOSED_SECONDS, *labels).observe(1e-6 * times.exposed_us)
+
+    def transport(self, source: WorkerId) -> str:
+        """Transport of the link to `source`."""
+        return self._puller.transport(source)
 
     def path(self, source: WorkerId) -> str:
         """Path of bytes from `source`, as far as the transport knows."""
@@ -222,9 +229,9 @@ class PeerLinks:
             source = await self._hello(worker)
             if source is None:
                 return self._skip(worker, "it gives no pages")
-            self._report_replaced(source)
-            await asyncio.to_thread(self._puller.connect, source)
-            num_bytes, seconds = await self._probe(source)
+            num_bytes, seconds = await self._reach(source)
+            if self._puller.path(worker.id) == TCP_PATH:
+                source, num_bytes, seconds = await self._avoid_tcp(worker, source) or (source, num_bytes, seconds)
         except BatonError as error:
             self._fail(worker.id, error.log_text)
             return
@@ -237,6 +244,34 @@ class PeerLinks:
         self._failures.pop(worker.id, None)
         self._report_up(link)
         self._on_change()
+
+    async def _reach(self, source: SourceInfo) -> tuple[int, float]:
+        """Connects to a source and probes it; returns (bytes, seconds)."""
+        self._report_replaced(source)
+        await asyncio.to_thread(self._puller.connect, source)
+        return await self._probe(source)
+
+    async def _avoid_tcp(self, worker: WorkerRecord, source: SourceInfo) -> tuple[SourceInfo, int, float] | None:
+        """Links over the next transport to a source that was reached over TCP by NIXL.
+
+        Returns the source over the transport that it has now, with bytes and seconds of its probe: TCP again if the
+        other fails. None, without effect, if there is no other here.
+        """
+        id, incarnation, avoided = worker.id, worker.incarnation, source.transport
+        if not self._puller.rule_out(id, incarnation, avoided):
+            return None
+        self._puller.disconnect(id)
+        try:
+            other = await self._hello(worker)
+            if other is not None:
+                probed = await self._reach(other)
+                log.info("link_avoids_tcp", source=id, transport=other.transport, avoided=avoided)
+                return other, *probed
+        except BatonError as error:
+            log.info("link_needs_tcp", source=id, why=error.log_text)
+        self._puller.readmit(id)
+        self._puller.disconnect(id)
+        return source, *await self._reach(source)
 
     def _skip(self, worker: WorkerRecord, why: str) -> None:
         """Leaves a worker alone for its life. This is no failure, so that no series shows it."""
@@ -259,7 +294,7 @@ class PeerLinks:
             protocol_version=PROTOCOL_VERSION,
             fingerprint=mine.fingerprint.digest,
             model=mine.model,
-            transports=[self._puller.transport],
+            transports=self._puller.offered(worker.id, worker.incarnation),
             parts=[handoff_pb2.FingerprintPart(name=part.name, digest=part.digest) for part in mine.fingerprint.parts],
         )
         stub = handoff_pb2_grpc.HandoffStub(self._channels.get(worker.address, worker.incarnation))

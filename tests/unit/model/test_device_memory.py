@@ -18,10 +18,9 @@ from baton.model.device_memory import DeviceMemory
 from baton.model.linears.packing import WeightLayout
 from baton.model.loading.loader import load_model
 from baton.model.storage import PageStorage
-from baton.transfer.base import Pull, PullOutcome, SourceInfo
+from baton.transfer.base import MemoryRegion, Pull, PullOutcome, SourceInfo, region_of
 from baton.transfer.digest import READ_BYTES, digest_pages, mismatches
 from baton.transfer.fake import FakeFabric, FakePuller, FakeSource
-from baton.transfer.region import MemoryRegion, region_of
 from tests import tiny_models
 from tests.staged_memory import DeferredCopyStream, staged_memory
 from tests.unit.transfer.rigs import EventLog, page_ids

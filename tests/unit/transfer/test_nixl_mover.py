@@ -11,12 +11,11 @@ from baton.domain.errors import LinkBroken
 from baton.domain.ids import Incarnation, WorkerId
 from baton.kv.memory import MemoryKind, PageMemory
 from baton.transfer.active_pull import ActivePull
-from baton.transfer.base import Pull, PullEvent, PullOutcome, SourceInfo
+from baton.transfer.base import MemoryRegion, Pull, PullEvent, PullOutcome, SourceInfo
 from baton.transfer.digest import digest_pages
 from baton.transfer.nixl_agent import NixlAgent, ReadState
 from baton.transfer.nixl_metadata import agent_name, encode_metadata
 from baton.transfer.nixl_mover import LATE_POLL_S, MAX_POSTS_PER_LINK, NixlMover
-from baton.transfer.region import MemoryRegion
 from tests.staged_memory import staged_memory
 from tests.unit.transfer.rigs import page_ids
 

@@ -18,6 +18,7 @@ from baton.rpc.channel_pool import ChannelPool
 from baton.store.store import WorkerRegistry
 from baton.transfer.base import SourceInfo
 from baton.transfer.puller import ThreadedPuller
+from baton.transfer.puller_set import PullerSet
 from baton.worker.handoff.links import LinkIdentity, PeerLinks
 from services.decode.commands import DecodeCommand
 
@@ -61,7 +62,8 @@ class LinksWithoutPeers(PeerLinks):
     """Links to every announced worker without moving bytes."""
 
     async def _hello(self, worker: WorkerRecord) -> SourceInfo:
-        return SourceInfo(worker.id, worker.incarnation, worker.address, "stream", b"", 0, 8, 64)
+        transport = self._puller.offered(worker.id, worker.incarnation)[0]
+        return SourceInfo(worker.id, worker.incarnation, worker.address, transport, b"", 0, 8, 64)
 
     async def _probe(self, source: SourceInfo) -> tuple[int, float]:
         return 64, 0.1
@@ -71,7 +73,7 @@ def make_links(registry: Registry, puller: Puller, mailbox: Mailbox[DecodeComman
     return LinksWithoutPeers(
         LinkIdentity(WorkerId("decode-0"), Incarnation(9), "m", Fingerprint(()), 64, grace_s),
         cast(WorkerRegistry, registry),
-        ChannelPool(), cast(ThreadedPuller, puller), mailbox, lambda: None,
+        ChannelPool(), PullerSet([cast(ThreadedPuller, puller)]), mailbox, lambda: None,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from baton.transfer.nixl_agent import nixl_available
-from tests.unit.transfer.kill_pair import Case
+from tests.unit.transfer.killing.kill_pair import Case
 
 NUM_KILLS = 2
 GONE, SERVES = "failed: the source is gone", "serves"
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(nixl_available() is not None, reason="NIXL is no
 )
 def test_the_peer_of_a_killed_process_lives_on(case: Case, transport: str, outcome: str):
     """Not so for a source over TCP, which UCX may abort: docs/results/killed-peers.md."""
-    command = [sys.executable, "-m", "tests.unit.transfer.kill_pair", case.value, transport, str(NUM_KILLS)]
+    command = [sys.executable, "-m", "tests.unit.transfer.killing.kill_pair", case.value, transport, str(NUM_KILLS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     counts = [line for line in done.stdout.splitlines() if line.startswith("{")]

@@ -1,6 +1,6 @@
 """Kills one process of a pair while reads move between them; prints what became of the other, counted.
 
-    python -m tests.unit.transfer.kill_pair CASE TRANSPORT NUMBER [SECONDS]
+    python -m tests.unit.transfer.killing.kill_pair CASE TRANSPORT NUMBER [SECONDS]
 
 Transports are those of `rigs.ENVIRONMENTS`. Killed process and survivor are children of their own, as UCX may abort
 the survivor. A survivor is kept for the next kill. No kill begins after SECONDS.
