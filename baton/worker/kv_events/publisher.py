@@ -7,6 +7,8 @@ encodes and sends. There is no authentication, and batches hold the tokens of pr
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from collections import deque
@@ -30,7 +32,6 @@ MAX_WAITING_BATCHES = 100_000
 """Turns of the engine whose events wait for this thread. Beyond that a batch is lost, and its number missing."""
 STOP_S = 2.0
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
-_WAKE = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,11 @@ class KvEventPublisher:
             self._replay = None
             if endpoints.replay is not None:
                 self._replay = self._bind(zmq.ROUTER, endpoints.replay, 2 * (self._sent.maxlen or 0))
-            self._wakes = self._bind(zmq.PULL, "inproc://wakes", 1)
-            self._waker = self._context.socket(zmq.PUSH)
-            self._waker.set_hwm(1)
-            self._waker.connect("inproc://wakes")
         except zmq.ZMQError:
             self._context.destroy(linger=0)
             raise
+        # No socket of ZeroMQ: one that is full says so for a while after its reader has emptied it.
+        self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="baton-kv-events", daemon=True)
         self._thread.start()
         self.publish([ClearedEvent()])  # what a former process of this worker had is gone
@@ -101,12 +100,11 @@ class KvEventPublisher:
             log.warning("kv_events_thread_does_not_end")
             return
         self._context.destroy(linger=0)
+        os.close(self._wakes)
 
     def _wake(self) -> None:
-        try:
-            self._waker.send(_WAKE, zmq.NOBLOCK)
-        except zmq.Again:  # a wake is on its way
-            return
+        with contextlib.suppress(BlockingIOError):  # its counter is full: a wake is on its way
+            os.eventfd_write(self._wakes, 1)
 
     def _bind(self, kind: int, address: str, max_unread: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
@@ -123,7 +121,7 @@ class KvEventPublisher:
             ready = dict(poller.poll())
             closed = self._closed.is_set()  # before the queue is emptied: nothing comes after it
             if self._wakes in ready:
-                self._wakes.recv()
+                os.eventfd_read(self._wakes)
             while self._waiting:
                 self._send(*self._waiting.popleft())
             if self._replay is not None and self._replay in ready:

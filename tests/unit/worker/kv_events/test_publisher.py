@@ -101,6 +101,18 @@ def test_a_subscriber_reads_batches_in_order():
         assert [pages_of(found[1]) for found in read if found] == [[number] for number in range(1, 51)]
 
 
+def test_the_last_batch_of_a_burst_waits_for_no_other():
+    """A wake that is lost would leave it in the publisher until the next turn of the engine."""
+    with publishing() as (publisher, context):
+        subscriber = Subscriber(publisher, context)
+        last = subscriber.wait_until_subscribed()
+        for burst in range(1, 401):
+            publisher.publish([page(1)])
+            publisher.publish([page(2)])
+            read = [subscriber.read(2_000) for _ in range(2)]
+            assert [found and found[0] for found in read] == [last + 2 * burst - 1, last + 2 * burst]
+
+
 def test_a_gap_is_replayed():
     """A subscriber that comes late, or was away, asks for the numbers that it misses: it then has every event once."""
     with publishing() as (publisher, context):
