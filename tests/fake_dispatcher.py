@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from baton.domain.errors import BatonError, Broken, Refused
 from baton.domain.ids import RequestId
@@ -127,7 +129,7 @@ class FakeDispatcher:
                 match step:
                     case EmitChunk(chunk):
                         ended = self.finished if chunk.finish is not None else self.aborted
-                        yield chunk if scores is None else replace(chunk, prompt_scores=scores)
+                        yield chunk if scores is None else structs.replace(chunk, prompt_scores=scores)
                         scores = None
                     case WaitForGate(gate):
                         self.changed.set()

@@ -37,6 +37,7 @@ VALUES_BY_TYPE: dict[int, st.SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_FLOAT: FLOATS.filter(lambda value: math.isinf(value) or abs(value) != 3e38),
     FieldDescriptor.TYPE_UINT32: UINT32,
     FieldDescriptor.TYPE_INT32: st.sampled_from([0, 1, -1, 2**31 - 1, -(2**31)]),
+    FieldDescriptor.TYPE_SINT32: st.sampled_from([0, 1, -1, 2**31 - 1, -(2**31)]),
     FieldDescriptor.TYPE_INT64: st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)]),
     FieldDescriptor.TYPE_UINT64: st.sampled_from([0, 1, PREFILL_INCARNATION, DECODE_INCARNATION, 2**63, 2**64 - 1]),
     FieldDescriptor.TYPE_FIXED32: UINT32,

@@ -76,8 +76,8 @@ PREFILL_BUGS = (
         PAGES,
         "copies of what a wrong page led to stay",
         "baton/engine/file_tier/controller.py",
-        "for key in keys:\n            self._drop(key)",
-        "for _key in keys:\n            pass",
+        "            self._drop(key)\n        for ended in",
+        "            pass\n        for ended in",
         "tests/unit/file_tier/test_tier_failures.py",
     ),
 )
