@@ -83,7 +83,9 @@ class KvEventPublisher:
         return "" if self._replay is None else str(self._replay.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
-        """Sends the events of a turn as one batch; never blocks."""
+        """Sends the events of a turn as one batch; never blocks. Drops them after `close`: its descriptor is gone."""
+        if self._closed.is_set():
+            return
         seq, self._next_seq = self._next_seq, self._next_seq + 1
         if len(self._waiting) < MAX_WAITING_BATCHES:
             self._waiting.append((seq, list(events)))

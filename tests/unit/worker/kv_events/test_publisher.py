@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -111,6 +113,19 @@ def test_the_last_batch_of_a_burst_waits_for_no_other():
             publisher.publish([page(2)])
             read = [subscriber.read(2_000) for _ in range(2)]
             assert [found and found[0] for found in read] == [last + 2 * burst - 1, last + 2 * burst]
+
+
+def test_a_closed_publisher_writes_to_no_descriptor():
+    """An engine that hangs may publish after the close, when its descriptor's number is another file's."""
+    with tempfile.TemporaryFile() as other:
+        with publishing() as (publisher, _):
+            number = publisher._wakes
+        os.dup2(other.fileno(), number)
+        try:
+            publisher.publish([page(1)])
+            assert os.fstat(number).st_size == 0
+        finally:
+            os.close(number)
 
 
 def test_a_gap_is_replayed():
