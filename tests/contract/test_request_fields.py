@@ -22,7 +22,8 @@ from tests.unit.router.text.text_models import byte_level_tokenizer
 LISTS = Path(__file__).parent / "fields"
 NAMES = {"chat": FieldEndpoint.CHAT, "completion": FieldEndpoint.COMPLETION}
 TEMPLATE = (
-    "{# <think> #}{{ enable_thinking }}{{ mood }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    "{# <think> #}{{ enable_thinking }}{{ mood }}{{ documents }}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 TEXT = TextModel(byte_level_tokenizer(("<think>", "</think>")), {}, {"eos_token_id": 5}, TEMPLATE)
@@ -73,6 +74,7 @@ OTHER_VALUES: dict[str, Any] = {
     "thinking_budget_tokens": 7,
     "reasoning_budget_tokens": 7,
     "chat_template_kwargs": {"mood": "wild"},
+    "documents": [{"title": "Oslo", "text": "A city."}],
     "tools": [{"type": "function", "function": {"name": "add"}}],
     "tool_choice": "required",
     "response_format": {"type": "json_object"},

@@ -39,6 +39,7 @@ NOT_BY_SCHEMA = (  # whether they fit is known by the context, by other fields o
     "response_format",
     "best_of",
     "continue_final_message",
+    "documents",
     "enable_thinking",
     "chat_template_kwargs",
     "min_tokens",

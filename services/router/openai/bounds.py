@@ -27,6 +27,9 @@ MAX_TEMPLATE_VARIABLES = 32
 MAX_TEMPLATE_VARIABLE_BYTES = 8192
 """Of all variables together, as JSON."""
 
+MAX_DOCUMENTS = 256
+"""Of a chat, for its template."""
+
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 1024

@@ -10,6 +10,7 @@ import msgspec
 
 from services.router.openai.bounds import (
     MAX_CONTENT_PARTS,
+    MAX_DOCUMENTS,
     MAX_MESSAGES,
     MAX_PROMPTS,
     MAX_TEMPLATE_VARIABLE_BYTES,
@@ -75,7 +76,13 @@ def read_chat(fields: Fields, scalars: Mapping[str, Any], text: TextModel, creat
         if variables.setdefault("enable_thinking", scalars["enable_thinking"]) != scalars["enable_thinking"]:
             fields.add_error("enable_thinking", "contradicts chat_template_kwargs.enable_thinking")
         names["enable_thinking"] = "enable_thinking"
-    options = RenderOptions(created_s, scalars.get("add_generation_prompt", not continues), bool(continues), variables)
+    options = RenderOptions(
+        created_s,
+        scalars.get("add_generation_prompt", not continues),
+        bool(continues),
+        variables,
+        documents=_read_documents(fields, text),
+    )
     unread: list[str] = []
     for name in variables:
         if not text.reads(name):
@@ -101,6 +108,19 @@ def _read_variables(fields: Fields, text: TextModel) -> dict[str, object]:
                 fields.add_error("chat_template_kwargs", f"cannot set {short_repr(name)}")
         return dict(given.values)
     return {}
+
+
+def _read_documents(fields: Fields, text: TextModel) -> list[Mapping[str, Any]]:
+    """The documents; refused where the template would leave them out."""
+    value = fields.values.get("documents")
+    if value is None or value == []:
+        return []
+    if not isinstance(value, list) or len(value) > MAX_DOCUMENTS or not all(isinstance(each, dict) for each in value):
+        fields.add_mismatch("documents", f"a list of at most {MAX_DOCUMENTS} objects")
+        return []
+    if not text.reads("documents"):
+        fields.add_error("documents", "are not supported by this model: its chat template does not read them")
+    return value
 
 
 def _read_message(fields: Fields, index: int, entry: object) -> Message:

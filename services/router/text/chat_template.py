@@ -43,6 +43,7 @@ class RenderOptions:
 
     `created_s`: Unix time of the call; a template that asks for the date gets this one, in UTC. `variables`: of the
     client. `continue_final_message`: the prompt ends within the last message. `tools`: that the model may call.
+    `documents`: to answer from.
     """
 
     created_s: int = 0
@@ -50,6 +51,7 @@ class RenderOptions:
     continue_final_message: bool = False
     variables: Mapping[str, object] = field(default_factory=dict)
     tools: Sequence[Mapping[str, object]] = ()
+    documents: Sequence[Mapping[str, object]] = ()
 
 
 class _GenerationBlocks(Extension):
@@ -100,7 +102,7 @@ class ChatTemplate:
                     **options.variables,
                     "messages": list(messages),
                     "tools": list(options.tools) or None,
-                    "documents": None,
+                    "documents": list(options.documents) or None,
                     "add_generation_prompt": options.add_generation_prompt,
                     "strftime_now": created.strftime,
                     **self._special_tokens,

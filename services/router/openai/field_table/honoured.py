@@ -95,6 +95,8 @@ _TEMPLATE_ROWS = (
          "The answer continues the last message, an assistant's. Not with add_generation_prompt: true.", default=False),
     _row("chat_template_kwargs", CHAT, _VLLM, shapes.TEMPLATE_VARIABLES,
          "Variables of the model's template. The response header names those that it does not read.", note="none"),
+    _row("documents", CHAT, _VLLM, shapes.DOCUMENTS,
+         "Texts to answer from, as the model's template wants them. A 400 if it reads none.", note="none"),
     _row("enable_thinking", CHAT, _LLAMA, FLAG, "The same variable in chat_template_kwargs.", note="the template's"),
 )  # fmt: skip
 

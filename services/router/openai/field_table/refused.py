@@ -45,7 +45,6 @@ _VLLM_ROWS: tuple[Row, ...] = (
     ("return_prompt_text", BOTH, _LATER, _OFF),
     ("thinking_token_budget", COMPLETION, _OF_CHATS, (-1,)),
     ("continue_final_message", COMPLETION, _NEVER, _OFF),
-    ("documents", CHAT, _LATER, ()),
     ("chat_template", CHAT, f"{_NEVER}: the model's own is used", ()),
     ("add_special_tokens", CHAT, _LATER, _OFF),
     ("add_special_tokens", COMPLETION, _LATER, (True,)),

@@ -222,6 +222,11 @@ TEMPLATE_VARIABLES = Shape(
     lambda vocab: {**_OBJECT, "maxProperties": bounds.MAX_TEMPLATE_VARIABLES},
 )
 
+DOCUMENTS = Shape(
+    f"a list of at most {bounds.MAX_DOCUMENTS} objects",
+    lambda vocab: {"type": "array", "items": _OBJECT, "maxItems": bounds.MAX_DOCUMENTS},
+)
+
 STRING = Shape("a string", lambda vocab: _STRING, lambda value: isinstance(value, str))
 OBJECT = Shape("an object", lambda vocab: _OBJECT, lambda value: isinstance(value, dict))
 NUMBER = Shape(

@@ -49,6 +49,17 @@ def test_template_fields_change_the_prompt():
     assert prompt(SAID) == "01[assistant]so[now]"
 
 
+def test_documents_are_given_to_a_template_that_reads_them():
+    template = "{% for d in documents or [] %}<{{ d.title }}: {{ d.text }}>{% endfor %}{{ messages[0].content }}"
+    text = TextModel(byte_level_tokenizer(), {}, {}, template)
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    documents = [{"title": "Oslo", "text": "A city."}, {"title": "Rome", "text": "One more."}]
+    for given, expected in ((documents, "<Oslo: A city.><Rome: One more.>hi"), ([], "hi"), (None, "hi")):
+        request = RequestValidator(text, "m", 4096, deadline_s=9.0).chat({**body, "documents": given}, FIRST)
+        assert text.decode(request.prompts[0], skip_special_tokens=False) == expected
+    assert prompt(documents=[]) == prompt()
+
+
 def test_variables_that_the_template_does_not_read_are_named():
     call = request_of(chat_template_kwargs={"style": "x", "thinking": True}, unheard_of=1)
     assert call.unknown_fields == ("unheard_of", "chat_template_kwargs.thinking")
@@ -70,6 +81,9 @@ def test_variables_that_the_template_does_not_read_are_named():
         ({"enable_thinking": "yes"}, "enable_thinking"),
         ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, "enable_thinking"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"documents": [{"text": "this template reads none"}]}, "documents"),
+        ({"documents": {"text": "x"}}, "documents"),
+        ({"documents": ["x"]}, "documents"),
     ],
 )
 def test_template_fields_are_checked(body: dict[str, Any], param: str):
