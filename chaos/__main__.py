@@ -90,6 +90,7 @@ async def _storm(options: argparse.Namespace, logs: Path, console: Console) -> i
         router_flags=flags,
         forks=options.forks,
         new_ids=options.new_ids,
+        proxies=False,
     )
     async with running_cluster(shape, logs) as cluster:
         harness = ChaosHarness(cluster, ChaosClient(cluster.http, shape.model), Oracle())

@@ -1,8 +1,8 @@
 """A cluster of real processes with faulty connections: Redis, routers, prefill and decode workers.
 
-Every server stands behind proxies of `network`: workers announce their proxies' addresses, and every process reaches
-Redis through its own proxy. Clients and checks connect directly. `recover` restarts dead processes, as a supervisor
-would. One asyncio loop on the main thread. `matrix` and `soak` are the callers.
+Every server stands behind proxies of `network`, unless the shape has none: workers announce their proxies' addresses,
+and every process reaches Redis through its own proxy. Clients and checks connect directly. `recover` restarts dead
+processes, as a supervisor would. One asyncio loop on the main thread. `matrix`, `soak` and `storm` are the callers.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class ClusterShape:
 
     `forks`: services are forks of a process that has imported everything. Their clocks cannot be moved. `new_ids`: a
     restarted worker has another id, as a new pod does; under its old one it waits until its last record has expired.
+    `proxies`: servers stand behind proxies, all in this process; without them no link can be disturbed.
     """
 
     num_prefill: int = 2
@@ -59,6 +60,7 @@ class ClusterShape:
     model: str = "bundled"
     forks: bool = False
     new_ids: bool = False
+    proxies: bool = True
     prefill_flags: Mapping[str, object] = field(
         default_factory=lambda: {"token-budget": 32, "max-partial-prompts": 1, "page-sharing": "always"}
     )
@@ -267,12 +269,12 @@ class ChaosCluster:
         role = self.shape.names[name]
         port, metrics_port = free_ports(2)
         flags: dict[str, object] = {"host": LOCALHOST, "port": port, "model": self.shape.model}
-        flags["redis-url"] = f"redis://{await self.network.serve(REDIS, self._redis_address, client=name)}/0"
+        flags["redis-url"] = f"redis://{await self._reachable(REDIS, self._redis_address, client=name)}/0"
         flags["cluster-secret-file"] = self._secret_file
         if role == "router":
             flags |= {"router-id": name, "metrics-port": metrics_port, **self.shape.router_flags}
         else:
-            advertised = await self.network.serve(name, (LOCALHOST, port))
+            advertised = await self._reachable(name, (LOCALHOST, port))
             self._num_spawned += 1
             id = f"{name}.{self._num_spawned}" if self.shape.new_ids else name
             flags |= {"worker-id": id, "advertise-address": advertised, "metrics-port": metrics_port}
@@ -281,6 +283,12 @@ class ChaosCluster:
         addresses = (LOCALHOST, port), (LOCALHOST, metrics_port)
         environment = self.clocks.environment(name)
         self.processes[name] = spawn(name, role, flags, addresses, self._folder, environment, self._fork_server)
+
+    async def _reachable(self, server: str, address: tuple[str, int], client: str = "") -> str:
+        """Where others reach a server, `host:port`: its proxy, or the server itself."""
+        if self.shape.proxies:
+            return await self.network.serve(server, address, client=client)
+        return "{}:{}".format(*address)
 
 
 @contextlib.asynccontextmanager

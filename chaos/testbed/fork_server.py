@@ -30,6 +30,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SERVICES = ("services.router.app", "services.prefill.app", "services.decode.app")
+CHECKPOINT_LOADING = (
+    "torch._dynamo",
+    "transformers.conversion_mapping",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.qwen3.modeling_qwen3",
+)
+"""What a worker imports only when it loads a checkpoint; the last is the bundled model's."""
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 30.0
@@ -80,7 +88,7 @@ class ForkedProcess:
 class ForkServer:
     """The client's end, for one thread. `preloaded`: modules that the server imports for its children."""
 
-    def __init__(self, preloaded: Sequence[str] = SERVICES) -> None:
+    def __init__(self, preloaded: Sequence[str] = (*SERVICES, *CHECKPOINT_LOADING)) -> None:
         self._requests, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [
             sys.executable,

@@ -1,0 +1,27 @@
+"""Forked services find everything imported: a cluster of tests starts in a second of CPU time, not in twenty."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LOADS_AFTER_THE_IMPORTS = """
+import importlib, os, sys
+from chaos.testbed.fork_server import CHECKPOINT_LOADING, SERVICES
+for name in ("services.cli.main", *SERVICES, *CHECKPOINT_LOADING):
+    importlib.import_module(name)
+before = set(sys.modules)
+threads = len(os.listdir("/proc/self/task"))
+from baton.bundled import MODEL_DIR
+from baton.model.loading.loader import load_model
+from services.router.text.text_model import TextModel
+load_model(MODEL_DIR)
+TextModel.load(MODEL_DIR)
+print(threads, *sorted(name for name in set(sys.modules) - before if name.startswith(("torch.", "transformers."))))
+"""
+
+
+def test_a_child_imports_nothing_to_load_the_bundled_model() -> None:
+    command = [sys.executable, "-c", LOADS_AFTER_THE_IMPORTS]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["1"]), ended.stderr
