@@ -195,5 +195,35 @@ SPLIT = Board(
             "ops",
             ((zero(rate("baton_preemptions_total", "reason")), "{{reason}}"),),
         ),
+        Row("Speculation"),
+        Panel(
+            "Draft tokens per second",
+            "Verified by decode steps, and accepted: drawn, and so emitted. 0 without a drafter.",
+            "short",
+            (
+                (zero(rate("baton_draft_tokens_total", "drafter")), "{{drafter}} verified"),
+                (zero(rate("baton_draft_accepted_total", "drafter")), "{{drafter}} accepted"),
+            ),
+        ),
+        Panel(
+            "Accepted drafts of a proposal",
+            "Mean number: a step gives a drafted sequence one token more than that.",
+            "short",
+            (
+                (
+                    zero(
+                        f"{rate('baton_draft_accepted_total', 'drafter')} / "
+                        f"({rate('baton_drafts_total', 'drafter')} > 0)"
+                    ),
+                    "{{drafter}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Without drafts, per second",
+            "Sequences of a step that had none, by reason (docs/speculation.md).",
+            "ops",
+            ((zero(rate("baton_draft_skipped_total", "reason")), "{{reason}}"),),
+        ),
     ),
 )

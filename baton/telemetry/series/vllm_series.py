@@ -81,8 +81,19 @@ class VllmSeries(Collector):
             ("prompt_tokens", metrics.PROMPT_TOKENS_TOTAL, "Prompt tokens of accepted requests."),
             ("generation_tokens", metrics.GENERATED_TOKENS_TOTAL, "Tokens sampled."),
             ("num_preemptions", metrics.PREEMPTIONS_TOTAL, "Rows that lost their pages."),
+            ("spec_decode_num_drafts", metrics.DRAFTS_TOTAL, "Proposals of draft tokens."),
+            ("spec_decode_num_draft_tokens", metrics.DRAFT_TOKENS_TOTAL, "Draft tokens."),
+            ("spec_decode_num_accepted_tokens", metrics.DRAFT_ACCEPTED_TOTAL, "Accepted draft tokens."),
         ):
             yield self._counter(f"vllm:{name}", text, _total(counter))
+        accepted = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted draft tokens, by their place in the proposal, from 0.",
+            labels=(*_LABELS, "position"),
+        )
+        for each in _samples(metrics.DRAFT_ACCEPTED_POSITION_TOTAL):
+            accepted.add_metric((*self._labels, each.labels["position"]), each.value)
+        yield accepted
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=_LABELS)

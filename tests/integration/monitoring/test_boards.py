@@ -78,7 +78,8 @@ def firing(url: str) -> list[str]:
 
 def test_every_panel_has_a_value_under_load(tmp_path: Path):
     expressions = list(CHECK["targets"]())
-    with Cluster(tmp_path) as cluster, prometheus(cluster, tmp_path) as url:
+    drafting = {"drafter": "ngram"}
+    with Cluster(tmp_path, decode_flags=drafting) as cluster, prometheus(cluster, tmp_path) as url:
         missing = {target: "" for target in expressions}
 
         def all_shown() -> bool:
@@ -97,4 +98,5 @@ def test_every_panel_has_a_value_under_load(tmp_path: Path):
         except Late as late:
             raise Late({f"{t.panel}: {t.expression}": why for t, why in missing.items()}) from late
         assert len(expressions) > 60
+        assert cluster.metric("decode-0", "baton_draft_accepted_total") > 0, "the panels of drafts show zeros only"
         assert firing(url) == []

@@ -7,6 +7,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton.engine.drafts.meter import DraftMeter
+from baton.engine.drafts.policy import DraftTotals
 from baton.telemetry import metrics
 from baton.telemetry.series.vllm_series import VllmSeries
 
@@ -57,6 +59,23 @@ def test_a_worker_shows_rows_pages_tokens_and_hits():
     assert value(shown, "vllm:kv_cache_usage_perc") == pytest.approx(0.6)
     assert value(shown, "vllm:prefix_cache_queries_total") == before["prefix_cache_queries"] + 100
     assert value(shown, "vllm:prefix_cache_hits_total") == before["prefix_cache_hits"] + 30
+
+
+def test_a_worker_shows_what_became_of_drafts():
+    """Under the names of vLLM's v1/spec_decode; the worker's own drafter is the only one of a process."""
+    metrics.DRAFT_ACCEPTED_POSITION_TOTAL.clear()  # of other tests' drafters
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    before = {name: value(scrape("decode"), f"vllm:spec_decode_{name}_total") for name in names}
+    totals = DraftTotals()
+    meter = DraftMeter("ngram", totals)
+    totals.num_proposals, totals.num_drafts = 2, 9
+    totals.accepted_at[:3] = [2, 1, 1]
+    meter.publish()
+    shown = scrape("decode")
+    for name, grown in zip(names, (2, 9, 4), strict=True):
+        assert value(shown, f"vllm:spec_decode_{name}_total") == before[name] + grown
+    per_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [value(shown, per_position, position=str(place)) for place in range(4)] == [2, 1, 1, 0]
 
 
 def test_a_router_shows_requests_by_state_and_why_they_finished():
