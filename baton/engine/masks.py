@@ -3,6 +3,9 @@
 A row's state is a fold over its output, so one rule serves new, imported, preempted and replayed rows: consume what
 is new in the history. States are kept for the rows that were masked last; one that was dropped is made again.
 `prepare` compiles in another thread, before the engine has the request.
+
+Drafts are consumed one by one by a copy of the state, which is then dropped: they are no output yet. What a constraint
+does not allow there ends what the row may emit in this step.
 """
 
 from __future__ import annotations
@@ -34,15 +37,18 @@ MASK_BUDGET_S, MASK_BUDGET_S_PER_TOKEN = 0.5, 0.002
 @dataclass(frozen=True, slots=True)
 class StepMasks:
     """By index among the step's samples: `rows` has the mask of each constrained one, None if every token is allowed.
-    `failures`: those whose constraint cannot be kept; their masks allow one token, which nobody may see. A constrained
-    row has no drafts.
+    `failures`: those whose constraint cannot be kept. Nobody may see what is drawn there, nor behind it in its row.
     """
 
     rows: dict[int, MaskRow | None] = field(default_factory=dict)
     failures: dict[int, ConstraintFailed] = field(default_factory=dict)
 
     def output(self, batch: Batch, sampled: Sequence[SampledToken]) -> StepOutput:
-        """The output of a step whose samples are `sampled`, in order; the tokens of failed rows are dropped."""
+        """The output of a step whose samples are `sampled`, in order.
+
+        A row ends before the first sample that failed. It has failed itself if that is the one behind its own tokens,
+        not behind a draft.
+        """
         tokens, failures = list[tuple[SampledToken, ...]](), dict[int, ConstraintFailed]()
         num_sampled = 0
         for index, row in enumerate(batch.rows):
@@ -50,9 +56,11 @@ class StepMasks:
                 tokens.append(())
                 continue
             first, num_sampled = num_sampled, num_sampled + 1 + len(row.drafted)
-            if first in self.failures:
+            end = next((place for place in range(first, num_sampled) if place in self.failures), num_sampled)
+            if end == first:
                 failures[index] = self.failures[first]
-            tokens.append(() if first in self.failures else tuple(sampled[first:num_sampled]))
+                metrics.CONSTRAINT_FAILURES_TOTAL.labels(failures[index].reason.value).inc()
+            tokens.append(tuple(sampled[first:end]))
         return StepOutput(tuple(tokens), failures)
 
 
@@ -68,7 +76,6 @@ def check_rows(specs: Sequence[SampleSpec], masks: StepMasks, vocab_size: int) -
         if not _leaves_a_token(spec, masks.rows.get(index), vocab_size):
             why = "bad_words, allowed_token_ids, min_tokens and what the output keeps to leave no token"
             masks.failures[index] = ConstraintFailed(why, FailedConstraint.DEAD_END)
-            metrics.CONSTRAINT_FAILURES_TOTAL.labels(FailedConstraint.DEAD_END.value).inc()
             masks.rows.pop(index, None)
             checked[index] = SampleSpec(SamplingParams(temperature=0.0), spec.history, spec.num_prompt_tokens)
     return checked
@@ -126,52 +133,72 @@ class MaskFiller:
                 continue
             if spec.mask is not None:
                 at = at or (began := time.thread_time())
-                at = self._fill_row(index, row.id, spec, masks, at)
+                at = self._fill_row(index, row, spec, masks, at)
             index += 1 + len(row.drafted)
         if masks.rows:
             metrics.MASK_SECONDS.observe(at - began)
         return masks
 
-    def _fill_row(self, index: int, id: AttemptId, spec: SampleSpec, masks: StepMasks, began: float) -> float:
-        """Fills a row's mask, from `began` on this thread's clock; returns when it was done."""
-        bits, done = np.zeros(self._compiler.tokenizer.num_words, np.uint32), began
+    def num_allowed(self, request: EngineRequest, tokens: Sequence[int], drafts: Sequence[int]) -> int:
+        """How many of `drafts` may follow `tokens`, prompt and output of `request`. A hint: `fill` decides."""
         try:
-            state = self._take(id, spec)
-            masks.rows[index] = bits if self._compute(state, spec, bits) else None
+            state = self._take(request.id, SampleSpec.of(request, tokens))
+        except ConstraintFailed:
+            return 0
+        self._keep(request.id, state)
+        return state.matcher.num_allowed(drafts)
+
+    def _fill_row(self, index: int, row: Row, spec: SampleSpec, masks: StepMasks, began: float) -> float:
+        """Fills a row's masks, from `began` on this thread's clock; returns when that was done."""
+        done, num_places = began, 1 + len(row.drafted)
+        masks.rows.update(dict.fromkeys(range(index, index + num_places)))
+        try:
+            state = self._take(row.id, spec)
+            masks.rows[index] = self._mask(state.matcher, spec)
+            self._fill_drafts(index + 1, row, state.matcher, masks)
             done = time.thread_time()
-            state.num_masks += 1
+            state.num_masks += num_places
             state.spent_s += done - began
             if state.spent_s > MASK_BUDGET_S + MASK_BUDGET_S_PER_TOKEN * state.num_masks:
                 why = f"its masks took {state.spent_s:.1f} s for {state.num_masks} tokens"
                 raise ConstraintFailed(f"the constraint is too complex: {why}", FailedConstraint.TOO_COMPLEX)
-            self._keep(id, state)
+            self._keep(row.id, state)
         except ConstraintFailed as error:
-            bits[:] = 0
-            bits[0] = 1
-            masks.rows[index], masks.failures[index] = bits, error
-            metrics.CONSTRAINT_FAILURES_TOTAL.labels(error.reason.value).inc()
+            masks.failures[index] = error
             done = time.thread_time()
         return done
 
-    @staticmethod
-    def _compute(state: _State, spec: SampleSpec, bits: MaskRow) -> bool:
-        """Consumes the new tokens and sets the bits; False if every token is allowed."""
+    def _fill_drafts(self, first: int, row: Row, matcher: ConstraintMatcher, masks: StepMasks) -> None:
+        """Fills the masks behind a row's drafts, up to one that the constraint does not allow. `matcher` stays."""
+        if not row.drafted:
+            return
+        ahead = matcher.copy()
+        for place, (draft, spec) in enumerate(zip(row.tokens[row.num_known_tokens :], row.drafted, strict=True), first):
+            try:
+                ahead.advance(draft)
+                masks.rows[place] = self._mask(ahead, spec)
+            except ConstraintFailed as error:
+                masks.failures[place] = error
+                return
+
+    def _mask(self, matcher: ConstraintMatcher, spec: SampleSpec) -> MaskRow | None:
+        """The bits of the tokens that may follow; None if every one may."""
         if spec.mask is None:
             raise Broken("a row without a constraint has no mask")
-        output = spec.history[spec.num_prompt_tokens + state.matcher.num_tokens :]
-        for token in output:
-            state.matcher.advance(token)
-        return state.matcher.fill(bits, spec.mask.stop_token_ids)
+        bits = np.zeros(self._compiler.tokenizer.num_words, np.uint32)
+        return bits if matcher.fill(bits, spec.mask.stop_token_ids) else None
 
     def _take(self, id: AttemptId, spec: SampleSpec) -> _State:
-        """The row's state, out of the kept ones: one that fails is not used again."""
-        with self._lock:
-            state = self._states.pop(id, None)
-        if state is not None and state.matcher.num_tokens <= len(spec.history) - spec.num_prompt_tokens:
-            return state
+        """The row's state after its output, out of the kept ones: one that fails is not used again."""
         if spec.mask is None:
             raise Broken("a row without a constraint has no state")
-        return self._new_state(spec.mask.constraint, ())
+        with self._lock:
+            state = self._states.pop(id, None)
+        if state is None or state.matcher.num_tokens > len(spec.history) - spec.num_prompt_tokens:
+            state = self._new_state(spec.mask.constraint, ())
+        for token in spec.history[spec.num_prompt_tokens + state.matcher.num_tokens :]:
+            state.matcher.advance(token)
+        return state
 
     def _new_state(self, constraint: Constraint, output: Sequence[int]) -> _State:
         return _State(ConstraintMatcher.of(self._compiler.compile(constraint), output))

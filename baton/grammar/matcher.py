@@ -6,6 +6,7 @@ one owner at a time; engines use theirs on the engine thread.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -61,6 +62,23 @@ class ConstraintMatcher:
         if isinstance(phase, FreePhase):
             return phase.may_stop and self._forced is None
         return self._is_last and self._grammar.is_accepting()
+
+    def copy(self) -> ConstraintMatcher:
+        """The same state, which goes on by itself."""
+        other = copy.copy(self)
+        other._tokens = list(self._tokens)
+        other._matcher = None if self._matcher is None else self._matcher.deep_copy()
+        return other
+
+    def num_allowed(self, tokens: Iterable[int]) -> int:
+        """How many of `tokens`, one behind the other, `advance` would consume. Changes nothing."""
+        ahead = self.copy()
+        for count, token in enumerate(tokens):
+            try:
+                ahead.advance(token)
+            except ConstraintFailed:
+                return count
+        return ahead.num_tokens - self.num_tokens
 
     def advance(self, token: int) -> None:
         """Consumes an output token. Raises `ConstraintFailed` if it was not allowed."""

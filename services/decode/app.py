@@ -296,7 +296,7 @@ class _Worker:
         log.info("speculation", drafter=settings.drafter)
         drafter = GuardedDrafter(entry.make(engine.vocab_size), engine.vocab_size, _report_drafter_off)
         pool, page_size = engine.cache.pool, engine.geometry.page_size
-        return DraftPolicy(drafter, MAX_DRAFT_TOKENS, page_size, pool, DraftBudget(step_time))
+        return DraftPolicy(drafter, MAX_DRAFT_TOKENS, page_size, pool, DraftBudget(step_time), engine.masks)
 
     def _pulled(self, event: PullEvent) -> None:
         self._outbox.record_pull(event)

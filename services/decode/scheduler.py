@@ -306,7 +306,7 @@ class DecodeScheduler:
             return policy.skip(DraftSkipReason.PREEMPTED, len(self._running))
         budget = self.chunks.token_budget
         left = budget - sum(len(row.tokens) for row in rows) if budget else None
-        limits = [DraftLimits.of(row.request, len(row.tokens), row.table.num_slots) for row in self._running]
+        limits = [DraftLimits.of(row.request, row.tokens, row.table.num_slots) for row in self._running]
         num_spare_pages = self._imports.num_reservable_pages - len(self._running)
         planned = policy.plan(limits, StepShape.of(_segments(rows)), left, num_spare_pages)
         for index, (row, drafts) in enumerate(zip(self._running, planned, strict=True)):

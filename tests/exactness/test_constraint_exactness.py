@@ -193,12 +193,19 @@ def _killed(process: Process) -> None:
 
 
 def test_kills_in_the_middle_of_a_grammar(model: Path, reference: ConstrainedReference, tmp_path: Path) -> None:
-    """A decode worker dies, then a prefill worker, then the router: tokens and form stay."""
+    """A decode worker that drafts dies, then a prefill worker, then the router: tokens and form stay."""
     grammar, prompt, draw = FORMS["list"][1], prompt_of(5, 30), Draw(temperature=1.0, seed=9)
     expected, _ = reference.generate(grammar, prompt, 90, draw)
     assert len(expected) > 30
     with Cluster(
-        tmp_path, model=str(model), num_prefill=2, num_decode=2, num_routers=2, flags=PAGES, prefill_flags=CHUNKS
+        tmp_path,
+        model=str(model),
+        num_prefill=2,
+        num_decode=2,
+        num_routers=2,
+        flags=PAGES,
+        prefill_flags=CHUNKS,
+        decode_flags={"drafter": "ngram"},
     ) as cluster:
         body = {"model": cluster.model_name, "prompt": prompt, "max_tokens": 90, "stream": True}
         body |= {**FORMS["list"][0], **draw.parameters(), "return_token_ids": True}
@@ -214,3 +221,4 @@ def test_kills_in_the_middle_of_a_grammar(model: Path, reference: ConstrainedRef
         assert [token for token in tokens(seen) if token is not None] == expected
         again = ResumableCall(cluster.router_urls, body)
         assert [token for token in again.run(60.0) if token is not None] == expected
+        assert cluster.metric("decode-1", "baton_draft_tokens_total") > 0

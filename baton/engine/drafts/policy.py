@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from baton.domain.ids import AttemptId
 from baton.domain.request import EngineRequest
@@ -25,7 +26,7 @@ MAX_DRAFT_TOKENS = 15
 class DraftSkipReason(enum.StrEnum):
     """Why a running row extended no drafts in a step.
 
-    LOAD: the budget gave none. NO_MATCH: the drafter proposed none. CONSTRAINT: a grammar keeps the row's output.
+    LOAD: the budget gave none. NO_MATCH: the drafter proposed none. CONSTRAINT: the row's grammar forbids the first.
     LIMIT: its output ends with the next token. PAGES: there is neither a slot nor a spare page. TOKENS: the token
     budget is used up. PREEMPTED: rows wait for pages.
     """
@@ -43,20 +44,36 @@ class DraftSkipReason(enum.StrEnum):
 class DraftLimits:
     """What a row could take: `max_tokens` before its output is full, `num_slots` of them in pages that it has.
 
-    `start`: tokens in place.
+    `tokens`: its own, prompt and output; all but the last are in place.
     """
 
-    id: AttemptId
-    start: int
+    request: EngineRequest
+    tokens: Sequence[int]
     max_tokens: int
     num_slots: int
-    constrained: bool
 
     @classmethod
-    def of(cls, request: EngineRequest, num_tokens: int, num_slots: int) -> DraftLimits:
-        """The limits of a row that has `num_tokens` tokens, and pages of `num_slots` slots."""
-        max_tokens = request.num_prompt_tokens + request.stop.max_tokens - num_tokens - 1
-        return cls(request.id, num_tokens - 1, max_tokens, num_slots - num_tokens, request.constraint is not None)
+    def of(cls, request: EngineRequest, tokens: Sequence[int], num_slots: int) -> DraftLimits:
+        """The limits of a row that has `tokens`, and pages of `num_slots` slots."""
+        max_tokens = request.num_prompt_tokens + request.stop.max_tokens - len(tokens) - 1
+        return cls(request, tokens, max_tokens, num_slots - len(tokens))
+
+    @property
+    def id(self) -> AttemptId:
+        return self.request.id
+
+    @property
+    def start(self) -> int:
+        """Tokens in place."""
+        return len(self.tokens) - 1
+
+
+class DraftConstraints(Protocol):
+    """Tells what of a proposal a row's constraint allows."""
+
+    def num_allowed(self, request: EngineRequest, tokens: Sequence[int], drafts: Sequence[int]) -> int:
+        """How many of `drafts` may follow `tokens`, prompt and output of `request`."""
+        ...
 
 
 @dataclass(slots=True)
@@ -81,14 +98,24 @@ class DraftPolicy:
     """Asks one drafter for the rows of each step, and cuts what it proposes to what pays."""
 
     def __init__(
-        self, drafter: Drafter, max_tokens: int, page_size: int, pool: PagePool, budget: DraftBudget | None = None
+        self,
+        drafter: Drafter,
+        max_tokens: int,
+        page_size: int,
+        pool: PagePool,
+        budget: DraftBudget | None = None,
+        constraints: DraftConstraints | None = None,
     ) -> None:
-        """`max_tokens`: most drafts of a row and step. `budget` None: all that is proposed and fits."""
+        """`max_tokens`: most drafts of a row and step. `budget` None: all that is proposed and fits.
+
+        `constraints` None: proposals of constrained rows are not cut.
+        """
         self._drafter = drafter
         self._pool = pool
         self._max_tokens = min(max_tokens, MAX_DRAFT_TOKENS)
         self._page_size = page_size
         self._budget = budget
+        self._constraints = constraints
         self._acceptance = AcceptanceModel()
         self._grades: dict[AttemptId, int] = {}  # of the drafts in the step under way
         self.totals = DraftTotals()
@@ -143,13 +170,17 @@ class DraftPolicy:
         """What the drafter proposes, cut to the row's limits. With a spare page, a row may reach into one more."""
         num_slots = row.num_slots + (self._page_size if num_spare_pages > 0 else 0)
         limit = min(self._max_tokens, row.max_tokens, num_slots, num_step_tokens)
-        if limit <= 0 or row.constrained:
+        if limit <= 0:
             self.skip(_reason(row, num_slots), 1)
             return NO_PROPOSAL
         proposal = self._drafter.propose(row.id, limit)
         if not proposal.tokens:
             self.skip(DraftSkipReason.NO_MATCH, 1)
             return NO_PROPOSAL
+        if row.request.constraint is not None and self._constraints is not None:
+            limit = min(limit, self._constraints.num_allowed(row.request, row.tokens, proposal.tokens))
+            if limit == 0:
+                self.skip(DraftSkipReason.CONSTRAINT, 1)
         return proposal if len(proposal.tokens) <= limit else Proposal(proposal.tokens[:limit], proposal.grade)
 
     def _cut(
@@ -176,8 +207,6 @@ class DraftPolicy:
 
 def _reason(row: DraftLimits, num_slots: int) -> DraftSkipReason:
     """Why a row that has no room for drafts has none."""
-    if row.constrained:
-        return DraftSkipReason.CONSTRAINT
     if row.max_tokens <= 0:
         return DraftSkipReason.LIMIT
     return DraftSkipReason.PAGES if num_slots <= 0 else DraftSkipReason.TOKENS

@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 from baton.domain.request import OutputToken, SamplingParams, StopParams
+from baton.grammar import sources
 from baton.model.loading.config import DtypeChoice
 from baton.model.loading.loader import load_model
 from baton.transfer.nixl_agent import nixl_available
 from services.local.pair import LocalPair, PairLimits
 from tests.cluster import Cluster, completion_tokens
+from tests.exactness.constrained_reference import ConstrainedReference, Draw
 from tests.stream_client import ask, resume, tokens
 from tests.tiny_models import VOCAB_SIZE, add_tokenizer, save_random_model
 
@@ -120,6 +122,30 @@ def test_tokens_and_logprobs_of_every_draw(cluster: Cluster, plain: PlainEngine)
     assert cluster.tokens_recomputed == 0
     assert num_accepted(cluster) > accepted
     assert cluster.metric("decode-0", "baton_verification", bits="exact") == 1
+
+
+def test_constrained_output(cluster: Cluster, model: Path) -> None:
+    """Lists of few words, so that n-grams match, beside rows without a grammar; the second time all at once."""
+    schema = {"type": "array", "items": {"enum": ["a", "bc", "def"]}, "minItems": 14, "maxItems": 30}
+    reference, grammar = ConstrainedReference(model), sources.json_schema_grammar(schema)
+    draws = [Draw(), Draw(temperature=0.6, seed=3), Draw(temperature=0.4, seed=5, frequency_penalty=0.2)]
+    cases = [(looping_prompt(40 + seed), draw) for seed, draw in enumerate(draws)]
+    expected = [reference.generate(grammar, prompt, 70, draw)[0] for prompt, draw in cases]
+    accepted = num_accepted(cluster)
+
+    def answer(case: tuple[list[int], Draw]) -> list[int]:
+        prompt, draw = case
+        fields: dict[str, Any] = {**draw.parameters(), "guided_json": schema, "max_tokens": 70}
+        return completion_tokens(cluster.complete(prompt, **fields, return_token_ids=True))
+
+    alone = [answer(case) for case in cases]
+    assert num_accepted(cluster) > accepted
+    with ThreadPoolExecutor(len(cases) + 1) as pool:
+        free = pool.submit(complete, cluster, looping_prompt(1), DRAWS["greedy"])
+        together = list(pool.map(answer, cases))
+        assert len(completion_tokens(free.result())) == NUM_TOKENS
+    assert alone == expected
+    assert together == expected
 
 
 def test_stops_in_the_middle_of_an_accepted_run(cluster: Cluster, plain: PlainEngine) -> None:

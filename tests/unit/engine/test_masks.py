@@ -9,7 +9,7 @@ import pytest
 from baton.domain.constraint import Constraint, FreePhase, GrammarPhase
 from baton.domain.errors import Broken, ConstraintFailed, FailedConstraint
 from baton.domain.ids import AttemptId, PageId, RequestId
-from baton.domain.request import EngineRequest, SamplingParams, StopParams
+from baton.domain.request import EngineRequest, SampledToken, SamplingParams, StopParams
 from baton.engine import masks as masks_module
 from baton.engine.batch import Batch, Row, SampleSpec
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner
@@ -102,6 +102,68 @@ def test_a_row_whose_masks_are_too_slow_fails(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(masks_module, "MASK_BUDGET_S", -1.0)
     masks = new_filler().fill([row(request())])
     assert masks.failures[0].reason is FailedConstraint.TOO_COMPLEX
+
+
+def drafted_row(of: EngineRequest, drafts: tuple[int, ...], start: int = 0) -> Row:
+    plain = row(of)
+    drafted = SampleSpec.after_drafts(of, of.tokens, drafts)
+    return replace(plain, tokens=(*plain.tokens[start:], *drafts), start=start, drafted=drafted)
+
+
+def test_each_place_has_the_mask_of_plain_decoding() -> None:
+    """And the state stays behind the output, whatever was accepted."""
+    output, drafts = grammars.encode("[1,2"), grammars.encode("2,1,22]")
+    filler = new_filler()
+    for _ in range(2):
+        masks = filler.fill([row(request(None)), drafted_row(request(output=output), drafts), row(request(name="b"))])
+        assert list(masks.rows) == [*range(1, 3 + len(drafts))]
+        assert not masks.failures
+        for count in range(len(drafts) + 1):
+            bits = masks.rows[1 + count]
+            assert bits is not None
+            assert bits.tobytes() == bits_of(new_filler(), request(output=(*output, *drafts[:count])))
+
+
+def test_a_rejected_draft_leaves_no_trace() -> None:
+    """The next history is as long as the state would be that had consumed the draft."""
+    filler, output = new_filler(), grammars.encode("[1,2")
+    filler.fill([drafted_row(request(output=output[:-1]), grammars.encode("1"))])
+    assert bits_of(filler, request(output=output)) == bits_of(new_filler(), request(output=output))
+
+
+def test_a_draft_that_is_not_allowed_ends_what_a_row_may_emit() -> None:
+    good, bad = grammars.encode("1,"), grammars.encode("wrong")
+    drafted = drafted_row(request(output=grammars.encode("[")), (*good, *bad))
+    filler = new_filler()
+    masks = filler.fill([drafted])
+    assert list(masks.failures) == [len(good) + 1]
+    assert list(masks.rows) == [*range(1 + len(good) + len(bad))], "no place is sampled without a decision"
+    output = masks.output(Batch((drafted,)), [SampledToken(token) for token in range(len(masks.rows))])
+    assert [one.token for one in output.sampled[0]] == [*range(len(good) + 1)]
+    assert not output.failures, "the row itself goes on"
+
+
+def test_a_place_that_bans_leave_empty_ends_what_a_row_may_emit() -> None:
+    """Of the only two tokens, one ends a bad word behind the other one."""
+    sampling = SamplingParams(temperature=0.0, allowed_token_ids=(3, 4), bad_words=((4,), (3, 3)))
+    of = replace(request(None), sampling=sampling)
+    drafted = drafted_row(of, (3, 3))
+    output = fake(None).run(Batch((drafted,)))
+    assert [one.token for one in output.sampled[0]] == [3]
+    assert not output.failures
+    output = fake(None).run(Batch((row(replace(of, tokens=(*PROMPT, 3))),)))
+    assert output.failures[0].reason is FailedConstraint.DEAD_END
+
+
+def test_a_proposal_is_cut_where_the_constraint_ends_it() -> None:
+    filler, part = new_filler(), request(output=grammars.encode("[1"))
+    good = grammars.encode(",22")
+    assert filler.num_allowed(part, part.tokens, good) == len(good)
+    assert filler.num_allowed(part, part.tokens, (*good, *grammars.encode("x"), *good)) == len(good)
+    assert filler.num_allowed(part, part.tokens, grammars.encode("x")) == 0
+    wrong = request(name="wrong", output=grammars.encode("no list"))
+    assert filler.num_allowed(wrong, wrong.tokens, good) == 0, "the step fails it"
+    assert bits_of(filler, part) == bits_of(new_filler(), part)
 
 
 def fake(masks: MaskFiller | None) -> FakeRunner:

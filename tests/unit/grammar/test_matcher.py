@@ -28,6 +28,23 @@ def test_a_state_depends_on_the_tokens_only() -> None:
         state.advance(tokens[-1])
 
 
+def test_a_copy_goes_on_by_itself_through_phases() -> None:
+    """The marker 5 ends the free text; the choice that follows ends the whole."""
+    constraint = Constraint((FreePhase(ends=((8, 5),)), CALL), eos=frozenset(EOS))
+    state, yes = grammars.matcher(constraint, (9, 8)), grammars.encode("yes")
+    assert state.num_allowed((5, *yes)) == 1 + len(yes)
+    assert state.num_allowed((5, *yes, *yes)) == 1 + len(yes)
+    ahead = state.copy()
+    for token in (5, *yes):
+        ahead.advance(token)
+    assert ahead.is_complete
+    assert grammars.allowed(ahead) == EOS
+    assert grammars.allowed(state) is None
+    state.advance(6)
+    assert state.num_allowed((5, *yes)) == 1 + len(yes), "the marker was not complete"
+    assert state.num_tokens == 3
+
+
 def test_only_stop_ids_follow_a_complete_text() -> None:
     state = grammars.matcher(grammars.constraint(sources.choice_grammar(["yes"])), grammars.encode("yes"))
     assert state.is_complete
