@@ -18,7 +18,7 @@ class SamplingParams:
     is the same in every attempt. `logprobs` None: none; k: those of the sampled token and of the k best.
 
     `allowed_token_ids`: the only ones that are sampled; () for all. `bad_words`: token sequences that the output never
-    has.
+    has. `logprob_token_ids`: with `logprobs`, those of these tokens instead of the k best; () for the best.
     """
 
     temperature: float = 1.0
@@ -33,6 +33,7 @@ class SamplingParams:
     logprobs: int | None = None
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    logprob_token_ids: tuple[int, ...] = ()
 
     @property
     def greedy(self) -> bool:

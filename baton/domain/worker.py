@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from baton.domain.ids import Incarnation, WorkerId
 
-PROMPT_SCORES, TOKEN_BANS = "prompt_scores", "token_bans"
-"""Capabilities: to score the prompts that a worker computes; `allowed_token_ids` and `bad_words`."""
+PROMPT_SCORES, TOKEN_BANS, NAMED_LOGPROBS = "prompt_scores", "token_bans", "named_logprobs"
+"""Capabilities: to score prompts that a worker computes; `allowed_token_ids` and `bad_words`; `logprob_token_ids`."""
 
-CAPABILITIES = (PROMPT_SCORES, TOKEN_BANS)
+CAPABILITIES = (PROMPT_SCORES, TOKEN_BANS, NAMED_LOGPROBS)
 """Of a worker of this version."""
 
 

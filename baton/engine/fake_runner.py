@@ -160,7 +160,8 @@ class FakeRunner:
         token = fake_token(spec.history, self._vocab_size, seed, spec.banned, mask, allowed)
         if spec.sampling.logprobs is None:
             return SampledToken(token)
-        top = ((token, 0.0),) if spec.sampling.logprobs else ()
+        named = spec.sampling.logprob_token_ids
+        top = ((token, 0.0),) if spec.sampling.logprobs and not named else tuple((each, -1.0) for each in named)
         return SampledToken(token, TokenLogprobs(0.0, top))
 
     def _copy(self, copy: HostCopy) -> None:

@@ -139,6 +139,7 @@ def encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:
         logprobs=sampling.logprobs,
         allowed_token_ids=sampling.allowed_token_ids,
         bad_words=[pb.TokenSequence(tokens=word) for word in sampling.bad_words],
+        logprob_token_ids=sampling.logprob_token_ids,
     )
 
 
@@ -157,6 +158,7 @@ def decode_sampling(message: pb.SamplingParams) -> SamplingParams:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(tuple(word.tokens) for word in message.bad_words),
+        logprob_token_ids=tuple(message.logprob_token_ids),
     )
 
 

@@ -95,6 +95,9 @@ class EngineRequestValidator:
         _require(self._are_tokens(names), "allowed_token_ids", f"name tokens that are not below {self.vocab_size}")
         _require(all(sampling.bad_words), "bad_words", "have one without a token")
         _require((sampling.logprobs or 0) <= self.vocab_size, "logprobs", f"are more than {self.vocab_size}")
+        asked = sampling.logprob_token_ids
+        _require(len(asked) <= MAX_NAMED_TOKENS, "logprob_token_ids", f"are more than {MAX_NAMED_TOKENS}")
+        _require(self._are_tokens(asked), "logprob_token_ids", f"name tokens that are not below {self.vocab_size}")
 
 
 def _free_tokens(phase: FreePhase) -> tuple[int, ...]:

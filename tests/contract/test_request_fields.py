@@ -60,6 +60,7 @@ OTHER_VALUES: dict[str, Any] = {
     "stop_token_ids": [7],
     "prompt_logprobs": 2,
     "allowed_token_ids": [5, 6],
+    "logprob_token_ids": [5, 6],
     "bad_words": ["hell"],
     "truncate_prompt_tokens": 1,
     "truncation_side": "right",
@@ -101,6 +102,8 @@ COMPANIONS: dict[tuple[FieldEndpoint, str], dict[str, Any]] = {
     (FieldEndpoint.COMPLETION, "guided_whitespace_pattern"): {"guided_json": {"type": "object"}},
     (FieldEndpoint.CHAT, "truncation_side"): {"truncate_prompt_tokens": 1},
     (FieldEndpoint.COMPLETION, "truncation_side"): {"truncate_prompt_tokens": 1},
+    (FieldEndpoint.CHAT, "logprob_token_ids"): {"logprobs": True},
+    (FieldEndpoint.COMPLETION, "logprob_token_ids"): {"logprobs": 1},
     (FieldEndpoint.CHAT, "stream_options"): {"stream": True},
     (FieldEndpoint.COMPLETION, "stream_options"): {"stream": True},
 }

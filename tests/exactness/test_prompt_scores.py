@@ -22,7 +22,7 @@ from services.local.pair import LocalPair, PairLimits
 from services.router.text.text_model import TextModel
 from tests.cluster import Cluster, completion_tokens, eventually
 from tests.exactness.reference import Reference
-from tests.exactness.score_reference import ScoreReference
+from tests.exactness.score_reference import TOLERANCE, ScoreReference
 from tests.stream_client import Event, ResumableCall
 from tests.tiny_models import FAMILIES, VOCAB_SIZE, add_tokenizer, save_random_model
 
@@ -103,6 +103,19 @@ def test_an_echo_with_logprobs(cluster: Cluster, model: Path, reference: ScoreRe
     again = cluster.complete(prompt, **fields)
     assert completion_tokens(again) == tokens
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 72
+
+
+def test_named_tokens_of_every_place(cluster: Cluster, reference: ScoreReference) -> None:
+    """The first token is prefill's, the others are decode's."""
+    prompt, named = prompt_of(9, 41), [300, 9, 77]
+    fields = {"max_tokens": 5, "ignore_eos": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    body = cluster.complete(prompt, **fields, temperature=0, logprobs=2, logprob_token_ids=named)
+    tokens = completion_tokens(body)
+    table = reference.table([*prompt, *tokens])[len(prompt) - 1 : -1]
+    logprobs = body["choices"][0]["logprobs"]
+    for row, token, top in zip(table, tokens, logprobs["top_logprobs"], strict=True):
+        expected = {f"token_id:{id}": pytest.approx(float(row[id]), abs=TOLERANCE) for id in [*named, token]}
+        assert top == expected
 
 
 @pytest.mark.parametrize("k", [0, 1, 20])

@@ -42,6 +42,7 @@ NOT_BY_SCHEMA = (  # whether they fit is known by the context, by other fields o
     "documents",
     "enable_thinking",
     "chat_template_kwargs",
+    "logprob_token_ids",
     "min_tokens",
     "reasoning",
     "reasoning_effort",

@@ -51,19 +51,20 @@ class SamplingRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Logprobs under the raw logits for the rows in `counts` (row -> number of best tokens), in that order.
+    """Logprobs under the raw logits for the rows in `counts` (row -> number of listed tokens), in that order.
 
-    `chosen` [asking rows] is the sampled token's. `best` and `best_tokens` are [asking rows, largest count].
+    `chosen` [asking rows] is the sampled token's. `listed` and `listed_tokens` are [asking rows, largest count]: of the
+    tokens that the row names, else of the best ones.
     """
 
     counts: dict[int, int]
     chosen: torch.Tensor
-    best: torch.Tensor
-    best_tokens: torch.Tensor
+    listed: torch.Tensor
+    listed_tokens: torch.Tensor
 
     def read(self) -> dict[int, TokenLogprobs]:
         """Logprobs by row."""
-        columns = (self.chosen.tolist(), self.best_tokens.tolist(), self.best.tolist())
+        columns = (self.chosen.tolist(), self.listed_tokens.tolist(), self.listed.tolist())
         return {
             row: TokenLogprobs(chosen, tuple(zip(tokens[:count], values[:count], strict=True)))
             for (row, count), chosen, tokens, values in zip(self.counts.items(), *columns, strict=True)
@@ -168,10 +169,20 @@ def _process(logits: torch.Tensor, row: SamplingRow) -> None:
 
 
 def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, rows: Sequence[SamplingRow]) -> Logprobs | None:
-    counts = {index: row.sampling.logprobs for index, row in enumerate(rows) if row.sampling.logprobs is not None}
+    counts = {
+        index: len(row.sampling.logprob_token_ids) or row.sampling.logprobs
+        for index, row in enumerate(rows)
+        if row.sampling.logprobs is not None
+    }
     if not counts:
         return None
     asking = int64_tensor(list(counts), logits.device)
     table = logits[asking].float().log_softmax(-1)
     best = table.topk(min(max(counts.values()), table.shape[-1]), dim=-1)
-    return Logprobs(counts, table.gather(-1, tokens[asking][:, None])[:, 0], best.values, best.indices)
+    listed, listed_tokens = best.values, best.indices
+    for place, row in enumerate(counts):
+        if named := rows[row].sampling.logprob_token_ids:
+            ids = int64_tensor(named, logits.device)
+            listed_tokens[place, : len(named)] = ids
+            listed[place, : len(named)] = table[place, ids]
+    return Logprobs(counts, table.gather(-1, tokens[asking][:, None])[:, 0], listed, listed_tokens)

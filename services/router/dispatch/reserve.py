@@ -19,7 +19,7 @@ import grpc
 from baton.domain.errors import BatonError, DeadlineExceeded, Draining, ModelReplaced, Overloaded, WorkerLost
 from baton.domain.ids import AttemptId, Incarnation, PageKey
 from baton.domain.request import EngineRequest
-from baton.domain.worker import PROMPT_SCORES, TOKEN_BANS, WorkerRole
+from baton.domain.worker import NAMED_LOGPROBS, PROMPT_SCORES, TOKEN_BANS, WorkerRole
 from baton.grammar.tokenizer import CAPABILITY
 from baton.kv.keys import page_keys
 from baton.rpc.codec import decode_failure, encode_id
@@ -90,6 +90,8 @@ def needs_of(request: EngineRequest) -> frozenset[str]:
         needs.add(PROMPT_SCORES)
     if request.sampling.allowed_token_ids or request.sampling.bad_words:
         needs.add(TOKEN_BANS)
+    if request.sampling.logprob_token_ids:
+        needs.add(NAMED_LOGPROBS)
     return frozenset(needs)
 
 

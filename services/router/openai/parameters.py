@@ -19,6 +19,7 @@ from services.router.openai.bounds import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIASES,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -100,6 +101,7 @@ def read_common_params(
             logprobs=logprobs,
             allowed_token_ids=_read_allowed(fields, text.vocab_size) if "allowed_token_ids" in body else (),
             bad_words=_read_bad_words(fields, text) if "bad_words" in body else (),
+            logprob_token_ids=_read_named(fields, logprobs, text.vocab_size) if "logprob_token_ids" in body else (),
         ),
         seed=get("seed"),
         max_tokens=get("max_completion_tokens", older),
@@ -172,18 +174,32 @@ def _read_stop_token_ids(fields: Fields, vocab_size: int) -> frozenset[int]:
 
 def _read_allowed(fields: Fields, vocab_size: int) -> tuple[int, ...]:
     """The only token ids to sample, without repetitions."""
-    value = fields.values.get("allowed_token_ids")
+    return tuple(sorted(_read_ids(fields, "allowed_token_ids", MAX_ALLOWED_TOKEN_IDS, vocab_size)))
+
+
+def _read_named(fields: Fields, logprobs: int | None, vocab_size: int) -> tuple[int, ...]:
+    """The token ids to list in logprobs, in the client's order without repetitions."""
+    named = _read_ids(fields, "logprob_token_ids", MAX_LOGPROB_TOKEN_IDS, vocab_size)
+    if named and logprobs is None:
+        fields.add_error("logprob_token_ids", "needs logprobs")
+    elif named and fields.values.get("echo"):
+        fields.add_error("logprob_token_ids", "is not supported with echo")
+    return named
+
+
+def _read_ids(fields: Fields, name: str, limit: int, vocab_size: int) -> tuple[int, ...]:
+    """A list of 1 to `limit` token ids, without repetitions; () if absent."""
+    value = fields.values.get(name)
     if value is None:
         return ()
     if (
         not isinstance(value, list)
-        or not 0 < len(value) <= MAX_ALLOWED_TOKEN_IDS
+        or not 0 < len(value) <= limit
         or not all(is_integer(token) and 0 <= token < vocab_size for token in value)
     ):
-        expected = f"a list of 1 to {MAX_ALLOWED_TOKEN_IDS} token ids in [0, {vocab_size})"
-        fields.add_mismatch("allowed_token_ids", expected)
+        fields.add_mismatch(name, f"a list of 1 to {limit} token ids in [0, {vocab_size})")
         return ()
-    return tuple(sorted(set(value)))
+    return tuple(dict.fromkeys(value))
 
 
 def _read_bad_words(fields: Fields, text: TextModel) -> tuple[tuple[int, ...], ...]:

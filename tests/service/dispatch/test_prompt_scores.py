@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.errors import LinkBroken, WorkerLost
-from baton.domain.worker import TOKEN_BANS, WorkerBudgets
+from baton.domain.request import SamplingParams
+from baton.domain.worker import PROMPT_SCORES, TOKEN_BANS, WorkerBudgets
 from tests.mock_workers import Crash, Fail, Phase, ScriptedAction
 from tests.service.dispatch.dispatch_world import (
     LIMITS,
@@ -86,6 +87,18 @@ async def test_only_workers_that_can_are_asked():
         with pytest.raises(WorkerLost):
             await w.generate(ASKED)
         assert tokens(await w.generate(sequence("plain"))) == scripted(5)
+
+
+async def test_only_workers_that_can_list_named_tokens_are_asked():
+    """An older one would list the best tokens instead."""
+    named = replace(sequence("named"), sampling=SamplingParams(logprobs=0, logprob_token_ids=(5,)))
+    async with world() as w:
+        assert tokens(await w.generate(named)) == scripted(5)
+        w.decode.capabilities = (PROMPT_SCORES, TOKEN_BANS)
+        await w.cluster.announce()
+        await two_refreshes(w)
+        with pytest.raises(WorkerLost):
+            await w.generate(replace(named, id=sequence("again").id))
 
 
 async def test_a_decode_worker_that_prefills_for_itself_matches_nothing():

@@ -34,6 +34,7 @@ def samplings(floats: st.SearchStrategy[float]) -> st.SearchStrategy[SamplingPar
         seed=st.integers(-(2**63), 2**63 - 1),
         logit_bias=biases,
         logprobs=st.none() | st.integers(0, 20),
+        logprob_token_ids=st.lists(uint32, max_size=3).map(tuple),
     )
 
 

@@ -37,11 +37,10 @@ _OPENAI_ROWS: tuple[Row, ...] = (
     ("audio", CHAT, _MEDIA, ()),
     ("web_search_options", CHAT, _NEVER, ()),
     ("moderation", CHAT, _NEVER, ()),
-    ("suffix", COMPLETION, _NEVER, ("",)),
+    ("suffix", COMPLETION, f"{_NEVER}; write the model's own tokens for a gap into prompt", ("",)),
 )
 
 _VLLM_ROWS: tuple[Row, ...] = (
-    ("logprob_token_ids", BOTH, _LATER, ()),
     ("return_prompt_text", BOTH, _LATER, _OFF),
     ("thinking_token_budget", COMPLETION, _OF_CHATS, (-1,)),
     ("continue_final_message", COMPLETION, _NEVER, _OFF),

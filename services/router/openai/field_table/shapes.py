@@ -185,6 +185,10 @@ ALLOWED_TOKEN_IDS = Shape(
     f"a list of 1 to {bounds.MAX_ALLOWED_TOKEN_IDS} token ids",
     lambda vocab: _list(_token(vocab), 1, bounds.MAX_ALLOWED_TOKEN_IDS),
 )
+LOGPROB_TOKEN_IDS = Shape(
+    f"a list of 1 to {bounds.MAX_LOGPROB_TOKEN_IDS} token ids",
+    lambda vocab: _list(_token(vocab), 1, bounds.MAX_LOGPROB_TOKEN_IDS),
+)
 BAD_WORDS = Shape(
     f"a list of at most {bounds.MAX_BAD_WORDS} strings of 1 to {bounds.MAX_BAD_WORD_CHARS} characters",
     lambda vocab: _list(

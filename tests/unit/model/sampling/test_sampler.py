@@ -162,6 +162,7 @@ def test_many_positions_follow_the_distribution():
 DEMANDING: dict[str, Any] = dict(
     temperature=0.8, top_k=7, top_p=0.9, min_p=0.05, presence_penalty=0.5, frequency_penalty=0.2,
     repetition_penalty=1.2, logit_bias=((3, 2.0),), logprobs=2,
+    logprob_token_ids=(5, 1),
 )  # fmt: skip
 
 
@@ -170,7 +171,7 @@ def test_nothing_is_read_back_before_the_result_is():
     sample_result = sample_tokens(torch.zeros(3, VOCAB_SIZE, device="meta"), rows_)  # whose numbers cannot be read
     assert sample_result.tokens.shape == (3,)
     assert sample_result.logprobs is not None
-    assert sample_result.logprobs.best.shape == (1, 2)
+    assert sample_result.logprobs.listed.shape == (1, 2)
     with pytest.raises(NotImplementedError):
         sample_result.read()
 
@@ -223,6 +224,19 @@ def test_logprobs_are_of_the_raw_distribution():
     assert result.logprobs.logprob == pytest.approx(wanted[3].item())
     assert [token for token, _ in result.logprobs.top] == [1, 3]
     assert [value for _, value in result.logprobs.top] == pytest.approx([wanted[1].item(), wanted[3].item()])
+
+
+def test_named_tokens_are_listed_in_their_order():
+    """Beside a row with more names, and one that lists the best tokens."""
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [1.0, 0.0, 5.0, 2.0], [4.0, 0.0, 1.0, 2.0]])
+    wanted = logits.log_softmax(-1)
+    named = [(2, 0, 3), (), (1,)]
+    rows_ = [spec(temperature=0.0, logprobs=2, logprob_token_ids=ids) for ids in named]
+    for row, (result, ids) in enumerate(zip(sample(logits, rows_), [(2, 0, 3), (2, 3), (1,)], strict=True)):
+        assert result.logprobs is not None
+        assert result.logprobs.logprob == pytest.approx(wanted[row, result.token].item())
+        assert [token for token, _ in result.logprobs.top] == list(ids)
+        assert [value for _, value in result.logprobs.top] == pytest.approx(wanted[row, list(ids)].tolist())
 
 
 def test_only_rows_that_ask_get_logprobs():

@@ -98,6 +98,7 @@ def test_null_is_absent_and_unknown_fields_are_named():
         ("best_of", [1], [2, "1", 0]),
         ("allowed_token_ids", [[5]], [[], [-1], [2048], [True], "5", 5, list(range(1025))]),
         ("bad_words", [[], ["a"]], ["a", [""], ["  "], [5], ["x" * 257], ["a"] * 129]),
+        ("logprob_token_ids", [], [[5], [], [-1], [2048], "5", list(range(129))]),
         ("truncation_side", ["left", "right"], []),
         ("return_tokens_as_token_ids", [True], [1]),
         (
@@ -129,7 +130,7 @@ def test_errors_are_bounded():
 
 def test_unsupported_fields_are_named():
     with pytest.raises(InvalidRequest, match="not supported yet"):
-        chat(logprob_token_ids=[1])
+        chat(return_prompt_text=True)
 
 
 def test_another_model_is_refused():

@@ -42,6 +42,15 @@ def test_only_allowed_tokens_and_no_bad_words():
     assert list(sequence.sampling.bad_words) == kept
 
 
+def test_logprobs_of_named_tokens():
+    named = {"logprob_token_ids": [9, 5, 9]}
+    for sequence in (*chat(logprobs=True, **named).sequences, *completion(prompt=[5], logprobs=3, **named).sequences):
+        assert sequence.sampling.logprob_token_ids == (9, 5)
+    for refused in ({}, {"logprobs": 1, "echo": True}):
+        with pytest.raises(InvalidRequest, match="logprob_token_ids"):
+            completion(prompt=[5], **named, **refused)
+
+
 @pytest.mark.parametrize("num_kept", [-1, 5])
 def test_prompts_are_cut_to_a_number_of_tokens(num_kept: int):
     """By default on the left; -1 keeps what the context leaves beside the answer."""
