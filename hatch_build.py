@@ -30,12 +30,11 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]
                 built += 1
                 build_data["artifacts"].append(f"/{result.spec.path.relative_to(Path(self.root).resolve())}")
             else:
-                level = result.spec.level.value
-                self.app.display_warning(f"no {level} kernels, torch computes instead: {result.failure}")
+                self.app.display_warning(f"no {result.spec.name}, slower code runs instead: {result.failure}")
         if built and version != "editable":
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{_platform()}"
-        self.app.display_info(f"{built} levels of native kernels in {BUILT_DIR.name}/")
+        self.app.display_info(f"{built} libraries of native kernels in {BUILT_DIR.name}/")
 
 
 def _platform() -> str:

@@ -13,14 +13,14 @@ from baton.model.kernels.build import build_all
 def main() -> None:
     failed = []
     for result in build_all(os.environ.get("CXX")):
-        level = result.spec.level.value
+        name = result.spec.name
         if result.is_new:
-            print(f"built the {level} kernels")
+            print(f"built the {name}")
         elif result.failure is not None:
-            failed.append(level)
-            print(f"no {level} kernels: {result.failure}")
+            failed.append(name)
+            print(f"no {name}: {result.failure}")
     if failed:
-        print(f"WARNING: the {', '.join(failed)} kernels are missing; workers that need them are several times slower.")
+        print(f"WARNING: missing: {', '.join(failed)}; workers that need them are several times slower.")
         print("Once the reason above is gone: make kernels")
 
 

@@ -30,8 +30,8 @@ from baton.domain.timing.attempt_times import ImportTimes
 from baton.domain.timing.step_time import StepTimeModel
 from baton.engine.drafts.base import Drafter
 from baton.engine.drafts.budget import DraftBudget
-from baton.engine.drafts.ngram import NGramDrafter
 from baton.engine.drafts.policy import MAX_DRAFT_TOKENS, DraftPolicy
+from baton.engine.drafts.registry import find_drafter
 from baton.engine.runner import ModelRunner
 from baton.engine.step_metrics import shape_of
 from baton.kv.memory import PageMemory
@@ -89,6 +89,7 @@ class DraftArm:
         self._cache = PrefixCache(PagePool(num_pages))
         imports = ImportTable(self._cache, ImportLimits(PAGE_SIZE, num_rows, num_pages, 3600.0))
         self._step_time = StepTimeModel()
+        self._vocab_size = model.config.vocab_size
         drafter = self._drafter(arm, seed)
         budget = DraftBudget(self._step_time)
         self.drafts = None
@@ -133,7 +134,8 @@ class DraftArm:
     def _drafter(self, arm: str, seed: int) -> Drafter | None:
         if arm in ORACLES:
             return TranscriptDrafter(self._runner.texts, ORACLES[arm], seed)
-        return NGramDrafter() if arm == NGRAM else None
+        entry = find_drafter(NGRAM) if arm == NGRAM else None
+        return None if entry is None else entry.make(self._vocab_size)
 
 
 def measure(model: LoadedModel, kind: str, num_rows: int, rotations: int, num_tokens: int, seed: int) -> None:

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 
 from baton.engine.drafts.base import Drafter
+from baton.engine.drafts.native_suffix import max_step_tokens, new_suffix_index
 from baton.engine.drafts.ngram import NGramDrafter
 from baton.settings.base import SettingsError
 
@@ -42,7 +43,11 @@ class DrafterEntry:
     traits: DrafterTraits = CHAINS
 
 
-BUILT_IN: Mapping[str, DrafterEntry] = MappingProxyType({"ngram": DrafterEntry(lambda _: NGramDrafter())})
+def _ngram(_: int) -> NGramDrafter:
+    return NGramDrafter(max_step_tokens(), new_index=new_suffix_index)
+
+
+BUILT_IN: Mapping[str, DrafterEntry] = MappingProxyType({"ngram": DrafterEntry(_ngram)})
 
 
 def find_drafter(name: str) -> DrafterEntry | None:

@@ -2,17 +2,42 @@
 
 Online construction (Blumer et al., 1985, "The smallest automaton recognizing the subwords of a text"): constant time a
 token on average, at most two states a token. Most states have one transition, which lies in two arrays; dicts hold the
-transitions of the others. Pure Python: about 4 us and 150 bytes a token.
+transitions of the others. Pure Python: about 4 us and 150 bytes a token. The reference of `native_suffix`.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from typing import Protocol
 
 NO_STATE, NO_TOKEN = -1, -1
 ROOT = 0
 MAX_UPDATED_STATES = 8
 """States whose latest occurrence a token updates: shorter and shorter suffixes, so the longest ones stay recent."""
+
+
+class SuffixIndex(Protocol):
+    """Tokens, and the longest suffix of them that has an earlier occurrence, of `match_length`, up to `match_end`."""
+
+    @property
+    def match_length(self) -> int: ...
+
+    @property
+    def match_end(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Adds tokens at the end."""
+        ...
+
+    def continuation(self, max_tokens: int) -> tuple[int, ...]:
+        """The tokens behind the earlier occurrence. What lies behind the end of the sequence repeats them.
+
+        With no match they are those from the first on; without any token there are none.
+        """
+        ...
 
 
 class SuffixAutomaton:
@@ -33,6 +58,11 @@ class SuffixAutomaton:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def extend(self, tokens: Sequence[int]) -> None:
+        """See `SuffixIndex.extend`."""
+        for token in tokens:
+            self.append(token)
+
     def append(self, token: int) -> None:
         """Adds a token at the end."""
         self.tokens.append(token)
@@ -52,10 +82,10 @@ class SuffixAutomaton:
         self._find_match(end)
 
     def continuation(self, max_tokens: int) -> tuple[int, ...]:
-        """The tokens behind the earlier occurrence. What lies behind the end of the sequence repeats them."""
+        """See `SuffixIndex.continuation`."""
         first, num_tokens = self.match_end, len(self.tokens)
         period = num_tokens - first
-        if max_tokens <= period:
+        if max_tokens <= period or period == 0:
             return tuple(self.tokens[first : first + max_tokens])
         return tuple([self.tokens[first + place % period] for place in range(max_tokens)])
 

@@ -1,4 +1,4 @@
-"""Compiles the kernels into `built/`: one shared library for each instruction set level.
+"""Compiles native code into `built/`: the kernels, one library for each instruction set level, and the suffix index.
 
 Called by the build hook (`hatch_build.py`) and by `scripts/build_kernels.py`. Imports the standard library only,
 because it runs before anything is installed. Levels are separate libraries, so that no inline function compiled for one
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE_DIR = Path(__file__).parent / "src"
+INDEX_SOURCE_DIR = Path(__file__).parent / "index_src"
 BUILT_DIR = Path(__file__).parent / "built"
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = (
@@ -45,13 +46,22 @@ class BuildSpec:
     level: IsaLevel
     vector_bytes: int
     flags: tuple[str, ...]
+    sources: Path = SOURCE_DIR
+
+    @property
+    def name(self) -> str:
+        """The library's, for messages."""
+        return f"{self.level.value} kernels" if self.sources == SOURCE_DIR else "suffix index"
 
     @property
     def path(self) -> Path:
         """The library's path."""
-        return BUILT_DIR / f"{self.level.value}.so"
+        stem = self.level.value if self.sources == SOURCE_DIR else "suffix_index"
+        return BUILT_DIR / f"{stem}.so"
 
 
+SUFFIX_INDEX = BuildSpec(IsaLevel.PORTABLE, 16, (), INDEX_SOURCE_DIR)
+"""Holds no vector code: one library serves every machine, also one whose model is on a GPU."""
 _PORTABLE = BuildSpec(IsaLevel.PORTABLE, 16, ())
 _AVX512_FEATURES = ("f", "bw", "vl", "dq", "vnni", "bf16")
 _AVX512_DOT = ("-DBATON_BF16_DOT", "-DBATON_INT8_DOT")
@@ -75,14 +85,14 @@ class BuildResult:
 
 
 def build_specs() -> tuple[BuildSpec, ...]:
-    """The levels of this kind of machine."""
+    """The kernels' levels of this kind of machine."""
     return (_PORTABLE, *_X86) if platform.machine() in ("x86_64", "AMD64") else (_PORTABLE,)
 
 
 def source_digest(spec: BuildSpec) -> str:
     """Digest of everything that the library is built from. The library embeds it."""
     digest = hashlib.sha256()
-    for path in sorted(SOURCE_DIR.iterdir()):
+    for path in sorted(spec.sources.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     digest.update(" ".join((*FLAGS, *spec.flags, str(spec.vector_bytes))).encode())
     return digest.hexdigest()[:32]
@@ -96,7 +106,7 @@ def is_current(spec: BuildSpec) -> bool:
 def build_all(compiler: str | None = None) -> Iterator[BuildResult]:
     """Builds every outdated library in parallel. A failure of one level leaves the others."""
     with ThreadPoolExecutor() as workers:
-        yield from workers.map(lambda spec: _build_unless_current(spec, compiler), build_specs())
+        yield from workers.map(lambda spec: _build_unless_current(spec, compiler), (*build_specs(), SUFFIX_INDEX))
 
 
 def _build_unless_current(spec: BuildSpec, compiler: str | None) -> BuildResult:
@@ -122,7 +132,7 @@ def build(spec: BuildSpec, target: Path, compiler: str | None = None) -> None:
 
 
 def _arguments(spec: BuildSpec) -> list[str]:
-    sources = [path for path in sorted(SOURCE_DIR.glob("*.cpp")) if spec is _PORTABLE or path.name != "cpu_level.cpp"]
+    sources = [path for path in sorted(spec.sources.glob("*.cpp")) if spec is _PORTABLE or path.name != "cpu_level.cpp"]
     defined = (f"-DBATON_VECTOR_BYTES={spec.vector_bytes}", f'-DBATON_SOURCE_DIGEST="{source_digest(spec)}"')
     return [*FLAGS, *spec.flags, *defined, *map(str, sources)]
 
