@@ -26,6 +26,7 @@ from baton.kv.pages import PagePool
 from baton.kv.prefix_cache import PrefixCache
 from baton.model.cpu import configure_threads
 from baton.model.device_memory import CudaCopyStream, DeviceMemory
+from baton.model.kernels.core_lease import join_core_lease
 from baton.model.linears.packing import WeightLayout
 from baton.model.loading.bit_check import check_bits
 from baton.model.loading.config import DtypeChoice
@@ -45,6 +46,7 @@ from baton.model.sharing.weight_key import LoadOptions
 from baton.model.smaps import WeightMemory
 from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
+from baton.settings.core_plan import BadCorePlan
 from baton.settings.groups import MIB, Device, PageCheckKind, WorkerSettings
 from baton.settings.model_source import resolve_model, weight_cache_directories
 from baton.settings.text_digest import text_digest
@@ -112,6 +114,8 @@ def build_engine(
     runner = _runner(model, storage, max_graph_rows, masks)
     max_model_len = min(model.config.max_model_len, (num_pages - 1) * settings.page_size)
     _report(model, num_pages, max_model_len)
+    if settings.core_lease_file is not None:
+        _lend_cores(settings.core_lease_file, settings.worker_id or "", model)
     hasher = PoolHasher(memory) if settings.digests else None
     cache = PrefixCache(PagePool(num_pages), hasher, EvictionPolicy(settings.eviction_policy.value))
     checks = PageChecks(cache, _sample(settings.page_checks, memory.kind))
@@ -272,6 +276,30 @@ def _report_memory(memory: WeightMemory, layout: WeightLayout) -> None:
             huge_fraction=round(memory.huge_fraction, 3),
             hint="Set /sys/kernel/mm/transparent_hugepage/enabled to madvise, and see `baton doctor`.",
         )
+
+
+def _lend_cores(path: Path, worker: str, model: LoadedModel) -> None:
+    """Joins the lease in `path`. Warns where this worker keeps to its own cores: its steps run in torch, say."""
+    why = _why_not_native(model)
+    if model.kernels is not None and not why:
+        try:
+            lease = join_core_lease(path, worker, model.kernels)
+        except (BadCorePlan, OSError) as error:
+            why = str(error)
+        else:
+            metrics.BORROWED_CORE_SECONDS.set_function(lease.borrowed_s)
+            log.info("cores_lent", borrowable=list(lease.borrowable))
+            return
+    log.warning("cores_not_lent", why=why)
+
+
+def _why_not_native(model: LoadedModel) -> str:
+    """Why steps of `model` compute outside of the native kernels; empty if they do not."""
+    if model.kernels is None:
+        return model.report.kernel_note
+    if model.report.stock_note:
+        return f"stock decoder: {model.report.stock_note}"
+    return "" if model.report.weights.layout is WeightLayout.PANELS else "torch multiplies plain weights"
 
 
 def _quantization(report: QuantizationReport | None) -> dict[str, str | int]:

@@ -39,3 +39,19 @@ class PageTagKind(StrEnum):
     AUTO = "auto"
     ON = "on"
     OFF = "off"
+
+
+class LogFormat(StrEnum):
+    """Format of log lines."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """Least severe level that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"

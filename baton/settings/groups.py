@@ -10,6 +10,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from baton.settings.base import Settings, SettingsError
 from baton.settings.choices import KvEventsFormat, PageSharingKind, PageTagKind, WeightSharingKind
+from baton.settings.choices import LogFormat as LogFormat
+from baton.settings.choices import LogLevel as LogLevel
 
 MIB = 1024 * 1024
 
@@ -33,22 +35,6 @@ def _is_store_url(url: str) -> str:
 
 RedisUrl = Annotated[str, AfterValidator(_is_redis)]
 StoreUrl = Annotated[str, AfterValidator(_is_store_url)]
-
-
-class LogFormat(StrEnum):
-    """Format of log lines."""
-
-    CONSOLE = "console"
-    JSON = "json"
-
-
-class LogLevel(StrEnum):
-    """Least severe level that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 class Dtype(StrEnum):
@@ -292,6 +278,10 @@ class WorkerSettings(ServiceSettings):
 
     threads: Count = 1
     """Compute threads. Give each worker its own cores."""
+
+    core_lease_file: Path | None = None
+    """File in which workers of this host lend each other the cores of `--cpu-affinity` while they are idle. `baton up`
+    makes it; needs the native kernels."""
 
     decoder: DecoderKind = DecoderKind.AUTO
     """Implementation of the model: auto, lean (required) or stock (the modelling code of transformers)."""

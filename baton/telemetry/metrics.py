@@ -208,6 +208,11 @@ VERIFICATION = Gauge(
     ["bits"],
     registry=REGISTRY,
 )
+BORROWED_CORE_SECONDS = Gauge(
+    "baton_borrowed_core_seconds",
+    "Time that this worker has computed on cores of other, idle workers of its host.",
+    registry=REGISTRY,
+)
 DRAFTS_TOTAL = Counter(
     "baton_drafts",
     "Proposals of a drafter that decode steps verified, one a row and step.",

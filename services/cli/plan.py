@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from baton.settings.core_plan import MAX_WORKERS, CorePlan
 from baton.settings.process import thread_variables
 from services.cli.forwarded_flags import SERVICES, as_words, flags_for
 from services.cli.key import OwnKeys
@@ -21,6 +22,7 @@ from services.cli.processes.supervisor import ChildCommand
 from services.cli.settings import UpSettings
 
 LOCALHOST = "127.0.0.1"
+MAX_DEFAULT_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class SharedFlags:
     redis_url: str
     secret_file: Path
     demo_socket: Path | None = None
+    core_lease_file: Path | None = None
 
 
 def make_plan(
@@ -52,17 +55,19 @@ def make_plan(
 ) -> LaunchPlan:
     """Workers first, the router last. `cores`: those of this process. Raises `OSError` for a busy port."""
     port = _choose_port(settings.host, settings.port)
-    num_workers = settings.prefill + settings.decode
-    *ports, admin_port = free_ports(2 * num_workers + 1)
-    shares = share_cores(cores, num_workers, settings.threads)
+    roles = _roles(settings)
+    settings = settings.model_copy(update={"threads": num_threads(settings, cores)})
+    *ports, admin_port = free_ports(2 * len(roles) + 1)
+    shares = share_cores(cores, len(roles), num_threads(settings, cores))
     commands, metrics = [], []
-    for index in range(num_workers):
-        role, number = ("prefill", index) if index < settings.prefill else ("decode", index - settings.prefill)
+    for index, (name, role) in enumerate(roles.items()):
         rpc_port, metrics_port = ports[2 * index : 2 * index + 2]
-        flags = _worker_flags(f"{role}-{number}", rpc_port, metrics_port, shares[index])
+        flags = _worker_flags(name, rpc_port, metrics_port, shares[index])
         if role == "decode":
             flags["token_budget"] = settings.decode_token_budget
-        commands.append(_serve(role, f"{role}-{number}", settings, shared, flags))
+        if shared.core_lease_file is not None:
+            flags["core_lease_file"] = shared.core_lease_file
+        commands.append(_serve(role, name, settings, shared, flags))
         metrics.append(f"http://{LOCALHOST}:{metrics_port}/metrics")
     router_flags: dict[str, Any] = {"host": settings.host, "port": port, "metrics_port": admin_port}
     if shared.demo_socket is not None:
@@ -81,12 +86,35 @@ def make_plan(
     )
 
 
-def share_cores(cores: Sequence[int], num_workers: int, threads: int) -> list[str]:
-    """The cores of each worker, in the form of `--cpu-affinity`; shared round robin if there are too few."""
+def plan_cores(settings: UpSettings, cores: Sequence[int]) -> CorePlan | None:
+    """The cores that workers lend each other; None if there is nothing to lend."""
+    names = list(_roles(settings))
+    if not settings.lend_cores or not 1 < len(names) <= MAX_WORKERS:
+        return None
+    shares = share_cores(cores, len(names), num_threads(settings, cores))
+    plan = CorePlan(dict(zip(names, shares, strict=True)))
+    return plan if any(map(plan.borrowable, names)) else None
+
+
+def num_threads(settings: UpSettings, cores: Sequence[int]) -> int:
+    """Threads of each worker. Where there are enough cores, one is left to the router, Redis and event loops."""
+    if settings.threads is not None:
+        return settings.threads
+    return min(MAX_DEFAULT_THREADS, max(1, (len(cores) - 1) // (settings.prefill + settings.decode)))
+
+
+def share_cores(cores: Sequence[int], num_workers: int, threads: int) -> list[tuple[int, ...]]:
+    """The cores of each worker; shared round robin if there are too few."""
     return [
-        ",".join(str(core) for core in sorted({cores[(index * threads + k) % len(cores)] for k in range(threads)}))
+        tuple(sorted({cores[(index * threads + k) % len(cores)] for k in range(threads)}))
         for index in range(num_workers)
     ]
+
+
+def _roles(settings: UpSettings) -> dict[str, str]:
+    """The role of each worker by its name, in the order of their start."""
+    counts = {"prefill": settings.prefill, "decode": settings.decode}
+    return {f"{role}-{number}": role for role, count in counts.items() for number in range(count)}
 
 
 def free_ports(count: int) -> list[int]:
@@ -119,14 +147,14 @@ def _listening(host: str, port: int) -> socket.socket:
         raise OSError(errno.EADDRINUSE, what) from None
 
 
-def _worker_flags(id: str, port: int, metrics_port: int, cores: str) -> dict[str, Any]:
+def _worker_flags(id: str, port: int, metrics_port: int, cores: Sequence[int]) -> dict[str, Any]:
     return {
         "host": LOCALHOST,
         "worker_id": id,
         "port": port,
         "metrics_port": metrics_port,
         "advertise_address": f"{LOCALHOST}:{port}",
-        "cpu_affinity": cores,
+        "cpu_affinity": ",".join(map(str, cores)),
     }
 
 
@@ -136,4 +164,4 @@ def _serve(service: str, name: str, settings: UpSettings, shared: SharedFlags, o
     flags = {**flags_for(service, settings), **common, **own}
     SERVICES[service](**flags)  # before anything is started, and with the flag's name
     arguments = (sys.executable, "-m", "services.cli.main", "serve", service, *as_words(flags))
-    return ChildCommand(name, arguments, thread_variables(settings.threads))
+    return ChildCommand(name, arguments, thread_variables(settings.threads or 1))

@@ -57,8 +57,12 @@ class UpSettings(ForwardedFlags):
     kv_memory_mib: Count = 512
     """Memory for each worker's pool, in MiB."""
 
-    threads: Count = 1
-    """Compute threads and cores of each worker."""
+    threads: Count | None = None
+    """Compute threads and cores of each worker; default: the cores shared evenly, one left out for the router where
+    there are more than workers, and at most four."""
+
+    lend_cores: bool = True
+    """Let workers compute on the cores of others, too, while those are idle."""
 
     log_dir: Path | None = None
     """Directory of the processes' logs; default: a temporary one, removed at the end."""

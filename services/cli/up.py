@@ -25,6 +25,7 @@ from rich.console import Console
 
 from baton.rpc.shutdown import shutdown_event
 from baton.settings.base import refuse_unknown_variables
+from baton.settings.core_plan import CorePlan
 from baton.settings.model_source import resolve_model
 from baton.settings.process import usable_cores
 from baton.store.connect import connect
@@ -34,7 +35,7 @@ from services.cli.doctor.redis_server import read_facts, server_results
 from services.cli.doctor.results import CheckStatus
 from services.cli.errors import StartFailed
 from services.cli.key import own_keys
-from services.cli.plan import LaunchPlan, SharedFlags, make_plan
+from services.cli.plan import LaunchPlan, SharedFlags, make_plan, plan_cores
 from services.cli.processes.demo_control import DemoServer
 from services.cli.processes.local_redis import LocalRedis
 from services.cli.processes.supervisor import Child, Supervisor
@@ -70,8 +71,10 @@ def up(
         own_keys(chosen.api_keys_file) as keys,
         _log_dir(chosen.log_dir) as log_dir,
         _demo_socket(chosen.demo) as demo_socket,
+        _core_lease_file(plan_cores(chosen, usable_cores())) as core_lease_file,
     ):
-        plan = make_plan(chosen, SharedFlags(redis_url, secret_file, demo_socket), usable_cores(), keys)
+        shared = SharedFlags(redis_url, secret_file, demo_socket, core_lease_file)
+        plan = make_plan(chosen, shared, usable_cores(), keys)
         return asyncio.run(run_plan(plan, chosen, log_dir, console, demo_socket))
 
 
@@ -254,6 +257,18 @@ def _demo_socket(wanted: bool) -> Iterator[Path | None]:
         return
     with tempfile.TemporaryDirectory(prefix="baton-demo-") as directory:  # made with mode 0700
         yield Path(directory) / "control"
+
+
+@contextlib.contextmanager
+def _core_lease_file(plan: CorePlan | None) -> Iterator[Path | None]:
+    """A file for `plan` that is removed with the context; None without one."""
+    if plan is None:
+        yield None
+        return
+    with tempfile.NamedTemporaryFile(prefix="baton-cores-") as file:  # made with mode 0600
+        file.write(plan.as_bytes())
+        file.flush()
+        yield Path(file.name)
 
 
 @contextlib.contextmanager

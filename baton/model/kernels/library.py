@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,6 +45,10 @@ class Kernels:
     argmax: Callable[..., None]
     sample: Callable[..., None]
     set_threads: Callable[..., None]
+    join_lease: Callable[[int, int], None]
+    leave_lease: Callable[[], None]
+    borrow_core: Callable[[int, int], bool]
+    borrowed_ns: Callable[[], int]
 
 
 def supports_dtype(dtype: torch.dtype) -> bool:
@@ -81,13 +86,17 @@ def open_kernels(spec: BuildSpec, path: Path) -> Kernels:
         attend=_function(library, "attend", _BOOL, _ADDRESS, _ADDRESS),
         argmax=_function(library, "argmax", _BOOL, _ADDRESS, _INT, _INT, _ADDRESS),
         set_threads=_function(library, "set_threads", _INT),
+        join_lease=_function(library, "join_lease", _ADDRESS, _INT),
+        leave_lease=_function(library, "leave_lease"),
+        borrow_core=_function(library, "borrow_core", _INT, ctypes.c_uint64, result=_BOOL),
+        borrowed_ns=_function(library, "borrowed_ns", result=_INT),
         sample=_function(library, "sample", _ADDRESS, _INT, _FLOAT, _INT, _FLOAT, _FLOAT, _DOUBLE, _ADDRESS),
     )
 
 
-def _function(library: ctypes.CDLL, name: str, *arguments: type) -> Callable[..., None]:
+def _function(library: ctypes.CDLL, name: str, *arguments: type, result: type | None = None) -> Callable[..., Any]:
     function = getattr(library, f"baton_{name}")
-    function.argtypes, function.restype = arguments, None
+    function.argtypes, function.restype = arguments, result
     return function  # type: ignore[no-any-return]
 
 

@@ -12,7 +12,7 @@ from baton.settings.groups import ServiceSettings
 from services.cli import serve
 from services.cli.forwarded_flags import DECIDED, SERVICES
 from services.cli.main import build_app, run
-from services.cli.plan import SharedFlags, callable_host, free_ports, make_plan, share_cores
+from services.cli.plan import SharedFlags, callable_host, free_ports, make_plan, plan_cores, share_cores
 from services.cli.settings import UpSettings
 from services.decode.settings import DecodeSettings
 
@@ -130,14 +130,55 @@ def test_a_busy_port_is_found_before_anything_starts():
 @pytest.mark.parametrize(
     ("cores", "workers", "threads", "shares"),
     [
-        ([0, 1], 2, 1, ["0", "1"]),
-        ([4], 2, 1, ["4", "4"]),
-        ([0, 1, 2, 3], 2, 2, ["0,1", "2,3"]),
-        ([0, 1], 2, 3, ["0,1", "0,1"]),
+        ([0, 1], 2, 1, [(0,), (1,)]),
+        ([4], 2, 1, [(4,), (4,)]),
+        ([0, 1, 2, 3], 2, 2, [(0, 1), (2, 3)]),
+        ([0, 1], 2, 3, [(0, 1), (0, 1)]),
     ],
 )
 def test_cores_are_shared_only_when_there_are_too_few(cores, workers, threads, shares):
     assert share_cores(cores, workers, threads) == shares
+
+
+@pytest.mark.parametrize(
+    ("cores", "flags", "threads"),
+    [(2, {}, 1), (4, {}, 1), (5, {}, 2), (64, {}, 4), (64, {"decode": 7}, 4), (8, {"threads": 5}, 5), (1, {}, 1)],
+)
+def test_threads_follow_the_cores_unless_they_are_given(served, cores, flags, threads):
+    plan = make_plan(UpSettings(port=0, **flags), SHARED, cores=range(cores))
+    for command in plan.commands:
+        assert run(command.arguments[3:]) == 0
+    assert {settings.threads for name, settings in served.values() if name != "router"} == {threads}
+
+
+def test_workers_lend_each_other_the_cores_that_they_do_not_share():
+    plan = plan_cores(UpSettings(prefill=2, decode=1), cores=[4, 5])
+    assert plan is not None
+    assert dict(plan.cores) == {"prefill-0": (4,), "prefill-1": (5,), "decode-0": (4,)}
+    assert plan.borrowable("prefill-0") == {5: 0b010}
+    assert plan.borrowable("prefill-1") == {4: 0b101}
+
+
+@pytest.mark.parametrize(
+    ("flags", "cores"),
+    [
+        ({"lend_cores": False}, 2),
+        ({"prefill": 0, "decode": 1, "decode_token_budget": 64}, 2),
+        ({}, 1),
+        ({"decode": 64}, 99),
+    ],
+)
+def test_nothing_is_lent_if_switched_off_or_without_others(flags, cores):
+    assert plan_cores(UpSettings(**flags), range(cores)) is None
+
+
+def test_the_file_of_the_lease_reaches_the_workers_and_no_router(served):
+    shared = SharedFlags("unix:///tmp/s", SHARED.secret_file, core_lease_file=Path("/tmp/cores"))
+    for command in make_plan(UpSettings(port=0), shared, cores=[0, 1]).commands:
+        assert run(command.arguments[3:]) == 0
+    found = dict(served.values())
+    assert found["prefill"].core_lease_file == found["decode"].core_lease_file == Path("/tmp/cores")
+    assert "core_lease_file" not in type(found["router"]).model_fields
 
 
 def test_free_ports_differ():

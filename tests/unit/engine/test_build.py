@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from baton.bundled import MODEL_DIR
 from baton.engine import build
@@ -14,12 +16,16 @@ from baton.engine.build import resolve_device
 from baton.engine.fake_runner import fake_geometry
 from baton.kv.geometry import KVGeometry, LayerGeometry
 from baton.kv.memory import MemoryKind
-from baton.model.loading.loader import LoadedModel, load_model
+from baton.model.linears.packing import WeightLayout
+from baton.model.loading.kernel_choice import KernelUse
+from baton.model.loading.loader import DecoderChoice, LoadedModel, load_model
 from baton.model.smaps import WeightMemory
 from baton.model.storage import PageStorage
 from baton.settings.base import SettingsError
+from baton.settings.core_plan import SLOT_BYTES, CorePlan
 from baton.settings.groups import Device
 from baton.telemetry import metrics
+from tests.kernels import kernel_levels
 
 GEOMETRY = fake_geometry(4)
 
@@ -102,3 +108,43 @@ def test_the_measured_share_of_huge_pages_is_a_metric():
         report = replace(model.report, memory=WeightMemory(400, int(400 * share), 0))
         build._report(replace(model, report=report), num_pages=8, max_model_len=64)
         assert metrics.REGISTRY.get_sample_value("baton_weights_huge_fraction", labels) == share
+
+
+def slot_of(path: Path, number: int) -> int:
+    """The first word of a worker's slot."""
+    return int.from_bytes(path.read_bytes()[number * SLOT_BYTES :][:8], "little")
+
+
+@pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
+def test_a_worker_lends_its_cores_once_its_model_is_loaded(tmp_path: Path):
+    path, model = tmp_path / "cores", load_model(MODEL_DIR)
+    path.write_bytes(CorePlan({"first": (0,), "second": (1,)}).as_bytes())
+    before = slot_of(path, 1)
+    with capture_logs() as logged:
+        build._lend_cores(path, "second", model)
+    assert model.kernels is not None
+    model.kernels.leave_lease()
+    assert [entry["event"] for entry in logged] == ["cores_lent"]
+    assert before == slot_of(path, 1) == 2**63 - 1, "after the test as before"
+    assert metrics.REGISTRY.get_sample_value("baton_borrowed_core_seconds") is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"decoder": DecoderChoice.STOCK}, "stock decoder: asked for"),
+        ({"layout": WeightLayout.PLAIN}, "plain weights"),
+        ({"kernels": KernelUse.NEVER}, "no native kernels"),
+        ({}, "does not know third"),
+    ],
+)
+@pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built")
+def test_a_worker_that_cannot_show_when_it_computes_keeps_its_cores(tmp_path: Path, changes: dict[str, Any], why: str):
+    path = tmp_path / "cores"
+    path.write_bytes(CorePlan({"first": (0,), "second": (1,)}).as_bytes())
+    with capture_logs() as logged:
+        build._lend_cores(path, "second" if changes else "third", load_model(MODEL_DIR, **changes))
+    [entry] = logged
+    assert (entry["event"], entry["log_level"]) == ("cores_not_lent", "warning")
+    assert why in entry["why"]
+    assert slot_of(path, 1) == 2**63 - 1

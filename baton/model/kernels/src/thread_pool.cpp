@@ -1,7 +1,10 @@
 // Implements thread_pool.h. After a call workers spin briefly, because a model's next call follows soon, then sleep.
 #include "thread_pool.h"
 
+#include <sched.h>
+
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
@@ -16,7 +19,7 @@
 namespace {
 
 constexpr int kSpins = 4000;  // some tens of microseconds: a little longer than the gap between two kernels
-constexpr int kMaxThreads = 256;
+constexpr int64_t kMaxThreads = 256;
 
 inline void cpu_relax() {
 #if defined(__x86_64__)
@@ -26,24 +29,66 @@ inline void cpu_relax() {
 #endif
 }
 
+// Binds the calling thread to one core. False if this process may not use it.
+bool bind_to(int64_t core) {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    CPU_SET(core, &cores);
+    return sched_setaffinity(0, sizeof(cores), &cores) == 0;
+}
+
+// `allowed`: it may join the open call. `core` and `owners`: of a borrowed core.
+struct Worker {
+    std::condition_variable wake;
+    std::atomic<bool> sleeping{false}, allowed{false};
+    std::atomic<uint64_t> owners{0};
+    int64_t core = -1;
+};
+
 // A call is open while `generation_` is odd. A worker counted in `num_active_` may claim tasks, and the caller returns
 // only when the count is 0. All atomics are sequentially consistent, so that either the caller sees an active worker or
 // that worker sees that the call is closed.
 class ThreadPool {
   public:
-    int64_t size() const { return 1 + num_workers_.load(std::memory_order_relaxed); }
+    int64_t size() {
+        int64_t available = 1 + num_own_.load(std::memory_order_relaxed);
+        for (int64_t i = 0, count = num_borrowed_; i < count; i++) {
+            const bool idle = lease_is_idle(borrowed_[i].owners);
+            borrowed_[i].allowed.store(idle, std::memory_order_relaxed);
+            available += idle;
+        }
+        return available;
+    }
 
     // Workers are only added: a smaller size leaves some asleep.
     void resize(int64_t num_threads) {
         std::lock_guard<std::mutex> lock(resize_mutex_);
         const int64_t wanted = num_threads < 1 ? 0 : (num_threads > kMaxThreads ? kMaxThreads : num_threads) - 1;
-        try {
-            for (; num_started_ < wanted; num_started_++)
-                std::thread(&ThreadPool::worker_loop, this, num_started_).detach();
-        } catch (const std::system_error&) {  // no more threads can be started
-        }
-        num_workers_ = wanted < num_started_ ? wanted : num_started_;
+        while (num_started_ < wanted && start(own_[num_started_])) num_started_++;
+        for (int64_t i = 0; i < num_started_; i++) own_[i].allowed = i < wanted;
+        num_own_ = wanted < num_started_ ? wanted : num_started_;
     }
+
+    // Adds a worker on another worker's core, or changes its owners. False if there can be none.
+    bool borrow(int64_t core, uint64_t owners) {
+        std::lock_guard<std::mutex> lock(resize_mutex_);
+        for (int64_t i = 0; i < num_borrowed_; i++) {
+            if (borrowed_[i].core != core) continue;
+            borrowed_[i].owners = owners;
+            return true;
+        }
+        if (num_borrowed_ == kMaxThreads || core < 0 || core >= CPU_SETSIZE) return false;
+        Worker& worker = borrowed_[num_borrowed_];
+        worker.core = core, worker.owners = owners;
+        std::atomic<int> bound{-1};
+        worker_bound_ = &bound;
+        if (!start(worker)) return false;
+        while (bound < 0) std::this_thread::yield();
+        if (bound == 1) num_borrowed_++;
+        return bound == 1;
+    }
+
+    int64_t borrowed_ns() const { return borrowed_ns_; }
 
     void run(int64_t num_tasks, void (*task)(void*, int64_t), void* context) {
         if (busy_.exchange(true)) {
@@ -52,10 +97,8 @@ class ThreadPool {
         }
         num_tasks_ = num_tasks, task_ = task, context_ = context, next_ = 0;
         generation_++;
-        if (num_sleeping_ > 0) {
-            std::lock_guard<std::mutex> lock(mutex_);
-            wake_.notify_all();
-        }
+        wake(own_, num_own_);
+        wake(borrowed_, num_borrowed_);
         run_tasks();
         generation_++;
         for (int spins = 0; num_active_ > 0; spins++) spins < kSpins ? cpu_relax() : std::this_thread::yield();
@@ -63,40 +106,73 @@ class ThreadPool {
     }
 
   private:
-    bool has_work(int64_t worker, uint64_t seen) const {
+    bool start(Worker& worker) {
+        try {
+            std::thread(&ThreadPool::worker_loop, this, std::ref(worker)).detach();
+        } catch (const std::system_error&) {  // no more threads can be started
+            return false;
+        }
+        return true;
+    }
+
+    void wake(Worker* workers, int64_t count) {
+        for (int64_t i = 0; i < count; i++) {
+            if (!workers[i].allowed || !workers[i].sleeping) continue;
+            std::lock_guard<std::mutex> lock(mutex_);
+            workers[i].wake.notify_one();
+        }
+    }
+
+    bool has_work(const Worker& worker, uint64_t seen) const {
         const uint64_t generation = generation_;
-        return generation % 2 == 1 && generation != seen && worker < num_workers_;
+        return generation % 2 == 1 && generation != seen && worker.allowed;
     }
 
     void run_tasks() {
         for (int64_t i = next_++; i < num_tasks_; i = next_++) task_(context_, i);
     }
 
-    void worker_loop(int64_t worker) {
+    void run_borrowed_tasks(const std::atomic<uint64_t>& owners) {
+        const auto began = std::chrono::steady_clock::now();
+        while (lease_is_idle(owners)) {
+            const int64_t i = next_++;
+            if (i >= num_tasks_) break;
+            task_(context_, i);
+        }
+        borrowed_ns_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - began).count();
+    }
+
+    void worker_loop(Worker& worker) {
+        if (worker.core >= 0) {
+            const bool bound = bind_to(worker.core);
+            worker_bound_.load()->store(bound);
+            if (!bound) return;
+        }
         for (uint64_t seen = 0;;) {
             for (int spins = 0; spins < kSpins && !has_work(worker, seen); spins++) cpu_relax();
             if (!has_work(worker, seen)) {
                 std::unique_lock<std::mutex> lock(mutex_);
-                num_sleeping_++;
-                wake_.wait(lock, [&] { return has_work(worker, seen); });
-                num_sleeping_--;
+                worker.sleeping = true;
+                worker.wake.wait(lock, [&] { return has_work(worker, seen); });
+                worker.sleeping = false;
             }
             num_active_++;
             seen = generation_;
-            if (seen % 2 == 1) run_tasks();
+            if (seen % 2 == 1) worker.core >= 0 ? run_borrowed_tasks(worker.owners) : run_tasks();
             num_active_--;
         }
     }
 
     std::atomic<uint64_t> generation_{0};
-    std::atomic<int64_t> next_{0}, num_active_{0}, num_sleeping_{0}, num_workers_{0};
+    std::atomic<int64_t> next_{0}, num_active_{0}, num_own_{0}, num_borrowed_{0}, borrowed_ns_{0};
     std::atomic<bool> busy_{false};
     int64_t num_tasks_ = 0;
     void (*task_)(void*, int64_t) = nullptr;
     void* context_ = nullptr;
     std::mutex mutex_, resize_mutex_;
-    std::condition_variable wake_;
+    Worker own_[kMaxThreads], borrowed_[kMaxThreads];
     int64_t num_started_ = 0;
+    std::atomic<std::atomic<int>*> worker_bound_{nullptr};
 };
 
 // Never destroyed: workers run until the process ends.
@@ -114,3 +190,9 @@ void pool_run(int64_t num_tasks, void (*task)(void* context, int64_t i), void* c
 }
 
 BATON_API void baton_set_threads(int64_t num_threads) { pool().resize(num_threads); }
+
+// Adds a thread on `core`, which joins calls while no worker of `owners` computes. False if this process may not use it.
+BATON_API bool baton_borrow_core(int64_t core, uint64_t owners) { return pool().borrow(core, owners); }
+
+// Time that threads on borrowed cores have computed so far, in nanoseconds.
+BATON_API int64_t baton_borrowed_ns() { return pool().borrowed_ns(); }

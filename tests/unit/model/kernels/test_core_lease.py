@@ -1,0 +1,193 @@
+"""Idle workers lend their cores: to whom, when, and that no bit depends on it."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.model.kernels.core_lease import CoreLease, join_core_lease
+from baton.model.kernels.library import Kernels, load_kernels
+from baton.model.linears.panels import PanelLinear
+from baton.settings.core_plan import SLOT_BYTES, SLOTS_BYTES, BadCorePlan, CorePlan
+from tests.kernels import kernel_levels
+from tests.unit.model.kernels.test_threads import works
+
+CORES = sorted(os.sched_getaffinity(0))
+pytestmark = [
+    pytest.mark.skipif(not kernel_levels(), reason="the kernels are not built"),
+    pytest.mark.skipif(len(CORES) < 2, reason="there is one core"),
+]
+
+COMPUTING = 2**63 - 1
+OWN, OTHER = 0, 1
+TIMEOUT_S = 30.0
+
+
+class LeaseFile:
+    """The file of two workers, `own` and `other`; the test plays `other`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.write_bytes(CorePlan({"own": (CORES[0],), "other": (CORES[1],)}).as_bytes())
+
+    def last_call_ns(self, slot: int) -> int:
+        with self.path.open("rb") as file:
+            return int(struct.unpack("q", os.pread(file.fileno(), 8, slot * SLOT_BYTES))[0])
+
+    def set_other(self, last_call_ns: int) -> None:
+        with self.path.open("r+b") as file:
+            os.pwrite(file.fileno(), struct.pack("q", last_call_ns), OTHER * SLOT_BYTES)
+
+
+@pytest.fixture
+def lease_file(tmp_path: Path) -> LeaseFile:
+    return LeaseFile(tmp_path / "cores")
+
+
+@pytest.fixture
+def kernels() -> Kernels:
+    return load_kernels(kernel_levels()[-1])
+
+
+@pytest.fixture
+def lease(lease_file: LeaseFile, kernels: Kernels) -> Iterator[CoreLease]:
+    lease = join_core_lease(lease_file.path, "own", kernels)
+    yield lease
+    lease.leave()
+
+
+def product(kernels: Kernels) -> tuple[PanelLinear, torch.Tensor]:
+    """Some milliseconds of work, in many tasks."""
+    return PanelLinear(kernels, torch.randn(2048, 512), None), torch.randn(256, 512)
+
+
+def borrows_within(seconds: float, lease: CoreLease, kernels: Kernels) -> bool:
+    """Computes until some of it ran on the other's core. The thread there may be late."""
+    linear, x = product(kernels)
+    before, deadline = lease.borrowed_s(), time.monotonic() + seconds
+    while lease.borrowed_s() == before and time.monotonic() < deadline:
+        linear(x)
+    return lease.borrowed_s() > before
+
+
+def computes_on_its_own(lease: CoreLease, kernels: Kernels) -> bool:
+    linear, x = product(kernels)
+    linear(x)  # what a borrowed thread had at hand is over with its call
+    before = lease.borrowed_s()
+    for _ in range(50):
+        linear(x)
+    return lease.borrowed_s() == before
+
+
+def test_a_core_is_borrowed_while_its_owner_is_idle(lease: CoreLease, lease_file: LeaseFile, kernels: Kernels):
+    assert lease.borrowable == (CORES[1],)
+    assert computes_on_its_own(lease, kernels), "the other worker has not joined yet"
+    lease_file.set_other(time.monotonic_ns() - 10**9)
+    assert borrows_within(TIMEOUT_S, lease, kernels)
+    lease_file.set_other(COMPUTING)
+    assert computes_on_its_own(lease, kernels)
+
+
+def test_a_core_stays_with_its_owner_between_two_kernels(lease: CoreLease, lease_file: LeaseFile, kernels: Kernels):
+    lease_file.set_other(time.monotonic_ns() + 10**12)  # a call that is not over for two milliseconds, for long
+    assert computes_on_its_own(lease, kernels)
+
+
+def test_a_worker_shows_that_it_computes_and_when_it_did(lease: CoreLease, lease_file: LeaseFile, kernels: Kernels):
+    before = time.monotonic_ns()
+    linear, x = product(kernels)
+    seen: set[int] = set()
+    done = threading.Event()
+
+    def watch() -> None:
+        while COMPUTING not in seen and not done.is_set():
+            seen.add(lease_file.last_call_ns(OWN))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    deadline = time.monotonic() + TIMEOUT_S
+    while watcher.is_alive() and time.monotonic() < deadline:
+        linear(x)  # lets other threads of the interpreter run
+    done.set()
+    watcher.join()
+    assert COMPUTING in seen
+    assert before < lease_file.last_call_ns(OWN) <= time.monotonic_ns()
+
+
+def test_a_worker_that_leaves_keeps_its_cores_and_takes_no_others(lease_file: LeaseFile, kernels: Kernels):
+    lease = join_core_lease(lease_file.path, "own", kernels)
+    lease_file.set_other(0)
+    assert borrows_within(TIMEOUT_S, lease, kernels)
+    lease.leave()
+    assert lease_file.last_call_ns(OWN) == COMPUTING
+    assert computes_on_its_own(lease, kernels)
+    assert lease_file.last_call_ns(OWN) == COMPUTING
+
+
+@contextmanager
+def flipping(lease_file: LeaseFile) -> Iterator[None]:
+    """The other worker begins and ends calls all the time."""
+    done = threading.Event()
+
+    def flip() -> None:
+        while not done.is_set():
+            lease_file.set_other(0)
+            lease_file.set_other(COMPUTING)
+
+    thread = threading.Thread(target=flip)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_bits_do_not_depend_on_cores_that_come_and_go(lease: CoreLease, lease_file: LeaseFile, kernels: Kernels):
+    calls = works(kernels)
+    lease_file.set_other(COMPUTING)
+    wanted = {name: call() for name, call in calls.items()}
+    with flipping(lease_file):
+        for _ in range(100):
+            for name, call in calls.items():
+                assert torch.equal(call(), wanted[name]), name
+
+
+def test_own_threads_and_borrowed_ones_share_calls(lease: CoreLease, lease_file: LeaseFile, kernels: Kernels):
+    wanted = {name: call() for name, call in works(kernels).items()}
+    kernels.set_threads(3)
+    try:
+        lease_file.set_other(0)
+        assert borrows_within(TIMEOUT_S, lease, kernels)
+        assert all(torch.equal(call(), wanted[name]) for name, call in works(kernels).items())
+    finally:
+        kernels.set_threads(1)
+
+
+def test_cores_that_this_process_may_not_use_are_not_borrowed(tmp_path: Path, kernels: Kernels):
+    path = tmp_path / "cores"
+    path.write_bytes(CorePlan({"own": (CORES[0],), "other": (1000, 100_000)}).as_bytes())
+    lease = join_core_lease(path, "own", kernels)
+    lease.leave()
+    assert lease.borrowable == ()
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * SLOTS_BYTES, b"\0" * SLOTS_BYTES + b'{"cores": 3}', b"x" * 9000])
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, kernels: Kernels, content: bytes):
+    path = tmp_path / "cores"
+    path.write_bytes(content)
+    with pytest.raises(BadCorePlan, match="not a plan"):
+        join_core_lease(path, "own", kernels)
+
+
+def test_a_worker_that_the_plan_does_not_name_is_refused(lease_file: LeaseFile, kernels: Kernels):
+    with pytest.raises(BadCorePlan, match="does not know third"):
+        join_core_lease(lease_file.path, "third", kernels)
