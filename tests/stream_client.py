@@ -25,11 +25,12 @@ class RouterDraining(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of a stream and its token (None without choices)."""
+    """An event of a stream and its token (None without choices). `arguments`: of calls, that it adds."""
 
     id: str
     choice: int | None
     token: int | None
+    arguments: str = ""
 
 
 @contextmanager
@@ -50,7 +51,8 @@ def stream(method: str, url: str, **arguments: Any) -> Iterator[Iterator[Event]]
 
 def ask(url: str, body: dict[str, Any]) -> Any:
     """Starts a call; returns `stream`'s context manager."""
-    return stream("POST", f"{url}/v1/completions", json=body)
+    path = "chat/completions" if "messages" in body else "completions"
+    return stream("POST", f"{url}/v1/{path}", json=body)
 
 
 def resume(url: str, last: Event) -> Any:
@@ -117,4 +119,6 @@ def _events(response: httpx2.Response) -> Iterator[Event]:
             event = json.loads(line.removeprefix("data: "))
             assert "error" not in event, event
             for choice in event["choices"] or [{"index": None, "token_ids": [None]}]:
-                yield Event(id, choice["index"], choice["token_ids"][0])
+                calls = choice.get("delta", {}).get("tool_calls", ())
+                arguments = "".join(call["function"].get("arguments", "") for call in calls)
+                yield Event(id, choice["index"], choice["token_ids"][0], arguments)

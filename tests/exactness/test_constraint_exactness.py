@@ -192,8 +192,27 @@ def _killed(process: Process) -> None:
     process.signal(signal.SIGKILL)
 
 
+def long_call(model_name: str) -> dict[str, Any]:
+    """A streamed chat that has to call a tool, with long arguments."""
+    numbers = {"type": "array", "items": {"type": "integer", "maximum": 99}, "minItems": 80, "maxItems": 80}
+    schema = {"type": "object", "properties": {"all": numbers}, "required": ["all"]}
+    return {
+        "model": model_name,
+        "messages": [{"role": "user", "content": "call"}],
+        "tools": [{"type": "function", "function": {"name": "list", "parameters": schema}}],
+        "tool_choice": {"type": "function", "function": {"name": "list"}},
+        "max_tokens": 500,
+        "temperature": 1.0,
+        "seed": 4,
+        "stream": True,
+        "return_token_ids": True,
+    }
+
+
 def test_kills_in_the_middle_of_a_grammar(model: Path, reference: ConstrainedReference, tmp_path: Path) -> None:
-    """A decode worker that drafts dies, then a prefill worker, then the router: tokens and form stay."""
+    """A decode worker that drafts dies, then a prefill worker, then the router: tokens and form stay, and so does a
+    call of a tool beside them.
+    """
     grammar, prompt, draw = FORMS["list"][1], prompt_of(5, 30), Draw(temperature=1.0, seed=9)
     expected, _ = reference.generate(grammar, prompt, 90, draw)
     assert len(expected) > 30
@@ -209,16 +228,23 @@ def test_kills_in_the_middle_of_a_grammar(model: Path, reference: ConstrainedRef
     ) as cluster:
         body = {"model": cluster.model_name, "prompt": prompt, "max_tokens": 90, "stream": True}
         body |= {**FORMS["list"][0], **draw.parameters(), "return_token_ids": True}
-        with ask(cluster.router_urls()[1], body) as events:
-            seen = list(itertools.islice(events, 8))
-            _killed(cluster.processes["decode-0"])
-            seen += itertools.islice(events, 8)
-            _killed(cluster.processes["prefill-0"])
-            seen += itertools.islice(events, 8)
-            _killed(cluster.processes["router-1"])
-        with resume(cluster.url, seen[-1]) as events:
+        router, calling = cluster.router_urls()[1], long_call(cluster.model_name)
+        with ask(router, calling) as events:
+            whole = list(events)
+        assert len(json.loads("".join(event.arguments for event in whole))["all"]) == 80
+        with ask(router, body) as events, ask(router, calling) as of_call:
+            seen, called = list(itertools.islice(events, 8)), list(itertools.islice(of_call, 40))
+            assert any(event.arguments for event in called)
+            for name in ("decode-0", "prefill-0", "router-1"):
+                _killed(cluster.processes[name])
+                if name != "router-1":
+                    seen += itertools.islice(events, 8)
+                    called += itertools.islice(of_call, 8)
+        with resume(cluster.url, seen[-1]) as events, resume(cluster.url, called[-1]) as of_call:
             seen += events
+            called += of_call
         assert [token for token in tokens(seen) if token is not None] == expected
+        assert [(event.token, event.arguments) for event in called] == [(one.token, one.arguments) for one in whole]
         again = ResumableCall(cluster.router_urls, body)
         assert [token for token in again.run(60.0) if token is not None] == expected
         assert cluster.metric("decode-1", "baton_draft_tokens_total") > 0
