@@ -10,13 +10,13 @@ from functools import cache
 from typing import Any
 
 import jsonschema_rs
-from starlette.applications import Starlette
 
 from baton.store.memory_store import MemoryStore
 from baton.store.write_behind.writer import StoreWriter
 from services.router.frontend import ApiLimits
 from services.router.openapi import openapi_document
 from services.router.routes import make_app
+from services.router.text.text_model import TextModel
 from tests.fake_dispatcher import FakeDispatcher, one_token_chunks
 from tests.unit.router.memory_frontend import memory_frontend
 from tests.unit.router.text.text_models import bundled
@@ -48,11 +48,14 @@ class Reply:
 class FuzzedApp:
     """The application, and checks of every answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: TextModel | None = None, max_model_len: int = MAX_MODEL_LEN) -> None:
+        """`text`: default the bundled model's."""
         self.dispatcher = FakeDispatcher(lambda sequence: one_token_chunks([5, 6, 2]))
         self._runner = asyncio.Runner()
         self._writer, self._own_tasks = self._runner.run(_started_writer())
-        self.app = _app(self.dispatcher, self._writer)
+        limits = ApiLimits(model_name=MODEL, max_model_len=max_model_len, max_body_bytes=MAX_BODY_BYTES)
+        frontend = memory_frontend(self.dispatcher, limits, writer=self._writer, text=text)
+        self.app = make_app(frontend, lambda: (True, "1 pair"))
 
     def close(self) -> None:
         self._runner.run(self._writer.close())
@@ -147,11 +150,6 @@ async def _started_writer() -> tuple[StoreWriter, set[asyncio.Task[Any]]]:
     tasks = asyncio.all_tasks()
     tasks.discard(asyncio.current_task())
     return writer, tasks
-
-
-def _app(dispatcher: FakeDispatcher, writer: StoreWriter) -> Starlette:
-    limits = ApiLimits(model_name=MODEL, max_model_len=MAX_MODEL_LEN, max_body_bytes=MAX_BODY_BYTES)
-    return make_app(memory_frontend(dispatcher, limits, writer=writer), lambda: (True, "1 pair"))
 
 
 @cache
