@@ -2,7 +2,7 @@
 
     bench/peers/install.sh DIRECTORY
     python -m bench.peers.compare DIRECTORY [--shape qwen2.5-0.5b] [--peers vllm llama] [--baton-threads 1 2]
-        [--rotations 5] [--result FILE]
+        [--own-cores] [--rotations 5] [--result FILE]
 
 An idle server may spin on the cores of the others. So in every rotation each server, in a random order, is started,
 warmed up with short answers, measured once with every load in a random order by `baton bench serve`, and stopped before
@@ -60,6 +60,7 @@ class PeerComparisonOptions:
     dtype: str | None
     baton_dtype: str
     baton_threads: tuple[int, ...]
+    own_cores: bool
     cores: tuple[int, ...]
     rotations: int
     seed: int
@@ -178,6 +179,7 @@ def parse(arguments: Sequence[str] | None = None) -> PeerComparisonOptions:
     parser.add_argument(
         "--baton-threads", nargs="+", type=int, default=[1], help="a worker's; one Baton for each number"
     )
+    parser.add_argument("--own-cores", action="store_true", help="also Baton whose workers lend each other no core")
     parser.add_argument("--cores", nargs="+", type=int, default=usable_cores())
     parser.add_argument("--rotations", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
@@ -203,10 +205,11 @@ def _servers(options: PeerComparisonOptions, directory: Path, console: Console) 
         with console.status(f"making a random {options.shape}"):
             subprocess.run([sys.executable, "-m", "bench.harness.random_models", options.shape, str(model)], check=True)
     cores = options.cores
-    ports = iter(free_ports(len(options.baton_threads) + len(options.peers)))
-    servers = [
-        baton(model, next(ports), cores, options.baton_dtype, num_threads) for num_threads in options.baton_threads
-    ]
+    arms = [(threads, True) for threads in options.baton_threads]
+    if options.own_cores:
+        arms += [(threads, False) for threads in options.baton_threads]
+    ports = iter(free_ports(len(arms) + len(options.peers)))
+    servers = [baton(model, next(ports), cores, options.baton_dtype, *arm) for arm in arms]
     if "vllm" in options.peers:
         servers.append(vllm(model, next(ports), cores, options.dtype or _fast_dtype(), options.directory / "vllm"))
     if "llama" in options.peers:

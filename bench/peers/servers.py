@@ -32,10 +32,18 @@ class PeerServer:
         return f"http://127.0.0.1:{self.port}"
 
 
-def baton(model: Path, port: int, cores: tuple[int, ...], dtype: str, threads: int = 1) -> PeerServer:
-    """Baton with a prefill and a decode worker. With one thread each has a core; with two both share both cores."""
-    flags = ("up", str(model), f"--port={port}", f"--dtype={dtype}", f"--threads={threads}")
+def baton(
+    model: Path, port: int, cores: tuple[int, ...], dtype: str, threads: int = 1, lends: bool = True
+) -> PeerServer:
+    """Baton with a prefill and a decode worker. With one thread each has a core; with two both share both cores.
+
+    `lends`: an idle worker's cores are lent to the other.
+    """
+    flags = ["up", str(model), f"--port={port}", f"--dtype={dtype}", f"--threads={threads}"]
     name = BATON if threads == 1 else f"{BATON}, {threads} threads"
+    if not lends:
+        flags.append("--no-lend-cores")
+        name = f"{name}, own cores"
     return PeerServer(name, _on_cores(cores, sys.executable, "-m", "services.cli.main", *flags), port, "/ready")
 
 

@@ -82,6 +82,14 @@ def test_batons_threads_follow_the_flag(tmp_path):
     assert parse(["somewhere", "--baton-threads", "2", "1", "2"]).baton_threads == (2, 1)
 
 
+def test_batons_workers_lend_cores_unless_told_not_to(tmp_path):
+    lends, keeps = (baton(tmp_path, 1001, (0, 3), "auto", 1, lends) for lends in (True, False))
+    assert (lends.name, keeps.name) == ("baton", "baton, own cores")
+    assert [("--no-lend-cores" in server.command) for server in (lends, keeps)] == [False, True]
+    assert is_baton(keeps.name)
+    assert parse(["somewhere", "--own-cores"]).own_cores
+
+
 def http_server(name: str) -> PeerServer:
     (port,) = free_ports(1)
     return PeerServer(name, (sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"), port, "/")
